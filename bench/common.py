@@ -108,11 +108,24 @@ def enter_environment():
         fail(f"{python} cannot be started ({problem.strerror}); remove {place} and run this again")
 
 
-def need_modules(*names):
+def need_modules(*names, way="without --here an environment that has them is made"):
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        fail(f"{sys.executable} has no {' and no '.join(missing)}; without --here an environment that has "
-             "them is made")
+        fail(f"{sys.executable} has no {' and no '.join(missing)}; {way}")
+
+
+def need_torch():
+    """Of scripts that make no environment."""
+    need_modules("torch", way="'python3 -m venv build/torch && build/torch/bin/pip install torch' makes an "
+                              f"environment that has it: build/torch/bin/python {sys.argv[0]}")
+
+
+def run_main(main):
+    """main(), which Ctrl-C ends without a traceback."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def start(here, *modules, program=False):

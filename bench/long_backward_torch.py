@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 
+import common
+
 D, BUCKETS, FAR, LENGTHS = 64, 32, 128, (1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -81,11 +83,13 @@ def measure(kind, n, most):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lengths", nargs="*", type=int, default=LENGTHS, metavar="LENGTH")
     parser.add_argument("--most", type=float, default=8)
-    parser.add_argument("--kind")
+    parser.add_argument("--kind", help=argparse.SUPPRESS)  # one case, in this process
     options = parser.parse_args()
+    common.need_torch()
     if options.kind:
         measure(options.kind, options.lengths[0], options.most)
         return
@@ -97,4 +101,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    common.run_main(main)

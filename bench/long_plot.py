@@ -7,6 +7,8 @@ of slope 1 is linear growth, one of slope 2 quadratic.
 import math
 import sys
 
+import common
+
 COLORS = ("#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#777777")
 PANEL_W, PANEL_H, LEFT, TOP, GAP = 330, 300, 64, 56, 196
 WIDTH, HEIGHT = LEFT + 2 * PANEL_W + 2 * GAP, TOP + PANEL_H + 56
@@ -103,11 +105,16 @@ def draw(head, kinds):
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__.strip())
-    head, kinds = read_table(sys.argv[1])
-    if not kinds:
-        sys.exit(f"{sys.argv[1]}: no rows of a table of bench/long.c")
-    with open(sys.argv[2], "w", encoding="utf-8") as file:
-        file.write(draw(head, kinds))
+    try:
+        head, kinds = read_table(sys.argv[1])
+        if not kinds:
+            common.fail(f"{sys.argv[1]}: no rows of a table of bench/long.c")
+        with open(sys.argv[2], "w", encoding="utf-8") as file:
+            file.write(draw(head, kinds))
+    except OSError as problem:
+        common.fail(f"{problem.filename}: {problem.strerror}")
+    except ValueError:
+        common.fail(f"{sys.argv[1]}: not a table of bench/long.c")
 
 
 if __name__ == "__main__":

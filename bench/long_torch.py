@@ -7,9 +7,12 @@ of 64 in float32, full, causal, and with a window of 512 as the boolean mask tha
 Each case in a process of its own, one thread; processor seconds, best of up to ten calls within about
 four seconds; peak resident memory beyond q, k, v and o.
 """
+import argparse
 import subprocess
 import sys
 import time
+
+import common
 
 D, WINDOW, LENGTHS = 64, 512, (1024, 4096, 16384, 65536)
 
@@ -48,15 +51,21 @@ def measure(kind, n):
 
 
 def main():
-    if len(sys.argv) == 3 and not sys.argv[1].isdigit():
-        measure(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lengths", nargs="*", type=int, default=LENGTHS, metavar="LENGTH")
+    parser.add_argument("--kind", help=argparse.SUPPRESS)  # one case, in this process
+    options = parser.parse_args()
+    common.need_torch()
+    if options.kind:
+        measure(options.kind, options.lengths[0])
         return
     print("| kind | n | seconds | beyond q, k, v, o: MB |\n|---|---|---|---|", flush=True)
     for kind in ("full", "causal", "window of 512"):
-        for n in map(int, sys.argv[1:] or LENGTHS):
-            if subprocess.run([sys.executable, __file__, kind, str(n)], check=False).returncode:
+        for n in options.lengths:
+            if subprocess.run([sys.executable, __file__, "--kind", kind, str(n)], check=False).returncode:
                 print(f"| {kind} | {n} | failed | |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    common.run_main(main)

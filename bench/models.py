@@ -31,7 +31,8 @@ import common
 PROMPT, NEW = 500, 64
 MODEL = common.BUILD / "models" / "smollm2-135m-instruct-q4_1.gguf"
 NAMES = ("ours", "ours-int8", "ours-bf16", "transformers-f32", "transformers-bf16", "llama.cpp")
-NEEDED = {"transformers": ["torch==2.13.0", "transformers", "gguf", "accelerate", "numpy"],
+NEEDED = {"ours": ["numpy"],
+          "transformers": ["torch==2.13.0", "transformers", "gguf", "accelerate", "numpy"],
           "llama.cpp": ["llama-cpp-python"]}  # in PyPI as source only
 
 
@@ -253,6 +254,7 @@ def main(options):
     common.need_library()
     if not options.here:
         enter_environment(options.only)
+    common.need_modules("numpy")
     sys.path.insert(0, str(common.ROOT / "tests" / "python"))
     import multihead_ctypes
     measured = {**common.processor(), "isa": multihead_ctypes.Context().isa, "date": common.today()}

@@ -6,9 +6,12 @@ set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pkgconfig_to_prefix /prefix/${pkgconfig_dir} /prefix)
 
 # One library with its .pc file.
+# The target `installed` makes everything that is copied.
+add_custom_target(installed)
 function(mha_install name description requires requires_private)
   string(REPLACE "_" "-" output ${name})
   set_target_properties(${name}_shared PROPERTIES EXPORT_NAME ${name})
+  add_dependencies(installed ${name}_static ${name}_shared)
   install(TARGETS ${name}_static ${name}_shared EXPORT multihead
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   configure_file(${PROJECT_SOURCE_DIR}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/${output}.pc @ONLY)
@@ -34,6 +37,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/multihead
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
   REGEX "/multihead/(${headers_left_out})\\.h$" EXCLUDE)
 if(TARGET multihead_program)
+  add_dependencies(installed multihead_program)
   install(TARGETS multihead_program DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 

@@ -1,19 +1,31 @@
-# What the Python package holds besides Python: the component "python", which pyproject.toml installs.
+# What the Python package holds besides Python: the component "python", which pyproject.toml installs,
+# and which `cmake --install build --component python` copies from any build.
 #
 #   multihead/lib/   the shared libraries, one file each (a wheel has no links), which find each other
 #   multihead/bin/   the program
-#
-# Needs CMAKE_INSTALL_RPATH and CMAKE_BUILD_WITH_INSTALL_RPATH before targets are made (CMakeLists.txt).
+#   multihead/fonts/ the default font of PNG files, for systems without it
 set(python_targets)
 foreach(name multihead multihead_model multihead_render)
   if(TARGET ${name}_shared)
     list(APPEND python_targets ${name}_shared)
+    set(file $<TARGET_SONAME_FILE_NAME:${name}_shared>)
     install(FILES $<TARGET_FILE:${name}_shared> DESTINATION multihead/lib COMPONENT python
-      RENAME $<TARGET_SONAME_FILE_NAME:${name}_shared>)
+      RENAME ${file} EXCLUDE_FROM_ALL)
+    if(NOT CMAKE_BUILD_WITH_INSTALL_RPATH AND NOT name STREQUAL "multihead")
+      install(CODE "file(RPATH_SET NEW_RPATH [[$ORIGIN]]
+        FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/multihead/lib/${file}\")"
+        COMPONENT python EXCLUDE_FROM_ALL)
+    endif()
   endif()
 endforeach()
 if(TARGET multihead_program)
   list(APPEND python_targets multihead_program)
-  install(PROGRAMS $<TARGET_FILE:multihead_program> DESTINATION multihead/bin COMPONENT python)
+  install(PROGRAMS $<TARGET_FILE:multihead_program> DESTINATION multihead/bin COMPONENT python
+    EXCLUDE_FROM_ALL)
+endif()
+find_file(MHA_FONT_FILE DejaVuSans.ttf PATHS /usr/share/fonts/truetype/dejavu /usr/share/fonts/TTF
+  /usr/share/fonts/dejavu-sans-fonts DOC "The font that the Python package carries")
+if(MHA_FONT_FILE)
+  install(FILES ${MHA_FONT_FILE} DESTINATION multihead/fonts COMPONENT python EXCLUDE_FROM_ALL)
 endif()
 add_custom_target(python_package DEPENDS ${python_targets})

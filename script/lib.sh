@@ -7,8 +7,9 @@
 #   want_file FILE PACKAGE              likewise for a file
 #   want_build, want_fuzz               what every build needs; what tests/fuzz needs
 #   install_missing                     install what was noted, or say how, and exit
-#   step TEXT COMMAND ...               run quietly into build/<log>; show the log's tail on failure
+#   step LOG TEXT COMMAND ...           run quietly into build/LOG.log; show its tail on failure
 #   configure [OPTION ...], build TARGET ...
+#   skipped_tests BUILD                 list what the last ctest skipped, and why
 
 missing=''
 
@@ -75,7 +76,8 @@ install_missing() {
     # Package lists may be absent or stale: refresh them only if it does not work without.
     # shellcheck disable=SC2086  # lists of words
     if ! apt_install $missing; then
-        $as_root apt-get update >>build/apt.log 2>&1 || true
+        # shellcheck disable=SC2086
+        watched build/apt.log $as_root apt-get update || true
         apt_install $missing || {
             tail -n 15 build/apt.log >&2
             fail "installing packages failed; the whole log is build/apt.log"
@@ -86,8 +88,8 @@ install_missing() {
 
 apt_install() {
     # shellcheck disable=SC2086  # a command and its arguments
-    $as_root DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        -o DPkg::Lock::Timeout=300 "$@" >>build/apt.log 2>&1 </dev/null
+    watched build/apt.log $as_root DEBIAN_FRONTEND=noninteractive apt-get install -y \
+        --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
 }
 
 # step LOG TEXT COMMAND ...: one line while it runs, its time after it, the log's tail if it fails.
@@ -98,16 +100,8 @@ step() {
     mkdir -p build
     : >"$step_log"
     step_begin=$(date +%s)
-    step_status=0 step_watch=''
-    if [ -t 2 ]; then
-        watch_step &
-        step_watch=$!
-    fi
-    "$@" >"$step_log" 2>&1 </dev/null || step_status=$?
-    if [ -n "$step_watch" ]; then
-        kill "$step_watch" 2>/dev/null || true
-        printf '\r\033[K' >&2
-    fi
+    step_status=0
+    watched "$step_log" "$@" || step_status=$?
     if [ $step_status -eq 0 ]; then
         say "  done in $(($(date +%s) - step_begin)) s"
     else
@@ -117,13 +111,34 @@ step() {
     fi
 }
 
-# On a terminal: how many of ninja's steps are done, in a line that disappears again.
-watch_step() {
+# watched LOG COMMAND ...: run it, its output appended to the log, and show that it goes on: on a
+# terminal in a line that disappears again, elsewhere in a line every MHA_WATCH seconds.
+watched() {
+    watch_log=$1 watch_status=0
+    shift
+    watch "$watch_log" &
+    watch_pid=$!
+    "$@" >>"$watch_log" 2>&1 </dev/null || watch_status=$?
+    kill "$watch_pid" 2>/dev/null || true
+    wait "$watch_pid" 2>/dev/null || true
+    if [ -t 2 ]; then printf '\r\033[K' >&2; fi
+    return "$watch_status"
+}
+
+# How many of ninja's steps are done, and how long the rest will take at that rate.
+watch() {
+    watch_begin=$(date +%s) watch_next=${MHA_WATCH:-15}
     while kill -0 $$ 2>/dev/null; do
-        sleep 1
-        counted=$(sed -n 's|^\[\([0-9]*\)/\([0-9]*\)\].*|\1 of \2 steps|p' "$step_log" | tail -n 1)
-        if [ -n "$counted" ]; then
-            printf '\r  %s, %s s ' "$counted" $(($(date +%s) - step_begin)) >&2
+        sleep 1 >/dev/null 2>&1
+        watch_time=$(($(date +%s) - watch_begin))
+        watch_line=$(sed -n 's|^\[\([0-9]*\)/\([0-9]*\)\].*|\1 \2|p' "$1" | tail -n 1 | awk -v s=$watch_time '
+            { printf "%d of %d steps, %d s, about %d s left", $1, $2, s, s * ($2 - $1) / $1 }
+            END { if (!NR) printf "%d s", s }')
+        if [ -t 2 ]; then
+            printf '\r\033[K  %s ' "$watch_line" >&2
+        elif [ "$watch_time" -ge "$watch_next" ]; then
+            say "  $watch_line"
+            watch_next=$((watch_time + ${MHA_WATCH:-15}))
         fi
     done
 }
@@ -143,4 +158,25 @@ configure() {
 build() {
     if [ $# -gt 0 ]; then set -- --target "$@"; fi
     step build "Building with $(cores) jobs" cmake --build build --parallel "$(cores)" "$@"
+}
+
+# skipped_tests BUILD: each test that the last ctest skipped, and the line in which it says why.
+skipped_tests() {
+    skipped_logs=$1/Testing/Temporary
+    [ -s "$skipped_logs/LastTestsDisabled.log" ] || return 0
+    say "Skipped, and why:"
+    # The first log has "NUMBER:NAME", the second the output of each test between dashes and its end.
+    awk '
+        NR == FNR { skipped[substr($0, index($0, ":") + 1)]; next }
+        / Testing: / { name = $NF; reason = last = "" }
+        /^Output:$/ { begins = 1; next }
+        begins && /^-+$/ { begins = 0; said = 1; next }
+        said && /^<end of output>$/ {
+            said = 0
+            why = reason ? reason : last ? last : "it does not say why"
+            sub(/^[sS][kK][iI][pP][pP][eE][dD]:? *(\[[0-9]+\] *)?/, "", why)
+            if (name in skipped) printf "  %s: %s\n", name, why
+        }
+        said && NF { last = $0; if (!reason && tolower($0) ~ /^skipped/) reason = $0 }' \
+        "$skipped_logs/LastTestsDisabled.log" "$skipped_logs/LastTest.log" >&2
 }

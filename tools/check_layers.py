@@ -43,7 +43,7 @@ ALLOWED = {
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
 PROGRAM = PUBLIC | MODEL | {"render"}
-ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (),
+ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
          "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
@@ -89,7 +89,13 @@ def circles():
         yield from walk(path, [])
 
 
-rooms = {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()}
-found = [*offences(), *circles(), *(f"cli/{room}: not in ROOMS of {__file__}" for room in rooms - {*ROOMS})]
-print("\n".join(found) if found else "layers: every include goes the right way")
-sys.exit(1 if found else 0)
+def main():
+    rooms = {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()}
+    found = [*offences(), *circles(),
+             *(f"cli/{room}: not in ROOMS of {__file__}" for room in rooms - {*ROOMS})]
+    print("\n".join(found) if found else "layers: every include goes the right way")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

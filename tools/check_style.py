@@ -5,10 +5,11 @@ Fails on: tabs, blanks at line ends, carriage returns, a missing or doubled fina
 hosts that must not be in the tree; a public function whose comment lacks one of the words Memory,
 Errors, Threads, Since; a library source that prints, exits or aborts; a source of the program that prints
 past cli/common/print.c; a call of a function of libm whose bits depend on the machine, where results come
-from; two sources of one name; a C program in a document that is not, word for word, a
+from; two sources of one name; a script ("#!") that cannot be executed; a C program in a document that is not, word for word, a
 file in examples/ (which the tests run).
 Lists, without failing: functions longer than 80 lines.
 """
+import os
 import pathlib
 import re
 import subprocess
@@ -151,6 +152,8 @@ def main():
                 errors.append(f"{name}: not UTF-8 ({error.reason} at byte {error.start})")
             continue
         errors += check_text(name, text)
+        if text.startswith("#!") and not os.access(path, os.X_OK):
+            errors.append(f"{name}: begins with #! but cannot be executed: chmod +x {name}")
         if name.endswith(".md"):
             errors += check_programs(name, text)
         if name.startswith("include/") and name.endswith(".h"):

@@ -12,6 +12,7 @@ those of Universal Dependencies (det, amod, nsubj, obj, ...); Coref=N in the las
 of streets. docs/heads-minilm.md says what was found with them.
 """
 import argparse
+import os
 import sys
 
 # The first column of each line: form, head (a word's number), relation, and what is in MISC.
@@ -268,4 +269,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; nothing is left to be flushed at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -79,6 +79,12 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", bench_options, quiet, 0, "this text"),
 };
 
+static const char *work_at(int i)
+{
+    if (i < BENCH_KINDS) return bench_kind_name((bench_kind)i);
+    return i == BENCH_KINDS ? "all" : NULL;
+}
+
 const args_page bench_page = {
     .command = BENCH,
     .summary = "measure attention as a fraction of the machine's peak",
@@ -99,6 +105,7 @@ const args_page bench_page = {
              "its median is over all samples and reflects other load on the machine as well.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
+    .word = work_at,
 };
 
 /* ---- what is measured ------------------------------------------------------------------------ */

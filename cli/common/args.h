@@ -56,7 +56,8 @@ typedef struct args_page {
     const char *notes;    /* paragraphs after the options, or NULL */
     const args_option *options;
     size_t option_count;
-    bool bare; /* a call without arguments is complete */
+    bool bare;                  /* a call without arguments is complete */
+    const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
 
 /* A decimal number at the beginning of text, up to a character of ends or the end of it; no blanks,

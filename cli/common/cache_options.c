@@ -13,6 +13,12 @@ static const struct {
               {MHA_I8, MHA_KV_SCALES_CHANNEL}};
 const char *const cache_names[] = {"f32", "f16", "bf16", "int8", "int8-channel", NULL};
 
+void cache_types(int name, mha_dtype *type, mha_kv_scales *scales)
+{
+    *type = caches[name].type;
+    *scales = caches[name].scales;
+}
+
 int64_t cache_sinks(const cache_options *options)
 {
     return options->window == 0 ? 0 : options->sinks < 0 ? SINKS : options->sinks;
@@ -32,8 +38,7 @@ cli_exit cache_fill(const char *command, const cache_options *options, mha_decod
                         "--streaming: positions count in the cache if that has a window; add "
                         "--window N, at most the model's positions less --sinks");
     if (options->streaming) desc->flags |= MHA_DECODER_STREAMING;
-    desc->cache_type = caches[options->type].type;
-    desc->key_scales = caches[options->type].scales;
+    cache_types(options->type, &desc->cache_type, &desc->key_scales);
     desc->page_size = options->page;
     desc->window = options->window;
     desc->sink_keys = cache_sinks(options);

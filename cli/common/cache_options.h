@@ -15,6 +15,9 @@ typedef struct cache_options {
 
 extern const char *const cache_names[];
 
+/* What one of the names stands for. */
+void cache_types(int name, mha_dtype *type, mha_kv_scales *scales);
+
 /* Rows for a struct that has them as `field`; `keeps`: what --page leaves as it is. */
 #define CACHE_ROWS(type_, field_, keeps)                                                        \
     ROW_CHOICE("cache", type_, field_.type, cache_names,                                        \

@@ -1,5 +1,8 @@
-/* The subcommands: each gets the arguments that follow its name and returns the exit code. main.c
- * prints help from its page. */
+/* The subcommands: each gets the arguments that follow its name and returns the exit code. Help, man
+ * pages and completions are printed from its page.
+ *
+ * A new subcommand is a file cmd_<name>.c in a folder of its own and a line in this list.
+ */
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 
@@ -25,12 +28,25 @@
     X(generate, "continue a text with a model, token by token")          \
     X(perplexity, "measure how well a model predicts a text")            \
     X(bench, "measure attention as a fraction of the machine's peak")    \
-    X(selftest, "check the fast kernels against plain arithmetic")
+    X(selftest, "check the fast kernels against plain arithmetic")       \
+    X(help, "explain a subcommand, or 'exit-codes'")
 
 #define CLI_COMMAND(name, summary)      \
     extern const args_page name##_page; \
     cli_exit cmd_##name(int count, char *const *arguments);
 CLI_COMMANDS(CLI_COMMAND)
 #undef CLI_COMMAND
+
+typedef struct cli_command {
+    const char *name, *summary;
+    const args_page *page;
+    cli_exit (*run)(int count, char *const *arguments);
+} cli_command;
+
+/* In the order of the list; NULL after the last. */
+const cli_command *cli_command_at(int i);
+
+/* The one of that name; an error suggests the nearest. */
+cli_exit cli_command_find(const char *name, const cli_command **command);
 
 #endif

@@ -153,21 +153,39 @@ bool files_same(const char *a, const char *b)
     return same;
 }
 
-mha_status files_check_place(const char *path)
+/* Whether the folder that holds path takes a new entry; an errno, or 0. */
+static int parent_error(const char *path)
+{
+    char *folder = copy_text(path);
+    if (!folder) return ENOMEM;
+    for (size_t end = strlen(folder); end > 1 && folder[end - 1] == '/';) folder[--end] = '\0';
+    char *slash = strrchr(folder, '/');
+    if (slash) *slash = '\0';
+    const char *parent = !slash ? "." : *folder ? folder : "/";
+    const int error = access(parent, W_OK | X_OK) != 0 ? errno : 0;
+    free(folder);
+    return error;
+}
+
+static mha_status check_place(const char *path, bool folder)
 {
     struct stat status;
-    bool exists = stat(path, &status) == 0;
+    const bool exists = stat(path, &status) == 0;
     int error = exists || errno == ENOENT ? 0 : errno;
-    if (exists && S_ISDIR(status.st_mode)) error = EISDIR;
-    if (exists && !error && access(path, W_OK) != 0) error = errno;
-    char *folder = exists || error ? NULL : copy_text(path);
-    if (folder) {
-        char *slash = strrchr(folder, '/');
-        if (slash) *slash = '\0';
-        if (access(!slash ? "." : *folder ? folder : "/", W_OK | X_OK) != 0) error = errno;
-        free(folder);
-    }
+    if (exists && !S_ISDIR(status.st_mode) != !folder) error = folder ? ENOTDIR : EISDIR;
+    if (exists && !error && access(path, folder ? W_OK | X_OK : W_OK) != 0) error = errno;
+    if (!exists && !error) error = parent_error(path);
     if (!error) return MHA_OK;
     return mha_fail(MHA_ERR_WRITE, "%s: cannot write: %s", path,
                     error == ENOENT ? "no such folder" : strerror(error));
+}
+
+mha_status files_check_place(const char *path)
+{
+    return check_place(path, false);
+}
+
+mha_status files_check_folder(const char *path)
+{
+    return check_place(path, true);
 }

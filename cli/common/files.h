@@ -44,6 +44,9 @@ mha_status files_write_npy(const char *path, const mha_tensor *tensor);
 /* Whether a file can be written there, as far as can be told without writing. */
 mha_status files_check_place(const char *path);
 
+/* The same of a folder, which need not exist. */
+mha_status files_check_folder(const char *path);
+
 /* True if two paths lead to the same file, which need not exist: "a" and "./a". "-" is no file. */
 bool files_same(const char *a, const char *b);
 

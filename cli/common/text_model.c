@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/contexts.h"
+#include "common/whole_words.h"
 
 #include <multihead/component.h>
 #include <multihead/render.h>
@@ -272,7 +273,7 @@ static cli_exit encode_words(const text_model *model, const mha_vocabulary *voca
     CLI_TRY(ARENA_ALLOC(model->command, room, &begin));
     CLI_TRY(ARENA_ALLOC(model->command, room, &end));
     mha_status status =
-        mha_vocabulary_locate(vocabulary, text, bytes, ids, begin, end, room, &count);
+        whole_words_locate(vocabulary, model->folder, text, bytes, ids, begin, end, room, &count);
     if (status != MHA_OK) return fail_to_encode(model, status);
     const int64_t kept = limits->truncate && count > most ? most : count;
     CLI_TRY(make_room(model, kept, tokens));

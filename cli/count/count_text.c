@@ -73,7 +73,7 @@ static void print_head(const count_report *r)
         cli_print("  window: a token sees %s keys, its own included\n",
                   words_count(s->left + 1).text);
     cli_print("  counted for %s sequence%s of %s tokens; matrix and cache in %s, %" PRId64
-              " byte%s an element\n",
+              " byte%s per element\n",
               words_count(s->batch).text, s->batch == 1 ? "" : "s", words_count(s->length).text,
               r->dtype, s->element_bytes, s->element_bytes == 1 ? "" : "s");
     if (r->config.source) words_print("  sizes: ", r->config.source);
@@ -101,13 +101,13 @@ static void print_flops(const count_report *r)
 {
     const counts *c = &r->counts;
     print_heading("Operations (multiply, add: 2)", r);
-    print_count(r, "q, k, v = x W_q, x W_k, x W_v", c->flops.q + c->flops.k + c->flops.v);
+    print_count(r, "q, k, v = x W^T, W of each", c->flops.q + c->flops.k + c->flops.v);
     print_count(r, "scores = q k^T", c->flops.scores);
-    print_count(r, "softmax, 5 a visible pair", c->flops.softmax);
+    print_count(r, "softmax, 5 per visible pair", c->flops.softmax);
     print_count(r, "weighted sum = p v", c->flops.sum);
-    print_count(r, "out = heads W_o", c->flops.o);
+    print_count(r, "out = heads W_o^T", c->flops.o);
     print_count(r, "together", c->flops.all);
-    cli_print("  visible: %s of %s query-key pairs a head, %.3g%%\n",
+    cli_print("  visible: %s of %s query-key pairs per head, %.3g%%\n",
               words_count(c->visible_pairs).text, words_count(c->pairs).text,
               100 * (double)c->visible_pairs / (double)c->pairs);
 }
@@ -145,7 +145,8 @@ static void print_sharing(const count_report *r)
     bool decodes = r->config.shape.cached > 0;
     if (r->sharing_count < 2) return;
     cli_print("\nSharing keys and values\n  %-5s %9s %22s %16s %18s\n", "", "kv heads",
-              "parameters a layer", decodes ? "KV cache" : "K and V a layer", "smaller than MHA");
+              "parameters per layer", decodes ? "KV cache" : "K and V per layer",
+              "smaller than MHA");
     for (int i = 0; i < r->sharing_count; i++) {
         const count_row *row = &r->sharing[i];
         int64_t bytes = decodes ? row->counts.all_cache_bytes : row->counts.cache_bytes;
@@ -165,7 +166,7 @@ static void print_heads(const count_report *r)
     if (r->heads_count < 2) return;
     cli_print("\nOne head against many (all of H x head size = %s, keys and values unshared)\n",
               words_count(s->heads * s->head_dim).text);
-    cli_print("  %6s %9s %22s %22s %17s\n", "heads", "head size", "parameters a layer",
+    cli_print("  %6s %9s %22s %22s %17s\n", "heads", "head size", "parameters per layer",
               "q k^T and p v", "attention matrix");
     for (int i = 0; i < r->heads_count; i++) {
         const count_row *row = &r->heads[i];

@@ -246,6 +246,7 @@ static cli_exit ask(const explain_options *o, explain_problem *p)
     mha_context *context;
     CLI_TRY(context_make(EXPLAIN, (mha_isa)o->isa, o->threads, &context));
     p->threads = mha_context_threads(context);
+    p->l2_bytes = mha_context_l2(context);
     return cli_check(EXPLAIN, mha_attention_explain(context, &p->desc, &p->q, &p->k, &p->v, &p->o,
                                                     &p->outputs, &p->plan));
 }

@@ -140,16 +140,40 @@ static void print_path(const explain_problem *p)
                                                   : "");
 }
 
+/* About as many operations as a core does while it waits for a byte of memory; docs/speed.md has both
+ * rates of several machines. */
+enum { BALANCE = 20 };
+
+/* What takes the time. What stays in the caches of the cores that work does not wait for memory. */
+static void print_limit(const explain_problem *p, double flops)
+{
+    const mha_attention_plan *plan = &p->plan;
+    const int64_t cores = plan->work_items < p->threads ? plan->work_items : p->threads;
+    const double intensity = plan->bytes > 0 ? flops / plan->bytes : 0;
+    char text[160];
+    if (plan->path == MHA_PATH_PLAIN)
+        snprintf(text, sizeof text, "limited by arithmetic in double precision");
+    else if (intensity >= BALANCE)
+        snprintf(text, sizeof text, "limited by arithmetic");
+    else if (plan->bytes <= (double)p->l2_bytes * (double)cores)
+        snprintf(text, sizeof text, "few, but all fit in the L2 cache%s, so memory is no limit",
+                 cores > 1 ? "s" : "");
+    else
+        snprintf(text, sizeof text, "limited by how fast memory or a shared cache can be read");
+    say("intensity", "%.3g operations per byte: %s", intensity, text);
+}
+
 static void print_cost(const explain_problem *p)
 {
     const mha_attention_plan *plan = &p->plan;
-    double intensity = plan->bytes > 0 ? plan->flops / plan->bytes : 0;
     const bool blocks = p->mask_pairs >= 0 && p->mask_pairs != plan->visible_pairs;
+    const double flops =
+        blocks ? plan->flops / (double)plan->visible_pairs * (double)p->mask_pairs : plan->flops;
     char pairs[64];
     snprintf(pairs, sizeof pairs, "%.0f", p->pairs);
     cli_print("\nWhat it costs\n");
     say("visible pairs", "%s of %s, %.3g%%%s", words_count(plan->visible_pairs).text,
-        p->pairs < 9e15 ? words_count((int64_t)p->pairs).text : pairs,
+        p->pairs < 9e18 ? words_count((int64_t)p->pairs).text : pairs,
         p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0,
         p->kept             ? ", blocks not counted"
         : p->desc.keep_mask ? ", what the dense mask hides is not counted"
@@ -159,11 +183,9 @@ static void print_cost(const explain_problem *p)
             p->pairs > 0 ? 100 * (double)p->mask_pairs / p->pairs : 0.0);
     say("operations", "%s", words_flops(plan->flops).text);
     if (blocks)
-        say("of the mask", "%s; tiles that blocks hide are left out",
-            words_flops(plan->flops / (double)plan->visible_pairs * (double)p->mask_pairs).text);
+        say("of the mask", "%s; tiles that blocks hide are left out", words_flops(flops).text);
     say("bytes moved", "%s: inputs and outputs, each once", words_bytes(plan->bytes).text);
-    say("intensity", "%.3g operations a byte: %s", intensity,
-        intensity >= 20 ? "limited by arithmetic" : "limited by memory bandwidth");
+    print_limit(p, flops);
     say("scratch", "%s for all threads", words_bytes((double)plan->scratch_bytes).text);
     say("N x N instead", "%s, if all scores were kept in f32", words_bytes(p->matrix_bytes).text);
 }
@@ -173,56 +195,104 @@ static void print_cost(const explain_problem *p)
 static void tell_heads(const explain_problem *p)
 {
     char text[512];
-    if (p->Hk == p->H)
+    const char *own = "queries, keys and values";
+    if (p->H == 1)
+        snprintf(text, sizeof text, "The head has its own %s of %s numbers per token.", own,
+                 words_count(p->D).text);
+    else if (p->Hk == p->H)
         snprintf(text, sizeof text,
-                 "%s%s%s its own queries, keys and values of %s numbers a token, and so looks for "
+                 "Each of the %s heads has its own %s of %s numbers per token, and so looks for "
                  "something of its own.",
-                 p->H == 1 ? "The head" : "Each of the ", p->H == 1 ? "" : words_count(p->H).text,
-                 p->H == 1 ? " has" : " heads has", words_count(p->D).text);
+                 words_count(p->H).text, own, words_count(p->D).text);
     else
-        snprintf(text, sizeof text,
-                 "%s query heads share each of the %s key/value head%s: the keys and values that a "
-                 "generator keeps are %sx smaller than with a key/value head for each.",
-                 words_count(p->H / p->Hk).text, words_count(p->Hk).text, plural(p->Hk),
-                 words_count(p->H / p->Hk).text);
+        snprintf(
+            text, sizeof text,
+            "%s%s query heads share %s%s%s: the keys and values that a generator keeps are %sx "
+            "smaller than with a key/value head for each.",
+            p->Hk == 1 ? "All " : "", words_count(p->H / p->Hk).text,
+            p->Hk == 1 ? "one key/value head" : "each of the ",
+            p->Hk == 1 ? "" : words_count(p->Hk).text, p->Hk == 1 ? "" : " key/value heads",
+            words_count(p->H / p->Hk).text);
     words_print("  ", text);
 }
 
 static void tell_formula(const explain_problem *p)
 {
     const mha_attention_desc *d = &p->desc;
-    char text[512];
+    char text[1024], cap[96] = "", drop[128] = "";
+    if (d->softcap > 0)
+        snprintf(cap, sizeof cap, ", capped by %g tanh(score / %g)", (double)d->softcap,
+                 (double)d->softcap);
+    if (d->dropout > 0 && d->dropout < 1)
+        snprintf(drop, sizeof drop,
+                 " Dropout sets weights to 0 with probability %g, and divides the others by %g.",
+                 (double)d->dropout, 1 - (double)d->dropout);
     snprintf(text, sizeof text,
-             "A query's score for a key is their product divided by sqrt(%s)%s. The softmax turns "
-             "the scores of the keys it sees into weights that sum to 1%s, and the output is the "
-             "sum of the values with these weights.",
-             words_count(p->D).text,
+             "A query's score for a key is their product%s divided by sqrt(%s)%s%s. The softmax "
+             "turns the scores of the keys it sees into weights that sum to 1%s, and the output is "
+             "the sum of the values with these weights%s.%s",
+             d->shaw_keys ? ", with a learned vector for their distance added to the key," : "",
+             words_count(p->D).text, cap,
              d->alibi_slopes ? ", less a slope times their distance"
              : d->t5_table   ? ", plus a learned number for their distance"
-             : d->shaw_keys  ? ", with a learned vector for their distance added to the key"
                              : "",
-             d->sink_logits ? " together with the share of the sink, which has no value" : "");
+             d->sink_logits ? " together with the share of the sink, which has no value" : "",
+             d->gates ? ", times the gate of the head" : "", drop);
     words_print("  ", text);
+}
+
+/* Which keys a query sees, by the interval that causal and window leave. */
+static void tell_interval(const explain_problem *p, char *text, size_t size)
+{
+    const mha_attention_desc *d = &p->desc;
+    const bool causal = d->flags & MHA_ATTENTION_CAUSAL;
+    const int64_t at = d->q_offset, last = p->S - 1 - at; /* the first query that sees every key */
+    const bool window = d->flags & MHA_ATTENTION_WINDOW && d->left_keys >= 0;
+    if (window && d->left_keys < p->S - 1)
+        snprintf(text, size, "%s: a query sees the %s key%s before its position%s%s.",
+                 causal ? "Causal, with a window" : "A window", words_count(d->left_keys).text,
+                 plural(d->left_keys), causal ? " and its own" : ", its own, and some after it",
+                 d->sink_keys ? ", and the first keys" : "");
+    else if (!causal)
+        return;
+    else if (at < 0)
+        snprintf(
+            text, size,
+            "Causal: the first %s quer%s before all keys and see%s none, so their output is 0.",
+            words_count(-at < p->T ? -at : p->T).text, at == -1 ? "y is" : "ies are",
+            at == -1 ? "s" : "");
+    else if (at == 0 && p->T < p->S)
+        snprintf(text, size,
+                 "Causal: query 0 is at key position 0, so no query sees the last %s key%s. If the "
+                 "queries are the last ones of a longer sequence, add --offset %" PRId64 ".",
+                 words_count(p->S - p->T).text, plural(p->S - p->T), p->S - p->T);
+    else if (at == p->S - p->T && p->T == 1 && p->S > 1)
+        snprintf(text, size,
+                 "Causal: one query, the last token, sees all %s keys: a step of "
+                 "decoding from a cache.",
+                 words_count(p->S).text);
+    else if (last > 0 && last < p->T - 1)
+        snprintf(text, size, "Causal: from query %s on, every key is seen.",
+                 words_count(last).text);
+    else if (p->T > 1 && last > 0)
+        snprintf(text, size, "Causal: a token sees itself and those before it, and none after it.");
 }
 
 static void tell_mask(const explain_problem *p)
 {
     const mha_attention_desc *d = &p->desc;
-    bool causal = d->flags & MHA_ATTENTION_CAUSAL;
-    if (causal && d->q_offset == 0 && p->T == p->S)
-        words_print("  ", "Causal: a token sees itself and what is before it, about half of all "
-                          "pairs; the hidden half is not computed.");
-    if (causal && d->q_offset == 0 && p->T < p->S) {
-        char text[256];
-        snprintf(text, sizeof text,
-                 "Query 0 is at key position 0, so no query sees the last keys. If the "
-                 "queries are the last ones of a longer sequence, add --offset %" PRId64 ".",
-                 p->S - p->T);
-        words_print("  ", text);
-    }
-    if (d->flags & MHA_ATTENTION_WINDOW)
-        words_print("  ", "With a window the cost grows with the length times the window, not with "
-                          "the square of the length.");
+    const bool window = d->flags & MHA_ATTENTION_WINDOW && d->left_keys >= 0;
+    char text[512] = "";
+    tell_interval(p, text, sizeof text);
+    if (*text) words_print("  ", text);
+    if (window && d->left_keys < p->S - 1)
+        words_print("  ", "So the cost grows with the length times the window, not with the square "
+                          "of the length.");
+    else if (window)
+        words_print("  ", "The window reaches over all keys and hides none before a query.");
+    if (p->plan.path == MHA_PATH_TILED && p->S > p->plan.key_block && p->T > 1 &&
+        d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW) && !d->keep_blocks)
+        words_print("  ", "Blocks of keys that a strip of queries does not see are not computed.");
     if (d->keep_blocks)
         words_print("  ", "Blocks that the pattern leaves out are not computed and not read.");
     if (d->keep_mask || d->bias)
@@ -241,17 +311,22 @@ static void tell_memory(const explain_problem *p)
                           "time in double precision: accurate, in little memory, and slow.");
         return;
     }
-    snprintf(text, sizeof text,
-             "The tiled path walks over %s keys at a time and keeps for each row only its largest "
-             "score, the sum so far and the output so far (online softmax), so the N x N matrix is "
-             "never there",
-             words_count(plan->key_block).text);
-    size_t used = strlen(text);
+    char times[96] = "";
     if (factor >= 2)
-        snprintf(text + used, sizeof text - used, ": it would be %s times the scratch.",
+        snprintf(times, sizeof times, ", which would be %s times the scratch,",
                  words_count((int64_t)factor).text);
+    if (p->S <= plan->key_block)
+        snprintf(
+            text, sizeof text,
+            "The tiled path takes all keys as one block, and keeps the scores of a few rows at "
+            "a time: the matrix of all scores%s is never there.",
+            times);
     else
-        snprintf(text + used, sizeof text - used, ".");
+        snprintf(text, sizeof text,
+                 "The tiled path walks over %s keys at a time and keeps for each row only its "
+                 "largest score, the sum so far and the output so far (online softmax): the matrix "
+                 "of all scores%s is never there.",
+                 words_count(plan->key_block).text, times);
     words_print("  ", text);
     if (plan->compute == MHA_COMPUTE_INT8)
         words_print("  ",
@@ -266,7 +341,7 @@ static void tell_memory(const explain_problem *p)
                     "for bf16, and 0.2 % off for ordinary numbers that are stored in bf16.");
     if (p->outputs.probabilities || p->outputs.scores || p->outputs.average_probabilities)
         words_print("  ", "Weights or scores were requested: such an output is itself an N x N "
-                          "array, and a second pass computes the scores again.");
+                          "array, and more work than o alone.");
 }
 
 void explain_print(const explain_problem *problem)

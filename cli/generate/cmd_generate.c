@@ -5,6 +5,7 @@
 #include "common/contexts.h"
 #include "common/option_rows.h"
 #include "common/signals.h"
+#include "common/whole_words.h"
 #include "generate/generate.h"
 #include "generate/generate_stream.h"
 
@@ -90,6 +91,7 @@ const args_page generate_page = {
 /* ---- A model under way ----------------------------------------------------------------------- */
 
 typedef struct run {
+    const char *folder;
     mha_context *context;
     mha_model *model;
     mha_transformer_desc desc;
@@ -197,8 +199,8 @@ static cli_exit read_text(run *r, const char *text)
     else if (!r->vocabulary)
         CLI_TRY(read_ids(r, text));
     else
-        CLI_TRY(check_encoded(
-            mha_vocabulary_encode(r->vocabulary, text, strlen(text), r->ids, r->room, &r->count)));
+        CLI_TRY(check_encoded(whole_words_locate(r->vocabulary, r->folder, text, strlen(text),
+                                                 r->ids, NULL, NULL, r->room, &r->count)));
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
                     "nothing to begin with: this model has no beginning-of-text token; give TEXT");
@@ -260,6 +262,7 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
 
 static cli_exit load(run *r, const generate_options *options, const char *folder)
 {
+    r->folder = folder;
     CLI_TRY(context_make(GENERATE, MHA_ISA_AUTO, options->threads, &r->context));
     CLI_TRY(load_model(r, options, folder));
     r->vocabulary = mha_model_vocabulary(r->model);

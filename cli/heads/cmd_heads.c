@@ -1,5 +1,6 @@
 /* multihead heads: a table of what every head of a model does, measured over texts. Options and
  * their help are the table below; the work is in heads_*.c. */
+#include "common/arena.h"
 #include "common/commands.h"
 #include "common/option_rows.h"
 #include "heads/heads.h"
@@ -32,6 +33,12 @@ static const args_option option_table[] = {
     ROW_NUMBER("max-tokens", heads_options, max_tokens, 3, INT64_C(1) << 40,
                "per text; default: the model's limit"),
     ROW_FLAG(0, "truncate", heads_options, truncate, 1, "cut longer texts instead"),
+    TEXTS(0, "attention", attention, "FILE.npy",
+          "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or [layers,heads,T,T]; each "
+          "time a text"),
+    TEXTS(0, "tokens", tokens, "FILE",
+          "the tokens of each --attention, one a line or a\nJSON list: for separators, duplicates, "
+          "induction"),
     ROW_HEADING("Selection and order"),
     TEXTS('l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
     TEXTS(0, "head", heads, "LIST", "heads of these layers, or with their layer: L4H11"),
@@ -59,6 +66,8 @@ static const args_option option_table[] = {
     ROW_NUMBER("width", heads_options, screen.width, 20, 10000, "terminal width in columns"),
     ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table"),
     ROW_HEADING("Other"),
+    ROW_FLAG(0, "words", heads_options, words, 1,
+             "list the words or tokens that MODEL reads, one a\nline by id, instead"),
     ROW_NUMBER("threads", heads_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", heads_options, quiet, 1, "no notes on stderr, only warnings and errors"),
@@ -69,14 +78,17 @@ const args_page heads_page = {
     .command = HEADS,
     .summary = "measure what every head does over texts",
     .usage = "heads [options] MODEL --text FILE\n"
-             "heads [options] MODEL \"text\" ...",
+             "heads [options] MODEL \"text\" ...\n"
+             "heads [options] --attention FILE.npy",
     .examples = "multihead heads MODEL --text letters.txt\n"
                 "multihead heads MODEL --example all --sort induction --min 0.3\n"
                 "multihead heads MODEL --conllu sentences.conllu --sort role\n"
                 "multihead heads MODEL --text book.txt --whole --truncate\n"
                 "multihead heads MODEL --example all --role previous-token --details\n"
                 "multihead heads MODEL --conllu gold.conllu --sort nsubj --min 0.5\n"
-                "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'",
+                "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'\n"
+                "multihead heads demo --words\n"
+                "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
              "it applies to, shown with the score of uniform attention (chance) and the\n"
              "number of rows. A role is a score above a threshold; most are published:\n"
@@ -86,9 +98,34 @@ const args_page heads_page = {
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
+/* What takes a model that runs cannot be asked of maps. */
+static cli_exit check_attention(const heads_options *o)
+{
+    if (o->attention.count == 0) {
+        if (o->tokens.count == 0) return CLI_OK;
+        return cli_fail(CLI_USAGE, HEADS, "--tokens requires --attention FILE.npy");
+    }
+    if (o->model)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "'%s' and --attention: give a model or maps from elsewhere", o->model);
+    if (o->text_file || o->conllu || o->example || o->words || o->truncate || o->max_tokens ||
+        o->clusters.given || o->random > 0)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--attention has no model to run: leave out --text, --conllu, --example, "
+                        "--random, --words, --max-tokens, --truncate and --clusters");
+    if (o->tokens.count > 0 && o->tokens.count != o->attention.count)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "%d times --tokens for %d times --attention; give one for each, in the "
+                        "same order, or none",
+                        o->tokens.count, o->attention.count);
+    return CLI_OK;
+}
+
 static cli_exit check(const heads_options *options)
 {
-    if (!options->model)
+    const bool maps = options->attention.count > 0;
+    CLI_TRY(check_attention(options));
+    if (!options->model && !maps)
         return cli_fail(CLI_USAGE, HEADS,
                         "the model folder is missing: multihead heads MODEL --text FILE");
     if (options->csv && options->json)
@@ -105,6 +142,7 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--whole requires --text FILE");
     if (options->predict && !options->conllu)
         return cli_fail(CLI_USAGE, HEADS, "--predict requires --conllu FILE");
+    if (options->words || maps) return CLI_OK;
     const bool texts =
         options->text_file || options->conllu || options->example || options->texts.count > 0;
     if (!texts && options->clusters.given)
@@ -118,6 +156,10 @@ static cli_exit check(const heads_options *options)
 static void say_what_next(const heads_options *options, const heads_row *rows, int64_t count)
 {
     if (options->csv || options->json || options->details || count == 0) return;
+    if (options->attention.count > 0) {
+        cli_note(options->quiet, "next: --details for the evidence");
+        return;
+    }
     cli_note(options->quiet,
              "next: --details for the evidence; multihead view %s \"text\" --head "
              "L%" PRId64 "H%" PRId64 " to see a head",
@@ -143,12 +185,32 @@ static cli_exit show(const heads_options *options, const heads_found *found)
     return CLI_OK;
 }
 
+/* What the tokenizer knows; of an encoder-decoder what its decoder writes. */
+static cli_exit list_words(const text_model *model)
+{
+    const int64_t count =
+        model->pieces ? model->desc.vocab_size : mha_vocabulary_count(model->vocabulary);
+    for (int64_t id = 0; id < count; id++) {
+        const size_t mark = arena_mark();
+        char *text;
+        CLI_TRY(text_model_token(model, (int32_t)id, &text));
+        cli_print("%s\n", text);
+        arena_release(mark);
+    }
+    return cli_finish_stdout(HEADS, CLI_OK);
+}
+
 static cli_exit heads(const heads_options *options)
 {
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
+    if (options->attention.count > 0) {
+        CLI_TRY(heads_measure_arrays(options, &model, &found));
+        return show(options, &found);
+    }
     CLI_TRY(text_model_open(HEADS, options->model, options->threads, &model));
+    if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, HEADS,
                         "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",
@@ -160,12 +222,13 @@ static cli_exit heads(const heads_options *options)
 
 cli_exit cmd_heads(int count, char *const *arguments)
 {
-    heads_options options = {.random = DEFAULT_RANDOM};
+    heads_options options = {.random = -1};
     args_texts plain = {0};
     CLI_TRY(args_parse(&heads_page, count, arguments, &options, &plain));
     options.model = plain.count > 0 ? plain.items[0] : NULL;
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];
     CLI_TRY(check(&options));
+    if (options.random < 0) options.random = DEFAULT_RANDOM;
     return heads(&options);
 }

@@ -16,9 +16,10 @@
 #define HEADS "heads"
 
 typedef struct heads_options {
-    args_texts texts; /* from the command line */
+    args_texts texts;             /* from the command line */
+    args_texts attention, tokens; /* files of maps in place of a model, and of their tokens */
     const char *model, *text_file, *conllu, *example;
-    int whole, truncate, predict;
+    int whole, truncate, predict, words;
     int64_t max_tokens, random; /* random -1: not given */
     args_texts layers, heads, roles;
     const char *sort;
@@ -67,6 +68,19 @@ typedef struct heads_found {
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
 
+/* The same of the maps of --attention. model becomes what found refers to: it names the first file,
+ * and has no net. */
+cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found);
+
+/* What tokens are, and the description that points to it. */
+typedef struct heads_arrays {
+    mha_heads_text text;
+    int64_t *segments;             /* [count] */
+    uint8_t *separators, *special; /* [count] */
+} heads_arrays;
+
+cli_exit heads_arrays_make(const maps_tokens *tokens, heads_arrays *arrays);
+
 /* All scores by number: those of texts, those of random tokens that mean something there
  * ("random_induction"), then accuracies of relations ("amod": the word looks at what it depends on;
  * "amod-back": is looked at by it). */
@@ -76,6 +90,9 @@ mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head
 
 /* The number of a score of that name, or -1. */
 int64_t heads_score_find(const heads_found *found, const char *name);
+
+/* The same, but induction and duplicates are those of random tokens if there are any. */
+int64_t heads_score_find_told(const heads_found *found, const char *name);
 
 /* The roles of a head: those on texts, and from random tokens duplicate and induction. */
 enum { HEADS_MOST_ROLES = 64 };

@@ -1,7 +1,7 @@
 /* The passes of 'multihead heads' (head_pass.h): what the tokens of each text are, then repeated
  * random tokens. */
 #include "common/arena.h"
-#include "common/screen.h"
+#include "common/progress.h"
 #include "heads/heads.h"
 
 #include <multihead/head_pass.h>
@@ -21,34 +21,42 @@ typedef struct job {
     int64_t *counts; /* [vocab_size] how often each token occurs */
     int64_t *ranks;  /* [vocab_size] 0: the most frequent */
     int64_t rare_rank;
-    bool progress;
-    char what[64]; /* "text 3 of 8" */
-    int64_t rows;  /* tokens of it */
+    progress progress;
+    const char *what;      /* "text" 3 of 8 */
+    int64_t number, count; /* 3, 8 */
+    int64_t rows;          /* tokens of it */
 } job;
 
-/* ---- One line on a terminal that disappears again -------------------------------------------- */
-
-static void clear_progress(const job *j)
-{
-    if (j->progress) cli_print_to(stderr, "\r\033[K");
-}
+/* ---- Progress -------------------------------------------------------------------------------- */
 
 static mha_status show_progress(void *user, int64_t layer, int64_t row)
 {
-    const job *j = user;
-    cli_print_to(stderr, "\r\033[K%s, layer %" PRId64 " of %" PRId64, j->what, layer + 1,
-                 j->found->layers);
-    if (j->rows > 1000) cli_print_to(stderr, ", token %" PRId64 " of %" PRId64, row, j->rows);
+    job *j = user;
+    const double layers = (double)j->found->layers;
+    const double here = ((double)layer + (double)row / (double)j->rows) / layers;
+    char token[64] = "";
+    if (j->rows > 1000)
+        snprintf(token, sizeof token, ", token %" PRId64 " of %" PRId64, row, j->rows);
+    progress_show(&j->progress, ((double)j->number + here) / (double)j->count,
+                  "%s %" PRId64 " of %" PRId64 ", layer %" PRId64 " of %" PRId64 "%s", j->what,
+                  j->number + 1, j->count, layer + 1, j->found->layers, token);
     return MHA_OK;
+}
+
+static void begin_progress(job *j, const char *what, int64_t count)
+{
+    j->progress = progress_begin(j->options->quiet);
+    j->what = what;
+    j->count = count;
 }
 
 /* ---- What the tokens of a text are ----------------------------------------------------------- */
 
 /* Arrays of a text, and the description that points to them. */
 typedef struct described {
+    heads_arrays arrays;
     mha_heads_text text;
-    int64_t *segments, *ranks, *words; /* [count] */
-    uint8_t *separators, *special;     /* [count] */
+    int64_t *ranks, *words; /* [count] */
     mha_heads_link *links;
 } described;
 
@@ -60,26 +68,34 @@ static bool is_separator(const maps_token *token, int64_t index)
     return t && t[0] && !t[1] && strchr(".!?;", t[0]);
 }
 
+cli_exit heads_arrays_make(const maps_tokens *tokens, heads_arrays *arrays)
+{
+    const int64_t n = tokens->count;
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->segments));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->separators));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->special));
+    for (int64_t i = 0, segment = 0; i < n; i++) {
+        arrays->special[i] = tokens->items[i].special;
+        arrays->separators[i] = is_separator(&tokens->items[i], i);
+        arrays->segments[i] = segment;
+        segment += arrays->separators[i];
+    }
+    arrays->text = (mha_heads_text){.struct_size = sizeof arrays->text,
+                                    .separators = arrays->separators,
+                                    .special = arrays->special,
+                                    .segments = arrays->segments};
+    return CLI_OK;
+}
+
 static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *d)
 {
     const int64_t n = tokens->list.count;
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->segments));
+    CLI_TRY(heads_arrays_make(&tokens->list, &d->arrays));
+    d->text = d->arrays.text;
+    if (!j->ranks) return CLI_OK;
     CLI_TRY(ARENA_ALLOC(HEADS, n, &d->ranks));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->separators));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->special));
-    for (int64_t i = 0, segment = 0; i < n; i++) {
-        const maps_token *token = &tokens->list.items[i];
-        d->special[i] = token->special;
-        d->separators[i] = is_separator(token, i);
-        d->segments[i] = segment;
-        segment += d->separators[i];
-        d->ranks[i] = j->ranks ? j->ranks[tokens->ids[i]] : 0;
-    }
-    d->text = (mha_heads_text){.struct_size = sizeof d->text,
-                               .separators = d->separators,
-                               .special = d->special,
-                               .segments = d->segments,
-                               .ranks = j->ranks ? d->ranks : NULL};
+    for (int64_t i = 0; i < n; i++) d->ranks[i] = j->ranks[tokens->ids[i]];
+    d->text.ranks = d->ranks;
     return CLI_OK;
 }
 
@@ -129,11 +145,11 @@ static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *
                                 .measures = measures,
                                 .distances =
                                     measures == j->found->texts ? j->found->distances : NULL,
-                                .progress = j->progress ? show_progress : NULL,
+                                .progress = show_progress,
                                 .progress_user = j};
     j->rows = shape[1];
     mha_status status = mha_head_pass_run(j->model->context, j->model->net, &input, text, &pass);
-    clear_progress(j);
+    progress_clear(&j->progress);
     if (status == MHA_ERR_NUMERIC && j->options->beside) return CLI_BAD_INPUT;
     return cli_check(HEADS, status);
 }
@@ -214,8 +230,9 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     CLI_TRY(rank_tokens(j, vocab_size));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
+    begin_progress(j, "text", sources->count);
     for (int64_t i = 0; i < sources->count; i++) {
-        snprintf(j->what, sizeof j->what, "text %" PRId64 " of %" PRId64, i + 1, sources->count);
+        j->number = i;
         CLI_TRY(measure_text(j, model, &sources->items[i]));
     }
     j->found->text_count = sources->count;
@@ -315,9 +332,9 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
     } else {
         CLI_TRY(create(j, NULL, &j->found->random));
     }
+    begin_progress(j, "random tokens", sequences);
     for (int64_t i = 0; i < sequences; i++) {
-        snprintf(j->what, sizeof j->what, "random tokens %" PRId64 " of %" PRId64, i + 1,
-                 sequences);
+        j->number = i;
         CLI_TRY(measure_drawn(j, &plan, i));
     }
     j->found->random_count = sequences;
@@ -331,11 +348,7 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found)
 {
-    job j = {.options = options,
-             .model = model,
-             .found = found,
-             .rare_rank = RARE_RANK,
-             .progress = screen_shows_progress(options->quiet)};
+    job j = {.options = options, .model = model, .found = found, .rare_rank = RARE_RANK};
     *found = (heads_found){.model = model, .layers = model->layers};
     CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->heads));
     for (int64_t l = 0; l < found->layers; l++) {

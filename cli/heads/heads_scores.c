@@ -176,7 +176,7 @@ static cli_exit check_roles(const heads_options *options, const heads_found *fou
         if (is_role(found, wanted)) continue;
         const char *near = args_nearest(wanted, names, MHA_ROLES);
         return cli_fail(CLI_USAGE, HEADS,
-                        "--role %s: no such role%s%s%s; docs/program.md lists them; a relation of "
+                        "--role %s: no such role%s%s%s; docs/heads.md lists them; a relation of "
                         "--conllu and 'none' also count as roles",
                         wanted, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
     }
@@ -202,8 +202,7 @@ static int by_key(const void *a, const void *b)
     return x->head < y->head ? -1 : x->head > y->head;
 }
 
-/* Induction and duplicates are those of random tokens if there are any, as in the table. */
-static int64_t find_told(const heads_found *found, const char *name)
+int64_t heads_score_find_told(const heads_found *found, const char *name)
 {
     char random[NAME_BYTES];
     snprintf(random, sizeof random, "random_%s", name);
@@ -216,7 +215,7 @@ static cli_exit find_sort(const heads_options *options, const heads_found *found
     *score = -1;
     const bool plain =
         !options->sort || !strcmp(options->sort, "layer") || !strcmp(options->sort, "role");
-    if (!plain) *score = find_told(found, options->sort);
+    if (!plain) *score = heads_score_find_told(found, options->sort);
     if (!plain && *score < 0)
         return cli_fail(CLI_USAGE, HEADS,
                         "--sort %s: no such score; expected layer, role, a column of --csv or a "

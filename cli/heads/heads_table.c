@@ -8,12 +8,12 @@
 
 enum { NAME_BYTES = 96, LINE_BYTES = 1024, HEAD_WIDTH = 7, COLUMN_WIDTH = 6, ROLE_WIDTH = 34 };
 
-/* Scores with a column of their own, the most telling first; random: measured on random tokens. */
+/* Scores with a column of their own, the most telling first. */
 static const struct {
     const char *score, *title;
-} columns[] = {{"previous", "prev"},         {"next", "next"},     {"self", "self"},
-               {"first", "first"},           {"separator", "sep"}, {"random_induction", "induc"},
-               {"random_duplicate", "dupl"}, {"evenness", "even"}, {"distance", "dist"}};
+} columns[] = {{"previous", "prev"},  {"next", "next"},     {"self", "self"},
+               {"first", "first"},    {"separator", "sep"}, {"induction", "induc"},
+               {"duplicate", "dupl"}, {"evenness", "even"}, {"distance", "dist"}};
 
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
@@ -71,8 +71,8 @@ static void print_row(const heads_found *found, const heads_row *row, int fit, i
     snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
     cli_print("%-*s", HEAD_WIDTH, name);
     for (int i = 0; i < fit; i++) {
-        const mha_head_score s =
-            heads_score(found, row->layer, row->head, heads_score_find(found, columns[i].score));
+        const mha_head_score s = heads_score(found, row->layer, row->head,
+                                             heads_score_find_told(found, columns[i].score));
         if (s.rows > 0)
             cli_print("%*.2f ", COLUMN_WIDTH - 1, s.value);
         else

@@ -2,6 +2,7 @@
  * command line, the built-in sentences. */
 #include "common/arena.h"
 #include "common/texts.h"
+#include "common/whole_words.h"
 #include "heads/heads.h"
 
 #include <string.h>
@@ -76,14 +77,31 @@ static cli_exit add_gold(const heads_options *options, const text_model *model,
     return CLI_OK;
 }
 
-static cli_exit add_examples(const heads_options *options, heads_sources *sources)
+static cli_exit add_examples(const heads_options *options, const text_model *model,
+                             heads_sources *sources)
 {
     const char *text = NULL;
     const bool all = !strcmp(options->example, "all");
     if (!all) CLI_TRY(texts_example(HEADS, options->example, &text));
     if (!all) CLI_TRY(add(sources, (heads_source){.text = text, .bytes = strlen(text)}));
-    for (int i = 0; all && (text = texts_example_at(i)) != NULL; i++)
-        CLI_TRY(add(sources, (heads_source){.text = text, .bytes = strlen(text)}));
+    int left_out = 0, i = 0;
+    for (; all && (text = texts_example_at(i)) != NULL; i++) {
+        const size_t bytes = strlen(text);
+        if (model->vocabulary && !whole_words_reads(model->vocabulary, text, bytes))
+            left_out++;
+        else
+            CLI_TRY(add(sources, (heads_source){.text = text, .bytes = bytes}));
+    }
+    if (all && left_out == i)
+        return cli_fail(CLI_BAD_INPUT, HEADS,
+                        "--example all: each sentence has words that the model does not know; "
+                        "'multihead heads %s --words' lists those that it does",
+                        options->model);
+    if (left_out > 0)
+        cli_note(options->quiet,
+                 "--example all: %d of the sentences have words that the model does not know, and "
+                 "are left out",
+                 left_out);
     return CLI_OK;
 }
 
@@ -93,7 +111,7 @@ cli_exit heads_sources_read(const heads_options *options, const text_model *mode
     *sources = (heads_sources){0};
     if (options->text_file) CLI_TRY(add_file(options, sources));
     if (options->conllu) CLI_TRY(add_gold(options, model, sources));
-    if (options->example) CLI_TRY(add_examples(options, sources));
+    if (options->example) CLI_TRY(add_examples(options, model, sources));
     for (int i = 0; i < options->texts.count; i++)
         CLI_TRY(add(sources, (heads_source){.text = options->texts.items[i],
                                             .bytes = strlen(options->texts.items[i])}));

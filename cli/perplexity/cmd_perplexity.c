@@ -3,9 +3,10 @@
 #include "common/commands.h"
 #include "common/contexts.h"
 #include "common/option_rows.h"
-#include "common/screen.h"
+#include "common/progress.h"
 #include "common/signals.h"
 #include "common/texts.h"
+#include "common/whole_words.h"
 #include "perplexity/perplexity.h"
 
 #include <multihead/component.h>
@@ -97,8 +98,8 @@ static mha_status encode(perplexity_run *r, const char *text, size_t size, int64
 {
     const mha_tokenizer *pieces = mha_model_tokenizer(r->model);
     if (!pieces)
-        return mha_vocabulary_encode(mha_model_vocabulary(r->model), text, size, r->ids, room,
-                                     &r->count);
+        return whole_words_locate(mha_model_vocabulary(r->model), r->folder, text, size, r->ids,
+                                  NULL, NULL, room, &r->count);
     mha_encoding tokens = {.struct_size = sizeof tokens};
     MHA_TRY(mha_tokenizer_encode(pieces, NULL, text, size, NULL, 0, &tokens));
     r->count = tokens.count < room ? tokens.count : room;
@@ -184,18 +185,10 @@ static cli_exit step(perplexity_run *r, int64_t end)
     return CLI_OK;
 }
 
-static void show_progress(const perplexity_run *r)
-{
-    const double left = r->seconds * (double)(r->count - r->done) / (double)r->done;
-    cli_print_to(stderr, "\r\033[K%" PRId64 " of %" PRId64 " tokens, perplexity %.2f, %.0f s left",
-                 r->done, r->count, mha_exp(r->sum / (double)r->predicted), left);
-    fflush(stderr);
-}
-
 /* Until all is measured, or a signal comes. */
 static cli_exit measure(perplexity_run *r)
 {
-    const bool shown = screen_shows_progress(r->options->quiet);
+    progress shown = progress_begin(r->options->quiet);
     const double from = seconds_now();
     cli_exit code = CLI_OK;
     while (code == CLI_OK && r->done < r->count && !signals_came()) {
@@ -206,9 +199,12 @@ static cli_exit measure(perplexity_run *r)
         }
         code = step(r, begin + (left < r->limit ? left : r->limit));
         r->seconds = seconds_now() - from;
-        if (shown && r->predicted > 0) show_progress(r);
+        if (r->predicted > 0)
+            progress_show(&shown, (double)r->done / (double)r->count,
+                          "%" PRId64 " of %" PRId64 " tokens, perplexity %.2f so far", r->done,
+                          r->count, mha_exp(r->sum / (double)r->predicted));
     }
-    if (shown) cli_print_to(stderr, "\r\033[K");
+    progress_clear(&shown);
     return code;
 }
 

@@ -2,7 +2,6 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/option_rows.h"
-#include "common/screen.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
@@ -166,6 +165,7 @@ static cli_exit check_folder(const prune_options *o, const char *model)
     if (files_same(o->folder, model))
         return cli_fail(CLI_USAGE, PRUNE, "-o %s: is the model itself; name another folder",
                         o->folder);
+    if (!o->dry_run) CLI_TRY(cli_check(PRUNE, files_check_folder(o->folder)));
     if (stat(model, &status) != 0 || S_ISDIR(status.st_mode)) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED, PRUNE,
                     "-o %s: %s is a GGUF file, whose tokenizer cannot be copied to a folder; "
@@ -257,7 +257,7 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     CLI_TRY(check_options(&o, &plain));
     CLI_TRY(find_measure(&o));
     CLI_TRY(check_places(&o));
-    prune_job job = {.options = &o, .terminal = screen_shows_progress(o.quiet)};
+    prune_job job = {.options = &o};
     CLI_TRY(open_model(&job, plain.items[0]));
     CLI_TRY(check_folder(&o, plain.items[0]));
     CLI_TRY(fill_options(&job, &o));

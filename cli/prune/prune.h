@@ -4,6 +4,7 @@
 #ifndef CLI_PRUNE_H
 #define CLI_PRUNE_H
 
+#include "common/progress.h"
 #include "common/text_model.h"
 #include "train/train.h"
 
@@ -12,7 +13,19 @@
 
 #define PRUNE "prune"
 
-enum { PRUNE_RANDOM = 5 }; /* random orders */
+enum {
+    PRUNE_RANDOM = 5, /* random orders */
+    PRUNE_TIMES = 3   /* passes of which the shortest counts */
+};
+
+/* What takes its time, one after the other. */
+typedef enum prune_stage {
+    PRUNE_MEASURING,
+    PRUNE_RANKING,
+    PRUNE_REMOVING,
+    PRUNE_TIMING,
+    PRUNE_STAGES
+} prune_stage;
 
 typedef struct prune_options {
     const char *text, *task, *folder, *json, *csv, *svg, *html, *measured_by;
@@ -64,8 +77,8 @@ typedef struct prune_job {
     prune_quality whole, shared; /* with --kv-heads: before and after */
     int64_t shared_parameters;
     mha_transformer *made; /* what is written */
-    const char *doing;     /* for the line of progress */
-    bool terminal;
+    progress progress;
+    double work[PRUNE_STAGES]; /* of each stage, in forward passes over the data */
 } prune_job;
 
 /* ---- prune_data.c */
@@ -81,7 +94,6 @@ cli_exit prune_choose(prune_job *job);
 /* Gates with the first `removed` heads of an order closed. */
 void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, float *gates);
 int64_t prune_heads_of(const prune_job *job, int64_t layer);
-void prune_progress(const prune_job *job, int64_t done, int64_t total);
 
 /* ---- prune_out.c */
 const char *prune_measured(const prune_job *job); /* "accuracy" or "cosine" */

@@ -15,16 +15,58 @@ int64_t prune_heads_of(const prune_job *job, int64_t layer)
     return d->layer_heads ? d->layer_heads[layer] : d->num_heads;
 }
 
-void prune_progress(const prune_job *job, int64_t done, int64_t total)
+/* ---- how far it is --------------------------------------------------------------------------- */
+
+/* Heads that may go. */
+static int64_t heads_to_go(const prune_job *job)
 {
-    if (!job->terminal) return;
-    cli_print_to(stderr, "\r\033[K%s: %" PRId64 " of %" PRId64, job->doing, done, total);
-    if (done >= total) cli_print_to(stderr, "\r\033[K");
+    int64_t count = 0;
+    for (int64_t l = 0; l < job->model.desc.num_layers; l++) {
+        const int64_t more = prune_heads_of(job, l) - job->options->least;
+        count += more > 0 ? more : 0;
+    }
+    return count;
 }
 
-static mha_status progress(int64_t done, int64_t total, void *user)
+/* The work of each stage in forward passes over the data; a backward pass counts as two. */
+static void plan_stages(prune_job *job)
 {
-    prune_progress(user, done, total);
+    const bool ablation = job->options->measure >= (int)MHA_IMPORTANCE_ABLATION;
+    const int64_t step = job->options->step, go = heads_to_go(job);
+    const int64_t rounds = (go + step - 1) / step, points = rounds + 1;
+    double *work = job->work;
+    work[PRUNE_MEASURING] = ablation ? 1 + (double)job->heads : 3;
+    work[PRUNE_RANKING] = 0;
+    for (int64_t left = go; left > 0; left -= step)
+        work[PRUNE_RANKING] += ablation ? 1 + (double)(job->heads - go + left) : 3;
+    work[PRUNE_REMOVING] = (2 + PRUNE_RANDOM) * (double)points;
+    work[PRUNE_TIMING] = PRUNE_TIMES * (double)points;
+    job->progress = progress_begin(job->options->quiet);
+}
+
+static void show_progress(prune_job *job, prune_stage stage, int64_t done, int64_t total)
+{
+    static const char *const names[] = {"measuring heads", "ranking heads", "removing heads",
+                                        "timing smaller models"};
+    double all = 0, before = 0;
+    for (int i = 0; i < PRUNE_STAGES; i++) {
+        all += job->work[i];
+        before += i < (int)stage ? job->work[i] : 0;
+    }
+    before += job->work[stage] * (double)done / (double)total;
+    progress_show(&job->progress, before / all, "%s: %" PRId64 " of %" PRId64, names[stage], done,
+                  total);
+}
+
+static mha_status measuring(int64_t done, int64_t total, void *user)
+{
+    show_progress(user, PRUNE_MEASURING, done, total);
+    return MHA_OK;
+}
+
+static mha_status ranking(int64_t done, int64_t total, void *user)
+{
+    show_progress(user, PRUNE_RANKING, done, total);
     return MHA_OK;
 }
 
@@ -100,7 +142,7 @@ cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_q
     return CLI_OK;
 }
 
-/* The shortest of three passes, heads really gone. */
+/* The shortest of some passes, heads really gone. */
 static cli_exit measure_time(prune_job *job, const float *gates, prune_point *point)
 {
     const mha_transformer_desc *d = &job->model.desc;
@@ -112,7 +154,7 @@ static cli_exit measure_time(prune_job *job, const float *gates, prune_point *po
         cli_check(PRUNE, mha_transformer_prune(job->model.context, job->model.net, &keep, &net)));
     CLI_TRY(prune_keep(net));
     point->parameters = mha_transformer_size(net);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < PRUNE_TIMES; i++) {
         prune_quality unused;
         const double from = seconds_now();
         CLI_TRY(prune_measure(job, net, &unused));
@@ -134,23 +176,24 @@ cli_exit prune_order(prune_job *job)
     const mha_importance_desc desc = {.struct_size = sizeof desc,
                                       .flags = o->normalise ? MHA_IMPORTANCE_NORMALISE : 0,
                                       .kind = (mha_importance)o->measure};
-    const mha_importance_data data = {.struct_size = sizeof data,
-                                      .batches = d->batches,
-                                      .inputs = d->input_list,
-                                      .loss = d->predicts ? mha_loss_targets
-                                              : ablation  ? mha_loss_cosine
-                                                          : mha_loss_direction,
-                                      .user = (void *)(d->predicts ? d->target_list
-                                                       : ablation  ? d->embedding_list
-                                                                   : d->direction_list),
-                                      .progress = progress,
-                                      .progress_user = job};
+    mha_importance_data data = {.struct_size = sizeof data,
+                                .batches = d->batches,
+                                .inputs = d->input_list,
+                                .loss = d->predicts ? mha_loss_targets
+                                        : ablation  ? mha_loss_cosine
+                                                    : mha_loss_direction,
+                                .user = (void *)(d->predicts ? d->target_list
+                                                 : ablation  ? d->embedding_list
+                                                             : d->direction_list),
+                                .progress = measuring,
+                                .progress_user = job};
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->order));
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->scores));
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->importance));
-    job->doing = "measuring heads";
+    plan_stages(job);
     mha_status status = mha_head_importance(job->model.context, job->model.net, &desc, &data,
                                             job->importance, NULL);
+    data.progress = ranking;
     if (status == MHA_OK)
         status = mha_head_order(job->model.context, job->model.net, &desc, &data, o->step, o->least,
                                 job->order, &job->count, job->scores);
@@ -216,8 +259,8 @@ static mha_status take_point(int64_t done, int64_t total, void *user)
     prune_job *job = run->job;
     const int64_t p = run->first + done - 1;
     (void)total;
-    prune_progress(job, run->number * job->point_count + p + 1,
-                   (2 + PRUNE_RANDOM) * job->point_count);
+    show_progress(job, PRUNE_REMOVING, run->number * job->point_count + p + 1,
+                  (2 + PRUNE_RANDOM) * job->point_count);
     *quality_of(&job->points[p], run->number) = quality_from(&run->all, 0);
     run->all = (tally){.data = run->all.data};
     return MHA_OK;
@@ -271,12 +314,13 @@ cli_exit prune_curve(prune_job *job)
     CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.removed));
     CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.losses));
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &gates));
-    job->doing = "removing heads";
     for (; run.number < 2 + PRUNE_RANDOM; run.number++) CLI_TRY(measure_order(&run));
     for (int64_t p = 0; p < job->point_count; p++) {
         prune_gates(job, job->order, job->points[p].removed, gates);
         CLI_TRY(measure_time(job, gates, &job->points[p]));
+        show_progress(job, PRUNE_TIMING, p + 1, job->point_count);
     }
+    progress_clear(&job->progress);
     return CLI_OK;
 }
 

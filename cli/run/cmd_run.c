@@ -20,6 +20,9 @@ static const char *const norms[] = {"none", "rms", "l2", NULL};
 static const char *const stages[] = {"biased", "raw", "capped", NULL};
 static const char *const pairings[] = {"interleaved", "halves", NULL}; /* mha_rope_pairing */
 
+/* cache_options.h, after "none". */
+const char *const run_caches[] = {"none", "f32", "f16", "bf16", "int8", "int8-channel", NULL};
+
 #define HEADING(title) ROW_HEADING(title)
 #define FLAG(name_, field_, help_) ROW_FLAG(0, name_, run_options, field_, 1, help_)
 #define TEXT(name_, field_, value_, help_) ROW_TEXT(name_, run_options, field_, value_, help_)
@@ -46,6 +49,12 @@ static const args_option option_table[] = {
     CHOICE("layout", layout, layouts, "order of the axes; default bhtd"),
     CHOICE("dtype", dtype, dtypes, "of q, k, v and o; default: the files', o float32"),
     FLAG("example", example, "a built-in problem of three tokens, traced"),
+    HEADING("Module (the example's weights, or random ones by --seed)"),
+    FLAG("module", module,
+         "x is [B,T,E]: project it to q, k and v, and the\nconcatenated heads by W_o"),
+    TEXT("memory", memory, "FILE",
+         "cross-attention: project this [B,S,E] to k and v;\n'example' with --example"),
+    FLAG("sinusoidal", sinusoidal, "add sinusoidal position encodings to x"),
     HEADING("Mask (ARRAY: a file, or a list such as 3,5)"),
     FLAG("causal", causal, "hide keys after the query's position"),
     NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t is at key position t + N"),
@@ -79,7 +88,7 @@ static const args_option option_table[] = {
     TEXT("sink-logits", sink_logits, "ARRAY", "[H], an extra logit in each denominator"),
     TEXT("gates", gates, "ARRAY", "[H] or [B,H], factors of the heads' outputs"),
     REAL("dropout", dropout, "drop weights with this probability"),
-    NUMBER("seed", seed, 0, INT64_MAX, "of the dropout; default 0"),
+    NUMBER("seed", seed, 0, INT64_MAX, "of dropout, random arrays and weights; default 0"),
     FLAG("linear", linear, "linear attention (elu + 1) instead of softmax"),
     HEADING("Transforms of q and k"),
     CHOICE("qk-norm", qk_norm, norms, "divide each by its root mean square or length"),
@@ -127,6 +136,8 @@ static const args_option option_table[] = {
     TEXT("trace-key", trace_keys, "LIST", "keys, likewise"),
     NUMBER("trace-sequence", trace_sequence, 0, INT64_MAX / 4, "of the batch; default 0"),
     NUMBER("trace-limit", trace_limit, 1, 1000, "rows and columns shown at most; default 16"),
+    CHOICE("cache", cache, run_caches,
+           "decode the tokens one by one from a KV cache of this\ntype; causal"),
     HEADING("Execution"),
     CHOICE("path", path, paths, "default auto: tiled where possible"),
     CHOICE("compute", compute, computes, "default f32; others are faster, less accurate"),
@@ -137,21 +148,29 @@ static const args_option option_table[] = {
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
 };
 
-enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
+enum {
+    OPTION_COUNT = sizeof option_table / sizeof *option_table,
+    DEFAULT_HEADS = 2 /* of the example as a module */
+};
 
 const args_page run_page = {
     .command = RUN,
     .summary = "compute attention of arrays in .npy or .safetensors files",
     .usage = "run --q FILE --k FILE --v FILE [options]\n"
              "run --x FILE [options]\n"
+             "run --x FILE --module --heads H [options]\n"
              "run --example [options]",
     .examples = "multihead run --example --causal\n"
+                "multihead run --example --module --heads 2 --kv-heads 1\n"
+                "multihead run --example --cache f32\n"
+                "multihead run --x random:5x8 --heads 2 --t5-table random:8xH --trace\n"
                 "multihead run --q q.npy --k k.npy --v v.npy --causal --out o.npy\n"
                 "multihead run --x x.npy --heads 8 --rope --window 128,0 --out o.npy\n"
                 "multihead run --q q.npy --k k.npy --v v.npy --lengths 7,5 --entropy e.npy\n"
                 "multihead run --x w.safetensors:x --softcap 30 --lse l.npy --json -\n"
                 "multihead run --x x.npy --heads 4 --alibi --trace --trace-head 2",
-    .notes = "FILE is a .npy file or FILE.safetensors:NAME; computation is in float32.\n"
+    .notes = "FILE is a .npy file, FILE.safetensors:NAME, or random:SHAPE, such as random:5x8:\n"
+             "halves from -2 to 2. Computation is in float32.\n"
              "Masks and score terms broadcast to the shape given, as in NumPy. Without output\n"
              "options the result is printed. Letters: B sequences, H heads, Hk key/value\n"
              "heads, T queries, S keys, D the size of a head. docs/program.md is the manual.",
@@ -188,6 +207,10 @@ static cli_exit check_linear(const run_options *options)
                                         "kv-heads",
                                         "layout",
                                         "example",
+                                        "module",
+                                        "memory",
+                                        "sinusoidal",
+                                        "seed",
                                         "causal",
                                         "offset",
                                         "offsets",
@@ -223,6 +246,16 @@ static cli_exit check_linear(const run_options *options)
     return CLI_OK;
 }
 
+static bool any_random(const run_options *options)
+{
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const void *field = (const char *)options + option_table[i].field;
+        if (option_table[i].kind == ARGS_TEXT && run_random_is(*(const char *const *)field))
+            return true;
+    }
+    return false;
+}
+
 /* An option that means nothing without another one. */
 static cli_exit check_option_conflicts(const run_options *o)
 {
@@ -230,7 +263,7 @@ static cli_exit check_option_conflicts(const run_options *o)
         bool given, wanted;
         const char *option, *needed;
     } rules[] = {
-        {o->kv_heads, o->heads, "--kv-heads", "--heads"},
+        {o->kv_heads, o->heads || (o->module && o->example), "--kv-heads", "--heads"},
         {o->block_size, o->keep_blocks, "--block-size", "--keep-blocks FILE"},
         {o->keep_blocks, o->block_size, "--keep-blocks", "--block-size QxK, as 64x64"},
         {o->t5_one_sided, o->t5_table, "--t5-one-sided", "--t5-table FILE"},
@@ -238,7 +271,11 @@ static cli_exit check_option_conflicts(const run_options *o)
         {o->query_documents, o->key_documents, "--query-documents", "--key-documents"},
         {o->key_documents, o->query_documents, "--key-documents", "--query-documents"},
         {o->key_starts, o->query_starts, "--key-starts", "--query-starts"},
-        {o->seed, o->dropout.given, "--seed", "--dropout X"},
+        {o->seed, o->dropout.given || o->module || any_random(o), "--seed",
+         "--dropout X, --module or a random array"},
+        {o->memory, o->module, "--memory", "--module"},
+        {o->sinusoidal, o->module, "--sinusoidal", "--module"},
+        {o->module && !o->example, o->heads, "--module", "--heads N, so that E is split"},
         {o->qk_epsilon.given, o->qk_norm, "--qk-epsilon", "--qk-norm rms"},
         {o->rope_base.given, o->rope, "--rope-base", "--rope"},
         {o->rope_scale.given, o->rope, "--rope-scale", "--rope"},
@@ -294,12 +331,20 @@ static cli_exit check_inputs(const run_options *options)
                         options->q   ? "q"
                         : options->k ? "k"
                                      : "v");
-    if ((options->example || options->x) && options->kv_heads &&
+    if (options->module && (given || options->layout || options->dtype))
+        return cli_fail(CLI_USAGE, RUN,
+                        "--module projects x to q, k and v in float32: leave --%s out",
+                        options->layout  ? "layout"
+                        : options->dtype ? "dtype"
+                        : options->q     ? "q"
+                        : options->k     ? "k"
+                                         : "v");
+    if (!options->module && (options->example || options->x) && options->kv_heads &&
         options->kv_heads != options->heads)
         return cli_fail(CLI_USAGE, RUN,
                         "--kv-heads %" PRId64
                         ": the keys are the queries here, and have their %" PRId64
-                        " heads; give --q, --k and --v",
+                        " heads; give --q, --k and --v, or --module",
                         options->kv_heads, options->heads);
     if (options->example || options->x) return CLI_OK;
     if (given == 0)
@@ -311,6 +356,40 @@ static cli_exit check_inputs(const run_options *options)
                             "--%s FILE.npy is missing; --x FILE.npy is one array as "
                             "queries, keys and values",
                             names[i]);
+    return CLI_OK;
+}
+
+/* Decoding is causal self-attention of whole sequences, token by token. */
+static cli_exit check_cache(run_options *options)
+{
+    const struct {
+        bool given;
+        const char *option;
+    } others[] = {
+        {options->linear, "linear"},
+        {options->memory, "memory"},
+        {options->query_starts, "query-starts"},
+        {options->offset || options->offsets, options->offset ? "offset" : "offsets"},
+        {options->lengths, "lengths"},
+        {options->begins, "begins"},
+        {options->documents || options->query_documents, "documents"},
+        {options->keep_blocks, "keep-blocks"},
+        {options->keep_mask, "keep-mask"},
+        {options->global_keys, "global-keys"},
+        {options->global_queries, "global-queries"},
+        {options->bias, "bias"},
+        {options->dropout.given, "dropout"},
+    };
+    if (!options->trace)
+        return cli_fail(CLI_USAGE, RUN, "--cache requires --trace, which shows each step");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i].given)
+            return cli_fail(
+                CLI_USAGE, RUN,
+                "--%s conflicts with --cache, which decodes causal self-attention token "
+                "by token: leave one out",
+                others[i].option);
+    options->causal = 1;
     return CLI_OK;
 }
 
@@ -335,6 +414,8 @@ static cli_exit check(run_options *options)
     CLI_TRY(check_inputs(options));
     /* The example is there to be looked at. */
     if (options->example && !options->linear && !run_has_files(options)) options->trace = 1;
+    if (options->module && !options->heads) options->heads = DEFAULT_HEADS;
+    if (options->cache) CLI_TRY(check_cache(options));
     if (options->linear) CLI_TRY(check_linear(options));
     CLI_TRY(check_inputs_stay(options));
     return run_check_outputs(options);
@@ -351,8 +432,8 @@ static cli_exit run(const run_options *options)
     CLI_TRY(run_problem_make(options, context, &problem));
     CLI_TRY(run_compute(options, context, &problem, &results));
     CLI_TRY(run_write(options, &problem, &results));
-    if (options->trace) CLI_TRY(run_trace(options, context, &problem));
-    if (!options->trace && !run_has_files(options)) CLI_TRY(run_print_result(&results));
+    if (options->trace) CLI_TRY(run_trace(options, context, &problem, &results));
+    if (!options->trace && !run_has_files(options)) CLI_TRY(run_print_result(options, &results));
     CLI_TRY(cli_finish_stdout(RUN, CLI_OK));
     run_say(options, &problem, &results);
     return CLI_OK;

@@ -17,9 +17,9 @@ typedef enum run_layout { RUN_BHTD = 0, RUN_BTHD = 1 } run_layout;
 
 /* What the command line says. Texts are pointers into it; NULL and 0: not given. */
 typedef struct run_options {
-    const char *x, *q, *k, *v;
+    const char *x, *q, *k, *v, *memory;
     int64_t heads, kv_heads;
-    int layout, example, dtype;
+    int layout, example, dtype, module, sinusoidal;
 
     int causal, strict, linear, alibi, t5_one_sided, rope;
     int64_t offset, sink_keys, t5_max_distance, seed, rope_dim;
@@ -41,10 +41,13 @@ typedef struct run_options {
     int trace;
     const char *trace_heads, *trace_rows, *trace_keys;
     int64_t trace_limit, trace_sequence;
+    int cache; /* of run_caches; 0: none */
 
     int path, compute, isa, quiet;
     int64_t threads;
 } run_options;
+
+extern const char *const run_caches[];
 
 /* ---- Arrays ---------------------------------------------------------------------------------- */
 
@@ -77,7 +80,23 @@ cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, mha_tensor
 /* An array of zeros. */
 cli_exit run_array_make(mha_dtype dtype, int ndim, const int64_t *shape, mha_tensor *array);
 
+/* "random:4x8", "random:5xD": an array of that shape without a file, of halves from -2 to 2, by --seed
+ * and the option; of booleans for RUN_KEEP. Letters are those of the problem, once q, k and v are
+ * there. With heads_only there are no elements. */
+bool run_random_is(const char *text);
+struct run_problem;
+cli_exit run_random_make(const run_options *options, const struct run_problem *problem,
+                         const char *option, const char *text, run_kind kind, mha_tensor *array);
+
 /* ---- The problem ----------------------------------------------------------------------------- */
+
+/* --module: what is projected, and by what. */
+typedef struct run_module {
+    mha_tensor x, memory;         /* [B,T,E] of queries; [B,S,E] of keys and values, or x again */
+    mha_tensor plain_x, encoding; /* with --sinusoidal: before it was added; [T,E] */
+    mha_tensor weights[4];        /* W_q [H*D,E], W_k and W_v [Hk*D,E], W_o [E,H*D] */
+    mha_tensor projected[3];      /* x W^T: q, k, v with the axes of x */
+} run_module;
 
 typedef struct run_problem {
     mha_tensor q, k, v;                   /* [B,H,T,D], after --qk-norm and RoPE */
@@ -91,7 +110,25 @@ typedef struct run_problem {
     mha_attention_desc desc;
     mha_linear_attention_desc linear;
     mha_attention_outputs wanted; /* which heads, rows, offsets; the tensors are added later */
+    run_module module;            /* its tensors are empty without --module */
 } run_problem;
+
+/* An array by its file, its list or "random:...": with heads_only only its shape and type, but whole
+ * numbers, which the descriptor's check looks at, in any case. */
+cli_exit run_array_load(const run_options *options, const run_problem *problem, const char *option,
+                        const char *text, run_kind kind, mha_tensor *array);
+
+/* --module: x and what else it needs, and q, k, v of it. */
+cli_exit run_module_make(const run_options *options, mha_context *context, run_problem *problem,
+                         const mha_tensor *arrays[3]);
+
+/* out = concat(heads) W_o^T, of heads [..,H*D], as an array of the same axes. */
+cli_exit run_module_out(mha_context *context, const run_problem *problem, const mha_tensor *heads,
+                        mha_tensor *out);
+
+/* The built-in module: tokens x, or memory; one of the four weights. */
+cli_exit run_example_tokens(bool memory, mha_tensor *array);
+cli_exit run_example_weight(int which, int64_t rows, mha_tensor *array);
 
 /* The type of o: --dtype, or float32. */
 mha_dtype run_o_dtype(const run_options *options);
@@ -114,7 +151,8 @@ enum { RUN_MOST_OUTPUTS = 20, RUN_DEFAULT_TOP = 5 };
 
 typedef struct run_results {
     mha_tensor arrays[RUN_MOST_OUTPUTS]; /* in the order of the list in run_output.c */
-    mha_tensor saved[RUN_MOST_OUTPUTS];  /* as they are written: with the axes of q */
+    mha_tensor saved[RUN_MOST_OUTPUTS];  /* as they are written: with the axes of q; the first is
+                                            out with --module */
     mha_attention_plan plan;
     mha_isa isa;
     int threads;
@@ -137,7 +175,7 @@ cli_exit run_write(const run_options *options, const run_problem *problem,
 
 /* What ran, on stderr; o on stdout, as much of it as one looks at. */
 void run_say(const run_options *options, const run_problem *problem, const run_results *results);
-cli_exit run_print_result(const run_results *results);
+cli_exit run_print_result(const run_options *options, const run_results *results);
 
 /* Shape as text: "[2, 3]". */
 const char *run_shape_text(const mha_tensor *tensor, char *text, size_t size);
@@ -164,6 +202,7 @@ void run_print_array(const mha_tensor *tensor);
 const char *run_dtype_text(mha_dtype dtype);
 
 /* The step-by-step account on stdout. */
-cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem);
+cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem,
+                   const run_results *results);
 
 #endif

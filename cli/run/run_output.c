@@ -272,7 +272,10 @@ cli_exit run_compute(const run_options *options, mha_context *context, const run
     double begin = seconds_now();
     if (status == MHA_OK) status = forward(options, context, problem, &o, &wanted);
     results->seconds = seconds_now() - begin;
-    return status == MHA_OK ? widen_o(results) : run_fail(options, problem, status);
+    if (status != MHA_OK) return run_fail(options, problem, status);
+    if (!options->module) return widen_o(results);
+    mha_tensor heads = results->saved[0];
+    return run_module_out(context, problem, &heads, &results->saved[0]);
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */
@@ -403,12 +406,12 @@ void run_say(const run_options *options, const run_problem *problem, const run_r
                  1e3 * results->seconds, words_flops(plan->flops).text);
 }
 
-cli_exit run_print_result(const run_results *results)
+cli_exit run_print_result(const run_options *options, const run_results *results)
 {
     char shape[128];
     mha_tensor wide;
     CLI_TRY(run_array_convert(&results->saved[0], MHA_F32, &wide));
-    cli_print("o %s %s\n", run_dtype_text(results->saved[0].dtype),
+    cli_print("%s %s %s\n", options->module ? "out" : "o", run_dtype_text(results->saved[0].dtype),
               run_shape_text(&results->saved[0], shape, sizeof shape));
     run_print_array(&wide);
     return CLI_OK;

@@ -8,16 +8,22 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Read; numbers that the descriptor's check looks at are read in any case. */
+cli_exit run_array_load(const run_options *options, const run_problem *problem, const char *option,
+                        const char *text, run_kind kind, mha_tensor *array)
+{
+    return run_random_is(text) ? run_random_make(options, problem, option, text, kind, array)
+           : problem->heads_only && kind != RUN_INDEX
+               ? run_array_peek(option, text, kind, array)
+               : run_array_read(option, text, kind, options->quiet, array);
+}
+
 static cli_exit load(const run_options *options, const run_problem *problem, const char *option,
                      const char *text, run_kind kind, const mha_tensor **tensor)
 {
     mha_tensor *array;
     CLI_TRY(ARENA_ALLOC(RUN, 1, &array));
     *tensor = array;
-    return problem->heads_only && kind != RUN_INDEX
-               ? run_array_peek(option, text, kind, array)
-               : run_array_read(option, text, kind, options->quiet, array);
+    return run_array_load(options, problem, option, text, kind, array);
 }
 
 /* ---- q, k, v --------------------------------------------------------------------------------- */
@@ -74,9 +80,10 @@ static cli_exit view_array(const run_options *options, const char *option, const
     return CLI_OK;
 }
 
-static cli_exit load_inputs(const run_options *options, run_problem *problem,
+static cli_exit load_inputs(const run_options *options, mha_context *context, run_problem *problem,
                             const mha_tensor *arrays[3])
 {
+    if (options->module) return run_module_make(options, context, problem, arrays);
     if (options->example) {
         mha_tensor *made;
         CLI_TRY(ARENA_ALLOC(RUN, 3, &made));
@@ -95,14 +102,14 @@ static cli_exit load_inputs(const run_options *options, run_problem *problem,
     return load(options, problem, "--v", options->v, RUN_FLOAT, &arrays[2]);
 }
 
-static cli_exit make_inputs(const run_options *options, run_problem *problem)
+static cli_exit make_inputs(const run_options *options, mha_context *context, run_problem *problem)
 {
     const mha_tensor *arrays[3] = {0};
-    const char *x = options->example ? "the example" : options->x;
+    const char *x = options->x ? options->x : options->example ? "the example" : NULL;
     const char *names[] = {x ? x : options->q, x ? x : options->k, x ? x : options->v};
     const char *flags[] = {x ? "--x" : "--q", x ? "--x" : "--k", x ? "--x" : "--v"};
     mha_tensor *views[] = {&problem->q, &problem->k, &problem->v};
-    CLI_TRY(load_inputs(options, problem, arrays));
+    CLI_TRY(load_inputs(options, context, problem, arrays));
     for (int i = 0; i < 3; i++) {
         int64_t heads = i > 0 && options->kv_heads ? options->kv_heads : options->heads;
         CLI_TRY(view_array(options, flags[i], names[i], arrays[i], heads, views[i]));
@@ -189,6 +196,8 @@ static cli_exit load_numbers(const run_options *options, run_problem *problem, c
     if (!text) return CLI_OK;
     const mha_tensor *tensor;
     mha_tensor head;
+    if (run_random_is(text))
+        return run_random_make(options, problem, option, text, RUN_INDEX, &head);
     CLI_TRY(run_array_peek(option, text, RUN_INDEX, &head));
     CLI_TRY(check_numbers(option, text, &head, count));
     CLI_TRY(load(options, problem, option, text, RUN_INDEX, &tensor));
@@ -481,10 +490,10 @@ static void fill_linear(run_problem *problem)
 }
 
 /* All arrays and numbers, as far as they stand in files and options. */
-static cli_exit gather(const run_options *options, run_problem *problem)
+static cli_exit gather(const run_options *options, mha_context *context, run_problem *problem)
 {
     CLI_TRY(fill_numbers(options, problem));
-    CLI_TRY(make_inputs(options, problem));
+    CLI_TRY(make_inputs(options, context, problem));
     CLI_TRY(load_sequences(options, problem));
     CLI_TRY(load_tensors(options, problem));
     CLI_TRY(fill_slopes(options, problem));
@@ -507,7 +516,7 @@ static cli_exit check_heads(const run_options *options, mha_context *context)
     run_problem problem = {.heads_only = true};
     mha_attention_plan plan;
     const size_t mark = arena_mark();
-    CLI_TRY(gather(options, &problem));
+    CLI_TRY(gather(options, context, &problem));
     if (!options->linear) {
         mha_tensor *const inputs[] = {&problem.q, &problem.k, &problem.v};
         for (int i = 0; i < 3 && options->dtype; i++) inputs[i]->dtype = run_o_dtype(options);
@@ -524,7 +533,7 @@ cli_exit run_problem_make(const run_options *options, mha_context *context, run_
 {
     *problem = (run_problem){0};
     CLI_TRY(check_heads(options, context));
-    CLI_TRY(gather(options, problem));
+    CLI_TRY(gather(options, context, problem));
     if (options->qk_norm) CLI_TRY(norm(options, context, problem, &problem->q));
     if (options->qk_norm) CLI_TRY(norm(options, context, problem, &problem->k));
     if (options->rope) CLI_TRY(apply_rope(options, context, problem));

@@ -1,134 +1,14 @@
 /* multihead run --trace: attention step by step, as on a blackboard. The numbers are the library's
  * (run_board.c); here they are put under each other, and the first row's are written out. */
+#include "run/run_trace.h"
 #include "common/arena.h"
-#include "run/run_board.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { DIGITS = 3, MOST_WRITTEN_OUT = 8 };
-
-/* ---- Tables ---------------------------------------------------------------------------------- */
-
-/* A table of numbers with a name before each row and over each column. */
-typedef struct table {
-    char row, column;              /* their letters; column 0: none */
-    const int64_t *rows, *columns; /* their numbers; columns NULL: 0, 1, 2, ... */
-    int64_t row_count, column_count;
-    double *numbers; /* [rows,columns]; -inf is drawn as a dot */
-    double *sums;    /* [rows] or NULL: a last column */
-    bool cut;        /* more columns than are shown */
-} table;
-
-/* "q12" right-aligned in width. */
-static void print_label(char letter, int64_t number, int width)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%c%" PRId64, letter, number);
-    cli_print("%*s", width, text);
-}
-
-static int label_width(char letter, const int64_t *numbers, int64_t count)
-{
-    int width = 0;
-    char text[32];
-    for (int64_t i = 0; i < count; i++) {
-        int length = snprintf(text, sizeof text, "%c%" PRId64, letter, numbers ? numbers[i] : i);
-        if (length > width) width = length;
-    }
-    return width;
-}
-
-static void print_heads(const table *t, int margin, const run_format *format, int sum_width)
-{
-    if (!t->column && !t->sums) return;
-    cli_print("%*s", margin, "");
-    for (int64_t c = 0; c < t->column_count; c++) {
-        cli_print("  ");
-        if (t->column)
-            print_label(t->column, t->columns ? t->columns[c] : c, format->width);
-        else
-            cli_print("%*s", format->width, "");
-    }
-    if (t->cut) cli_print("  ...");
-    if (t->sums) cli_print("   | %*s", sum_width, "sum");
-    cli_print("\n");
-}
-
-static void print_cell(const run_format *format, double number)
-{
-    cli_print("  ");
-    if (isinf(number) && number < 0)
-        cli_print("%*s", format->width, ".");
-    else
-        run_print_number(format, number);
-}
-
-static void print_table(const table *t)
-{
-    run_format format = run_format_of(t->numbers, t->row_count * t->column_count, DIGITS, true);
-    run_format sums = {.style = 'f', .digits = DIGITS, .width = 5};
-    int heads = t->column ? label_width(t->column, t->columns, t->column_count) : 0;
-    if (format.width < heads) format.width = heads;
-    if (t->sums) sums = run_format_of(t->sums, t->row_count, DIGITS, false);
-    if (sums.width < 3) sums.width = 3;
-    int labels = label_width(t->row, t->rows, t->row_count);
-    print_heads(t, labels + 4, &format, sums.width);
-    for (int64_t r = 0; r < t->row_count; r++) {
-        cli_print("    ");
-        print_label(t->row, t->rows[r], labels);
-        for (int64_t c = 0; c < t->column_count; c++)
-            print_cell(&format, t->numbers[r * t->column_count + c]);
-        if (t->cut) cli_print("  ...");
-        if (t->sums) {
-            cli_print("   | ");
-            run_print_number(&sums, t->sums[r]);
-        }
-        cli_print("\n");
-    }
-}
-
-/* ---- Vectors: q, k, v, o --------------------------------------------------------------------- */
-
-static int64_t limit_of(const run_board *board)
-{
-    return board->options->trace_limit ? board->options->trace_limit : 16;
-}
-
-/* One number, whatever its floating type. */
-static double element(const mha_tensor *tensor, int64_t b, int64_t h, int64_t t, int64_t d)
-{
-    int64_t at = b * tensor->stride[0] + h * tensor->stride[1] + t * tensor->stride[2] +
-                 d * tensor->stride[3];
-    double number = 0;
-    char *place = (char *)tensor->data + (size_t)at * mha_dtype_size(tensor->dtype);
-    mha_tensor from = mha_tensor_contiguous(place, tensor->dtype, 0, NULL);
-    mha_tensor to = mha_tensor_contiguous(&number, MHA_F64, 0, NULL);
-    return mha_tensor_convert(&from, &to) == MHA_OK ? number : (double)NAN;
-}
-
-/* The rows of one head of a tensor; first is where the sequence begins in it. */
-static cli_exit print_vectors(const run_board *board, char letter, const mha_tensor *tensor,
-                              int64_t head, int64_t first, const mha_tensor *rows)
-{
-    int64_t width = tensor->shape[3], most = limit_of(board);
-    table t = {.row = letter,
-               .rows = rows->data,
-               .row_count = rows->shape[0],
-               .column_count = width < most ? width : most,
-               .cut = width > most};
-    const size_t mark = arena_mark();
-    CLI_TRY(ARENA_ALLOC(RUN, t.row_count * t.column_count, &t.numbers));
-    for (int64_t r = 0; r < t.row_count; r++)
-        for (int64_t c = 0; c < t.column_count; c++)
-            t.numbers[r * t.column_count + c] =
-                element(tensor, board->batch, head, first + t.rows[r], c);
-    print_table(&t);
-    arena_release(mark);
-    return CLI_OK;
-}
+enum { MOST_WRITTEN_OUT = 8 };
 
 /* ---- Scores and weights ---------------------------------------------------------------------- */
 
@@ -145,13 +25,13 @@ static bool hidden(const run_board *board, int64_t head, int64_t row, int64_t co
 
 static cli_exit print_step(const run_board *board, board_step step, int64_t head)
 {
-    table t = {.row = 'q',
-               .column = 'k',
-               .rows = board->rows.data,
-               .columns = board->columns.data,
-               .row_count = board->rows.shape[0],
-               .column_count = board->columns.shape[0],
-               .cut = board->columns.shape[0] < board->keys};
+    run_table t = {.row = 'q',
+                   .column = 'k',
+                   .rows = board->rows.data,
+                   .columns = board->columns.data,
+                   .row_count = board->rows.shape[0],
+                   .column_count = board->columns.shape[0],
+                   .cut = board->columns.shape[0] < board->keys};
     const size_t mark = arena_mark();
     CLI_TRY(ARENA_ALLOC(RUN, t.row_count * t.column_count, &t.numbers));
     if (weights(step)) CLI_TRY(ARENA_ALLOC(RUN, t.row_count, &t.sums));
@@ -162,7 +42,7 @@ static cli_exit print_step(const run_board *board, board_step step, int64_t head
                                                     : run_board_at(board, step, head, r, c);
         if (t.sums) t.sums[r] = run_board_row_sum(board, step, head, r);
     }
-    print_table(&t);
+    run_print_table(&t);
     arena_release(mark);
     return CLI_OK;
 }
@@ -216,8 +96,8 @@ static void write_product(const run_board *board, int64_t head, int64_t kv_head)
     cli_print("    q%" PRId64 ".k%" PRId64 " =", q, k);
     for (int64_t d = 0; d < size; d++)
         cli_print("%s %.4g*%.4g", d ? " +" : "",
-                  element(&p->q, board->batch, h, board->first_query + q, d),
-                  element(&p->k, board->batch, kv_head, board->first_key + k, d));
+                  run_element(&p->q, board->batch, h, board->first_query + q, d),
+                  run_element(&p->k, board->batch, kv_head, board->first_key + k, d));
     cli_print(" = %.4g\n", run_board_at(board, BOARD_PRODUCTS, head, row, column));
 }
 
@@ -269,10 +149,9 @@ static void write_sum(const run_board *board, int64_t head)
 
 /* ---- The steps ------------------------------------------------------------------------------- */
 
-/* A title with its number; parts are joined as they are. */
-static void title(int *number, const char *text)
+static void step_title(const run_board *board, int *number, const char *text)
 {
-    cli_print("\n %d. %s\n", ++*number, text);
+    run_print_title(number, text, board->queries, board->keys);
 }
 
 static void scale_title(const run_board *board, char *text, size_t size)
@@ -303,13 +182,13 @@ static bool mask_title(const run_board *board, char *text, size_t size)
         bool given;
         const char *text;
     } parts[] = {
-        {desc->flags & MHA_ATTENTION_CAUSAL, "causal: no key after the query's position"},
-        {desc->key_lengths, "lengths: no padding"},
-        {desc->key_begins, "begins: no padding"},
-        {desc->flags & MHA_ATTENTION_WINDOW, "window: no key too far away"},
-        {desc->query_documents, "documents: no key of another one"},
+        {desc->flags & MHA_ATTENTION_CAUSAL, "causal: keys after the query's position"},
+        {desc->key_lengths, "lengths: padding"},
+        {desc->key_begins, "begins: padding"},
+        {desc->flags & MHA_ATTENTION_WINDOW, "window: keys too far away"},
+        {desc->query_documents, "documents: keys of another one"},
         {desc->keep_blocks, "blocks that are not kept"},
-        {desc->keep_mask, "keep-mask: no key where it is false"},
+        {desc->keep_mask, "keep-mask: keys where it is false"},
     };
     size_t used = (size_t)snprintf(text, size, "Masked, a dot is hidden (");
     bool any = false;
@@ -325,48 +204,60 @@ static bool mask_title(const run_board *board, char *text, size_t size)
 static cli_exit show_inputs(const run_board *board, int64_t h, int64_t hk, int *number)
 {
     const run_problem *p = board->problem;
-    title(number, "Queries q, keys k and values v: a row for each token");
-    CLI_TRY(print_vectors(board, 'q', &p->plain_q, h, board->first_query, &board->rows));
+    char text[256];
+    const int64_t t = board->queries, keys = board->keys;
+    snprintf(text, sizeof text,
+             "Queries q [%" PRId64 ", %" PRId64 "], keys k [%" PRId64 ", %" PRId64
+             "] and values v [%" PRId64 ", %" PRId64 "]: a row for each token",
+             t, p->q.shape[3], keys, p->k.shape[3], keys, p->v.shape[3]);
+    run_print_heading(number, text);
+    CLI_TRY(run_print_rows(board, 'q', &p->plain_q, h, board->first_query, &board->rows));
     cli_print("\n");
-    CLI_TRY(print_vectors(board, 'k', &p->plain_k, hk, board->first_key, &board->columns));
+    CLI_TRY(run_print_rows(board, 'k', &p->plain_k, hk, board->first_key, &board->columns));
     cli_print("\n");
-    CLI_TRY(print_vectors(board, 'v', &p->v, hk, board->first_key, &board->columns));
+    CLI_TRY(run_print_rows(board, 'v', &p->v, hk, board->first_key, &board->columns));
     bool norm = board->options->qk_norm, rope = board->options->rope;
     if (!norm && !rope && !board->options->dtype) return CLI_OK;
-    title(number, norm && rope ? "Norms of q and k divided out, then RoPE: turned by position"
-                  : norm       ? "Norms of q and k divided out"
-                  : rope       ? "RoPE: q and k turned by the positions of their tokens"
-                               : "q and k as --dtype rounds them");
-    CLI_TRY(print_vectors(board, 'q', &p->q, h, board->first_query, &board->rows));
+    run_print_heading(number, norm && rope
+                                  ? "Norms of q and k divided out, then RoPE: turned by position"
+                              : norm ? "Norms of q and k divided out"
+                              : rope ? "RoPE: q and k turned by the positions of their tokens"
+                                     : "q and k as --dtype rounds them");
+    CLI_TRY(run_print_rows(board, 'q', &p->q, h, board->first_query, &board->rows));
     cli_print("\n");
-    return print_vectors(board, 'k', &p->k, hk, board->first_key, &board->columns);
+    CLI_TRY(run_print_rows(board, 'k', &p->k, hk, board->first_key, &board->columns));
+    if (rope && !norm) run_trace_rope(board, h);
+    return CLI_OK;
 }
 
 static cli_exit show_scores(const run_board *board, int64_t head, int64_t hk, int *number)
 {
     const mha_attention_desc *desc = &board->problem->desc;
     char text[512];
-    title(number, desc->shaw_keys ? "Scores: each query times each key plus Shaw's row of the "
-                                    "distance, q.(k + a)"
-                                  : "Scores: each query times each key, q.k");
+    if (desc->shaw_keys) CLI_TRY(run_trace_shaw(board, number));
+    step_title(board, number,
+               desc->shaw_keys ? "Scores: each query times each key plus Shaw's row of the "
+                                 "distance, q.(k + a)"
+                               : "Scores: each query times each key, q.k");
     CLI_TRY(print_step(board, BOARD_PRODUCTS, head));
     write_product(board, head, hk);
     scale_title(board, text, sizeof text);
-    title(number, text);
+    step_title(board, number, text);
     CLI_TRY(print_step(board, BOARD_SCALED, head));
     if (run_board_has(board, BOARD_CAPPED)) {
         snprintf(text, sizeof text, "Capped: %.6g tanh(score / %.6g)", (double)desc->softcap,
                  (double)desc->softcap);
-        title(number, text);
+        step_title(board, number, text);
         CLI_TRY(print_step(board, BOARD_CAPPED, head));
     }
     if (run_board_has(board, BOARD_BIASED)) {
+        CLI_TRY(run_trace_distances(board, head, number));
         bias_title(board, text, sizeof text);
-        title(number, text);
+        step_title(board, number, text);
         CLI_TRY(print_step(board, BOARD_BIASED, head));
     }
     if (mask_title(board, text, sizeof text)) {
-        title(number, text);
+        step_title(board, number, text);
         CLI_TRY(print_step(board, BOARD_MASKED, head));
     }
     return CLI_OK;
@@ -390,17 +281,18 @@ static cli_exit show_dropout(const run_board *board, int64_t head, int *number)
         size_t used = strlen(text);
         snprintf(text + used, sizeof text - used, " divided by %.6g", 1 - share);
     }
-    title(number, text);
+    step_title(board, number, text);
     return print_step(board, BOARD_DROPPED, head);
 }
 
 static cli_exit show_weights(const run_board *board, int64_t head, int *number)
 {
-    title(number, board->problem->desc.sink_logits
-                      ? "Softmax: e^score divided by the row's sum, to which the sink adds"
-                  : sees_nothing(board, head)
-                      ? "Softmax: e^score divided by the row's sum; a row that sees no key is 0"
-                      : "Softmax: e^score divided by the row's sum; each row sums to 1");
+    step_title(board, number,
+               board->problem->desc.sink_logits
+                   ? "Softmax: e^score divided by the row's sum, to which the sink adds"
+               : sees_nothing(board, head)
+                   ? "Softmax: e^score divided by the row's sum; a row that sees no key is 0"
+                   : "Softmax: e^score divided by the row's sum; each row sums to 1");
     CLI_TRY(print_step(board, BOARD_WEIGHTS, head));
     write_softmax(board, head);
     return run_board_has(board, BOARD_DROPPED) ? show_dropout(board, head, number) : CLI_OK;
@@ -417,11 +309,13 @@ static cli_exit show_head(const run_board *board, int64_t head)
     CLI_TRY(show_inputs(board, h, hk, &number));
     CLI_TRY(show_scores(board, head, hk, &number));
     CLI_TRY(show_weights(board, head, &number));
-    title(&number, p->desc.gates ? "Output o: each row's weights times the values, times the gate"
-                   : p->desc.shaw_values
-                       ? "Output o: each row's weights times v plus Shaw's row of the distance"
-                       : "Output o: each row's weights times the values");
-    CLI_TRY(print_vectors(board, 'o', &board->o, h, board->first_query, &board->rows));
+    run_print_title(&number,
+                    p->desc.gates ? "Output o: each row's weights times the values, times the gate"
+                    : p->desc.shaw_values
+                        ? "Output o: each row's weights times v plus Shaw's row of the distance"
+                        : "Output o: each row's weights times the values",
+                    board->queries, p->v.shape[3]);
+    CLI_TRY(run_print_rows(board, 'o', &board->o, h, board->first_query, &board->rows));
     write_sum(board, head);
     return CLI_OK;
 }
@@ -439,7 +333,8 @@ static void show_opening(const run_board *board)
 {
     const run_problem *p = board->problem;
     int64_t sequences = p->ragged ? p->desc.sequences : p->q.shape[0];
-    cli_print("Attention step by step: o = softmax(q k^T * scale) v\n");
+    cli_print("Attention step by step: %so = softmax(q k^T * scale) v\n",
+              board->options->module ? "y = concat(heads) W_o^T, each head " : "");
     if (sequences > 1)
         cli_print("Sequence %" PRId64 " of %" PRId64 "; ", board->sequence, sequences);
     cli_print("%" PRId64 " head%s, %" PRId64 " queries, %" PRId64 " keys, head size %" PRId64
@@ -450,7 +345,7 @@ static void show_opening(const run_board *board)
     int64_t offset = desc->q_offsets ? desc->q_offsets[board->sequence] : desc->q_offset;
     if (offset != 0) cli_print("Query q<t> is at key position t + %" PRId64 "\n", offset);
     bool any = false;
-    int64_t most = limit_of(board);
+    int64_t most = run_limit(board);
     say_part("heads", board->heads.shape[0], p->q.shape[1], &any);
     say_part("queries", board->rows.shape[0], board->queries, &any);
     say_part("keys", board->columns.shape[0], board->keys, &any);
@@ -461,11 +356,14 @@ static void show_opening(const run_board *board)
                   "--trace-limit N\n");
 }
 
-cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem)
+cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem,
+                   const run_results *results)
 {
     run_board board;
     CLI_TRY(run_board_make(options, context, problem, &board));
     show_opening(&board);
+    if (options->module) CLI_TRY(run_trace_projections(&board));
     for (int64_t head = 0; head < board.heads.shape[0]; head++) CLI_TRY(show_head(&board, head));
-    return CLI_OK;
+    if (options->module) CLI_TRY(run_trace_mixing(&board, results));
+    return options->cache ? run_trace_cache(&board, context) : CLI_OK;
 }

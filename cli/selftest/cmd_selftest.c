@@ -16,6 +16,7 @@
 #include "common/args.h"
 #include "common/commands.h"
 #include "common/contexts.h"
+#include "common/progress.h"
 #include "common/random.h"
 
 #include <inttypes.h>
@@ -27,6 +28,7 @@
 
 typedef struct test_options {
     int64_t problems, seed;
+    int quiet;
 } test_options;
 
 static const args_option option_table[] = {
@@ -45,6 +47,12 @@ static const args_option option_table[] = {
      .field = offsetof(test_options, seed),
      .least = 0,
      .most = INT64_MAX},
+    {.kind = ARGS_FLAG,
+     .letter = 'q',
+     .name = "quiet",
+     .help = "no progress on stderr",
+     .field = offsetof(test_options, quiet),
+     .least = 1},
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
 };
 
@@ -357,7 +365,12 @@ cli_exit cmd_selftest(int count, char *const *arguments)
     random_source r = {(uint64_t)options.seed};
     CLI_TRY(make_runners(runners, &runner_count));
     CLI_TRY(context_make(SELFTEST, runners[runner_count - 1].isa, 3, &three));
-    for (int64_t i = 0; i < options.problems; i++)
+    progress shown = progress_begin(options.quiet);
+    for (int64_t i = 0; i < options.problems; i++) {
+        progress_show(&shown, (double)i / (double)options.problems,
+                      "problem %" PRId64 " of %" PRId64, i + 1, options.problems);
         CLI_TRY(run_problem(&r, three, runners, runner_count, &bits));
+    }
+    progress_clear(&shown);
     return report(&options, runners, runner_count, &bits);
 }

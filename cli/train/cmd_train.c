@@ -109,6 +109,11 @@ static const args_option option_table[] = {
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
 };
 
+static const char *task_at(int i)
+{
+    return train_tasks[i] ? train_tasks[i]->name : NULL;
+}
+
 const args_page train_page = {
     .command = TRAIN,
     .summary = "train a small transformer and watch its heads specialise",
@@ -128,6 +133,7 @@ const args_page train_page = {
              "training resumes where it stopped; Ctrl-C saves and stops.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
+    .word = task_at,
 };
 
 /* ---- progress ------------------------------------------------------------------------------ */
@@ -302,6 +308,21 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
     return CLI_OK;
 }
 
+/* What the last look at held-out data found, beside the goal. */
+static void print_goal(const train_run *run)
+{
+    const train_task *task = run->model.task;
+    cli_print("  goal:     %s\n", task->goal);
+    if (run->looks == 0) return;
+    const double *last = run->curve + (run->looks - 1) * TRAIN_CURVE_COLUMNS;
+    cli_print("  reached:  %.1f %%", 100 * last[TRAIN_CURVE_RIGHT]);
+    for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
+        cli_print("%s%s %.1f %%", kind ? ", " : " (", task->kinds[kind],
+                  100 * last[TRAIN_CURVE_KIND + kind]);
+    cli_print("%s, with a loss of %.3g; the best head has %.0f %% of its weight on what is right\n",
+              task->kinds[1] ? ")" : "", last[TRAIN_CURVE_HELD_OUT], 100 * last[TRAIN_CURVE_BEST]);
+}
+
 static void say_how_it_ended(const train_options *options, const train_run *run,
                              train_verdict verdict)
 {
@@ -313,15 +334,20 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
         return;
     }
     if (model->task->text) {
-        cli_print("%" PRId64 " steps, %.1f s of training; held-out loss was lowest after %" PRId64
-                  " steps%s\n",
-                  model->step, run->seconds, run->best_step,
-                  run->best_step < model->step ? ": this is the model that is kept" : "");
+        cli_print("%" PRId64 " steps, %.1f s of training; ", model->step, run->seconds);
+        if (run->best_step > 0)
+            cli_print("kept is the model after %" PRId64
+                      " steps: its perplexity is the lowest, %.2f, on the part of the text that "
+                      "decides this\n",
+                      run->best_step, mha_exp(run->best_loss));
+        else
+            cli_print("too few for a look at held-out text\n");
         return;
     }
-    cli_print("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training: %s\n",
+    cli_print("%s after %" PRId64 " steps of try %" PRId64 ", %.1f s of training\n",
               verdict == TRAIN_DONE ? "Goal reached" : "Goal missed", model->step, run->attempt + 1,
-              run->seconds, model->task->goal);
+              run->seconds);
+    print_goal(run);
 }
 
 static cli_exit finish(const train_options *options, train_run *run, train_verdict verdict)
@@ -330,7 +356,7 @@ static cli_exit finish(const train_options *options, train_run *run, train_verdi
     const cli_exit code = train_save_folder(run);
     say_how_it_ended(options, run, verdict);
     if (code != CLI_OK || options->no_report || signals_came()) return code;
-    CLI_TRY(train_report_print(&run->model, &found));
+    CLI_TRY(train_report_print(&run->model, options->quiet, &found));
     return train_report_pictures(run, &found, options->quiet);
 }
 

@@ -2,10 +2,13 @@
 #include "train/train_report.h"
 
 #include "common/arena.h"
+#include "common/progress.h"
 #include "common/words.h"
 #include "train/train_evidence.h"
 #include "train/train_text.h"
 #include "view/view.h"
+
+#include <multihead/component.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -51,8 +54,31 @@ static void print_accuracy(const train_task *task, const char *before, const tra
     cli_print("%s\n", task->kinds[1] ? ")" : "");
 }
 
+/* Scores on the data that is reported, of the whole model and without each head. */
+static cli_exit measure(train_model *model, bool quiet, train_finding *found)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(model->decoder, &d);
+    const int64_t heads = d.num_layers * d.num_heads;
+    progress shown = progress_begin(quiet);
+    progress_show(&shown, 0, "measuring on held-out data");
+    CLI_TRY(train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL,
+                              &found->all));
+    for (int64_t i = 0; i < heads; i++) {
+        uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
+        train_scores s;
+        off[i] = 1;
+        progress_show(&shown, (double)(1 + i) / (double)(1 + heads),
+                      "measuring without head %" PRId64 " of %" PRId64, i + 1, heads);
+        CLI_TRY(train_report_without(model, off, &s));
+        found->left[i] = model->task->text ? mha_exp(s.loss) : train_accuracy(&s);
+    }
+    progress_clear(&shown);
+    return CLI_OK;
+}
+
 /* Every head: where it looks, and what is left without it. */
-static cli_exit print_heads(train_model *model, const train_scores *all, double *left)
+static void print_heads(train_model *model, const train_scores *all, const double *left)
 {
     const train_task *task = model->task;
     mha_transformer_desc d;
@@ -63,11 +89,6 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
     cli_print("%s  before   accuracy without it\n", task->kinds[1] ? "" : "  right");
     for (int64_t l = 0; l < d.num_layers; l++)
         for (int64_t h = 0; h < d.num_heads; h++) {
-            uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
-            train_scores s;
-            off[l * d.num_heads + h] = 1;
-            CLI_TRY(train_report_without(model, off, &s));
-            left[l * d.num_heads + h] = train_accuracy(&s);
             int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
             cli_print("%*s", used < 6 ? 6 - used : 0, "");
             for (int kind = 0; kind < TRAIN_KINDS && task->kinds[1] && task->kinds[kind]; kind++)
@@ -77,7 +98,6 @@ static cli_exit print_heads(train_model *model, const train_scores *all, double 
             cli_print("   %5.2f   %5.1f %%\n", train_previous(all, l, h),
                       100 * left[l * d.num_heads + h]);
         }
-    return CLI_OK;
 }
 
 /* The head named, and the half of all others that matters least, switched off. */
@@ -96,9 +116,10 @@ static cli_exit print_ablations(train_model *model, const double *left, int64_t 
         off[least] = 1;
     }
     CLI_TRY(train_report_without(model, off, &s));
-    char line[96];
-    snprintf(line, sizeof line,
-             "Without the %" PRId64 " heads that matter least: ", (heads - 1) / 2);
+    char line[96] = "Without the head that matters least: ";
+    if ((heads - 1) / 2 > 1)
+        snprintf(line, sizeof line,
+                 "Without the %" PRId64 " heads that matter least: ", (heads - 1) / 2);
     print_accuracy(model->task, line, &s);
     return CLI_OK;
 }
@@ -111,25 +132,24 @@ void train_report_size(train_model *model)
               words_flops(train_model_flops(model)).text);
 }
 
-cli_exit train_report_print(train_model *model, train_finding *found)
+cli_exit train_report_print(train_model *model, bool quiet, train_finding *found)
 {
     *found = (train_finding){0};
+    CLI_TRY(measure(model, quiet, found));
     if (model->task->text) return train_text_print(model, found);
     const train_task *task = model->task;
     mha_transformer_desc d;
-    train_scores *all = &found->all;
-    double *left = found->left;
+    const train_scores *all = &found->all;
+    const double *left = found->left;
     int64_t layer = 0, head = 0;
     mha_transformer_describe(model->decoder, &d);
-    CLI_TRY(
-        train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL, all));
     if (task->baselines) {
         random_source r = random_make(TRAIN_SPLIT_REPORT, 1);
         task->baselines(&r);
     }
     train_report_size(model);
     print_accuracy(task, "Right on held-out data:", all);
-    CLI_TRY(print_heads(model, all, left));
+    print_heads(model, all, left);
     find_best(&d, all, &layer, &head);
     found->layer = layer;
     found->head = head;

@@ -15,7 +15,7 @@ typedef struct train_finding {
 void train_report_size(train_model *model);
 
 /* Accuracy on separate data, where each head attends, and the accuracy without it. */
-cli_exit train_report_print(train_model *model, train_finding *found);
+cli_exit train_report_print(train_model *model, bool quiet, train_finding *found);
 
 /* Scores on the data that is reported, without the heads that are off [L,H]. */
 cli_exit train_report_without(train_model *model, const uint8_t *off, train_scores *s);

@@ -293,6 +293,26 @@ static void make_task(const train_text_options *o, int64_t context, train_text *
     text->recipe.probes_to_report = smaller(windows(text, TRAIN_SPLIT_REPORT), TO_REPORT);
 }
 
+/* Whether there is something to learn. */
+static cli_exit check_words(const train_text_options *o, const train_text *text)
+{
+    const double part = 100.0 * (double)text->unknown / (double)text->count;
+    if (text->word_count == SPECIALS)
+        return cli_fail(CLI_BAD_INPUT, TRAIN,
+                        "--text %s: none of the %" PRId64
+                        " words and marks to learn from occurs twice, so there is nothing to "
+                        "learn; give a longer text, or --chars",
+                        o->path, text->held_out[0]);
+    if (part > 40)
+        cli_warn(
+            TRAIN,
+            "--text %s: %.0f %% of the text is <unk>, words that do not occur twice%s: what is "
+            "right is mostly <unk>; give a longer text%s",
+            o->path, part, o->words ? " or are beyond --words" : "",
+            o->characters ? "" : ", or --chars");
+    return CLI_OK;
+}
+
 cli_exit train_text_make(const train_text_options *o, train_text *text)
 {
     char *bytes = NULL;
@@ -312,6 +332,7 @@ cli_exit train_text_make(const train_text_options *o, train_text *text)
         text->tokens[i] = words.entries[text->tokens[i]].id;
         text->unknown += text->tokens[i] == UNKNOWN;
     }
+    CLI_TRY(check_words(o, text));
     snprintf(text->mark, sizeof text->mark, "%" PRId64 " %" PRId64 " %016" PRIx64, text->count,
              context, hash_of(bytes, size));
     make_task(o, context, text);

@@ -84,7 +84,7 @@ static cli_exit guess(const train_text *text, double loss[2])
 
 /* ---- numbers ------------------------------------------------------------------------------- */
 
-static cli_exit print_heads(train_model *model, train_finding *found)
+static void print_heads(train_model *model, train_finding *found)
 {
     const train_scores *all = &found->all;
     mha_transformer_desc d;
@@ -93,23 +93,17 @@ static cli_exit print_heads(train_model *model, train_finding *found)
     cli_print("\nhead    before   <s>   perplexity without it\n");
     for (int64_t i = 0; i < d.num_layers * d.num_heads; i++) {
         const int64_t l = i / d.num_heads, h = i % d.num_heads;
-        uint8_t off[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS] = {0};
-        train_scores s;
-        off[i] = 1;
-        CLI_TRY(train_report_without(model, off, &s));
         const int used = cli_print("L%" PRId64 "H%" PRId64, l, h);
         cli_print("%*s  %5.2f %5.2f   %.2f\n", used < 6 ? 6 - used : 0, "",
-                  train_previous(all, l, h), train_first(all, l, h), mha_exp(s.loss));
-        found->left[i] = mha_exp(s.loss);
-        if (s.loss <= most) continue;
-        most = s.loss;
+                  train_previous(all, l, h), train_first(all, l, h), found->left[i]);
+        if (found->left[i] <= most) continue;
+        most = found->left[i];
         found->layer = l;
         found->head = h;
     }
     cli_print("\nL%" PRId64 "H%" PRId64
               " matters most: without it the perplexity is %.2f instead of %.2f.\n",
-              found->layer, found->head, mha_exp(most), mha_exp(all->loss));
-    return CLI_OK;
+              found->layer, found->head, most, mha_exp(all->loss));
 }
 
 cli_exit train_text_print(train_model *model, train_finding *found)
@@ -120,8 +114,6 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     double guesses[2];
     const train_scores *all = &found->all;
     CLI_TRY(guess(text, guesses));
-    CLI_TRY(train_model_score(model, TRAIN_SPLIT_REPORT, model->recipe.probes_to_report, NULL,
-                              &found->all));
     cli_print("The text: %" PRId64 " %s, %" PRId64 " different ones; %" PRId64
               " are the vocabulary, %.1f %% of the text is <unk>\n",
               text->count, characters ? "characters" : "words and marks", text->kinds,
@@ -130,9 +122,10 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     cli_print("Without attention: perplexity %.2f from the frequency of each %s, %.2f from pairs "
               "of them\n",
               mha_exp(guesses[0]), one, mha_exp(guesses[1]));
-    cli_print("On held-out text: perplexity %.2f per %s (loss %.4f", mha_exp(all->loss), one,
-              all->loss);
+    cli_print("On other held-out text, which decided nothing: perplexity %.2f per %s (loss %.4f",
+              mha_exp(all->loss), one, all->loss);
     if (characters) cli_print(", %.3f bits", all->loss / mha_log(2));
     cli_print("), the most likely %s is right in %.1f %%\n", one, 100 * train_accuracy(all));
-    return print_heads(model, found);
+    print_heads(model, found);
+    return CLI_OK;
 }

@@ -82,9 +82,6 @@ void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, c
 /* Maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
 
-/* Tokens from a file: one a line, or a JSON list of texts if the name ends in .json. */
-cli_exit view_read_tokens(const char *path, maps_tokens *tokens);
-
 /* A figure. A remark goes to the footnote; NULL: none. */
 typedef struct view_figure {
     mha_figure figure;

@@ -1,5 +1,7 @@
 /* Maps from a .npy file, with tokens from a file: weights that anything may have computed. */
 #include "common/arena.h"
+#include "common/map_arrays.h"
+#include "common/token_files.h"
 #include "view/view.h"
 
 #include <multihead/io.h>
@@ -10,54 +12,14 @@
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
-/* IEEE 754 half precision: 1 sign, 5 exponent, 10 fraction bits. */
-static float float_of_half(uint16_t half)
-{
-    int exponent = half >> 10 & 31, fraction = half & 1023;
-    double value = exponent == 31  ? (fraction ? NAN : INFINITY)
-                   : exponent == 0 ? ldexp(fraction, -24)
-                                   : ldexp(fraction + 1024, exponent - 25);
-    return (float)(half & 0x8000 ? -value : value);
-}
-
-static float element(const mha_tensor *tensor, int64_t i)
-{
-    switch (tensor->dtype) {
-    case MHA_F32: return ((const float *)tensor->data)[i];
-    case MHA_F64: return (float)((const double *)tensor->data)[i];
-    default: return float_of_half(((const uint16_t *)tensor->data)[i]);
-    }
-}
-
-/* [T,S], [H,T,S] or [L,H,T,S] as [L,H,T,S]. */
-static cli_exit read_shape(const view_options *options, const mha_tensor *tensor, int64_t shape[4])
-{
-    if (tensor->ndim < 2 || tensor->ndim > 4)
-        return cli_fail(
-            CLI_BAD_INPUT, VIEW,
-            "%s: has %d dimensions; expected [rows, columns], [heads, rows, columns] or "
-            "[layers, heads, rows, columns]",
-            options->attention, (int)tensor->ndim);
-    if (tensor->dtype != MHA_F32 && tensor->dtype != MHA_F64 && tensor->dtype != MHA_F16)
-        return cli_fail(CLI_UNSUPPORTED, VIEW, "%s: holds %s; expected float32, float64 or float16",
-                        options->attention, mha_dtype_name(tensor->dtype));
-    for (int i = 0; i < 4; i++) {
-        int axis = i - (4 - tensor->ndim);
-        shape[i] = axis < 0 ? 1 : tensor->shape[axis];
-        if (shape[i] == 0)
-            return cli_fail(CLI_BAD_INPUT, VIEW, "%s: dimension %d is 0; there is nothing to draw",
-                            options->attention, axis);
-    }
-    return CLI_OK;
-}
-
 static cli_exit fill_layers(const mha_tensor *tensor, const maps_picks *picks, attention_maps *maps)
 {
     int64_t size = maps->heads * maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < maps->layers; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
         CLI_TRY(maps_add_layer(VIEW, maps, l));
-        for (int64_t i = 0; i < size; i++) maps->layer[l][i] = element(tensor, l * size + i);
+        for (int64_t i = 0; i < size; i++)
+            maps->layer[l][i] = map_arrays_element(tensor, l * size + i);
     }
     return CLI_OK;
 }
@@ -149,14 +111,14 @@ static cli_exit check_count(const char *array, const char *axis, int64_t wanted,
 static cli_exit read_labels(const view_options *options, const int64_t shape[4],
                             attention_maps *maps)
 {
-    CLI_TRY(view_read_tokens(options->tokens, &maps->rows));
+    CLI_TRY(token_files_read(VIEW, options->tokens, &maps->rows));
     CLI_TRY(check_count(options->attention, "rows", shape[2], options->tokens, maps->rows.count));
     if (!options->key_tokens) {
         maps->cols = maps->rows;
         return check_count(options->attention, "columns", shape[3], options->tokens,
                            maps->cols.count);
     }
-    CLI_TRY(view_read_tokens(options->key_tokens, &maps->cols));
+    CLI_TRY(token_files_read(VIEW, options->key_tokens, &maps->cols));
     /* "keys" and not "columns": the advice to name a file would be idle here. */
     return check_count(options->attention, "keys", shape[3], options->key_tokens, maps->cols.count);
 }
@@ -166,7 +128,7 @@ static cli_exit read_heads(const view_options *options, const mha_tensor *tensor
                            attention_maps *maps, maps_picks *picks)
 {
     int64_t shape[4];
-    CLI_TRY(read_shape(options, tensor, shape));
+    CLI_TRY(map_arrays_shape(VIEW, options->attention, tensor, shape));
     CLI_TRY(read_labels(options, shape, maps));
     CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], picks));
     maps->layers = shape[0];

@@ -44,7 +44,7 @@ typedef struct mha_module_gradients {
  *
  *   call           unchanged, with the outputs q, k, v, heads and lse that it wrote; out is not
  *                  read. The module's parameters are unchanged too
- *   out_gradient   as out, in
+ *   out_gradient   [B,T,E] in; as the call's inputs it may be f32, f16 or bf16
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other.
  *          Scratch from the context: q, k, v and heads twice, and the largest weight.

@@ -52,7 +52,8 @@ mha_status mhai_model_check_folder(const char *folder)
     if (stat(folder, &status) != 0)
         return mha_fail(
             MHA_ERR_FILE,
-            "%s: no such folder or file; tools/get-minilm and tools/get-smollm2 fetch models",
+            "%s: no such folder or file; tools/get-minilm fetches an encoder, tools/get-smollm2 a "
+            "model that generates text",
             mhai_show_path(folder).text);
     if (!S_ISDIR(status.st_mode))
         return mha_fail(MHA_ERR_FILE, "%s: neither a folder nor a GGUF file; a model folder has %s",

@@ -3,6 +3,7 @@
  * The call is checked as the forward checks it; q, k, v, heads and lse come from its outputs, so
  * nothing but a norm's input is computed again. */
 #include "base/checked.h"
+#include "base/convert.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "module/module_parts.h"
@@ -49,15 +50,15 @@ static mha_tensor rows_of(float *data, int64_t rows, int64_t cols)
 /* ---- checks -------------------------------------------------------------------------------- */
 
 /* A tensor with or without the batch axis, seen with it. */
-static mha_status view_of(const call *c, const char *name, const mha_tensor *given,
+static mha_status view_of(const call *c, const char *name, const mha_tensor *given, mha_dtype type,
                           const int64_t shape[3], mha_tensor *view)
 {
     const int first = c->f.unbatched ? 1 : 0;
-    MHA_TRY(mhai_tensor_check(name, given, MHA_F32, 3 - first, shape + first));
+    MHA_TRY(mhai_tensor_check(name, given, type, 3 - first, shape + first));
     MHA_TRY(mhai_tensor_check_last(name, given));
     *view = *given;
     if (!first) return MHA_OK;
-    *view = mha_tensor_contiguous(given->data, MHA_F32, 3, shape);
+    *view = mha_tensor_contiguous(given->data, type, 3, shape);
     view->stride[1] = given->stride[0];
     view->stride[0] = shape[1] * given->stride[0];
     return MHA_OK;
@@ -81,7 +82,9 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
                                kept.k,     kept.v,   kept.heads, kept.lse};
     for (int i = 0; i < 8; i++) {
         if (!all[i]) return mha_fail(MHA_ERR_NULL, "%s: is NULL, the gradients need it", names[i]);
-        MHA_TRY(mhai_tensor_check(names[i], all[i], MHA_F32, all[i]->ndim, NULL));
+        if (i < 3) MHA_TRY(mhai_tensor_check_real(names[i], all[i]));
+        MHA_TRY(mhai_tensor_check(names[i], all[i], i < 3 ? all[i]->dtype : MHA_F32, all[i]->ndim,
+                                  NULL));
     }
     kept.probabilities = kept.average_probabilities = NULL;
     kept.attention = NULL;
@@ -213,16 +216,18 @@ static mha_status read_gradients(call *c, const mha_tensor *out_gradient,
                         (long long)c->out.parameters_count, (int)MAX_PARAMETERS);
     if (c->out.parameters_count > 0 && !c->out.parameters)
         return mha_fail(MHA_ERR_NULL, "mha_module_gradients: parameters is NULL");
-    MHA_TRY(view_of(c, "out_gradient", out_gradient, (int64_t[]){B, T, d->embed_dim},
-                    &c->out_gradient));
+    MHA_TRY(mhai_tensor_check_real("out_gradient", out_gradient));
+    MHA_TRY(view_of(c, "out_gradient", out_gradient, out_gradient->dtype,
+                    (int64_t[]){B, T, d->embed_dim}, &c->out_gradient));
     if (c->out.query)
-        MHA_TRY(
-            view_of(c, "query gradient", c->out.query, (int64_t[]){B, T, d->embed_dim}, &c->query));
+        MHA_TRY(view_of(c, "query gradient", c->out.query, MHA_F32, (int64_t[]){B, T, d->embed_dim},
+                        &c->query));
     if (c->out.key)
-        MHA_TRY(view_of(c, "key gradient", c->out.key, (int64_t[]){B, S, d->key_dim}, &c->key));
+        MHA_TRY(view_of(c, "key gradient", c->out.key, MHA_F32, (int64_t[]){B, S, d->key_dim},
+                        &c->key));
     if (c->out.value)
-        MHA_TRY(
-            view_of(c, "value gradient", c->out.value, (int64_t[]){B, S, d->value_dim}, &c->value));
+        MHA_TRY(view_of(c, "value gradient", c->out.value, MHA_F32, (int64_t[]){B, S, d->value_dim},
+                        &c->value));
     for (int64_t i = 0; i < c->out.parameters_count; i++)
         MHA_TRY(read_parameter(c, i, c->out.parameters[i]));
     return read_attention(c);
@@ -282,9 +287,10 @@ static mha_status prepare_attention(call *c)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-static float *row_at(const mha_tensor *x, int64_t row) /* row of [B,L,width] */
+static void *row_at(const mha_tensor *x, int64_t row) /* row of [B,L,width] */
 {
-    return (float *)x->data + row / x->shape[1] * x->stride[0] + row % x->shape[1] * x->stride[1];
+    const int64_t at = row / x->shape[1] * x->stride[0] + row % x->shape[1] * x->stride[1];
+    return (char *)x->data + at * (int64_t)mha_dtype_size(x->dtype);
 }
 
 static bool one_run(const mha_tensor *x)
@@ -293,17 +299,16 @@ static bool one_run(const mha_tensor *x)
            (x->shape[0] <= 1 || x->stride[0] == x->shape[1] * x->stride[1]);
 }
 
-/* [B,L,width] as rows: where they lie, or copied to scratch. */
+/* [B,L,width] as rows of f32: where they lie, or copied to scratch. */
 static mha_status read_rows(call *c, const mha_tensor *x, mha_tensor *rows)
 {
     const int64_t count = x->shape[0] * x->shape[1], width = x->shape[2];
     *rows = rows_of(x->data, count, width);
     rows->stride[0] = x->stride[1];
-    if (one_run(x)) return MHA_OK;
+    if (x->dtype == MHA_F32 && one_run(x)) return MHA_OK;
     float *copy;
     MHA_TRY(take(c, count, width, &copy));
-    for (int64_t i = 0; i < count; i++)
-        memcpy(copy + i * width, row_at(x, i), (size_t)width * sizeof(float));
+    for (int64_t i = 0; i < count; i++) mhai_widen(x->dtype, row_at(x, i), width, copy + i * width);
     *rows = rows_of(copy, count, width);
     return MHA_OK;
 }
@@ -315,7 +320,10 @@ static mha_status linear(call *c, int projection, const mha_tensor *x, const mha
     const mha_linear *layer = c->f.module->projection[projection];
     const target *to = &c->projection[projection];
     mha_tensor weight = rows_of(c->weight, layer->outputs, layer->inputs);
-    if (dx) mhai_linear_get_weight(layer, &weight, 0);
+    if (layer->lent.data && layer->lent.dtype == MHA_F32)
+        weight = layer->lent;
+    else if (dx)
+        mhai_linear_get_weight(layer, &weight, 0);
     return mha_linear_backward(c->f.context, &weight, x, dy, flags, dx,
                                to->weight.data ? &to->weight : NULL,
                                to->bias.data ? &to->bias : NULL);
@@ -361,8 +369,8 @@ static mha_status norm_input(call *c, int projection, const mha_tensor *x, const
     mha_tensor in;
     MHA_TRY(read_rows(c, x, &in));
     MHA_TRY(take(c, rows, layer->outputs, &memory));
-    mhai_linear_run(c->f.context, layer, MHA_ACTIVATION_NONE, in.data, in.stride[0], rows, memory,
-                    layer->outputs);
+    MHA_TRY(mhai_linear_run(c->f.context, layer, MHA_ACTIVATION_NONE, in.data, in.stride[0], rows,
+                            memory, layer->outputs));
     *view = *like;
     view->data = memory;
     return MHA_OK;

@@ -20,9 +20,8 @@ static float nothing;
 /* Check a tensor of the call against shape, which has the batch axis, and give a view that has it
  * too. While measuring a tensor may come without data. */
 static mha_status view_of(const mhai_forward *f, const char *name, const mha_tensor *given,
-                          int ndim, const int64_t *shape, mha_tensor *view)
+                          mha_dtype type, int ndim, const int64_t *shape, mha_tensor *view)
 {
-    if (!given) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
     mha_tensor own = *given;
     if (f->measuring && !own.data) own.data = &nothing;
     int first = f->unbatched ? 1 : 0;
@@ -31,7 +30,7 @@ static mha_status view_of(const mhai_forward *f, const char *name, const mha_ten
                         "%s: has %d dimensions, but query has no batch axis: leave it out of every "
                         "tensor, or of none",
                         name, ndim);
-    MHA_TRY(mhai_tensor_check(name, &own, MHA_F32, ndim - first, shape + first));
+    MHA_TRY(mhai_tensor_check(name, &own, type, ndim - first, shape + first));
     MHA_TRY(mhai_tensor_check_last(name, &own));
     *view = own;
     if (!f->unbatched) return MHA_OK;
@@ -43,15 +42,24 @@ static mha_status view_of(const mhai_forward *f, const char *name, const mha_ten
     return MHA_OK;
 }
 
+/* One of the tensors that may be f32, f16 or bf16, [B,L,width]. */
+static mha_status real_view_of(const mhai_forward *f, const char *name, const mha_tensor *given,
+                               const int64_t shape[3], mha_tensor *view)
+{
+    if (!given) return mha_fail(MHA_ERR_NULL, "%s: is NULL", name);
+    MHA_TRY(mhai_tensor_check_real(name, given));
+    return view_of(f, name, given, given->dtype, 3, shape, view);
+}
+
 /* ---- checks -------------------------------------------------------------------------------- */
 
 static mha_status check_keys(mhai_forward *f, const mha_module_call *call)
 {
     const mha_module_desc *d = &f->module->desc;
     const int64_t batch = f->has_query ? f->B : -1;
-    MHA_TRY(view_of(f, "key", call->key, 3, (int64_t[]){batch, -1, d->key_dim}, &f->key));
+    MHA_TRY(real_view_of(f, "key", call->key, (int64_t[]){batch, -1, d->key_dim}, &f->key));
     f->B = f->key.shape[0], f->S = f->key.shape[1];
-    MHA_TRY(view_of(f, "value", call->value, 3, (int64_t[]){f->B, -1, d->value_dim}, &f->value));
+    MHA_TRY(real_view_of(f, "value", call->value, (int64_t[]){f->B, -1, d->value_dim}, &f->value));
     if (f->value.shape[1] != f->S)
         return mha_fail(MHA_ERR_SHAPE,
                         "key has length %lld, value has length %lld: they must be equal",
@@ -69,12 +77,13 @@ static mha_status check_inputs(mhai_forward *f, const mha_module_call *call)
     const mha_tensor *first = f->has_query ? call->query : call->key;
     f->unbatched = first && first->ndim == 2;
     if (f->has_query) {
-        MHA_TRY(view_of(f, "query", call->query, 3, (int64_t[]){-1, -1, d->embed_dim}, &f->query));
+        MHA_TRY(
+            real_view_of(f, "query", call->query, (int64_t[]){-1, -1, d->embed_dim}, &f->query));
         f->B = f->query.shape[0], f->T = f->query.shape[1];
     }
     if (f->has_keys) MHA_TRY(check_keys(f, call));
     if (!f->has_query || (f->measuring && !call->out)) return MHA_OK;
-    return view_of(f, "out", call->out, 3, (int64_t[]){f->B, f->T, d->embed_dim}, &f->out);
+    return real_view_of(f, "out", call->out, (int64_t[]){f->B, f->T, d->embed_dim}, &f->out);
 }
 
 /* The columns of outputs over keys. Attention checks the offsets themselves. */
@@ -159,8 +168,8 @@ static mha_status check_outputs(mhai_forward *f, const mha_module_outputs *outpu
     for (int i = 0; i < MHAI_OUTPUTS; i++) {
         f->wanted[i] = given[i];
         if (given[i])
-            MHA_TRY(view_of(f, output_names[i], given[i], expected[i].ndim, expected[i].shape,
-                            &f->each[i]));
+            MHA_TRY(view_of(f, output_names[i], given[i], MHA_F32, expected[i].ndim,
+                            expected[i].shape, &f->each[i]));
     }
     return MHA_OK;
 }

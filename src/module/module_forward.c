@@ -5,12 +5,80 @@
  * an output is written, and before a cache changes. */
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/convert.h"
 #include "base/struct_copy.h"
 #include "module/module_parts.h"
 
 #include <multihead/component.h>
 
 #include <string.h>
+
+/* ---- f16 and bf16 -------------------------------------------------------------------------- */
+
+/* Room for the tensor as f32, if it is not. */
+static mha_status take_f32(mhai_forward *f, int which, mha_tensor *x)
+{
+    void *memory;
+    int64_t count;
+    if (x->ndim == 0 || x->dtype == MHA_F32) return MHA_OK;
+    f->given[which] = *x;
+    MHA_TRY(mha_tensor_count(x, &count));
+    MHA_TRY(mhai_module_take(f, count, sizeof(float), &memory));
+    *x = mha_tensor_contiguous(memory, MHA_F32, 3, x->shape);
+    return MHA_OK;
+}
+
+static bool is_same(const mha_tensor *x, const mha_tensor *y)
+{
+    bool same = x->data == y->data && x->dtype == y->dtype;
+    for (int i = 0; i < 3; i++) same &= x->shape[i] == y->shape[i] && x->stride[i] == y->stride[i];
+    return same;
+}
+
+/* Of self-attention one tensor is converted once. (While measuring, data may be missing.) */
+static mha_status take_all_f32(mhai_forward *f)
+{
+    const mha_tensor query = f->query, key = f->key;
+    const bool key_is_query = !f->measuring && is_same(&key, &query),
+               value_is_key = !f->measuring && is_same(&f->value, &key);
+    if (f->has_query) MHA_TRY(take_f32(f, MHAI_QUERY, &f->query));
+    if (f->has_query) MHA_TRY(take_f32(f, MHAI_OUT, &f->out));
+    if (!f->has_keys) return MHA_OK;
+    if (f->has_query && key_is_query)
+        f->key = f->query;
+    else
+        MHA_TRY(take_f32(f, MHAI_KEY, &f->key));
+    if (value_is_key)
+        f->value = f->key;
+    else
+        MHA_TRY(take_f32(f, MHAI_VALUE, &f->value));
+    return MHA_OK;
+}
+
+typedef struct conversion {
+    const mha_tensor *given, *f32; /* [B,L,width]; f32 is contiguous */
+    bool narrows;
+} conversion;
+
+static void convert_row(void *argument, int64_t row, int worker)
+{
+    const conversion *c = argument;
+    const int64_t length = c->given->shape[1], width = c->given->shape[2];
+    const int64_t at = row / length * c->given->stride[0] + row % length * c->given->stride[1];
+    void *given = (char *)c->given->data + at * (int64_t)mha_dtype_size(c->given->dtype);
+    float *f32 = (float *)c->f32->data + row * width;
+    (void)worker;
+    if (c->narrows)
+        mhai_narrow(c->given->dtype, given, f32, width);
+    else
+        mhai_widen(c->given->dtype, given, width, f32);
+}
+
+static void convert(const mhai_forward *f, int which, const mha_tensor *f32)
+{
+    conversion c = {&f->given[which], f32, which == MHAI_OUT};
+    if (c.given->data) mha_parallel_for(f->context, f32->shape[0] * f32->shape[1], convert_row, &c);
+}
 
 /* ---- scratch ------------------------------------------------------------------------------- */
 
@@ -54,6 +122,7 @@ static mha_status take_probabilities(mhai_forward *f)
 static mha_status take_scratch(mhai_forward *f, const mha_module_call *call)
 {
     const mha_module_desc *d = &f->module->desc;
+    MHA_TRY(take_all_f32(f));
     if (f->has_keys) {
         MHA_TRY(take_heads(f, f->S, d->kv_heads, d->head_dim, &f->at.k));
         MHA_TRY(take_heads(f, f->S, d->kv_heads, d->value_head_dim, &f->at.v));
@@ -70,45 +139,51 @@ static mha_status take_scratch(mhai_forward *f, const mha_module_call *call)
 /* ---- steps --------------------------------------------------------------------------------- */
 
 /* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y: as one
- * product of *jobs, where rows lie evenly, or at once. */
-static void project_in(const mhai_forward *f, int projection, const mha_tensor *x,
-                       const mha_tensor *y, mhai_matmul *jobs, int *count)
+ * product of *jobs, where rows lie evenly and weights are packed, or at once. */
+static mha_status project_in(const mhai_forward *f, int projection, const mha_tensor *x,
+                             const mha_tensor *y, mhai_matmul *jobs, int *count)
 {
     const mha_linear *l = f->module->projection[projection];
     const int64_t length = x->shape[1];
-    if (length == 0) return; /* x and y may have no memory */
-    if (x->stride[0] == length * x->stride[1] || f->B == 1) {
+    if (length == 0) return MHA_OK; /* x and y may have no memory */
+    const bool even = x->stride[0] == length * x->stride[1] || f->B == 1;
+    if (even && l->weight) {
         jobs[(*count)++] = mhai_linear_job(l, MHA_ACTIVATION_NONE, x->data, x->stride[1],
                                            f->B * length, y->data, l->outputs);
-        return;
+        return MHA_OK;
     }
-    for (int64_t b = 0; b < f->B; b++)
-        mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
-                        (const float *)x->data + b * x->stride[0], x->stride[1], length,
-                        (float *)y->data + b * length * l->outputs, l->outputs);
+    for (int64_t b = 0; b < (even ? 1 : f->B); b++)
+        MHA_TRY(mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
+                                (const float *)x->data + b * x->stride[0], x->stride[1],
+                                even ? f->B * length : length,
+                                (float *)y->data + b * length * l->outputs, l->outputs));
+    return MHA_OK;
 }
 
 /* Queries, keys and values, with one fork and join. */
-static void project_all(const mhai_forward *f)
+static mha_status project_all(const mhai_forward *f)
 {
     mhai_matmul jobs[MHAI_MATMULS];
     int count = 0;
-    if (f->has_query) project_in(f, MHAI_Q, &f->query, &f->at.q, jobs, &count);
-    if (f->has_keys) project_in(f, MHAI_K, &f->key, &f->at.k, jobs, &count);
-    if (f->has_keys) project_in(f, MHAI_V, &f->value, &f->at.v, jobs, &count);
+    if (f->has_query) MHA_TRY(project_in(f, MHAI_Q, &f->query, &f->at.q, jobs, &count));
+    if (f->has_keys) MHA_TRY(project_in(f, MHAI_K, &f->key, &f->at.k, jobs, &count));
+    if (f->has_keys) MHA_TRY(project_in(f, MHAI_V, &f->value, &f->at.v, jobs, &count));
     mhai_matmul_run_all(f->context, jobs, count);
+    return MHA_OK;
 }
 
-static void project_out(const mhai_forward *f)
+/* Its scratch is there since prepare(). */
+static mha_status project_out(const mhai_forward *f)
 {
     const mha_linear *l = f->module->projection[MHAI_O];
-    if (f->B == 0 || f->T == 0) return;
+    if (f->B == 0 || f->T == 0) return MHA_OK;
     bool one_run = f->out.stride[0] == f->T * f->out.stride[1] || f->B == 1;
     for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
-        mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
-                        (const float *)f->at.heads.data + b * f->T * l->inputs, l->inputs,
-                        one_run ? f->B * f->T : f->T, (float *)f->out.data + b * f->out.stride[0],
-                        f->out.stride[1]);
+        MHA_TRY(mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,
+                                (const float *)f->at.heads.data + b * f->T * l->inputs, l->inputs,
+                                one_run ? f->B * f->T : f->T,
+                                (float *)f->out.data + b * f->out.stride[0], f->out.stride[1]));
+    return MHA_OK;
 }
 
 static void copy_heads(const mhai_forward *f, const mha_tensor *from, int output)
@@ -145,12 +220,16 @@ static void average_heads(const mhai_forward *f)
 
 static mha_status compute(mhai_forward *f)
 {
-    project_all(f);
+    convert(f, MHAI_QUERY, &f->query);
+    convert(f, MHAI_KEY, &f->key);
+    convert(f, MHAI_VALUE, &f->value);
+    MHA_TRY(project_all(f));
     MHA_TRY(mhai_attend_position(&f->at));
     MHA_TRY(f->at.cache ? mhai_module_cached_attend(f) : mhai_attend_run(&f->at));
     if (!f->has_query) return MHA_OK;
     mhai_module_extra_merge(f); /* from here on nothing can fail */
-    project_out(f);
+    MHA_TRY(project_out(f));
+    convert(f, MHAI_OUT, &f->out);
     copy_heads(f, &f->at.q, MHAI_OUT_Q);
     copy_heads(f, &f->at.k, MHAI_OUT_K);
     copy_heads(f, &f->at.v, MHAI_OUT_V);
@@ -161,6 +240,26 @@ static mha_status compute(mhai_forward *f)
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
+/* Scratch that products with lent weights take, so that none fails when outputs are written. */
+static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
+{
+    size_t most = 0;
+    void *memory;
+    for (int i = 0; i < MHAI_PROJECTIONS; i++) {
+        const mha_linear *l = f->module->projection[i];
+        if (l->weight) continue;
+        const int64_t rows = f->B * (i == MHAI_K || i == MHAI_V ? f->S : f->T);
+        const size_t bytes = mhai_matmul_rows_bytes(f->context, MHA_COMPUTE_F32, rows, l->inputs);
+        if (bytes > most) most = bytes;
+    }
+    if (plan->scratch_bytes < most) plan->scratch_bytes = most;
+    if (f->measuring || most == 0) return MHA_OK;
+    const mha_scratch_mark mark = mha_scratch_top(f->context);
+    MHA_TRY(mha_scratch_alloc(f->context, (int64_t)most, 1, &memory));
+    mha_scratch_release(f->context, mark);
+    return MHA_OK;
+}
+
 /* Check everything, take scratch, and say what attention would do: it refuses a bad descriptor
  * before the work. */
 static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_attention_plan *plan)
@@ -168,9 +267,12 @@ static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_atte
     *plan = (mha_attention_plan){.reason = ""};
     MHA_TRY(mhai_module_check(f, call));
     MHA_TRY(take_scratch(f, call));
-    if (f->at.cache) return mhai_module_cached_plan(f, plan);
-    return mha_attention_explain(f->context, &f->at.desc, &f->at.q, &f->at.k, &f->at.v,
-                                 &f->at.heads, &f->at.outputs, plan);
+    if (f->at.cache)
+        MHA_TRY(mhai_module_cached_plan(f, plan));
+    else
+        MHA_TRY(mha_attention_explain(f->context, &f->at.desc, &f->at.q, &f->at.k, &f->at.v,
+                                      &f->at.heads, &f->at.outputs, plan));
+    return reserve_rows(f, plan);
 }
 
 mha_status mha_module_run(mha_context *context, const mha_module *module,

@@ -5,6 +5,7 @@
  * has them where it cannot join them (q_proj_weight), and as a linear layer's (q_proj.weight).
  * Which of them a state_dict has is PyTorch's rule: in_proj_weight if the three have one shape,
  * else the separate weights; biases are always joined. */
+#include "base/convert.h"
 #include "base/tensor.h"
 #include "module/module_parts.h"
 
@@ -146,13 +147,26 @@ static mha_status find(const mha_module *module, const char *name, const mha_ten
     int64_t shape[3];
     shape_of(module, e, shape);
     *found = e;
-    return mhai_tensor_check(name, value, MHA_F32, e->ndim, shape);
+    return mhai_tensor_check(name, value, value ? value->dtype : MHA_F32, e->ndim, shape);
 }
 
 /* Where element i of a vector lies in a tensor whose other axes have one element. */
-static float *vector_element(const mha_tensor *tensor, int64_t i)
+static void *vector_element(const mha_tensor *tensor, int64_t i)
 {
-    return (float *)tensor->data + i * tensor->stride[tensor->ndim - 1];
+    const int64_t at = i * tensor->stride[tensor->ndim - 1];
+    return (char *)tensor->data + at * (int64_t)mha_dtype_size(tensor->dtype);
+}
+
+/* Panels for all weights of an entry, or for none that has none. */
+static mha_status take_panels(mha_module *module, const entry *e)
+{
+    mha_status status = MHA_OK;
+    for (int i = 0; e->kind == WEIGHT && i < e->count && status == MHA_OK; i++)
+        status = mhai_linear_take_panels(module->projection[e->first + i]);
+    for (int i = 0; status != MHA_OK && i < e->count; i++)
+        if (module->projection[e->first + i]->lent.data)
+            mhai_linear_drop_panels(module->projection[e->first + i]);
+    return status;
 }
 
 mha_status mha_module_set_parameter(mha_module *module, const char *name, const mha_tensor *value)
@@ -162,8 +176,10 @@ mha_status mha_module_set_parameter(mha_module *module, const char *name, const 
                         module ? "name" : "module");
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
+    MHA_TRY(mhai_tensor_check_real(name, value));
+    MHA_TRY(take_panels(module, e));
     for (int64_t i = 0; e->kind == VECTOR && i < module->vector_length[e->first]; i++)
-        module->vector[e->first][i] = *vector_element(value, i);
+        mhai_widen(value->dtype, vector_element(value, i), 1, &module->vector[e->first][i]);
     int64_t row = 0;
     for (int i = 0; e->kind != VECTOR && i < e->count; i++) {
         mha_linear *layer = module->projection[e->first + i];
@@ -171,6 +187,29 @@ mha_status mha_module_set_parameter(mha_module *module, const char *name, const 
             mhai_linear_set_bias(layer, value, row);
         else
             mhai_linear_set_weight(layer, value, row);
+        row += layer->outputs;
+    }
+    return MHA_OK;
+}
+
+mha_status mha_module_borrow_parameter(mha_module *module, const char *name,
+                                       const mha_tensor *value)
+{
+    if (!module || !name)
+        return mha_fail(MHA_ERR_NULL, "mha_module_borrow_parameter: %s is NULL",
+                        module ? "name" : "module");
+    const entry *e;
+    MHA_TRY(find(module, name, value, &e));
+    MHA_TRY(mhai_tensor_check_real(name, value));
+    if (e->kind != WEIGHT)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "%s: only weights are borrowed; set it by mha_module_set_parameter()",
+                        name);
+    MHA_TRY(mhai_tensor_check_last(name, value));
+    int64_t row = 0;
+    for (int i = 0; i < e->count; i++) {
+        mha_linear *layer = module->projection[e->first + i];
+        mhai_linear_borrow(layer, value, row);
         row += layer->outputs;
     }
     return MHA_OK;
@@ -184,9 +223,10 @@ mha_status mha_module_get_parameter(const mha_module *module, const char *name,
                         module ? "name" : "module");
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
+    MHA_TRY(mhai_tensor_check(name, value, MHA_F32, value->ndim, NULL));
     MHA_TRY(mhai_tensor_check_output(name, value));
     for (int64_t i = 0; e->kind == VECTOR && i < module->vector_length[e->first]; i++)
-        *vector_element(value, i) = module->vector[e->first][i];
+        *(float *)vector_element(value, i) = module->vector[e->first][i];
     int64_t row = 0;
     for (int i = 0; e->kind != VECTOR && i < e->count; i++) {
         const mha_linear *layer = module->projection[e->first + i];

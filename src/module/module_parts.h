@@ -27,6 +27,9 @@ struct mha_module {
     int64_t vector_length[MHAI_VECTORS];
 };
 
+/* The tensors of a call. */
+enum { MHAI_QUERY, MHAI_KEY, MHAI_VALUE, MHAI_OUT, MHAI_GIVEN };
+
 /* The outputs of a call that are the module's own, in the order of f->each. */
 enum {
     MHAI_OUT_P,
@@ -53,7 +56,9 @@ typedef struct mhai_forward {
     int64_t bytes;            /* of scratch taken so far */
     size_t attention_bytes;   /* of scratch that attention to the cache will take */
     int64_t *lengths, *new_lengths, *query_starts; /* [B] of the cache: before, after; of queries */
-    mha_tensor query, key, value, out;
+    mha_tensor query, key, value,
+        out;                      /* f32: the caller's, or in scratch what is to be converted */
+    mha_tensor given[MHAI_GIVEN]; /* the caller's that are not f32; data NULL: it is */
     mhai_attend at; /* desc: the caller's with the module's own parameters put in; q, k, v, heads:
                        [B,H,T,D] views of [B,T,H*D] scratch */
     mha_tensor each[MHAI_OUTPUTS]; /* the caller's; data NULL: not requested */
@@ -112,8 +117,8 @@ typedef struct mhai_module_place {
 bool mhai_module_place_at(const mha_module *module, int64_t index, mhai_module_place *place);
 
 /* module_backward_extra.c: what the learned key adds to dq [B,H,T,D] and to its own gradients
- * (NULL: not requested), given those of the heads and of lse (NULL: none). f->q, f->heads, f->lse are what the forward gave.
- */
+ * (NULL: not requested), given those of the heads and of lse (NULL: none). f->q, f->heads, f->lse are
+ * what the forward gave. */
 MHA_NODISCARD mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
                                                     const mha_tensor *dlse, const mha_tensor *dq,
                                                     float *bias_k, float *bias_v);

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/convert.h"
 #include "base/tensor.h"
 #include "nn/matmul.h"
 
@@ -87,14 +88,22 @@ static float *packed_at(const mha_linear *linear, int64_t n, int64_t k)
     return linear->weight + mhai_matmul_place(linear->inputs, linear->outputs, k, n);
 }
 
+/* Element [row, column] of a tensor, or entry `row` of a vector. */
+static const void *at(const mha_tensor *x, int64_t row, int64_t column)
+{
+    const int64_t place = row * x->stride[0] + (x->ndim > 1 ? column * x->stride[1] : 0);
+    return (const char *)x->data + place * (int64_t)mha_dtype_size(x->dtype);
+}
+
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row)
 {
-    const float *in = (const float *)weight->data + row * weight->stride[0];
+    linear->lent.data = NULL;
     if (weight->stride[1] == 1 || linear->inputs == 1) {
         for (int64_t k = 0; k < linear->inputs; k += MHAI_GEMM_BLOCK)
             linear->kernels->pack_panels(
                 &(mhai_pack){.out = packed_at(linear, 0, k),
-                             .in = in + k,
+                             .in = at(weight, row, k),
+                             .type = weight->dtype,
                              .stride = weight->stride[0],
                              .rows = linear->outputs,
                              .cols = mhai_min_i64(MHAI_GEMM_BLOCK, linear->inputs - k)});
@@ -102,15 +111,70 @@ void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_
     }
     for (int64_t n = 0; n < linear->outputs; n++)
         for (int64_t k = 0; k < linear->inputs; k++)
-            *packed_at(linear, n, k) = in[n * weight->stride[0] + k * weight->stride[1]];
+            mhai_widen(weight->dtype, at(weight, row + n, k), 1, packed_at(linear, n, k));
 }
+
+/* ---- lent weights ---------------------------------------------------------------------------- */
+
+static void read_lent(const void *user, int64_t matrix, int64_t row, int64_t rows, int64_t column,
+                      int64_t columns, float *to)
+{
+    const mha_tensor *lent = &((const mha_linear *)user)->lent;
+    (void)matrix;
+    for (int64_t i = 0; i < rows; i++)
+        mhai_widen(lent->dtype, at(lent, row + i, column), columns, to + i * columns);
+}
+
+static const void *stored_lent(const void *user, int64_t matrix, int64_t row, int64_t rows,
+                               mha_dtype *type, int64_t *stride)
+{
+    const mha_tensor *lent = &((const mha_linear *)user)->lent;
+    (void)matrix, (void)rows;
+    *type = lent->dtype;
+    *stride = lent->stride[0];
+    return at(lent, row, 0);
+}
+
+void mhai_linear_drop_panels(mha_linear *linear)
+{
+    const mha_allocator *a = &linear->allocator;
+    if (linear->weight) a->release(a->user, linear->weight, linear->weight_bytes);
+    linear->weight = NULL;
+}
+
+mha_status mhai_linear_take_panels(mha_linear *linear)
+{
+    int64_t floats;
+    if (linear->weight) return MHA_OK;
+    if (!mhai_matmul_panels(linear->inputs, linear->outputs, &floats))
+        return fail_size(linear->inputs, linear->outputs);
+    return allocate(&linear->allocator, floats, &linear->weight, &linear->weight_bytes);
+}
+
+void mhai_linear_borrow(mha_linear *linear, const mha_tensor *weight, int64_t row)
+{
+    mhai_linear_drop_panels(linear);
+    linear->lent = *weight;
+    linear->lent.shape[0] = linear->outputs;
+    linear->lent.data =
+        (char *)weight->data + row * weight->stride[0] * (int64_t)mha_dtype_size(weight->dtype);
+    linear->rows = (mhai_rows){.read = read_lent, .stored = stored_lent, .user = linear};
+}
+
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row)
 {
     float *out = (float *)weight->data + row * weight->stride[0];
+    const mha_tensor *lent = &linear->lent;
     for (int64_t n = 0; n < linear->outputs; n++)
-        for (int64_t k = 0; k < linear->inputs; k++)
-            out[n * weight->stride[0] + k * weight->stride[1]] = *packed_at(linear, n, k);
+        for (int64_t k = 0; k < linear->inputs; k++) {
+            float *to = out + n * weight->stride[0] + k * weight->stride[1];
+            if (lent->data)
+                mhai_widen(lent->dtype, at(lent, n, k), 1, to);
+            else
+                *to = *packed_at(linear, n, k);
+        }
 }
 
 void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row)
@@ -122,7 +186,7 @@ void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int6
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row)
 {
     for (int64_t n = 0; n < linear->outputs; n++)
-        linear->bias[n] = ((const float *)bias->data)[(row + n) * bias->stride[0]];
+        mhai_widen(bias->dtype, at(bias, row + n, 0), 1, &linear->bias[n]);
 }
 
 mha_status mha_linear_create(mha_context *context, const mha_tensor *weight, const mha_tensor *bias,
@@ -198,11 +262,14 @@ mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation,
                          .c_stride = y_stride};
 }
 
-void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activation activation,
-                     const float *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride)
+mha_status mhai_linear_run(mha_context *context, const mha_linear *linear,
+                           mha_activation activation, const float *x, int64_t x_stride,
+                           int64_t rows, float *y, int64_t y_stride)
 {
     const mhai_matmul job = mhai_linear_job(linear, activation, x, x_stride, rows, y, y_stride);
+    if (!linear->weight) return mhai_matmul_run_rows(context, &job, &linear->rows);
     mhai_matmul_run(context, &job);
+    return MHA_OK;
 }
 
 mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight, const mha_tensor *bias)

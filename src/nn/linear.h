@@ -13,9 +13,10 @@ struct mha_linear {
     const mhai_kernels *kernels; /* for packing */
     int64_t inputs, outputs;     /* K, N */
     float *weight;               /* packed by mhai_matmul_pack(); NULL: read from rows */
-    bool bf16;      /* packed by mhai_matmul_pack_bf16(); bias tells rows that do not fit */
-    mhai_rows rows; /* where the weight comes from; read NULL: from nowhere */
-    float *bias;    /* [N], zero if the layer has none */
+    bool bf16;       /* packed by mhai_matmul_pack_bf16(); bias tells rows that do not fit */
+    mhai_rows rows;  /* where the weight comes from; read NULL: from nowhere */
+    mha_tensor lent; /* [N, K] a caller's, which rows are then; data NULL: none */
+    float *bias;     /* [N], zero if the layer has none */
     bool has_bias;
     size_t weight_bytes, bias_bytes;
 };
@@ -32,20 +33,28 @@ MHA_NODISCARD mha_status mhai_linear_create_from(mha_context *context, int64_t i
                                                  mha_linear **linear);
 MHA_NODISCARD mha_status mhai_linear_pack(mha_context *context, const mha_linear *linear);
 
-/* Pack rows `row` .. row + N - 1 of a checked [>= row + N, K] f32 tensor of any strides; likewise
- * the entries of a vector. */
+/* Pack rows `row` .. row + N - 1 of a checked [>= row + N, K] tensor of any strides, f32, f16 or
+ * bf16; likewise the entries of a vector. The layer has panels. */
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row);
+
+/* Read such rows, of which each is contiguous, where they lie from now on: panels are given back. And
+ * the other way: room for panels (MHA_ERR_NOMEM), which are to be set. */
+void mhai_linear_borrow(mha_linear *linear, const mha_tensor *weight, int64_t row);
+MHA_NODISCARD mha_status mhai_linear_take_panels(mha_linear *linear);
+void mhai_linear_drop_panels(mha_linear *linear);
 
 /* The other way: unpack into those rows, or entries. */
 void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* y = activation(x W^T + b) for rows rows at the given strides: as a product, and done. Nothing is
- * checked or allocated. */
+/* y = activation(x W^T + b) for rows rows at the given strides: as a product of packed weights, and
+ * done. Nothing is checked. A lent weight takes scratch (mhai_matmul_rows_bytes()). */
 mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation, const float *x,
                             int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
-void mhai_linear_run(mha_context *context, const mha_linear *linear, mha_activation activation,
-                     const float *x, int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
+MHA_NODISCARD mha_status mhai_linear_run(mha_context *context, const mha_linear *linear,
+                                         mha_activation activation, const float *x,
+                                         int64_t x_stride, int64_t rows, float *y,
+                                         int64_t y_stride);
 
 #endif

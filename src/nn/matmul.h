@@ -52,7 +52,7 @@ bool mhai_matmul_panels(int64_t inner, int64_t cols, int64_t *floats);
 void mhai_matmul_pack(mha_context *context, const float *b, int64_t stride, bool transposed,
                       int64_t inner, int64_t cols, float *panels);
 
-/* Rows of a matrix W that are not f32 in memory: from a file, of fewer bits, in another order. */
+/* Rows of a matrix W that are not in panels: from a file, of fewer bits, in another order, lent. */
 typedef struct mhai_rows {
     /* W[row .. row + rows)[column .. column + columns) into to [rows][columns]. Threads call it at
      * the same time. */
@@ -62,7 +62,8 @@ typedef struct mhai_rows {
      * such form. *rows becomes how many of them have it, or do not. */
     bool (*read_coded)(const void *user, int64_t at, int64_t row, int64_t *rows, int64_t column,
                        int64_t columns, mha_coded *to);
-    /* Where rows row .. row + rows lie as f16 or bf16, *stride elements apart; NULL: they do not. */
+    /* Where rows row .. row + rows lie as f32, f16 or bf16, *stride elements apart; NULL: they do
+     * not. */
     const void *(*stored)(const void *user, int64_t at, int64_t row, int64_t rows, mha_dtype *type,
                           int64_t *stride);
     const void *user;

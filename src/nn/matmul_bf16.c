@@ -95,9 +95,10 @@ void mhai_rows_pack_bf16(const mhai_rows_job *r, int64_t first, int64_t cols, fl
         for (int64_t p = 0; p * MHAI_PANEL < cols; p++) {
             const int64_t col = first + p * MHAI_PANEL;
             const mhai_stored_rows s = mhai_rows_stored(r, col);
-            const mhai_pack rows =
-                s.at ? (mhai_pack){.in = s.at + input, .type = s.type, .stride = s.stride}
-                     : read_step(r, &w, p, col, input, read);
+            const mhai_pack rows = s.at ? (mhai_pack){.in = mhai_stored_at(&s, input),
+                                                      .type = s.type,
+                                                      .stride = s.stride}
+                                        : read_step(r, &w, p, col, input, read);
             pack_step(&w, rows, p, input);
         }
 }

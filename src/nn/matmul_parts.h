@@ -66,12 +66,18 @@ typedef struct mhai_rows_job {
     bool bf16;
 } mhai_rows_job;
 
-/* Rows of W from `col` on, of 16 bits, where they lie. */
+/* Rows of W from `col` on, where they lie. */
 typedef struct mhai_stored_rows {
-    const uint16_t *at; /* NULL: they do not */
+    const char *at; /* NULL: they do not */
     mha_dtype type;
     int64_t stride;
 } mhai_stored_rows;
+
+/* So many elements further on. */
+static inline const void *mhai_stored_at(const mhai_stored_rows *s, int64_t elements)
+{
+    return s->at + elements * (s->type == MHA_F32 ? 4 : 2);
+}
 
 mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col);
 

@@ -29,7 +29,7 @@ static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_
     for (int64_t input = 0; stored.at && input < inner; input += MHAI_GEMM_BLOCK)
         r->kernels->pack_panels(
             &(mhai_pack){.out = panels + mhai_matmul_place(inner, cols, input, panel * MHAI_PANEL),
-                         .in = stored.at + first + input,
+                         .in = mhai_stored_at(&stored, first + input),
                          .type = stored.type,
                          .stride = stored.stride,
                          .rows = rows,
@@ -112,9 +112,11 @@ static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int work
     float *read = r->read + worker * MHAI_READ_FLOATS;
     for (int64_t col = first; col < end; col += MHAI_PANEL) {
         const mhai_stored_rows stored = mhai_rows_stored(r, col);
+        const bool halves =
+            stored.at && stored.type != MHA_F32; /* which a kernel takes as they lie */
         for (int64_t input = 0; input < job->inner || input == 0; input += MHAI_READ_INPUTS) {
             const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, job->inner - input);
-            if (!stored.at) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
+            if (!halves) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
             for (int64_t k = 0; k < count || k == 0; k += MHAI_GEMM_BLOCK) {
                 const mhai_gemm gemm = {.rows = (int)job->rows,
                                         .inner = mhai_min_i64(MHAI_GEMM_BLOCK, count - k),
@@ -129,12 +131,13 @@ static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int work
                                         .out_stride = job->c_stride};
                 const int64_t later = input + k + MHAI_GEMM_BLOCK;
                 const int64_t next = later < job->inner ? later : MHAI_PANEL * stored.stride;
-                if (stored.at)
-                    r->kernels->gemm_stored(&(mhai_gemm_stored){.gemm = gemm,
-                                                                .w = stored.at + input + k,
-                                                                .type = stored.type,
-                                                                .stride = stored.stride,
-                                                                .next = stored.at + next});
+                if (halves)
+                    r->kernels->gemm_stored(
+                        &(mhai_gemm_stored){.gemm = gemm,
+                                            .w = mhai_stored_at(&stored, input + k),
+                                            .type = stored.type,
+                                            .stride = stored.stride,
+                                            .next = mhai_stored_at(&stored, next)});
                 else
                     r->kernels->gemm_strip(&gemm);
             }

@@ -357,7 +357,7 @@ def arrays():
     write_npy(array, (9,), [0.5] * 9)
     bad(BAD_INPUT, "1 dimensions")
     write_npy(array, (0, 3), [])
-    bad(BAD_INPUT, "nothing to draw")
+    bad(BAD_INPUT, "no weights")
     array.write_bytes(array.read_bytes()[:40])
     bad(BAD_INPUT, "maps.npy")
     array.write_bytes(b"")

@@ -79,6 +79,53 @@ def told_costs():
     check("The head has its own" in text, text)
 
 
+def sentences():
+    """What is said in words is true of the problem at hand."""
+    def said(*arguments, **changes):
+        return " ".join(explain("--head-dim", 64, "--threads", 2, *arguments, **changes)
+                        .out.decode().split())
+
+    tiny, long = ("--heads", 8, "--length", 10), ("--heads", 8, "--length", 2048)
+    for arguments, *parts in (
+            ((*tiny, "--causal"), "Causal: a token sees itself and those before it, and none after it",
+             "all keys as one block", "all fit in the L2 cache, so memory is no limit"),
+            ((*long, "--causal"), "limited by arithmetic", "does not see are not computed",
+             "512 keys at a time", "which would be"),
+            (("--heads", 32, "--queries", 1, "--keys", 65536, "--causal", "--offset", 65535),
+             "a step of decoding from a cache", "limited by how fast memory or a shared cache"),
+            ((*long, "--causal", "--window", 128, "--sink-keys", 4), "the 127 keys before its position "
+             "and its own, and the first keys.", "length times the window"),
+            ((*tiny, "--window", "20,20"), "The window reaches over all keys"),
+            (("--heads", 8, "--queries", 2, "--keys", 10, "--causal"), "no query sees the last 8 keys",
+             "--offset 8"),
+            ((*tiny, "--causal", "--offset", "-3"), "the first 3 queries are before all keys and see "
+             "none, so their output is 0"),
+            (("--heads", 8, "--queries", 20, "--keys", 6, "--causal"), "from query 5 on, every key"),
+            (("--heads", 8, "--kv-heads", 1, "--length", 9), "All 8 query heads share one key/value "
+             "head: the keys and values that a generator keeps are 8x smaller"),
+            (("--heads", 8, "--kv-heads", 2, "--length", 9), "4 query heads share each of the 2 "
+             "key/value heads"),
+            ((*tiny, "--softcap", 30, "--shaw", 4, "--gates", "--dropout", 0.25), "their product, with "
+             "a learned vector for their distance added to the key, divided by sqrt(64), capped by 30 "
+             "tanh(score / 30).", "times the gate of the head. Dropout sets weights to 0 with "
+             "probability 0.25, and divides the others by 0.75."),
+            ((*long, "--path", "plain"), "limited by arithmetic in double precision")):
+        text = said(*arguments)
+        for part in parts:
+            check(part in text, f"{arguments} must say {part!r}: {text}")
+    for arguments, part in (((*tiny, "--causal"), "memory bandwidth"),
+                            ((*tiny, "--causal"), "not computed"),
+                            ((*long, "--causal", "--window", 128), "half"),
+                            ((*tiny, "--window", "20,20"), "length times the window"),
+                            (("--heads", 1, "--length", 9), "looks for something of its own"),
+                            (tiny, "Causal")):
+        check(part not in said(*arguments), f"{arguments} must not say {part!r}")
+    # The same bytes, beside a cache that holds them and one that does not.
+    arguments = ("--heads", 8, "--length", 60)
+    check("memory is no limit" in said(*arguments, MHA_L2_KIB="2048"), "a large L2")
+    check("can be read" in said(*arguments, MHA_L2_KIB="64"), "a small L2")
+
+
 def ways():
     """What is said of the shapes of docs/speed.md; tests/kernels/test_plan_runs.c holds it against
     what runs."""
@@ -263,6 +310,7 @@ def refusals():
 
 plans()
 told_costs()
+sentences()
 ways()
 paths()
 words()

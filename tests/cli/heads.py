@@ -235,7 +235,61 @@ def trained_models():
         written("unknown.txt", "Ada Bob\n\nnonsense Ada\n")])
 
 
+def maps_from_elsewhere():
+    """The scores of a model's maps that view wrote are those of the model, but for two that need more
+    than weights and tokens; shapes and types of every kind; what is refused."""
+    maps, half, stacked = (FOLDER / f"{name}.npy" for name in ("maps", "half", "stacked"))
+    sentence = "The cat sat. The dog sat."
+    check_good(run("view", MODEL, sentence, "--npy", maps, "--json", FOLDER / "maps.json"), "maps")
+    told = json.loads((FOLDER / "maps.json").read_text())["tokens"]
+    tokens = written("tokens.json", json.dumps([t["token"] for t in told]))
+    arguments = ["--attention", maps, "--tokens", tokens]
+    model = list(csv.DictReader(io.StringIO(
+        heads(MODEL, sentence, "--random", 0, "--csv").out.decode())))
+    found = list(csv.DictReader(io.StringIO(heads(*arguments, "--csv").out.decode())))
+    check(len(found) == LAYERS * HEADS, f"{len(found)} heads")
+    unknown = re.compile("(rare|rarest|rarest_two|cosine)(_|$)")
+    for mine, theirs in zip(found, model):
+        different = [name for name in theirs
+                     if name != "roles" and not unknown.match(name) and mine[name] != theirs[name]]
+        check(not different, f"L{mine['layer']}H{mine['head']}: {different}")
+    check(any(row["duplicate_rows"] != "0" for row in found), "tokens make duplicates known")
+
+    shape, _, values = read_npy(maps.read_bytes())
+    check(shape[:2] == (LAYERS, HEADS), f"the shape of the maps: {shape}")
+    write_npy(stacked, (LAYERS, 1, *shape[1:]), values, dtype="<f8")
+    check(heads("--attention", stacked, "--csv").out == heads("--attention", maps, "--csv").out,
+          "a batch of one, in float64")
+    twice = json.loads(heads("--attention", maps, "--attention", stacked, "--json").out)
+    check(twice["texts"] == 2 and twice["tokens"] == 2 * len(told), "two files are two texts")
+    write_npy(half, (2, 2), [0, 1, 1, 0], dtype="<f2")
+    check("1 text, 2 tokens" in heads("--attention", half).lines[0], "one map of float16")
+    write_npy(half, (3, 3), [1, 0, 0, 1, 0, 0, 0, 1, 0], dtype="<f4")
+    row = next(csv.DictReader(io.StringIO(heads("--attention", half, "--csv").out.decode())))
+    check(float(row["previous"]) == 1 and row["next_rows"] == "0", f"a causal map: {row['previous']}")
+    check(heads("--attention", half).errors == ["next: --details for the evidence"], "what is next")
+
+    for name, shape, values, code, parts in (
+            ("wide", (2, 3), [0.5] * 6, UNSUPPORTED, ("2 rows and 3 columns",)),
+            ("scores", (2, 2), [3, 1, 1, 2], BAD_INPUT, ("scores.npy", "after softmax")),
+            ("negative", (2, 2), [1, 0, -1, 2], BAD_INPUT, ("after softmax",)),
+            ("batch", (2, 2, 2, 2, 2), [0.5] * 32, BAD_INPUT, ("5 dimensions", "alone")),
+            ("line", (4,), [0.25] * 4, BAD_INPUT, ("1 dimensions",))):
+        write_npy(FOLDER / f"{name}.npy", shape, values)
+        bad(code, *parts, arguments=["--attention", FOLDER / f"{name}.npy"])
+    few = written("few.txt", "a\nb\n")
+    bad(BAD_INPUT, "2 tokens", arguments=["--attention", maps, "--tokens", few])
+    bad(BAD_INPUT, "of one model", arguments=["--attention", maps, "--attention", half])
+    bad(NO_INPUT, "none.npy", arguments=["--attention", "none.npy"])
+    bad(USAGE, "a model or maps", arguments=[MODEL, "--attention", maps])
+    bad(USAGE, "requires --attention", arguments=[MODEL, "--tokens", few])
+    bad(USAGE, "one for each", arguments=["--attention", maps, "--attention", half, "--tokens", few])
+    for option in (["--text", few], ["--random", 3], ["--clusters", 0.2], ["--truncate"], ["--words"]):
+        bad(USAGE, "no model to run", arguments=["--attention", maps, *option])
+
+
 def bad_input():
+    bad(USAGE, "docs/heads.md lists them", arguments=[MODEL, TEXT, "--role", "bogus"])
     bad(USAGE, "folder is missing", arguments=["--text", "x"])
     bad(USAGE, "nothing to measure on", arguments=[MODEL, "--random", "0"])
     bad(USAGE, "--csv and --json", arguments=[MODEL, "--csv", "--json"])
@@ -339,6 +393,7 @@ json_and_csv()
 clusters()
 reports()
 trained_models()
+maps_from_elsewhere()
 bad_input()
 bad_conllu()
 damaged_conllu()

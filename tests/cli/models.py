@@ -72,6 +72,44 @@ def causal_folders():
         check(run("explain", folder).code == 0, f"{task}: explain")
 
 
+def as_people_type():
+    """Models of whole words take capitals and attached marks, and say which words they know."""
+    folder, text = trained("sentences"), FOLDER / "typed.txt"
+    typed = "The animal, didn't cross the street because it was too tired."
+    apart = "the animal , didn't cross the street because it was too tired ."
+    maps, same = maps_of(folder, typed), maps_of(folder, apart)
+    if maps and same:
+        tokens = maps["tokens"]
+        check([t["token"] for t in tokens] == ["<s>", *apart.split()], f"typed: {tokens}")
+        check([typed.encode()[t["begin"]:t["end"]].decode() for t in tokens[1:]] ==
+              ["The"] + apart.split()[1:], f"typed: where the tokens are: {tokens}")
+        check(weights_of(maps) == weights_of(same), "typed: the same maps")
+    text.write_text(typed + "\n")
+    check_good(view(folder, "--example", "animal"), "view --example animal")
+    for arguments in (["generate", folder, typed, "--max-tokens", "2"], ["heads", folder, typed],
+                      ["perplexity", folder, "--text", text], ["heads", folder, "--text", text],
+                      ["prune", folder, "--text", text, "-q"]):
+        result = run(*arguments)
+        check(result.code == 0, f"{arguments[0]} of a typed sentence: {result.errors}")
+    continued = run("generate", folder, "The King", "--max-tokens", "0").lines
+    check(continued == ["<s> the king"], f"generate: {continued}")
+    every = run("heads", folder, "--example", "all")
+    check(every.code == 0 and "4 of the sentences" in every.errors[0] and
+          "1 text, 13 tokens" in every.lines[0], f"--example all: {every.lines[:1]} {every.errors}")
+    words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    check(run("heads", folder, "--words").lines == sorted(words, key=words.get), "heads --words")
+    check(len(run("heads", MODEL, "--words").lines) ==
+          len((MODEL / "vocab.txt").read_text().splitlines()), "heads --words of WordPiece")
+    check(run("heads", trained("reverse"), "--words").code == 0, "--words of an encoder-decoder")
+    for wrong, named in (("The streat", "'streat'"), ("tired!", "'!'"), ("(the", "'(the'")):
+        for command in ("view", "heads", "generate"):
+            check_error(run(command, folder, wrong), BAD_INPUT, named, f"heads {folder} --words",
+                        command=command)
+    check_error(view(folder, "streat"), BAD_INPUT, "did you mean 'street'?")
+    check_error(run("heads", trained("induction"), "--example", "all"), BAD_INPUT, "--words",
+                command="heads")
+
+
 def sharpest_heads():
     """Of two heads of each layer, the first looks at the first token, the second less sharply at "c".
     Nobody chose, so one of each layer is drawn: where a first token is the only one that every row
@@ -246,6 +284,7 @@ def opened_once():
 
 opened_once()
 causal_folders()
+as_people_type()
 sharpest_heads()
 long_text()
 encoder_folder()

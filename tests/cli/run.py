@@ -595,7 +595,7 @@ Attention step by step: o = softmax(q k^T * scale) v
 
 Head 0
 
- 1. Queries q, keys k and values v: a row for each token
+ 1. Queries q [3, 4], keys k [3, 4] and values v [3, 4]: a row for each token
     q0  0  2  0  0
     q1  1  1  0  0
     q2  0  0  2  2
@@ -608,33 +608,33 @@ Head 0
     v1   0   1   0  20
     v2   0   0   1  30
 
- 2. Scores: each query times each key, q.k
+ 2. Scores: each query times each key, q.k   [3, 3]
         k0  k1  k2
     q0   0   4   0
     q1   2   2   0
     q2   0   0   8
     q1.k0 = 1*2 + 1*0 + 0*0 + 0*0 = 2
 
- 3. Scaled: times 1 / sqrt(4) = 0.5
+ 3. Scaled: times 1 / sqrt(4) = 0.5   [3, 3]
         k0  k1  k2
     q0   0   2   0
     q1   1   1   0
     q2   0   0   4
 
- 4. Masked, a dot is hidden (causal: no key after the query's position)
+ 4. Masked, a dot is hidden (causal: keys after the query's position)   [3, 3]
         k0  k1  k2
     q0   0   .   .
     q1   1   1   .
     q2   0   0   4
 
- 5. Softmax: e^score divided by the row's sum; each row sums to 1
+ 5. Softmax: e^score divided by the row's sum; each row sums to 1   [3, 3]
            k0     k1     k2   |   sum
     q0  1.000      .      .   | 1.000
     q1  0.500  0.500      .   | 1.000
     q2  0.018  0.018  0.965   | 1.000
     q1 to k0: e^1 / (e^1 + e^1) = 0.5
 
- 6. Output o: each row's weights times the values
+ 6. Output o: each row's weights times the values   [3, 4]
     o0   1.000   0.000   0.000  10.000
     o1   0.500   0.500   0.000  15.000
     o2   0.018   0.018   0.965  29.470
@@ -745,6 +745,21 @@ def wrong_lines():
         ([*one, "--kv-heads", "2"], "--kv-heads requires --heads"),
         ([*one, "--heads", "4", "--kv-heads", "2"], "--kv-heads 2", "4 heads", "--q, --k and --v"),
         ([*one, "--output", "o.npy"], "did you mean '--out'"),
+        ([*one, "--module"], "--module requires --heads"),
+        ([*one, "--memory", "k.npy"], "--memory requires --module"),
+        ([*one, "--sinusoidal"], "--sinusoidal requires --module"),
+        ([*INPUTS, "--module", "--heads", "2"], "leave --q out"),
+        ([*one, "--module", "--heads", "2", "--dtype", "f16"], "leave --dtype out"),
+        (["--x", "random:5x8", "--module", "--heads", "4", "--kv-heads", "3"], "--kv-heads 3", "4 query"),
+        (["--x", "random:5xT"], "random:5xT", "random:4x8"),
+        (["--x", "random:"], "random:4x8"),
+        (["--x", "random:0x8"], "random:4x8"),
+        (["--x", "random:2x2x2x2x2"], "up to four axes"),
+        (["--x", "random:5x8", "--lengths", "random:1"], "whole numbers, such as 3,5"),
+        ([*one, "--cache", "f32"], "--cache requires --trace"),
+        ([*one, "--trace", "--cache", "f32", "--lengths", "3"], "--lengths conflicts with --cache"),
+        (["--example", "--module", "--memory", "example", "--cache", "f32"], "--memory conflicts"),
+        ([*one, "--trace", "--cache", "f64"], "f32, f16, bf16, int8"),
         ([*INPUTS, "--mask", "keep.npy"], "did you mean '--keep-mask'"),
         ([*one, "-o", "o.safetensors"], "a .npy file is written"),
         (["--x", "-"], "not read from a pipe"),
@@ -762,7 +777,7 @@ def wrong_lines():
         ([*one, "--block-size", "2x2"], "--keep-blocks"),
         ([*one, "--keep-blocks", "blocks.npy", "--block-size", "2,2"], "64x64"),
         ([*one, "--t5-one-sided"], "--t5-table"),
-        ([*one, "--seed", "3"], "--dropout"),
+        ([*one, "--seed", "3"], "--dropout X, --module or a random array"),
         ([*one, "--rope-dim", "4"], "requires --rope"),
         ([*one, "--rope", "--rope-dim", "3"], "--rope-dim is 3", "even"),
         ([*one, "--rope", "--rope-dim", "10"], "--rope-dim is 10", "head size 8"),
@@ -837,6 +852,9 @@ def wrong_files():
         (["--x", "five.npy"], BAD_INPUT, "[1, 1, 1, 5, 8]"),
         (["--x", "k.npy", "--heads", "2"], BAD_INPUT, "[B,T,H*D]", "leave --heads out"),
         (["--x", "x.npy", "--heads", "3"], BAD_INPUT, "last axis is 8", "3 heads do not divide"),
+        (["--x", "x.npy", "--module", "--heads", "3"], BAD_INPUT, "--heads 3", "8 numbers of a token"),
+        (["--x", "q.npy", "--module", "--heads", "2"], BAD_INPUT, "q.npy (--x)", "[B,T,E]"),
+        (["--example", "--module", "--memory", "random:3x5"], BAD_INPUT, "random:3x5 (--memory)", "5"),
         (["--x", "huge.npy"], BAD_INPUT, "huge.npy", "1e+300", "float32"),
         (["--x", "F32.safetensors:c"], BAD_INPUT, "no tensor 'c'", "a, b"),
         (["--x", "none.safetensors:a"], NO_INPUT, "none.safetensors"),

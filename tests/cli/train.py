@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import resource
 import signal
 import struct
@@ -287,8 +288,21 @@ def new_tasks():
                        "--layers", "1", "--heads", "1", "--tries", "1", "--dropout", "0.1",
                        "--seconds", "9999")
         check(result.returncode == 0, f"{name}: exit {result.returncode}: {result.stderr}")
-        for word in (kinds, "Goal missed", "heaviest column", *words):
+        for word in (kinds, "Goal missed", "\n  goal:     ", "\n  reached:  ", "on what is right",
+                     "heaviest column", *words):
             check(word in result.stdout, f"{name}: no '{word}' in: {result.stdout}")
+
+
+def goal_and_reached():
+    """What was reached stands beside the goal, and is what the last look found."""
+    result = train("induction", "--steps", "2", "--every", "1", "--embed", "16", "--batch", "4",
+                   "--layers", "1", "--heads", "3", "--ff", "0", "--embed", "48")
+    last = re.findall(r"right (\d+\.\d) %", result.stderr)
+    check(result.returncode == 0 and last and
+          f"  goal:     98.5 % of the repeats" in result.stdout and
+          f"  reached:  {last[-1]} %" in result.stdout, f"{result.stdout} {result.stderr}")
+    check("Without the head that matters least:" in result.stdout and "the 1 heads" not in result.stdout,
+          f"one head is switched off: {result.stdout}")
 
 
 def not_finite(folder):
@@ -362,6 +376,7 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     full_disk(root / "full")
     fewer_steps(root / "fewer")
     new_tasks()
+    goal_and_reached()
     not_finite(root / "nan")
     interrupted(root / "stop")
     on_terminals()

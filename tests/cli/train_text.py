@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -59,10 +60,15 @@ def learns_words(folder):
     for word in ("14 are the vocabulary", "0.0 % of the text is <unk>", "from pairs of them",
                  "perplexity without it", "matters most"):
         check(word in result.stdout, f"words: no '{word}' in: {result.stdout}")
-    line = [line for line in result.stdout.splitlines() if "On held-out text" in line][0]
+    line = [line for line in result.stdout.splitlines() if "On other held-out text" in line][0]
     alone = [line for line in result.stdout.splitlines() if "Without attention" in line][0]
-    check(float(line.split()[4]) < float(alone.split()[3]) / 2,
+    check(float(line.split("perplexity")[1].split()[0]) < float(alone.split()[3]) / 2,
           f"no better than half of the perplexity of single words: {line}, {alone}")
+    lowest = min(re.findall(r"perplexity (\d+\.\d)\)", result.stderr), key=float)
+    kept = re.search(r"kept is the model after (\d+) steps: its perplexity is the lowest, (\d+\.\d\d),",
+                     result.stdout)
+    check(kept and abs(float(kept[2]) - float(lowest)) <= 0.051,
+          f"the lowest on the way is {lowest}: {result.stdout}")
     curve = (folder / "words" / "curve.csv").read_text().splitlines()
     check(curve[0].endswith(",held_out_loss") and len(curve) == 7, f"curve.csv: {curve}")
     check((folder / "words" / "report.html").exists(), "words: no report")
@@ -98,7 +104,7 @@ def keeps_the_best(folder):
     result = train(text, "--learning-rate", "0.02", "--steps", "1000", "--no-report", "-o",
                    str(folder / "noise"))
     metadata, tensors = state(folder / "noise")
-    check("this is the model that is kept" in result.stdout, f"patience: {result.stdout}")
+    check("kept is the model after" in result.stdout, f"patience: {result.stdout}")
     check(int(metadata["step"]) == int(metadata["best_step"]) + 60 and metadata["done"] == "yes",
           f"patience: {metadata}")
     model = (folder / "noise" / "model.safetensors").read_bytes()
@@ -157,6 +163,14 @@ def no_texts(folder):
         check(result.returncode == code and word in result.stderr,
               f"{arguments}: exit {result.returncode}, not {code}, no '{word}' in: {result.stderr}")
         check(result.stdout == "", f"{arguments}: something on stdout")
+    new = file("new", " ".join(f"w{i}" for i in range(100)).encode())
+    result = run("train", "--text", new, "--steps", "1")
+    check(result.returncode == 4 and result.stdout == "" and "none of the 60 words" in result.stderr
+          and "--chars" in result.stderr, f"no word twice: {result.returncode} {result.stderr}")
+    half = file("half", " ".join(f"the w{i}" for i in range(100)).encode())
+    result = run("train", "--text", half, "--steps", "2", *SMALL)
+    check(result.returncode == 0 and "50 % of the text is <unk>" in result.stderr,
+          f"half of the words are unknown: {result.returncode} {result.stderr}")
     shortest = file("shortest", b"one two three " * 15)
     result = run("train", "--text", shortest, "--steps", "2", *SMALL)
     check(result.returncode == 0, f"45 words: {result.stderr}")

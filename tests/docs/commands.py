@@ -18,6 +18,7 @@ Markers are HTML comments of one or more lines, which a reader of the page does 
 
   <!-- commands: skip REASON -->       the next block is not run
   <!-- commands: skip-page REASON -->  no block of the page is
+  <!-- commands: needs PATH ... -->    no block of the page is, unless these are there
   <!-- commands: exit 4 -->            the last command of the next block ends with this status
   <!-- commands: let MODEL=PATH -->    from here on, the word MODEL in commands means PATH
   <!-- commands: first                 run these lines here; for files that the page takes for granted
@@ -47,7 +48,7 @@ SKIPPED = 77
 # The first word of an indented block of commands.
 PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|sh|apt-get|"
                       r"(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
-MARKER = re.compile(r"<!-- commands: (skip-page|skip|exit|let|first)\s(.*?)-->", re.S)
+MARKER = re.compile(r"<!-- commands: (skip-page|skip|needs|exit|let|first)\s(.*?)-->", re.S)
 
 
 class Block:
@@ -115,6 +116,8 @@ def steps(text):
     """What is to be done, in the order of the page: blocks, and ("let", words), ("first", commands)."""
     found, markers = blocks(text)
     whole = [words for _, kind, words in markers if kind == "skip-page"]
+    whole += [f"{path} is missing" for _, kind, words in markers if kind == "needs"
+              for path in words.split() if not (ROOT / path).exists()]
     for block in found:
         previous = max((b.first for b in found if b.first < block.first), default=-1)
         own = {kind: words for at, kind, words in markers if previous < at < block.first}

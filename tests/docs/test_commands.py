@@ -50,6 +50,8 @@ expect("a marker is for one block", "# P\n\n<!-- commands: exit 3 -->\n```sh\nex
        "```sh\nexit 3\n```\n", 2, "exit status 3, not 0")
 expect("skipped", "# P\n\n<!-- commands: skip network -->\n```sh\nexit 3\n```\n\n```sh\ntrue\n```\n", 1)
 expect("a page skipped", "# P\n<!-- commands: skip-page all -->\n\n```sh\nexit 3\n```\n\n    cc --none\n", 0)
+expect("what a page needs is there", "<!-- commands: needs tests README.md -->\n```sh\ntrue\n```\n", 1)
+expect("what a page needs is missing", "<!-- commands: needs tests none.md -->\n```sh\ntrue\n```\n", 0)
 expect("a script stops at its first error", "```sh\nfalse\ntrue\n```\n", 1, "exit status 1")
 expect("indented", "Text:\n\n    python3 -c 'import sys; sys.exit(4)'\n\nText.\n", 1, "exit status 4")
 expect("indented formula", "Text:\n\n    o = softmax(q k^T) v\n", 0)

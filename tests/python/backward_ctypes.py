@@ -5,26 +5,10 @@ import ctypes as C
 import numpy as np
 
 import multihead_ctypes as mha
+from multihead._abi import AttentionGradients, ModuleGradients
 
 NAMES = ("q", "k", "v", "bias", "alibi_slopes", "t5_table", "shaw_keys", "shaw_values",
          "sink_logits", "gates", "scale")
-
-
-class AttentionGradients(C.Structure):
-    c_name = "mha_attention_gradients"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
-        (name, mha.TensorPointer) for name in NAMES]
-
-
-class ModuleGradients(C.Structure):
-    c_name = "mha_module_gradients"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
-        (name, mha.TensorPointer) for name in ("query", "key", "value")
-    ] + [("parameters", C.POINTER(mha.TensorPointer)), ("parameters_count", C.c_int64),
-         ("attention", C.POINTER(AttentionGradients))]
-
-
-STRUCTS = [AttentionGradients, ModuleGradients]
 ADD = 1
 KEPT = ("q", "k", "v", "heads", "lse")
 

@@ -5,47 +5,14 @@ import numpy as np
 
 import multihead_ctypes as mha
 import training_ctypes as training
+from multihead._abi import Parameter, TransformerDesc
+from multihead._abi import TransformerInit as Init
+from multihead._abi import TransformerInput as Input
 
 CAUSAL, POST_NORM, EMBEDDING_NORM, BIAS, CROSS, TIED, NO_OUTPUT = (1 << i for i in range(7))
 NORM_NONE, NORM_LAYER, NORM_RMS = range(3)
 ENCODING_NONE, ENCODING_LEARNED, ENCODING_SINUSOIDAL, ENCODING_ROTARY = range(4)
 GELU, RELU, SWIGLU = range(3)
-
-
-class TransformerDesc(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
-        (name, C.c_int64) for name in ("vocab_size", "max_length", "embed_dim", "num_layers",
-                                       "num_heads", "kv_heads", "head_dim", "ff_dim",
-                                       "memory_dim")] + [
-        ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
-        ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
-        ("layer_heads", C.POINTER(C.c_int64)), ("layer_kv_heads", C.POINTER(C.c_int64)),
-        ("type_count", C.c_int64), ("layers", C.c_void_p),
-        ("embed_scale", C.c_float), ("logit_softcap", C.c_float)]
-
-
-class Parameter(C.Structure):
-    _fields_ = [("name", C.c_char * 64), ("kind", C.c_int), ("layer", C.c_int64),
-                ("offset", C.c_int64), ("count", C.c_int64), ("ndim", C.c_int),
-                ("shape", C.c_int64 * 2)]
-
-
-class Init(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("seed", C.c_uint64),
-                ("embedding_std", C.c_double), ("position_std", C.c_double),
-                ("head_grade", C.c_double)]
-
-
-class Input(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("tokens", C.POINTER(mha.Tensor)), ("lengths", C.POINTER(C.c_int64)),
-                ("memory", C.POINTER(mha.Tensor)), ("memory_lengths", C.POINTER(C.c_int64)),
-                ("gates", C.POINTER(mha.Tensor)), ("cross_gates", C.POINTER(mha.Tensor)),
-                ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
-                ("head_means", C.POINTER(mha.Tensor)), ("token_types", C.POINTER(mha.Tensor)),
-                ("last_hidden", C.POINTER(mha.Tensor)),
-                ("outputs", C.c_void_p), ("after_layer", C.c_void_p),
-                ("after_layer_user", C.c_void_p)]
 
 
 class DecoderDesc(C.Structure):
@@ -64,17 +31,6 @@ def library():
     """libmultihead-model; None where it is not built."""
     path = mha.LIBRARY_DIR / "libmultihead-model.so"
     return C.CDLL(str(path)) if path.exists() else None
-
-
-mha.LIBRARY.mha_transformer_data.restype = C.POINTER(C.c_float)
-mha.LIBRARY.mha_transformer_data.argtypes = [C.c_void_p]
-mha.LIBRARY.mha_transformer_size.restype = C.c_int64
-mha.LIBRARY.mha_transformer_size.argtypes = [C.c_void_p]
-mha.LIBRARY.mha_transformer_parameters.restype = C.c_int64
-mha.LIBRARY.mha_transformer_parameters.argtypes = [C.c_void_p]
-mha.LIBRARY.mha_transformer_destroy.argtypes = [C.c_void_p]
-mha.LIBRARY.mha_activations_destroy.argtypes = [C.c_void_p]
-mha.LIBRARY.mha_decoder_destroy.argtypes = [C.c_void_p]
 
 
 class Transformer:

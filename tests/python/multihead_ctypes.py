@@ -8,166 +8,35 @@
     out, extra = module(query, key, value, outputs=("average_probabilities",))
 
 Arrays are passed as they lie in memory, strides and all. The library is the one in MHA_LIBRARY_DIR
-(default: build/). tests/python/test_ctypes.py holds the struct layouts to the C headers.
+(default: build/), the structs are those of the package (bindings/python/multihead/_abi.py).
 """
 import ctypes as C
 import os
 import pathlib
+import sys
 
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY_DIR = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build")
+sys.path.insert(0, str(ROOT / "bindings/python"))
+LIBRARY_DIR = pathlib.Path(os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build")))
 
-MAX_DIMS = 6
+import multihead  # noqa: E402
+from multihead import _abi, _library  # noqa: E402
+from multihead._abi import (ISAS, MAX_DIMS, PATHS, SCORE_STAGES, AttentionDesc,  # noqa: E402
+                            AttentionOutputs, AttentionPlan, Int64Pointer, ModuleCall, ModuleDesc,
+                            ModuleOutputs, ModuleParameter, Positions, Tensor, TensorPointer)
+
 # NumPy has no bfloat16: its patterns come as uint16.
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint16": 3, "int8": 4, "uint8": 5,
           "int32": 6, "int64": 7}
-ISAS = {"auto": 0, "portable": 1, "neon": 2, "avx2": 3, "avx512": 4}
-PATHS = {"auto": 0, "tiled": 1, "plain": 2}
-SCORE_STAGES = {"raw": 0, "capped": 1, "biased": 2}
 DROPPED_PROBABILITIES = 1
 CAUSAL, SCALE_GIVEN, STRICT, WINDOW = 1, 2, 4, 8
 NO_QKV_BIAS, NO_OUT_BIAS, BIAS_KV, ZERO_ATTN, SINKS, ROPE, QK_NORM = 1, 2, 4, 8, 16, 32, 64
-
-
-class Tensor(C.Structure):
-    c_name = "mha_tensor"
-    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int), ("ndim", C.c_int32),
-                ("shape", C.c_int64 * MAX_DIMS), ("stride", C.c_int64 * MAX_DIMS)]
-
-
-TensorPointer = C.POINTER(Tensor)
-Int64Pointer = C.POINTER(C.c_int64)
-
-
-class Allocator(C.Structure):
-    c_name = "mha_allocator"
-    _fields_ = [("alloc", C.c_void_p), ("release", C.c_void_p), ("user", C.c_void_p)]
-
-
-class ContextDesc(C.Structure):
-    c_name = "mha_context_desc"
-    _fields_ = [("struct_size", C.c_uint32), ("num_threads", C.c_int32), ("isa", C.c_int),
-                ("allocator", Allocator), ("parallel_for", C.c_void_p),
-                ("parallel_for_user", C.c_void_p)]
-
-
-class AttentionDesc(C.Structure):
-    c_name = "mha_attention_desc"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("path", C.c_int),
-                ("scale", C.c_float), ("q_offset", C.c_int64), ("q_offsets", Int64Pointer),
-                ("key_lengths", Int64Pointer), ("keep_mask", TensorPointer),
-                ("bias", TensorPointer),
-                ("left_keys", C.c_int64), ("right_keys", C.c_int64), ("sink_keys", C.c_int64),
-                ("global_keys", TensorPointer), ("global_queries", TensorPointer),
-                ("query_documents", TensorPointer), ("key_documents", TensorPointer),
-                ("keep_blocks", TensorPointer), ("block_queries", C.c_int64),
-                ("block_keys", C.c_int64), ("keep_callback", C.c_void_p),
-                ("keep_callback_user", C.c_void_p), ("softcap", C.c_float), ("dropout", C.c_float),
-                ("alibi_slopes", TensorPointer), ("t5_table", TensorPointer),
-                ("t5_max_distance", C.c_int64), ("shaw_keys", TensorPointer),
-                ("shaw_values", TensorPointer), ("sink_logits", TensorPointer),
-                ("gates", TensorPointer), ("dropout_seed", C.c_uint64),
-                ("query_starts", Int64Pointer), ("key_starts", Int64Pointer),
-                ("sequences", C.c_int64), ("compute", C.c_int), ("reserved", C.c_uint32),
-                ("key_begins", Int64Pointer)]
-
-
-class AttentionOutputs(C.Structure):
-    c_name = "mha_attention_outputs"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("lse", TensorPointer),
-                ("probabilities", TensorPointer), ("average_probabilities", TensorPointer),
-                ("scores", TensorPointer), ("score_stage", C.c_int), ("reserved", C.c_uint32),
-                ("heads", Int64Pointer), ("rows", Int64Pointer), ("heads_count", C.c_int64),
-                ("rows_count", C.c_int64), ("entropy", TensorPointer),
-                ("largest_weight", TensorPointer), ("largest_key", TensorPointer),
-                ("first_token", TensorPointer), ("diagonal", TensorPointer),
-                ("offset_mass", TensorPointer), ("offsets", Int64Pointer),
-                ("offsets_count", C.c_int64), ("top_keys", TensorPointer),
-                ("top_weights", TensorPointer), ("column_sums", TensorPointer)]
-
-
-class AttentionPlan(C.Structure):
-    c_name = "mha_attention_plan"
-    _fields_ = [("path", C.c_int), ("isa", C.c_int), ("reason", C.c_char_p),
-                ("key_block", C.c_int64), ("row_block", C.c_int64), ("work_items", C.c_int64),
-                ("visible_pairs", C.c_int64), ("flops", C.c_double), ("bytes", C.c_double),
-                ("scratch_bytes", C.c_size_t), ("compute", C.c_int), ("flags", C.c_uint32)]
-
-
-class ModuleDesc(C.Structure):
-    c_name = "mha_module_desc"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("embed_dim", C.c_int64),
-                ("num_heads", C.c_int64), ("kv_heads", C.c_int64), ("head_dim", C.c_int64),
-                ("value_head_dim", C.c_int64), ("key_dim", C.c_int64), ("value_dim", C.c_int64),
-                ("rope_pairing", C.c_int), ("qk_norm", C.c_int), ("rotary_dim", C.c_int64),
-                ("rope_base", C.c_double), ("rope_factor", C.c_double),
-                ("qk_norm_epsilon", C.c_float), ("reserved", C.c_uint32)]
-
-
-class ModuleOutputs(C.Structure):
-    c_name = "mha_module_outputs"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
-        (name, TensorPointer)
-        for name in ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
-    ] + [("attention", C.POINTER(AttentionOutputs))]
-
-
-class Positions(C.Structure):
-    c_name = "mha_positions"
-    _fields_ = [("start", C.c_int64), ("starts", Int64Pointer), ("ids", TensorPointer)]
-
-
-class ModuleCall(C.Structure):
-    c_name = "mha_module_call"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("attention", C.POINTER(AttentionDesc))] + [
-        (name, TensorPointer) for name in ("query", "key", "value", "out")
-    ] + [("outputs", C.POINTER(ModuleOutputs)), ("query_positions", C.c_void_p),
-         ("key_positions", C.c_void_p), ("cache", C.c_void_p), ("counts", Int64Pointer)]
-
-
-class ModuleParameter(C.Structure):
-    c_name = "mha_module_parameter"
-    _fields_ = [("name", C.c_char_p), ("ndim", C.c_int32), ("shape", C.c_int64 * MAX_DIMS)]
-
-
-STRUCTS = [Tensor, Allocator, ContextDesc, AttentionDesc, AttentionOutputs, AttentionPlan,
-           ModuleDesc, ModuleOutputs, Positions, ModuleCall, ModuleParameter]
-
-
-class MultiheadError(Exception):
-    """A call failed: status is the number of mha_status, str() the library's one line."""
-
-    def __init__(self, status, detail):
-        super().__init__(detail)
-        self.status = status
-
-
-def _load():
-    library = C.CDLL(str(LIBRARY_DIR / "libmultihead.so"))
-    library.mha_error_detail.restype = C.c_char_p
-    library.mha_isa_name.restype = C.c_char_p
-    library.mha_isa_available.restype = C.c_bool
-    library.mha_module_parameter_at.restype = C.c_bool
-    library.mha_module_parameter_at.argtypes = [C.c_void_p, C.c_int64, C.c_void_p]
-    library.mha_module_parameter_count.restype = C.c_int64
-    library.mha_module_parameter_count.argtypes = [C.c_void_p]
-    library.mha_kv_cache_lengths.restype = Int64Pointer
-    library.mha_kv_cache_lengths.argtypes = [C.c_void_p]
-    for name in ("mha_context_destroy", "mha_module_destroy", "mha_kv_cache_destroy"):
-        getattr(library, name).argtypes = [C.c_void_p]
-        getattr(library, name).restype = None
-    return library
-
-
-LIBRARY = _load()
-
-
-def check(status):
-    if status != 0:
-        raise MultiheadError(status, LIBRARY.mha_error_detail().decode())
+MultiheadError = multihead.Error
+LIBRARY = _library.library
+check = _library.check
+isa_available = multihead.isa_available
 
 
 def tensor(array):
@@ -193,27 +62,11 @@ def _int64s(values):
     return None if values is None else (C.c_int64 * len(values))(*[int(x) for x in values])
 
 
-def isa_available(name):
-    return bool(LIBRARY.mha_isa_available(ISAS[name]))
-
-
-class Context:
+class Context(multihead.Context):
     """Threads, scratch memory and instruction set."""
 
     def __init__(self, num_threads=0, isa="auto"):
-        desc = ContextDesc(struct_size=C.sizeof(ContextDesc), num_threads=num_threads,
-                           isa=ISAS[isa])
-        self.handle = C.c_void_p()
-        check(LIBRARY.mha_context_create(C.byref(desc), C.byref(self.handle)))
-
-    @property
-    def isa(self):
-        return LIBRARY.mha_isa_name(LIBRARY.mha_context_isa(self.handle)).decode()
-
-    def __del__(self):
-        if getattr(self, "handle", None):
-            LIBRARY.mha_context_destroy(self.handle)
-            self.handle = None
+        super().__init__(num_threads, isa)
 
 
 _default = []

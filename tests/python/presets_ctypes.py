@@ -8,58 +8,21 @@ import ctypes as C
 
 import multihead_ctypes as mha
 import numpy as np
+from multihead._abi import (OnnxAttentionAttributes, OnnxAttentionInputs, OnnxAttentionOutputs,
+                            PytorchMhaArgs, PytorchSdpaArgs)
 
 BF16 = 3
 SDPA_IS_CAUSAL, SDPA_SCALE_GIVEN, SDPA_ENABLE_GQA = 1, 2, 4
 
 
-class PytorchSdpaArgs(C.Structure):
-    c_name = "mha_pytorch_sdpa_args"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32),
-                ("attn_mask", mha.TensorPointer), ("scale", C.c_float), ("dropout_p", C.c_float),
-                ("dropout_seed", C.c_uint64)]
-
-
 BATCH_FIRST, IS_CAUSAL, PER_HEAD, TRAINING = 1, 2, 4, 8
-
-
-class PytorchMhaArgs(C.Structure):
-    c_name = "mha_pytorch_mha_args"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
-        (name, mha.TensorPointer)
-        for name in ("query", "key", "value", "key_padding_mask", "attn_mask")] + [
-        ("dropout", C.c_float), ("reserved", C.c_uint32), ("dropout_seed", C.c_uint64)]
 
 
 ONNX_IS_CAUSAL, ONNX_SCALE_GIVEN, ONNX_WINDOW = 1, 2, 4
 
 
-class OnnxAttentionAttributes(C.Structure):
-    c_name = "mha_onnx_attention_attributes"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("opset", C.c_int32),
-                ("softmax_precision", C.c_int32), ("q_num_heads", C.c_int64),
-                ("kv_num_heads", C.c_int64), ("left_window_size", C.c_int64),
-                ("right_window_size", C.c_int64), ("scale", C.c_float), ("softcap", C.c_float),
-                ("qk_matmul_output_mode", C.c_int)]
-
-
 ONNX_INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 ONNX_OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
-
-
-class OnnxAttentionInputs(C.Structure):
-    c_name = "mha_onnx_attention_inputs"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
-        (name.lower(), mha.TensorPointer) for name in ONNX_INPUTS]
-
-
-class OnnxAttentionOutputs(C.Structure):
-    c_name = "mha_onnx_attention_outputs"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
-        (name.lower(), mha.TensorPointer) for name in ONNX_OUTPUTS]
-
-
-STRUCTS = [PytorchSdpaArgs, PytorchMhaArgs, OnnxAttentionAttributes, OnnxAttentionInputs, OnnxAttentionOutputs]
 
 
 def view(array):

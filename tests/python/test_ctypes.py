@@ -1,4 +1,4 @@
-"""The struct layouts of multihead_ctypes.py are those of the C headers, and the layer works."""
+"""The declarations of the Python package are those of the C headers, and the tests' layer works."""
 import ctypes as C
 import os
 import shutil
@@ -7,43 +7,57 @@ import subprocess
 import pytest
 
 np = pytest.importorskip("numpy")
-import backward_ctypes as backward  # noqa: E402
 import multihead_ctypes as mha  # noqa: E402
-import presets_ctypes as presets  # noqa: E402
-import training_ctypes as training  # noqa: E402
-
-STRUCTS = mha.STRUCTS + presets.STRUCTS + backward.STRUCTS + training.STRUCTS
+from multihead import _abi  # noqa: E402
 
 
-def c_layout(tmp_path):
-    """{"struct.field": (offset, size)} as the compiler sees it."""
+# The package declares what it uses of each library.
+HEADERS = ("multihead.h", "checkpoint.h", "gguf.h", "io.h", "model.h", "state.h", "tokenizer.h", "render.h")
+FUNCTIONS = _abi.FUNCTIONS | _abi.MODEL_FUNCTIONS | _abi.RENDER_FUNCTIONS
+
+
+def constants():
+    """{C name: value} of the enumerations."""
+    return {prefix + name.upper(): value for prefix, values in _abi.ENUMERATIONS
+            for name, value in values.items()}
+
+
+def from_headers(tmp_path):
+    """{"struct.field": (offset, size)} and {constant: value} as the compiler sees them; it also
+    finds every function."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("no C compiler")
-    lines = ['#include <multihead/multihead.h>', '#include <stdio.h>', 'int main(void) {']
-    for struct in STRUCTS:
+    lines = [f"#include <multihead/{header}>" for header in HEADERS]
+    lines += ["#include <stdio.h>", "int main(void) {"]
+    for struct in _abi.STRUCTS:
         name = struct.c_name
         lines.append(f'printf("{name} 0 %zu\\n", sizeof({name}));')
-        for field, _ in struct._fields_:
+        for field, *_ in struct._fields_:
             lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), '
                          f'sizeof((({name} *)0)->{field}));')
-    lines.append('return 0; }')
+    lines += [f'printf("{name} %d\\n", (int){name});' for name in constants()]
+    lines += [f"(void)sizeof(&{name});" for name in FUNCTIONS]
+    lines.append("return 0; }")
     source, program = tmp_path / "layout.c", tmp_path / "layout"
     source.write_text("\n".join(lines))
     subprocess.run([*compiler.split(), "-std=c17", "-I", str(mha.ROOT / "include"), str(source),
                     "-o", str(program)], check=True)
     output = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
-    return {name: (int(offset), int(size)) for name, offset, size in
-            (line.split() for line in output.splitlines())}
+    rows = [line.split() for line in output.splitlines()]
+    return ({row[0]: (int(row[1]), int(row[2])) for row in rows if len(row) == 3},
+            {row[0]: int(row[1]) for row in rows if len(row) == 2})
 
 
-def test_layouts(tmp_path):
+def test_declarations(tmp_path):
     ours = {}
-    for struct in STRUCTS:
+    for struct in _abi.STRUCTS:
         ours[struct.c_name] = (0, C.sizeof(struct))
         for field, kind in struct._fields_:
             ours[f"{struct.c_name}.{field}"] = (getattr(struct, field).offset, C.sizeof(kind))
-    assert ours == c_layout(tmp_path)
+    layouts, values = from_headers(tmp_path)
+    assert ours == layouts
+    assert constants() == values
 
 
 def plain(q, k, v, keep):

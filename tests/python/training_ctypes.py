@@ -13,6 +13,8 @@ import ctypes as C
 import numpy as np
 
 import multihead_ctypes as mha
+from multihead._abi import (AdamW, Parameter, Sgd, TransformerDesc, TransformerGradients,
+                            TransformerInit, TransformerInput)
 
 FLAGS = {"causal": 1, "post_norm": 2, "embedding_norm": 4, "bias": 8, "cross": 16, "tied": 32,
          "no_output": 64}
@@ -22,80 +24,7 @@ FEED_FORWARD = {"gelu": 0, "relu": 1, "swiglu": 2}
 MATRIX = 0
 
 
-class TransformerDesc(C.Structure):
-    c_name = "mha_transformer_desc"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)] + [
-        (name, C.c_int64) for name in ("vocab_size", "max_length", "embed_dim", "num_layers",
-                                       "num_heads", "kv_heads", "head_dim", "ff_dim",
-                                       "memory_dim")
-    ] + [("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
-         ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("reserved", C.c_uint32),
-         ("layer_heads", mha.Int64Pointer), ("layer_kv_heads", mha.Int64Pointer),
-         ("type_count", C.c_int64), ("layers", C.c_void_p),
-        ("embed_scale", C.c_float), ("logit_softcap", C.c_float)]
-
-
-class Parameter(C.Structure):
-    c_name = "mha_parameter"
-    _fields_ = [("name", C.c_char * 64), ("kind", C.c_int), ("layer", C.c_int64),
-                ("offset", C.c_int64), ("count", C.c_int64), ("ndim", C.c_int),
-                ("shape", C.c_int64 * 2)]
-
-
-class TransformerInit(C.Structure):
-    c_name = "mha_transformer_init"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("seed", C.c_uint64),
-                ("embedding_std", C.c_double), ("position_std", C.c_double),
-                ("head_grade", C.c_double)]
-
-
-class TransformerInput(C.Structure):
-    c_name = "mha_transformer_input"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("tokens", mha.TensorPointer), ("lengths", mha.Int64Pointer),
-                ("memory", mha.TensorPointer), ("memory_lengths", mha.Int64Pointer),
-                ("gates", mha.TensorPointer), ("cross_gates", mha.TensorPointer),
-                ("dropout", C.c_float), ("dropout_seed", C.c_uint64),
-                ("head_means", mha.TensorPointer), ("token_types", mha.TensorPointer),
-                ("last_hidden", mha.TensorPointer),
-                ("outputs", C.c_void_p), ("after_layer", C.c_void_p),
-                ("after_layer_user", C.c_void_p)]
-
-
-class TransformerGradients(C.Structure):
-    c_name = "mha_transformer_gradients"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("parameters", C.POINTER(C.c_float)), ("memory", mha.TensorPointer),
-                ("gates", mha.TensorPointer), ("cross_gates", mha.TensorPointer),
-                ("heads", mha.TensorPointer)]
-
-
-class AdamW(C.Structure):
-    c_name = "mha_adamw"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("learning_rate", C.c_double), ("beta1", C.c_double), ("beta2", C.c_double),
-                ("epsilon", C.c_double), ("weight_decay", C.c_double),
-                ("gradient_scale", C.c_double), ("step", C.c_int64),
-                ("rates", C.POINTER(C.c_float))]
-
-
-class Sgd(C.Structure):
-    c_name = "mha_sgd"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("learning_rate", C.c_double), ("momentum", C.c_double),
-                ("weight_decay", C.c_double), ("gradient_scale", C.c_double)]
-
-
-STRUCTS = [TransformerDesc, Parameter, TransformerInit, TransformerInput, TransformerGradients,
-           AdamW, Sgd]
-
 _library = mha.LIBRARY
-_library.mha_transformer_size.restype = C.c_int64
-_library.mha_transformer_parameters.restype = C.c_int64
-_library.mha_transformer_data.restype = C.POINTER(C.c_float)
-for _name in ("mha_transformer_size", "mha_transformer_parameters", "mha_transformer_data",
-              "mha_transformer_destroy", "mha_activations_destroy"):
-    getattr(_library, _name).argtypes = [C.c_void_p]
 
 
 def _ref(array):

@@ -5,12 +5,14 @@ import os
 import pathlib
 import sys
 
-from ._library import program
+from ._library import font, program
 
 
 def main() -> None:
     """Become the program that the package carries."""
     path = program()
+    if (carried := font()) is not None:
+        os.environ["MHA_FONT"] = carried
     sys.stdout.flush()
     os.execv(path, [pathlib.Path(path).name, *sys.argv[1:]])
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 MAX_DIMS = 6
 
-# ---- Enumerations: {name: value}, the C constant is the prefix and the name in upper case ---------
+# ---- Enumerations: {name: value}, the C constant is the prefix and the name in upper case --------
 
 ENUMERATIONS: list[tuple[str, dict[str, int]]] = []
 
@@ -40,7 +40,7 @@ MODULE_FLAGS = _enumeration("MHA_MODULE_", no_qkv_bias=1, no_out_bias=2, bias_kv
                             sinks=16, rope=32, qk_norm=64)
 KV_SCALES = _enumeration("MHA_KV_SCALES_", position=0, channel=1)
 
-# ---- Structs --------------------------------------------------------------------------------------
+# ---- Structs -------------------------------------------------------------------------------------
 
 STRUCTS: list[type[Struct]] = []
 
@@ -292,7 +292,7 @@ class Sgd(Struct):
                 ("weight_decay", C.c_double), ("gradient_scale", C.c_double)]
 
 
-# ---- Functions: {name: (result, arguments)}. Handles are void pointers. -----------------------------
+# ---- Functions: {name: (result, arguments)}. Handles are void pointers. --------------------------
 
 _STATUS, _HANDLE, _INT64 = C.c_int, C.c_void_p, C.c_int64
 _NEW_HANDLE = C.POINTER(C.c_void_p)

@@ -4,13 +4,14 @@ from __future__ import annotations
 import ctypes as C
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from . import _abi, _tensor
-from ._call import REAL, AttentionOptions, Inputs, Numbers, Prepared, integer, prepare, run, with_options
-from ._library import Context, default_context, library, name_of, value_of
+from ._call import (REAL, AttentionOptions, Inputs, Numbers, Prepared, finish, integer, prepared,
+                    with_options)
+from ._library import Context, check, chosen, library, name_of, value_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,8 +56,7 @@ OUTPUTS = tuple(field.name for field in fields(AttentionOutputs))
 _PAIRS = {"top_keys": "top_weights", "top_weights": "top_keys"}
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(NamedTuple):
     """Which outputs, and of what; hashable."""
 
     names: tuple[str, ...]
@@ -72,22 +72,23 @@ class _Request:
 def _request(outputs: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any],
              heads: Numbers | None, rows: Numbers | None, offsets: Numbers | None, top: int,
              score_stage: str, dropped: bool) -> _Request:
-    if isinstance(outputs, str):
-        outputs = (outputs,)
-    names = dict.fromkeys(outputs)
+    names = dict.fromkeys((outputs,) if isinstance(outputs, str) else outputs)
     for name in tuple(names):
         if name not in OUTPUTS:
             raise ValueError(f"outputs: {name!r} is not one of {', '.join(OUTPUTS)}")
         if name in _PAIRS:
             names[_PAIRS[name]] = None
-    chosen = {name: None if numbers is None else tuple(_tensor.int64s(numbers, name).tolist())
-              for name, numbers in (("heads", heads), ("rows", rows), ("offsets", offsets))}
     longest = -1
     if options.get("key_starts") is not None:
         starts = _tensor.int64s(options["key_starts"], "key_starts")
         longest = int(np.diff(starts).max(initial=0))
-    return _Request(tuple(names), chosen["heads"], chosen["rows"], chosen["offsets"],
-                    integer(top, "top"), score_stage, bool(dropped), longest)
+    return _Request(tuple(names), _chosen(heads, "heads"), _chosen(rows, "rows"),
+                    _chosen(offsets, "offsets"), integer(top, "top"), score_stage, bool(dropped),
+                    longest)
+
+
+def _chosen(numbers: Numbers | None, name: str) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(_tensor.int64s(numbers, name).tolist())
 
 
 def _output_shape(name: str, call: Prepared, request: _Request) -> tuple[int, ...]:
@@ -116,20 +117,21 @@ def _output_type(name: str) -> str:
 class _Forward:
     """A forward call made ready. Slots: q, k, v, options, o, outputs."""
 
-    def __init__(self, key: list[Any], o: Any, request: _Request | None,
+    def __init__(self, key: Sequence[Any], o: _tensor.Layout | None, request: _Request | None,
                  given: Mapping[str, _tensor.Layout]) -> None:
         call = self.prepared = Prepared()
-        for (name, layout), _ in zip(key, "qkv"):
+        for name, layout in key[:3]:
             call.add(name, layout, REAL)
         call.check_axes("q", "k", "v")
         call.take(key[3:])
-        shape = (*call.shape("q")[:3], call.shape("v")[3])
-        self.o_shape, self.o_type = shape, call.dtypes["q"]
-        call.add("out", o or _tensor.contiguous(shape, self.o_type), REAL)
+        self.o_shape = (*call.shape("q")[:3], call.shape("v")[3])
+        self.o_type = call.dtypes["q"]
+        call.add("out", o or _tensor.contiguous(self.o_shape, self.o_type), REAL)
         self.outputs: list[tuple[str, tuple[int, ...], str]] = []
         self.wanted = _abi.AttentionOutputs()
         if request is not None:
             self._request(request, given)
+        self.slots = call.slots
         self.arguments = (C.byref(call.desc),
                           *(C.byref(call.tensors[name]) for name in ("q", "k", "v", "out")),
                           C.byref(self.wanted) if request is not None else None)
@@ -152,22 +154,9 @@ class _Forward:
             self.outputs.append((name, shape, code))
 
 
-def _forward(inputs: Inputs, q: Any, k: Any, v: Any, out: Any, request: _Request | None,
-             given: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[tuple[Any, ...], _Forward]:
-    inputs.array("q", q)
-    inputs.array("k", k)
-    inputs.array("v", v)
-    inputs.options(options)
-    inner = inputs.key
-    o = None if out is None else _tensor.look_writable(out, "out")
-    looked = {name: _tensor.look_writable(array, name) for name, array in given.items()}
-    key = ("forward", *inner, o and o[0], request,
-           *((name, layout) for name, (layout, _) in looked.items()))
-    call: _Forward = prepare(key, lambda: _Forward(
-        inner, o and o[0], request, {name: layout for name, (layout, _) in looked.items()}))
-    if o is not None:
-        inputs.values.append(o[1])
-    return key, call
+_look = _tensor.look
+# Without the declared types of arguments, which would be checked again at every call.
+_library_forward = library["mha_attention_forward"]
 
 
 @overload
@@ -260,32 +249,44 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
         >>> extra.probabilities.shape
         (1, 1, 10, 10)
     """
-    kind = _tensor.kind_of(q, "q")
     inputs = Inputs()
-    request: _Request | None = None
+    inputs.array("q", q)
+    inputs.array("k", k)
+    inputs.array("v", v)
+    if options:
+        inputs.options(options)
+    key, values = tuple(inputs.key), inputs.values
+    o, request, layouts = None, None, {}
     given: Mapping[str, Any] = {}
+    if out is not None:
+        o, address = _tensor.look_writable(out, "out")
     if outputs:
         request = _request(outputs, options, heads, rows, offsets, top, score_stage,
                            dropped_probabilities)
-        given = outputs if isinstance(outputs, Mapping) else {}
-    key, call = _forward(inputs, q, k, v, out, request, given, options)
+        if isinstance(outputs, Mapping):
+            given = outputs
+            layouts = {name: _tensor.look_writable(array, name)[0]
+                       for name, array in given.items()}
+    whole = ("forward", key, o, request, *layouts.items())
+    call = prepared(whole) or _Forward(key, o, request, layouts)
+    kind = _tensor.kind_of(q, "q")
     if out is None:
         out = kind.empty(call.o_shape, call.o_type)
-        inputs.values.append(_tensor.look(out, "out")[1])
+        address = _look(out, "out")[1]
+    values.append(address)
     found = {}
     for name, shape, code in call.outputs:
         found[name] = given[name] if name in given else kind.empty(shape, code)
-        inputs.values.append(_tensor.look(found[name], name)[1])
-
-    def call_library() -> int:
-        with context or default_context() as handle:
-            return int(library.mha_attention_forward(handle, *call.arguments))
-
-    run(inputs, key, call, call_library)
+        values.append(_look(found[name], name)[1])
+    for slot, value in zip(call.slots, values):
+        slot.value = value
+    with chosen(context) as handle:
+        status = _library_forward(handle, *call.arguments)
+    finish(whole, call, inputs, status)
     return (out, AttentionOutputs(**found)) if request is not None else out
 
 
-# ---- The plan -------------------------------------------------------------------------------------
+# ---- The plan ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -346,21 +347,19 @@ def explain(q: Any, k: Any, v: Any, *, outputs: str | Sequence[str] = (),
     Returns an `AttentionPlan`. Raises what `attention` raises.
     """
     inputs = Inputs()
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        inputs.array(name, array)
+    inputs.options(options)
     request = _request(outputs, options, heads, rows, offsets, top, score_stage,
                        dropped_probabilities) if outputs else None
-    key, call = _forward(inputs, q, k, v, None, request, {}, options)
+    call = _Forward(inputs.key, None, request, {})
+    for slot, value in zip(call.slots, inputs.values):
+        slot.value = value
+    desc, q_, k_, v_, _, wanted = call.arguments
     plan = _abi.AttentionPlan()
-    q_, k_, v_, o_, outputs_ = call.arguments[1:]
-    context = context or default_context()
-    # Addresses of results are not read.
-    inputs.values += [None] * (len(call.prepared.slots) - len(inputs.values))
-
-    def call_library() -> int:
-        with context as handle:
-            return int(library.mha_attention_explain(
-                handle, call.arguments[0], q_, k_, v_, None, outputs_, C.byref(plan)))
-
-    run(inputs, key, call, call_library)
+    context = chosen(context)
+    with context as handle:
+        check(library.mha_attention_explain(handle, desc, q_, k_, v_, None, wanted, C.byref(plan)))
     found: dict[str, Any] = {name: getattr(plan, name) for name, *_ in plan._fields_
                              if name != "flags"}
     found |= {name: bool(plan.flags & bit) for name, bit in _abi.PLAN_FLAGS.items()}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _tensor
-from ._call import REAL, AttentionOptions, Inputs, Prepared, prepare, run, with_options
-from ._library import Context, default_context, library
+from ._call import REAL, AttentionOptions, Inputs, Prepared, finish, prepared, with_options
+from ._library import Context, chosen, library
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,6 +32,9 @@ class AttentionGradients:
     """Of shape []."""
 
 
+_TYPES = {"q": REAL, "k": REAL, "v": REAL, "o": REAL, "lse": ("f32",), "o_gradient": REAL,
+          "lse_gradient": ("f32",), "probabilities_gradient": ("f32",),
+          "average_probabilities_gradient": ("f32",)}
 GRADIENTS = tuple(field.name for field in fields(AttentionGradients))
 
 
@@ -40,15 +43,23 @@ class _Backward:
 
     INPUTS = ("q", "k", "v", "o", "lse", "o_gradient")
 
-    def __init__(self, key: list[Any], wanted: Sequence[str], accumulate: bool,
+    def __init__(self, key: Sequence[Any], wanted: Sequence[str], accumulate: bool, dropped: bool,
                  given: Mapping[str, _tensor.Layout]) -> None:
         call = self.prepared = Prepared()
-        for name, layout in key[:6]:
-            call.add(name, layout, ("f32",) if name == "lse" else REAL)
-        call.check_axes("q", "k", "v", "o", "o_gradient")
-        call.take(key[6:])
         gradients = self.gradients = _abi.AttentionGradients()
-        gradients.flags = _abi.GRADIENT_FLAGS["accumulate"] * bool(accumulate)
+        gradients.flags = (_abi.GRADIENT_FLAGS["accumulate"] * bool(accumulate)
+                           | _abi.GRADIENT_FLAGS["dropped_probabilities"] * bool(dropped))
+        count = 0
+        for count, (name, layout) in enumerate(key):
+            if name not in _TYPES:
+                break
+            tensor = call.add(name, layout, _TYPES[name])
+            if name not in self.INPUTS:
+                setattr(gradients, name, C.pointer(tensor))
+        else:
+            count = len(key)
+        call.check_axes("q", "k", "v", "o", "o_gradient")
+        call.take(key[count:])
         self.shapes: list[tuple[str, tuple[int, ...]]] = []
         for name in wanted:
             if name not in GRADIENTS:
@@ -67,7 +78,10 @@ class _Backward:
 @with_options
 def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any, *,
                        wanted: str | Sequence[str] | Mapping[str, Any] = ("q", "k", "v"),
-                       accumulate: bool = False, context: Context | None = None,
+                       accumulate: bool = False, lse_gradient: Any = None,
+                       probabilities_gradient: Any = None,
+                       average_probabilities_gradient: Any = None,
+                       dropped_probabilities: bool = False, context: Context | None = None,
                        **options: Unpack[AttentionOptions]) -> AttentionGradients:
     """The gradients of attention: of a loss with respect to the inputs, given o_gradient, that with
     respect to o.
@@ -76,12 +90,15 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
         o_gradient [B,H,T,Dv]        last axis contiguous
         wanted                       names of `AttentionGradients`, or {name: array} to write to
         accumulate                   add to these arrays instead
+        lse_gradient [B,H,T], probabilities_gradient [B,H,T,S],
+        average_probabilities_gradient [B,T,S]
+                                     of a loss that depends on these outputs too, float32;
+                                     dropped_probabilities as in the call of `attention`
         options                      those of the call of `attention`, dropout_seed too
 
     Returns `AttentionGradients`: float32, of the shapes of the inputs; a broadcast bias gives a
     gradient of its own shape. p is recomputed from lse, so nothing of size T x S is kept. The
-    formulas are in the header backward.h. There is none with respect to lse, nor with compute="int8"
-    or "bf16".
+    formulas are in the header backward.h. There are none with compute="int8" or "bf16".
 
     Raises what `attention` raises, ValueError for the gradient of an input that is not given.
 
@@ -92,8 +109,10 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
     """
     kind = _tensor.kind_of(q, "q")
     inputs = Inputs()
-    for name, array in zip(_Backward.INPUTS, (q, k, v, o, lse, o_gradient)):
-        inputs.array(name, array)
+    for name, array in zip(_TYPES, (q, k, v, o, lse, o_gradient, lse_gradient,
+                                    probabilities_gradient, average_probabilities_gradient)):
+        if array is not None or name in _Backward.INPUTS:
+            inputs.array(name, array)
     inputs.options(options)
     if isinstance(wanted, str):
         wanted = (wanted,)
@@ -102,15 +121,16 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
         raise ValueError("accumulate: pass the arrays to add to, wanted={'q': array, ...}")
     looked = {name: _tensor.look_writable(array, f"wanted[{name!r}]")[0]
               for name, array in given.items()}
-    key = ("backward", *inputs.key, tuple(wanted), accumulate, *looked.values())
-    call: _Backward = prepare(key, lambda: _Backward(inputs.key, tuple(wanted), accumulate, looked))
+    inner = tuple(inputs.key)
+    key = ("backward", inner, tuple(wanted), accumulate, dropped_probabilities, *looked.values())
+    call = prepared(key) or _Backward(inner, tuple(wanted), accumulate, dropped_probabilities,
+                                      looked)
     found = {name: given[name] if name in given else kind.empty(shape, "f32")
              for name, shape in call.shapes}
     inputs.values += [_tensor.look(array, name)[1] for name, array in found.items()]
-
-    def call_library() -> int:
-        with context or default_context() as handle:
-            return int(library.mha_attention_backward(handle, *call.arguments))
-
-    run(inputs, key, call, call_library)
+    for slot, value in zip(call.prepared.slots, inputs.values):
+        slot.value = value
+    with chosen(context) as handle:
+        status = library.mha_attention_backward(handle, *call.arguments)
+    finish(key, call, inputs, status)
     return AttentionGradients(**found)

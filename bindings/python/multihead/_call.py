@@ -59,7 +59,7 @@ class AttentionOptions(TypedDict, total=False):
     compute: str
 
 
-# ---- What the options are -------------------------------------------------------------------------
+# ---- What the options are ------------------------------------------------------------------------
 
 REAL = ("f32", "f16", "bf16")
 # The element types that each array may have; the first is that of numbers in a list.
@@ -157,11 +157,6 @@ class Inputs:
         self.key.append((name, layout))
         self.values.append(address)
 
-    def written(self, name: str, array: Any) -> None:
-        layout, address = _tensor.look_writable(array, name)
-        self.key.append((name, layout))
-        self.values.append(address)
-
     def options(self, options: Mapping[str, Any]) -> None:
         for name, value in options.items():
             if value is None:
@@ -177,10 +172,15 @@ class Inputs:
                 self.key.append((name, None))
                 self.values.append(integer(value, name, _CHANGING[name]))
             elif name == "keep_callback":
+                if not callable(value):
+                    raise TypeError(f"keep_callback: {type(value).__name__} is not a function "
+                                    "f(b, h, t, s) -> bool")
                 self.callback = _KeepCallback(value)
                 self.key.append((name, None))
                 self.values.append(self.callback.address)
             elif name == "window":
+                if not isinstance(value, (tuple, list)) or len(value) != 2:
+                    raise TypeError(f"window: {value!r:.60} is not (keys before, keys after)")
                 self.key.append((name, tuple(value)))
             elif hasattr(value, "item"):
                 self.key.append((name, value.item()))
@@ -194,7 +194,7 @@ class Inputs:
         self.values.append(array.ctypes.data)
 
 
-# ---- Calls made ready -----------------------------------------------------------------------------
+# ---- Calls made ready ----------------------------------------------------------------------------
 
 
 class Prepared:
@@ -215,7 +215,7 @@ class Prepared:
         tensor = _tensor.describe(layout, name)
         code = _tensor.code_of(layout, name)
         if code not in types:
-            raise TypeError(f"{name}: {layout.dtype} is not supported, expected "
+            raise TypeError(f"{name}: {layout[0]} is not supported, expected "
                             f"{_tensor.readable(types)}: convert it, e.g. "
                             f"{name}.astype(numpy.{_tensor.readable(types[:1])})")
         self.tensors[name] = tensor
@@ -251,8 +251,6 @@ class Prepared:
                 desc.scale = _real(value, name)
                 desc.flags |= _abi.ATTENTION_FLAGS["scale_given"]
             elif name == "window":
-                if len(value) != 2:
-                    raise ValueError(f"window: {value} is not (keys before, keys after)")
                 desc.left_keys, desc.right_keys = (integer(side, name) for side in value)
                 desc.flags |= _abi.ATTENTION_FLAGS["window"]
             else:
@@ -285,26 +283,22 @@ class Prepared:
 _MOST_CALLS = 256  # that a thread keeps; they take some 2 KiB each
 
 
-def prepare(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """A prepared call, taken out of the thread's: a callback in it may make the same call."""
+def prepared(key: tuple[Any, ...]) -> Any:
+    """The call of a key, taken out of the thread's, since a callback in it may make the same call;
+    None: there is none. finish() puts it back."""
     try:
-        found = thread.calls.pop(key, None)
-    except TypeError:  # something that cannot be hashed is not an option either
-        make()
-        raise
-    return make() if found is None else found
+        return thread.calls.pop(key, None)
+    except TypeError:  # something that cannot be hashed, which is an error found in preparing
+        return None
 
 
-def run(inputs: Inputs, key: tuple[Any, ...], call: Any, run: Callable[[], int]) -> None:
-    """Write the values into the slots, run, keep the call for the next time."""
-    try:
-        for slot, value in zip(call.prepared.slots, inputs.values):
-            slot.value = value
-        status = run()
-    finally:
-        if len(thread.calls) >= _MOST_CALLS:
-            thread.calls.clear()
-        thread.calls[key] = call
+def finish(key: tuple[Any, ...], call: Any, inputs: Inputs, status: int) -> None:
+    """Keep a call for the next time, and raise what went wrong."""
+    calls = thread.calls
+    if len(calls) >= _MOST_CALLS:
+        calls.clear()
+    calls[key] = call
     if inputs.callback is not None and inputs.callback.error is not None:
         raise inputs.callback.error
-    check(status)
+    if status:
+        check(status)

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _abi
 
-# ---- Errors ---------------------------------------------------------------------------------------
+# ---- Errors --------------------------------------------------------------------------------------
 
 
 class Error(Exception):
@@ -71,7 +71,7 @@ def check(status: int) -> None:
         raise _CLASSES.get(status, InvalidArgument)(detail, status)
 
 
-# ---- Libraries ------------------------------------------------------------------------------------
+# ---- Libraries -----------------------------------------------------------------------------------
 
 
 def _find(folder: str, *patterns: str) -> str:
@@ -90,6 +90,15 @@ def _find(folder: str, *patterns: str) -> str:
 def program() -> str:
     """The path of the program."""
     return _find("bin", "multihead")
+
+
+def font() -> str | None:
+    """The font that the package carries, for pictures on systems without DejaVu Sans; None if
+    MHA_FONT of the environment names one, or the package has none."""
+    try:
+        return None if os.environ.get("MHA_FONT") else _find("fonts", "*.ttf")
+    except ImportError:
+        return None
 
 
 def _load(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
@@ -131,7 +140,7 @@ def render_library() -> C.CDLL:
     return _companion("multihead-render", _abi.RENDER_FUNCTIONS)
 
 
-# ---- Contexts -------------------------------------------------------------------------------------
+# ---- Contexts ------------------------------------------------------------------------------------
 
 
 def name_of(values: dict[str, int], value: int) -> str:
@@ -257,6 +266,15 @@ def default_context() -> Context:
         thread.context = Context(_default_threads)
         thread.generation = generation
     return thread.context
+
+
+def chosen(context: Context | None) -> Context:
+    """The context that a call was given, or the thread's."""
+    if context is None:
+        return default_context()
+    if not isinstance(context, Context):
+        raise TypeError(f"context: {type(context).__name__} is not a multihead.Context")
+    return context
 
 
 def isa_available(isa: str) -> bool:

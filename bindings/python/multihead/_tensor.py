@@ -24,12 +24,9 @@ _READABLE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "bool
              "i64": "int64", "i8": "int8", "f64": "float64"}
 
 
-class Layout(NamedTuple):
-    """What an array is without its contents. strides are in bytes in NumPy, else in elements."""
-
-    dtype: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+Layout = tuple[Any, tuple[int, ...], tuple[int, ...]]
+"""An array without its contents: element type, shape, and strides, in bytes in NumPy, else in
+elements."""
 
 
 class Kind(NamedTuple):
@@ -40,7 +37,7 @@ class Kind(NamedTuple):
     writable: Callable[[Any], bool]
 
 
-# ---- NumPy ----------------------------------------------------------------------------------------
+# ---- NumPy ---------------------------------------------------------------------------------------
 
 
 def _bfloat16() -> Any:
@@ -73,17 +70,33 @@ def numpy_dtype(code: str) -> Any:
     raise TypeError(f"no array of {code}")
 
 
+_DATA = object.__basicsize__  # where CPython's NumPy has an array's address: array.ctypes.data takes 1 us
+_read_address = C.c_void_p.from_address
+
+
 def _look_numpy(array: Any, name: str) -> tuple[Layout, int]:
-    return Layout(array.dtype, array.shape, array.strides), array.ctypes.data
+    return (array.dtype, array.shape, array.strides), _read_address(id(array) + _DATA).value or 0
+
+
+def _look_numpy_slowly(array: Any, name: str) -> tuple[Layout, int]:
+    return (array.dtype, array.shape, array.strides), array.ctypes.data
+
+
+def _reads_addresses() -> bool:
+    """True if addresses are where _look_numpy() expects them in this interpreter."""
+    if sys.implementation.name != "cpython":
+        return False
+    arrays = [np.zeros(size, np.int8)[at:] for size, at in ((1, 0), (9, 1), (4096, 7))]
+    return all(_look_numpy(array, "") == _look_numpy_slowly(array, "") for array in arrays)
 
 
 def _empty_numpy(shape: tuple[int, ...], code: str) -> Any:
     return np.empty(shape, numpy_dtype(code))
 
 
-_NUMPY = Kind(_look_numpy, _empty_numpy, lambda array: bool(array.flags.writeable))
+_NUMPY = Kind(_look_numpy if _reads_addresses() else _look_numpy_slowly, _empty_numpy, lambda array: bool(array.flags.writeable))
 
-# ---- torch ----------------------------------------------------------------------------------------
+# ---- torch ---------------------------------------------------------------------------------------
 
 
 def _torch_kind() -> Kind:
@@ -106,13 +119,13 @@ def _torch_kind() -> Kind:
                             f"{tensor.device}, {tensor.layout}")
         if tensor.is_neg():
             raise TypeError(f"{name}: the negative of a tensor in memory; pass tensor.resolve_neg()")
-        return Layout(tensor.dtype, tensor.shape, tensor.stride()), tensor.data_ptr()
+        return (tensor.dtype, tensor.shape, tensor.stride()), tensor.data_ptr()
 
     return Kind(look, lambda shape, code: torch.empty(shape, dtype=types[code]),
                 lambda tensor: True)
 
 
-# ---- DLPack ---------------------------------------------------------------------------------------
+# ---- DLPack --------------------------------------------------------------------------------------
 
 
 class _DlTensor(C.Structure):
@@ -144,7 +157,7 @@ def _look_dlpack(array: Any, name: str) -> tuple[Layout, int]:
     strides = tuple(found.strides[:found.ndim]) if found.strides else _contiguous(shape)
     address = _Borrowed((found.data or 0) + found.byte_offset)
     address.owner = capsule
-    return Layout((found.code, found.bits), shape, strides), address
+    return ((found.code, found.bits), shape, strides), address
 
 
 class _Borrowed(int):
@@ -155,7 +168,7 @@ class _Borrowed(int):
 
 _DLPACK = Kind(_look_dlpack, _empty_numpy, lambda array: False)
 
-# ---- Any of them ----------------------------------------------------------------------------------
+# ---- Any of them ---------------------------------------------------------------------------------
 
 _KINDS: dict[type, Kind] = {np.ndarray: _NUMPY, np.memmap: _NUMPY}
 
@@ -205,7 +218,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def contiguous(shape: tuple[int, ...], code: str) -> Layout:
     """The layout of a new array, whatever its kind."""
-    return Layout(code, shape, _contiguous(shape))
+    return code, shape, _contiguous(shape)
 
 
 def readable(codes: tuple[str, ...]) -> str:
@@ -226,7 +239,7 @@ def _entry(dtype: Any, name: str) -> tuple[int, int]:
 
 def code_of(layout: Layout, name: str) -> str:
     """The library's name of a layout's element type."""
-    value = _entry(layout.dtype, name)[0]
+    value = _entry(layout[0], name)[0]
     return next(code for code, number in DTYPES.items() if number == value)
 
 
@@ -243,8 +256,8 @@ def _unsupported(dtype: Any, name: str) -> str:
 
 def describe(layout: Layout, name: str) -> Tensor:
     """The struct of a layout, without an address."""
-    code, unit = _entry(layout.dtype, name)
-    shape, strides = layout.shape, layout.strides
+    dtype, shape, strides = layout
+    code, unit = _entry(dtype, name)
     ndim = len(shape)
     if ndim > MAX_DIMS:
         raise ValueError(f"{name}: {ndim} dimensions, at most {MAX_DIMS} are supported")

@@ -147,7 +147,9 @@ function onChartKey(chart, event) {
 
 function valueText(series, x) {
     const i = series.x.indexOf(x);
-    return i < 0 || series.y[i] === null ? "–" : String(Number(series.y[i].toPrecision(4)));
+    const y = i < 0 ? null : series.y[i];
+    if (y === null) return "–";
+    return String(Number.isInteger(y) ? y : Number(y.toPrecision(4))); // counts are shown whole
 }
 
 // at: which x is read; null: none, the last values stand in the legend.

@@ -1,7 +1,8 @@
-/* Files of tokens: a token a line, or a JSON list of texts. */
+/* See token_files.h. */
+#include "common/token_files.h"
+
 #include "common/arena.h"
 #include "common/texts.h"
-#include "view/view.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -21,14 +22,15 @@ static bool looks_special(const char *text)
     return false;
 }
 
-static cli_exit append(maps_tokens *tokens, const char *text, size_t bytes)
+static cli_exit append(const char *command, maps_tokens *tokens, const char *text, size_t bytes)
 {
     const int64_t count = tokens->count;
     char *copy;
     /* Room doubles whenever the count is a power of two. */
     if ((count & (count - 1)) == 0)
-        CLI_TRY(arena_grow(VIEW, count > 0 ? 2 * count : 1, sizeof *tokens->items, &tokens->items));
-    CLI_TRY(arena_text(VIEW, text, bytes, &copy));
+        CLI_TRY(
+            arena_grow(command, count > 0 ? 2 * count : 1, sizeof *tokens->items, &tokens->items));
+    CLI_TRY(arena_text(command, text, bytes, &copy));
     tokens->items[tokens->count++] = (maps_token){.text = copy,
                                                   .id = -1,
                                                   .type = -1,
@@ -39,14 +41,14 @@ static cli_exit append(maps_tokens *tokens, const char *text, size_t bytes)
     return CLI_OK;
 }
 
-static cli_exit take_lines(const char *text, size_t size, maps_tokens *tokens)
+static cli_exit take_lines(const char *command, const char *text, size_t size, maps_tokens *tokens)
 {
     size_t at = 0;
     while (at < size) {
         const char *end = memchr(text + at, '\n', size - at);
         size_t length = end ? (size_t)(end - text) - at : size - at;
         size_t shown = length > 0 && text[at + length - 1] == '\r' ? length - 1 : length;
-        CLI_TRY(append(tokens, text + at, shown));
+        CLI_TRY(append(command, tokens, text + at, shown));
         at += length + 1;
     }
     return CLI_OK;
@@ -54,9 +56,9 @@ static cli_exit take_lines(const char *text, size_t size, maps_tokens *tokens)
 
 /* ---- A JSON list of texts, and no other JSON -------------------------------------------------- */
 
-static cli_exit malformed_list(const char *path, const char *unit, size_t at)
+static cli_exit malformed_list(const char *command, const char *path, const char *unit, size_t at)
 {
-    return cli_fail(CLI_BAD_INPUT, VIEW,
+    return cli_fail(CLI_BAD_INPUT, command,
                     "%s: %s %zu: expected a JSON list of strings, such as [\"the\", \"cat\"]", path,
                     unit, at);
 }
@@ -68,30 +70,31 @@ static void release_list(void *list)
 
 /* A text with a zero character, which no token holds and at which labels end, is refused by
  * jansson, and so are lone surrogates. */
-static cli_exit take_json(const char *path, const char *text, size_t size, maps_tokens *tokens)
+static cli_exit take_json(const char *command, const char *path, const char *text, size_t size,
+                          maps_tokens *tokens)
 {
     json_error_t error;
     size_t index;
     json_t *item, *list = json_loadb(text, size, 0, &error);
     if (!list && json_error_code(&error) == json_error_out_of_memory)
-        return cli_fail(CLI_NO_MEMORY, VIEW, "out of memory: %s", path);
-    if (!list) return malformed_list(path, "byte", (size_t)error.position);
-    CLI_TRY(arena_keep(VIEW, list, release_list));
-    if (!json_is_array(list)) return malformed_list(path, "byte", 0);
+        return cli_fail(CLI_NO_MEMORY, command, "out of memory: %s", path);
+    if (!list) return malformed_list(command, path, "byte", (size_t)error.position);
+    CLI_TRY(arena_keep(command, list, release_list));
+    if (!json_is_array(list)) return malformed_list(command, path, "byte", 0);
     json_array_foreach(list, index, item)
     {
-        if (!json_is_string(item)) return malformed_list(path, "item", index + 1);
-        CLI_TRY(append(tokens, json_string_value(item), json_string_length(item)));
+        if (!json_is_string(item)) return malformed_list(command, path, "item", index + 1);
+        CLI_TRY(append(command, tokens, json_string_value(item), json_string_length(item)));
     }
     return CLI_OK;
 }
 
-cli_exit view_read_tokens(const char *path, maps_tokens *tokens)
+cli_exit token_files_read(const char *command, const char *path, maps_tokens *tokens)
 {
     const char *text;
     size_t size, length = strlen(path);
-    CLI_TRY(texts_read_utf8(VIEW, path, &text, &size));
+    CLI_TRY(texts_read_utf8(command, path, &text, &size));
     if (length > 5 && !strcmp(path + length - 5, ".json"))
-        return take_json(path, text, size, tokens);
-    return take_lines(text, size, tokens);
+        return take_json(command, path, text, size, tokens);
+    return take_lines(command, text, size, tokens);
 }

@@ -1,0 +1,17 @@
+/* Attention maps of .npy files: weights that anything may have computed. */
+#ifndef CLI_MAP_ARRAYS_H
+#define CLI_MAP_ARRAYS_H
+
+#include "common/exits.h"
+
+#include <stdint.h>
+
+/* The shape [L,H,T,S] of an array [T,S], [H,T,S] or [L,H,T,S]; or with a batch of one before or
+ * behind L, as numpy.stack() makes it of what transformers returns. Errors name path. */
+cli_exit map_arrays_shape(const char *command, const char *path, const mha_tensor *tensor,
+                          int64_t shape[4]);
+
+/* Element i of a contiguous array of f16, f32 or f64. */
+float map_arrays_element(const mha_tensor *tensor, int64_t i);
+
+#endif

@@ -1,0 +1,9 @@
+/* Files of tokens: a token a line, or a JSON list of texts if the name ends in .json. */
+#ifndef CLI_TOKEN_FILES_H
+#define CLI_TOKEN_FILES_H
+
+#include "common/maps.h"
+
+cli_exit token_files_read(const char *command, const char *path, maps_tokens *tokens);
+
+#endif

@@ -1,0 +1,153 @@
+/* multihead help: the overview, a subcommand's help, and both as man pages and completions. */
+#include "help/help.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define HELP "help"
+
+static const char *const formats[] = {"text", "man", "bash", "zsh", "fish", NULL};
+
+enum { FORMAT_TEXT, FORMAT_MAN, FORMAT_BASH, FORMAT_ZSH, FORMAT_FISH };
+
+typedef struct help_options {
+    int format, shown;
+} help_options;
+
+static const args_option option_table[] = {
+    {.kind = ARGS_HEADING, .name = "Options"},
+    {.kind = ARGS_CHOICE,
+     .name = "format",
+     .help = "text (the default), a man page, or the completions of\na shell",
+     .choices = formats,
+     .field = offsetof(help_options, format)},
+    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+};
+
+static const char exit_codes[] = "exit-codes";
+
+/* The topics: subcommands, then the exit codes. */
+static const char *topic_at(int i)
+{
+    const cli_command *command = cli_command_at(i);
+    if (command) return command->name;
+    return cli_command_at(i - 1) ? exit_codes : NULL;
+}
+
+const args_page help_page = {
+    .command = HELP,
+    .bare = true,
+    .summary = "explain a subcommand, or 'exit-codes'",
+    .usage = "help [SUBCOMMAND | exit-codes]\n"
+             "help [SUBCOMMAND] --format man\n"
+             "help --format bash|zsh|fish",
+    .examples =
+        "multihead help view\n"
+        "multihead help view --format man | man -l -\n"
+        "multihead help --format bash > ~/.local/share/bash-completion/completions/multihead",
+    .notes = "An installation has the man pages and the completions already.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+    .word = topic_at,
+};
+
+const char help_examples[] = "multihead view MODEL \"The cat sat on the mat\"\n"
+                             "multihead view MODEL --example animal -o report.html\n"
+                             "multihead heads MODEL --text letters.txt --sort role\n"
+                             "multihead run --example --causal\n"
+                             "multihead explain --like llama-2-70b --svg attention.svg\n"
+                             "multihead help view";
+
+const char *help_line(const char **text, int *length)
+{
+    const char *line = *text;
+    if (!line || !*line) return NULL;
+    *length = (int)strcspn(line, "\n");
+    *text = line + *length + (line[*length] == '\n');
+    return line;
+}
+
+void help_overview(FILE *file)
+{
+    cli_print_to(file,
+                 "multihead " CLI_VERSION ": see what the heads of multi-head attention attend to\n"
+                 "\nUsage:\n  multihead SUBCOMMAND [options] [arguments]\n\nExamples:\n");
+    const char *rest = help_examples, *line;
+    int length;
+    while ((line = help_line(&rest, &length))) cli_print_to(file, "  %.*s\n", length, line);
+    cli_print_to(file, "\nSubcommands:\n");
+    const cli_command *command;
+    for (int i = 0; (command = cli_command_at(i)); i++)
+        cli_print_to(file, "  %-10s %s\n", command->name, command->summary);
+    cli_print_to(file, "\nOptions:\n"
+                       "  -h, --help     show this help, or that of a subcommand\n"
+                       "      --version  print the version\n"
+                       "\nEnvironment:\n");
+#define PRINT_VARIABLE(name, text) cli_print_to(file, "  %-11s  %s\n", name, text);
+    HELP_ENVIRONMENT_LIST(PRINT_VARIABLE)
+#undef PRINT_VARIABLE
+}
+
+char help_value_kind(const args_option *option)
+{
+    if (option->kind == ARGS_CHOICE) return 'c';
+    if (!option->value) return 0;
+    const char *const files[] = {"FILE", "FOLDER", "ARRAY"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (strstr(option->value, files[i])) return 'f';
+    return 'x';
+}
+
+void help_short(const args_option *option, char *line, size_t size)
+{
+    const size_t length = strcspn(option->help, ";:");
+    snprintf(line, size, "%.*s", (int)length, option->help);
+    for (char *c = line; *c; c++)
+        if (*c == '\n') *c = ' ';
+}
+
+static void print_exit_codes(void)
+{
+    cli_print("Exit codes:\n");
+#define PRINT_EXIT(name, value, text) cli_print("  %d  %s\n", value, text);
+    CLI_EXIT_LIST(PRINT_EXIT)
+#undef PRINT_EXIT
+}
+
+static cli_exit print_topic(const char *topic)
+{
+    const cli_command *command;
+    char flag[] = "--help", *help[] = {flag};
+    bool done;
+    if (!strcmp(topic, exit_codes)) {
+        print_exit_codes();
+        return CLI_OK;
+    }
+    CLI_TRY(cli_command_find(topic, &command));
+    return args_help(command->page, 1, help, &done);
+}
+
+cli_exit cmd_help(int count, char *const *arguments)
+{
+    help_options options = {0};
+    args_texts plain = {0};
+    CLI_TRY(args_parse(&help_page, count, arguments, &options, &plain));
+    if (plain.count > 1)
+        return cli_fail(CLI_USAGE, HELP, "one topic at a time: a subcommand or 'exit-codes'");
+    const char *topic = plain.count ? plain.items[0] : NULL;
+    const cli_command *command = NULL;
+    if (options.format == FORMAT_TEXT) {
+        if (topic) return print_topic(topic);
+        help_overview(stdout);
+        return CLI_OK;
+    }
+    if (topic && options.format != FORMAT_MAN)
+        return cli_fail(CLI_USAGE, HELP, "the completions are those of all subcommands: leave '%s'",
+                        topic);
+    if (topic) CLI_TRY(cli_command_find(topic, &command));
+    if (options.format == FORMAT_MAN) help_man(command);
+    if (options.format == FORMAT_BASH) help_bash();
+    if (options.format == FORMAT_ZSH) help_zsh();
+    if (options.format == FORMAT_FISH) help_fish();
+    return CLI_OK;
+}

@@ -1,0 +1,32 @@
+"""Long work says how far it is and how long it will take: on a terminal in a line that disappears, and
+nowhere else before ten seconds have passed; -q is silent. (train's own line: train.py; perplexity's:
+perplexity.py.)"""
+import re
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+def shows(what, *arguments):
+    """what: the first line, which comes at once; later ones depend on how long it takes."""
+    code, output = on_terminal(*arguments)
+    lines = re.findall(rb"\r\x1b\[K([^\r]*)", output)
+    check(code == 0 and any(re.match(what, line) for line in lines), f"{arguments[0]}: {code}, {lines}")
+    check(lines and not re.match(what, lines[-1]), f"{arguments[0]}: the last line stays: {lines}")
+    quiet = on_terminal(*arguments, "-q")[1]
+    check(b"\x1b[K" not in quiet, f"{arguments[0]} -q: {quiet!r}")
+
+
+folder = FOLDER / "model"
+check_good(run("train", "sentences", "--steps", "2", "--tries", "1", "--no-report", "-q", "-o", folder),
+           "train")
+prune = ["prune", folder, "--task", "sentences", "--lines", "20"]
+shows(rb"measuring heads: 1 of 1, \d+ s, about \d+ s left$", *prune)
+shows(rb"problem 1 of 3, 0 s$", "selftest", "--problems", "3")
+shows(rb"measuring on held-out data, 0 s$", "train", "ioi", "--steps", "2", "--tries", "1")
+shows(rb"text 1 of 1, layer 1 of 2, 0 s", "heads", folder, "the animal was tired .", "--random", "0")
+piped = run(*prune)
+check(piped.code == 0 and b"\x1b[K" not in piped.err and b"left" not in piped.err,
+      f"no terminal, and less than ten seconds: {piped.err!r}")
+finish()

@@ -1,0 +1,96 @@
+"""The scripts around the program: what they say while they work, of tests that were skipped, and where
+something is missing; and that script/demo builds all that `cmake --install` copies."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+BENCH, BUILD = ROOT / "bench", pathlib.Path(PROGRAM).resolve().parent
+
+
+def shell(text, **changes):
+    """text with script/lib.sh at hand, in a folder of its own."""
+    done = subprocess.run(["sh", "-euc", f". {ROOT}/script/lib.sh\n{text}"], capture_output=True,
+                          check=False, cwd=FOLDER, env=environment(**changes), timeout=HANGS)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+
+
+def steps():
+    """A long step is heard of off a terminal too, with what is left of it."""
+    code, out, err = shell("step log Building sh -c 'for i in 1 2; do echo \"[$i/4] x\"; done; sleep 4'",
+                           MHA_WATCH="1")
+    check(code == 0 and not out and re.fullmatch(
+        r"Building \.\.\.\n(  2 of 4 steps, \d+ s, about \d+ s left\n)+  done in \d+ s\n", err), err)
+    code, out, err = shell("step log Building sh -c 'echo what is wrong; exit 3'")
+    check(code == 3 and "what is wrong\n" in err and "build/log.log" in err, f"{code}: {err}")
+
+
+def skipped_tests():
+    """Each test that is skipped is listed with its reason; none, nothing is."""
+    if not shutil.which("ctest"):
+        return
+    tests = FOLDER / "tests"
+    tests.mkdir()
+    made = {"one": "echo skipped: no valgrind; exit 77", "two": "echo skipped in passing",
+            "three": "echo 'SKIPPED [1] x.py:3: no torch'; echo; echo 1 skipped; exit 77",
+            "four": "exit 77"}
+    (tests / "CTestTestfile.cmake").write_text("".join(
+        f'add_test({name} sh -c "{text}")\n'
+        f"set_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)\n" for name, text in made.items()))
+    subprocess.run(["ctest", "--test-dir", tests], capture_output=True, check=False)
+    code, _, err = shell("skipped_tests tests")
+    check(code == 0 and err == "Skipped, and why:\n  one: no valgrind\n  three: x.py:3: no torch\n"
+          "  four: it does not say why\n", err)
+    check(shell("skipped_tests .") == (0, "", ""), "no test was run")
+    check("skipped_tests build" in (ROOT / "script" / "test").read_text(), "script/test lists them")
+
+
+def missing():
+    """One line says what is missing, and how to get it."""
+    for script, arguments, words in (
+            ("peers.py", ["--here"], ("numpy", "torch", "without --here")),
+            ("caches_peers.py", ["--here"], ("onnxruntime", "without --here")),
+            ("training.py", ["--here"], ("torch", "without --here")),
+            ("long_torch.py", [], ("torch", "pip install torch")),
+            ("long_backward_torch.py", [], ("torch", "pip install torch")),
+            ("long_torch.py", ["x"], ("LENGTH", "'x'")),
+            ("long_plot.py", ["none.md", "x.svg"], ("none.md", "No such file")),
+            ("table.py", ["none.json"], ("none.json", "No such file"))):
+        with_library = {"MHA_LIBRARY_DIR": str(BUILD)}
+        done = subprocess.run([sys.executable, "-S", BENCH / script, *arguments], capture_output=True,
+                              check=False, cwd=FOLDER, env=environment(**with_library), timeout=HANGS)
+        err = done.stderr.decode()
+        check(done.returncode in (1, 2) and "Traceback" not in err and
+              all(word in err for word in words), f"{script} {arguments}: {done.returncode} {err}")
+    seen = subprocess.run(["sh", "-c", f"{sys.executable} {ROOT}/tools/sentences.py | head -n 1"],
+                          capture_output=True, check=False, env=environment(), timeout=HANGS)
+    check(seen.stdout == b"# sent_id = 1\n" and not seen.stderr, f"a closed pipe: {seen.stderr}")
+
+
+def installed():
+    """The target that script/demo builds has every library and program of the install rules."""
+    check(re.search(r"^build installed\b", (ROOT / "script" / "demo").read_text(), re.M), "the demo")
+    if not (BUILD / "build.ninja").exists():
+        return
+    rules = "".join(path.read_text() for path in BUILD.rglob("cmake_install.cmake"))
+    copied = {pathlib.Path(name).name for name in re.findall(rf'"{BUILD}/([^"/]+)"', rules)
+              if not name.endswith((".cmake", ".pc")) and "$" not in name}
+    copied = {re.sub(r"\.so\.[0-9.]+$", ".so", name) for name in copied}
+    asked = subprocess.run(["ninja", "-C", BUILD, "-t", "query", "installed"], capture_output=True,
+                           text=True, check=False).stdout
+    built = {line.strip() for line in asked.splitlines() if line.startswith("    ")}
+    check(copied and copied <= built, f"copied, but not built: {sorted(copied - built)} of {sorted(copied)}")
+
+
+steps()
+skipped_tests()
+missing()
+installed()
+finish()

@@ -1,0 +1,162 @@
+"""The documentation as a site: it builds, its links resolve, and it fits a phone.
+
+Needs markdown-it-py; the last test also playwright and a Chromium ($MHA_CHROMIUM, or chromium on the
+PATH).
+"""
+import html
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / "tools/site/build.py"
+sys.path.insert(0, str(ROOT / "tools"))
+import check_links  # noqa: E402
+
+PHONE = 360  # CSS pixels: the narrowest screens in use
+
+
+def build(folder):
+    return subprocess.run([sys.executable, BUILD, "--output", folder], capture_output=True, text=True,
+                          check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    result = build(folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def shown(page, tag):
+    """The text of a page with something in place of every tag."""
+    return html.unescape(re.sub(r"<[^>]+>", tag, page))
+
+
+def test_pages_and_links(site):
+    assert list(check_links.site_errors(site)) == []
+    for source in check_links.documents():
+        page = site / ("index.html" if source == "README.md" else source.replace(".md", ".html"))
+        assert page.is_file(), source
+    for image in (ROOT / "docs").glob("*.png"):
+        copy = site / "docs" / image.name
+        assert not copy.exists() or copy.read_bytes() == image.read_bytes()
+
+
+def test_every_page_leads_to_every_other(site):
+    listed = {path for page in ("docs/start.html", "docs/gguf.html")
+              for path in re.findall(r'href="([\w./-]+)"', (site / page).read_text())}
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.with_suffix(".html").name in listed, path.name
+
+
+def test_headers_are_whole(site):
+    """Every public call of every header has a place, and its page has every line of code."""
+    for path in (ROOT / "include/multihead").glob("*.h"):
+        text = path.read_text(encoding="utf-8")
+        page = (site / "include/multihead" / f"{path.stem}.html").read_text(encoding="utf-8")
+        calls = re.findall(r"^MHA_API[^;]*?\b(mha_\w+)\(", text, re.M)
+        assert calls or path.stem in ("component", "multihead")
+        for name in calls:
+            assert f'<h3 id="{name}">' in page, f"{path.name}: {name}"
+        code, page_code = re.sub(r"/\*.*?\*/", "\n", text, flags=re.S), shown(page, "")
+        for line in filter(None, map(str.strip, code.split("\n"))):
+            if not line.startswith("#") and line not in ('extern "C" {', "}"):
+                assert line.rstrip("\\ ") in page_code, f"{path.name}: {line}"
+        comments = " ".join(re.findall(r"/\*+(.*?)\*/", text, re.S))
+        plain = set(re.findall(r"\w+", comments)) - {"SPDX", "License", "Identifier", "MIT"}
+        assert plain <= set(re.findall(r"\w+", shown(page, " "))), path.name
+
+
+def test_same_bytes(site, tmp_path):
+    assert build(tmp_path / "again").returncode == 0
+    for path in site.rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "again" / path.relative_to(site)).read_bytes()
+
+
+def test_no_script_and_no_network(site):
+    for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"<script|<iframe|<link[^>]+https?:|<img[^>]+https?:", text), path.name
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "letter.txt").write_text("mine")
+    result = build(tmp_path)
+    assert result.returncode != 0 and "is not empty" in result.stderr
+    assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("link, error", [
+    ('<a href="nowhere.html">', "there is no nowhere.html"),
+    ('<a href="#nowhere">', "no element has this id"),
+    ('<a href="b.html#nowhere">', "no element has this id"),
+    ('<a href="../outside.html">', "there is no ../outside.html"),
+    ('<img src="lost.png">', "there is no lost.png"),
+    ('<p id="x"><p id="x">', "two elements have the id x"),
+])
+def test_planted_dead_links_of_the_site(tmp_path, link, error):
+    (tmp_path / "outside.html").write_text("")
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "a.html").write_text(f'<a href="b.html#here">{link}')
+    (folder / "b.html").write_text('<p id="here">')
+    (found,) = check_links.site_errors(folder)
+    assert error in found
+
+
+@pytest.mark.parametrize("text, error", [
+    ("[x](nowhere.md)", "there is no nowhere.md"),
+    ("[x](library.md#nowhere)", "no heading has this anchor"),
+    ("[x](#nowhere)", "no heading has this anchor"),
+    ("```\n# code\n```\n[x](#code)", "no heading has this anchor"),
+])
+def test_planted_dead_links_of_documents(text, error):
+    path = ROOT / check_links.START
+    (found,) = check_links.dead_links(check_links.START, text)
+    assert error in found and path.exists()
+
+
+def test_planted_program():
+    text = "```c\n" + (ROOT / "examples/merge.c").read_text(encoding="utf-8") + "```\n"
+    assert list(check_links.other_programs("x.md", text)) == []
+    assert list(check_links.other_programs("x.md", "```c\nf(x);\n```\n")) == []
+    (found,) = check_links.other_programs("x.md", text.replace("int main(void)", "int main(void )"))
+    assert "no file of examples/" in found
+
+
+def test_anchors_are_those_of_github():
+    text = "# A `code`, and *more*: x_y\n## Two words\n## Two words\n### [Linked](x.md) (a/b)\n"
+    assert check_links.anchors_of(text) == {
+        "a-code-and-more-x_y", "two-words", "two-words-1", "linked-ab"}
+
+
+def test_fits_a_phone(site):
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = os.environ.get("MHA_CHROMIUM") or shutil.which("chromium")
+    if not chromium:
+        pytest.skip("no Chromium: install the package chromium, or set MHA_CHROMIUM")
+    wide = []
+    with sync_api.sync_playwright() as playwright:
+        engine = playwright.chromium.launch(executable_path=chromium, timeout=300_000,
+                                            args=["--no-sandbox", "--disable-gpu"])
+        page = engine.new_page(viewport={"width": PHONE, "height": 800})
+        for path in sorted(site.rglob("*.html")):
+            name = str(path.relative_to(site))
+            if name.startswith(("tests/", "src/", "cli/")):
+                continue  # a source file in a box that scrolls, all alike
+            page.goto(path.as_uri(), timeout=300_000)
+            width = page.evaluate("document.documentElement.scrollWidth")
+            if width > PHONE:
+                wide.append(f"{name}: {width} px")
+        engine.close()
+    assert wide == []
