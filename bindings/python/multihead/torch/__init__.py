@@ -1,0 +1,6 @@
+"""Multi-head attention for torch: its functions and modules, with everything the library adds."""
+from ._attention import AttentionOptions, scaled_dot_product_attention
+from ._module import MultiheadAttention, multi_head_attention_forward
+
+__all__ = ["AttentionOptions", "MultiheadAttention", "multi_head_attention_forward",
+           "scaled_dot_product_attention"]

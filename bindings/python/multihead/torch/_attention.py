@@ -1,0 +1,244 @@
+"""scaled_dot_product_attention, with torch's arguments and the library's."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+
+from . import _operator
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Numbers = Sequence[int] | torch.Tensor
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What attention may do beyond torch's arguments, by the names of `multihead.attention`, whose
+    documentation explains them."""
+
+    bias: torch.Tensor | None
+    q_offset: int | Numbers
+    key_lengths: Numbers | None
+    key_begins: Numbers | None
+    window: tuple[int, int] | None
+    sink_keys: int
+    global_keys: torch.Tensor | None
+    global_queries: torch.Tensor | None
+    query_documents: torch.Tensor | None
+    key_documents: torch.Tensor | None
+    keep_blocks: torch.Tensor | None
+    block_queries: int
+    block_keys: int
+    softcap: float
+    alibi_slopes: torch.Tensor | None
+    t5_table: torch.Tensor | None
+    t5_max_distance: int
+    t5_one_sided: bool
+    shaw_keys: torch.Tensor | None
+    shaw_values: torch.Tensor | None
+    sink_logits: torch.Tensor | None
+    gates: torch.Tensor | None
+    query_starts: Numbers | None
+    key_starts: Numbers | None
+
+
+_SINGLE = {"alibi_slopes", "t5_table", "shaw_keys", "shaw_values", "sink_logits", "gates"}
+_DOCUMENTS = {"query_documents", "key_documents"}
+_BYTES = {"global_keys", "global_queries", "keep_blocks", "keep_mask"}
+
+
+def _numbers(values: Any) -> torch.Tensor:
+    if isinstance(values, torch.Tensor):
+        return values.to(torch.int64).contiguous()
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _converted(name: str, value: torch.Tensor) -> torch.Tensor:
+    """An option in the element type that the operator takes; gradients pass through."""
+    if name in _SINGLE:
+        return value if value.dtype is torch.float32 else value.to(torch.float32)
+    if name in _DOCUMENTS:
+        return value if value.dtype is torch.int32 else value.to(torch.int32)
+    if name in _BYTES and value.dtype not in (torch.bool, torch.uint8):
+        raise TypeError(f"{name}: {value.dtype}, a tensor of bool is expected")
+    return value
+
+
+def dropout_seed() -> torch.Tensor:
+    """A seed drawn from torch's generator, so that torch.manual_seed() repeats a run."""
+    return torch.randint(0, (1 << 63) - 1, (), dtype=torch.int64)
+
+
+def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout: float = 0.0,
+         **options: Any) -> list[torch.Tensor]:
+    """The operator with its options by name, those that are None left out; tensors have 4 axes."""
+    if options.get("q_offset") is not None and not isinstance(options["q_offset"], (int, torch.SymInt)):
+        options["q_offsets"] = options.pop("q_offset")
+    tensors: list[torch.Tensor | None] = []
+    if dropout:
+        options["dropout_seed"] = dropout_seed()
+        options["dropout"] = dropout
+    for name in _operator.TENSORS:
+        found = options.pop(name, None)
+        if found is None:
+            tensors.append(None)
+        elif name in _operator.NUMBERS:
+            tensors.append(_numbers(found))
+        else:
+            tensors.append(_converted(name, found))
+    while tensors and tensors[-1] is None:
+        tensors.pop()
+    if options.get("window") is not None:
+        options["window"] = list(options["window"])
+    options = {name: value for name, value in options.items() if value is not None}
+    found_list: list[torch.Tensor] = _operator.attention(query, key, value, *tensors, **options)
+    return found_list
+
+
+# ---- Shapes -----------------------------------------------------------------------------------------
+
+
+def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _broadcast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+               grouped: bool) -> tuple[list[torch.Tensor], list[int]]:
+    """query, key and value with 4 axes, and the axes before [T, Dv] that the result has."""
+    own = 3 if grouped else 2
+    for name, x in zip(_operator.MAIN, (query, key, value)):
+        if x.dim() < own:
+            raise ValueError(f"{name}: {x.dim()} dimensions, at least {own} are expected, "
+                             f"[..., {'heads, ' if grouped else ''}length, size]")
+    try:
+        lead = list(torch.broadcast_shapes(*(x.shape[:-own] for x in (query, key, value))))
+    except RuntimeError:
+        raise ValueError("query, key and value: dimensions before the last "
+                         f"{'three' if grouped else 'two'}, {tuple(query.shape[:-own])}, "
+                         f"{tuple(key.shape[:-own])} and {tuple(value.shape[:-own])}, do not "
+                         "broadcast" + ("" if grouped else ": pass enable_gqa=True for grouped "
+                                        "heads")) from None
+    heads = [query.shape[-3]] if grouped else []
+    found = []
+    for x in (query, key, value):
+        x = x.expand(*lead, *x.shape[-own:])
+        batch = lead if grouped else lead[:-1]
+        middle = [x.shape[-3]] if grouped or lead else [1]
+        found.append(x.reshape(math.prod(batch), *middle, *x.shape[-2:]))
+    return found, lead + heads
+
+
+def _mask(mask: torch.Tensor, lead: list[int], queries: int, keys: int) -> torch.Tensor:
+    """A mask that broadcasts to [*lead, T, S], with at most 4 axes."""
+    if mask.dim() <= min(4, len(lead) + 2) and len(lead) <= 2:
+        return mask
+    try:
+        mask = mask.expand(*lead, queries, keys)
+    except RuntimeError:
+        raise ValueError(f"attn_mask: {tuple(mask.shape)} does not broadcast to "
+                         f"{(*lead, queries, keys)}") from None
+    return mask.reshape(math.prod(lead[:-1]), lead[-1], queries, keys)
+
+
+def scaled_dot_product_attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False, *, return_lse: bool = False,
+        return_weights: bool | str = False, **options: Unpack[AttentionOptions]) -> Any:
+    """`torch.nn.functional.scaled_dot_product_attention` on a CPU, and everything that
+    `multihead.attention` adds to it.
+
+        query [..., H, T, D]     key [..., Hk, S, D]     value [..., Hk, S, Dv]
+        returns [..., H, T, Dv], of query's type; float32, float16 or bfloat16
+
+    As torch's: dimensions before the last two broadcast; attn_mask is bool, true attends, or float,
+    added, and broadcasts to [..., H, T, S]; is_causal keeps keys s <= t, and q_offset=S-T in
+    addition lets the last query see all keys; enable_gqa allows H to be a multiple of Hk; dropout_p
+    applies always, so pass 0 outside training. Its seed is drawn from torch's generator.
+
+    Beyond torch's:
+        return_lse      also return [..., H, T] f32, the logarithm of the sum of exp of the scores
+        return_weights  True: also return [..., H, T, S] f32, before dropout; "dropped": after it,
+                        as torch's modules do; "average": [..., T, S], the mean over heads
+        options         those of `multihead.attention`: window, softcap, sink_logits, alibi_slopes,
+                        key_lengths, key_begins, q_offset, query_documents, key_documents, bias
+                        (beside attn_mask), t5_table, shaw_keys, gates, ...
+
+    With these the result is a tuple: (out, lse), (out, weights) or (out, lse, weights). B is the
+    number of sequences where an option has one entry for each.
+
+    Gradients: of query, key, value, a float attn_mask, and of bias, alibi_slopes, t5_table,
+    shaw_keys, shaw_values, sink_logits and gates, from all results; first derivatives. Memory is
+    O(T + S) in both directions, also with dropout and masks. torch.compile and torch.export see one
+    operator, multihead::attention. Nothing is copied if the last axes are contiguous, which those of
+    a model are. The number of threads is torch.get_num_threads(), unless multihead.set_threads() or
+    MHA_THREADS says otherwise. Under autocast query, key and value are converted as torch's does.
+
+    Differences: a query that sees no key gives 0, always (torch: the mean of the values where a float
+    mask holds the lowest number everywhere); NaN in keys and values that no query sees has no effect
+    (torch: NaN); is_causal and attn_mask apply together (torch: depends on the kernel); returned
+    gradients are deterministic. float64 is a TypeError.
+
+    Raises TypeError, ValueError, NotImplementedError (other devices, second derivatives).
+
+        >>> out = scaled_dot_product_attention(q, k, v, is_causal=True, window=(255, 0))
+        >>> out, weights = scaled_dot_product_attention(q, k, v, return_weights=True)
+    """
+    if torch.is_autocast_enabled("cpu") and query.device.type == "cpu":
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype)
+                             for x in (query, key, value))
+    batched = query.dim() == key.dim() == value.dim() == 4 and (
+        query.shape[0] == key.shape[0] == value.shape[0]
+        and key.shape[1] == value.shape[1]
+        and (enable_gqa or key.shape[1] in (1, query.shape[1])))
+    lead = [query.shape[0], query.shape[1]] if batched else []
+    if not batched:
+        (query, key, value), lead = _broadcast(query, key, value, enable_gqa)
+    query, key, value = _last_contiguous(query), _last_contiguous(key), _last_contiguous(value)
+    given: dict[str, Any] = dict(options)
+    if attn_mask is not None:
+        mask = _mask(attn_mask, lead, query.shape[2], key.shape[2])
+        if attn_mask.dtype is torch.bool:
+            given["keep_mask"] = mask
+        elif given.get("bias") is not None:
+            given["bias"] = given["bias"] + mask
+        else:
+            given["bias"] = mask
+    outputs = _operator.LSE * return_lse
+    if return_weights:
+        outputs |= _weights_of(return_weights)
+        if given.get("query_starts") is not None:
+            raise NotImplementedError("return_weights: not for ragged batches; multihead.attention "
+                                      "returns them, without gradients")
+    if is_causal:
+        given["causal"] = True
+    if outputs:
+        given["outputs"] = outputs
+    found = call(query, key, value, dropout=dropout_p, scale=scale, **given)
+    if not batched:
+        found = _unflattened(found, lead, return_lse, return_weights)
+    return tuple(found) if outputs else found[0]
+
+
+def _weights_of(wanted: bool | str) -> int:
+    kinds = {True: _operator.PROBABILITIES, "dropped": _operator.PROBABILITIES | _operator.DROPPED,
+             "average": _operator.AVERAGE,
+             "dropped average": _operator.AVERAGE | _operator.DROPPED}
+    if wanted not in kinds:
+        raise ValueError(f"return_weights: {wanted!r} is not one of {', '.join(map(repr, kinds))}")
+    return kinds[wanted]
+
+
+def _unflattened(found: list[torch.Tensor], lead: list[int], return_lse: bool,
+                 return_weights: bool | str) -> list[torch.Tensor]:
+    """Results with the axes that query, key and value broadcast to."""
+    average = isinstance(return_weights, str) and "average" in return_weights
+    shaped = []
+    for i, x in enumerate(found):
+        axes = lead[:-1] if average and i == len(found) - 1 else lead
+        shaped.append(x.reshape(*axes, *x.shape[1 if axes is not lead else 2:]))
+    return shaped

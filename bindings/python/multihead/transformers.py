@@ -1,0 +1,241 @@
+"""attn_implementation="multihead" for the models of transformers.
+
+    import multihead.transformers
+    multihead.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="multihead")
+
+A model that is loaded changes by `model.set_attn_implementation("multihead")`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import masking_utils
+from transformers.utils import output_capturing
+
+from .torch import _attention, _masks, _operator
+
+__all__ = ["Mask", "attention_forward", "attention_mask", "register"]
+
+NAME = "multihead"
+
+# ---- Masks ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """What of a mask depends on positions: options of attention. Positions are those of transformers,
+    where a cache may have dropped the first keys."""
+
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    documents: torch.Tensor | None = None  # [B, positions]: equal numbers see each other
+
+
+def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells)}
+
+
+def _joined(a: _Pattern | None, b: _Pattern | None) -> _Pattern | None:
+    """The pattern that keeps what both keep; None: it has no symbolic form."""
+    if a is None or b is None or a.documents is not None and b.documents is not None:
+        return None
+    window = a.window or b.window
+    if a.window and b.window:
+        (left_a, right_a), (left_b, right_b) = a.window, b.window
+        window = (_least(left_a, left_b), _least(right_a, right_b))
+    documents = a.documents if a.documents is not None else b.documents
+    return _Pattern(a.causal or b.causal, window, documents)
+
+
+def _least(a: int, b: int) -> int:
+    return max(a, b) if min(a, b) < 0 else min(a, b)
+
+
+def _pattern(function: Callable[..., Any], batch: int, positions: int) -> _Pattern | None:
+    """The symbolic form of one of transformers' mask functions, which are closures made by functions
+    of masking_utils; None for any other."""
+    if function is masking_utils.causal_mask_function:
+        return _Pattern(causal=True)
+    if function is masking_utils.bidirectional_mask_function:
+        return _Pattern()
+    if getattr(function, "__module__", None) != masking_utils.__name__:
+        return None
+    held = _closure(function)
+    maker = function.__qualname__.partition(".")[0]
+    if maker == "and_masks":
+        found: _Pattern | None = _Pattern()
+        for part in held["mask_functions"]:
+            found = _joined(found, _pattern(part, batch, positions))
+        return found
+    if maker == "sliding_window_overlay":
+        return _Pattern(window=(held["sliding_window"] - 1, -1))
+    if maker == "sliding_window_bidirectional_overlay":
+        return _Pattern(window=(held["sliding_window"],) * 2)
+    if maker == "chunked_overlay":
+        begin = held["left_padding"].reshape(-1, 1).expand(batch, 1)
+        return _Pattern(documents=(torch.arange(positions) - begin).div(
+            held["chunk_size"], rounding_mode="floor"))
+    if maker == "packed_sequence_mask_function":
+        return _Pattern(documents=held["packed_sequence_mask"])
+    if maker == "remap_positions_for_packed_sequence":
+        # Within a sequence of a packed row positions differ by as much as indices do.
+        return _pattern(held["mask_function"], batch, positions)
+    return None
+
+
+class Mask(torch.Tensor):
+    """A mask as options of attention: bool [B,1,T,S], true attends.
+
+    It is a tensor for models that look at their masks or change them: its elements are then computed.
+    The attention of this module reads `options` instead, so that no array of T x S is made.
+    """
+
+    options: dict[str, Any]
+    _dense: Callable[[], torch.Tensor]
+
+    @staticmethod
+    def __new__(cls, shape: tuple[int, ...], options: dict[str, Any],
+                dense: Callable[[], torch.Tensor]) -> Mask:
+        made: Mask = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=torch.bool, device="cpu")
+        made.options, made._dense = options, dense
+        return made
+
+    def dense(self) -> torch.Tensor:
+        """The same as an ordinary tensor."""
+        return self._dense()
+
+    def __repr__(self, **formats: Any) -> str:
+        return f"multihead.transformers.Mask(shape={tuple(self.shape)}, {sorted(self.options)})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dense().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memory: Any) -> torch.Tensor:
+        return self.dense()
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (),
+                           options: Any = None) -> Any:
+        def plain(x: Any) -> Any:
+            return x.dense() if isinstance(x, Mask) else x
+
+        return function(*torch.utils._pytree.tree_map(plain, arguments),
+                        **torch.utils._pytree.tree_map(plain, options or {}))
+
+
+def _padding(padding: torch.Tensor | None, kv_length: int, kv_offset: int) -> dict[str, Any]:
+    """The keys that a 2-D mask of all positions keeps."""
+    if padding is None:
+        return {}
+    keep = masking_utils.prepare_padding_mask(padding, kv_length, kv_offset)
+    return _masks.padding(keep[:, kv_offset:kv_offset + kv_length])
+
+
+def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0,
+                   kv_offset: int = 0,
+                   mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+                   attention_mask: torch.Tensor | None = None, local_size: int | None = None,
+                   allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
+                   use_vmap: bool = False, device: Any = "cpu", **others: Any) -> Any:
+    """What `AttentionMaskInterface` calls for a model of this implementation, once for each kind of
+    layers. Returns a `Mask`, None if every query sees every key, or a tensor where the mask has no
+    symbolic form and under torch.compile."""
+    def dense(causal_skip: bool = False, bidirectional_skip: bool = False) -> Any:
+        return masking_utils.sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            local_size, causal_skip, bidirectional_skip, use_vmap, device)
+
+    if use_vmap or torch.compiler.is_compiling() or torch.device(device).type != "cpu":
+        return dense(allow_is_causal_skip, allow_is_bidirectional_skip)
+    query_begin = int(q_offset)
+    positions = max(query_begin + q_length, kv_offset + kv_length)
+    pattern = _pattern(mask_function, batch_size, positions)
+    if pattern is None:
+        return dense(allow_is_causal_skip, allow_is_bidirectional_skip)
+    options = _padding(attention_mask, kv_length, kv_offset)
+    window = pattern.window
+    if window is not None and pattern.causal:
+        window = (window[0], 0)
+    if pattern.causal:
+        options["causal"] = True
+    if window is not None:
+        options["window"] = window
+    if (pattern.causal or window) and query_begin != kv_offset:
+        options["q_offset"] = query_begin - kv_offset
+    if pattern.documents is not None:
+        documents = pattern.documents.to(torch.int32)
+        options["query_documents"] = documents[:, query_begin:query_begin + q_length]
+        options["key_documents"] = documents[:, kv_offset:kv_offset + kv_length]
+    if not options and allow_is_bidirectional_skip:
+        return None
+    return Mask((batch_size, 1, q_length, kv_length), options, dense)
+
+
+# ---- Attention --------------------------------------------------------------------------------------
+
+
+def _wants_weights(module: torch.nn.Module, options: dict[str, Any]) -> bool:
+    """Whether the caller of the model asked for attentions."""
+    collected = output_capturing._active_collector.get()
+    if collected is not None:
+        return any("attentions" in name for name in collected)
+    return bool(options.get("output_attentions"))
+
+
+def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
+                      value: torch.Tensor, attention_mask: torch.Tensor | None,
+                      dropout: float = 0.0, scaling: float | None = None,
+                      is_causal: bool | None = None, softcap: float | None = None,
+                      position_bias: torch.Tensor | None = None,
+                      s_aux: torch.Tensor | None = None,
+                      **others: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What `AttentionInterface` calls for each layer: (out [B,T,H,Dv], weights or None).
+
+    Weights [B,H,T,S] are computed if the model was called with output_attentions=True; they are
+    those after dropout, as of "eager", and gradients pass through them.
+    """
+    if others.get("cache") is not None:
+        raise NotImplementedError("attn_implementation=\"multihead\": continuous batching with paged "
+                                  "caches is not supported; use \"sdpa\" for it")
+    options: dict[str, Any] = {}
+    if isinstance(attention_mask, Mask):
+        options = dict(attention_mask.options)
+    elif attention_mask is not None:
+        name = "keep_mask" if attention_mask.dtype is torch.bool else "bias"
+        options[name] = attention_mask
+    elif query.shape[2] > 1 and (getattr(module, "is_causal", True)
+                                 if is_causal is None else is_causal):
+        options["causal"] = True
+    if position_bias is not None:
+        bias = options.get("bias")
+        options["bias"] = position_bias if bias is None else position_bias + bias
+    outputs = 0
+    if _wants_weights(module, others):
+        outputs = _operator.PROBABILITIES | _operator.DROPPED * bool(dropout)
+    found = _attention.call(
+        *(_attention._last_contiguous(x) for x in (query, key, value)), dropout=dropout,
+        scale=scaling, sink_logits=s_aux, softcap=softcap, outputs=outputs or None, **options)
+    weights = found[1].to(query.dtype) if outputs else None
+    return found[0].transpose(1, 2), weights
+
+
+def register(name: str = NAME) -> None:
+    """Make `attn_implementation="multihead"` known to transformers, for every model there that uses
+    its AttentionInterface, trained or generating, with dynamic and static caches.
+
+    Causal masks, windows, chunks, packed sequences and padding on either side are passed as such;
+    a mask that a model composes itself as the array it is. Soft caps, sinks, position biases and
+    grouped heads are used as the model gives them. `model(..., output_attentions=True)` returns the
+    weights, for which transformers otherwise needs "eager"; without it they are not computed.
+
+    Calling it again does no harm. Raises nothing.
+    """
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, attention_mask)
