@@ -16,6 +16,7 @@ from ._linear import (LinearAttentionGradients, LinearAttentionState, linear_att
                       linear_attention_backward)
 from ._model import Model, ModelAttention
 from ._tokens import Tokens
+from ._views import View, head_view, heatmap, model_view, neuron_view
 
 __version__ = version()
 
@@ -23,6 +24,6 @@ __all__ = [
     "MEASURES", "AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
     "CallbackError", "Context", "DTypeError", "Decoder", "Error", "FileError", "HeadScores",
     "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
-    "ModelAttention", "OutOfMemory", "Role", "Tokens", "Unsupported", "attention",
-    "attention_backward", "explain", "get_threads", "isa_available", "linear_attention",
-    "linear_attention_backward", "set_threads"]
+    "ModelAttention", "OutOfMemory", "Role", "Tokens", "Unsupported", "View", "attention",
+    "attention_backward", "explain", "get_threads", "head_view", "heatmap", "isa_available",
+    "linear_attention", "linear_attention_backward", "model_view", "neuron_view", "set_threads"]

@@ -45,6 +45,12 @@ TRANSFORMER_FLAGS = _enumeration(
 DECODER_FLAGS = _enumeration("MHA_DECODER_", windows=1, streaming=2)
 SPLITTING = _enumeration("MHA_SPLIT_", space=0, punctuation=1, characters=2)
 HEADS_FLAGS = _enumeration("MHA_HEADS_", causal=1, window=2, cross=4, query_predicts=8)
+CMAPS = _enumeration("MHA_CMAP_", viridis=0, blues=1, greys=2, cividis=3, magma=4, plasma=5,
+                     diverging=6)
+RANGES = _enumeration("MHA_RANGE_", shared=0, panel=1, fixed=2)
+SCALES = _enumeration("MHA_SCALE_", linear=0, sqrt=1, log=2, rank=3)
+VALUES = _enumeration("MHA_VALUES_", auto=0, always=1, never=2)
+VIEWS = _enumeration("MHA_VIEW_", map=0, lines=1, model=2, neurons=3)
 MEASURE_KINDS = _enumeration("MHA_KIND_", share=0, plain=1, nats=2, tokens=3, correlation=4)
 
 # ---- Structs -------------------------------------------------------------------------------------
@@ -422,6 +428,74 @@ class Encoding(Struct):
                 ("dropped", C.c_int64 * 2), ("memory", C.c_void_p)]
 
 
+class Buffer(Struct):
+    c_name = "mha_buffer"
+    _fields_ = [("data", C.c_void_p), ("size", C.c_size_t), ("capacity", C.c_size_t)]
+
+
+class Sink(Struct):
+    c_name = "mha_sink"
+    _fields_ = [("write", C.c_void_p), ("user", C.c_void_p)]
+
+
+Texts = C.POINTER(C.c_char_p)
+Doubles = C.POINTER(C.c_double)
+
+
+class RenderedMeasure(Struct):
+    c_name = "mha_measure"
+    _fields_ = [("name", C.c_char_p), ("value", C.c_double), ("chance", C.c_double),
+                ("most", C.c_double), ("count", C.c_int64), ("note", C.c_char_p)]
+
+
+class Panel(Struct):
+    c_name = "mha_panel"
+    _fields_ = [("values", C.c_void_p), ("row_stride", C.c_int64), ("name", C.c_char_p),
+                ("note", C.c_char_p), ("detail", C.c_char_p), ("group", C.c_int64),
+                ("masked", C.c_void_p), ("mask_stride", C.c_int64), ("badge", C.c_char_p),
+                ("measures", C.POINTER(RenderedMeasure)), ("measure_count", C.c_int64),
+                ("twin", C.c_void_p), ("twin_stride", C.c_int64), ("queries", C.c_void_p),
+                ("keys", C.c_void_p), ("channels", C.c_int64)]
+
+
+class Figure(Struct):
+    c_name = "mha_figure"
+    _fields_ = [SIZE, ("panel_size", C.c_uint32), ("title", C.c_char_p), ("subtitle", C.c_char_p),
+                ("footnote", C.c_char_p), ("row_axis", C.c_char_p), ("col_axis", C.c_char_p),
+                *_int64s("rows cols"), ("row_labels", Texts), ("col_labels", Texts),
+                ("panels", C.POINTER(Panel)), ("panel_count", C.c_int64), ("group_names", Texts),
+                *_int64s("group_count columns"), ("cmap", C.c_int), ("range", C.c_int),
+                ("lo", C.c_double), ("hi", C.c_double), ("scale", C.c_int), ("dark", C.c_bool),
+                ("print_values", C.c_int), ("pixel_ratio", C.c_double), ("font_file", C.c_char_p),
+                ("value_name", C.c_char_p)]
+
+
+class Report(Struct):
+    c_name = "mha_report"
+    _fields_ = [SIZE, ("text", C.c_char_p), ("facts", C.c_void_p), ("fact_count", C.c_int64),
+                ("producer", C.c_char_p), ("same_labels", C.c_bool), ("most_bytes", C.c_int64),
+                ("special", Texts), *_int64s("special_count first_panel"),
+                ("curve_size", C.c_uint32), ("curves", C.c_void_p), ("curve_count", C.c_int64),
+                ("columns", C.c_void_p), ("column_count", C.c_int64), ("frames", C.c_void_p),
+                ("frame_count", C.c_int64), ("twin_name", C.c_char_p), ("twin_value", C.c_char_p),
+                ("cell_tokens", C.c_int64), ("tokens", Texts), ("token_count", C.c_int64),
+                ("guide", C.c_char_p), ("first_cell", C.c_bool),
+                *_int64s("first_row first_col"), ("view", C.c_int), ("only_view", C.c_bool),
+                ("line_panels", Int64Pointer), *_int64s("line_panel_count second_row second_col"),
+                ("score_scale", C.c_double)]
+
+
+class InsetPage(Struct):
+    c_name = "mha_inset_page"
+    _fields_ = [("name", C.c_char_p), ("figure", C.POINTER(Figure)), ("report", C.POINTER(Report))]
+
+
+class Inset(Struct):
+    c_name = "mha_inset"
+    _fields_ = [SIZE, ("page_size", C.c_uint32), ("pages", C.POINTER(InsetPage)),
+                *_int64s("page_count width height"), ("whole_file", C.c_bool)]
+
+
 # ---- Functions: {name: (result, arguments)}. Handles are void pointers. --------------------------
 
 _STATUS, _HANDLE, _INT64 = C.c_int, C.c_void_p, C.c_int64
@@ -474,6 +548,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_decoder_fork": (_STATUS, [_HANDLE, _INT64, _INT64, _INT64]),
     "mha_decoder_step_rows": (_STATUS, [_HANDLE, _HANDLE, TensorPointer, Int64Pointer,
                                         Int64Pointer, TensorPointer]),
+    "mha_buffer_sink": (Sink, [C.POINTER(Buffer)]),
+    "mha_buffer_free": (None, [C.POINTER(Buffer)]),
     "mha_sample_token": (_STATUS, [_HANDLE, C.POINTER(Sampling), C.c_uint64, C.c_void_p, _INT64,
                                    C.POINTER(C.c_int32)]),
     "mha_measure_describe": (MeasureInfo, [C.c_int]),
@@ -513,4 +589,10 @@ MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_vocabulary_locate": (_STATUS, [_HANDLE, C.c_char_p, C.c_size_t, C.c_void_p, C.c_void_p,
                                         C.c_void_p, _INT64, Int64Pointer]),
 }
-RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {}
+RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "mha_render_svg": (_STATUS, [C.POINTER(Figure), C.POINTER(Sink)]),
+    "mha_render_png": (_STATUS, [C.POINTER(Figure), C.POINTER(Sink)]),
+    "mha_render_html": (_STATUS, [C.POINTER(Figure), C.POINTER(Report), C.POINTER(Sink)]),
+    "mha_render_inset": (_STATUS, [C.POINTER(Inset), C.POINTER(Sink)]),
+    "mha_text_piece": (_INT64, [C.c_char_p, C.c_char_p, C.c_size_t]),
+}

@@ -69,6 +69,12 @@ class ModelAttention:
         map_: Floats = maps[head]
         return map_
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the heads of the first layer, as `multihead.head_view` draws them."""
+        from ._views import head_view
+
+        return head_view(self, html_action="return").data
+
     def stack(self) -> Floats:
         """All maps as one array [layers,H,T,T]."""
         maps = self._maps()
