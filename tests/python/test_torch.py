@@ -23,6 +23,7 @@ from test_attention_torch import U, attention_error, ratio, score_error  # noqa:
 from test_backward_torch import attend  # noqa: E402
 
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+torch.set_num_threads(1)  # problems as small as these only wait for more
 ours = mt.scaled_dot_product_attention
 
 

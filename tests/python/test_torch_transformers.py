@@ -1,9 +1,9 @@
 """multihead.transformers: attn_implementation="multihead" beside "eager", in tiny random models.
 
-Judges: logits and gradients of a model in float32 may be wrong, against the same model with eager
-attention in float64, by four times what eager in float32 is wrong by, plus a millionth of the largest
-number; greedy tokens are the same. Rows of padding are not compared: a query that sees no key gives 0
-here and the mean of all values there.
+Judges: logits and gradients of a model in float32 may be wrong, against the same model in float64 with
+the formula written out ("exact" below), by four times what eager in float32 is wrong by, plus a millionth
+of the largest number; greedy tokens are the same. Rows of padding are not compared: a query that sees no
+key gives 0 here and the mean of all values there.
 """
 import copy
 import os
@@ -18,7 +18,38 @@ import multihead.transformers as ours  # noqa: E402
 
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 ours.register()
+torch.set_num_threads(1)  # models as small as these only wait for more
 transformers.logging.set_verbosity_error()
+
+
+def exact_attention(module, query, key, value, attention_mask, scaling=None, softcap=None,
+                    position_bias=None, s_aux=None, **others):
+    """The formula, in the model's precision: eager attention rounds weights to float32."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT * (query.shape[-1]**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if position_bias is not None:
+        scores = scores + position_bias
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, -1e300)
+    if s_aux is not None:
+        sinks = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
+        weights = torch.softmax(torch.cat([scores, sinks], -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1)
+    if attention_mask is not None:
+        weights = weights * attention_mask
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def exact_mask(*arguments, **options):
+    return ours.masking_utils.sdpa_mask(*arguments, **(options | {"allow_is_causal_skip": False}))
+
+
+transformers.AttentionInterface.register("exact", exact_attention)
+transformers.AttentionMaskInterface.register("exact", exact_mask)
 COMMON = dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
               intermediate_size=48, max_position_embeddings=256, bos_token_id=None, eos_token_id=None,
               pad_token_id=0)
@@ -47,6 +78,8 @@ def make(name):
     }
     torch.manual_seed(1)
     model = models[name]()
+    if name == "gpt_oss":
+        model.set_experts_implementation("eager")  # the other has no float64
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.dim() > 1 and name != "t5" else 1)
@@ -89,7 +122,7 @@ def results(model, inputs, implementation, dtype=torch.float32):
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_gradients_and_attentions(name, padding):
     model, inputs = make(name), batch(name, padding)
-    exact, exact_maps = results(model, inputs, "eager", torch.float64)
+    exact, exact_maps = results(model, inputs, "exact", torch.float64)
     single, _ = results(model, inputs, "eager")
     found, maps = results(model, inputs, "multihead")
     assert found.keys() == exact.keys() and "logits" in found
@@ -101,8 +134,7 @@ def test_logits_gradients_and_attentions(name, padding):
     assert len(maps) == len(exact_maps) > 0
     for x, y in zip(maps, exact_maps):
         assert x.shape == y.shape
-        seen = x.sum(-1) > 0  # not the rows of padding; with a sink rows sum to less than 1
-        assert seen[0].all() and (x.double() - y)[seen].abs().max() < 1e-4
+        assert x[0].sum(-1).min() > 0 and (x - y).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
@@ -145,7 +177,8 @@ def test_masks_stay_symbolic(monkeypatch, name, cache):
     more = {"cache_implementation": cache, "disable_compile": True} if cache else {}
     seen = masks(monkeypatch, make(name), batch(name), **more)
     assert all("keep_mask" not in options and "bias" not in options for options in seen)
-    assert all({"causal", "key_begins"} <= options for options in seen)
+    assert all("causal" in options for options in seen)
+    assert any("key_begins" in options for options in seen)  # a window may have left the padding
     assert any("window" in options for options in seen) == (name != "llama")
     monkeypatch.undo()
     gaps = batch(name)
@@ -224,26 +257,26 @@ def test_weights_only_when_asked_for(monkeypatch):
 
 
 def test_fine_tuning():
-    """Twenty steps of AdamW with dropout of weights off: the same losses as with eager attention."""
+    """Steps of AdamW: the same losses as with eager attention."""
     curves = {}
-    for implementation, dtype in (("eager", torch.float64), ("eager", torch.float32),
+    for implementation, dtype in (("exact", torch.float64), ("eager", torch.float32),
                                   ("multihead", torch.float32)):
         model, inputs = make("llama").to(dtype).train(), batch("llama")
         model.set_attn_implementation(implementation)
         labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
         steps = torch.optim.AdamW(model.parameters(), 1e-3)
         losses = []
-        for _ in range(20):
+        for _ in range(40 if LONG else 12):
             loss = model(**inputs, labels=labels).loss
             loss.backward()
             steps.step()
             steps.zero_grad()
             losses.append(loss.item())
         curves[implementation, dtype] = np.array(losses)
-    exact = curves["eager", torch.float64]
+    exact = curves["exact", torch.float64]
     theirs = np.abs(curves["eager", torch.float32] - exact).max()
     assert np.abs(curves["multihead", torch.float32] - exact).max() <= 4 * theirs + 1e-5 * exact[0]
-    assert exact[-1] < 0.7 * exact[0]
+    assert exact[-1] < 0.8 * exact[0]
 
 
 def test_training_with_dropout_is_repeatable():
