@@ -1,52 +1,96 @@
-# `cmake --install`: libraries, headers, the program, and what find_package(multihead) and
-# pkg-config need. Everything is relative to its own place, so an installed tree can be moved.
+# `cmake --install`: libraries, headers, the program, man pages, completions and docs, and what
+# find_package(multihead) and pkg-config need. Everything is relative to its own place, so an installed
+# tree can be moved. Components: packages.cmake makes a package of each.
+#
+#   library model_library render_library   the shared libraries
+#   development                            all that a compiler needs, and the manual of the headers
+#   program                                the program, its manual, completions
+#   documentation                          docs, examples
+#   python_system                          the Python package beside them, if MHA_PYTHON_DIR says where
 include(CMakePackageConfigHelpers)
+set(MHA_ZSH_DIR ${CMAKE_INSTALL_DATADIR}/zsh/site-functions CACHE STRING "Completions of zsh")
+set(MHA_PYTHON_DIR "" CACHE STRING "Python package: a folder below the prefix, e.g. lib/python3/dist-packages")
 set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/multihead)
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pkgconfig_to_prefix /prefix/${pkgconfig_dir} /prefix)
 
-# One library with its .pc file.
 # The target `installed` makes everything that is copied.
 add_custom_target(installed)
-function(mha_install name description requires requires_private)
+include(cmake/manual.cmake)
+add_dependencies(installed manual)
+
+# One library with its .pc file.
+function(mha_install name component description requires requires_private)
   string(REPLACE "_" "-" output ${name})
   set_target_properties(${name}_shared PROPERTIES EXPORT_NAME ${name})
   add_dependencies(installed ${name}_static ${name}_shared)
   install(TARGETS ${name}_static ${name}_shared EXPORT multihead
-    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
+      NAMELINK_COMPONENT development)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/${output}.pc @ONLY)
-  install(FILES ${CMAKE_BINARY_DIR}/${output}.pc DESTINATION ${pkgconfig_dir})
+  install(FILES ${CMAKE_BINARY_DIR}/${output}.pc DESTINATION ${pkgconfig_dir}
+    COMPONENT development)
 endfunction()
 
-mha_install(multihead "Multi-head attention in C" "" "")
+mha_install(multihead library "Multi-head attention in C" "" "")
 set(headers_left_out)
 if(MHA_MODEL)
-  mha_install(multihead_model "Model folders for multihead: safetensors, GGUF, tokenizers"
-    "multihead" "jansson, libutf8proc, libpcre2-8")
+  mha_install(multihead_model model_library
+    "Model folders for multihead: safetensors, GGUF, tokenizers" "multihead"
+    "jansson, libutf8proc, libpcre2-8")
 else()
   list(APPEND headers_left_out checkpoint gguf io model state tokenizer)
 endif()
 if(MHA_RENDER)
-  mha_install(multihead_render "Pictures of matrices for multihead: SVG, PNG, HTML, terminal"
-    "multihead" "libpng, freetype2")
+  mha_install(multihead_render render_library
+    "Pictures of matrices for multihead: SVG, PNG, HTML, terminal" "multihead" "libpng, freetype2")
 else()
   list(APPEND headers_left_out render)
 endif()
 list(JOIN headers_left_out "|" headers_left_out)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/multihead
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development FILES_MATCHING PATTERN "*.h"
   REGEX "/multihead/(${headers_left_out})\\.h$" EXCLUDE)
+if(Python3_FOUND)
+  install(DIRECTORY ${library_pages} DESTINATION ${CMAKE_INSTALL_MANDIR} COMPONENT development)
+endif()
 if(TARGET multihead_program)
   add_dependencies(installed multihead_program)
-  install(TARGETS multihead_program DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS multihead_program DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  install(FILES ${program_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
+  install(FILES ${completions}/bash/multihead COMPONENT program
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${completions}/zsh/_multihead DESTINATION ${MHA_ZSH_DIR} COMPONENT program)
+  install(FILES ${completions}/fish/multihead.fish COMPONENT program
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+endif()
+
+# What the headers cite, under the names that they cite.
+install(FILES README.md CHANGELOG.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  COMPONENT documentation)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT licence)
+install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT documentation)
+
+if(MHA_PYTHON_DIR)
+  install(DIRECTORY bindings/python/multihead DESTINATION ${MHA_PYTHON_DIR} COMPONENT python_system
+    PATTERN __pycache__ EXCLUDE)
 endif()
 
 install(EXPORT multihead NAMESPACE multihead:: DESTINATION ${config_dir}
-  FILE multihead-targets.cmake)
+  FILE multihead-targets.cmake COMPONENT development)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/multihead-config.cmake.in
   ${CMAKE_BINARY_DIR}/multihead-config.cmake INSTALL_DESTINATION ${config_dir})
 # Before 1.0 a minor version may break what the one before promised.
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/multihead-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/multihead-config.cmake
-  ${CMAKE_BINARY_DIR}/multihead-config-version.cmake DESTINATION ${config_dir})
+  ${CMAKE_BINARY_DIR}/multihead-config-version.cmake DESTINATION ${config_dir}
+  COMPONENT development)
+
+# How programs find what was just installed, where nothing is staged.
+install(SCRIPT cmake/after_install.cmake COMPONENT development)
+
+# What the last `cmake --install` of this folder copied, away again.
+add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -DMANIFEST=${CMAKE_BINARY_DIR}/install_manifest.txt
+  -P ${PROJECT_SOURCE_DIR}/cmake/uninstall.cmake VERBATIM)

@@ -17,7 +17,7 @@ mha_library(multihead SOURCES ${kernel_sources}
 set_source_files_properties(attention/feature_map.c PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 set_source_files_properties(base/version.c PROPERTIES COMPILE_DEFINITIONS
-  "MHAI_VERSION=\"${PROJECT_VERSION}\";MHAI_VERSION_MAJOR=${PROJECT_VERSION_MAJOR};MHAI_VERSION_MINOR=${PROJECT_VERSION_MINOR};MHAI_VERSION_PATCH=${PROJECT_VERSION_PATCH}")
+  "MHAI_VERSION=\"${MHA_VERSION}\";MHAI_VERSION_MAJOR=${PROJECT_VERSION_MAJOR};MHAI_VERSION_MINOR=${PROJECT_VERSION_MINOR};MHAI_VERSION_PATCH=${PROJECT_VERSION_PATCH}")
 
 # The files of src/kernels/isa are the only ones with machine flags.
 set(isa_flags -O3 -fno-trapping-math)

@@ -7,8 +7,9 @@ file(GLOB render_sources CONFIGURE_DEPENDS render/*.c)
 # The report's page is plain HTML, CSS and JavaScript; the library holds it as bytes.
 set(page ${CMAKE_CURRENT_SOURCE_DIR}/render/page)
 set(page_scripts ${page}/data.js ${page}/scale.js ${page}/paint.js ${page}/view.js
-  ${page}/map.js ${page}/strip.js ${page}/overview.js ${page}/evidence.js ${page}/player.js
-  ${page}/curves.js ${page}/save.js ${page}/page.js)
+  ${page}/map.js ${page}/strip.js ${page}/lines.js ${page}/neurons.js ${page}/overview.js
+  ${page}/evidence.js ${page}/player.js ${page}/curves.js ${page}/save.js ${page}/share.js
+  ${page}/page.js)
 list(JOIN page_scripts "|" page_script_list)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)

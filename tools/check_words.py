@@ -68,7 +68,7 @@ RULES = [
      "no other thread may be ..., nothing ..., it is not ...",
      "Threads nobody uses it", "Threads no other thread may be using it"),
     (r"\bNULL: not wanted\b", "NULL: not requested", "NULL: not wanted", "NULL: not requested"),
-    (r"\b[Mm]emory +as said\b", "name it", "Memory as said", "Memory frees it"),
+    (r"\b[Mm]emory as said\b", "name it", "Memory as said", "Memory frees it"),
     (r"\bare no (?:whole|text|words?|numbers?)\b|\b(?:that|which|alignment|this|\') is no (?:power of two|GGUF|text|word)\b",
      "is not (a) ...", "a token that is no text", "a token that is not text"),
     (r"\b(?:bits|bytes|elements) an? (?:block|element|merge|number|row|token|word)\b", "per",

@@ -14,7 +14,7 @@
 #define CLI_TEXT_OF(x) CLI_QUOTE(x)
 #define CLI_VERSION                \
     CLI_TEXT_OF(MHA_VERSION_MAJOR) \
-    "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH)
+    "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH) MHA_VERSION_SUFFIX
 
 /* All of them: name, purpose. */
 #define CLI_COMMANDS(X)                                                  \

@@ -31,6 +31,8 @@ static cli_exit append(const char *command, maps_tokens *tokens, const char *tex
         CLI_TRY(
             arena_grow(command, count > 0 ? 2 * count : 1, sizeof *tokens->items, &tokens->items));
     CLI_TRY(arena_text(command, text, bytes, &copy));
+    /* Never longer: "the" of a piece with a space in front. */
+    mha_text_piece(copy, copy, bytes + 1);
     tokens->items[tokens->count++] = (maps_token){.text = copy,
                                                   .id = -1,
                                                   .type = -1,

@@ -78,7 +78,7 @@ static mha_status unknown(const reading *r, const char *text, size_t bytes)
     snprintf(lower, sizeof lower, "%s", word);
     for (char *c = lower; *c; c++)
         if (*c >= 'A' && *c <= 'Z') *c = (char)tolower(*c);
-    const char *near = nearest(r->vocabulary, lower);
+    const char *near = bytes > 1 ? nearest(r->vocabulary, lower) : NULL; /* of one all are near */
     return mha_fail(MHA_ERR_FORMAT,
                     "text: '%s' is not one of the model's %" PRId64
                     " words%s%s%s 'multihead heads %s --words' lists them",

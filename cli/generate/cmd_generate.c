@@ -6,10 +6,10 @@
 #include "common/option_rows.h"
 #include "common/signals.h"
 #include "common/whole_words.h"
-#include "generate/generate.h"
 #include "generate/generate_stream.h"
 
 #include <multihead/model.h>
+#include <multihead/sampling.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -100,7 +100,7 @@ typedef struct run {
     int32_t end;                      /* the token that ends a text; -1: none */
     double seconds[2];                /* of the prompt, of the rest */
     mha_decoder *decoder;
-    generate_how how;
+    mha_sampling how;
     int64_t most; /* new tokens */
     cache_options cache;
     bool quiet;
@@ -109,8 +109,7 @@ typedef struct run {
     int64_t limit;   /* tokens of a text */
     float *logits;   /* [V] */
     int64_t choices; /* of V: a vocabulary may be padded with tokens that stand for nothing */
-    generate_candidate *work;
-    bool begun; /* something stands on the line */
+    bool begun;      /* something stands on the line */
 } run;
 
 static void destroy_decoder(void *decoder)
@@ -285,7 +284,6 @@ static cli_exit make_room(run *r, const char *text)
     r->limit = r->cache.streaming ? INT32_MAX : r->desc.max_length;
     r->room = r->cache.streaming && most > r->desc.max_length ? most : r->desc.max_length;
     CLI_TRY(ARENA_ALLOC(GENERATE, r->room, &r->ids));
-    CLI_TRY(ARENA_ALLOC(GENERATE, r->desc.vocab_size, &r->work));
     return ARENA_ALLOC(GENERATE, r->desc.vocab_size, &r->logits);
 }
 
@@ -351,19 +349,26 @@ static void print_stats(const run *r, int64_t made)
              (double)mha_decoder_cache_bytes(r->decoder) * 1e-6);
 }
 
+/* The next token becomes r->ids[0]. */
+static cli_exit choose(run *r, uint64_t step)
+{
+    const mha_status status =
+        mha_sample_token(r->context, &r->how, step, r->logits, r->choices, r->ids);
+    if (status == MHA_OK) return CLI_OK;
+    CLI_TRY(end_line(r));
+    if (status != MHA_ERR_NUMERIC) return cli_fail_status(GENERATE, status);
+    return cli_fail(CLI_BAD_INPUT, GENERATE,
+                    "the model gives logits that are not finite: its weights are damaged, or too "
+                    "large for 32 bits; fetch the model again");
+}
+
 /* New tokens until one ends the text. *made: how many; *full: no position is left. */
 static cli_exit write_tokens(run *r, int64_t *made, bool *full)
 {
     bool stopped = false;
     for (*made = 0; *made < r->most && !signals_came(); (*made)++) {
         const int64_t i = *made;
-        if (!generate_pick(&r->how, (uint64_t)i, r->logits, r->choices, r->work, r->ids)) {
-            CLI_TRY(end_line(r));
-            return cli_fail(
-                CLI_BAD_INPUT, GENERATE,
-                "the model gives logits that are not finite: its weights are damaged, or too "
-                "large for 32 bits; fetch the model again");
-        }
+        CLI_TRY(choose(r, (uint64_t)i));
         if (r->ids[0] == r->end) return CLI_OK;
         CLI_TRY(show(r, r->ids[0], &stopped));
         if (stopped) return CLI_OK;
@@ -407,7 +412,8 @@ static cli_exit check_options(const generate_options *options, run *r)
 {
     const bool chance = options->temperature.given || options->top_p.given || options->top_k ||
                         options->min_p.given;
-    r->how = (generate_how){.temperature = options->temperature.given ? options->temperature.value
+    r->how = (mha_sampling){.struct_size = sizeof r->how,
+                            .temperature = options->temperature.given ? options->temperature.value
                                            : chance                   ? 1
                                                                       : 0,
                             .top_k = options->top_k,

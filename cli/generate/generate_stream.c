@@ -4,7 +4,6 @@
 #include "common/arena.h"
 #include "common/maps.h"
 #include "common/print.h"
-#include "generate/generate.h"
 
 #include <stdio.h>
 #include <string.h>

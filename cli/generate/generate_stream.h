@@ -7,6 +7,8 @@
 
 #include <multihead/tokenizer.h>
 
+#define GENERATE "generate"
+
 typedef struct generate_stream {
     const mha_tokenizer *tokenizer;
     const args_texts *stops;

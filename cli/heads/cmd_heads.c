@@ -153,9 +153,14 @@ static cli_exit check(const heads_options *options)
     return CLI_OK;
 }
 
-static void say_what_next(const heads_options *options, const heads_row *rows, int64_t count)
+static void say_what_next(const heads_options *options, const heads_found *found,
+                          const heads_row *rows, int64_t count)
 {
     if (options->csv || options->json || options->details || count == 0) return;
+    if (!found->texts) {
+        cli_note(options->quiet, "next: a text, --text FILE or --example all, for what is - here");
+        return;
+    }
     if (options->attention.count > 0) {
         cli_note(options->quiet, "next: --details for the evidence");
         return;
@@ -181,7 +186,7 @@ static cli_exit show(const heads_options *options, const heads_found *found)
         CLI_TRY(heads_print_clusters(options, found));
     CLI_TRY(cli_finish_stdout(HEADS, CLI_OK));
     if (count == 0) cli_note(options->quiet, "no head is like that");
-    say_what_next(options, rows, count);
+    say_what_next(options, found, rows, count);
     return CLI_OK;
 }
 

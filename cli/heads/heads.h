@@ -99,6 +99,9 @@ enum { HEADS_MOST_ROLES = 64 };
 int64_t heads_roles(const heads_found *found, int64_t layer, int64_t head,
                     mha_head_role roles[HEADS_MOST_ROLES]);
 
+/* Heads that find nothing rest somewhere: on the first token, on separators, on all. */
+bool heads_is_rest(mha_role role);
+
 /* One head of the table. */
 typedef struct heads_row {
     int64_t layer, head;

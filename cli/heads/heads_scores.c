@@ -65,8 +65,7 @@ static bool told_by_random(mha_role role)
     return role == MHA_ROLE_DUPLICATE || role == MHA_ROLE_INDUCTION;
 }
 
-/* Heads that find nothing rest somewhere; roles that state what a head finds come first. */
-static bool is_rest(mha_role role)
+bool heads_is_rest(mha_role role)
 {
     return role == MHA_ROLE_SINK || role == MHA_ROLE_SEPARATOR || role == MHA_ROLE_BROAD;
 }
@@ -83,7 +82,7 @@ static double margin(const heads_found *found, int64_t layer, int64_t head,
 static bool comes_first(const heads_found *found, int64_t layer, int64_t head,
                         const mha_head_role *a, const mha_head_role *b)
 {
-    if (is_rest(a->role) != is_rest(b->role)) return is_rest(b->role);
+    if (heads_is_rest(a->role) != heads_is_rest(b->role)) return heads_is_rest(b->role);
     if (a->role != b->role) return a->role < b->role;
     return a->role == MHA_ROLE_LINKS &&
            margin(found, layer, head, a) > margin(found, layer, head, b);
@@ -190,7 +189,7 @@ static double role_key(const heads_found *found, int64_t layer, int64_t head)
     if (heads_roles(found, layer, head, roles) == 0) return -1;
     double strength = roles[0].score.corrected;
     strength = strength > 0 ? (strength < 1 ? strength : 1) : 0;
-    const double rest = is_rest(roles[0].role) ? 0 : 2 * MHA_ROLES;
+    const double rest = heads_is_rest(roles[0].role) ? 0 : 2 * MHA_ROLES;
     return rest + 2 * (MHA_ROLES - (double)roles[0].role) + strength;
 }
 

@@ -47,7 +47,7 @@ const args_page perplexity_page = {
     .command = PERPLEXITY,
     .summary = "measure how well a causal model predicts a text",
     .usage = "perplexity [options] MODEL --text FILE",
-    .examples = "multihead perplexity demo --text book.txt\n"
+    .examples = "multihead perplexity novel --text novel.txt\n"
                 "multihead perplexity smollm2.gguf --text book.txt --tokens 4096 --cache int8\n"
                 "multihead perplexity smollm2.gguf --text book.txt --json | jq .perplexity",
     .notes = "Perplexity is exp of the mean negative log-likelihood of each token given those\n"

@@ -410,10 +410,10 @@ static cli_exit check_inputs_stay(const run_options *options)
 
 static cli_exit check(run_options *options)
 {
-    CLI_TRY(check_option_conflicts(options));
-    CLI_TRY(check_inputs(options));
     /* The example is there to be looked at. */
     if (options->example && !options->linear && !run_has_files(options)) options->trace = 1;
+    CLI_TRY(check_option_conflicts(options));
+    CLI_TRY(check_inputs(options));
     if (options->module && !options->heads) options->heads = DEFAULT_HEADS;
     if (options->cache) CLI_TRY(check_cache(options));
     if (options->linear) CLI_TRY(check_linear(options));

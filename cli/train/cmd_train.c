@@ -357,7 +357,14 @@ static cli_exit finish(const train_options *options, train_run *run, train_verdi
     say_how_it_ended(options, run, verdict);
     if (code != CLI_OK || options->no_report || signals_came()) return code;
     CLI_TRY(train_report_print(&run->model, options->quiet, &found));
-    return train_report_pictures(run, &found, options->quiet);
+    CLI_TRY(train_report_pictures(run, &found, options->quiet));
+    if (run->folder)
+        cli_note(options->quiet, "next: multihead heads %s%s", run->folder,
+                 run->model.encoder ? "/encoder" : "");
+    else
+        cli_note(options->quiet,
+                 "nothing was kept; -o FOLDER keeps the model, and reports of all its heads");
+    return CLI_OK;
 }
 
 static cli_exit learn(const train_options *options, train_run *run, train_verdict *verdict)

@@ -153,7 +153,7 @@ cli_exit train_report_print(train_model *model, bool quiet, train_finding *found
     find_best(&d, all, &layer, &head);
     found->layer = layer;
     found->head = head;
-    cli_print("\nL%" PRId64 "H%" PRId64 " looks at what is right: it has %.0f %%", layer, head,
+    cli_print("\nL%" PRId64 "H%" PRId64 " looks most at what is right: it has %.0f %%", layer, head,
               100 * train_right(all, 0, layer, head));
     if (task->kinds[1]) cli_print(" (%s)", task->kinds[0]);
     for (int kind = 1; kind < TRAIN_KINDS && task->kinds[kind]; kind++)
@@ -228,10 +228,11 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
     const train_batch *batch = &model->probe;
     static const char kind[] = "transformer, trained here";
     mha_transformer_desc d;
-    char name[64];
+    char name[96];
     mha_transformer_describe(model->decoder, &d);
     if (model->task->text) /* the best step of it */
-        snprintf(name, sizeof name, "a text of %" PRId64 " words", model->task->text->count);
+        snprintf(name, sizeof name, "a text of %s %s", words_count(model->task->text->count).text,
+                 model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words");
     else
         snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
     CLI_TRY(arena_text(TRAIN, name, strlen(name), &maps->name));

@@ -3,6 +3,7 @@
 #include "train/train_text.h"
 
 #include "common/arena.h"
+#include "common/words.h"
 
 #include <multihead/component.h>
 
@@ -114,10 +115,11 @@ cli_exit train_text_print(train_model *model, train_finding *found)
     double guesses[2];
     const train_scores *all = &found->all;
     CLI_TRY(guess(text, guesses));
-    cli_print("The text: %" PRId64 " %s, %" PRId64 " different ones; %" PRId64
-              " are the vocabulary, %.1f %% of the text is <unk>\n",
-              text->count, characters ? "characters" : "words and marks", text->kinds,
-              text->word_count - 2, 100.0 * (double)text->unknown / (double)text->count);
+    cli_print("The text: %s %s, %s different ones; %s are the vocabulary, %.1f %% of the text is "
+              "<unk>\n",
+              words_count(text->count).text, characters ? "characters" : "words and marks",
+              words_count(text->kinds).text, words_count(text->word_count - 2).text,
+              100.0 * (double)text->unknown / (double)text->count);
     train_report_size(model);
     cli_print("Without attention: perplexity %.2f from the frequency of each %s, %.2f from pairs "
               "of them\n",

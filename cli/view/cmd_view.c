@@ -15,10 +15,10 @@
 #define SCALE_NAME(name, value, text) text,
 
 static const char *const cmaps[] = {MHA_CMAP_LIST(CMAP_NAME) NULL};
-static const char *const scales[] = {MHA_SCALE_LIST(SCALE_NAME) NULL};
-static const char *const values[] = {"auto", "always", "never", NULL};    /* mha_values */
-static const char *const sorts[] = {"weight", "arrives", "effect", NULL}; /* ask_measure */
-static const char *const whens[] = {"auto", "always", "never", NULL};     /* screen_color */
+static const char *const scales[] = {"auto", MHA_SCALE_LIST(SCALE_NAME) NULL}; /* 1 + mha_scale */
+static const char *const values[] = {"auto", "always", "never", NULL};         /* mha_values */
+static const char *const sorts[] = {"weight", "arrives", "effect", NULL};      /* ask_measure */
+static const char *const whens[] = {"auto", "always", "never", NULL};          /* screen_color */
 
 #define HEADING(title)                      \
     {                                       \
@@ -65,6 +65,7 @@ static const args_option option_table[] = {
           "stream; files have every term of every head"),
     HEADING("Output (several at once; one FILE may be -, stdout)"),
     VALUE(ARGS_TEXT, 'o', "output", html, "FILE.html", "an interactive report in one file"),
+    FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons"),
     VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a vector image for print or a web page"),
     VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a bitmap image"),
     VALUE(ARGS_TEXT, 0, "json", json, "FILE", "tokens and all weights as text"),
@@ -92,7 +93,8 @@ static const args_option option_table[] = {
           "range of the colours: shared by all heads (the\n"
           "default), head: per head, or LO:HI"),
     CHOICE("scale", scale, scales,
-           "mapping from weights to colours; sqrt and log\nemphasise small weights"),
+           "mapping from weights to colours; sqrt and log\nemphasise small weights; auto (the "
+           "default) is\nlinear, or sqrt beyond 64 tokens"),
     VALUE(ARGS_TEXTS, 0, "hide", hide, "LIST",
           "leave tokens out of the picture and report their\n"
           "weight: special, or tokens by name"),
@@ -225,6 +227,18 @@ static cli_exit check_desk(const view_options *options)
     return CLI_OK;
 }
 
+static cli_exit check_neurons(const view_options *options)
+{
+    if (!options->neurons) return CLI_OK;
+    if (!options->html)
+        return cli_fail(CLI_USAGE, VIEW, "--neurons requires a report: add -o report.html");
+    if (options->attention || options->contrast || options->desk)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--neurons requires a model and a text, and excludes --attention, "
+                        "--contrast and --desk");
+    return CLI_OK;
+}
+
 static cli_exit check(const view_options *options)
 {
     mha_range range;
@@ -232,6 +246,7 @@ static cli_exit check(const view_options *options)
     CLI_TRY(options->attention ? check_array_options(options) : check_model_options(options));
     if (options->renormalise && options->hide.count == 0)
         return cli_fail(CLI_USAGE, VIEW, "--renormalise requires --hide");
+    CLI_TRY(check_neurons(options));
     CLI_TRY(check_contrast(options));
     CLI_TRY(check_ask(options));
     CLI_TRY(check_desk(options));
@@ -279,6 +294,9 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     CLI_TRY(view_ask_order(found, (ask_measure)options->sort, &order));
     if (found->count > 0) drawn.first_panel = order[0];
     CLI_TRY(view_model_maps(&drawn, model, &maps, &picks, NULL));
+    drawn.first_cell = true;
+    drawn.first_row = found->from.first + found->from.count - 1;
+    drawn.first_col = found->to.first;
     text_model_close(model);
     view_warn_of_idle_names(&drawn, &maps);
     return view_write_files(&drawn, &maps, &picks);
@@ -298,6 +316,21 @@ static cli_exit ask(const view_options *options)
     return CLI_OK;
 }
 
+/* What a report opens on: the largest change, or the sharpest head. */
+static void choose_first(view_options *options, const attention_maps *maps, const maps_picks *picks)
+{
+    options->first_panel = view_first_panel(maps, picks, options->roles);
+    if (!maps->contrast) return;
+    const view_cell most = view_contrast_most(maps, picks);
+    if (most.layer < 0) return;
+    options->first_panel = 0;
+    for (int64_t i = 0; i < most.layer * picks->heads + most.head; i++)
+        options->first_panel += picks->on[i];
+    options->first_cell = true;
+    options->first_row = most.row;
+    options->first_col = most.col;
+}
+
 static cli_exit view(const view_options *options)
 {
     attention_maps maps = {0};
@@ -311,6 +344,7 @@ static cli_exit view(const view_options *options)
                                 : view_model_maps(options, &model, &maps, &picks, &roles));
     text_model_close(&model);
     view_warn_of_idle_names(options, &maps);
+    choose_first(&drawn, &maps, &picks);
     CLI_TRY(view_write_files(&drawn, &maps, &picks));
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(options, &maps, &picks));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));

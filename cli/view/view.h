@@ -34,19 +34,23 @@ typedef struct view_options {
     const char *folder;  /* of ours, which they are files of; NULL: where they say; no option */
     const char *command; /* the name in messages; no option */
     const char *range;
-    const char *contrast;    /* the text to compare with */
-    const char *from, *to;   /* words: which heads look from one at the other */
-    const char *desk;        /* a layer: what its heads write */
-    int cmap, scale, values; /* mha_cmap, mha_scale, mha_values */
-    int paper, terminal;     /* paper: screen_paper */
+    const char *contrast;  /* the text to compare with */
+    const char *from, *to; /* words: which heads look from one at the other */
+    const char *desk;      /* a layer: what its heads write */
+    int cmap, values;      /* mha_cmap, mha_values */
+    int scale;             /* 0: by the length of the text; else 1 + mha_scale */
+    int paper, terminal;   /* paper: screen_paper */
     screen_options screen;
     int renormalise, truncate, quiet;
+    int neurons;                 /* a report has queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* ask_measure */
     int64_t first_panel;         /* of a report; no option */
-    const view_ask *ask;         /* scores of a report; no option */
-    const view_extra *extra;     /* likewise; NULL: nothing */
-    const view_roles *roles;     /* likewise */
+    bool first_cell;             /* of a report: it opens on the tokens below; no option */
+    int64_t first_row, first_col;
+    const view_ask *ask;     /* scores of a report; no option */
+    const view_extra *extra; /* likewise; NULL: nothing */
+    const view_roles *roles; /* likewise */
 } view_options;
 
 /* Maps of a model's run over the texts; picks as --layer and --head say. Texts that maps has are
@@ -65,6 +69,11 @@ cli_exit view_want_twins(const view_options *options, const maps_picks *picks,
 mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,
                           attention_maps *maps);
 
+/* Room for queries and keys, if they are wanted, and those of a layer. */
+cli_exit view_want_neurons(const view_options *options, const text_model *model,
+                           const maps_picks *picks, attention_maps *maps);
+mha_status view_take_neurons(const mha_activations *kept, int64_t layer, attention_maps *maps);
+
 /* What maps say of the model that they are of. */
 cli_exit view_name_source(const text_model *model, attention_maps *maps);
 
@@ -75,7 +84,15 @@ cli_exit view_take_texts(const view_options *options, attention_maps *maps);
 cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps,
                             maps_picks *picks);
 
-/* What of all changes most: "L1H2: +0.31 from it to animal". */
+/* A head and two of its tokens. */
+typedef struct view_cell {
+    int64_t layer, head, row, col; /* layer -1: there is none */
+} view_cell;
+
+/* What changes most of all heads, between tokens that both texts have. */
+view_cell view_contrast_most(const attention_maps *maps, const maps_picks *picks);
+
+/* The same in words: "L1H2: +0.31 from it to animal". */
 void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,
                           size_t size);
 
@@ -85,7 +102,9 @@ cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps
 /* A figure. A remark goes to the footnote; NULL: none. */
 typedef struct view_figure {
     mha_figure figure;
-    const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
+    const char *const *tokens;    /* of the whole text, where cells are blocks of them; else NULL */
+    int64_t first_row, first_col; /* where a report opens; -1: where it likes */
+    int64_t second_row, second_col; /* where a second text begins; 0: there is one */
 } view_figure;
 
 cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
@@ -107,6 +126,18 @@ cli_exit view_check_outputs(const view_options *options);
 /* All files asked for, with a line on stderr each. */
 cli_exit view_write_files(const view_options *options, const attention_maps *maps,
                           const maps_picks *picks);
+
+/* The scale asked for, or one at which a map of so many columns is not black. */
+mha_scale view_scale(const view_options *options, int64_t cols);
+
+/* Whether a cell says something of the text: special tokens rest, a token looks at itself, and the
+ * first token of a causal model is where heads look that have nothing to do (Xiao et al. 2024). */
+bool view_cell_tells(const attention_maps *maps, int64_t row, int64_t col);
+
+/* The place among the heads that are on of the one to look at first: the sharpest of those with a
+ * role that is not a rest, or of all where no roles are known. */
+int64_t view_first_panel(const attention_maps *maps, const maps_picks *picks,
+                         const view_roles *roles);
 
 /* Fewer heads for a terminal of that width: the sharpest of each layer. */
 cli_exit view_sharpest(const char *command, const attention_maps *maps, const maps_picks *all,

@@ -97,12 +97,17 @@ cli_exit view_contrast_maps(const view_options *options, text_model *model, atte
     return join(maps, &other);
 }
 
-void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,
-                          size_t size)
+static double change_at(const attention_maps *maps, const view_cell *at)
 {
     const int64_t T = maps->rows.count, S = maps->cols.count;
-    int64_t best_head = -1, best = 0;
-    double most = 0, change = 0;
+    return (double)maps->layer[at->layer][(at->head * T + at->row) * S + at->col];
+}
+
+view_cell view_contrast_most(const attention_maps *maps, const maps_picks *picks)
+{
+    const int64_t T = maps->rows.count, S = maps->cols.count;
+    view_cell best = {.layer = -1};
+    double most = 0;
     for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
         if (!picks->on[i]) continue;
         const float *map = maps->layer[i / picks->heads] + i % picks->heads * T * S;
@@ -110,16 +115,21 @@ void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, c
             const maps_token *row = &maps->rows.items[c / S], *col = &maps->cols.items[c % S];
             if (row->label || row->special || col->special || !(fabs((double)map[c]) > most))
                 continue;
-            change = (double)map[c];
-            most = fabs(change);
-            best_head = i;
-            best = c;
+            most = fabs((double)map[c]);
+            best = (view_cell){i / picks->heads, i % picks->heads, c / S, c % S};
         }
     }
+    return best;
+}
+
+void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,
+                          size_t size)
+{
+    const view_cell most = view_contrast_most(maps, picks);
     out[0] = '\0';
-    if (best_head < 0) return;
-    const maps_token *to = &maps->cols.items[best % S];
-    snprintf(out, size, "most: L%" PRId64 "H%" PRId64 ", %+.2f from %.40s to %.80s",
-             best_head / picks->heads, best_head % picks->heads, change,
-             maps->rows.items[best / S].text, to->label ? to->label : to->text);
+    if (most.layer < 0) return;
+    const maps_token *to = &maps->cols.items[most.col];
+    snprintf(out, size, "most: L%" PRId64 "H%" PRId64 ", %+.2f from %.40s to %.80s", most.layer,
+             most.head, change_at(maps, &most), maps->rows.items[most.row].text,
+             to->label ? to->label : to->text);
 }

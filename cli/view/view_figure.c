@@ -29,6 +29,15 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
     return CLI_OK;
 }
 
+/* The weight of an even row of n tokens, 1 / n, is fewer than 4 of 256 steps above black beyond 64.
+ */
+mha_scale view_scale(const view_options *options, int64_t cols)
+{
+    enum { LONG = 64 };
+    if (options->scale > 0) return (mha_scale)(options->scale - 1);
+    return cols > LONG ? MHA_SCALE_SQRT : MHA_SCALE_LINEAR;
+}
+
 /* ---- Hiding ---------------------------------------------------------------------------------- */
 
 /* The tokens of an axis that stay. */
@@ -116,9 +125,10 @@ typedef struct panel_maker {
     kept_axis rows, cols;
     mha_panel *panels;
     panel_text *texts;
-    float *values;   /* [panels, rows, cols] where tokens are hidden, else NULL */
-    float *twins;    /* likewise */
-    uint8_t *masked; /* [rows, cols] cells that no query can see; NULL: none */
+    float *values;         /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *twins;          /* likewise */
+    float *queries, *keys; /* likewise, of the rows and columns that stay */
+    uint8_t *masked;       /* [rows, cols] cells that no query can see; NULL: none */
     int64_t count;
     bool grouped;      /* by layer; not where each has one head only, whose name says it */
     double hidden_sum; /* over panels, of the mean hidden mass of their rows */
@@ -141,23 +151,37 @@ static double copy_cells(const panel_maker *maker, const float *map, bool renorm
     return hidden / (double)maker->rows.count;
 }
 
-/* "Its largest weight is 0.87: it looks at animal." Or, of a contrast, its largest change. */
-static void write_detail(const panel_maker *maker, const mha_panel *panel, char *detail)
+/* The largest cell, if asked among those that say something; -1: there is none. */
+static int64_t largest(const panel_maker *maker, const mha_panel *panel, bool telling)
 {
-    const bool contrast = maker->maps->contrast;
     int64_t best = -1;
     double most = 0;
     for (int64_t i = 0; i < maker->rows.count * maker->cols.count; i++) {
-        const double value = contrast ? fabs((double)panel->values[i]) : (double)panel->values[i];
+        const double cell = (double)panel->values[i],
+                     value = maker->maps->contrast ? fabs(cell) : cell;
         if (!isfinite(value) || (best >= 0 && !(value > most))) continue;
+        if (telling && !view_cell_tells(maker->maps, maker->rows.at[i / maker->cols.count],
+                                        maker->cols.at[i % maker->cols.count]))
+            continue;
         best = i;
         most = value;
     }
+    return best;
+}
+
+/* "Its largest weight between two words is 0.87: it looks at animal." Or, of a contrast, its
+ * largest change. */
+static void write_detail(const panel_maker *maker, const mha_panel *panel, char *detail)
+{
+    const bool contrast = maker->maps->contrast;
+    int64_t best = contrast ? -1 : largest(maker, panel, true);
+    const char *between = best < 0 ? "" : " between two words";
+    if (best < 0) best = largest(maker, panel, false);
     detail[0] = '\0';
     if (best < 0) return;
     const char *from = maker->rows.labels[best / maker->cols.count];
     const char *to = maker->cols.labels[best % maker->cols.count];
-    if (strlen(from) + strlen(to) + 64 > DETAIL_BYTES) return;
+    if (strlen(from) + strlen(to) + 84 > DETAIL_BYTES) return;
     if (contrast)
         snprintf(detail, DETAIL_BYTES,
                  "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
@@ -165,9 +189,34 @@ static void write_detail(const panel_maker *maker, const mha_panel *panel, char 
                  (double)panel->values[best], from, panel->values[best] < 0 ? "less" : "more", to);
     else
         snprintf(detail, DETAIL_BYTES,
-                 "Its largest weight is %.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks at "
+                 "Its largest weight%s is %.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks at "
                  "\xE2\x80\x9C%s\xE2\x80\x9D.",
-                 (double)panel->values[best], from, to);
+                 between, (double)panel->values[best], from, to);
+}
+
+static void copy_rows(const kept_axis *axis, const float *from, int64_t channels, float *to)
+{
+    for (int64_t i = 0; i < axis->count; i++)
+        memcpy(to + i * channels, from + axis->at[i] * channels, (size_t)channels * sizeof *to);
+}
+
+static void take_neurons(const panel_maker *maker, int64_t layer, int64_t head, mha_panel *panel)
+{
+    const attention_maps *maps = maker->maps;
+    const int64_t channels = maps->channels;
+    if (!maps->queries || !maps->queries[layer]) return;
+    const float *queries = maps->queries[layer] + head * maps->rows.count * channels;
+    const float *keys = maps->keys[layer] + head * maps->cols.count * channels;
+    panel->channels = channels;
+    panel->queries = queries;
+    panel->keys = keys;
+    if (!maker->queries) return;
+    float *own_queries = maker->queries + maker->count * maker->rows.count * channels;
+    float *own_keys = maker->keys + maker->count * maker->cols.count * channels;
+    copy_rows(&maker->rows, queries, channels, own_queries);
+    copy_rows(&maker->cols, keys, channels, own_keys);
+    panel->queries = own_queries;
+    panel->keys = own_keys;
 }
 
 static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t group)
@@ -200,6 +249,7 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
             panel->note = text->note;
         }
     }
+    take_neurons(maker, layer, head, panel);
     write_detail(maker, panel, text->detail);
     view_roles_dress(maker->options->roles, layer, head, panel);
     maker->count++;
@@ -227,6 +277,11 @@ static cli_exit make_panels(const maps_picks *picks, panel_maker *maker)
     CLI_TRY(ARENA_ALLOC(command, picks->count, &maker->texts));
     if (hides) CLI_TRY(ARENA_ALLOC(command, picks->count * cells, &maker->values));
     if (hides && maps->twin) CLI_TRY(ARENA_ALLOC(command, picks->count * cells, &maker->twins));
+    if (hides && maps->queries) {
+        const int64_t each = picks->count * maps->channels;
+        CLI_TRY(ARENA_ALLOC(command, each * maker->rows.count, &maker->queries));
+        CLI_TRY(ARENA_ALLOC(command, each * maker->cols.count, &maker->keys));
+    }
     int64_t group = 0;
     for (int64_t l = 0; l < picks->layers; l++)
         maker->grouped = maker->grouped || maps_picks_in_layer(picks, l) > 1;
@@ -345,6 +400,22 @@ static cli_exit list_tokens(const char *command, const attention_maps *maps, vie
     return CLI_OK;
 }
 
+/* Where the second text begins; 0: there is one. */
+static int64_t second_text(const kept_axis *axis)
+{
+    for (int64_t i = 0; i < axis->count; i++)
+        if (axis->tokens->items[axis->at[i]].sequence == 1) return i;
+    return 0;
+}
+
+/* Where a token is in a figure; -1: hidden, or not asked for. */
+static int64_t place_of(const kept_axis *axis, bool wanted, int64_t token)
+{
+    for (int64_t i = 0; wanted && i < axis->count; i++)
+        if (axis->at[i] == token) return i;
+    return -1;
+}
+
 cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
                           const maps_picks *picks, const char *remark, view_figure *out)
 {
@@ -360,7 +431,7 @@ cli_exit view_figure_make(const view_options *options, const attention_maps *map
                            .cmap = maps->contrast && options->cmap == MHA_CMAP_VIRIDIS
                                        ? MHA_CMAP_DIVERGING
                                        : (mha_cmap)options->cmap,
-                           .scale = (mha_scale)options->scale,
+                           .scale = view_scale(options, maps->cols.count),
                            .dark = options->paper == PAPER_DARK,
                            .print_values = (mha_values)options->values,
                            .value_name = maps->contrast       ? "difference"
@@ -383,6 +454,11 @@ cli_exit view_figure_make(const view_options *options, const attention_maps *map
     figure->panel_count = maker.count;
     if (view_join_texts(maps, maps->text[1] ? 70 : 140, subtitle, SUBTITLE_BYTES))
         figure->subtitle = subtitle;
+    const int64_t cell = maps->cell > 1 ? maps->cell : 1;
+    out->second_row = second_text(&maker.rows);
+    out->second_col = second_text(&maker.cols);
+    out->first_row = place_of(&maker.rows, options->first_cell, options->first_row / cell);
+    out->first_col = place_of(&maker.cols, options->first_cell, options->first_col / cell);
     figure->footnote = make_footnote(&maker, remark, footnote);
     return CLI_OK;
 }

@@ -7,6 +7,8 @@
 #include "view/view_pool.h"
 #include "view/view_roles.h"
 
+#include <multihead/component.h>
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -119,6 +121,8 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     if (run->progress->on)
         cli_print_to(stderr, "\r\033[Klayer %" PRId64 " of %" PRId64, layer + 1,
                      run->progress->layers);
+    if (run->maps->queries && run->maps->queries[layer])
+        MHA_TRY(view_take_neurons(activations, layer, run->maps));
     if (!run->maps->twin || !run->maps->twin[layer]) return MHA_OK;
     return view_make_twin(run->model, activations, layer, run->maps);
 }
@@ -224,6 +228,7 @@ static cli_exit run(const view_options *options, text_model *model, const text_t
                     attention_maps *maps, view_roles *roles)
 {
     text_visit visit;
+    CLI_TRY(view_want_neurons(options, model, picks, maps));
     if (model->encoder) return run_cross(model, rows, cols, picks, maps);
     const int64_t cell = view_pool_cell(options, picks, rows->list.count);
     if (cell > 1) {

@@ -53,8 +53,8 @@ typedef struct output_job {
     const view_options *options;
     const attention_maps *maps;
     const maps_picks *picks;
-    const mha_figure *figure;  /* NULL for data */
-    const char *const *tokens; /* of pooled maps, else NULL */
+    const mha_figure *figure; /* likewise */
+    const view_figure *made;  /* NULL for data */
 } output_job;
 
 /* The texts of the special tokens, each once; returns how many. A model has five or so. */
@@ -67,6 +67,13 @@ static int special_texts(const maps_tokens *tokens, const char *texts[], int cou
     }
     return count;
 }
+
+static const char guide[] =
+    "Each square is a head. A row is a token that looks, a column one that it looks at; the "
+    "brighter a cell, the more of the row's attention goes there.";
+static const char guide_contrast[] = "Each square is a head. A row is a token that looks, a column "
+                                     "one that it looks at; red is more "
+                                     "attention in the first text than in the second, blue less.";
 
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {
@@ -95,11 +102,18 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
                          .special = special,
                          .special_count = specials,
                          .first_panel = job->options->first_panel,
+                         .first_cell = job->made->first_row >= 0 && job->made->first_col >= 0,
+                         .first_row = job->made->first_row,
+                         .first_col = job->made->first_col,
+                         .second_row = job->made->second_row,
+                         .second_col = job->made->second_col,
+                         .score_scale = maps->score_scale,
+                         .guide = maps->contrast ? guide_contrast : guide,
                          .twin_name = "what arrives",
                          .twin_value = "length"};
     if (maps->cell > 1) {
         report.cell_tokens = maps->cell;
-        report.tokens = job->tokens;
+        report.tokens = job->made->tokens;
         report.token_count = maps->tokens.count;
     }
     if (job->options->extra) {
@@ -220,7 +234,7 @@ static cli_exit draw(const output_job *job, int i)
         CLI_TRY(view_figure_make(job->options, job->maps, job->picks, NULL, &figure));
     output_job drawn = *job;
     drawn.figure = &figure.figure;
-    drawn.tokens = figure.tokens;
+    drawn.made = &figure;
     return cli_check(job->options->command,
                      folder ? files_draw_in(folder, path, outputs[i].draw, &drawn)
                             : files_draw(path, outputs[i].draw, &drawn));

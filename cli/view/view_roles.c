@@ -43,6 +43,7 @@ static void describe(const heads_found *found, int64_t layer, int64_t head, view
     mha_head_role roles[HEADS_MOST_ROLES];
     const int64_t count = heads_roles(found, layer, head, roles);
     size_t used = 0;
+    role->tells = count > 0 && !heads_is_rest(roles[0].role);
     if (count > 0) heads_role_name(found, &roles[0], role->badge, sizeof role->badge);
     for (int64_t i = 0; i < count && used + 512 < sizeof role->detail; i++) {
         char *sentence = role->detail + used + (i > 0);
@@ -108,6 +109,12 @@ void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_
     panel->measures = role->measures;
     panel->measure_count = VIEW_ROLES_MEASURES;
     if (*role->detail) panel->detail = role->detail;
+}
+
+bool view_roles_tell(const view_roles *roles, int64_t layer, int64_t head)
+{
+    return roles && layer < roles->layers && head < roles->heads &&
+           roles->items[layer * roles->heads + head].tells;
 }
 
 int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,

@@ -16,6 +16,7 @@ enum {
 typedef struct view_role {
     char badge[VIEW_ROLES_NAME], detail[VIEW_ROLES_DETAIL]; /* empty: none */
     mha_measure measures[VIEW_ROLES_MEASURES];
+    bool tells; /* it has a role that is not a rest */
 } view_role;
 
 struct view_roles {
@@ -34,6 +35,9 @@ cli_exit view_roles_make(const view_options *options, text_model *model, const a
 
 /* Badge, bars and sentences of a panel, where there are any. roles may be NULL. */
 void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_panel *panel);
+
+/* Whether a head is known to do more than rest on some token or on all. roles may be NULL. */
+bool view_roles_tell(const view_roles *roles, int64_t layer, int64_t head);
 
 /* Columns for the heads that are on; returns how many. */
 int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,

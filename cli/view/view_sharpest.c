@@ -1,8 +1,17 @@
 /* What to show where nothing was chosen: 72 heads do not fit a terminal, a few telling ones do. */
 #include "common/arena.h"
 #include "view/view.h"
+#include "view/view_roles.h"
 
 #include <math.h>
+
+bool view_cell_tells(const attention_maps *maps, int64_t row, int64_t col)
+{
+    const bool same = maps->rows.items == maps->cols.items;
+    const int64_t first = same && maps->causal && maps->cols.count > 1;
+    return row >= first && col >= first && !(same && row == col) &&
+           !maps->rows.items[row].special && !maps->cols.items[col].special;
+}
 
 /* How sharply a head looks at other tokens: the mean, over rows of tokens that stand for text, of
  * the largest weight on another such token (Voita et al. 2019 call it confidence). The first token
@@ -13,20 +22,39 @@ static double sharpness(const attention_maps *maps, int64_t layer, int64_t head)
 {
     int64_t rows = maps->rows.count, cols = maps->cols.count, counted = 0;
     const float *map = maps->layer[layer] + head * rows * cols;
-    bool same = maps->rows.items == maps->cols.items;
-    const int64_t first = same && maps->causal && cols > 1;
+    const bool same = maps->rows.items == maps->cols.items;
     double sum = 0;
-    for (int64_t t = first; t < rows; t++) {
+    for (int64_t t = same && maps->causal && cols > 1; t < rows; t++) {
         if (maps->rows.items[t].special || (maps->contrast && maps->rows.items[t].label)) continue;
         double most = 0;
-        for (int64_t s = first; s < cols; s++)
-            if (!maps->cols.items[s].special && !(same && s == t) &&
-                fabs((double)map[t * cols + s]) > most)
+        for (int64_t s = 0; s < cols; s++)
+            if (view_cell_tells(maps, t, s) && fabs((double)map[t * cols + s]) > most)
                 most = fabs((double)map[t * cols + s]);
         sum += most;
         counted++;
     }
     return counted > 0 ? sum / (double)counted : 0;
+}
+
+int64_t view_first_panel(const attention_maps *maps, const maps_picks *picks,
+                         const view_roles *roles)
+{
+    int64_t panel = 0, found = 0;
+    bool telling = false;
+    double most = -1;
+    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
+        if (!picks->on[i]) continue;
+        const int64_t layer = i / picks->heads, head = i % picks->heads;
+        const bool tells = view_roles_tell(roles, layer, head);
+        const double sharp = sharpness(maps, layer, head);
+        if (tells == telling ? sharp > most : tells) {
+            found = panel;
+            telling = tells;
+            most = sharp;
+        }
+        panel++;
+    }
+    return found;
 }
 
 /* The best head of a layer among those that are on; -1 if none is. */

@@ -5,10 +5,11 @@
  *   - A function that can fail returns mha_status; outputs come last and are untouched on failure,
  *     unless a function says otherwise. mha_error_detail() then holds one line of text.
  *   - Tensors are borrowed views. The library never frees, keeps or reallocates a caller's memory.
- *   - Structs that may grow begin with struct_size, which the caller sets to their sizeof; zero
- *     means "default" in every field. A size is at least that of the struct's first version, at
- *     most 4096 and a multiple of 8, so that it ends between two fields (else MHA_ERR_ARGUMENT);
- *     a field beyond what the library knows must be zero (else MHA_ERR_UNSUPPORTED).
+ *   - Structs that may grow begin with struct_size, which the caller sets to their sizeof (MHA_INIT
+ *     does); zero means "default" in every field. A size is at least that of the struct's first
+ *     version, at most 4096 and a multiple of 8, so that it ends between two fields (else
+ *     MHA_ERR_ARGUMENT); a field beyond what the library knows must be zero (else
+ *     MHA_ERR_UNSUPPORTED).
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
  *
@@ -20,6 +21,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifdef __cplusplus
+#include <string.h>
+#endif
 
 #if defined(_WIN32)
 #define MHA_API
@@ -35,6 +39,29 @@
 #else
 #define MHA_NODISCARD
 #define MHA_PRINTF(string, first)
+#endif
+
+/* What a struct that begins with struct_size is initialised with, in C and in C++, without a warning:
+ *
+ *   mha_attention_desc desc = MHA_INIT(mha_attention_desc);
+ *   desc.flags = MHA_ATTENTION_CAUSAL;
+ *
+ * All other bytes are zero. In C it is an initialiser; mha_attention_desc desc = {.struct_size =
+ * sizeof desc, .flags = MHA_ATTENTION_CAUSAL}; is the same. In C++ it is a value. */
+#ifdef __cplusplus
+template <class Struct> inline Struct mha_init()
+{
+    Struct made;
+    memset(&made, 0, sizeof made); /* padding too */
+    made.struct_size = static_cast<uint32_t>(sizeof(Struct));
+    return made;
+}
+#define MHA_INIT(type) mha_init<type>()
+#else
+#define MHA_INIT(type)              \
+    {                               \
+        .struct_size = sizeof(type) \
+    }
 #endif
 
 #ifdef __cplusplus

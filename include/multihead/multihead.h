@@ -10,6 +10,7 @@
 #define MHA_VERSION_MAJOR 0
 #define MHA_VERSION_MINOR 1
 #define MHA_VERSION_PATCH 0
+#define MHA_VERSION_SUFFIX "" /* "-rc1" of a release candidate */
 
 #include <multihead/attention.h>
 #include <multihead/attribution.h>
@@ -29,6 +30,7 @@
 #include <multihead/patterns.h>
 #include <multihead/position.h>
 #include <multihead/presets.h>
+#include <multihead/sampling.h>
 #include <multihead/sink.h>
 #include <multihead/training.h>
 #include <multihead/transformer.h>

@@ -129,6 +129,11 @@ typedef struct mha_panel {
      * Named by twin_name of the report. NULL: none. */
     const float *twin;
     int64_t twin_stride;
+    /* What the cells come from, for the neuron view: a vector of `channels` numbers for each row and
+     * for each column, [rows, channels] and [cols, channels] without gaps. Of a weight softmax(scale
+     * q . k) these are q and k. Both NULL: none. */
+    const float *queries, *keys;
+    int64_t channels;
 } mha_panel;
 
 typedef struct mha_figure {
@@ -352,6 +357,21 @@ typedef struct mha_column {
     bool ascending;           /* the first click on its header puts the smallest first */
 } mha_column;
 
+/* The pictures of a report; a reader switches between those that it has.
+ *
+ *   map      one map large, the others small beside it
+ *   lines    rows and columns as two columns of tokens with a line for each cell, as strong as its
+ *            value; several maps of a group at once, in colours
+ *   model    every map of the figure as a small drawing of lines
+ *   neurons  for one row, against every column: q, k, their product channel by channel, its sum, and
+ *            the cell. Panels with queries and keys only */
+typedef enum mha_view {
+    MHA_VIEW_MAP = 0,
+    MHA_VIEW_LINES = 1,
+    MHA_VIEW_MODEL = 2,
+    MHA_VIEW_NEURONS = 3
+} mha_view;
+
 /* What a report contains besides its figure. */
 typedef struct mha_report {
     uint32_t struct_size;
@@ -381,6 +401,22 @@ typedef struct mha_report {
     int64_t cell_tokens;
     const char *const *tokens; /* [token_count] or NULL */
     int64_t token_count;
+    const char *guide; /* above the small maps: how to read them, a sentence or two; NULL: none */
+    /* The cell that is chosen at first. Without it the page takes the strongest of the map that says
+     * something: neither special labels, nor, with same_labels, a token and itself, nor the first
+     * token of a causal map. */
+    bool first_cell;
+    int64_t first_row, first_col;
+    mha_view view;  /* that opens */
+    bool only_view; /* nothing but it, its controls, and a click away the other views */
+    const int64_t
+        *line_panels; /* [line_panel_count] whose lines are drawn at first, of the group of
+                                 * first_panel; NULL: those of first_panel */
+    int64_t line_panel_count;
+    /* Labels from here on are a second text (rows or columns; 0: there is one): lines can be limited
+     * to those within and between the two. */
+    int64_t second_row, second_col;
+    double score_scale; /* the neuron view shows score_scale q . k; 0: 1 / sqrt(channels) */
 } mha_report;
 
 /**
@@ -392,18 +428,62 @@ typedef struct mha_report {
  * else reduced by the maximum of blocks as well; the page says which, and how precise it is. Twins
  * are treated as maps are. Frames take at most half of most_bytes, in 8 bits; where they do not
  * fit, every second, third, ... of them and the last are kept, at least 8, and the page says so.
- * Page and texts are about 150 KB and are always written, however small most_bytes is.
+ * Queries and keys are exact as well if they take at most a quarter of most_bytes, else they have 16
+ * or 8 bits, which the page states; where even those take more, MHA_ERR_SIZE asks for fewer panels.
+ *
+ * The fragment of the page's address names what is shown (#view=lines&head=L3H7&cell=10,2), unless
+ * only_view is set: a reader can share or keep it. What it cannot name is ignored.
+ * Page and texts are about 220 KB and are always written, however small most_bytes is.
  *
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size or curve_size not
- *          set, a negative count, no such first_panel), MHA_ERR_NULL (a list with a count but no
- *          pointer), MHA_ERR_SIZE (more curves, columns or points than stated above, more than 10^4
- *          frames), MHA_ERR_SHAPE (token_count does not fit the figure), MHA_ERR_UNSUPPORTED
- *          (fields of a newer version).
+ *          set, a negative count, no such first_panel, cell, panel of lines, second text or view, a
+ *          score_scale that is not finite, MHA_VIEW_NEURONS where first_panel has no queries),
+ *          MHA_ERR_NULL (a list with a count but no pointer), MHA_ERR_SIZE (more curves, columns or
+ *          points than stated above, more than 10^4 frames, 2^16 channels), MHA_ERR_SHAPE
+ *          (token_count does not fit the figure), MHA_ERR_UNSUPPORTED (fields of a newer version).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_html(const mha_figure *figure, const mha_report *report,
                                                  const mha_sink *sink);
+
+/* A page of an inset. */
+typedef struct mha_inset_page {
+    const char *name; /* on its tab; NULL: its place */
+    const mha_figure *figure;
+    const mha_report *report; /* NULL: the figure alone */
+} mha_inset_page;
+
+/* Reports inside another page, such as the output of a notebook's cell. */
+typedef struct mha_inset {
+    uint32_t struct_size;
+    uint32_t page_size;          /* sizeof(mha_inset_page) */
+    const mha_inset_page *pages; /* [page_count], at most 16; of two or more each has a tab */
+    int64_t page_count;
+    int64_t width,
+        height;      /* in CSS pixels, at most 10^5; 0: all of the width, and a height for what
+                              is drawn, at most 760 */
+    bool whole_file; /* an HTML file around it */
+} mha_inset;
+
+/**
+ * One <iframe> element that holds all of its contents (srcdoc), each page as mha_render_html()
+ * writes it: no network, no other file, no style or script that the page around it could see. It
+ * may run scripts and save files, and nothing else (its sandbox). Maps of different sizes, such as
+ * those of an encoder, of its decoder and of cross-attention, are pages with a tab each.
+ *
+ *   mha_report report = {..., .view = MHA_VIEW_LINES, .only_view = true};
+ *   mha_inset_page page = {.figure = &figure, .report = &report};
+ *   mha_inset inset = {sizeof inset, sizeof page, &page, 1};
+ *   mha_status status = mha_render_inset(&inset, mha_file_sink(file));
+ *
+ * Memory   as mha_render_svg().
+ * Errors   as mha_render_html(); MHA_ERR_NULL (pages, a figure); MHA_ERR_ARGUMENT (struct_size or
+ *          page_size not set, no page, a negative width or height); MHA_ERR_SIZE (too many pages, or
+ *          pixels); MHA_ERR_UNSUPPORTED (fields of a newer version).
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_inset(const mha_inset *inset, const mha_sink *sink);
 
 typedef enum mha_terminal_color {
     MHA_TERMINAL_PLAIN = 0, /* no escape sequence at all: a ramp of characters */
@@ -439,6 +519,17 @@ MHA_API MHA_NODISCARD mha_status mha_render_terminal(const mha_figure *figure,
  * Memory   none.   Errors  none; NULL is 0.   Threads  any.   Since  0.1
  */
 MHA_API int64_t mha_text_columns(const char *text);
+
+/**
+ * What a piece of a tokenizer's vocabulary stands for, as labels show it: the letters of bytes that
+ * GPT-2 and its successors use become those bytes ("\xC4\xA0the" is "the", as are "_the" with the
+ * mark U+2581 and "the</w>"); one space in front goes. Other pieces are copied. Writes at most size
+ * bytes with the NUL, as snprintf() does; returns the bytes of the whole text without it,
+ * which are never more than those of the piece. text may be piece.
+ *
+ * Memory   none.   Errors  none; NULL is "".   Threads  any.   Since  0.1
+ */
+MHA_API int64_t mha_text_piece(const char *piece, char *text, size_t size);
 
 /**
  * The next code point of a UTF-8 text that ends before end; *text moves past it. A byte that

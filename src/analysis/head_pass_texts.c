@@ -1,5 +1,6 @@
 /* What a corpus pass needs of texts: ranks of tokens, words of tokens, repeated random tokens. */
 #include "base/checked.h"
+#include "base/split_mix.h"
 #include "base/struct_copy.h"
 
 #include <multihead/component.h>
@@ -87,24 +88,16 @@ mha_status mha_head_pass_words(int64_t tokens, const int64_t *token_begin, int64
 
 /* ---- repeated random tokens ------------------------------------------------------------------ */
 
-/* SplitMix64 (Steele, Lea and Flood 2014). */
-static uint64_t next(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
-    return z ^ z >> 31;
-}
-
 static int64_t below(uint64_t *state, int64_t n)
 {
-    return (int64_t)((next(state) >> 32) * (uint64_t)n >> 32);
+    return (int64_t)((mhai_split_mix(state) >> 32) * (uint64_t)n >> 32);
 }
 
 /* The first `block` of a shuffle. */
 static void shuffle(const mha_repeated_tokens *d, int64_t pool_count, int32_t *pool)
 {
-    uint64_t seed = d->seed, mixed = next(&seed) ^ d->sequence, state = next(&mixed);
+    uint64_t seed = d->seed, mixed = mhai_split_mix(&seed) ^ d->sequence,
+             state = mhai_split_mix(&mixed);
     for (int64_t i = 0; i < d->block; i++) {
         const int64_t other = i + below(&state, pool_count - i);
         const int32_t kept = pool[i];

@@ -42,20 +42,6 @@ static inline bool mhai_backward_has_weights(const mhai_backward_problem *x)
     return x->probabilities_gradient.data || x->average_gradient.data;
 }
 
-/* That of key s of a row, before dropout is thought of. */
-static inline double mhai_backward_weight(const mhai_backward_problem *x, int64_t batch, int64_t h,
-                                          int64_t row, int64_t s)
-{
-    const mha_tensor *each = &x->probabilities_gradient, *mean = &x->average_gradient;
-    double sum = 0;
-    if (each->data) sum += (double)mhai_attn_row(each, batch, h, row)[s * each->stride[3]];
-    if (mean->data)
-        sum += (double)((const float *)mean->data)[batch * mean->stride[0] + row * mean->stride[1] +
-                                                   s * mean->stride[2]] /
-               (double)x->p.H;
-    return sum;
-}
-
 /* The last part of delta, and of the sinks' gradients: once weight_sums are there. */
 void mhai_backward_join_weights(mhai_backward_problem *x);
 

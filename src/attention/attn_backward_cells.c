@@ -282,13 +282,47 @@ static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mha
     return true;
 }
 
+/* The loss's derivatives by p of a row's keys begin .. end, counted from key; 0 where p is, so that
+ * what a row does not see is not heeded. */
+static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk *c, int64_t row,
+                         int64_t key, const float *p, int begin, int end, double *w)
+{
+    const mha_tensor *each = &x->probabilities_gradient, *mean = &x->average_gradient;
+    const double heads = (double)x->p.H;
+    for (int j = begin; j < end; j++) w[j] = 0;
+    if (each->data) {
+        const int64_t step = each->stride[3];
+        const float *from = mhai_attn_row(each, c->c.seq.batch, c->h, row) + key * step;
+        for (int j = begin; j < end; j++) w[j] = (double)from[j * step];
+    }
+    if (mean->data) {
+        const int64_t step = mean->stride[2];
+        const float *from = (const float *)mean->data + c->c.seq.batch * mean->stride[0] +
+                            row * mean->stride[1] + key * step;
+        for (int j = begin; j < end; j++) w[j] += (double)from[j * step] / heads;
+    }
+    for (int j = begin; j < end; j++) w[j] = p[j] == 0 ? 0 : w[j];
+}
+
+/* begin is a multiple of the lanes: a key has the same one whatever else the strip sees. */
+static double sum_weights(const float *p, const double *w, int begin, int end)
+{
+    enum { LANES = 8 };
+    double sum[LANES] = {0}, all = 0;
+    int j = begin;
+    for (; j + LANES <= end; j += LANES)
+        for (int i = 0; i < LANES; i++) sum[i] += (double)p[j + i] * w[j + i];
+    for (int i = 0; j + i < end; i++) sum[i] += (double)p[j + i] * w[j + i];
+    for (int i = 0; i < LANES; i++) all += sum[i];
+    return all;
+}
+
 /* Where the loss depends on p itself: ds += p w, or sums of that. p comes as the forward has it, from
- * a product of its own; what a row does not see is 0 in it, and w is not read there. */
+ * a product of its own; what a row does not see is 0 in it. */
 static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, const mhai_attn_strip *s)
 {
-    const mhai_backward_problem *x = job->x;
-    const int64_t batch = c->c.seq.batch, row = c->c.seq.q0 + c->t + s->first;
+    double given[MHAI_CELL_KEYS];
     float ones[MHAI_MAX_ROWS];
     mhai_tile tile = s->tile;
     for (int r = 0; r < tile.rows; r++) ones[r] = 1;
@@ -296,20 +330,17 @@ static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
     tile.m = w->lse + s->first;
     tile.l = ones;
     job->kernels->tile_probabilities(&tile);
-    if (tile.dropout && x->dropped) job->kernels->tile_drop(&tile);
-    for (int r = 0; r < tile.rows; r++) {
+    if (tile.dropout && job->x->dropped) job->kernels->tile_drop(&tile);
+    for (int64_t r = 0; r < tile.rows; r++) {
+        const int64_t row = s->first + r;
         const float *p = w->weights + r * MHAI_SCORE_STRIDE;
-        float *ds = w->x + (s->first + r) * MHAI_SCORE_STRIDE;
-        double sum = 0;
-        if (isnan(w->delta[s->first + r])) continue;
-        for (int j = tile.begin; j < tile.end; j++) {
-            if (p[j] == 0) continue;
-            const double part =
-                (double)p[j] * mhai_backward_weight(x, batch, c->h, row + r, at->block.key + j);
-            sum += part;
-            if (!job->summing) ds[j] = (float)((double)ds[j] + part);
-        }
-        if (job->summing) w->weight_sums[s->first + r] += sum;
+        float *ds = w->x + row * MHAI_SCORE_STRIDE;
+        if (isnan(w->delta[row])) continue;
+        read_weights(job->x, c, c->c.seq.q0 + c->t + row, at->block.key, p, tile.begin, tile.end,
+                     given);
+        if (job->summing) w->weight_sums[row] += sum_weights(p, given, tile.begin, tile.end);
+        for (int j = tile.begin; j < tile.end && !job->summing; j++)
+            ds[j] = (float)((double)ds[j] + (double)p[j] * given[j]);
     }
 }
 

@@ -41,10 +41,16 @@ static int64_t widest(const mhai_attn_problem *p)
 static double weight_gradient(const mhai_backward_problem *x, const mhai_attn_query *r, int64_t s,
                               double weight, double factor)
 {
-    if (weight == 0 || !mhai_backward_has_weights(x)) return 0;
-    const double w = mhai_backward_weight(x, r->seq.batch, r->h, r->seq.q0 + r->t, s);
-    if (!x->dropped) return w;
-    return factor == 0 ? 0 : w * factor;
+    const mha_tensor *each = &x->probabilities_gradient, *mean = &x->average_gradient;
+    const int64_t batch = r->seq.batch, row = r->seq.q0 + r->t;
+    double sum = 0;
+    if (weight == 0 || (x->dropped && factor == 0)) return 0;
+    if (each->data) sum += (double)mhai_attn_row(each, batch, r->h, row)[s * each->stride[3]];
+    if (mean->data)
+        sum += (double)((const float *)mean->data)[batch * mean->stride[0] + row * mean->stride[1] +
+                                                   s * mean->stride[2]] /
+               (double)x->p.H;
+    return x->dropped ? sum * factor : sum;
 }
 
 /* p = exp(score - lse) */

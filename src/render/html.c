@@ -85,6 +85,7 @@ static void write_foot(const mhai_html_page *page, mhai_writer *writer)
 static void write_theme(const mhai_html_page *page, mhai_writer *writer)
 {
     if (page->figure.dark) mhai_sink_text(writer, " data-theme=\"dark\"");
+    if (page->report.only_view) mhai_sink_text(writer, " class=\"only\"");
 }
 
 static void write_asset(const mhai_html_asset *asset, mhai_writer *writer)
@@ -141,12 +142,13 @@ static mha_status count_write(void *user, const void *bytes, size_t count)
  */
 static mha_status choose_coding(mhai_html_page *page)
 {
-    int64_t size = 0;
+    int64_t size = 0, neurons = 0;
+    MHA_TRY(mhai_html_neuron_bits(page, &page->coding.neuron_bits, &neurons));
     page->coding = mhai_html_choose_coding(page, INT64_MAX);
     page->coding.frame_step = page->report.frame_count; /* as few as can be: they are counted */
     const mha_sink counter = {count_write, &size};
     MHA_TRY(write_page(page, false, &counter));
-    page->coding = mhai_html_choose_coding(page, page->report.most_bytes - size);
+    page->coding = mhai_html_choose_coding(page, page->report.most_bytes - size - neurons);
     return MHA_OK;
 }
 

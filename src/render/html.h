@@ -20,6 +20,7 @@ typedef struct mhai_html_coding {
     int64_t pool, rows, cols; /* rows and cols of blocks */
     int bits;
     int64_t frame_step;
+    int neuron_bits; /* of queries and keys */
 } mhai_html_coding;
 
 typedef struct mhai_html_page {
@@ -66,6 +67,12 @@ void mhai_html_coder_close(mhai_html_coder *coder);
 
 /* The JSON that the scripts read. Without maps the panels' values are left out, to measure. */
 mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writer *writer);
+
+/* html_neurons.c: queries and keys of the panels. The finest coding for a quarter of most_bytes;
+ * base64 of both as members of a panel that is open. */
+mha_status mhai_html_neuron_bits(const mhai_html_page *page, int *bits, int64_t *size);
+mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *panel, bool values,
+                                   mhai_writer *writer);
 
 /* html_evidence.c: what the report says beside the maps, as further members of the JSON. */
 void mhai_html_write_measures(const mha_panel *panel, mhai_writer *writer);

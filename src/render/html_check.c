@@ -5,9 +5,10 @@
 #include <multihead/component.h>
 
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
-enum { MOST_BYTES = 10000000, MOST_LISTS = 64, MOST_FRAMES = 10000 };
+enum { MOST_BYTES = 10000000, MOST_LISTS = 64, MOST_FRAMES = 10000, MOST_CHANNELS = 1 << 16 };
 
 mha_curve mhai_html_curve(const mha_report *report, int64_t i)
 {
@@ -27,6 +28,7 @@ static mha_status check_counts(const mha_report *own)
                  {"special", own->special_count, INT64_MAX, own->special},
                  {"curves", own->curve_count, MOST_LISTS, own->curves},
                  {"columns", own->column_count, MOST_LISTS, own->columns},
+                 {"line_panels", own->line_panel_count, INT64_MAX, own->line_panels},
                  {"frames", own->frame_count, MOST_FRAMES, own->frames}};
     if (own->most_bytes < 0 || own->cell_tokens < 0 || own->token_count < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -64,6 +66,53 @@ static mha_status check_tokens(const mha_report *own, const mha_figure *figure)
     return MHA_OK;
 }
 
+static bool is_within(int64_t at, int64_t count)
+{
+    return at >= 0 && at < count;
+}
+
+static mha_status check_panels(const mha_figure *figure)
+{
+    for (int64_t i = 0; i < figure->panel_count; i++) {
+        const mha_panel panel = mhai_figure_panel(figure, i);
+        if (!panel.queries && !panel.keys) continue;
+        if (!panel.queries || !panel.keys)
+            return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": queries and keys need each other", i);
+        if (panel.channels < 1 || panel.channels > MOST_CHANNELS)
+            return mha_fail(MHA_ERR_SIZE, "panel %" PRId64 ": %" PRId64 " channels, expected 1..%d",
+                            i, panel.channels, MOST_CHANNELS);
+    }
+    return MHA_OK;
+}
+
+static mha_status check_views(const mha_report *own, const mha_figure *figure)
+{
+    if ((int)own->view < 0 || own->view > MHA_VIEW_NEURONS)
+        return mha_fail(MHA_ERR_ARGUMENT, "report: unknown view %d", (int)own->view);
+    if (own->view == MHA_VIEW_NEURONS &&
+        (figure->panel_count == 0 || !mhai_figure_panel(figure, own->first_panel).queries))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "report: the view of neurons needs queries and keys of first_panel");
+    if (own->first_cell &&
+        (!is_within(own->first_row, figure->rows) || !is_within(own->first_col, figure->cols)))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "report: first_row, first_col are %" PRId64 ", %" PRId64
+                        ", the figure has %" PRId64 " x %" PRId64,
+                        own->first_row, own->first_col, figure->rows, figure->cols);
+    for (int64_t i = 0; i < own->line_panel_count; i++)
+        if (!is_within(own->line_panels[i], figure->panel_count))
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "report: line_panels[%" PRId64 "] is %" PRId64
+                            ", the figure has %" PRId64 " panels",
+                            i, own->line_panels[i], figure->panel_count);
+    if (!is_within(own->second_row, figure->rows + 1) ||
+        !is_within(own->second_col, figure->cols + 1))
+        return mha_fail(MHA_ERR_ARGUMENT, "report: second_row or second_col is outside the figure");
+    if (!isfinite(own->score_scale))
+        return mha_fail(MHA_ERR_ARGUMENT, "report: score_scale is not finite");
+    return MHA_OK;
+}
+
 static mha_status check_lists(const mha_report *own)
 {
     int64_t points = 0;
@@ -88,6 +137,8 @@ mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, m
                         own->first_panel, figure->panel_count);
     MHA_TRY(check_lists(own));
     MHA_TRY(check_tokens(own, figure));
+    MHA_TRY(check_panels(figure));
+    MHA_TRY(check_views(own, figure));
     if (!own->most_bytes) own->most_bytes = MOST_BYTES;
     if (!own->cell_tokens) own->cell_tokens = 1;
     return MHA_OK;

@@ -68,6 +68,7 @@ static mha_status write_panels(const mhai_html_page *page, mhai_html_coder *code
         write_extent(extent, w);
         if (coder) mhai_html_coder_write(coder, page, &panel, extent, page->coding.bits, w);
         MHA_TRY(write_twin(page, i, coder, w));
+        MHA_TRY(mhai_html_write_neurons(page, &panel, coder != NULL, w));
         mhai_sink_text(w, "}");
     }
     mhai_sink_text(w, "]");
@@ -205,6 +206,26 @@ static void write_options(const mhai_html_page *page, mhai_writer *w)
     mhai_html_json_member_texts(w, "special", page->report.special, page->report.special_count);
 }
 
+/* What is shown at first. */
+static void write_views(const mhai_html_page *page, mhai_writer *w)
+{
+    static const char *const views[] = {"map", "lines", "model", "neurons"};
+    const mha_report *report = &page->report;
+    mhai_html_json_member(w, "view", views[report->view]);
+    mhai_html_json_member_integer(w, "only_view", report->only_view);
+    mhai_html_json_member(w, "guide", report->guide);
+    mhai_html_json_member_integer(w, "first_row", report->first_cell ? report->first_row : -1);
+    mhai_html_json_member_integer(w, "first_col", report->first_cell ? report->first_col : -1);
+    mhai_html_json_member_integer(w, "second_row", report->second_row);
+    mhai_html_json_member_integer(w, "second_col", report->second_col);
+    mhai_html_json_member_integer(w, "neuron_bits", page->coding.neuron_bits);
+    mhai_html_json_member_real(w, "score_scale", report->score_scale);
+    mhai_sink_text(w, ",\n\"line_panels\":[");
+    for (int64_t i = 0; i < report->line_panel_count; i++)
+        mhai_sink_print(w, "%s%" PRId64, i ? "," : "", report->line_panels[i]);
+    mhai_sink_text(w, "]");
+}
+
 mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writer *w)
 {
     const mhai_html_coding *coding = &page->coding;
@@ -217,6 +238,7 @@ mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writ
     mhai_html_json_member_integer(w, "cell_tokens", page->report.cell_tokens);
     mhai_html_json_member_integer(w, "token_count", page->report.token_count);
     write_options(page, w);
+    write_views(page, w);
     write_labels(page, w);
     write_cmaps(w);
     mhai_html_write_curves(&page->report, w);

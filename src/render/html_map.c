@@ -114,8 +114,8 @@ mhai_html_coding mhai_html_choose_coding(const mhai_html_page *page, int64_t mos
     int64_t longest = f->rows > f->cols ? f->rows : f->cols;
     int64_t maps = f->panel_count + count_twins(f);
     for (int64_t pool = 1; pool == 1 || pool <= longest; pool += 1 + pool / 16) {
-        coding = (mhai_html_coding){pool, ceil_div(f->rows, pool), ceil_div(f->cols, pool), 8,
-                                    page->report.frame_count};
+        coding = (mhai_html_coding){pool, ceil_div(f->rows, pool),  ceil_div(f->cols, pool),
+                                    8,    page->report.frame_count, page->coding.neuron_bits};
         int64_t frames, step = step_of_frames(page, &coding, most, &frames);
         for (size_t i = 0; step && i < sizeof bits / sizeof *bits; i++)
             if (maps * coded_size(&coding, bits[i]) <= most - frames) {

@@ -19,15 +19,16 @@ enum {
     LEAST_SIDE = 8
 };
 
-/* The picture may take a tenth of the file. Pixels take up to 4 bytes in base64, the elements of
- * labels some 130. */
+/* The picture may take a tenth of the file. Pixels take up to 4 bytes in base64, shapes some 70, the
+ * elements of labels some 130. */
 static bool svg_fits(const mhai_html_page *page)
 {
     const mha_figure *f = &page->figure;
     double labels = (double)f->panel_count * fmin((double)f->cols, 200);
     double cells = (double)f->panel_count * (double)f->rows * (double)f->cols;
+    const double each = cells > MOST_SHAPES ? 4 : 70;
     return f->rows + f->cols <= 2000 &&
-           4 * cells + 130 * labels <= (double)page->report.most_bytes / 10;
+           each * cells + 130 * labels <= (double)page->report.most_bytes / 10;
 }
 
 static int64_t image_side(const mhai_html_page *page)

@@ -145,7 +145,11 @@ def table(f):
             ([bert, EVIL_TEXT, "--random", 0, "--width", 30], 0, "text"),
             ([bert, "--text", f["bytes"]], BAD_INPUT, "text"), ([bert, "--conllu", f["odd"]], BAD_INPUT, "text"),
             ([causal, "--text", f["text"], "--role", EVIL_TEXT], USAGE, "text"),
-            ([causal, "--text", f["text"], "--sort", EVIL], None, "text")],
+            ([causal, "--text", f["text"], "--sort", EVIL], None, "text"),
+            ([causal, "--words"], 0, "text"), ([bert, "--words"], 0, "text"),
+            (["--attention", f["maps.npy"], "--tokens", f["tokens.json"], "--details"], 0, "text"),
+            (["--attention", f["maps.npy"], "--tokens", f["text"]], BAD_INPUT, "text"),
+            (["--attention", f["q.npy"]], BAD_INPUT, "text"), (["--attention", f["odd"]], None, "text")],
         "count": [
             ([causal], 0, "text"), ([bert], 0, "text"), ([bert, "--json"], 0, "json"),
             ([f["config"]], UNSUPPORTED, "text"), (["--like", EVIL_TEXT], USAGE, "text"),

@@ -723,6 +723,8 @@ def blackboard():
     check(both.code == 0 and both.out and load("o.npy").shape == (3, 4), "--example with a file")
     check(not compute("--example", "--out", "o.npy").out, "a file is enough")
     check_good(compute("--example", "--heads", "2"), "the example with two heads")
+    one = compute("--example", "--heads", "2", "--trace-head", "1")
+    check(one.code == 0 and b"Head 0" not in one.out, f"the example is traced anyway: {one.errors}")
     nan = Array((3, 4), [float("nan")] + [1.0] * 11, "nan.npy")
     check(nan.shape and compute("--x", "nan.npy", "--trace").code == 0, "NaN, traced")
     check_good(compute("--x", "nan.npy"), "NaN, printed")

@@ -12,7 +12,8 @@ What is a command:
     The lines up to the next one are all that it prints, stderr included. A line "..." matches any
     number of lines, and "…" within a line any characters. Exit status 0, or as a marker says.
   * a ```sh block as a whole, and an indented block that begins with one of PROGRAMS: a script, which
-    must end with exit status 0. What it prints is not compared.
+    must end with exit status 0. What it prints is not compared. A line with a word in brackets, such
+    as "multihead view [options] MODEL", states usage and is not run.
 
 Markers are HTML comments of one or more lines, which a reader of the page does not see:
 
@@ -45,6 +46,8 @@ PROGRAM = pathlib.Path(os.environ.get("MULTIHEAD", BUILD / "multihead")).resolve
 SECONDS = 600  # a command that takes longer hangs
 SKIPPED = 77
 
+# A line of usage, such as "multihead view [options] MODEL".
+USAGE = re.compile(r"(?:build/)?multihead .*\[[\w-][^]]*\]")
 # The first word of an indented block of commands.
 PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|sh|apt-get|"
                       r"(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
@@ -105,7 +108,9 @@ def blocks(text):
                 end += 1
             while not lines[end - 1].strip():
                 end -= 1
-            found.append(Block("indented", at, end, [line[4:] for line in lines[at:end]]))
+            script = [line[4:] for line in lines[at:end] if not USAGE.match(line[4:])]
+            if any(script):
+                found.append(Block("indented", at, end, script))
             at = end
         else:
             at += 1

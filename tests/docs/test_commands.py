@@ -54,6 +54,9 @@ expect("what a page needs is there", "<!-- commands: needs tests README.md -->\n
 expect("what a page needs is missing", "<!-- commands: needs tests none.md -->\n```sh\ntrue\n```\n", 0)
 expect("a script stops at its first error", "```sh\nfalse\ntrue\n```\n", 1, "exit status 1")
 expect("indented", "Text:\n\n    python3 -c 'import sys; sys.exit(4)'\n\nText.\n", 1, "exit status 4")
+expect("usage", "Text:\n\n    multihead view [options] MODEL\n    multihead train TASK [--no]\n", 0)
+expect("usage and examples", "Text:\n\n    multihead view [options] MODEL\n\n    multihead nothing\n", 1,
+       "exit status 2")
 expect("indented formula", "Text:\n\n    o = softmax(q k^T) v\n", 0)
 expect("other languages", "```c\nreturn 1;\n```\n\n```\n$ exit 1\n```\n", 0)
 expect("names", "<!-- commands: let MODEL=a/b -->\n" + console("$ echo MODEL MODELS", "a/b MODELS"), 1)

@@ -168,7 +168,7 @@ static mha_module *make_module(fuzz_call *c, const sizes *n, mha_module_desc *de
     mha_module_describe(module, desc);
     mha_module_parameter p;
     for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
-        const mha_tensor *value = fuzz_input(c, MHA_F32, p.ndim, p.shape);
+        const mha_tensor *value = fuzz_input(c, fuzz_float(c), p.ndim, p.shape);
         fuzz_must(mha_module_set_parameter(module, p.name, value) == MHA_OK, "no such parameter");
     }
     c->count = 0; /* they are copied: no arguments of the calls to come */
@@ -194,7 +194,7 @@ static void module_check_backward(fuzz_call *c, module_case *x)
         if (view != unread[0] && view != unread[1] && view != unread[2])
             fuzz_call_add(back, c->all[i], false);
     }
-    x->out_gradient = fuzz_input(back, MHA_F32, x->call.out->ndim, x->call.out->shape);
+    x->out_gradient = fuzz_input(back, fuzz_float(back), x->call.out->ndim, x->call.out->shape);
     x->gradients = (mha_module_gradients){
         .struct_size = sizeof x->gradients,
         .query = fuzz_output(back, MHA_F32, x->call.query->ndim, x->call.query->shape)};
@@ -233,13 +233,13 @@ static void fuzz_module(fuzz_call *c)
                                      .q_offset = fuzz_pick(c->in, 0, 3) ? 0 : some_offset(c->in),
                                      .softcap = (float)fuzz_pick(c->in, 0, 1)};
     x.attention = fuzz_struct(c, &desc, sizeof desc);
-    x.call =
-        (mha_module_call){.struct_size = sizeof x.call,
-                          .attention = fuzz_pick(c->in, 0, 1) ? x.attention : NULL,
-                          .query = fuzz_input(c, MHA_F32, 3, (int64_t[]){n.B, n.T, d.embed_dim}),
-                          .key = fuzz_input(c, MHA_F32, 3, (int64_t[]){n.B, n.S, d.key_dim}),
-                          .value = fuzz_input(c, MHA_F32, 3, (int64_t[]){n.B, n.S, d.value_dim}),
-                          .out = fuzz_output(c, MHA_F32, 3, (int64_t[]){n.B, n.T, d.embed_dim})};
+    x.call = (mha_module_call){
+        .struct_size = sizeof x.call,
+        .attention = fuzz_pick(c->in, 0, 1) ? x.attention : NULL,
+        .query = fuzz_input(c, fuzz_float(c), 3, (int64_t[]){n.B, n.T, d.embed_dim}),
+        .key = fuzz_input(c, fuzz_float(c), 3, (int64_t[]){n.B, n.S, d.key_dim}),
+        .value = fuzz_input(c, fuzz_float(c), 3, (int64_t[]){n.B, n.S, d.value_dim}),
+        .out = fuzz_output(c, fuzz_float(c), 3, (int64_t[]){n.B, n.T, d.embed_dim})};
     n.S += (d.flags & MHA_MODULE_BIAS_KV ? 1 : 0) + (d.flags & MHA_MODULE_ZERO_ATTN ? 1 : 0);
     sizes keys = n;
     want_outputs(c, &x, &keys);

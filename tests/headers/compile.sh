@@ -1,6 +1,7 @@
 #!/bin/sh
-# Usage: compile.sh c99|c11|c17|c++17. Compiles each public header by itself, twice included, with
-# strict warnings as errors: with $CC (default cc) as C, with $CXX or c++ as C++.
+# Usage: compile.sh c99|c11|c17|c++17|c++20. Compiles each public header by itself, twice included,
+# with strict warnings as errors: with $CC (default cc) as C, with $CXX or c++ as C++. Then a program
+# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 case $1 in
@@ -8,14 +9,53 @@ c++*) language=c++ compiler=${CXX:-c++} flags= ;;
 *) language=c compiler=${CC:-cc} flags='-Wstrict-prototypes -Wmissing-prototypes' ;;
 esac
 command -v "$compiler" >/dev/null || { echo "skipped: no compiler $compiler"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 status=0 count=0
+compile() { # NAME ARGUMENT...: what stdin holds
+    what=$1
+    shift
+    # shellcheck disable=SC2086  # a list of flags
+    "$compiler" -x $language -std="$standard" -Iinclude -Wall -Wextra -Wpedantic -Wconversion -Wshadow \
+        -Wundef -Wmissing-field-initializers $flags -Werror "$@" - ||
+        { echo "FAILED: $what as $standard"; status=1; }
+}
+standard=$1
 for header in include/multihead/*.h; do
     name=multihead/${header##*/}
-    # shellcheck disable=SC2086  # a list of flags
-    printf '#include <%s>\n#include <%s>\nint here;\n' "$name" "$name" |
-        "$compiler" -x $language -std="$1" -Iinclude -Wall -Wextra -Wpedantic -Wconversion -Wshadow \
-            -Wundef $flags -Werror -fsyntax-only - || { echo "FAILED: $name as $1"; status=1; }
+    printf '#include <%s>\n#include <%s>\nint here;\n' "$name" "$name" | compile "$name" -fsyntax-only
     count=$((count + 1))
 done
-echo "$count headers as $1 with $compiler"
+
+structs=$(cat include/multihead/*.h | awk '/^typedef struct .* {$/ { name = $3; next }
+    /^    uint32_t struct_size;/ { print name }
+    { name = "" }')
+{
+    for header in include/multihead/*.h; do echo "#include <multihead/${header##*/}>"; done
+    cat <<'END'
+#include <stdio.h>
+#include <string.h>
+#define CHECK(type)                                    \
+    do {                                               \
+        type made = MHA_INIT(type), zero;              \
+        memset(&zero, 0, sizeof zero);                 \
+        zero.struct_size = (uint32_t)sizeof zero;      \
+        if (memcmp(&made, &zero, sizeof zero) != 0) {  \
+            puts("FAILED: MHA_INIT(" #type ")");       \
+            failed = 1;                                \
+        }                                              \
+    } while (0)
+int main(void)
+{
+    int failed = 0;
+END
+    for struct in $structs; do echo "    CHECK($struct);"; done
+    echo '    return failed;'
+    echo '}'
+} | compile MHA_INIT -o "$work/init"
+[ $status -ne 0 ] || "$work/init" || status=1
+# shellcheck disable=SC2086  # a list of words
+set -- $structs
+[ $# -ge 60 ] || { echo "FAILED: only $# structs found"; status=1; }
+echo "$count headers and $# structs as $standard with $compiler"
 exit $status

@@ -628,7 +628,9 @@ def write_evidence(path, **options):
                                           ("accuracy", [0, 300], [0.0, 0.75], False)]),
               dict(title="Pruning", x_axis="heads kept", y_axis="accuracy",
                    series=[("by importance", [0, 3, 6], [0.1, 0.9, 1.0], False),
-                           ("random", [0, 3, 6], [0.1, 0.4, 1.0], True)])]
+                           ("random", [0, 3, 6], [0.1, 0.4, 1.0], True)]),
+              dict(title="Size", x_axis="heads kept", y_axis="parameters",
+                   series=[("all", [0, 6], [64192.0, 97088.0], False)])]
     frames = [("step 0", 0, [FLAT] * 6), ("step 100", 100, [EARLY] + [None] * 5),
               ("step 200", 200, [MAPS[0]] + [FLAT] * 5)]
     columns = [("importance", "What is lost without the head.", IMPORTANCE, False),
@@ -831,6 +833,7 @@ def test_charts(open_page, evidence):
     expect_text(page, ".chart-legend >> nth=0", "step 200", "loss 1", "accuracy –")
     page.mouse.move(2, 2)
     expect_text(page, ".chart-legend >> nth=0", "loss 0.25")
+    expect_text(page, ".chart-legend >> nth=2", "97088")  # a count is not rounded
     chart.focus()
     page.keyboard.press("Home")
     assert live(page) == "step 0, loss 2.5, accuracy 0"

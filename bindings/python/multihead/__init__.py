@@ -1,13 +1,29 @@
-"""Multi-head attention in C, from Python."""
+"""Multi-head attention in C, from Python: attention and its gradients, models and their heads.
+
+    import multihead
+    o = multihead.attention(q, k, v, causal=True)            # arrays of NumPy, torch, DLPack
+
+`help(multihead.attention)` has the formula and every option; docs/python.md is the manual.
+"""
 from ._attention import AttentionOutputs, AttentionPlan, attention, explain
 from ._backward import AttentionGradients, attention_backward
 from ._call import AttentionOptions
+from ._decoder import Decoder
+from ._heads import MEASURES, HeadScores, Measure, Role
 from ._library import (CallbackError, Context, DTypeError, Error, FileError, InvalidArgument,
                        OutOfMemory, Unsupported, get_threads, isa_available, set_threads, version)
+from ._linear import (LinearAttentionGradients, LinearAttentionState, linear_attention,
+                      linear_attention_backward)
+from ._model import Model, ModelAttention
+from ._tokens import Tokens
+from ._views import View, head_view, heatmap, model_view, neuron_view
 
 __version__ = version()
 
-__all__ = ["AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
-           "CallbackError", "Context", "DTypeError", "Error", "FileError", "InvalidArgument",
-           "OutOfMemory", "Unsupported", "attention", "attention_backward", "explain", "get_threads",
-           "isa_available", "set_threads"]
+__all__ = [
+    "MEASURES", "AttentionGradients", "AttentionOptions", "AttentionOutputs", "AttentionPlan",
+    "CallbackError", "Context", "DTypeError", "Decoder", "Error", "FileError", "HeadScores",
+    "InvalidArgument", "LinearAttentionGradients", "LinearAttentionState", "Measure", "Model",
+    "ModelAttention", "OutOfMemory", "Role", "Tokens", "Unsupported", "View", "attention",
+    "attention_backward", "explain", "get_threads", "head_view", "heatmap", "isa_available",
+    "linear_attention", "linear_attention_backward", "model_view", "neuron_view", "set_threads"]

@@ -39,6 +39,19 @@ LINEAR_FLAGS = _enumeration("MHA_LINEAR_ATTENTION_", causal=1)
 MODULE_FLAGS = _enumeration("MHA_MODULE_", no_qkv_bias=1, no_out_bias=2, bias_kv=4, zero_attn=8,
                             sinks=16, rope=32, qk_norm=64)
 KV_SCALES = _enumeration("MHA_KV_SCALES_", position=0, channel=1)
+TRANSFORMER_FLAGS = _enumeration(
+    "MHA_TRANSFORMER_", causal=1, post_norm=2, embedding_norm=4, bias=8, cross=16, tied=32,
+    no_output=64, qkv_bias=128, out_bias=256, ff_bias=512, branch_norm=1024, parallel=2048)
+DECODER_FLAGS = _enumeration("MHA_DECODER_", windows=1, streaming=2)
+SPLITTING = _enumeration("MHA_SPLIT_", space=0, punctuation=1, characters=2)
+HEADS_FLAGS = _enumeration("MHA_HEADS_", causal=1, window=2, cross=4, query_predicts=8)
+CMAPS = _enumeration("MHA_CMAP_", viridis=0, blues=1, greys=2, cividis=3, magma=4, plasma=5,
+                     diverging=6)
+RANGES = _enumeration("MHA_RANGE_", shared=0, panel=1, fixed=2)
+SCALES = _enumeration("MHA_SCALE_", linear=0, sqrt=1, log=2, rank=3)
+VALUES = _enumeration("MHA_VALUES_", auto=0, always=1, never=2)
+VIEWS = _enumeration("MHA_VIEW_", map=0, lines=1, model=2, neurons=3)
+MEASURE_KINDS = _enumeration("MHA_KIND_", share=0, plain=1, nats=2, tokens=3, correlation=4)
 
 # ---- Structs -------------------------------------------------------------------------------------
 
@@ -149,6 +162,13 @@ class LinearAttentionDesc(Struct):
                 ("key_lengths", Int64Pointer), *_tensors("state_s state_z"),
                 ("query_starts", Int64Pointer), ("key_starts", Int64Pointer),
                 ("sequences", C.c_int64)]
+
+
+# mha_feature_map_fn: user, rows, count, head_dim, features, feature_dim
+FEATURE_MAP = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_void_p, C.c_int64)
+# mha_feature_map_gradient_fn: likewise, with the features' gradients, and the rows' last
+FEATURE_MAP_GRADIENT = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int64, C.c_int64, C.c_void_p,
+                                   C.c_int64, C.c_void_p)
 
 
 class LinearAttentionOutputs(Struct):
@@ -292,6 +312,190 @@ class Sgd(Struct):
                 ("weight_decay", C.c_double), ("gradient_scale", C.c_double)]
 
 
+class DecoderDesc(Struct):
+    c_name = "mha_decoder_desc"
+    _fields_ = [SIZE, FLAGS, *_int64s("batch capacity max_step"), ("cache_type", C.c_int),
+                ("reserved2", C.c_uint32),
+                *_int64s("page_size pages window sink_keys memory_capacity"),
+                ("key_scales", C.c_int), ("reserved3", C.c_uint32)]
+
+
+class Sampling(Struct):
+    c_name = "mha_sampling"
+    _fields_ = [SIZE, RESERVED, ("temperature", C.c_double), ("top_k", C.c_int64),
+                ("top_p", C.c_double), ("min_p", C.c_double), ("seed", C.c_uint64)]
+
+
+class HeadMeasuresDesc(Struct):
+    c_name = "mha_head_measures_desc"
+    _fields_ = [SIZE, FLAGS, ("layers", C.c_int64), ("heads", Int64Pointer),
+                *_int64s("farthest_offset near_tokens rare_rank"), ("names", C.POINTER(C.c_char_p)),
+                ("relations", C.c_int64)]
+
+
+class HeadsText(Struct):
+    c_name = "mha_heads_text"
+    _fields_ = [SIZE, FLAGS, *_int64s("queries keys q_offset left_keys right_keys sink_keys"),
+                ("hidden_keys", C.c_void_p), ("skip_queries", C.c_void_p), ("ids", C.c_void_p),
+                ("separators", C.c_void_p), ("special", C.c_void_p), ("segments", C.c_void_p),
+                ("ranks", C.c_void_p), ("words", C.c_void_p), ("links", C.c_void_p),
+                ("links_count", C.c_int64)]
+
+
+class HeadPass(Struct):
+    c_name = "mha_head_pass"
+    _fields_ = [SIZE, RESERVED, ("measures", C.c_void_p), ("distances", C.c_void_p),
+                ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
+
+
+class RepeatedTokens(Struct):
+    c_name = "mha_repeated_tokens"
+    _fields_ = [SIZE, RESERVED, *_int64s("block repeats"), ("first", C.c_int32),
+                ("last", C.c_int32), ("seed", C.c_uint64), ("sequence", C.c_uint64)]
+
+
+class MeasureInfo(Struct):
+    c_name = "mha_measure_info"
+    _fields_ = [("name", C.c_char_p), ("text", C.c_char_p), ("kind", C.c_int)]
+
+
+class HeadScore(Struct):
+    c_name = "mha_head_score"
+    _fields_ = [("value", C.c_double), ("chance", C.c_double), ("corrected", C.c_double),
+                ("rows", C.c_int64)]
+
+
+class RoleInfo(Struct):
+    c_name = "mha_role_info"
+    _fields_ = [("name", C.c_char_p), ("text", C.c_char_p), ("source", C.c_char_p),
+                ("measure", C.c_int), ("threshold", C.c_double), ("corrected", C.c_bool),
+                ("least_rows", C.c_int64)]
+
+
+class HeadRole(Struct):
+    c_name = "mha_head_role"
+    _fields_ = [("role", C.c_int), *_int64s("offset relation"), ("direction", C.c_int),
+                ("score", HeadScore), ("evidence", C.c_char * 192)]
+
+
+class ModelOptions(Struct):
+    c_name = "mha_model_options"
+    _fields_ = [SIZE, FLAGS, ("compute", C.c_int), RESERVED]
+
+
+class ModelInfo(Struct):
+    c_name = "mha_model_info"
+    _fields_ = [SIZE, RESERVED, ("architecture", C.c_char_p),
+                *_int64s("layers heads kv_heads hidden_size head_dim intermediate_size "
+                         "max_positions vocab_size type_vocab_size parameters")]
+
+
+class Batch(Struct):
+    c_name = "mha_batch"
+    _fields_ = [SIZE, RESERVED, *_int64s("batch length"), ("ids", C.c_void_p),
+                ("type_ids", C.c_void_p), ("lengths", Int64Pointer)]
+
+
+class ModelOutputs(Struct):
+    c_name = "mha_model_outputs"
+    _fields_ = [SIZE, RESERVED, ("last_hidden", TensorPointer),
+                ("hidden", C.POINTER(TensorPointer)),
+                ("attention", C.POINTER(C.POINTER(ModuleOutputs))), ("after_layer", C.c_void_p),
+                ("after_layer_user", C.c_void_p)]
+
+
+class TokenizerInfo(Struct):
+    c_name = "mha_tokenizer_info"
+    _fields_ = [("struct_size", C.c_uint32), ("cls_id", C.c_int32), ("sep_id", C.c_int32),
+                ("pad_id", C.c_int32), ("unk_id", C.c_int32), ("mask_id", C.c_int32),
+                *_int64s("vocab_size max_length"), ("clean_text", C.c_uint8),
+                ("handle_chinese_chars", C.c_uint8), ("strip_accents", C.c_uint8),
+                ("lowercase", C.c_uint8), ("kind", C.c_int), ("bos_id", C.c_int32),
+                ("eos_id", C.c_int32)]
+
+
+class EncodeOptions(Struct):
+    c_name = "mha_encode_options"
+    _fields_ = [SIZE, FLAGS, ("max_length", C.c_int64), ("truncation", C.c_int),
+                ("reserved", C.c_int32)]
+
+
+class Encoding(Struct):
+    c_name = "mha_encoding"
+    _fields_ = [SIZE, RESERVED, ("count", C.c_int64), ("ids", C.POINTER(C.c_int32)),
+                ("type_ids", C.POINTER(C.c_int32)), ("begin", Int64Pointer), ("end", Int64Pointer),
+                ("sequence", C.POINTER(C.c_int8)), ("special", C.POINTER(C.c_uint8)),
+                ("dropped", C.c_int64 * 2), ("memory", C.c_void_p)]
+
+
+class Buffer(Struct):
+    c_name = "mha_buffer"
+    _fields_ = [("data", C.c_void_p), ("size", C.c_size_t), ("capacity", C.c_size_t)]
+
+
+class Sink(Struct):
+    c_name = "mha_sink"
+    _fields_ = [("write", C.c_void_p), ("user", C.c_void_p)]
+
+
+Texts = C.POINTER(C.c_char_p)
+Doubles = C.POINTER(C.c_double)
+
+
+class RenderedMeasure(Struct):
+    c_name = "mha_measure"
+    _fields_ = [("name", C.c_char_p), ("value", C.c_double), ("chance", C.c_double),
+                ("most", C.c_double), ("count", C.c_int64), ("note", C.c_char_p)]
+
+
+class Panel(Struct):
+    c_name = "mha_panel"
+    _fields_ = [("values", C.c_void_p), ("row_stride", C.c_int64), ("name", C.c_char_p),
+                ("note", C.c_char_p), ("detail", C.c_char_p), ("group", C.c_int64),
+                ("masked", C.c_void_p), ("mask_stride", C.c_int64), ("badge", C.c_char_p),
+                ("measures", C.POINTER(RenderedMeasure)), ("measure_count", C.c_int64),
+                ("twin", C.c_void_p), ("twin_stride", C.c_int64), ("queries", C.c_void_p),
+                ("keys", C.c_void_p), ("channels", C.c_int64)]
+
+
+class Figure(Struct):
+    c_name = "mha_figure"
+    _fields_ = [SIZE, ("panel_size", C.c_uint32), ("title", C.c_char_p), ("subtitle", C.c_char_p),
+                ("footnote", C.c_char_p), ("row_axis", C.c_char_p), ("col_axis", C.c_char_p),
+                *_int64s("rows cols"), ("row_labels", Texts), ("col_labels", Texts),
+                ("panels", C.POINTER(Panel)), ("panel_count", C.c_int64), ("group_names", Texts),
+                *_int64s("group_count columns"), ("cmap", C.c_int), ("range", C.c_int),
+                ("lo", C.c_double), ("hi", C.c_double), ("scale", C.c_int), ("dark", C.c_bool),
+                ("print_values", C.c_int), ("pixel_ratio", C.c_double), ("font_file", C.c_char_p),
+                ("value_name", C.c_char_p)]
+
+
+class Report(Struct):
+    c_name = "mha_report"
+    _fields_ = [SIZE, ("text", C.c_char_p), ("facts", C.c_void_p), ("fact_count", C.c_int64),
+                ("producer", C.c_char_p), ("same_labels", C.c_bool), ("most_bytes", C.c_int64),
+                ("special", Texts), *_int64s("special_count first_panel"),
+                ("curve_size", C.c_uint32), ("curves", C.c_void_p), ("curve_count", C.c_int64),
+                ("columns", C.c_void_p), ("column_count", C.c_int64), ("frames", C.c_void_p),
+                ("frame_count", C.c_int64), ("twin_name", C.c_char_p), ("twin_value", C.c_char_p),
+                ("cell_tokens", C.c_int64), ("tokens", Texts), ("token_count", C.c_int64),
+                ("guide", C.c_char_p), ("first_cell", C.c_bool),
+                *_int64s("first_row first_col"), ("view", C.c_int), ("only_view", C.c_bool),
+                ("line_panels", Int64Pointer), *_int64s("line_panel_count second_row second_col"),
+                ("score_scale", C.c_double)]
+
+
+class InsetPage(Struct):
+    c_name = "mha_inset_page"
+    _fields_ = [("name", C.c_char_p), ("figure", C.POINTER(Figure)), ("report", C.POINTER(Report))]
+
+
+class Inset(Struct):
+    c_name = "mha_inset"
+    _fields_ = [SIZE, ("page_size", C.c_uint32), ("pages", C.POINTER(InsetPage)),
+                *_int64s("page_count width height"), ("whole_file", C.c_bool)]
+
+
 # ---- Functions: {name: (result, arguments)}. Handles are void pointers. --------------------------
 
 _STATUS, _HANDLE, _INT64 = C.c_int, C.c_void_p, C.c_int64
@@ -332,7 +536,63 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_transformer_destroy": (None, [_HANDLE]),
     "mha_activations_destroy": (None, [_HANDLE]),
     "mha_decoder_destroy": (None, [_HANDLE]),
+    "mha_transformer_describe": (None, [_HANDLE, C.POINTER(TransformerDesc)]),
+    "mha_transformer_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(TransformerInput), _HANDLE,
+                                          *[TensorPointer] * 3]),
+    "mha_decoder_create": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(DecoderDesc), _NEW_HANDLE]),
+    "mha_decoder_lengths": (Int64Pointer, [_HANDLE]),
+    "mha_decoder_length": (_INT64, [_HANDLE]),
+    "mha_decoder_cache_bytes": (C.c_size_t, [_HANDLE]),
+    "mha_decoder_truncate_sequence": (_STATUS, [_HANDLE, _INT64, _INT64]),
+    "mha_decoder_truncate": (_STATUS, [_HANDLE, _INT64]),
+    "mha_decoder_fork": (_STATUS, [_HANDLE, _INT64, _INT64, _INT64]),
+    "mha_decoder_step_rows": (_STATUS, [_HANDLE, _HANDLE, TensorPointer, Int64Pointer,
+                                        Int64Pointer, TensorPointer]),
+    "mha_buffer_sink": (Sink, [C.POINTER(Buffer)]),
+    "mha_buffer_free": (None, [C.POINTER(Buffer)]),
+    "mha_sample_token": (_STATUS, [_HANDLE, C.POINTER(Sampling), C.c_uint64, C.c_void_p, _INT64,
+                                   C.POINTER(C.c_int32)]),
+    "mha_measure_describe": (MeasureInfo, [C.c_int]),
+    "mha_role_describe": (RoleInfo, [C.c_int]),
+    "mha_head_measures_create": (_STATUS, [_HANDLE, C.POINTER(HeadMeasuresDesc), _NEW_HANDLE]),
+    "mha_head_measures_destroy": (None, [_HANDLE]),
+    "mha_head_measures_score": (HeadScore, [_HANDLE, _INT64, _INT64, C.c_int]),
+    "mha_head_measures_roles": (_INT64, [_HANDLE, _INT64, _INT64, C.POINTER(HeadRole), _INT64]),
+    "mha_head_pass_run": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(TransformerInput),
+                                    C.POINTER(HeadsText), C.POINTER(HeadPass)]),
+    "mha_head_pass_ranks": (_STATUS, [_HANDLE, _INT64, C.c_void_p, C.c_void_p, Int64Pointer]),
+    "mha_head_pass_repeated": (_STATUS, [C.POINTER(RepeatedTokens), _INT64, C.c_void_p, C.c_void_p,
+                                         C.c_void_p, Int64Pointer]),
 }
 # libmultihead-model and libmultihead-render
-MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {}
-RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {}
+MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "mha_model_load": (_STATUS, [_HANDLE, C.c_char_p, C.POINTER(ModelOptions), _NEW_HANDLE]),
+    "mha_model_destroy": (None, [_HANDLE]),
+    "mha_model_describe": (_STATUS, [_HANDLE, C.POINTER(ModelInfo)]),
+    "mha_model_tokenizer": (_HANDLE, [_HANDLE]),
+    "mha_model_vocabulary": (_HANDLE, [_HANDLE]),
+    "mha_model_transformer": (_HANDLE, [_HANDLE]),
+    "mha_model_encoder": (_HANDLE, [_HANDLE]),
+    "mha_model_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(Batch), C.POINTER(ModelOutputs)]),
+    "mha_tokenizer_describe": (_STATUS, [_HANDLE, C.POINTER(TokenizerInfo)]),
+    "mha_tokenizer_token": (C.c_char_p, [_HANDLE, C.c_int32]),
+    "mha_tokenizer_token_bytes": (_STATUS, [_HANDLE, C.c_int32, C.POINTER(C.c_void_p),
+                                            C.POINTER(C.c_size_t), C.POINTER(C.c_int)]),
+    "mha_tokenizer_encode": (_STATUS, [_HANDLE, C.POINTER(EncodeOptions), C.c_char_p, C.c_size_t,
+                                       C.c_char_p, C.c_size_t, C.POINTER(Encoding)]),
+    "mha_encoding_free": (None, [C.POINTER(Encoding)]),
+    "mha_vocabulary_count": (_INT64, [_HANDLE]),
+    "mha_vocabulary_word": (C.c_char_p, [_HANDLE, _INT64]),
+    "mha_vocabulary_splitting": (C.c_int, [_HANDLE]),
+    "mha_vocabulary_begin": (C.c_int32, [_HANDLE]),
+    "mha_vocabulary_end": (C.c_int32, [_HANDLE]),
+    "mha_vocabulary_locate": (_STATUS, [_HANDLE, C.c_char_p, C.c_size_t, C.c_void_p, C.c_void_p,
+                                        C.c_void_p, _INT64, Int64Pointer]),
+}
+RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "mha_render_svg": (_STATUS, [C.POINTER(Figure), C.POINTER(Sink)]),
+    "mha_render_png": (_STATUS, [C.POINTER(Figure), C.POINTER(Sink)]),
+    "mha_render_html": (_STATUS, [C.POINTER(Figure), C.POINTER(Report), C.POINTER(Sink)]),
+    "mha_render_inset": (_STATUS, [C.POINTER(Inset), C.POINTER(Sink)]),
+    "mha_text_piece": (_INT64, [C.c_char_p, C.c_char_p, C.c_size_t]),
+}

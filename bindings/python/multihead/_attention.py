@@ -245,9 +245,9 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
     is written then. The GIL is released; any number of threads may call.
 
         >>> o = attention(q, k, v, causal=True)
-        >>> o, extra = attention(q, k, v, outputs=("lse", "probabilities"), heads=[3])
+        >>> o, extra = attention(q, k, v, outputs=("lse", "probabilities"), heads=[3])  # B, T, S = 2, 7, 9
         >>> extra.probabilities.shape
-        (1, 1, 10, 10)
+        (2, 1, 7, 9)
     """
     inputs = Inputs()
     inputs.array("q", q)

@@ -191,7 +191,7 @@ class Inputs:
         array = _tensor.int64s(value, name)
         self.alive.append(array)
         self.key.append((name, len(array)))
-        self.values.append(array.ctypes.data)
+        self.values.append(_tensor.look(array, name)[1])
 
 
 # ---- Calls made ready ----------------------------------------------------------------------------

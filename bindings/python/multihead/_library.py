@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes as C
 import os
 import pathlib
+import shutil
 import sys
 import threading
 import weakref
@@ -88,8 +89,27 @@ def _find(folder: str, *patterns: str) -> str:
 
 
 def program() -> str:
-    """The path of the program."""
-    return _find("bin", "multihead")
+    """The path of the program: the package's own, else the system's."""
+    try:
+        return _find("bin", "multihead")
+    except ImportError:
+        if found := shutil.which("multihead"):
+            return found
+        raise
+
+
+def _open(name: str) -> C.CDLL:
+    """The package's own library; without one the system's, as in Debian's python3-multihead."""
+    try:
+        return C.CDLL(_find("lib", f"lib{name}.so", f"lib{name}.so.*"))
+    except ImportError:
+        if "MHA_LIBRARY_DIR" in os.environ:
+            raise
+        try:
+            return C.CDLL(f"lib{name}.so.{_SONAME_VERSION}")
+        except OSError:
+            pass
+        raise
 
 
 def font() -> str | None:
@@ -102,7 +122,7 @@ def font() -> str | None:
 
 
 def _load(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
-    loaded = C.CDLL(_find("lib", f"lib{name}.so", f"lib{name}.so.*"))
+    loaded = _open(name)
     for function, (result, arguments) in functions.items():
         entry = getattr(loaded, function)
         entry.restype, entry.argtypes = result, arguments

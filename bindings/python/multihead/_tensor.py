@@ -289,6 +289,8 @@ def int64s(values: Any, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Whole numbers, a sequence or an array of any kind, as a contiguous array of int64."""
     if type(values) is np.ndarray:
         found = values
+        if found.dtype == np.int64 and found.ndim == 1 and found.flags.c_contiguous:
+            return found
     elif hasattr(values, "__dlpack__"):
         found = np.from_dlpack(values)
     else:

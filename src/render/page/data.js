@@ -45,13 +45,16 @@ const wordOf = axis => axis.split(/[\s(,:]/)[0] || axis;
 const rowWord = wordOf(data.row_axis), colWord = wordOf(data.col_axis);
 const valueWord = data.value_name ?? "value";
 
-const twinWord = data.twin_value ?? "value";
 const frames = data.frames;
 
 // A source of values is a panel, its twin, or a panel at a frame: least, greatest, data, bits.
 const bitsOf = source => source.bits ?? data.bits;
 const sourceOf = i => frames[state.frame]?.maps[i] ?? panels[i];
-const twinOf = i => state.frame < 0 ? panels[i].twin ?? null : null;
+// Beside the large map: another one that the reader chose, or its twin.
+const twinOf = i => state.beside >= 0 ? sourceOf(state.beside)
+    : state.frame < 0 ? panels[i].twin ?? null : null;
+const twinName = () => state.beside >= 0 ? panels[state.beside].name : data.twin_name ?? "twin";
+const twinWord = () => state.beside >= 0 ? panels[state.beside].name : data.twin_value ?? "value";
 
 // Largest magnitude, which the codes of 16 and 8 bits are relative to.
 const reach = source => Math.max(Math.abs(source.least), Math.abs(source.greatest));

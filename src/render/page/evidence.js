@@ -55,8 +55,8 @@ function toggleMeasures() {
 
 // -- scores --------------------------------------------------------------------------------------
 
-const MOST_SCORES = 1000;
-const scores = {column: -1, descending: false}; // -1: by index, -2: by role
+const FEW_SCORES = 24;
+const scores = {column: -1, descending: false, all: false}; // column -1: by index, -2: by role
 
 function scoreOrder() {
     const list = panels.map((_, i) => i), column = data.columns[scores.column];
@@ -70,6 +70,10 @@ function scoreOrder() {
 
 function buildScores() {
     byId("measures-more").addEventListener("click", toggleMeasures);
+    byId("scores-more").addEventListener("click", () => {
+        scores.all = !scores.all;
+        drawScores();
+    });
     byId("scores").hidden = !data.columns.length || !panels.length;
     if (byId("scores").hidden) return;
     const heads = [[-1, "map", null, true], ...(hasBadges ? [[-2, "role", null, true]] : []),
@@ -105,7 +109,7 @@ function drawScores() {
     }
     const most = data.columns.map(column =>
         column.values.reduce((best, v) => Math.max(best, Math.abs(v ?? 0)), 0) || 1);
-    const lines = scoreOrder().slice(0, MOST_SCORES).map(i => {
+    const lines = scoreOrder().slice(0, scores.all ? Infinity : FEW_SCORES).map(i => {
         const name = make("button", "link", panels[i].name);
         name.type = "button";
         const line = make("tr", hasRole(i) ? "" : "other", make("th", "", name),
@@ -117,8 +121,8 @@ function drawScores() {
         return line;
     });
     byId("scores-body").replaceChildren(...lines);
-    byId("scores-note").hidden = panels.length <= MOST_SCORES;
-    byId("scores-note").textContent = `The first ${MOST_SCORES} of ${panels.length} maps.`;
+    byId("scores-more").hidden = panels.length <= FEW_SCORES;
+    byId("scores-more").textContent = scores.all ? `first ${FEW_SCORES}` : `all ${panels.length} maps`;
     markScores();
 }
 

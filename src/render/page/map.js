@@ -22,7 +22,7 @@ function drawMap() {
     byId("nothing").hidden = !empty;
     for (const id of ["cells", "marks", "grid"]) byId(id).hidden = empty;
     place = twinPlace = null;
-    const twin = !empty && state.twin ? twinOf(i) : null;
+    const twin = empty ? null : shownTwin(i);
     byId("twin").hidden = byId("map-head").hidden = !twin;
     if (empty) {
         byId("nothing").textContent = data.rows && data.cols && panels.length
@@ -39,6 +39,8 @@ function drawMap() {
     placeGrid();
     drawZoom();
 }
+
+const shownTwin = i => state.twin || state.beside >= 0 ? twinOf(i) : null;
 
 function paintOn(cells, marks, placed, look) {
     const context = sizeCanvas(byId(cells), placed.width, placed.height, look.ratio);
@@ -69,9 +71,10 @@ function placeBoth(map, twin, rows, cols) {
 
 // The names of the map and its twin, each with its own range.
 function drawMapHeads(i) {
-    drawMapHead(byId("map-head"), valueWord, "", scaleOf(i), place.x);
-    drawMapHead(byId("twin-head"), data.twin_name ?? "twin", data.twin_value ?? "", twinScaleOf(i),
-        twinPlace.x);
+    drawMapHead(byId("map-head"), state.beside >= 0 ? panels[i].name : valueWord, "", scaleOf(i),
+        place.x);
+    const value = state.beside >= 0 ? valueWord : data.twin_value ?? "";
+    drawMapHead(byId("twin-head"), twinName(), value, twinScaleOf(i), twinPlace.x);
 }
 
 function drawMapHead(box, name, value, scale, left) {
@@ -105,6 +108,10 @@ function drawZoom() {
     const useful = place.base < 14;
     byId("zoom").hidden = !useful && state.zoom === 1;
     byId("zoom-text").textContent = state.zoom === 1 ? "all" : state.zoom + "×";
+    const fits = hasNumbers(place), button = byId("numbers");
+    button.disabled = !fits;
+    button.setAttribute("aria-pressed", String(state.numbers && fits));
+    button.title = fits ? "Numbers in the cells (v)" : "The cells are too small for numbers: zoom in";
 }
 
 function zoomBy(factor) {

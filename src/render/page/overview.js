@@ -24,6 +24,8 @@ function buildOverview() {
     box.addEventListener("keydown", onOverviewKey);
     byId("main").classList.toggle("single", panels.length <= 1);
     byId("overview-count").textContent = `${panels.length} maps`;
+    byId("guide").textContent = data.guide ?? "";
+    byId("guide").hidden = !data.guide;
     buildOrders();
     buildRoles();
     arrangeOverview();
@@ -135,11 +137,24 @@ function makeThumb(i) {
     button.type = "button";
     button.title = [name, badge].filter(Boolean).join(" · ");
     button.dataset.panel = i;
-    button.addEventListener("click", () => choosePanel(i));
+    button.addEventListener("click", event => pickThumb(i, event));
     button.addEventListener("pointerenter", event => {
-        if (event.pointerType !== "touch") peek(i);
+        if (event.pointerType !== "touch" && state.view !== "model") peek(i);
     });
     return {button, canvas, i, seen: false, drawn: null};
+}
+
+// With Shift a second map comes beside the first; in the model view a map becomes large.
+function pickThumb(i, event) {
+    if (event.shiftKey && i !== state.panel) {
+        toggleBeside(i);
+        return;
+    }
+    choosePanel(i);
+    if (state.view !== "model") return;
+    state.lit = new Set([i]);
+    setView("lines");
+    byId("main").scrollIntoView({block: "nearest"});
 }
 
 // A badge that is too long for its thumbnail loses all but its first word.
@@ -159,7 +174,7 @@ function peek(i) {
 
 function drawThumb(thumb) {
     const scale = scaleOf(thumb.i), map = mapOf(thumb.i);
-    const key = [scale, map, theme, palette()];
+    const key = [scale, map, theme, palette(), state.view === "model", state.between];
     if (thumb.drawn && key.every((part, k) => part === thumb.drawn[k])) return;
     thumb.drawn = key;
     if (!map.rows || !map.cols) {
@@ -168,11 +183,22 @@ function drawThumb(thumb) {
     }
     const width = Math.max(thumb.button.clientWidth, 24), size = Math.round(width * ratioNow());
     fitBadge(thumb, width);
+    if (state.view === "model") {
+        drawSmallLines(thumb, width);
+        return;
+    }
+    thumb.canvas.style.width = thumb.canvas.style.height = "";
     const whole = {r0: 0, c0: 0, nr: map.rows, nc: map.cols, tiny: true};
     const picture = pictureOf(map, whole, size, size, scale, palette(), theme);
     thumb.canvas.width = picture.width;
     thumb.canvas.height = picture.height;
     thumb.canvas.getContext("2d").drawImage(picture, 0, 0);
+}
+
+function drawSmallLines({canvas, i}, width) {
+    const map = mapOf(i), longest = Math.max(map.rows, map.cols);
+    const height = Math.min(Math.max(longest * 4, width * 0.9), width * 1.8);
+    paintSmallLines(sizeCanvas(canvas, width, height, ratioNow()), i, width, height);
 }
 
 // Some at once, the rest in slices, so that many large maps do not hold up the keys.

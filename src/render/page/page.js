@@ -16,10 +16,18 @@ function buildChoices(box, name, texts, chosen, onChoose) {
 
 function choose(name, value) {
     state[name] = value;
-    for (const input of document.querySelectorAll(`input[name="${name}"]`))
-        input.checked = input.value === value;
-    if (name === "cmap") byId("cmap").value = value;
+    markChoices();
     drawAll();
+}
+
+// The controls as the state is.
+function markChoices() {
+    for (const name of ["scale", "range", "view"])
+        for (const input of document.querySelectorAll(`input[name="${name}"]`))
+            input.checked = input.value === state[name];
+    byId("cmap").value = state.cmap;
+    byId("lines-between").value = state.between;
+    byId("beside")?.setAttribute("aria-pressed", String(state.beside >= 0));
 }
 
 // There is no logarithm of what is not above 0.
@@ -43,6 +51,8 @@ function buildTools() {
     byId("help").addEventListener("click", () => byId("help-sheet").showModal());
     byId("numbers").addEventListener("click", toggleNumbers);
     byId("row-only").addEventListener("click", toggleRowOnly);
+    byId("beside").addEventListener("click", () => toggleBeside());
+    if (panels.length < 2) byId("beside").remove();
     byId("twin-button").addEventListener("click", toggleTwin);
     byId("twin-button").hidden = !panels.some(panel => panel.twin);
     byId("twin-button").textContent = data.twin_name ?? "Twin";
@@ -71,7 +81,7 @@ function keepInside(event) {
 function toggleNumbers() {
     state.numbers = !state.numbers;
     byId("numbers").setAttribute("aria-pressed", String(state.numbers));
-    drawMap();
+    if (state.view === "map") drawMap();
 }
 
 function toggleRowOnly() {
@@ -199,7 +209,7 @@ function drawBarMark() {
 
 function onFind() {
     state.find = byId("find").value.trim().toLowerCase();
-    drawMap();
+    drawPicture();
     drawCursor();
     const count = matches().length;
     say(state.find ? `${count} tokens found` : "");
@@ -272,6 +282,9 @@ const keys = [
         () => { if (!byId("special-line").hidden) byId("special").click(); }],
     ["v", "numbers in the cells", toggleNumbers],
     ["f", "only the chosen row, or all", toggleRowOnly],
+    ["b", "keep this map beside the next; again: alone", () => toggleBeside()],
+    ["l", "next view: map, lines, model, neurons", () => setView(cycle(
+        VIEWS.map(([name]) => name).filter(canView), state.view))],
     ["n", "with or without the twin of the map", toggleTwin],
     ["o", "next order of the maps", () => setOrder(cycle(
         Array.from(byId("order").options, option => option.value), state.order))],
@@ -291,7 +304,7 @@ function buildHelp() {
         ["Home End", "first and last column; with Ctrl also row"], ["Page Up, Down", "ten rows"],
         ["Enter", "lock or unlock the cell"], ["Esc", "unlock, close"]];
     const idle = [...(frames.length ? [] : ["p", ",", "."]),
-        ...(panels.some(panel => panel.twin) ? [] : ["n"])];
+        ...(panels.some(panel => panel.twin) ? [] : ["n"]), ...(panels.length > 1 ? [] : ["b"])];
     for (const [key, text] of [...mapKeys, ...keys.filter(([key]) => !idle.includes(key))])
         byId("help-keys").append(make("dt", "", make("kbd", "", key)), make("dd", "", text));
     byId("help-text").textContent =
@@ -332,6 +345,7 @@ function onFindKey(event) {
 
 function listen() {
     document.addEventListener("keydown", onKey);
+    addEventListener("hashchange", onAddress);
     byId("find").addEventListener("input", onFind);
     byId("find").addEventListener("keydown", onFindKey);
     prefersDark.addEventListener("change", applyTheme);
@@ -344,12 +358,12 @@ function listen() {
         if (now === width) return;
         width = now;
         measured.clear();
-        drawMap();
+        drawPicture();
         drawMarks();
         drawCurves();
         for (const thumb of thumbs) thumb.drawn = null;
         drawOverview();
-    }).observe(byId("maps"));
+    }).observe(byId("main"));
 }
 
 function start() {
@@ -358,8 +372,11 @@ function start() {
     chooseView(state.hidden, state.rescale);
     if (panels.length) {
         chooseFirstCell();
+        state.lit = new Set(data.line_panels.length ? data.line_panels : [state.panel]);
+        restorePlace();
     }
     buildTools();
+    if (panels.length) buildViews();
     buildPlayer();
     buildCurves();
     buildScores();
@@ -369,8 +386,10 @@ function start() {
     buildHelp();
     startMap();
     state.dark = themeNow() === "dark";
+    markChoices();
     if (panels.length) buildOverview();
     drawAll();
+    byId("maps").classList.toggle("locked", state.locked);
     if (panels.length) listen();
     else document.querySelector(".tools").hidden = byId("main").hidden = true;
     performance.mark("report-ready");

@@ -254,6 +254,8 @@ function rgbOf(color) {
     return rgbCache.get(color);
 }
 
+const hasNumbers = p => p.cw >= 27 && p.ch >= 15;
+
 // The whole of a placed map. look: scale, palette, theme, numbers, ratio, found.
 function paintMap(surface, p, look) {
     p.tiny = p.cw < 4 || p.ch < 4;
@@ -263,7 +265,7 @@ function paintMap(surface, p, look) {
     paintCells(surface, p, look, picture);
     if (!p.tiny && p.map.kind) paintKinds(surface, p, look.theme);
     paintFrame(surface, p, look.theme);
-    if (look.numbers && p.cw >= 27 && p.ch >= 15) paintNumbers(surface, p, look);
+    if (look.numbers && hasNumbers(p)) paintNumbers(surface, p, look);
     if (!p.bare) paintRowLabels(surface, p, look);
     paintColLabels(surface, p, look);
     if (p.share) paintShares(surface, p, look.theme);

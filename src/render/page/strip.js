@@ -2,7 +2,7 @@
 
 // {value, text, rank, count, masked} of a cell of the shown map; null if it is hidden.
 function factsOf(cell) {
-    const at = place && inView(cell);
+    const at = panels.length ? inView(cell) : null;
     if (!at) return null;
     const i = shownPanel(), map = mapOf(i), k = at.row * map.cols + at.col;
     const kind = map.kind ? map.kind[k] : VALUE, value = map.value[k];
@@ -21,7 +21,7 @@ function factsOf(cell) {
 
 // {text, rank, count} of the same cell of the twin; null if there is none or no number in it.
 function twinFacts(i, at, k) {
-    const twin = twinPlace && twinOf(i), map = twin && mapFrom(twin);
+    const twin = shownTwin(i), map = twin && mapFrom(twin);
     if (!map || (map.kind && map.kind[k] !== VALUE)) return null;
     return {text: exactly(map.value[k], errorOf(twin, map.value[k])),
         ...rankOf(map, at.row, at.col)};
@@ -32,7 +32,7 @@ function cellText(cell) {
     if (!f) return "";
     const rank = f.rank ? `, rank ${f.rank} of ${f.count}` : "";
     const from = `${rowWord} ${f.row.place} '${f.row.text}'`;
-    const twin = f.twin ? `; ${twinWord} ${f.twin.text}, rank ${f.twin.rank}` : "";
+    const twin = f.twin ? `; ${twinWord()} ${f.twin.text}, rank ${f.twin.rank}` : "";
     return `${from} → ${colWord} ${f.col.place} '${f.col.text}': ${f.text}${rank}${twin}`;
 }
 
@@ -68,7 +68,7 @@ function rankLine(f) {
 }
 
 function twinLine(f) {
-    return f.twin ? make("span", "rank twin-value", `${twinWord} `, make("b", "", f.twin.text),
+    return f.twin ? make("span", "rank twin-value", `${twinWord()} `, make("b", "", f.twin.text),
         ` rank ${f.twin.rank}`) : "";
 }
 
@@ -96,6 +96,10 @@ function showTip(cell, event) {
         const line = make("span", "line", make("span", "value", f.text), " ", rankLine(f));
         tip.replaceChildren(pairLine(f), line, twinLine(f), ...rawLines(f));
     }
+    placeTip(tip, event);
+}
+
+function placeTip(tip, event) {
     const box = tip.getBoundingClientRect(), gap = 16;
     const beside = (at, size, end) =>
         Math.max(at + gap + size > end ? at - gap - size : at + gap, 4);
@@ -117,9 +121,13 @@ function buildStrip(box, items, onChoose, word) {
     }));
 }
 
+const MOST_NUMBERS = 64;
 function buildStrips() {
     const chooseRow = i => chooseFromStrip({row: i, col: state.col});
     const chooseCol = i => chooseFromStrip({row: state.row, col: i});
+    // Features that are only numbered are no text to read.
+    byId("strip").hidden = colItems.length > MOST_NUMBERS &&
+        colItems.every(item => item.text === item.place);
     byId("row-strip").hidden = same;
     if (!same) buildStrip(byId("row-strip"), rowItems, chooseRow, rowWord);
     buildStrip(byId("strip"), colItems, same ? chooseRow : chooseCol, same ? rowWord : colWord);
@@ -137,13 +145,13 @@ let stripKey = "";
 function drawStrips() {
     const cell = cursor(), i = shownPanel();
     const key = [i, state.frame, cell.row, same ? 0 : cell.col, state.find].join(" ");
-    const fresh = place && place.map === stripMap && theme === stripTheme &&
-        scaleOf(i) === stripScale;
+    const map = panels.length ? mapOf(i) : null;
+    const fresh = map === stripMap && theme === stripTheme && scaleOf(i) === stripScale;
     if (key === stripKey && fresh) {
         markColumn(cell);
         return;
     }
-    [stripKey, stripMap, stripTheme, stripScale] = [key, place?.map, theme, place && scaleOf(i)];
+    [stripKey, stripMap, stripTheme, stripScale] = [key, map, theme, scaleOf(i)];
     colourStrip(byId("strip").children, cell, i);
     if (!same)
         [...byId("row-strip").children].forEach(
@@ -154,7 +162,7 @@ function drawStrips() {
 let stripMap = null, stripTheme = null, stripScale = null;
 
 function colourStrip(chips, cell, i) {
-    const at = view.rows.indexOf(cell.row), map = place?.map;
+    const at = view.rows.indexOf(cell.row), map = mapOf(i);
     const column = new Map(view.cols.map((c, k) => [c, k]));
     const scale = scaleOf(i), colours = palette();
     for (let c = 0; c < chips.length; c++) {
@@ -182,7 +190,7 @@ function showChip(box, i) {
     const m = measured.get(box), top = m.tops[i];
     if (!m.long || top === undefined) return;
     if (top < m.at || top + 28 > m.at + m.height) {
-        m.at = Math.max(0, top - m.height / 2);
+        m.at = Math.max(0, m.tops.find(t => t >= top - m.height / 2) - m.tops[0]); // whole lines
         box.scrollTop = m.at;
     }
 }
@@ -200,7 +208,7 @@ const FEW_ROWS = 8, MOST_ROWS = 300;
 
 // [value, item] of the columns of a row that have a value, greatest first.
 function rowValues(i, at) {
-    const map = mapOf(i), twin = twinPlace && mapFrom(twinOf(i)), list = [];
+    const map = mapOf(i), source = shownTwin(i), twin = source && mapFrom(source), list = [];
     view.cols.forEach((c, k) => {
         const j = at * map.cols + k, other = twin && (!twin.kind || twin.kind[j] === VALUE);
         if (!map.kind || map.kind[j] === VALUE)
@@ -211,7 +219,7 @@ function rowValues(i, at) {
 
 function drawTable() {
     const cell = cursor(), at = view.rows.indexOf(cell.row);
-    byId("row").hidden = !place || at < 0;
+    byId("row").hidden = at < 0 || !view.cols.length;
     if (byId("row").hidden) return;
     const i = shownPanel(), list = rowValues(i, at);
     const shown = list.slice(0, state.wholeRow ? MOST_ROWS : FEW_ROWS);
@@ -224,12 +232,13 @@ function drawTable() {
     const amount = (value, source, most) => [
         make("td", "number", rowNumber(value, source, most)),
         make("td", "row-bars", barOf(Math.abs(value) / most))];
-    const line = ([value, item, c, twin], rank) => make("tr", c === cell.col ? "here" : "",
+    const twin = shownTwin(i);
+    const line = ([value, item, c, other], rank) => make("tr", c === cell.col ? "here" : "",
         make("td", "number", String(rank + 1)), make("td", "", token(item)),
         ...amount(value, sourceOf(i), most),
-        ...(twinPlace ? amount(twin, twinOf(i), mostTwin) : []));
-    const names = ["rank", colWord, valueWord, "", ...(twinPlace ? [twinWord, ""] : [])];
-    const head = make("thead", twinPlace ? "" : "unseen",
+        ...(twin ? amount(other, twin, mostTwin) : []));
+    const names = ["rank", colWord, valueWord, "", ...(twin ? [twinWord(), ""] : [])];
+    const head = make("thead", twin ? "" : "unseen",
         make("tr", "", ...names.map(text => make("th", "", text))));
     byId("row-body").replaceChildren(
         make("table", "", head, make("tbody", "", ...shown.map(line))));
@@ -268,7 +277,7 @@ function precisionNote() {
 }
 
 function hiddenNote() {
-    const map = place?.map;
+    const map = panels.length ? mapOf(shownPanel()) : null;
     if (!view.hiding || !map?.hidden) return "";
     const shares = [...map.hidden];
     const mean = shares.reduce((a, b) => a + b, 0) / Math.max(shares.length, 1);
@@ -281,11 +290,11 @@ function hiddenNote() {
 }
 
 function drawNotes() {
-    const notes = [precisionNote(), hiddenNote(), frameNote()];
-    const pooled = place?.pooled ?? [1, 1];
+    const notes = [precisionNote(), hiddenNote(), frameNote(), viewNote()];
+    const pooled = state.view === "map" && place?.pooled || [1, 1];
     if (pooled[0] > 1 || pooled[1] > 1)
         notes.push(`1 px = ${pooled[0] * block}×${pooled[1] * block} tokens, max; zoom with +`);
-    const scale = place && scaleOf(shownPanel());
+    const scale = state.view === "map" && scaleOf(shownPanel());
     if (scale?.clippedHigh || scale?.clippedLow)
         notes.push("values beyond an end of the colour bar (an arrow) have the colour of that end");
     byId("notes").replaceChildren(...notes.filter(Boolean).map(text => make("li", "", text)));

@@ -8,6 +8,11 @@ const state = {
     cmap: data.cmap, scale: data.scale, range: data.range,
     hidden: new Set(), rescale: canRescale, numbers: data.values !== "never",
     wholeRow: false, twin: true, rowOnly: false, // the whole row as a table; twin; other rows dim
+    view: data.view,             // "map", "lines", "model" or "neurons"
+    beside: -1,                  // a second map beside the large one
+    lit: new Set(),              // maps whose lines are drawn, of the group of the chosen one
+    side: null,                  // of lines: "row" or "col", whose token is chosen
+    between: "all",              // which of two texts lines go from and to: "ab" ...
     frame: -1, role: null, order: "index",       // -1: the figure itself
     zoom: 1, top: 0, left: 0, find: "", dark: false
 };
@@ -32,6 +37,7 @@ function scaleOf(i) {
 const scaleOptions = () => ({kind: state.scale, cmap: state.cmap, range: state.range});
 
 function twinScaleOf(i) {
+    if (state.beside >= 0) return scaleOf(state.beside);
     const key = state.range === "panel" ? `twin ${i}` : "twin";
     if (!scales.has(key)) {
         const list = state.range === "panel" ? [panels[i].twin] : panels.map(p => p.twin);
@@ -73,34 +79,64 @@ function drawAll() {
 function drawFocus() {
     drawTitle();
     drawLegend();
-    drawMap();
+    drawPicture();
     drawCursor();
     drawNotes();
 }
 
+// What the chosen view draws large.
+function drawPicture() {
+    if (state.view === "map") drawMap();
+    else if (state.view === "lines") drawLines();
+    else if (state.view === "neurons") drawNeurons();
+}
+
 function drawCursor() {
-    drawMarks();
+    if (state.view === "map") drawMarks();
+    else if (state.view === "neurons") drawNeurons();
     drawReadout();
     drawStrips();
     drawBarMark();
     drawTable();
+    rememberPlace();
 }
 
-// The strongest cell that no special token takes part in: something to read at once.
-function chooseFirstCell() {
-    const map = mapOf(state.panel), special = new Set(data.special ?? []);
+// Special tokens are where heads rest, and so is the first token of a causal map (all of the first
+// row is masked but its first cell); of punctuation there is little to say.
+const specialTexts = new Set(data.special ?? []);
+const isWord = item => !specialTexts.has(item.text) && /[\p{L}\p{N}]/u.test(item.text);
+function isCausal(map) {
+    return same && map.cols > 1 && map.kind !== null && map.kind[1] === MASKED;
+}
+
+// The strongest cell that says something, to read at once: between two words, or else between any
+// two tokens, or any at all.
+function chooseStrongestCell() {
+    const map = mapOf(state.panel), sink = isCausal(map) ? view.cols[0] : -1;
+    const tells = [
+        (r, c) => isWord(rowItems[r]) && isWord(colItems[c]) && !(same && r === c) && c !== sink,
+        (r, c) => !specialTexts.has(rowItems[r].text) && !specialTexts.has(colItems[c].text) &&
+            !(same && r === c),
+        () => true];
+    [state.row, state.col] = [view.rows[0] ?? -1, view.cols[0] ?? -1];
+    for (const test of tells) if (chooseLargest(map, test)) return;
+}
+
+function chooseLargest(map, test) {
     let best = -Infinity;
-    const scan = skip => view.rows.forEach((r, k) => view.cols.forEach((c, l) => {
-        const at = k * map.cols + l;
-        if (map.kind && map.kind[at] !== VALUE) return;
-        if (skip && (special.has(rowItems[r].text) || special.has(colItems[c].text))) return;
-        if (map.value[at] <= best) return;
-        best = map.value[at];
+    view.rows.forEach((r, k) => view.cols.forEach((c, l) => {
+        const at = k * map.cols + l, size = Math.abs(map.value[at]);
+        if ((map.kind && map.kind[at] !== VALUE) || size <= best || !test(r, c)) return;
+        best = size;
         [state.row, state.col] = [r, c];
     }));
-    scan(true);
-    if (best === -Infinity) scan(false);
-    if (best === -Infinity) [state.row, state.col] = [view.rows[0] ?? -1, view.cols[0] ?? -1];
+    return best !== -Infinity;
+}
+
+function chooseFirstCell() {
+    chooseStrongestCell();
+    if (data.first_row < 0) return;
+    [state.row, state.col] = [data.first_row, data.first_col].map(at => Math.floor(at / data.pool));
 }
 
 // Keep the chosen cell in view after tokens were hidden.
@@ -113,13 +149,25 @@ function keepCellInView() {
 }
 
 function choosePanel(i) {
+    const before = state.panel;
     state.panel = Math.min(Math.max(i, 0), panels.length - 1);
     state.peek = -1;
+    if (state.panel !== before) followPanel(before);
     markThumbs();
     markScores();
     drawFocus();
     const panel = panels[state.panel];
     say(`${[panel.name, panel.badge].filter(Boolean).join(", ")}. ${cellText(cursor())}`);
+}
+
+// A newly chosen map shows its own strongest cell, unless a cell is locked; its lines take the place
+// of those of the map before.
+function followPanel(before) {
+    if (!state.locked) chooseStrongestCell();
+    const alone = state.lit.size <= 1 || panels[state.panel].group !== panels[before].group;
+    if (alone) state.lit = new Set([state.panel]);
+    else state.lit.add(state.panel);
+    if (state.view === "neurons" && !panels[state.panel].channels) setView("map");
 }
 
 // The next or previous map in the order that is shown, among those of the chosen role.

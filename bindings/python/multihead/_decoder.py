@@ -1,0 +1,141 @@
+"""Decoding step by step, with caches of keys and values."""
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from . import _abi, _tensor
+from ._library import check, default_context, library
+
+if TYPE_CHECKING:
+    from ._model import Model
+
+# Type and scales of keys by their name here, which is that of `multihead generate --cache`.
+_TYPES = {"f32": ("f32", "position"), "f16": ("f16", "position"), "bf16": ("bf16", "position"),
+          "int8": ("i8", "position"), "int8-channel": ("i8", "channel")}
+_MOST_STEP = 512  # tokens of a prompt at a time
+
+
+class DecoderOptions(TypedDict, total=False):
+    """The options of `Decoder`."""
+
+    batch: int
+    capacity: int
+    type: str
+    page: int
+    pages: int
+    window: int
+    sinks: int
+    streaming: bool
+
+
+class Decoder:
+    """The caches of a model under way, of `batch` sequences with lengths of their own.
+
+        capacity   most tokens of a sequence; default: the model's positions
+        type       in which keys and values are kept: "f32", "f16", "bf16", "int8", "int8-channel"
+        page       positions of a page of the caches; 0: one page a sequence
+        pages      of each layer, for all sequences; 0: as many as they can hold
+        window     a token attends to so many last tokens, itself included; 0: all
+        sinks      and to so many first ones; default 4 with a window
+        streaming  positions count in the cache (StreamingLLM): a text may be longer than the model's
+                   positions
+
+    Logits have the bits of the whole text at once, if type is "f32" and there is no window. One
+    thread at a time. docs/caches.md has what types and windows cost.
+    """
+
+    def __init__(self, model: Model, *, batch: int = 1, capacity: int = 0, type: str = "f32",
+                 page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
+                 streaming: bool = False) -> None:
+        if type not in _TYPES:
+            raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
+        code, scales = _TYPES[type]
+        self.model = model
+        self.batch = batch
+        self._handle = C.c_void_p()
+        self._vocab_size = int(model._desc.vocab_size)
+        flags = _abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * bool(streaming)
+        most = capacity or model.max_positions
+        self.max_step = min(most, _MOST_STEP)
+        desc = _abi.DecoderDesc(
+            flags=flags, batch=batch, capacity=capacity, max_step=self.max_step,
+            cache_type=_abi.DTYPES[code], key_scales=_abi.KV_SCALES[scales], page_size=page,
+            pages=pages, window=window, sink_keys=(4 if window else 0) if sinks is None else sinks)
+        with default_context() as handle:
+            check(library.mha_decoder_create(handle, model._net, C.byref(desc),
+                                             C.byref(self._handle)))
+
+    def __del__(self, destroy: Any = library.mha_decoder_destroy) -> None:
+        if getattr(self, "_handle", None):
+            destroy(self._handle)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each sequence."""
+        return [int(n) for n in library.mha_decoder_lengths(self._handle)[:self.batch]]
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the caches take, in bytes; those not used yet are address space only."""
+        return int(library.mha_decoder_cache_bytes(self._handle))
+
+    def step(self, tokens: Sequence[int] | Sequence[Sequence[int]] | np.ndarray[Any, Any],
+             counts: Sequence[int] | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Process the next tokens of every sequence; the logits after them.
+
+            tokens  [n] of one sequence, or [batch,n]; of each row the first counts[b] are taken, the
+                    rest is padding
+            counts  [batch]; default: all
+
+        Returns [n,V], or [batch,n,V]; rows of padding are meaningless.
+        """
+        ids = np.asarray(tokens)
+        single = ids.ndim == 1
+        if single:
+            ids = ids[None]
+        if ids.ndim != 2 or ids.shape[0] != self.batch or ids.dtype.kind not in "iu":
+            raise ValueError(f"tokens: whole numbers [n] or [{self.batch},n] are expected, not "
+                             f"{ids.dtype} {list(ids.shape)}")
+        if ids.size and not (0 <= ids.min() and ids.max() < self._vocab_size):
+            raise ValueError(f"tokens: not all are in 0 .. {self._vocab_size - 1}")
+        logits = np.zeros((*ids.shape, self._vocab_size), np.float32)
+        self._run(np.ascontiguousarray(ids, np.int32), logits, counts)
+        return logits[0] if single else logits
+
+    def _run(self, ids: np.ndarray[Any, Any], logits: np.ndarray[Any, Any] | None,
+             counts: Sequence[int] | None = None) -> None:
+        numbers = None if counts is None else _tensor.int64s(counts, "counts")
+        if numbers is not None and len(numbers) != self.batch:
+            raise ValueError(f"counts: {len(numbers)} numbers, expected {self.batch}")
+        with default_context() as handle:
+            check(library.mha_decoder_step_rows(
+                handle, self._handle, C.byref(_tensor.tensor(ids)), None,
+                None if numbers is None else numbers.ctypes.data_as(_abi.Int64Pointer),
+                None if logits is None else C.byref(_tensor.tensor(logits))))
+
+    def prefill(self, tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Process the tokens of one sequence, in pieces; the logits after the last, [V]."""
+        ids = np.ascontiguousarray(tokens, np.int32)
+        if ids.ndim != 1 or len(ids) == 0:
+            raise ValueError("tokens: at least one is expected")
+        for at in range(0, len(ids) - 1, self.max_step):
+            self._run(ids[None, at:min(at + self.max_step, len(ids) - 1)], None)
+        last: np.ndarray[Any, np.dtype[np.float32]] = self.step(ids[-1:])[0]
+        return last
+
+    def truncate(self, length: int, sequence: int | None = None) -> None:
+        """Cut a sequence, or all that are longer, to its first tokens: a rejected draft, or with 0
+        all for a new text."""
+        if sequence is None:
+            check(library.mha_decoder_truncate(self._handle, length))
+        else:
+            check(library.mha_decoder_truncate_sequence(self._handle, sequence, length))
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Sequence `target` becomes the first tokens of `source`: a branch, or a shared prompt. Pages
+        are shared until one of both writes to them."""
+        check(library.mha_decoder_fork(self._handle, source, target, length))

@@ -1,0 +1,460 @@
+"""Models from Hugging Face folders and GGUF files: what their heads attend to, and what they say."""
+from __future__ import annotations
+
+import ctypes as C
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _abi, _tensor
+from ._decoder import Decoder, DecoderOptions
+from ._heads import HeadScores, measure_heads
+from ._library import Context, Unsupported, check, default_context, library, model_library, value_of
+from ._tokens import Pieces, Tokens, Words, Writer
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+OUTPUTS = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
+
+
+@dataclass(repr=False)
+class ModelAttention:
+    """Attention of a model over a text. Each output is a list with an array for every layer that was
+    asked for, of the heads that the layer has; None where it was not asked for. T tokens, H heads,
+    Hk key/value heads of sizes D and Dv.
+
+    `attention[layer, head]` is one map, [T,T]; `stack()` all of them, if layers have as many heads.
+    """
+
+    tokens: Tokens
+    layers: list[int]
+    """Numbers of the layers, from 0."""
+    probabilities: list[Floats] | None = None
+    """[H,T,T] weights: row t is what token t attends to; rows sum to 1."""
+    average_probabilities: list[Floats] | None = None
+    """[T,T] their mean over the heads of a layer."""
+    q: list[Floats] | None = None
+    """[H,T,D] queries, as attention reads them: rotated and normalised."""
+    k: list[Floats] | None = None
+    """[Hk,T,D] keys likewise."""
+    v: list[Floats] | None = None
+    """[Hk,T,Dv] values."""
+    heads: list[Floats] | None = None
+    """[H,T,Dv] the heads' outputs, which W_o mixes."""
+    lse: list[Floats] | None = None
+    """[H,T] log of the sum of exp of the scores."""
+    model: str = ""
+    """The name of the model."""
+
+    def __repr__(self) -> str:
+        given = ", ".join(name for name in OUTPUTS if getattr(self, name) is not None)
+        return (f"<multihead.ModelAttention of {self.model!r}: {given} of {len(self.layers)} layers, "
+                f"{len(self.tokens)} tokens>")
+
+    def _maps(self) -> list[Floats]:
+        if self.probabilities is None:
+            raise ValueError("the probabilities were not asked for: outputs=('probabilities',)")
+        return self.probabilities
+
+    def __getitem__(self, at: tuple[int, int]) -> Floats:
+        layer, head = at
+        if layer not in self.layers:
+            raise IndexError(f"layer {layer} is not one of {self.layers}")
+        maps = self._maps()[self.layers.index(layer)]
+        if not 0 <= head < len(maps):
+            raise IndexError(f"layer {layer} has heads 0 to {len(maps) - 1}, not {head}")
+        map_: Floats = maps[head]
+        return map_
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the heads of the first layer, as `multihead.head_view` draws them."""
+        from ._views import head_view
+
+        return head_view(self, html_action="return").data
+
+    def stack(self) -> Floats:
+        """All maps as one array [layers,H,T,T]."""
+        maps = self._maps()
+        if len({len(m) for m in maps}) > 1:
+            raise ValueError("layers have different numbers of heads (the model is pruned): use "
+                             "probabilities[layer]")
+        return np.stack(maps) if maps else np.zeros((0, 0, 0, 0), np.float32)
+
+
+class Model:
+    """A transformer and its tokenizer.
+
+        path     a Hugging Face folder (config.json, model.safetensors, tokenizer.json or vocab.txt), a
+                 GGUF file, or what 'multihead train -o' saved; docs/model-folders.md lists the families
+        compute  arithmetic of linear layers: "f32"; "int8" of weights that are stored in blocks, or
+                 "bf16": faster, less accurate
+
+    Weights stay in their files, which are mapped, in the type that they have there. A model does not
+    change, so any number of threads may use one.
+
+    Raises `FileError` (nothing is there), ValueError (malformed), `Unsupported` (a family or a
+    setting that is not done; the message names it), `OutOfMemory`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, compute: str = "f32") -> None:
+        self._library = model_library()
+        self._handle = C.c_void_p()
+        self.path = pathlib.Path(path)
+        options = _abi.ModelOptions(compute=value_of(_abi.COMPUTE, compute, "compute"))
+        with default_context() as handle:
+            check(self._library.mha_model_load(handle, os.fsencode(self.path), C.byref(options),
+                                               C.byref(self._handle)))
+        info = _abi.ModelInfo()
+        check(self._library.mha_model_describe(self._handle, C.byref(info)))
+        self._info = info
+        self._net: int = self._library.mha_model_transformer(self._handle)
+        self._desc = _abi.TransformerDesc()
+        library.mha_transformer_describe(self._net, C.byref(self._desc))
+        tokenizer = self._library.mha_model_tokenizer(self._handle)
+        words = self._library.mha_model_vocabulary(self._handle)
+        self._tokenizer: Pieces | Words | None = (
+            Pieces(tokenizer) if tokenizer else Words(words) if words else None)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.mha_model_destroy(self._handle)
+
+    def __repr__(self) -> str:
+        return (f"<multihead.Model {self.name!r}: {self.architecture}, {self.layers} layers of "
+                f"{self.num_heads} heads, {self.parameters:,} parameters>")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a model belongs to its process: open its path in the other process")
+
+    # ---- What it is ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The folder's or file's name."""
+        path = self.path.absolute()
+        return path.stem if path.is_file() else path.name
+
+    @property
+    def architecture(self) -> str:
+        """The family: "bert", "llama", ..."""
+        return str(self._info.architecture.decode())
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, L."""
+        return int(self._info.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """The number of query heads of a layer, H; of a pruned model the largest."""
+        return int(self._info.heads)
+
+    @property
+    def heads_of_layers(self) -> list[int]:
+        """The number of query heads of each layer, [L]."""
+        if self._desc.layer_heads:
+            return [int(n) for n in self._desc.layer_heads[:self.layers]]
+        return [self.num_heads] * self.layers
+
+    @property
+    def kv_heads(self) -> int:
+        """The number of key/value heads of a layer, Hk."""
+        return int(self._info.kv_heads)
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of the hidden states, E."""
+        return int(self._info.hidden_size)
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head's queries and keys, D."""
+        return int(self._info.head_dim)
+
+    @property
+    def max_positions(self) -> int:
+        """The most tokens of a text."""
+        return int(self._info.max_positions)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens that it knows."""
+        return int(self._info.vocab_size)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return int(self._info.parameters)
+
+    @property
+    def causal(self) -> bool:
+        """True for a decoder: a token sees itself and earlier ones."""
+        return self._has("causal")
+
+    @property
+    def predicts(self) -> bool:
+        """True if it predicts the next token, so that `generate` and `logits` work."""
+        return self.causal and not self._has("no_output") and not self._has("cross")
+
+    def _has(self, flag: str) -> bool:
+        return bool(self._desc.flags & _abi.TRANSFORMER_FLAGS[flag])
+
+    def _reader(self) -> Pieces | Words:
+        if self._tokenizer is None:
+            raise Unsupported(f"{self.name}: the model has no tokenizer; pass token ids instead of "
+                              "a text", _abi.STATUS["err_unsupported"])
+        return self._tokenizer
+
+    # ---- Texts and tokens ------------------------------------------------------------------------
+
+    def tokenize(self, text: str, pair: str | None = None, *, max_tokens: int | None = None,
+                 truncate: bool = False) -> Tokens:
+        """The tokens of a text, or of a text and its pair, with the model's special ones.
+
+            max_tokens  the most; default `max_positions`
+            truncate    cut longer texts; otherwise they are a ValueError
+        """
+        limit = self.max_positions if max_tokens is None else max_tokens
+        if limit < 1:
+            raise ValueError(f"max_tokens: {limit} is not a number of tokens from 1 on")
+        if pair is not None and self._info.type_vocab_size < 2:
+            raise Unsupported(f"pair: {self.name} knows no second text; give one text",
+                              _abi.STATUS["err_unsupported"])
+        tokens = self._reader().encode(text, pair, limit, truncate)
+        if len(tokens) > limit:
+            raise ValueError(f"the text has {len(tokens)} tokens, the limit is {limit}: shorten it, "
+                             "or pass truncate=True")
+        return tokens
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text that tokens stand for, without special ones. A word of WordPiece is not separated
+        from the one before it."""
+        writer = Writer(self._reader(), ())
+        return "".join([writer.add(self._token(i)) for i in ids]) + writer.end()
+
+    def _token(self, token: Any) -> int:
+        number = int(token)
+        if not 0 <= number < self.vocab_size:
+            raise ValueError(f"token {number} is not in 0 .. {self.vocab_size - 1}")
+        return number
+
+    def _tokens(self, text: str | Sequence[int] | Tokens | np.ndarray[Any, Any], pair: str | None,
+                max_tokens: int | None, truncate: bool) -> Tokens:
+        if isinstance(text, str):
+            return self.tokenize(text, pair, max_tokens=max_tokens, truncate=truncate)
+        if pair is not None:
+            raise TypeError("pair: only together with a text")
+        if isinstance(text, Tokens):
+            return text
+        ids = np.array([self._token(i) for i in np.asarray(text).ravel()], np.int32)
+        labels = [str(i) if self._tokenizer is None else self._tokenizer.label(int(i)) for i in ids]
+        return Tokens(ids, labels, np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int32),
+                      [None] * len(ids))
+
+    def _batch(self, tokens: Tokens) -> tuple[_abi.Batch, list[Any]]:
+        if len(tokens) == 0:
+            raise ValueError("the text is empty: give at least one token")
+        if self._library.mha_model_encoder(self._handle):
+            raise Unsupported(f"{self.name}: an encoder-decoder needs a source and a target; look at "
+                              "it with the program, 'multihead view'", _abi.STATUS["err_unsupported"])
+        ids = np.ascontiguousarray(tokens.ids, np.int32)
+        types = np.ascontiguousarray(tokens.segments, np.int32)
+        batch = _abi.Batch(batch=1, length=len(ids), ids=ids.ctypes.data,
+                           type_ids=types.ctypes.data if self._info.type_vocab_size > 1 else None)
+        return batch, [ids, types]
+
+    def _forward(self, tokens: Tokens, outputs: _abi.ModelOutputs, context: Context | None) -> None:
+        batch, keep = self._batch(tokens)
+        with context or default_context() as handle:
+            check(self._library.mha_model_forward(handle, self._handle, C.byref(batch),
+                                                  C.byref(outputs)))
+        del keep
+
+    # ---- What it computes ------------------------------------------------------------------------
+
+    def attention(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
+                  layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
+                  max_tokens: int | None = None, truncate: bool = False,
+                  context: Context | None = None) -> ModelAttention:
+        """What every head attends to in a text.
+
+            text     a text, its `Tokens`, or token ids
+            pair     a second text, for models that know one (BERT)
+            layers   which, counted from 0; default: all
+            outputs  of probabilities, average_probabilities, q, k, v, heads, lse; `ModelAttention`
+                     explains them. The first takes 4 H T T bytes a layer
+        """
+        names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        for name in names:
+            if name not in OUTPUTS:
+                raise ValueError(f"outputs: {name!r} is not one of {', '.join(OUTPUTS)}")
+        wanted = list(range(self.layers)) if layers is None else [int(n) for n in layers]
+        for layer in wanted:
+            if not 0 <= layer < self.layers:
+                raise ValueError(f"layers: {layer} is not in 0 .. {self.layers - 1}")
+        tokens = self._tokens(text, pair, max_tokens, truncate)
+        found = ModelAttention(tokens, wanted, model=self.name)
+        structs = {layer: _abi.ModuleOutputs() for layer in set(wanted)}
+        arrays: dict[tuple[int, str], Floats] = {}
+        keep: list[Any] = []
+        for layer, struct in structs.items():
+            for name in names:
+                array = np.zeros(self._shape(name, layer, len(tokens)), np.float32)
+                arrays[layer, name] = array
+                if array.size:
+                    keep.append(_tensor.pointer(array[None]))
+                    setattr(struct, name, keep[-1])
+        pointers = (C.POINTER(_abi.ModuleOutputs) * max(self.layers, 1))()
+        for layer, struct in structs.items():
+            pointers[layer] = C.pointer(struct)
+        self._forward(tokens, _abi.ModelOutputs(
+            attention=C.cast(pointers, C.POINTER(C.POINTER(_abi.ModuleOutputs)))), context)
+        for name in names:
+            setattr(found, name, [arrays[layer, name] for layer in wanted])
+        return found
+
+    def _shape(self, name: str, layer: int, length: int) -> tuple[int, ...]:
+        heads, size = self.heads_of_layers[layer], self.head_dim
+        if name in ("k", "v"):
+            heads = int(self._desc.layer_kv_heads[layer]) if self._desc.layer_kv_heads \
+                else self.kv_heads
+        return {"probabilities": (heads, length, length), "average_probabilities": (length, length),
+                "lse": (heads, length)}.get(name, (heads, length, size))
+
+    def hidden_states(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
+                      context: Context | None = None) -> Floats:
+        """The residual stream: [L + 1,T,E], x_0 .. x_L, before a final norm."""
+        tokens = self._tokens(text, pair, None, False)
+        states = np.zeros((self.layers + 1, len(tokens), self.hidden_size), np.float32)
+        keep = [_tensor.pointer(states[n:n + 1]) for n in range(self.layers + 1)]
+        pointers = (_abi.TensorPointer * len(keep))(*keep)
+        self._forward(tokens, _abi.ModelOutputs(
+            hidden=C.cast(pointers, C.POINTER(_abi.TensorPointer))), context)
+        return states
+
+    def logits(self, text: str | Sequence[int] | Tokens, *, context: Context | None = None) -> Floats:
+        """What the model predicts at each token: [T,V]. Row t is about token t + 1."""
+        self._must_predict()
+        tokens = self._tokens(text, None, None, False)
+        if len(tokens) == 0:
+            raise ValueError("the text is empty: give at least one token")
+        logits = np.zeros((1, len(tokens), int(self._desc.vocab_size)), np.float32)
+        given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]))
+        with context or default_context() as handle:
+            check(library.mha_transformer_forward(handle, self._net, C.byref(given), None,
+                                                  C.byref(_tensor.tensor(logits)), None, None))
+        rows: Floats = logits[0]
+        return rows
+
+    def heads(self, texts: str | Iterable[str], *, random: int = 10, max_tokens: int | None = None,
+              truncate: bool = False, context: Context | None = None) -> HeadScores:
+        """Measure what every head does over texts, as `multihead heads` does, with its numbers.
+
+            texts   one text or several; may be empty if random is not 0
+            random  sequences of repeated random tokens, which show induction heads (Olsson et al.
+                    2022) and duplicate-token heads
+
+        Each score comes with its chance level and the number of rows that it rests on.
+        """
+        several = [texts] if isinstance(texts, str) else list(texts)
+        reader = self._reader()
+        return measure_heads(self, reader, [self.tokenize(t, max_tokens=max_tokens, truncate=truncate)
+                                            for t in several],
+                             random, context or default_context())
+
+    # ---- What it says ----------------------------------------------------------------------------
+
+    def _must_predict(self) -> None:
+        if not self.predicts:
+            raise Unsupported(f"{self.name}: the model does not predict the next token (an encoder, "
+                              "or the decoder of an encoder-decoder)", _abi.STATUS["err_unsupported"])
+
+    def decoder(self, **options: Any) -> Decoder:
+        """A decoder with caches of keys and values, to go through texts token by token; the options
+        are those of `Decoder`."""
+        self._must_predict()
+        return Decoder(self, **options)
+
+    def stream(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
+               temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+               seed: int = 0, stop: str | Sequence[str] = (), **cache: Any) -> Iterator[str]:
+        """`generate`, piece by piece as the text comes."""
+        self._must_predict()
+        sampling = _abi.Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+                                 seed=seed)
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p: {top_p} is not above 0 and at most 1")
+        if max_tokens < 0:
+            raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens")
+        reader = self._reader()
+        ids = self._prompt(prompt, reader)
+        streaming = bool(cache.get("streaming"))
+        room = max_tokens if streaming else min(max_tokens, self.max_positions - len(ids))
+        decoder = Decoder(self, capacity=len(ids) + max(room, 0), **cache)
+        writer = Writer(reader, (stop,) if isinstance(stop, str) else tuple(stop))
+        return self._write(decoder, writer, sampling, ids, room)
+
+    def _write(self, decoder: Decoder, writer: Writer, sampling: _abi.Sampling, ids: list[int],
+               room: int) -> Iterator[str]:
+        assert self._tokenizer is not None
+        token = C.c_int32()
+        choices = min(self._tokenizer.count, int(self._desc.vocab_size))
+        logits = decoder.prefill(ids)
+        for step in range(room):
+            with default_context() as handle:
+                check(library.mha_sample_token(handle, C.byref(sampling), step, logits.ctypes.data,
+                                               choices, C.byref(token)))
+            if token.value == self._tokenizer.end:
+                break
+            part = writer.add(token.value)
+            if part:
+                yield part
+            if writer.stopped:
+                return
+            if step + 1 < room:
+                logits = decoder.step([token.value])[0]
+        rest = writer.end()
+        if rest:
+            yield rest
+
+    def _prompt(self, prompt: str | Sequence[int], reader: Pieces | Words) -> list[int]:
+        if not isinstance(prompt, str):
+            ids = [self._token(i) for i in prompt]
+        else:
+            ids = self._reader().encode(prompt, None, 0, False).ids.tolist()
+            while len(ids) > 1 and ids[-1] == reader.end:
+                ids.pop()  # a model that ends every text by a token is not to be told that
+        if not ids and reader.begin >= 0:
+            ids = [reader.begin]
+        if not ids:
+            raise ValueError("nothing to begin with: this model has no beginning-of-text token; give "
+                             "a prompt")
+        return ids
+
+    def generate(self, prompt: str | Sequence[int] = "", *, max_tokens: int = 64,
+                 temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+                 seed: int = 0, stop: str | Sequence[str] = (), **cache: Any) -> str:
+        """Continue a text; what follows the prompt is returned. The same tokens as `multihead generate`.
+
+            prompt       a text or token ids; "": from the beginning-of-text token
+            max_tokens   new tokens at most
+            temperature  0: the most likely token each time; else softmax(logits / temperature)
+            top_k        sample from the most likely tokens only; 0: all
+            top_p        from the most likely whose probabilities add up to this
+            min_p        from those at least so many times as likely as the first
+            seed         of the sampling
+            stop         end before this text, or before one of these
+            cache        keys and values: type="f32", "f16", "bf16" or "int8", page=16, window=1024,
+                         sinks=4, streaming=True, ... as in `Decoder`
+
+        It ends at the end-of-text token, before a stop text, or when no position is left.
+        """
+        return "".join(self.stream(prompt, max_tokens=max_tokens, temperature=temperature,
+                                   top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop,
+                                   **cache))
+
+
+__all__ = ["Decoder", "DecoderOptions", "Model", "ModelAttention"]

@@ -1,0 +1,270 @@
+"""Texts as a model reads them: its tokenizer, or its words where 'multihead train' made it."""
+from __future__ import annotations
+
+import ctypes as C
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _abi
+from ._library import InvalidArgument, check, model_library
+
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, repr=False)
+class Tokens:
+    """The tokens of a text, or of a text and its pair. len() is T."""
+
+    ids: Ids
+    """[T] int32."""
+    texts: list[str]
+    """[T], as people read them: "##ing" of WordPiece; of BPE what a token adds to a text, without the
+    space in front."""
+    special: np.ndarray[Any, np.dtype[np.bool_]]
+    """[T]: True for tokens that the text does not have, such as [CLS]."""
+    segments: Ids
+    """[T]: 0 for the text, 1 for its pair, as the model is told."""
+    spans: list[tuple[int, int] | None]
+    """[T]: characters (begin, end) of the text or its pair; None of special tokens."""
+    text: str = ""
+    pair: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tokens: {' '.join(self.texts)}>"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+
+def _character_spans(text: str, data: bytes, begin: Iterable[int],
+                     end: Iterable[int]) -> list[tuple[int, int]]:
+    """Spans of bytes as spans of characters."""
+    if len(text) == len(data):
+        return list(zip(begin, end))
+    number = np.cumsum([(byte & 0xC0) != 0x80 for byte in data] + [True]) - 1
+    return [(int(number[a]), int(number[b])) for a, b in zip(begin, end)]
+
+
+def _utf8(text: str, name: str) -> bytes:
+    if not isinstance(text, str):
+        raise TypeError(f"{name}: a str is expected, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: character {error.start} is half of a surrogate pair, which is "
+                         "no text") from None
+
+
+def _label(data: bytes) -> str:
+    """Bytes of a token as a reader sees them: without the space in front, blanks made visible."""
+    if data.strip(b" "):
+        data = data[1:] if data[:1] == b" " else data
+    else:
+        return "\u2423" * len(data)
+    text = data.decode(errors="surrogateescape")
+    for blank, shown in (("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r")):
+        text = text.replace(blank, shown)
+    return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
+
+
+class Pieces:
+    """A tokenizer of WordPiece or BPE. It belongs to the model."""
+
+    def __init__(self, handle: int) -> None:
+        self._library = model_library()
+        self._handle = handle
+        info = _abi.TokenizerInfo()
+        check(self._library.mha_tokenizer_describe(handle, C.byref(info)))
+        self.count: int = info.vocab_size
+        self.begin: int = info.bos_id
+        self.end: int = info.eos_id
+        self._wordpiece = info.kind == 0
+        self.joins = ""
+
+    def name(self, token: int) -> str:
+        found = self._library.mha_tokenizer_token(self._handle, token)
+        return "?" if found is None else str(found.decode(errors="replace"))
+
+    def added(self, token: int) -> tuple[bytes, bool]:
+        """What a token adds to a text, and whether it is a special one, which adds nothing."""
+        at, size, special = C.c_void_p(), C.c_size_t(), C.c_int()
+        check(self._library.mha_tokenizer_token_bytes(self._handle, token, C.byref(at),
+                                                      C.byref(size), C.byref(special)))
+        return C.string_at(at, size.value) if size.value else b"", bool(special.value)
+
+    def label(self, token: int) -> str:
+        if not self._wordpiece and 0 <= token < self.count:
+            data, special = self.added(token)
+            if not special:
+                return _label(data)
+        return self.name(token)
+
+    def is_word(self, token: int) -> bool:
+        """Whether a token is a word of small letters, at least two."""
+        if self._wordpiece:
+            word = self.name(token).encode()
+        else:
+            word, special = self.added(token)
+            if special or word[:1] != b" ":
+                return False
+            word = word[1:]
+        return re.fullmatch(rb"[a-z]{2,}", word) is not None
+
+    def encode(self, text: str, pair: str | None, max_tokens: int, truncate: bool) -> Tokens:
+        data = _utf8(text, "text")
+        second = None if pair is None else _utf8(pair, "pair")
+        options = _abi.EncodeOptions(max_length=max_tokens if truncate else 0,
+                                     truncation=1 if truncate else 0)
+        found = _abi.Encoding()
+        check(self._library.mha_tokenizer_encode(
+            self._handle, C.byref(options), data, len(data), second, len(second or b""),
+            C.byref(found)))
+        try:
+            n = found.count
+            ids = np.array(found.ids[:n], np.int32)
+            sequence = found.sequence[:n]
+            spans: list[tuple[int, int] | None] = [None] * n
+            for number, (of, raw) in enumerate(((text, data), (pair or "", second or b""))):
+                at = [i for i in range(n) if sequence[i] == number and found.begin[i] >= 0]
+                converted = _character_spans(of, raw, (found.begin[i] for i in at),
+                                             (found.end[i] for i in at))
+                for i, span in zip(at, converted):
+                    spans[i] = span
+            return Tokens(ids, [self.label(int(i)) for i in ids],
+                          np.array(found.special[:n], np.bool_),
+                          np.array(found.type_ids[:n], np.int32), spans, text, pair)
+        finally:
+            self._library.mha_encoding_free(C.byref(found))
+
+
+class Words:
+    """The words of a model that 'multihead train' saved. They belong to the model."""
+
+    def __init__(self, handle: int) -> None:
+        self._library = model_library()
+        self._handle = handle
+        self.count: int = self._library.mha_vocabulary_count(handle)
+        self.begin: int = self._library.mha_vocabulary_begin(handle)
+        self.end: int = self._library.mha_vocabulary_end(handle)
+        splitting = self._library.mha_vocabulary_splitting(handle)
+        self._spaces = splitting == _abi.SPLITTING["space"]
+        self.joins = "" if splitting == _abi.SPLITTING["characters"] else " "
+        self._known = {self.name(i) for i in range(self.count)}
+
+    def name(self, token: int) -> str:
+        found = self._library.mha_vocabulary_word(self._handle, token)
+        return "?" if found is None else str(found.decode(errors="replace"))
+
+    label = name
+
+    def added(self, token: int) -> tuple[bytes, bool]:
+        return self.name(token).encode(), token in (self.begin, self.end)
+
+    def is_word(self, token: int) -> bool:
+        return not self.name(token).startswith("<")
+
+    def _locate(self, data: bytes) -> tuple[list[int], list[int], list[int]]:
+        room = len(data) + 1
+        ids = np.empty(room, np.int32)
+        begin, end = np.empty(room, np.int64), np.empty(room, np.int64)
+        count = C.c_int64()
+        check(self._library.mha_vocabulary_locate(
+            self._handle, data, len(data), ids.ctypes.data, begin.ctypes.data, end.ctypes.data,
+            room, C.byref(count)))
+        n = count.value
+        return ids[:n].tolist(), begin[:n].tolist(), end[:n].tolist()
+
+    def _as_written(self, text: str) -> str:
+        """The text with unknown words in small letters and marks as words of their own, if that makes
+        them known: "tired." is "tired" and ".". Letters stay where they are in their order."""
+        def known(match: re.Match[str]) -> str:
+            word = match[0]
+            if word in self._known:
+                return word
+            parts = re.findall(r"\w(?:.*\w)?|[^\w\s]", word)
+            small = [part if part in self._known else part.lower() for part in parts]
+            return " ".join(small) if all(part in self._known for part in small) else word
+
+        return re.sub(r"\S+", known, text)
+
+    def encode(self, text: str, pair: str | None, max_tokens: int, truncate: bool) -> Tokens:
+        data = _utf8(text, "text")
+        try:
+            ids, begin, end = self._locate(data)
+            spans = _character_spans(text, data, begin, end)
+        except InvalidArgument as error:
+            if error.status != _abi.STATUS["err_format"] or not self._spaces:
+                raise
+            ids, _, _ = self._locate(self._as_written(text).encode())
+            spans = self._find_spans(text, ids)
+        if truncate:
+            ids, spans = ids[:max_tokens], spans[:max_tokens]
+        labels = [self.label(i) for i in ids]
+        special = [i == 0 and token == self.begin for i, token in enumerate(ids)]
+        return Tokens(np.array(ids, np.int32), labels, np.array(special, np.bool_),
+                      np.zeros(len(ids), np.int32),
+                      [None if first else span for first, span in zip(special, spans)], text)
+
+    def _find_spans(self, text: str, ids: list[int]) -> list[tuple[int, int]]:
+        """Where the words stand in the text, one after the other and without their case."""
+        small, at, spans = text.lower(), 0, []
+        for number, token in enumerate(ids):
+            word = self.name(token)
+            if number == 0 and token == self.begin:
+                spans.append((0, 0))
+                continue
+            at = small.find(word.lower(), at)
+            spans.append((at, at + len(word)))
+            at += len(word)
+        return spans
+
+
+class Writer:
+    """A text that grows by tokens: whole characters as they come, and nothing of a stop text."""
+
+    def __init__(self, tokenizer: Pieces | Words, stops: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = [_utf8(stop, "stop") for stop in stops if stop]
+        self._data = b""
+        self._shown = 0
+        self._begun = False
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """The part of the text that is certain now."""
+        data, special = self._tokenizer.added(token)
+        if special:
+            return ""
+        self._data += (self._tokenizer.joins.encode() if self._begun else b"") + data
+        self._begun = True
+        places = [at for stop in self._stops if (at := self._data.find(stop, self._shown)) >= 0]
+        if places:
+            self.stopped = True
+            self._data = self._data[:min(places)]
+            return self.end()
+        held = max((size for stop in self._stops for size in range(1, len(stop))
+                    if self._data.endswith(stop[:size])), default=0)
+        return self._show(max(len(self._data) - held, self._shown))
+
+    def _show(self, end: int) -> str:
+        part = self._data[self._shown:end]
+        try:
+            text = part.decode()
+        except UnicodeDecodeError as error:
+            if error.end == len(part) and error.reason == "unexpected end of data":
+                part = part[:error.start]  # a character that is not complete
+            text = part.decode(errors="replace")
+        self._shown += len(part)
+        return text
+
+    def end(self) -> str:
+        """What is left; bytes of a character that never ended become U+FFFD."""
+        rest, self._shown = self._data[self._shown:], len(self._data)
+        return rest.decode(errors="replace")

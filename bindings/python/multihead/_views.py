@@ -1,0 +1,523 @@
+"""Pictures of attention, in notebooks and as files: lines between tokens, models, neurons, maps."""
+from __future__ import annotations
+
+import ctypes as C
+import os
+import pathlib
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _abi
+from ._library import check, font, library, render_library, value_of, version
+from ._tokens import Tokens
+
+if TYPE_CHECKING:
+    from ._model import Model, ModelAttention
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+# ---- What a picture shows -------------------------------------------------------------------------
+
+
+@dataclass
+class _Maps:
+    """Maps of one size, a list of layers: [heads,T,S] each, numbered as in the model."""
+
+    name: str | None
+    layers: list[Floats]
+    numbers: list[int]
+    rows: list[str]
+    cols: list[str]
+    same: bool
+    second: tuple[int, int] = (0, 0)
+    queries: list[Floats] = field(default_factory=list)
+    keys: list[Floats] = field(default_factory=list)
+    head_numbers: list[int] | None = None
+    special: list[str] = field(default_factory=list)
+
+
+def _array(values: Any, name: str) -> Floats:
+    """Numbers of NumPy or torch as float32, the batch's axis of 1 gone."""
+    if type(values).__module__.partition(".")[0] == "torch":
+        values = values.detach().cpu().float().numpy()
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name}: numbers are expected, not {array.dtype}")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _layers(values: Any, name: str, include: Sequence[int] | None,
+            heads: Sequence[int] | None = None) -> tuple[list[Floats], list[int]]:
+    """The layers of attention: a list of [H,T,S] or [1,H,T,S], as transformers gives them, or one
+    array [L,H,T,S]."""
+    if len(values) == 0:
+        raise ValueError(f"{name}: there is no layer")
+    numbers = list(range(len(values))) if include is None else [int(n) for n in include]
+    made = []
+    for number in numbers:
+        if not 0 <= number < len(values):
+            raise ValueError(f"include_layers: {number} is not in 0 .. {len(values) - 1}")
+        if values[number] is None:
+            raise ValueError(f"{name}: layer {number} is None: models of transformers give attention "
+                             'if they are loaded with attn_implementation="eager" or "multihead" '
+                             "and called with output_attentions=True")
+        layer = _array(values[number], name)
+        if layer.ndim == 4:
+            if layer.shape[0] != 1:
+                raise ValueError(f"{name}: a batch of {layer.shape[0]}; choose one text, e.g. "
+                                 "[layer[:1] for layer in attention]")
+            layer = layer[0]
+        if layer.ndim != 3:
+            raise ValueError(f"{name}: layer {number} has {layer.ndim} dimensions, expected [heads, "
+                             "queries, keys], with or without a batch of 1 in front")
+        if heads is not None:
+            if not all(0 <= head < len(layer) for head in heads):
+                raise ValueError(f"include_heads: {list(heads)} are not all in 0 .. {len(layer) - 1}")
+            layer = layer[list(heads)]
+        made.append(layer)
+    shapes = {layer.shape[1:] for layer in made}
+    if len(shapes) > 1:
+        raise ValueError(f"{name}: layers have maps of different sizes, {sorted(shapes)}")
+    return made, numbers
+
+
+def _labels(tokens: Any, count: int, prettify: bool, name: str) -> list[str]:
+    texts = tokens.texts if isinstance(tokens, Tokens) else [str(token) for token in tokens]
+    if len(texts) != count:
+        raise ValueError(f"{name}: {len(texts)} tokens for {count} rows or columns of the maps")
+    if not prettify or isinstance(tokens, Tokens):
+        return texts
+    return [_piece(text) for text in texts]
+
+
+def _special(tokens: Any) -> set[str]:
+    """The labels of tokens that are no text: a click hides them, and no picture opens on one."""
+    if isinstance(tokens, Tokens):
+        return {text for text, special in zip(tokens.texts, tokens.special) if special}
+    return {str(t) for t in tokens if re.fullmatch(r"\[[A-Z]+\]|<[^<>]+>", str(t))}
+
+
+def _piece(text: str) -> str:
+    """A piece of a vocabulary as a reader knows it: "the" of "\u0120the"."""
+    data = text.encode(errors="replace")
+    room = C.create_string_buffer(len(data) + 1)
+    render_library().mha_text_piece(data.replace(b"\0", b" "), room, len(room))
+    return room.value.decode(errors="replace")
+
+
+def _maps(name: str | None, argument: str, attention: Any, rows: Any, cols: Any, same: bool,
+          prettify: bool, include: Sequence[int] | None, heads: Sequence[int] | None = None,
+          second: int | None = None) -> _Maps:
+    layers, numbers = _layers(attention, argument, include, heads)
+    if second is not None and not 0 <= second <= layers[0].shape[1]:
+        raise ValueError(f"sentence_b_start: {second} is not in 0 .. {layers[0].shape[1]}")
+    at = second or 0
+    return _Maps(name, layers, numbers, _labels(rows, layers[0].shape[1], prettify, "tokens"),
+                 _labels(cols, layers[0].shape[2], prettify, "tokens"), same, (at, at),
+                 head_numbers=None if heads is None else list(heads),
+                 special=sorted(_special(rows) | _special(cols)))
+
+
+# ---- What is drawn of it --------------------------------------------------------------------------
+
+
+def _texts(values: Sequence[str], keep: list[Any]) -> Any:
+    array = (C.c_char_p * max(len(values), 1))(
+        *[value.encode(errors="replace").replace(b"\0", b" ") for value in values])
+    keep.append(array)
+    return C.cast(array, _abi.Texts)
+
+
+class _Page:
+    """mha_figure and mha_report of maps, and what they borrow."""
+
+    def __init__(self, maps: _Maps, view: str, layer: int | None, heads: Sequence[int] | None,
+                 dark: bool, options: dict[str, Any]) -> None:
+        self.keep: list[Any] = [maps]
+        panels: list[_abi.Panel] = []
+        first: dict[int, int] = {}
+        for group, (number, layer_maps) in enumerate(zip(maps.numbers, maps.layers)):
+            first[number] = len(panels)
+            for head, values in enumerate(layer_maps):
+                shown = head if maps.head_numbers is None else maps.head_numbers[head]
+                panel = _abi.Panel(values=values.ctypes.data, name=f"L{number}H{shown}".encode(),
+                                   group=group)
+                if maps.queries:
+                    q, k = maps.queries[group], maps.keys[group]
+                    panel.queries = q[head].ctypes.data
+                    panel.keys = k[head * len(k) // len(q)].ctypes.data
+                    panel.channels = q.shape[2]
+                panels.append(panel)
+        chosen = maps.numbers[0] if layer is None else layer
+        if chosen not in first:
+            raise ValueError(f"layer: {chosen} is not one of {maps.numbers}")
+        count = len(maps.layers[maps.numbers.index(chosen)])
+        lines = list(range(count)) if heads is None else [int(head) for head in heads]
+        if not all(0 <= head < count for head in lines):
+            raise ValueError(f"heads: {lines} are not all in 0 .. {count - 1}")
+        self.panels = (_abi.Panel * max(len(panels), 1))(*panels)
+        names = _texts([f"layer {number}" for number in maps.numbers], self.keep)
+        rows, cols = maps.layers[0].shape[1:]
+        self.figure = _abi.Figure(
+            panel_size=C.sizeof(_abi.Panel), rows=rows, cols=cols,
+            row_labels=_texts(maps.rows, self.keep), col_labels=_texts(maps.cols, self.keep),
+            panels=self.panels, panel_count=len(panels), group_names=names,
+            group_count=len(maps.numbers), dark=dark, value_name=b"weight",
+            row_axis=b"from", col_axis=b"to", **options)
+        self.line_panels = (C.c_int64 * max(len(lines), 1))(*[first[chosen] + n for n in lines])
+        self.report = _abi.Report(
+            special=_texts(maps.special, self.keep), special_count=len(maps.special),
+            same_labels=maps.same, producer=f"multihead {version()}".encode(),
+            first_panel=first[chosen] + (lines[0] if lines else 0), view=_abi.VIEWS[view],
+            only_view=True, line_panels=self.line_panels, line_panel_count=len(lines),
+            second_row=maps.second[0], second_col=maps.second[1])
+
+
+class View:
+    """A picture. It shows itself in a notebook; `save()` writes it to a file.
+
+    In a notebook a view is shown where it is made, as BertViz does, unless html_action="return".
+    """
+
+    def __init__(self, maps: Sequence[_Maps], view: str, *, layer: int | None = None,
+                 heads: Sequence[int] | None = None, dark: bool = False, width: int = 0,
+                 height: int = 0, figure: dict[str, Any] | None = None) -> None:
+        self._pages = [_Page(m, view, layer, heads, dark, figure or {}) for m in maps]
+        self._names = [m.name for m in maps]
+        self._size = (width, height)
+        self._static = view == "map"
+        self._shown_in: Any = None
+
+    def _render(self, write: Callable[[Any], int]) -> bytes:
+        buffer = _abi.Buffer()
+        sink = library.mha_buffer_sink(C.byref(buffer))
+        try:
+            check(write(C.byref(sink)))
+            return C.string_at(buffer.data, buffer.size) if buffer.size else b""
+        finally:
+            library.mha_buffer_free(C.byref(buffer))
+
+    def _inset(self, whole_file: bool) -> str:
+        pages = (_abi.InsetPage * len(self._pages))(*[
+            _abi.InsetPage(name.encode() if name else None, C.pointer(page.figure),
+                           C.pointer(page.report))
+            for name, page in zip(self._names, self._pages)])
+        inset = _abi.Inset(page_size=C.sizeof(_abi.InsetPage), pages=pages, page_count=len(pages),
+                           width=self._size[0], height=self._size[1], whole_file=whole_file)
+        return self._render(lambda sink: int(
+            render_library().mha_render_inset(C.byref(inset), sink))).decode()
+
+    @property
+    def data(self) -> str:
+        """What a notebook shows: HTML without anything outside it. (BertViz's name.)"""
+        return self.svg() if self._static else self._inset(False)
+
+    def svg(self) -> str:
+        """The maps as SVG, those of the first page."""
+        return self._render(lambda sink: int(render_library().mha_render_svg(
+            C.byref(self._pages[0].figure), sink))).decode()
+
+    def png(self) -> bytes:
+        """The maps as PNG, those of the first page."""
+        figure = self._pages[0].figure
+        if (path := font()) is not None:
+            figure.font_file = os.fsencode(path)
+        return self._render(lambda sink: int(render_library().mha_render_png(C.byref(figure), sink)))
+
+    def html(self) -> str:
+        """A whole HTML file, which needs no network."""
+        return self._inset(True)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the picture: .html, with everything that can be clicked; .svg or .png, the maps. A file
+        appears whole or not at all."""
+        target = pathlib.Path(path)
+        writers: dict[str, Callable[[], bytes]] = {
+            ".html": lambda: self.html().encode(), ".svg": lambda: self.svg().encode(),
+            ".png": self.png}
+        if target.suffix.lower() not in writers:
+            raise ValueError(f"{target}: the end of the name says what is written: "
+                             f"{', '.join(writers)}")
+        data = writers[target.suffix.lower()]()
+        handle, part = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+            os.chmod(part, 0o666 & ~_umask())
+            os.replace(part, target)
+        except BaseException:
+            os.unlink(part)
+            raise
+
+    def _repr_html_(self) -> str:
+        return self.data
+
+    def _show(self) -> View:
+        """Show it now, in a notebook."""
+        shell = _notebook()
+        if shell is not None:
+            from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
+
+            display(HTML(self.data))  # type: ignore[no-untyped-call,unused-ignore]
+            self._shown_in = shell.execution_count
+        return self
+
+    def _ipython_display_(self) -> None:
+        """As the last line of the cell that made it, it stands there already."""
+        shell = _notebook()
+        if shell is not None and self._shown_in == shell.execution_count:
+            self._shown_in = None
+        else:
+            from IPython.display import HTML, display
+
+            display(HTML(self.data))  # type: ignore[no-untyped-call,unused-ignore]
+
+    def __repr__(self) -> str:
+        maps = sum(page.figure.panel_count for page in self._pages)
+        return f"<multihead.View of {maps} maps: .save('picture.html') writes it>"
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _notebook() -> Any:
+    """The shell of a notebook; None elsewhere."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell if shell is not None and getattr(shell, "kernel", None) is not None else None
+
+
+def _finish(view: View, html_action: str) -> View:
+    if html_action not in ("view", "return"):
+        raise ValueError(f"html_action: {html_action!r} is neither 'view' nor 'return'")
+    return view._show() if html_action == "view" else view
+
+
+# ---- Views of weights -----------------------------------------------------------------------------
+
+
+def _all_maps(attention: Any, tokens: Any, sentence_b_start: int | None, prettify: bool,
+              include_layers: Sequence[int] | None, include_heads: Sequence[int] | None,
+              encoder_attention: Any, decoder_attention: Any, cross_attention: Any,
+              encoder_tokens: Any, decoder_tokens: Any) -> list[_Maps]:
+    """BertViz's arguments as maps, a page for each of encoder, decoder and cross-attention."""
+    others = {"encoder": encoder_attention, "decoder": decoder_attention, "cross": cross_attention}
+    if attention is not None:
+        if any(value is not None for value in (*others.values(), encoder_tokens, decoder_tokens)):
+            raise ValueError("attention is that of a self-attention model; leave it out beside the "
+                             "arguments of an encoder-decoder")
+        attention, tokens, sentence_b_start, numbers = _of_model(attention, tokens, sentence_b_start)
+        if tokens is None:
+            raise ValueError("tokens are missing: a list of texts, one for each row of the maps")
+        made = _maps(None, "attention", attention, tokens, tokens, True, prettify, include_layers,
+                     include_heads, sentence_b_start)
+        if numbers is not None:
+            made.numbers = [numbers[n] for n in made.numbers]
+        return [made]
+    pages = []
+    for name, argument, rows, cols in (
+            ("Encoder", "encoder", encoder_tokens, encoder_tokens),
+            ("Decoder", "decoder", decoder_tokens, decoder_tokens),
+            ("Cross", "cross", decoder_tokens, encoder_tokens)):
+        if others[argument] is None:
+            continue
+        if rows is None or cols is None:
+            raise ValueError(f"{argument}_attention needs " +
+                             ("encoder_tokens and decoder_tokens" if argument == "cross"
+                              else f"{argument}_tokens"))
+        pages.append(_maps(name, f"{argument}_attention", others[argument], rows, cols,
+                           argument != "cross", prettify, include_layers, include_heads))
+    if not pages:
+        raise ValueError("attention is missing: maps of a model, or multihead.Model.attention(text)")
+    return pages
+
+
+def _of_model(attention: Any, tokens: Any,
+              second: int | None) -> tuple[Any, Any, int | None, list[int] | None]:
+    """What multihead.Model.attention() gives says its tokens itself."""
+    from ._model import ModelAttention
+
+    if not isinstance(attention, ModelAttention):
+        return attention, tokens, second, None
+    own = attention.tokens
+    if second is None and own.pair is not None:
+        second = int(np.argmax(own.segments == 1)) if (own.segments == 1).any() else None
+    return attention._maps(), own if tokens is None else tokens, second, attention.layers
+
+
+def head_view(attention: Any = None, tokens: Any = None, sentence_b_start: int | None = None,
+              prettify_tokens: bool = True, layer: int | None = None,
+              heads: Sequence[int] | None = None, encoder_attention: Any = None,
+              decoder_attention: Any = None, cross_attention: Any = None,
+              encoder_tokens: Any = None, decoder_tokens: Any = None,
+              include_layers: Sequence[int] | None = None, html_action: str = "view", *,
+              dark: bool = False, width: int = 0, height: int = 0) -> View:
+    """Attention as lines between two columns of tokens, the heads of a layer in colours.
+
+    The arguments are those of BertViz; its notebooks run with the import changed.
+
+        attention         `Model.attention(text)`, which has its tokens; or a layer each of [1,H,T,T], as
+                          the attentions of transformers; or an array [L,H,T,T]. NumPy or torch
+        tokens            [T] texts
+        sentence_b_start  the token with which a second text begins
+        prettify_tokens   write the pieces of BPE and SentencePiece as their text: "the", not "\u0120the"
+        layer, heads      that are shown at first; default: the first layer, all heads
+        encoder_...       instead, of an encoder-decoder: encoder_attention with encoder_tokens,
+                          decoder_attention with decoder_tokens, cross_attention [1,H,T,S] with both
+        include_layers    the layers that can be chosen
+        html_action       "view": show it here and now in a notebook; "return": only return it
+        dark, width, height   of the picture; 0: all of the width, and a height for what is drawn
+    """
+    pages = _all_maps(attention, tokens, sentence_b_start, prettify_tokens, include_layers, None,
+                      encoder_attention, decoder_attention, cross_attention, encoder_tokens,
+                      decoder_tokens)
+    return _finish(View(pages, "lines", layer=layer, heads=heads, dark=dark, width=width,
+                        height=height), html_action)
+
+
+def model_view(attention: Any = None, tokens: Any = None, sentence_b_start: int | None = None,
+               prettify_tokens: bool = True, display_mode: str = "dark",
+               encoder_attention: Any = None, decoder_attention: Any = None,
+               cross_attention: Any = None, encoder_tokens: Any = None, decoder_tokens: Any = None,
+               include_layers: Sequence[int] | None = None,
+               include_heads: Sequence[int] | None = None, html_action: str = "view", *,
+               width: int = 0, height: int = 0) -> View:
+    """Every head of a model as a small drawing of lines; a click enlarges one.
+
+    The arguments are those of BertViz; `head_view` explains them. display_mode is "dark" or "light";
+    include_heads are the heads that are drawn.
+    """
+    pages = _all_maps(attention, tokens, sentence_b_start, prettify_tokens, include_layers,
+                      include_heads, encoder_attention, decoder_attention, cross_attention,
+                      encoder_tokens, decoder_tokens)
+    return _finish(View(pages, "model", dark=_dark(display_mode), width=width, height=height),
+                   html_action)
+
+
+def _dark(display_mode: str) -> bool:
+    if display_mode not in ("dark", "light"):
+        raise ValueError(f"display_mode: {display_mode!r} is neither 'dark' nor 'light'")
+    return display_mode == "dark"
+
+
+def neuron_view(model: Model | ModelAttention | None = None, text: str | None = None,
+                pair: str | None = None, *, q: Any = None, k: Any = None, tokens: Any = None,
+                causal: bool = False, scale: float | None = None, layer: int | None = None,
+                head: int | None = None, layers: Sequence[int] | None = None,
+                display_mode: str = "dark", html_action: str = "view", width: int = 0,
+                height: int = 0) -> View:
+    """Where a weight comes from: q, k, their product channel by channel, its sum, and the weight, for
+    one query against every key.
+
+        model, text   a `Model` and a text, or a text and its `pair`; or instead what
+                      `model.attention(text, outputs=("probabilities", "q", "k"))` gave; or instead:
+        q, k, tokens  queries [H,T,D] and keys [Hk,T,D] of one layer, or a list of layers, and [T]
+                      texts; causal and scale (default 1 / sqrt(D)) say how weights come from them
+        layer, head   shown at first
+        layers        that can be chosen; a model of many layers makes a large picture. Default: layer,
+                      or all up to 12
+    """
+    from ._model import Model
+
+    if isinstance(model, Model):
+        if text is None:
+            raise ValueError("text is missing: what the model reads")
+        wanted = layers if layers is not None else [layer] if layer is not None else \
+            range(min(model.layers, 12))
+        model = model.attention(text, pair, layers=list(wanted),
+                                outputs=("probabilities", "q", "k"))
+    if model is not None:
+        if model.q is None or model.k is None:
+            raise ValueError('q and k are missing: model.attention(text, outputs=("probabilities", '
+                             '"q", "k"))')
+        maps = _all_maps(model, tokens, None, True, None, None, None, None, None, None, None)[0]
+        maps.queries, maps.keys = model.q, model.k
+    else:
+        maps = _maps_of_vectors(q, k, tokens, causal, scale)
+    view = View([maps], "neurons", layer=layer, heads=None if head is None else [head],
+                dark=_dark(display_mode), width=width, height=height)
+    if scale is not None:
+        view._pages[0].report.score_scale = scale
+    return _finish(view, html_action)
+
+
+def _maps_of_vectors(q: Any, k: Any, tokens: Any, causal: bool, scale: float | None) -> _Maps:
+    if q is None or k is None or tokens is None:
+        raise ValueError("give a model and a text, or q, k and tokens")
+    several = isinstance(q, (list, tuple)) or np.ndim(q) == 4
+    queries = [_array(x, "q") for x in (q if several else [q])]
+    keys = [_array(x, "k") for x in (k if several else [k])]
+    weights = []
+    for layer_q, layer_k in zip(queries, keys):
+        if layer_q.ndim != 3 or layer_k.ndim != 3 or layer_q.shape[2] != layer_k.shape[2] or \
+                len(layer_k) == 0 or len(layer_q) % len(layer_k):
+            raise ValueError(f"q {list(layer_q.shape)} and k {list(layer_k.shape)} do not fit: [H,T,D] "
+                             "and [Hk,T,D] are expected, H a multiple of Hk")
+        weights.append(_weights(layer_q, layer_k, causal, scale))
+    if len(queries) != len(keys):
+        raise ValueError(f"q has {len(queries)} layers, k {len(keys)}")
+    maps = _maps(None, "q and k", weights, tokens, tokens, True, True, None)
+    maps.queries, maps.keys = queries, keys
+    return maps
+
+
+def _weights(q: Floats, k: Floats, causal: bool, scale: float | None) -> Floats:
+    from ._attention import attention
+
+    _, found = attention(q[None], k[None], np.zeros((1, *k.shape[:2], 1), np.float32),
+                         causal=causal, scale=scale, outputs=("probabilities",))
+    maps: Floats = found.probabilities[0]
+    return maps
+
+
+def heatmap(attention: Any, tokens: Any = None, key_tokens: Any = None, *, layer: int | None = None,
+            heads: Sequence[int] | None = None, title: str | None = None, cmap: str = "viridis",
+            scale: str = "linear", numbers: str = "auto", dark: bool = False,
+            prettify_tokens: bool = True) -> View:
+    """Attention as heat maps, side by side with one shared colour bar: a static picture.
+
+        attention   one map [T,S], or maps [H,T,S]; or, with a layer, anything that `head_view` takes
+        tokens      [T] texts of the rows, and of the columns unless key_tokens [S] are given; default:
+                    numbers
+        layer       of a model's attention; heads are those that are drawn, default all
+        cmap        "viridis", "blues", "greys", "cividis", "magma", "plasma"; "diverging" around 0
+        scale       "linear", "sqrt", "log" or "rank"
+        numbers     in the cells: "auto" (of small maps), "always", "never"
+    """
+    own: list[int] | None = None
+    if type(attention).__name__ == "ModelAttention" or layer is not None:
+        attention, tokens, _, own = _of_model(attention, tokens, None)
+        chosen = layer if layer is not None else (own or [0])[0]
+        if own is not None and chosen not in own:
+            raise ValueError(f"layer: {chosen} is not one of {own}")
+        stack = [attention[own.index(chosen) if own else chosen]]
+    else:
+        chosen = 0
+        array = _array(attention, "attention")
+        if array.ndim == 4 and array.shape[0] == 1:
+            array = array[0]
+        if array.ndim not in (2, 3):
+            raise ValueError(f"attention: {array.ndim} dimensions; one map [T,S], maps [H,T,S], or a "
+                             "model's with layer=")
+        stack = [array if array.ndim == 3 else array[None]]
+    rows, cols = (np.shape(stack[0])[-2], np.shape(stack[0])[-1])
+    row_tokens = [str(i) for i in range(rows)] if tokens is None else tokens
+    col_tokens = key_tokens if key_tokens is not None else \
+        row_tokens if rows == cols else [str(i) for i in range(cols)]
+    maps = _maps(None, "attention", stack, row_tokens, col_tokens, key_tokens is None and
+                 rows == cols, prettify_tokens, None, heads)
+    maps.numbers = [chosen]
+    figure = {"cmap": value_of(_abi.CMAPS, cmap, "cmap"), "scale": value_of(_abi.SCALES, scale, "scale"),
+              "print_values": value_of(_abi.VALUES, numbers, "numbers"),
+              "title": title.encode() if title else None}
+    return View([maps], "map", dark=dark, figure=figure)

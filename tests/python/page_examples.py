@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Run the Python examples of a page: what follows >>> in its ```python blocks, one session for the page.
+
+    page_examples.py docs/python.md ...
+
+A line `<!-- python: needs MODULE ... -->` before a block skips it where a module is missing. Prints what
+was run and skipped; exits with 1 if something else was printed than the page says. Needs nothing but
+what the examples need, so that it also runs in an environment that only has the package.
+"""
+import doctest
+import importlib.util
+import pathlib
+import re
+import sys
+
+BLOCK = re.compile(r"^(?:<!-- python: needs ([\w. ]+) -->\n+)?```python\n(.*?)^```$", re.M | re.S)
+
+
+def missing(modules):
+    return [name for name in modules.split() if importlib.util.find_spec(name) is None]
+
+
+def run(path):
+    """(examples that failed, examples run) of a page."""
+    text, parser = pathlib.Path(path).read_text(encoding="utf-8"), doctest.DocTestParser()
+    runner, session = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), {"__name__": "page"}
+    for match in BLOCK.finditer(text):
+        if ">>>" not in match[2]:
+            continue
+        line = text.count("\n", 0, match.start(2))
+        if gone := missing(match[1] or ""):
+            print(f"{path}:{line}: skipped, {', '.join(gone)} is missing")
+            continue
+        test = parser.get_doctest(match[2], session, str(path), str(path), line)
+        runner.run(test, clear_globs=False)
+        session = test.globs
+    return runner.summarize(verbose=False)
+
+
+if __name__ == "__main__":
+    failed = 0
+    for page in sys.argv[1:]:
+        result = run(page)
+        print(f"{page}: {result.attempted} examples, {result.failed} failed")
+        failed += result.failed or not result.attempted
+    sys.exit(1 if failed else 0)

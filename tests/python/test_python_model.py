@@ -1,0 +1,242 @@
+"""multihead.Model beside the program: the same tokens, maps, scores, roles and texts."""
+import concurrent.futures
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bindings/python"))
+os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
+import multihead  # noqa: E402
+
+PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+TEXTS = ["The animal didn't cross the street because it was too tired.",
+         "The king didn't cross the river because it was too icy."]
+MODELS = ROOT / "build/models"
+
+
+def program(*arguments):
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model of whole words, two layers of four heads, hardly trained."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    program("train", "sentences", "--steps", 3, "--quiet", "-o", folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["tiny-bert", "trained", "MiniLM", "SmolLM2"])
+def folder(request):
+    found = {"tiny-bert": ROOT / "tests/golden/tiny-bert", "MiniLM": MODELS / "all-MiniLM-L6-v2",
+             "SmolLM2": MODELS / "smollm2-135m-instruct-q4_1.gguf"}.get(request.param)
+    if found is None:
+        found = request.getfixturevalue(request.param)
+    if not found.exists():
+        pytest.skip(f"{found} is not there: tools/get-minilm and tools/get-smollm2 fetch them")
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return multihead.Model(folder)
+
+
+def test_attention_is_that_of_the_program(folder, model, tmp_path):
+    program("view", folder, TEXTS[0], "--npy", tmp_path / "maps.npy", "--quiet")
+    found = model.attention(TEXTS[0])
+    maps = np.load(tmp_path / "maps.npy")
+    assert np.array_equal(found.stack().reshape(maps.shape), maps)
+    assert np.array_equal(found[1, 1], found.probabilities[1][1])
+    assert np.abs(found.stack().sum(-1) - 1).max() < 1e-5
+
+
+def test_outputs_follow_the_formula(model):
+    found = model.attention(TEXTS[1], layers=[1, 0], outputs=(
+        "probabilities", "average_probabilities", "q", "k", "v", "heads", "lse"))
+    assert found.layers == [1, 0]
+    for at in range(2):
+        p, v = found.probabilities[at], found.v[at]
+        group = len(p) // len(v)
+        mixed = p @ v.repeat(group, 0)
+        # n products and sums in f32 of weights that sum to 1
+        assert np.abs(mixed - found.heads[at]).max() <= 2 ** -22 * len(found.tokens) * np.abs(v).max()
+        assert np.abs(p.mean(0) - found.average_probabilities[at]).max() < 2 ** -22
+        size = found.q[at].shape[2]
+        scores = found.q[at] @ found.k[at].repeat(group, 0).swapaxes(1, 2) / size ** 0.5
+        kept = p > 0
+        difference = np.where(kept, np.exp(scores - found.lse[at][..., None]) - p, 0)
+        bound = 2 ** -20 * (size + np.abs(scores).max())
+        assert np.abs(difference).max() <= bound
+
+
+def test_scores_and_roles_are_those_of_the_program(folder, model, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    told = json.loads(program("heads", folder, "--text", tmp_path / "texts.txt", "--random", 3, "--json"))
+    found = model.heads(TEXTS, random=3)
+    assert found.texts == told["texts"] and found.tokens == told["tokens"]
+    for head in told["heads"]:
+        at = head["layer"], head["head"]
+        for name, score in head["scores"].items():
+            ours = (found[name][at], found.chance(name)[at], found.corrected(name)[at])
+            if score is None or not score.get("rows"):
+                assert np.isnan(ours).all() and found.rows(name)[at] == 0
+                continue
+            assert found.rows(name)[at] == score["rows"]
+            # the program prints nine digits
+            assert np.allclose(ours, [score["value"], score["chance"], score["corrected"]],
+                               rtol=1e-8, atol=1e-9), (at, name)
+        assert [str(role) for role in found.roles[at[0]][at[1]]] == \
+            [role["name"].replace("-", " ") if isinstance(role, dict) else role
+             for role in head["roles"]]
+    best = found.best("previous", 3)
+    assert best == sorted(best, key=lambda head: -head[2]) and len(best) == 3
+    assert len(found.table()) == len(told["heads"]) and "<table>" in found._repr_html_()
+
+
+def test_measures_are_the_library_s():
+    assert len(multihead.MEASURES) == 29 and multihead.MEASURES["entropy"].kind == "nats"
+
+
+def written_by_program(folder, model, prompt, *options):
+    """What the program adds to a prompt; a special word is not part of a text."""
+    told = program("generate", folder, prompt, *options, "--quiet").rstrip("\n")
+    if isinstance(model._tokenizer, multihead._tokens.Words):
+        told = " ".join(word for word in told.split(" ") if word != "<s>")
+    assert told.startswith(prompt)
+    return told[len(prompt):].strip()
+
+
+def causal(model):
+    if not model.predicts:
+        pytest.skip("an encoder generates no text")
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7},
+                                      {"temperature": 1.2, "top_k": 9, "min_p": 0.02, "seed": 3}])
+def test_generates_the_program_s_text(folder, model, sampling):
+    causal(model)
+    prompt = "the animal didn't cross the street because it was too"
+    options = [x for name, value in sampling.items() for x in (f"--{name.replace('_', '-')}", value)]
+    written = model.generate(prompt, max_tokens=10, **sampling)
+    assert written.strip() == written_by_program(folder, model, prompt, "--max-tokens", 10, *options)
+    assert "".join(model.stream(prompt, max_tokens=10, **sampling)) == written
+
+
+def test_stops_before_a_text(model):
+    causal(model)
+    if isinstance(model._tokenizer, multihead._tokens.Words):
+        pytest.skip("whole words")
+    whole = model.generate("Once upon a time", max_tokens=12)
+    stop = whole[5:8]
+    assert model.generate("Once upon a time", max_tokens=12, stop=stop) == whole[:whole.find(stop)]
+
+
+@pytest.mark.parametrize("cache", [{}, {"page": 3}, {"batch": 2}])
+def test_steps_have_the_bits_of_the_whole(model, cache):
+    causal(model)
+    ids = model.tokenize("the animal didn't cross the street").ids
+    whole = model.logits(ids)
+    decoder = model.decoder(capacity=len(ids) + 1, **cache)
+    rows = decoder.batch
+    first = decoder.step(np.tile(ids[:2], (rows, 1)))
+    rest = decoder.step(np.tile(ids[2:], (rows, 1)))
+    for row in range(rows):
+        assert np.array_equal(np.concatenate([first[row], rest[row]]), whole)
+    assert decoder.lengths == [len(ids)] * rows and decoder.cache_bytes > 0
+    decoder.truncate(2)
+    if rows == 2:
+        decoder.fork(0, 1, 1)
+        assert decoder.lengths == [2, 1]
+        decoder.step([[int(ids[2])], [int(ids[1])]], counts=[1, 0])
+        assert decoder.lengths == [3, 1]
+
+
+@pytest.mark.parametrize("cache", [{"type": "int8"}, {"type": "bf16", "page": 16},
+                                   {"window": 8, "sinks": 2}, {"window": 8, "streaming": True}])
+def test_caches_of_every_kind_generate(folder, model, cache):
+    causal(model)
+    flags = {"type": "--cache", "page": "--page", "window": "--window", "sinks": "--sinks"}
+    options = [x for name, value in cache.items()
+               for x in (["--streaming"] if name == "streaming" else [flags[name], value])]
+    prompt = "the animal didn't cross the street because it was too"
+    assert model.generate(prompt, max_tokens=6, **cache).strip() == \
+        written_by_program(folder, model, prompt, "--max-tokens", 6, *options)
+
+
+def test_tokens_know_their_places(model):
+    text = "the animal didn't cross the street"
+    tokens = model.tokenize(text)
+    for label, span, special in zip(tokens.texts, tokens.spans, tokens.special):
+        assert (span is None) == bool(special)
+        if span is not None and label != "[UNK]":
+            assert text[span[0]:span[1]].strip() == label.removeprefix("##")
+    assert len(tokens) == len(tokens.ids) and repr(tokens).startswith(f"<{len(tokens)} tokens: ")
+
+
+def test_spans_count_characters():
+    model = multihead.Model(ROOT / "tests/golden/tiny-bert")
+    text = "na\u00efve caf\u00e9 \U0001F642 now"
+    for label, span in zip(model.tokenize(text).texts, model.tokenize(text).spans):
+        assert span is None or label == "[UNK]" or len(text[slice(*span)]) == \
+            len(label.removeprefix("##"))
+
+
+def test_words_as_people_type_them(trained):
+    model = multihead.Model(trained)
+    tokens = model.tokenize(TEXTS[0])
+    assert tokens.texts[1:3] == ["the", "animal"] and tokens.texts[-2:] == ["tired", "."]
+    assert TEXTS[0][slice(*tokens.spans[-2])] == "tired"
+    with pytest.raises(ValueError, match="Zebra"):
+        model.tokenize("The Zebra slept.")
+
+
+def test_threads_share_a_model(model):
+    expected = model.attention(TEXTS[1]).stack()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: model.attention(TEXTS[1]).stack(), range(8)):
+            assert np.array_equal(found, expected)
+
+
+def test_errors_say_what_is_wrong(model, tmp_path):
+    with pytest.raises(multihead.FileError, match="no such folder or file"):
+        multihead.Model(tmp_path / "nothing")
+    with pytest.raises(OSError):
+        multihead.Model(tmp_path)
+    with pytest.raises(ValueError, match="compute"):
+        multihead.Model(tmp_path, compute="int4")
+    with pytest.raises(ValueError, match="layers: 99"):
+        model.attention("the", layers=[99])
+    with pytest.raises(ValueError, match="'maps' is not one of probabilities"):
+        model.attention("the", outputs="maps")
+    with pytest.raises(ValueError, match="token -1 is not in"):
+        model.attention([-1, 2])
+    with pytest.raises(TypeError, match="a str is expected"):
+        model.tokenize(3)
+    with pytest.raises(ValueError, match="the limit is 1"):
+        model.tokenize("the street", max_tokens=1)
+    assert len(model.tokenize("the street the street", max_tokens=3, truncate=True)) == 3
+    with pytest.raises(ValueError, match="surrogate"):
+        model.tokenize("\ud800")
+    with pytest.raises(KeyError, match="'nothing' is not one of"):
+        model.heads([], random=1)["nothing"]
+    with pytest.raises(ValueError, match="there is none"):
+        model.heads([], random=0)
+    if not model.predicts:
+        for call in (model.generate, lambda: model.logits("the"), model.decoder):
+            with pytest.raises(NotImplementedError, match="does not predict"):
+                call()
+    else:
+        for wrong, match in (({"temperature": -1}, "temperature"), ({"top_p": 0}, "top_p"),
+                             ({"max_tokens": -1}, "max_tokens"), ({"type": "int4"}, "type"),
+                             ({"sinks": 3}, "sink")):
+            with pytest.raises(ValueError, match=match):
+                model.generate("the", **wrong)

@@ -1,0 +1,192 @@
+"""Pictures from Python: what they hold, what BertViz's arguments mean, files, notebooks, errors."""
+import html
+import json
+import os
+import pathlib
+import re
+import sys
+import types
+
+import pytest
+
+np = pytest.importorskip("numpy")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bindings/python"))
+os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
+import multihead  # noqa: E402
+
+TOKENS = ["[CLS]", "\u0120the", "cat", "</script>", "[SEP]"]
+
+
+def maps(layers=2, heads=3, rows=5, cols=5, seed=0):
+    return [np.random.default_rng([seed, n]).dirichlet(np.ones(cols), (1, heads, rows)).astype(np.float32)
+            for n in range(layers)]
+
+
+def pages(view):
+    """The data of the pages of a view, out of its iframe."""
+    inner = html.unescape(re.search(r'srcdoc="([^"]*)"', view.data)[1])
+    found = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', inner, re.S)
+    if not found:
+        found = re.findall(r'type="application/json"[^>]*>(.*?)</script>', html.unescape(inner), re.S)
+    return [json.loads(text) for text in found]
+
+
+@pytest.fixture(scope="module")
+def attention():
+    return multihead.Model(ROOT / "tests/golden/tiny-bert").attention(
+        "the cat sat on the mat", outputs=("probabilities", "q", "k"))
+
+
+def test_a_view_holds_the_maps_and_labels():
+    attention = maps()
+    view = multihead.head_view(attention, TOKENS, layer=1, heads=[2, 0])
+    (page,) = pages(view)
+    text = json.dumps(page)
+    assert "the" in text and "\\u0120" not in text and "L1H2" in text
+    assert "</script>" in text  # a label, which did not end the data
+    assert re.match(r"<iframe[^>]*sandbox=", view.data.strip())
+
+
+def test_every_kind_of_array_draws_the_same():
+    attention = maps()
+    data = multihead.head_view(attention, TOKENS).data
+    assert multihead.head_view([layer[0] for layer in attention], TOKENS).data == data
+    assert multihead.head_view(np.stack(attention)[:, 0], TOKENS).data == data
+    assert multihead.head_view(tuple(layer.astype(np.float64) for layer in attention), TOKENS).data == data
+    torch = pytest.importorskip("torch")
+    given = tuple(torch.tensor(layer, requires_grad=True) for layer in attention)
+    assert multihead.head_view(given, TOKENS).data == data
+
+
+def test_layers_heads_and_second_texts_can_be_chosen():
+    attention = maps(layers=4)
+    names = re.findall(r"L\dH\d", json.dumps(pages(multihead.model_view(
+        attention, TOKENS, include_layers=[3, 1], include_heads=[2]))))
+    assert set(names) == {"L3H2", "L1H2"}
+    one = multihead.head_view(attention, TOKENS, sentence_b_start=2).data
+    assert one != multihead.head_view(attention, TOKENS).data
+    assert multihead.head_view(attention, TOKENS, prettify_tokens=False).data != \
+        multihead.head_view(attention, TOKENS).data
+
+
+def test_encoder_decoders_have_a_page_each():
+    view = multihead.head_view(
+        encoder_attention=maps(rows=4, cols=4), decoder_attention=maps(rows=3, cols=3),
+        cross_attention=maps(rows=3, cols=4), encoder_tokens=list("abcd"), decoder_tokens=list("xyz"))
+    for name in ("Encoder", "Decoder", "Cross"):
+        assert name in view.data
+    assert "18 maps" in repr(view)
+
+
+def test_a_model_s_attention_knows_its_tokens(attention):
+    data = multihead.head_view(attention).data
+    assert data == multihead.head_view(attention.probabilities, attention.tokens).data
+    assert attention._repr_html_() == data
+    assert multihead.model_view(attention, display_mode="light").data != data
+
+
+def test_neurons_hold_queries_and_keys(attention):
+    one = multihead.neuron_view(attention, layer=1, head=2)
+    assert "L1H2" in one.data
+    q, k = (np.stack(attention.q)[1], np.stack(attention.k)[1])
+    own = multihead.neuron_view(q=q, k=k, tokens=attention.tokens, display_mode="light")
+    assert "L0H0" in own.data
+    weights = multihead._views._weights(q, k, False, None)
+    assert np.abs(weights - attention.probabilities[1]).max() < 1e-5
+    causal = multihead._views._weights(q, k[:1], True, 0.5)
+    assert not np.triu(causal, 1).any() and np.abs(causal.sum(-1) - 1).max() < 1e-6
+
+
+def test_files_are_whole(attention, tmp_path):
+    view = multihead.heatmap(attention, layer=0, heads=[1], title="one head")
+    view.save(tmp_path / "a.svg")
+    view.save(tmp_path / "a.png")
+    view.save(tmp_path / "a.html")
+    assert (tmp_path / "a.svg").read_text() == view.svg() == view._repr_html_()
+    assert "one head" in view.svg() and "L0H1" in view.svg()
+    png = (tmp_path / "a.png").read_bytes()
+    assert png.startswith(b"\x89PNG") and png == view.png()
+    assert (tmp_path / "a.html").read_text().startswith("<!")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png", "a.svg"]
+    assert (tmp_path / "a.svg").stat().st_mode & 0o777 == 0o666 & ~multihead._views._umask()
+    with pytest.raises(ValueError, match=".html, .svg, .png"):
+        view.save(tmp_path / "a.gif")
+    with pytest.raises(OSError):
+        view.save(tmp_path / "none" / "a.svg")
+
+
+def test_heatmaps_of_plain_arrays():
+    array = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+    assert "<svg" in multihead.heatmap(array).svg()
+    assert "0.09" in multihead.heatmap(array, numbers="always").svg()
+    assert multihead.heatmap(array[None, None], ["a", "b", "c"], list("wxyz")).svg() == \
+        multihead.heatmap(array, ["a", "b", "c"], list("wxyz")).svg()
+
+
+def test_a_notebook_shows_a_view_once(monkeypatch, attention):
+    shown = []
+    display = types.ModuleType("IPython.display")
+    display.HTML, display.display = lambda text: text, shown.append
+    shell = types.SimpleNamespace(kernel=object(), execution_count=1)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    view = multihead.head_view(attention)
+    assert shown == [view.data]
+    view._ipython_display_()  # the last line of its cell
+    assert len(shown) == 1
+    shell.execution_count = 2
+    view._ipython_display_()  # named in a later cell
+    assert len(shown) == 2
+    multihead.head_view(attention, html_action="return")
+    assert len(shown) == 2
+
+
+@pytest.mark.parametrize("call, match", [
+    (lambda a: multihead.head_view(), "attention is missing"),
+    (lambda a: multihead.head_view(maps()), "tokens are missing"),
+    (lambda a: multihead.head_view(maps(), ["a"]), "1 tokens for 5"),
+    (lambda a: multihead.head_view([], []), "no layer"),
+    (lambda a: multihead.head_view([None], ["a"]), "output_attentions=True"),
+    (lambda a: multihead.head_view([np.zeros((2, 1, 5, 5))], TOKENS), "a batch of 2"),
+    (lambda a: multihead.head_view([np.zeros((5, 5))], TOKENS), "2 dimensions"),
+    (lambda a: multihead.head_view(maps(), TOKENS, layer=2), "layer: 2"),
+    (lambda a: multihead.head_view(maps(), TOKENS, heads=[3]), "heads: "),
+    (lambda a: multihead.head_view(maps(), TOKENS, sentence_b_start=9), "sentence_b_start"),
+    (lambda a: multihead.head_view(maps(), TOKENS, include_layers=[7]), "include_layers"),
+    (lambda a: multihead.head_view(maps(), TOKENS, html_action="show"), "html_action"),
+    (lambda a: multihead.head_view(maps(), TOKENS, encoder_tokens=["a"]), "encoder-decoder"),
+    (lambda a: multihead.head_view(cross_attention=maps(), encoder_tokens=TOKENS), "decoder_tokens"),
+    (lambda a: multihead.model_view(a, display_mode="blue"), "display_mode"),
+    (lambda a: multihead.model_view(a, include_heads=[5]), "include_heads"),
+    (lambda a: multihead.neuron_view(q=np.zeros((2, 3, 4)), k=np.zeros((2, 3, 5)), tokens="abc"), "do not fit"),
+    (lambda a: multihead.neuron_view(), "give a model"),
+    (lambda a: multihead.heatmap(np.zeros(3)), "1 dimensions"),
+    (lambda a: multihead.heatmap(np.zeros((2, 2)), cmap="jet"), "viridis"),
+    (lambda a: multihead.heatmap(a, layer=9), "layer: 9"),
+])
+def test_errors_say_what_is_wrong(attention, call, match):
+    with pytest.raises(ValueError, match=match):
+        call(attention)
+
+
+def test_pages_open_without_an_error(attention, tmp_path):
+    browser_of = pytest.importorskip("playwright.sync_api")
+    chromium = next((p for p in ("/usr/bin/chromium", "/usr/bin/chromium-browser")
+                     if os.path.exists(p)), None)
+    if chromium is None:
+        pytest.skip("chromium is missing")
+    made = {"lines": multihead.head_view(attention), "model": multihead.model_view(attention),
+            "neurons": multihead.neuron_view(attention)}
+    with browser_of.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for name, view in made.items():
+            page = browser.new_page()
+            errors = []
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            view.save(tmp_path / f"{name}.html")
+            page.goto((tmp_path / f"{name}.html").as_uri())
+            frame = page.frame_locator("iframe").first
+            frame.get_by_text(name, exact=True).first.wait_for()
+            assert not errors
+        browser.close()

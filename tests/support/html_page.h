@@ -1,0 +1,27 @@
+/* Writing reports in tests, and taking them apart. */
+#ifndef SUPPORT_HTML_PAGE_H
+#define SUPPORT_HTML_PAGE_H
+
+#include <multihead/render.h>
+
+mha_figure html_figure(const mha_panel *panels, int64_t count, int64_t rows, int64_t cols);
+
+mha_buffer html_render(const mha_figure *figure, const mha_report *report);
+
+/* What must hold for every page. In base64 "http" may stand by chance, "http:" cannot. */
+void html_check_page(const mha_buffer *page);
+
+/* The JSON of a page, cut out; free it. */
+char *html_data(const mha_buffer *page);
+
+int64_t html_integer(const char *json, const char *name);
+
+/* The bytes of the first map in this part of the JSON. */
+unsigned char *html_decode(const char *json, size_t *size);
+
+float *html_wave(int64_t count);
+
+void html_refuse(const mha_figure *figure, const mha_report *report, mha_status want,
+                 const char *part);
+
+#endif

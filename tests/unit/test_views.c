@@ -1,0 +1,309 @@
+/* The views of a report and reports inside other pages: their data, hostile texts, errors. */
+#include "support/expect.h"
+#include "support/html_page.h"
+#include "support/suite.h"
+
+#include <multihead/render.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 2, COLS = 3, CHANNELS = 5 };
+
+typedef struct views {
+    float values[ROWS * COLS], queries[ROWS * CHANNELS], keys[COLS * CHANNELS];
+    mha_panel panels[2];
+    int64_t lines[2];
+    mha_figure figure;
+    mha_report report;
+} views;
+
+static void make_views(views *v)
+{
+    *v = (views){.lines = {1, 0}};
+    for (int i = 0; i < ROWS * COLS; i++) v->values[i] = (float)i / 8;
+    for (int i = 0; i < ROWS * CHANNELS; i++) v->queries[i] = (float)(i - 4) / 3;
+    for (int i = 0; i < COLS * CHANNELS; i++) v->keys[i] = (float)(7 - i) * 1.1f;
+    v->panels[0] = (mha_panel){.values = v->values};
+    v->panels[1] = (mha_panel){
+        .values = v->values, .queries = v->queries, .keys = v->keys, .channels = CHANNELS};
+    v->figure = html_figure(v->panels, 2, ROWS, COLS);
+    v->report = (mha_report){.struct_size = sizeof v->report,
+                             .first_panel = 1,
+                             .guide = "How <b> to read",
+                             .first_cell = true,
+                             .first_row = 1,
+                             .first_col = 2,
+                             .view = MHA_VIEW_NEURONS,
+                             .only_view = true,
+                             .line_panels = v->lines,
+                             .line_panel_count = 2,
+                             .second_row = 1,
+                             .second_col = 2,
+                             .score_scale = 0.25};
+}
+
+static void test_views_are_in_the_page(void **state)
+{
+    (void)state;
+    views v;
+    make_views(&v);
+    mha_buffer page = html_render(&v.figure, &v.report);
+    html_check_page(&page);
+    char *json = html_data(&page);
+    static const char *const parts[] = {
+        "\"view\":\"neurons\"", "\"only_view\":1",      "\"guide\":\"How \\u003cb\\u003e to read\"",
+        "\"first_row\":1",      "\"first_col\":2",      "\"second_row\":1",
+        "\"second_col\":2",     "\"score_scale\":0.25", "\"line_panels\":[1,0]",
+        "\"neuron_bits\":32",   "\"channels\":5"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(json, parts[i])) fail_msg("the page lacks %s", parts[i]);
+    assert_non_null(strstr(page.data, "<html lang=\"en\" class=\"only\">"));
+    assert_int_equal(count_of(json, "\"queries\":"), 1);
+    size_t size;
+    unsigned char *bytes = html_decode(strstr(json, "\"queries\":"), &size);
+    assert_int_equal(size, sizeof v.queries);
+    assert_memory_equal(bytes, v.queries, sizeof v.queries);
+    free(bytes);
+    bytes = html_decode(strstr(json, "\"keys\":"), &size);
+    assert_int_equal(size, sizeof v.keys);
+    assert_memory_equal(bytes, v.keys, sizeof v.keys);
+    free(bytes);
+    free(json);
+    mha_buffer_free(&page);
+}
+
+/* Each code is within half a step, m / (2 mid), and the float's own rounding. */
+static void check_codes(const unsigned char *bytes, int64_t bits, const float *vectors,
+                        int64_t count, double most)
+{
+    const int middle = bits == 16 ? 32767 : 127;
+    for (int64_t i = 0; i < count; i++) {
+        const int code = bits == 16 ? bytes[2 * i] | bytes[2 * i + 1] << 8 : bytes[i];
+        const double got = (double)(code - middle) / (double)middle * most;
+        if (!isfinite(vectors[i]))
+            assert_int_equal(code, 2 * middle + 1);
+        else
+            assert_true(fabs(got - (double)vectors[i]) <= most * (0.5 / (double)middle + 1e-6));
+    }
+}
+
+/* Both take at most a quarter of the file; where 8 bits take more, the call says so. */
+static void test_neurons_in_fewer_bits(void **state)
+{
+    (void)state;
+    enum { SIDE = 64, WIDE = 500 };
+    static const struct {
+        int64_t most_bytes, bits;
+    } cases[] = {{800000, 16}, {400000, 8}};
+    float *values = html_wave(SIDE * SIDE), *vectors = html_wave(SIDE * WIDE);
+    const mha_panel panel = {
+        .values = values, .queries = vectors, .keys = vectors, .channels = WIDE};
+    const mha_figure figure = html_figure(&panel, 1, SIDE, SIDE);
+    double most = 0;
+    vectors[3] = NAN;
+    vectors[4] = -vectors[4];
+    for (int i = 0; i < SIDE * WIDE; i++) most = fmax(most, fabs((double)vectors[i]));
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const mha_report report = {.struct_size = sizeof report, .most_bytes = cases[k].most_bytes};
+        mha_buffer page = html_render(&figure, &report);
+        assert_true((int64_t)page.size <= cases[k].most_bytes);
+        char *json = html_data(&page);
+        size_t size;
+        unsigned char *bytes = html_decode(strstr(json, "\"queries\":"), &size);
+        assert_int_equal(html_integer(json, "neuron_bits"), cases[k].bits);
+        assert_int_equal(size, SIDE * WIDE * cases[k].bits / 8);
+        check_codes(bytes, cases[k].bits, vectors, SIDE * WIDE, most);
+        free(bytes);
+        free(json);
+        mha_buffer_free(&page);
+    }
+    const mha_report report = {.struct_size = sizeof report, .most_bytes = 300000};
+    html_refuse(&figure, &report, MHA_ERR_SIZE, "queries and keys take");
+    free(values);
+    free(vectors);
+}
+
+static void test_views_refused(void **state)
+{
+    (void)state;
+    views v;
+    make_views(&v);
+    v.report.view = (mha_view)4;
+    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "unknown view 4");
+    make_views(&v);
+    v.report.first_panel = 0;
+    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "needs queries and keys");
+    make_views(&v);
+    v.panels[1].keys = NULL;
+    html_refuse(&v.figure, &v.report, MHA_ERR_NULL, "panel 1: queries and keys");
+    make_views(&v);
+    v.panels[1].channels = 0;
+    html_refuse(&v.figure, &v.report, MHA_ERR_SIZE, "panel 1: 0 channels");
+    make_views(&v);
+    v.report.first_col = COLS;
+    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "first_row, first_col are 1, 3");
+    make_views(&v);
+    v.lines[1] = -1;
+    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "line_panels[1] is -1");
+    make_views(&v);
+    v.report.line_panels = NULL;
+    html_refuse(&v.figure, &v.report, MHA_ERR_NULL, "line_panels is NULL");
+    make_views(&v);
+    v.report.second_row = ROWS + 1;
+    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "second_row");
+    make_views(&v);
+    v.report.score_scale = (double)NAN;
+    html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "score_scale");
+}
+
+/* ---- Insets ----------------------------------------------------------------------------------- */
+
+/* The document of the first frame, as a browser reads it from the attribute: all that is escaped is
+ * &amp; and &quot;. Free it. */
+static char *document_of(const char *text)
+{
+    static const char attribute[] = " srcdoc=\"";
+    const char *from = strstr(text, attribute);
+    assert_non_null(from);
+    from += sizeof attribute - 1;
+    const size_t length = strcspn(from, "\"");
+    char *inside = calloc(length + 1, 1), *to = inside;
+    assert_non_null(inside);
+    for (const char *end = from + length; from < end;) {
+        const bool quote = !strncmp(from, "&quot;", 6),
+                   escaped = quote || !strncmp(from, "&amp;", 5);
+        *to++ = (char)(quote ? '"' : *from);
+        from += quote ? 6 : escaped ? 5 : 1;
+    }
+    return inside;
+}
+
+static mha_buffer inset_of(const mha_inset *inset)
+{
+    mha_buffer out = {0};
+    const mha_sink sink = mha_buffer_sink(&out);
+    expect_ok(mha_render_inset(inset, &sink));
+    return out;
+}
+
+/* Whatever labels hold, a frame's document is the page itself, also within a frame of tabs. */
+static void test_insets_hold_the_page(void **state)
+{
+    (void)state;
+    views v;
+    make_views(&v);
+    const char *const hostile[] = {"\"><script>alert(1)</script>", "&quot;", "</iframe>"};
+    v.figure.col_labels = hostile;
+    const mha_inset_page pages[] = {{"one \"&<", &v.figure, &v.report}, {NULL, &v.figure, NULL}};
+    mha_inset inset = {.struct_size = sizeof inset,
+                       .page_size = sizeof *pages,
+                       .pages = pages,
+                       .page_count = 1,
+                       .width = 500};
+    mha_buffer page = html_render(&v.figure, &v.report), out = inset_of(&inset);
+    assert_int_equal(count_of(out.data, "<iframe"), 1);
+    assert_int_equal(count_of(out.data, "</iframe>"), 1);
+    assert_non_null(strstr(out.data, "sandbox=\"allow-scripts allow-downloads\""));
+    assert_non_null(strstr(out.data, "width:500px;height:300px"));
+    char *inside = document_of(out.data);
+    assert_string_equal(inside, page.data);
+    free(inside);
+    mha_buffer_free(&out);
+    inset.page_count = 2;
+    inset.whole_file = true;
+    inset.height = 444;
+    out = inset_of(&inset);
+    assert_int_equal(strncmp(out.data, "<!DOCTYPE html>", 15), 0);
+    assert_non_null(strstr(out.data, "height:444px"));
+    char *tabs = document_of(out.data);
+    assert_non_null(strstr(tabs, ">one &quot;&amp;&lt;</label>"));
+    assert_non_null(strstr(tabs, ">1</label>"));
+    assert_int_equal(count_of(tabs, "<iframe"), 2);
+    inside = document_of(tabs);
+    assert_string_equal(inside, page.data);
+    free(inside);
+    free(tabs);
+    mha_buffer_free(&out);
+    mha_buffer_free(&page);
+}
+
+static void refuse_inset(const mha_inset *inset, mha_status want, const char *part)
+{
+    mha_buffer out = {0};
+    const mha_sink sink = mha_buffer_sink(&out);
+    expect_error(mha_render_inset(inset, &sink), want, part);
+    assert_null(out.data); /* before anything is written */
+}
+
+static void test_insets_refused(void **state)
+{
+    (void)state;
+    views v;
+    make_views(&v);
+    mha_inset_page page = {"name", &v.figure, &v.report};
+    const mha_inset good = {
+        .struct_size = sizeof good, .page_size = sizeof page, .pages = &page, .page_count = 1};
+    mha_inset bad = good;
+    refuse_inset(NULL, MHA_ERR_NULL, "inset is NULL");
+    expect_error(mha_render_inset(&good, NULL), MHA_ERR_NULL, "sink is NULL");
+    bad.page_size = 0;
+    refuse_inset(&bad, MHA_ERR_ARGUMENT, "page_size");
+    bad = good;
+    bad.page_count = 0;
+    refuse_inset(&bad, MHA_ERR_ARGUMENT, "no page");
+    bad.page_count = 17;
+    refuse_inset(&bad, MHA_ERR_SIZE, "17 pages");
+    bad = good;
+    bad.pages = NULL;
+    refuse_inset(&bad, MHA_ERR_NULL, "pages is NULL");
+    bad = good;
+    bad.height = -1;
+    refuse_inset(&bad, MHA_ERR_ARGUMENT, "negative");
+    bad.height = 100001;
+    refuse_inset(&bad, MHA_ERR_SIZE, "pixels");
+    page.figure = NULL;
+    refuse_inset(&good, MHA_ERR_NULL, "figure is NULL");
+    page.figure = &v.figure;
+    v.report.first_panel = 9;
+    refuse_inset(&good, MHA_ERR_ARGUMENT, "first_panel is 9");
+}
+
+static void test_pieces(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {{"\xC4\xA0the", "the"},
+                                           {"\xC4\xA0", " "},
+                                           {"\xC4\xA0\xC4\xA0", " "},
+                                           {"\xC4\x8A", "\n"},
+                                           {"\xE2\x96\x81the", "the"},
+                                           {"\xE2\x96\x81", "\xE2\x96\x81"},
+                                           {"\xC3\x83\xC2\xA9", "\xC3\xA9"},
+                                           {"the</w>", "the"},
+                                           {"</w>", "</w>"},
+                                           {"##ing", "##ing"},
+                                           {"caf\xC3\xA9", "caf\xC3\xA9"},
+                                           {"\xC4\x85", "\xC4\x85"},
+                                           {"[CLS]", "[CLS]"},
+                                           {"\xFF", "\xFF"},
+                                           {"", ""},
+                                           {NULL, ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[32], same[32];
+        assert_int_equal(mha_text_piece(cases[i][0], text, sizeof text), strlen(cases[i][1]));
+        assert_string_equal(text, cases[i][1]);
+        snprintf(same, sizeof same, "%s", cases[i][0] ? cases[i][0] : "");
+        mha_text_piece(same, same, sizeof same);
+        assert_string_equal(same, cases[i][1]);
+    }
+    char little[3];
+    assert_int_equal(mha_text_piece("\xC4\xA0the", little, sizeof little), 3);
+    assert_string_equal(little, "th");
+    assert_int_equal(mha_text_piece("abc", NULL, 0), 3);
+}
+
+RUN_TESTS(TEST(test_views_are_in_the_page), TEST(test_neurons_in_fewer_bits),
+          TEST(test_views_refused), TEST(test_insets_hold_the_page), TEST(test_insets_refused),
+          TEST(test_pieces))
