@@ -129,7 +129,7 @@ class _Call:
             _check(tensor, name)
         call = self.prepared = Prepared()
         for name, tensor in zip(names, tensors):
-            call.add(name, _tensor.Layout(*_layout(tensor)),
+            call.add(name, _layout(tensor),
                      ("f32",) if name.startswith(("lse", "probabilities", "average")) else REAL)
         call.tensors.update(q=call.tensors["query"], k=call.tensors["key"],
                             v=call.tensors["value"])
@@ -138,7 +138,7 @@ class _Call:
                  for name, tensor in zip(TENSORS, rest) if tensor is not None]
         call.take([*given, *_numbers(options)])
         for name, result in results:
-            call.add(name, _tensor.Layout(*_layout(result)),
+            call.add(name, _layout(result),
                      REAL if name == "o" else ("f32",))
 
     def pointer(self, name: str) -> Any:
@@ -166,7 +166,7 @@ def _check(tensor: torch.Tensor, name: str) -> None:
 def _entry(name: str, tensor: torch.Tensor) -> Any:
     """A tensor as Prepared.take() expects it."""
     if name not in (*NUMBERS, "dropout_seed"):
-        return _tensor.Layout(*_layout(tensor))
+        return _layout(tensor)
     if tensor.dtype is not torch.int64 or not tensor.is_contiguous():
         raise TypeError(f"{name}: {tensor.dtype} with strides {tensor.stride()}; a contiguous tensor "
                         "of torch.int64 is expected")
@@ -389,9 +389,15 @@ class _Attention(torch.autograd.Function):
                 *(None,) * (len(arguments) - len(wanted)))
 
 
+_NO_TRANSFORMS = ("multihead::attention has a backward pass, and no rules for the transforms of "
+                  "torch.func (grad, vmap, jvp) and forward-mode derivatives: use requires_grad and "
+                  "torch.autograd.grad, and batch axes in place of vmap")
+
+
 def _differentiated(arguments: tuple[Any, ...]) -> bool:
-    return (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
-            or forward_ad._current_level >= 0)
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        raise NotImplementedError(_NO_TRANSFORMS)
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
 
 
 def _autograd(keyset: Any, *arguments: Any, **options: Any) -> list[torch.Tensor]:
@@ -427,5 +433,11 @@ def _autograd_backward(keyset: Any, *arguments: Any, **options: Any) -> list[tor
     return found
 
 
+def _no_batches(*arguments: Any, **options: Any) -> Any:
+    raise NotImplementedError(_NO_TRANSFORMS)
+
+
+torch.library.register_vmap("multihead::attention", _no_batches, lib=_registry)
+torch.library.register_vmap("multihead::attention_backward", _no_batches, lib=_registry)
 _registry.impl("attention", _autograd, "Autograd", with_keyset=True)
 _registry.impl("attention_backward", _autograd_backward, "Autograd", with_keyset=True)
