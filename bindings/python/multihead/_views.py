@@ -98,7 +98,7 @@ def _labels(tokens: Any, count: int, prettify: bool, name: str) -> list[str]:
 
 
 def _special(tokens: Any) -> set[str]:
-    """The labels of tokens that are no text: a click hides them, and no picture opens on one."""
+    """The labels of special tokens: a click hides them, and no picture opens on one."""
     if isinstance(tokens, Tokens):
         return {text for text, special in zip(tokens.texts, tokens.special) if special}
     return {str(t) for t in tokens if re.fullmatch(r"\[[A-Z]+\]|<[^<>]+>", str(t))}
