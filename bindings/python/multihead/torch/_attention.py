@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import torch
 
@@ -12,7 +12,7 @@ from . import _operator
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Numbers = Sequence[int] | torch.Tensor
+Numbers: TypeAlias = Sequence[int] | torch.Tensor
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -404,7 +404,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             self.register_parameter(name, parameter)
         self.register_parameter("in_proj_weight", None)
         if self.in_proj_bias is not None:
-            self.in_proj_bias = torch.nn.Parameter(torch.zeros(self.embed_dim + 2 * rows, **factory))
+            self.register_parameter("in_proj_bias", torch.nn.Parameter(
+                torch.zeros(self.embed_dim + 2 * rows, **factory)))
         if add_bias_kv:
             for name in ("bias_k", "bias_v"):
                 parameter = torch.nn.Parameter(torch.empty((1, 1, rows), **factory))
