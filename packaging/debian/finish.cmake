@@ -15,7 +15,7 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   string(TOUPPER ${component} upper)
   set(doc ${root}/usr/share/doc/${CPACK_DEBIAN_${upper}_PACKAGE_NAME})
   file(MAKE_DIRECTORY ${doc})
-  configure_file(${here}/copyright ${doc}/copyright COPYONLY)
+  run(install --mode=644 ${here}/copyright ${doc}/copyright)
   file(WRITE ${doc}/changelog.Debian
 "multihead (${CPACK_DEBIAN_PACKAGE_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE}) unstable; urgency=medium
 
@@ -26,6 +26,10 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   file(GLOB manual ${root}/usr/share/man/*/*)
   run(gzip -9n ${doc}/changelog.Debian)
   file(GLOB static ${root}/usr/lib/*/*.a)
+  file(GLOB linked ${root}/usr/lib/*/*.so.*.* ${root}/usr/bin/*)
+  if(linked)
+    run(strip --strip-unneeded --remove-section=.comment --remove-section=.note ${linked})
+  endif()
   if(static)
     run(strip --strip-debug --enable-deterministic-archives --remove-section=.comment
       --remove-section=.note ${static})
