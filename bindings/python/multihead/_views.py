@@ -58,7 +58,8 @@ def _layers(values: Any, name: str, include: Sequence[int] | None,
     """The layers of attention: a list of [H,T,S] or [1,H,T,S], as transformers gives them, or one
     array [L,H,T,S]."""
     if len(values) == 0:
-        raise ValueError(f"{name}: there is no layer")
+        raise ValueError(f"{name}: there is no layer; pass .attentions of what the model returned "
+                         "(its last element is something else since transformers 5)")
     numbers = list(range(len(values))) if include is None else [int(n) for n in include]
     made = []
     for number in numbers:
