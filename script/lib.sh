@@ -125,21 +125,32 @@ watched() {
     return "$watch_status"
 }
 
-# How many of ninja's steps are done, and how long the rest will take at that rate.
+# How many of ninja's steps are done, and from the twentieth part on how long the rest will take at
+# the rate of those seen so far.
 watch() {
-    watch_begin=$(date +%s) watch_next=${MHA_WATCH:-15}
+    watch_begin=$(date +%s) watch_next=${MHA_WATCH:-15} watch_all=0
     while kill -0 $$ 2>/dev/null; do
         sleep 1 >/dev/null 2>&1
-        watch_time=$(($(date +%s) - watch_begin))
-        watch_line=$(sed -n 's|^\[\([0-9]*\)/\([0-9]*\)\].*|\1 \2|p' "$1" | tail -n 1 | awk -v s=$watch_time '
-            { printf "%d of %d steps, %d s, about %d s left", $1, $2, s, s * ($2 - $1) / $1 }
-            END { if (!NR) printf "%d s", s }')
+        watch_now=$(date +%s)
+        watch_line="$((watch_now - watch_begin)) s"
+        # shellcheck disable=SC2046  # two numbers
+        set -- "$1" $(sed -n 's|^\[\([0-9]*\)/\([0-9]*\)\].*|\1 \2|p' "$1" | tail -n 1)
+        if [ "${2:-0}" -gt 0 ]; then
+            if [ "$3" -ne "$watch_all" ]; then watch_all=$3 watch_from=$2 watch_since=$watch_now; fi
+            watch_line="$2 of $3 steps, $watch_line"
+            watch_done=$(($2 - watch_from))
+            if [ $watch_done -gt 0 ] && [ $((20 * watch_done)) -ge "$3" ]; then
+                watch_left=$(((watch_now - watch_since) * ($3 - $2) / watch_done))
+                watch_line="$watch_line, about $watch_left s left"
+            fi
+        fi
         if [ -t 2 ]; then
             printf '\r\033[K  %s ' "$watch_line" >&2
-        elif [ "$watch_time" -ge "$watch_next" ]; then
+        elif [ $((watch_now - watch_begin)) -ge "$watch_next" ]; then
             say "  $watch_line"
-            watch_next=$((watch_time + ${MHA_WATCH:-15}))
+            watch_next=$((watch_now - watch_begin + ${MHA_WATCH:-15}))
         fi
+        set -- "$1"
     done
 }
 

@@ -4,6 +4,8 @@
 #include "common/arena.h"
 #include "common/texts.h"
 
+#include <multihead/render.h>
+
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>

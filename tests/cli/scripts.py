@@ -24,10 +24,12 @@ def shell(text, **changes):
 
 def steps():
     """A long step is heard of off a terminal too, with what is left of it."""
-    code, out, err = shell("step log Building sh -c 'for i in 1 2; do echo \"[$i/4] x\"; done; sleep 4'",
+    code, out, err = shell("step log Building sh -c 'for i in 1 2 3 4; do echo \"[$i/4] x\"; sleep 2; done'",
                            MHA_WATCH="1")
     check(code == 0 and not out and re.fullmatch(
-        r"Building \.\.\.\n(  2 of 4 steps, \d+ s, about \d+ s left\n)+  done in \d+ s\n", err), err)
+        r"Building \.\.\.\n(  \d of 4 steps, \d+ s(, about \d+ s left)?\n)+  done in \d+ s\n", err), err)
+    code, out, err = shell("step log Building sh -c 'echo \"[0/2] asks CMake\"; sleep 3'", MHA_WATCH="1")
+    check(code == 0 and re.fullmatch(r"Building \.\.\.\n(  \d+ s\n)+  done in \d+ s\n", err), err)
     code, out, err = shell("step log Building sh -c 'echo what is wrong; exit 3'")
     check(code == 3 and "what is wrong\n" in err and "build/log.log" in err, f"{code}: {err}")
 

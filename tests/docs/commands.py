@@ -10,7 +10,8 @@ What is a command:
 
   * in a ```console block, each line that begins with "$ "; a backslash continues it on the next line.
     The lines up to the next one are all that it prints, stderr included. A line "..." matches any
-    number of lines, and "…" within a line any characters. Exit status 0, or as a marker says.
+    number of lines, and "…" within a line any characters; lines of progress ("..., about 6 s left"),
+    which a slow machine prints more of, are left out. Exit status 0, or as a marker says.
   * a ```sh block as a whole, and an indented block that begins with one of PROGRAMS: a script, which
     must end with exit status 0. What it prints is not compared. A line with a word in brackets, such
     as "multihead view [options] MODEL", states usage and is not run.
@@ -51,6 +52,7 @@ USAGE = re.compile(r"(?:build/)?multihead .*\[[\w-][^]]*\]")
 # The first word of an indented block of commands.
 PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|sh|apt-get|"
                       r"(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
+PROGRESS = re.compile(r", about [\d.]+ (?:s|min|h) left$")
 MARKER = re.compile(r"<!-- commands: (skip-page|skip|needs|exit|let|first)\s(.*?)-->", re.S)
 
 
@@ -170,7 +172,8 @@ class Folder:
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=self.path, check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, env=self.environment, timeout=SECONDS)
-        lines = [line.rstrip() for line in done.stdout.decode("utf-8", "replace").split("\n")]
+        lines = [line.rstrip() for line in done.stdout.decode("utf-8", "replace").split("\n")
+                 if not PROGRESS.search(line)]
         while lines and not lines[-1]:
             lines.pop()
         return done.returncode, lines

@@ -10,6 +10,7 @@ import ctypes as C
 from typing import Any, ClassVar
 
 MAX_DIMS = 6
+SONAME_VERSION = 0  # of lib*.so.0, the interface that is described here
 
 # ---- Enumerations: {name: value}, the C constant is the prefix and the name in upper case --------
 

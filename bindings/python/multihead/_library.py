@@ -93,9 +93,10 @@ def program() -> str:
     try:
         return _find("bin", "multihead")
     except ImportError:
-        if found := shutil.which("multihead"):
-            return found
-        raise
+        found = shutil.which("multihead")
+        if found is None or os.path.realpath(found) == os.path.realpath(sys.argv[0]):
+            raise  # none, or the command that is looking for it
+        return found
 
 
 def _open(name: str) -> C.CDLL:
@@ -106,7 +107,7 @@ def _open(name: str) -> C.CDLL:
         if "MHA_LIBRARY_DIR" in os.environ:
             raise
         try:
-            return C.CDLL(f"lib{name}.so.{_SONAME_VERSION}")
+            return C.CDLL(f"lib{name}.so.{_abi.SONAME_VERSION}")
         except OSError:
             pass
         raise
