@@ -173,6 +173,8 @@ WRONG = [  # arguments, the built-in class, what the message says
     (dict(outputs="top_keys", top=0), ValueError, "top: 0"),
     (dict(outputs="probabilities", heads=[4]), ValueError, r"heads\[0\] is 4"),
     (dict(outputs="probabilities", rows=[0.5]), TypeError, "rows: a sequence of whole numbers"),
+    (dict(heads=[0]), ValueError, "heads: this chooses what an output holds"),
+    (dict(softcap=np.ones(2)), TypeError, "softcap: one number is expected"),
     (dict(casual=True), TypeError, "'casual' is not an option of attention: they are causal, scale"),
     (dict(scale="big"), TypeError, "scale: a number is expected, not 'big'"),
     (dict(scale=[1, 2]), TypeError, "scale: a number is expected"),
