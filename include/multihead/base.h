@@ -13,6 +13,7 @@
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_BASE_H

@@ -24,7 +24,7 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work"
 root=$work/root
 mount --rbind /dev "$root/dev"
 mount --rbind /proc "$root/proc"
-mkdir -p "$root/tmp/debs"
-cp "$folder"/*.deb "$here/in_root.sh" "$root/tmp/debs"
+mkdir -p "$root/mnt/debs"
+cp "$folder"/*.deb "$here/in_root.sh" "$root/mnt/debs"
 env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 HOME=/root \
-    DEBIAN_FRONTEND=noninteractive chroot "$root" sh /tmp/debs/in_root.sh
+    DEBIAN_FRONTEND=noninteractive chroot "$root" sh /mnt/debs/in_root.sh

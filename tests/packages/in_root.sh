@@ -1,7 +1,7 @@
 #!/bin/sh
 # What debs.sh runs in its copy of the machine.
 set -eu
-cd /tmp/debs
+cd /mnt/debs
 
 files() {
     find /etc /opt /usr /var -xdev \( -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache \
