@@ -266,6 +266,65 @@ def test_a_callback_may_call_with_a_context_of_its_own():
         multihead.attention(Q, K, V, keep_callback=nested(context), context=context)
 
 
+def in_another_process(program):
+    """What a program prints that might wait for ever, or end the process."""
+    begin = ("import signal, sys, threading\nsys.path[:0] = %r\nimport numpy as np, multihead\n"
+             "q, k, v = np.random.default_rng(1).standard_normal((3, 4, 8, 128, 16), np.float32)\n"
+             "context = multihead.Context(threads=4)\n" % sys.path)
+    done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout
+
+
+def test_a_callback_in_another_thread_cannot_wait_for_its_caller():
+    assert "pass another one" in in_another_process("""
+keep = lambda b, h, t, s: multihead.attention(q, k, v, context=context).any() | (s >= 0)
+try:
+    multihead.attention(q, k, v, context=context, keep_callback=keep)
+except RuntimeError as error:
+    print(error)
+""")
+    assert "pass another one" in in_another_process("""
+features = lambda rows: multihead.attention(q, k, v, context=context).any() + rows**2
+try:
+    multihead.linear_attention(q, k, v, context=context, feature_map=features, feature_dim=16)
+except RuntimeError as error:
+    print(error)
+""")
+
+
+def test_an_interrupt_is_not_lost_between_callbacks():
+    """The signal comes while the main thread is in the library, and Python sees it when a callback
+    begins there, where nothing would catch what it raises."""
+    assert in_another_process("""
+import os
+main = threading.main_thread()
+
+def handler(number, frame):
+    seen.append(number)
+    raise KeyboardInterrupt
+
+def keep(b, h, t, s):
+    if threading.current_thread() is not main and once.acquire(blocking=False):
+        os.kill(os.getpid(), signal.SIGINT)
+    return s <= t
+
+signal.signal(signal.SIGINT, handler)
+for _ in range(40):
+    once, seen, raised = threading.Lock(), [], False
+    try:
+        multihead.attention(q, k, v, context=context, keep_callback=keep)
+        while once.locked() and not seen:
+            pass  # it has not come yet
+    except KeyboardInterrupt:
+        raised = True
+    assert raised == bool(seen)
+assert signal.getsignal(signal.SIGINT) is handler
+print("done")
+""") == "done\n"
+
+
 # ---- Gradients and plans --------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _abi, _tensor
 from ._call import (REAL, AttentionOptions, Inputs, Numbers, Prepared, finish, integer, prepared,
-                    with_options)
+                    run, with_options)
 from ._library import Context, check, chosen, library, name_of, value_of
 
 if TYPE_CHECKING:
@@ -284,8 +284,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
         values.append(_tensor.look(found[name], name)[1])
     for slot, value in zip(call.slots, values):
         slot.value = value
-    with chosen(context) as handle:
-        status = _library_forward(handle, *call.arguments)
+    status = run(_library_forward, context, inputs, call.arguments)
     finish(whole, call, inputs, status)
     return (out, AttentionOutputs(**found)) if request is not None else out
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _tensor
-from ._call import REAL, AttentionOptions, Inputs, Prepared, finish, prepared, with_options
-from ._library import Context, chosen, library
+from ._call import REAL, AttentionOptions, Inputs, Prepared, finish, prepared, run, with_options
+from ._library import Context, library
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -130,7 +130,6 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
     inputs.values += [_tensor.look(array, name)[1] for name, array in found.items()]
     for slot, value in zip(call.prepared.slots, inputs.values):
         slot.value = value
-    with chosen(context) as handle:
-        status = library.mha_attention_backward(handle, *call.arguments)
+    status = run(library.mha_attention_backward, context, inputs, call.arguments)
     finish(key, call, inputs, status)
     return AttentionGradients(**found)

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, TypeVar
 import numpy as np
 
 from . import _abi, _tensor
-from ._library import check, thread, value_of
+from ._library import Callbacks, Context, check, chosen, thread, value_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Keep = Callable[[int, int, Any, Any], Any]
@@ -115,25 +115,24 @@ def _real(value: Any, name: str) -> float:
         raise TypeError(f"{name}: a number is expected, not {value!r:.60}") from None
 
 
-class _KeepCallback:
-    """A Python function as mha_keep_fn. Its first exception is kept, and hides all keys."""
+class _KeepCallback(Callbacks):
+    """A Python function as mha_keep_fn. A failure hides all keys."""
 
     def __init__(self, function: Keep) -> None:
-        self.error: BaseException | None = None
+        super().__init__()
 
         def keep(user: int, b: int, h: int, query: int, queries: int, key: int, keys: int,
                  out: int, stride: int) -> None:
-            memory = (C.c_uint8 * ((queries - 1) * stride + keys)).from_address(out)
-            cells = np.lib.stride_tricks.as_strided(np.frombuffer(memoryview(memory), np.uint8),
-                                                    (queries, keys), (stride, 1), writeable=True)
-            cells[...] = 0
-            if self.error is None:
-                try:
-                    kept = function(b, h, np.arange(query, query + queries)[:, None],
-                                    np.arange(key, key + keys))
-                    cells[...] = np.asarray(kept, np.bool_)
-                except BaseException as error:  # noqa: BLE001, raised by finish()
-                    self.error = error
+            def fill(value: Any) -> None:
+                memory = (C.c_uint8 * ((queries - 1) * stride + keys)).from_address(out)
+                cells = np.lib.stride_tricks.as_strided(
+                    np.frombuffer(memoryview(memory), np.uint8), (queries, keys), (stride, 1),
+                    writeable=True)
+                cells[...] = value
+
+            self.guarded(lambda: fill(np.asarray(function(
+                b, h, np.arange(query, query + queries)[:, None], np.arange(key, key + keys)),
+                np.bool_)), lambda: fill(0))
 
         self.function = _abi.KEEP_FUNCTION(keep)
         self.address = C.cast(self.function, C.c_void_p).value
@@ -293,13 +292,22 @@ def prepared(key: tuple[Any, ...]) -> Any:
         return None
 
 
+def run(function: Callable[..., int], context: Context | None, inputs: Inputs,
+        arguments: tuple[Any, ...]) -> int:
+    """Call the library; its status."""
+    with chosen(context) as handle:
+        if inputs.callback is None:
+            return function(handle, *arguments)
+        return inputs.callback.call(function, handle, *arguments)
+
+
 def finish(key: tuple[Any, ...], call: Any, inputs: Inputs, status: int) -> None:
     """Keep a call for the next time, and raise what went wrong."""
     calls = thread.calls
     if len(calls) >= _MOST_CALLS:
         calls.clear()
     calls[key] = call
-    if inputs.callback is not None and inputs.callback.error is not None:
-        raise inputs.callback.error
+    if inputs.callback is not None:
+        inputs.callback.raise_error()
     if status:
         check(status)

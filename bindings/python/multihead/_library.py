@@ -5,9 +5,11 @@ import ctypes as C
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from . import _abi
@@ -223,7 +225,7 @@ class Context:
     def __enter__(self) -> C.c_void_p:
         """The handle, for one call: `with context as handle: check(library.mha_...(handle, ...))`."""
         if not self._lock.acquire(blocking=False):
-            if self._holder == threading.get_ident():
+            if self._holder in (threading.get_ident(), *thread.served):
                 raise RuntimeError("a callback cannot call the library with the context of the call "
                                    "that it serves: pass another one, context=multihead.Context()")
             self._lock.acquire()
@@ -257,6 +259,7 @@ class _Thread(threading.local):
         self.context: Context | None = None
         self.generation = -1
         self.calls: dict[Any, Any] = {}
+        self.served: tuple[int, ...] = ()  # threads whose call waits for the callback that runs here
 
 
 thread = _Thread()
@@ -298,6 +301,56 @@ def chosen(context: Context | None) -> Context:
     if not isinstance(context, Context):
         raise TypeError(f"context: {type(context).__name__} is not a multihead.Context")
     return context
+
+
+# ---- Callbacks -----------------------------------------------------------------------------------
+
+
+class Callbacks:
+    """Python functions that a call of the library calls, from several threads. What the first one to
+    fail raises is kept, and raise_error() raises it after the call."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._served = (threading.get_ident(), *thread.served)
+
+    def guarded(self, compute: Callable[[], Any], fallback: Callable[[], Any]) -> None:
+        """Run compute(); fallback() in its place after a failure."""
+        before = thread.served
+        try:
+            thread.served = self._served
+            if self.error is None:
+                compute()
+        except BaseException as error:  # noqa: BLE001, raised by raise_error()
+            self.error = self.error or error
+        finally:
+            thread.served = before
+        if self.error is not None:
+            fallback()
+
+    def call(self, function: Callable[..., int], *arguments: Any) -> int:
+        """Call the library. Ctrl+C in the meantime counts as a failure of a callback: raised between
+        two lines of one it would be lost, since no Python calls it."""
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler) or threading.current_thread() is not threading.main_thread():
+            return function(*arguments)
+        raises = handler
+
+        def keep(number: int, frame: Any) -> None:
+            try:
+                raises(number, frame)
+            except BaseException as error:  # noqa: BLE001, raised by raise_error()
+                self.error = self.error or error
+
+        signal.signal(signal.SIGINT, keep)
+        try:
+            return function(*arguments)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 def isa_available(isa: str) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _abi, _tensor
 from ._call import Numbers, integer
-from ._library import Context, check, chosen, library
+from ._library import Callbacks, Context, check, chosen, library
 
 Array = TypeVar("Array")
 FeatureMap = Callable[[Any], Any]
@@ -44,37 +44,37 @@ def _rows(address: int, count: int, width: int) -> Any:
                              (count, width), np.float32)
 
 
-class _Callbacks:
-    """Python functions as those of the library; the first exception is kept."""
+class _FeatureMaps(Callbacks):
+    """Python functions as those of the library. A failure gives features and gradients of 0."""
 
     def __init__(self, forward: FeatureMap | None, backward: FeatureMapGradient | None) -> None:
-        self.error: BaseException | None = None
+        super().__init__()
         self.forward = _abi.FEATURE_MAP(self._forward(forward)) if forward else None
         self.backward = _abi.FEATURE_MAP_GRADIENT(self._backward(backward)) if backward else None
 
-    def guarded(self, out: Any, compute: Callable[[], Any]) -> None:
-        out[...] = 0
-        if self.error is None:
-            try:
-                out[...] = compute()
-            except BaseException as error:  # noqa: BLE001, raised by call()
-                self.error = error
+    def _fill(self, rows: Callable[[], Any], compute: Callable[[], Any]) -> None:
+        def fill(value: Any) -> None:
+            rows()[...] = value
+
+        self.guarded(lambda: fill(compute()), lambda: fill(0))
 
     def _forward(self, function: FeatureMap) -> Callable[..., None]:
         def features(user: int, rows: int, count: int, width: int, out: int, size: int) -> None:
-            self.guarded(_rows(out, count, size), lambda: function(_rows(rows, count, width)))
+            self._fill(lambda: _rows(out, count, size), lambda: function(_rows(rows, count, width)))
         return features
 
     def _backward(self, function: FeatureMapGradient) -> Callable[..., None]:
         def gradient(user: int, rows: int, count: int, width: int, given: int, size: int,
                      out: int) -> None:
-            self.guarded(_rows(out, count, width), lambda: function(
+            self._fill(lambda: _rows(out, count, width), lambda: function(
                 _rows(rows, count, width), _rows(given, count, size)))
         return gradient
 
-    def call(self, status: int) -> None:
-        if self.error is not None:
-            raise self.error
+    def run(self, function: Callable[..., int], context: Context | None, *arguments: Any) -> None:
+        with chosen(context) as handle:
+            status = self.call(function, handle, *arguments) if self.forward else \
+                function(handle, *arguments)
+        self.raise_error()
         check(status)
 
 
@@ -86,7 +86,7 @@ class _Call:
     """The descriptor of a call and what it borrows."""
 
     def __init__(self, q: Any, k: Any, v: Any, causal: bool, q_offset: Any, key_lengths: Any,
-                 state: Any, query_starts: Any, key_starts: Any, callbacks: _Callbacks,
+                 state: Any, query_starts: Any, key_starts: Any, callbacks: _FeatureMaps,
                  feature_dim: int) -> None:
         self.q, self.k, self.v = (_tensor.tensor(x, name)
                                   for x, name in ((q, "q"), (k, "k"), (v, "v")))
@@ -175,7 +175,7 @@ def linear_attention(q: Any, k: Any, v: Any, *, causal: bool = False, q_offset: 
         True
     """
     kind = _tensor.kind_of(q, "q")
-    callbacks = _Callbacks(feature_map, None)
+    callbacks = _FeatureMaps(feature_map, None)
     call = _Call(q, k, v, causal, q_offset, key_lengths, state, query_starts, key_starts, callbacks,
                  feature_dim)
     if out is None:
@@ -194,11 +194,9 @@ def linear_attention(q: Any, k: Any, v: Any, *, causal: bool = False, q_offset: 
             _tensor.look_writable(array, name)
         wanted = _abi.LinearAttentionOutputs(state_s=_tensor.pointer(after.s, "return_state.s"),
                                              state_z=_tensor.pointer(after.z, "return_state.z"))
-    with chosen(context) as handle:
-        status = library.mha_linear_attention_forward(
-            handle, C.byref(call.desc), C.byref(call.q), C.byref(call.k), C.byref(call.v),
-            C.byref(_tensor.tensor(out, "out")), C.byref(wanted) if wanted else None)
-    callbacks.call(status)
+    callbacks.run(library.mha_linear_attention_forward, context, C.byref(call.desc),
+                  C.byref(call.q), C.byref(call.k), C.byref(call.v),
+                  C.byref(_tensor.tensor(out, "out")), C.byref(wanted) if wanted else None)
     return out if after is None else (out, after)
 
 
@@ -224,7 +222,7 @@ def linear_attention_backward(
         True
     """
     kind = _tensor.kind_of(q, "q")
-    callbacks = _Callbacks(feature_map, feature_map_gradient)
+    callbacks = _FeatureMaps(feature_map, feature_map_gradient)
     call = _Call(q, k, v, causal, q_offset, key_lengths, state, query_starts, key_starts, callbacks,
                  feature_dim)
     inputs = {"q": q, "k": k, "v": v}
@@ -249,9 +247,7 @@ def linear_attention_backward(
         found[name] = given[name] if name in given else kind.empty(
             _tensor.look(inputs[name], name)[0][1], "f32")
         setattr(gradients, name, _tensor.pointer(found[name], f"gradient of {name}"))
-    with chosen(context) as handle:
-        status = library.mha_linear_attention_backward(
-            handle, C.byref(call.desc), C.byref(call.q), C.byref(call.k), C.byref(call.v),
-            C.byref(_tensor.tensor(o_gradient, "o_gradient")), C.byref(gradients))
-    callbacks.call(status)
+    callbacks.run(library.mha_linear_attention_backward, context, C.byref(call.desc),
+                  C.byref(call.q), C.byref(call.k), C.byref(call.v),
+                  C.byref(_tensor.tensor(o_gradient, "o_gradient")), C.byref(gradients))
     return LinearAttentionGradients(**found)
