@@ -15,7 +15,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
-import multihead_ctypes  # noqa: E402, F401, finds the package and the library
+import multihead_ctypes  # noqa: E402, finds the package and the library
 import multihead  # noqa: E402
 import multihead.torch as mt  # noqa: E402
 from multihead.torch import _operator  # noqa: E402
@@ -566,3 +566,9 @@ def test_static_keys_and_values():
     exact = torch.nn.functional.multi_head_attention_forward(*arguments, static_k=k, static_v=v)
     for a, b in zip(found, exact):
         assert (a - b).abs().max() <= 64 * U * b.abs().max()
+
+
+def test_examples_of_the_page():
+    import page_examples
+    found = page_examples.run(multihead_ctypes.ROOT / "docs/python-torch.md")
+    assert found.failed == 0 and found.attempted > 10
