@@ -281,6 +281,9 @@ def test_errors_say_what_to_do():
     assert ours(*(x.detach().to("meta") for x in (q, k, v))).shape == q.shape
     with pytest.raises(ValueError, match="enable_gqa=True"):
         ours(q, torch.randn(1, 3, 5, 8), v)
+    for dtype in (torch.uint8, torch.float64):
+        with pytest.raises(TypeError, match=f"attn_mask: {dtype}; bool, where true attends"):
+            ours(q, k, v, torch.ones(5, 5, dtype=dtype))
     with pytest.raises(ValueError, match="bias: dim"):
         ours(q, k, v, torch.zeros(4, 5))
     with pytest.raises(ValueError, match="right_keys is 2"):

@@ -208,6 +208,9 @@ def scaled_dot_product_attention(
         return scaled
     given: dict[str, Any] = dict(options)
     if attn_mask is not None:
+        if attn_mask.dtype not in (torch.bool, torch.float32, torch.float16, torch.bfloat16):
+            raise TypeError(f"attn_mask: {attn_mask.dtype}; bool, where true attends, or float32, "
+                            "float16 or bfloat16, which is added, is expected")
         mask = _mask(attn_mask, lead, query.shape[2], key.shape[2])
         if attn_mask.dtype is torch.bool:
             given["keep_mask"] = mask
