@@ -82,14 +82,15 @@ def call(seconds):
                        "torch": repeated(lambda: theirs(q, k, v)),
                        "C": repeated(lambda: function(handle, *made.arguments))}, seconds)
     least = {name: values.min() / 50 * 1e6 for name, values in times.items()}
-    print("10 tokens, forward, least time in us:", {n: round(x, 1) for n, x in least.items()},
-          f"beyond C: {least['ours'] - least['C']:.1f}, the operator alone {least['operator'] - least['C']:.1f}")
+    print("10 tokens, forward, least time in us:", {n: round(float(x), 1) for n, x in least.items()})
+    print(f"    beyond C: {least['ours'] - least['C']:.1f}, "
+          f"the operator alone {least['operator'] - least['C']:.1f}")
     q.requires_grad_()
     g = torch.randn(1, 4, 10, 16)
     times = turns({name: repeated(lambda f=f: torch.autograd.grad(f(q, k, v), q, g))
                    for name, f in (("ours", scaled_dot_product_attention), ("torch", theirs))}, seconds)
     print("10 tokens, forward and backward, least time in us:",
-          {n: round(x.min() / 50 * 1e6, 1) for n, x in times.items()})
+          {n: round(float(x.min() / 50 * 1e6), 1) for n, x in times.items()})
 
 
 def model_turns(title, model, inputs, names, seconds):

@@ -454,7 +454,8 @@ def test_module_as_torchs():
         assert other.load_state_dict(module.state_dict())
         leaves = {id(x): x for x in inputs}
         results = {}
-        for dtype, m in ((torch.float32, module), (None, other), (torch.float64, copy.deepcopy(other).double())):
+        wide = copy.deepcopy(other).double()
+        for dtype, m in ((torch.float32, module), (None, other), (torch.float64, wide)):
             wanted = dtype or torch.float32
             cast = {i: x.detach().to(wanted).requires_grad_() for i, x in leaves.items()}
             masks = {name: x.to(wanted) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
@@ -555,6 +556,10 @@ def test_float64_modules_are_torchs_and_say_so():
     with pytest.warns(UserWarning, match="no float64: torch computes"):
         out = mha(x, x, x)[0]
     assert torch.equal(out, torch.nn.MultiheadAttention.forward(mha, x, x, x)[0])
+    torch.compiler.reset()
+    with pytest.warns(UserWarning, match="no float64"):
+        traced = torch.compile(mha, fullgraph=True, backend="aot_eager")(x, x, x)[0]
+    assert torch.equal(traced, out)
     with pytest.raises(TypeError, match="float64"):
         mt.MultiheadAttention(8, 2, sinks=True).double()(x, x, x)
 

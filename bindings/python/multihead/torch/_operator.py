@@ -51,8 +51,6 @@ _registry.define("attention_backward(Tensor query, Tensor key, Tensor value, Ten
                  f"{_OPTIONAL}, {_OPTIONS}, bool[] wanted) -> Tensor[]", tags=_TAGS)
 attention = torch.ops.multihead.attention.default
 attention_backward = torch.ops.multihead.attention_backward.default
-_GRADIENTS_AT = 5  # where the optional gradients of attention_backward begin, and its tensors
-_BACKWARD_AT = 9
 
 # ---- Threads ----------------------------------------------------------------------------------------
 
