@@ -11,27 +11,29 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_VENDOR "multihead contributors")
 set(CPACK_PACKAGE_CONTACT "${CPACK_PACKAGE_VENDOR} <multihead@users.noreply.github.com>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
-set(CPACK_STRIP_FILES ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE
   GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "") # each package has its own
 set(CPACK_PRE_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/packaging/debian/finish.cmake)
+set(CPACK_POST_BUILD_SCRIPTS ${PROJECT_SOURCE_DIR}/packaging/debian/without_ldconfig.cmake)
 set(CPACK_COMPONENTS_GROUPING IGNORE)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 # 1.0.0~rc1 comes before 1.0.0.
 string(REGEX REPLACE "-" "~" debian_version "${MHA_VERSION}")
 set(CPACK_DEBIAN_PACKAGE_VERSION ${debian_version})
-set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
+# Before any that Debian itself may have.
+set(CPACK_DEBIAN_PACKAGE_RELEASE 0upstream1)
 set(CPACK_DEBIAN_PACKAGE_SOURCE multihead)
 set(CPACK_DEBIAN_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_BINARY_DIR})
 
-set(same_version "(= ${debian_version}-1)")
+set(same_version "(= ${debian_version}-${CPACK_DEBIAN_PACKAGE_RELEASE})")
 set(about "Multi-head attention in C: every common mask, score term and position
- encoding, forward and backward; modules, transformers and caches; what each
- head of a model does.")
+encoding, forward and backward; modules, transformers and caches; what each
+head of a model does.")
 
 # mha_package(component package description more [DEB_VARIABLE value]...)
 set(CPACK_COMPONENTS_ALL)
@@ -39,7 +41,7 @@ macro(mha_package component package summary more)
   list(APPEND CPACK_COMPONENTS_ALL ${component})
   string(TOUPPER ${component} upper)
   set(CPACK_DEBIAN_${upper}_PACKAGE_NAME ${package})
-  set(CPACK_COMPONENT_${upper}_DESCRIPTION "${summary}\n${about}\n .\n ${more}")
+  set(CPACK_COMPONENT_${upper}_DESCRIPTION "${summary}\n${about}\n.\n${more}")
   set(fields ${ARGN})
   while(fields)
     list(POP_FRONT fields field value)
@@ -55,33 +57,36 @@ macro(mha_library_package component library summary more)
   list(TRANSFORM functions REPLACE "([^ ]+) function ([a-z0-9_]+) .*" " \\2@Base \\1")
   list(JOIN functions "\n" functions)
   file(WRITE ${control}/symbols
-    "${library}.so.${PROJECT_VERSION_MAJOR} ${package} #MINVER#\n${functions}\n")
+    "${library}.so.${PROJECT_VERSION_MAJOR} ${package} #MINVER#\n* Build-Depends-Package: libmultihead-dev\n${functions}\n")
   file(WRITE ${control}/shlibs
     "${library} ${PROJECT_VERSION_MAJOR} ${package} (>= ${debian_version})\n")
   file(WRITE ${control}/triggers "activate-noawait ldconfig\n")
-  mha_package(${component} ${package} "${summary}" "${more}" PACKAGE_SHLIBDEPS ON
-    PACKAGE_CONTROL_EXTRA "${control}/symbols;${control}/shlibs;${control}/triggers" ${ARGN})
+  mha_package(${component} ${package} "${summary}" "${more}" PACKAGE_SHLIBDEPS ON ${ARGN})
+  set(CPACK_DEBIAN_${upper}_PACKAGE_CONTROL_EXTRA
+    ${control}/symbols ${control}/shlibs ${control}/triggers)
 endmacro()
 
 mha_library_package(library libmultihead "multi-head attention in C, shared library"
   "This package has the library that computes; it needs the C library only.")
-set(libraries "libmultihead${PROJECT_VERSION_MAJOR} ${same_version}")
+set(libmultihead "libmultihead${PROJECT_VERSION_MAJOR} ${same_version}")
+set(libraries "${libmultihead}")
 set(needs)
 if(MHA_MODEL)
   mha_library_package(model_library libmultihead-model "model files for multi-head attention in C"
-    "This package has the library that reads and writes models: folders as of\n Hugging Face, GGUF files, tokenizers, safetensors.")
+    "This package has the library that reads and writes models: folders as of\nHugging Face, GGUF files, tokenizers, safetensors."
+    PACKAGE_DEPENDS "${libmultihead}")
   string(APPEND libraries ", libmultihead-model${PROJECT_VERSION_MAJOR} ${same_version}")
   string(APPEND needs ", libjansson-dev, libutf8proc-dev, libpcre2-dev")
 endif()
 if(MHA_RENDER)
   mha_library_package(render_library libmultihead-render "pictures for multi-head attention in C"
     "This package has the library that draws matrices: SVG, PNG, HTML, terminal."
-    PACKAGE_RECOMMENDS fonts-dejavu-core)
+    PACKAGE_DEPENDS "${libmultihead}" PACKAGE_RECOMMENDS fonts-dejavu-core)
   string(APPEND libraries ", libmultihead-render${PROJECT_VERSION_MAJOR} ${same_version}")
   string(APPEND needs ", libpng-dev, libfreetype-dev")
 endif()
 mha_package(development libmultihead-dev "multi-head attention in C, development files"
-  "This package has what a compiler needs: headers and their man pages, static\n libraries, files of pkg-config and CMake."
+  "This package has what a compiler needs: headers and their man pages, static\nlibraries, files of pkg-config and CMake."
   PACKAGE_SECTION libdevel PACKAGE_DEPENDS "${libraries}${needs}" PACKAGE_SUGGESTS multihead-doc)
 if(TARGET multihead_program)
   mha_package(program multihead "see what the heads of multi-head attention attend to"

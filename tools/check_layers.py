@@ -36,8 +36,8 @@ ALLOWED = {
     "src/render": ({"render"}, {"render", "base", "component", "sink"}),
     "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
     "examples": (set(), PUBLIC | MODEL | {"render"}),
-    "tests/unit": ({"support", "reference"}, PUBLIC | MODEL | {"render"}),
-    "tests/support": ({"support"}, PUBLIC | {"render"}),
+    "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | {"render"}),
+    "tests/support": ({"support"}, PUBLIC),
     "tests/fuzz": ({"fuzz", "support"}, PUBLIC | MODEL | {"render"}),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }

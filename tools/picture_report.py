@@ -8,7 +8,9 @@ it starts with. Needs playwright from PyPI, not its browsers. Those in docs/ are
     multihead view all-MiniLM-L6-v2 --example animal -o view.html
     tools/picture_report.py demo/report.html docs/report.png
     tools/picture_report.py demo/report.html docs/report-dark.png --dark --snapshot 6
-    tools/picture_report.py view.html docs/report-view.png --head L1H8 --width 1240 --height 930
+    tools/picture_report.py view.html docs/report-view.png --head L1H8 --width 1240 --height 1040
+    tools/picture_report.py view.html docs/report-lines.png --width 1240 --height 1040 \\
+        --address "view=lines&head=L5H11&heads=L5H3,L5H10,L5H11&cell=10,2&locked=row"
 """
 import argparse
 import os
@@ -27,14 +29,15 @@ TO_SNAPSHOT = """at => {
 
 
 def take(page, options):
-    page.goto(options.report.resolve().as_uri())
+    page.goto(f"{options.report.resolve().as_uri()}#{options.address}")
     page.wait_for_function("performance.getEntriesByName('report-complete').length > 0")
     if options.snapshot is not None:
         page.evaluate(TO_SNAPSHOT, options.snapshot)
     if options.head:
         page.locator(f".thumb[title^='{options.head}']").first.click()
-    page.focus("#cell")
-    page.keyboard.press("Enter")
+    if not options.address:
+        page.focus("#cell")
+        page.keyboard.press("Enter")
     page.evaluate("document.activeElement.blur()")
     page.mouse.move(1, 1)
     page.evaluate("scrollTo(0, 0)")
@@ -47,10 +50,11 @@ def main():
     parser.add_argument("report", type=pathlib.Path)
     parser.add_argument("picture", type=pathlib.Path)
     parser.add_argument("--head", help="shown large: L1H8")
+    parser.add_argument("--address", default="", help="what is shown, as the page's address says it")
     parser.add_argument("--snapshot", type=int, help="of a training, counted from 0")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--width", type=int, default=1400)
-    parser.add_argument("--height", type=int, default=1010)
+    parser.add_argument("--height", type=int, default=1080)
     options = parser.parse_args()
     chromium = os.environ.get("MHA_CHROMIUM") or shutil.which("chromium")
     if not chromium:

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_BYTES = 256 }; /* a longer word is looked up as it is */
+/* What is looked up at most, so that a text of marks alone costs so much for each of them. */
+enum { WORD_BYTES = 256, MOST_MARKS = 8 };
 
 /* The text that is read, and where its tokens go. */
 typedef struct reading {
@@ -48,6 +49,13 @@ static bool same_but_case(const char *word, const char *text, size_t bytes)
     return i == bytes && !word[i];
 }
 
+static bool has_letters(const char *text, size_t bytes)
+{
+    size_t i = 0;
+    while (i < bytes && (is_mark(text[i]) || isdigit((unsigned char)text[i]))) i++;
+    return i < bytes;
+}
+
 /* The token of a word: written the same, else the same but for its case; -1: none. */
 static int32_t look_up(const mha_vocabulary *v, const char *text, size_t bytes)
 {
@@ -55,6 +63,7 @@ static int32_t look_up(const mha_vocabulary *v, const char *text, size_t bytes)
     int64_t count;
     if (mha_vocabulary_encode(v, text, bytes, ids, 2, &count) == MHA_OK && count > 0)
         return ids[count - 1];
+    if (!has_letters(text, bytes)) return -1;
     for (int64_t id = 0; id < mha_vocabulary_count(v); id++)
         if (same_but_case(mha_vocabulary_word(v, id), text, bytes)) return (int32_t)id;
     return -1;
@@ -86,22 +95,32 @@ static mha_status unknown(const reading *r, const char *text, size_t bytes)
                     near ? near : "", near ? "'?" : ";", r->folder);
 }
 
-/* What stands between two spaces, bytes [from, to): the longest words that begin it, marks before
- * and behind them one by one. */
+/* The word that begins text: as long as possible, with less and less of the marks that end it, then
+ * without all of them; else the mark that begins it. *bytes becomes its length; -1: none. */
+static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *bytes)
+{
+    const size_t most = *bytes;
+    size_t bare = most < WORD_BYTES ? most : WORD_BYTES;
+    int32_t id = -1;
+    while (bare > 1 && is_mark(text[bare - 1])) bare--;
+    *bytes = most < bare + MOST_MARKS ? most : bare + MOST_MARKS;
+    for (; *bytes > bare; --*bytes)
+        if ((id = look_up(v, text, *bytes)) >= 0) return id;
+    if ((id = look_up(v, text, bare)) >= 0 || !is_mark(*text)) return id;
+    *bytes = 1;
+    if ((id = look_up(v, text, 1)) < 0) *bytes = most;
+    return id;
+}
+
+/* What stands between two spaces, bytes [from, to). */
 static mha_status read_piece(reading *r, size_t from, size_t to)
 {
     while (from < to) {
-        size_t last = to;
-        int32_t id = look_up(r->vocabulary, r->text + from, last - from);
-        while (id < 0 && last - from > 1 && is_mark(r->text[last - 1]))
-            id = look_up(r->vocabulary, r->text + from, --last - from);
-        if (id < 0 && last > from + 1 && is_mark(r->text[from])) {
-            id = look_up(r->vocabulary, r->text + from, 1);
-            last = id < 0 ? to : from + 1;
-        }
-        if (id < 0) return unknown(r, r->text + from, last - from);
-        MHA_TRY(put(r, id, (int64_t)from, (int64_t)last));
-        from = last;
+        size_t bytes = to - from;
+        const int32_t id = first_word(r->vocabulary, r->text + from, &bytes);
+        if (id < 0) return unknown(r, r->text + from, bytes);
+        MHA_TRY(put(r, id, (int64_t)from, (int64_t)(from + bytes)));
+        from += bytes;
     }
     return MHA_OK;
 }

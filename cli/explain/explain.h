@@ -46,7 +46,7 @@ typedef struct explain_problem {
     mha_attention_plan plan;
     mha_dtype dtype; /* of q, k, v and o */
     int threads;
-    int64_t l2_bytes; /* of a core's cache */
+    int64_t l2_bytes;    /* of a core's cache */
     int64_t mask_pairs;  /* of B H T S, seen through all of the mask but dense parts; -1: too many
                             rows and blocks to count */
     double pairs;        /* B H T S */

@@ -130,7 +130,7 @@ cli_exit view_write_files(const view_options *options, const attention_maps *map
 /* The scale asked for, or one at which a map of so many columns is not black. */
 mha_scale view_scale(const view_options *options, int64_t cols);
 
-/* Whether a cell says something of the text: special tokens rest, a token looks at itself, and the
+/* Whether a cell tells anything: special tokens rest, a token looks at itself, and the
  * first token of a causal model is where heads look that have nothing to do (Xiao et al. 2024). */
 bool view_cell_tells(const attention_maps *maps, int64_t row, int64_t col);
 

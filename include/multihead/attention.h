@@ -56,6 +56,7 @@
  * and any amount of padding, and with or without optional outputs. docs/numerics.md explains how
  * and derives the bounds quoted here.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_ATTENTION_H

@@ -13,6 +13,7 @@
  * only: the same bits for any number of threads and instruction set. docs/attribution.md has the
  * definitions with their sources and limits.
  *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_ATTRIBUTION_H

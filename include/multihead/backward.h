@@ -46,6 +46,7 @@
  * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
  * any strides, and whichever other gradients are requested; those of q, k, v for any batch size.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_BACKWARD_H

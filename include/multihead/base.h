@@ -13,6 +13,7 @@
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_BASE_H
@@ -122,7 +123,7 @@ MHA_API const char *mha_status_text(mha_status status);
 
 /**
  * What went wrong in the last failed call of this thread, in one line:
- * "k: dim 3 is 63, q has 64". Empty if nothing has failed yet. A successful call does not change
+ * "k: dim 3 is 63, expected 64". Empty if nothing has failed yet. A successful call does not change
  * it.
  *
  * Memory   thread-local storage, valid until the next failing call of this thread. Never allocated.

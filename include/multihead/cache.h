@@ -57,6 +57,7 @@
  * The layout inside a page is private. Keys are stored as given: apply RoPE before appending.
  * Letters as in attention.h.
  *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_CACHE_H

@@ -15,6 +15,7 @@
  *
  * docs/model-folders.md lists every field and name.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_CHECKPOINT_H

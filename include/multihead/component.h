@@ -4,6 +4,7 @@
  * For the library's own companions (model, render) and for callbacks that report errors. Users who
  * only compute attention do not need it.
  *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_COMPONENT_H

@@ -13,6 +13,7 @@
  * with out_h = z_h W_O[h], z_h = A_h V_h: what the head writes to the residual stream. No map
  * and no array of all rows is kept.
  *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_HEAD_DISTANCES_H

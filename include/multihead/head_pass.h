@@ -10,6 +10,7 @@
  * Also here is what a corpus pass needs to know about texts: ranks of tokens by frequency, the
  * words in which tokens begin, and repeated random tokens.
  *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_HEAD_PASS_H

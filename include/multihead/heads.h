@@ -22,6 +22,7 @@
  *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_HEADS_H

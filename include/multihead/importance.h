@@ -12,6 +12,7 @@
  *
  * Letters: L layers, H heads, D size of a head, B sequences of T tokens in a batch.
  *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_IMPORTANCE_H

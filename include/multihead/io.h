@@ -7,6 +7,7 @@
  *
  * Memory here comes from the C library; no function needs a context.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_IO_H

@@ -32,6 +32,7 @@
  *   - Elements of q and k below -87 count as -87. Products of features must stay within the range
  *     of f32; where phi(q) . z underflows to 0, o is 0.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_LINEAR_ATTENTION_H

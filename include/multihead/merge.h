@@ -21,6 +21,7 @@
  *
  * Letters as in attention.h.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_MERGE_H

@@ -14,6 +14,7 @@
  *   a_l = norm(x_l + attention_l(x_l))                      l = 0 .. L-1
  *   x_{l+1} = norm(a_l + W2 gelu(W1 a_l + b1) + b2)
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_MODEL_H

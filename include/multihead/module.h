@@ -7,6 +7,7 @@
  * Weights are stored as PyTorch stores them, [outputs, inputs]. Letters as in attention.h, and
  *   E   width of query and out (embed_dim)      Ek, Ev   widths of key and value
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_MODULE_H

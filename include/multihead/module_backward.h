@@ -10,6 +10,7 @@
  * Gradients of parameters always accumulate (clear them before the first batch). Bits are the same
  * for any number of threads, and whichever other gradients are requested.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_MODULE_BACKWARD_H

@@ -1,6 +1,9 @@
 /* multihead: multi-head attention. This header includes all of the compute library; the companions
  * for model folders and pictures have headers of their own: model.h, tokenizer.h, render.h.
  *
+ * docs/ in comments of the headers is share/doc/multihead/docs of an installation.
+ *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_MULTIHEAD_H

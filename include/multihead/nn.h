@@ -6,6 +6,7 @@
  * MHA_GRADIENT_ADD. NULL: not requested. Sums over rows are taken in a fixed order: bits do not
  * depend on the number of threads.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_NN_H

@@ -6,6 +6,7 @@
  * + - * / and square roots are used, element by element: the same bits on any number of threads and
  * any instruction set.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_OPTIMIZER_H

@@ -24,6 +24,7 @@
  * with MHA_PATTERN_ADD on a tensor that already holds one. MHA_PATTERN_CAUSAL works on whole
  * blocks; the triangle inside the diagonal's blocks is MHA_ATTENTION_CAUSAL's.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_PATTERNS_H

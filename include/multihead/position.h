@@ -7,6 +7,7 @@
  * double and rounds each result once; bits do not depend on the number of threads, on strides or on
  * the instruction set (except for the C library's sin, cos and pow).
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_POSITION_H

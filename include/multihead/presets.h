@@ -20,6 +20,7 @@
  * Letters as in attention.h: B batch, H query heads, Hk key/value heads, T queries, S keys, D and
  * Dv head sizes.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_PRESETS_H

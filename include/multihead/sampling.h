@@ -7,6 +7,7 @@
  * and one of what is left, drawn with probability p / sum p. The order of the steps is that of
  * Hugging Face's transformers.
  *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_SAMPLING_H

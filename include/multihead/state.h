@@ -11,6 +11,7 @@
  * takes what is saved here, and safetensors.torch.save_file(module.state_dict(), ...) writes what
  * is loaded here.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_STATE_H

@@ -13,6 +13,7 @@
  *
  * Text is UTF-8 with its length in bytes, so it may hold zero bytes; all offsets are in bytes.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_TOKENIZER_H

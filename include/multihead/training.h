@@ -15,6 +15,7 @@
  *
  * Letters: B sequences of T tokens, S of a source; V words; E width.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_TRAINING_H

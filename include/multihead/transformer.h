@@ -18,6 +18,7 @@
  * matrices stay (mha_transformer_create_from()). Gradients are an array of the same form. Bits do
  * not depend on the number of threads.
  *
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_TRANSFORMER_H

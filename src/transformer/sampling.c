@@ -93,7 +93,7 @@ mha_status mha_sample_token(mha_context *context, const mha_sampling *sampling, 
 {
     mha_sampling how = {.struct_size = sizeof how};
     void *room;
-    int32_t best;
+    int32_t best = 0;
     if (!context || !logits || !token)
         return mha_fail(MHA_ERR_NULL, "mha_sample_token: context, logits or token is NULL");
     if (count < 1 || count > INT32_MAX)

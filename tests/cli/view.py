@@ -1,6 +1,7 @@
 """multihead view as it is meant to be used: what it prints, what it writes, and that it is the same
 every time.
 """
+import base64
 import math
 import os
 import pty
@@ -277,6 +278,75 @@ def arrays():
     check(not [e for e in view(*base).errors if "warning" in e], "rows of zeros saw nothing: fine")
 
 
+def report_data(*arguments):
+    result = view(*arguments, "-o", "-")
+    check(result.code == 0, f"report of {arguments}: {result.errors}")
+    text = result.out.decode()
+    return json.loads(text.split('id="data">')[1].split("</script>")[0])
+
+
+def floats(part):
+    raw = base64.b64decode(part["data"])
+    return struct.unpack(f"<{len(raw) // 4}f", raw)
+
+
+def neurons():
+    """Weights are softmax(scale q . k): queries and keys of the report are those of its maps."""
+    data = report_data(MODEL, TEXT, "--neurons", "--head", "L1H2,L0H1")
+    count, panels = data["rows"], data["panels"]
+    check(len(panels) == 2 and data["neuron_bits"] == 32, "two heads, exact")
+    for panel in panels:
+        width = panel["channels"]
+        q, k, weights = (floats(panel[name]) if name else floats(panel)
+                         for name in ("queries", "keys", None))
+        scale = data["score_scale"] or 1 / math.sqrt(width)
+        for t in range(count):
+            scores = [scale * sum(q[t * width + d] * k[s * width + d] for d in range(width))
+                      for s in range(count)]
+            parts = [math.exp(score - max(scores)) for score in scores]
+            # Scores of size 10 at most, in f32: their error, 1e-5, is that of a weight at most.
+            check(all(abs(part / sum(parts) - weights[t * count + s]) < 1e-5
+                      for s, part in enumerate(parts)), f"{panel['name']}: row {t}")
+    hidden = report_data(MODEL, TEXT, "--neurons", "--head", "L0H1", "--hide", "special")
+    kept, width = hidden["panels"][0], panels[0]["channels"]
+    check(floats(kept["queries"]) == floats(panels[0]["queries"])[width:-width],
+          "hidden tokens have no queries")
+    check("queries" not in report_data(MODEL, TEXT)["panels"][0], "only where they are asked for")
+    check_error(view(MODEL, TEXT, "--neurons"), 2, "-o report.html")
+    check_error(view(MODEL, TEXT, "--neurons", "-o", "r.html", "--contrast", TEXT), 2, "--contrast")
+
+
+def first_impression():
+    """What a report opens on, which scale it has, and how its labels read."""
+    data = report_data(MODEL, TEXT, "--contrast", TEXT.replace("cat", "the"))
+    names = [label.split("/") for label in data["row_labels"]]
+    changed = [[abs(v) if len(names[i // data["cols"]]) == 1
+                and names[i // data["cols"]][0][0] != "[" and names[i % data["cols"]][0][0] != "["
+                else 0 for i, v in enumerate(floats(panel))] for panel in data["panels"]]
+    most = max(map(max, changed))
+    at = data["first_row"] * data["cols"] + data["first_col"]
+    check(most > 0 and changed[data["first_panel"]][at] == most, "a contrast opens on what changes most")
+    data = report_data(MODEL, TEXT, "--from", "cat", "--to", "mat")
+    labels = data["row_labels"]
+    check([labels[data["first_row"]], labels[data["first_col"]]] == ["cat", "mat"],
+          "--from and --to open on their words")
+    tokens = ["\u0120the", "caf\u00c3\u00a9", "\u2581on", "##ing", "cat"] * 13
+    weights = [0.01] * (65 * 65)
+    weights[0] = 1.0  # a token looks at itself: true of any model that cannot look ahead
+    weights[65 * 6 + 2] = 0.5
+    for count, scale in ((64, "linear"), (65, "sqrt")):
+        cells = [weights[65 * t + s] for t in range(count) for s in range(count)]
+        write_npy(FOLDER / "maps.npy", (count, count), cells)
+        (FOLDER / "pieces.json").write_text(json.dumps(tokens[:count]))
+        base = ["--attention", "maps.npy", "--tokens", "pieces.json"]
+        data = report_data(*base)
+        check(data["scale"] == scale, f"{count} tokens: {data['scale']}")
+        check(data["row_labels"][:5] == ["the", "caf\u00e9", "on", "##ing", "cat"], "pieces are shown")
+        check("between two words is 0.50" in data["panels"][0]["detail"], data["panels"][0]["detail"])
+        check(report_data(*base, "--scale", "rank")["scale"] == "rank", "--scale counts more")
+    check("Each square is a head" in data["guide"], "a report says how to read it")
+
+
 def interrupted():
     """Ctrl-C at any moment: the older file or the whole new one, and nothing beside it."""
     target = FOLDER / "int.json"
@@ -360,6 +430,8 @@ hiding()
 same_bytes()
 long_texts()
 arrays()
+neurons()
+first_impression()
 interrupted()
 redirected()
 help_everywhere()

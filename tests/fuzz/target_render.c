@@ -26,6 +26,8 @@ typedef struct drawing {
     mha_column columns[2];
     mha_frame frames[4];
     const float *maps[MOST_PANELS];
+    float vectors[MOST_CELLS]; /* queries and keys of up to 8 tokens x 8 channels */
+    int64_t line_panels[3];
     double x[MOST_POINTS], y[MOST_POINTS], at[MOST_PANELS];
     const char **labels; /* of their own, too */
     mha_figure figure;
@@ -53,6 +55,7 @@ static void make_values(drawing *d, fuzz_part *in)
                 odd && i % 7 == p ? (float)fuzz_double(in) : (float)((i * 37 + p) % 64) / 64;
     for (int i = 0; i < MOST_CELLS; i++) {
         d->twin[i] = d->values[0][i] * 3;
+        d->vectors[i] = d->values[1][i] - 0.5f;
         d->masked[i] = (uint8_t)(i % 5 == 0);
         d->cells[i] = (uint8_t)(i * 11);
     }
@@ -61,6 +64,7 @@ static void make_values(drawing *d, fuzz_part *in)
 static void make_panels(drawing *d, fuzz_part *in)
 {
     const bool measured = fuzz_pick(in, 0, 1), masked = fuzz_pick(in, 0, 1);
+    const int64_t vectors = fuzz_pick(in, 0, 2) ? 0 : fuzz_pick(in, 0, MOST_PANELS);
     for (int i = 0; i < 3; i++)
         d->measures[i] = (mha_measure){.name = text(d, in),
                                        .value = fuzz_double(in),
@@ -78,7 +82,10 @@ static void make_panels(drawing *d, fuzz_part *in)
                                    .badge = text(d, in),
                                    .measures = measured ? d->measures : NULL,
                                    .measure_count = measured ? fuzz_pick(in, 0, 3) : 0,
-                                   .twin = i == 0 && measured ? d->twin : NULL};
+                                   .twin = i == 0 && measured ? d->twin : NULL,
+                                   .queries = i < vectors ? d->vectors : NULL,
+                                   .keys = i < vectors ? d->vectors : NULL,
+                                   .channels = vectors ? fuzz_pick(in, 0, 8) : 0};
 }
 
 /* As many labels as said, in memory of that size. */
@@ -167,6 +174,19 @@ static void make_report(drawing *d, fuzz_part *in)
                              .frame_count = fuzz_pick(in, 0, 1) ? fuzz_pick(in, 0, 4) : 0,
                              .twin_name = text(d, in),
                              .twin_value = text(d, in)};
+    if (fuzz_pick(in, 0, 1) == 0) return;
+    for (int i = 0; i < 3; i++) d->line_panels[i] = fuzz_pick(in, 0, 9) ? 0 : fuzz_pick(in, -1, 4);
+    d->report.guide = text(d, in);
+    d->report.view = (mha_view)fuzz_pick(in, 0, 4);
+    d->report.only_view = fuzz_pick(in, 0, 1);
+    d->report.first_cell = fuzz_pick(in, 0, 1);
+    d->report.first_row = fuzz_pick(in, -1, 8);
+    d->report.first_col = fuzz_pick(in, 0, 8);
+    d->report.line_panels = d->line_panels;
+    d->report.line_panel_count = fuzz_pick(in, 0, 3);
+    d->report.second_row = fuzz_pick(in, 0, 8);
+    d->report.second_col = fuzz_pick(in, 0, 8);
+    d->report.score_scale = fuzz_pick(in, 0, 3) ? 0 : fuzz_double(in);
 }
 
 static void make_diagram(drawing *d, fuzz_part *in)
@@ -269,6 +289,25 @@ static void check_html(const mha_buffer *out)
     json_decref(data);
 }
 
+/* One attribute holds everything: a label that ends it would be the first '"' after it. */
+static void check_inset(const mha_buffer *out)
+{
+    static const char attribute[] = " srcdoc=\"", end[] = "\"></iframe>\n";
+    const char *from = strstr(out->data, attribute);
+    fuzz_must(from != NULL, "inset: no document");
+    from += sizeof attribute - 1;
+    fuzz_must(!strcmp(from + strcspn(from, "\""), end), "inset: the document ends early");
+}
+
+static mha_status draw_inset(const drawing *d, int64_t pages, const mha_sink *sink)
+{
+    const mha_inset_page list[] = {{d->figure.title, &d->figure, &d->report},
+                                   {NULL, &d->figure, NULL}};
+    const mha_inset inset = {
+        .struct_size = sizeof inset, .page_size = sizeof *list, .pages = list, .page_count = pages};
+    return mha_render_inset(&inset, sink);
+}
+
 static void check_terminal(const mha_buffer *out)
 {
     for (size_t i = 0; i < out->size; i++) {
@@ -279,7 +318,7 @@ static void check_terminal(const mha_buffer *out)
 
 static void draw(drawing *d, fuzz_part *in)
 {
-    const int writer = (int)fuzz_pick(in, 0, 5);
+    const int writer = (int)fuzz_pick(in, 0, 6);
     mha_buffer out = {0};
     const mha_sink sink = mha_buffer_sink(&out);
     const mha_terminal terminal = {.struct_size = sizeof terminal,
@@ -294,12 +333,14 @@ static void draw(drawing *d, fuzz_part *in)
         break;
     case 3: status = mha_render_terminal(&d->figure, &terminal, &sink); break;
     case 4: status = mha_render_diagram(&d->diagram, &sink); break;
+    case 6: status = draw_inset(d, fuzz_pick(in, 1, 2), &sink); break;
     default: status = mha_render_chart(&d->chart, &sink);
     }
     fuzz_must_speak(status);
     if (status == MHA_OK) {
         fuzz_must(out.size > 0, "nothing is written");
-        if (writer == 0 || writer >= 4) check_svg(&out);
+        if (writer == 0 || writer == 4 || writer == 5) check_svg(&out);
+        if (writer == 6) check_inset(&out);
         if (writer == 2) check_html(&out);
         if (writer == 3) check_terminal(&out);
     }

@@ -23,6 +23,8 @@ compile() { # NAME ARGUMENT...: what stdin holds
 standard=$1
 for header in include/multihead/*.h; do
     name=multihead/${header##*/}
+    grep -Eq "^ \* Stability: (stable from 1.0|may change in a minor version) \(docs/stability.md\)\.$" "$header" ||
+        { echo "FAILED: $header has no line Stability"; status=1; }
     printf '#include <%s>\n#include <%s>\nint here;\n' "$name" "$name" | compile "$name" -fsyntax-only
     count=$((count + 1))
 done

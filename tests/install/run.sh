@@ -1,12 +1,20 @@
 #!/bin/sh
 # Usage: run.sh BUILD_DIR CMAKE. Installs the build into a temporary prefix, moves it (nothing may
 # remember the first place), and builds and runs two consumers outside the tree against it: one with
-# find_package(multihead), one with pkg-config; each with shared and with static libraries.
+# find_package(multihead), one with pkg-config; each with shared and with static libraries. Then the
+# installed examples, in C and C++, what headers cite, man pages, and uninstalling.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 build=$1 cmake=$2 cc=${CC:-cc}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# Whatever was installed from this folder before can still be uninstalled afterwards.
+manifest=$build/install_manifest.txt
+if [ -e "$manifest" ]; then cp "$manifest" "$work/manifest"; fi
+restore() {
+    if [ -e "$work/manifest" ]; then cp "$work/manifest" "$manifest"; else rm -f "$manifest"; fi
+    rm -rf "$work"
+}
+trap restore EXIT
 
 "$cmake" --install "$build" --prefix "$work/first" >"$work/log" || { cat "$work/log"; exit 1; }
 prefix=$work/second
@@ -57,3 +65,47 @@ if [ -x "$prefix/bin/multihead" ]; then
     echo "== the installed program"
     env -u LD_LIBRARY_PATH "$prefix/bin/multihead" --version
 fi
+
+docs=$prefix/share/doc/multihead
+examples=$docs/examples
+warnings='-Wall -Wextra -Wmissing-field-initializers -Werror'
+echo "== the installed examples"
+for source in "$examples"/*.c "$examples"/*.cpp; do
+    name=${source##*/}
+    expected=${source%.*}.expected libraries=multihead
+    case $name in
+    *.cpp) compilers="${CXX:-c++} -std=c++17|${CXX:-c++} -std=c++20" expected=${source%.cpp}_cpp.expected ;;
+    *) compilers="$cc -std=c17" ;;
+    esac
+    if grep -q 'multihead/\(model\|tokenizer\|io\|state\|checkpoint\|gguf\|render\)\.h' "$source"; then
+        [ -n "$components" ] || continue
+        libraries=$modules
+    fi
+    echo "$compilers" | tr '|' '\n' >"$work/compilers"
+    while read -r compiler; do
+        if ! command -v "${compiler%% *}" >/dev/null; then
+            echo "left out: no ${compiler%% *}"
+            continue
+        fi
+        # shellcheck disable=SC2046,SC2086  # lists of flags
+        $compiler $warnings "$source" -o "$work/example" $(pkg-config --cflags --libs $libraries) -lm
+        LD_LIBRARY_PATH=$library_dir sh "$here/../examples.sh" "$work/example" "$expected" >"$work/log" ||
+            { cat "$work/log"; exit 1; }
+        echo "$name: $compiler"
+    done <"$work/compilers"
+done
+
+echo "== what the headers cite"
+# shellcheck disable=SC2013  # names without blanks
+for page in $(grep -ho 'docs/[a-z-]*\.md' "$prefix"/include/multihead/*.h | sort -u); do
+    [ -e "$docs/$page" ] || { echo "FAILED: the headers cite $page, which is not in $docs"; exit 1; }
+done
+if [ -d "$prefix/share/man/man3" ] && command -v man >/dev/null; then
+    man -M "$prefix/share/man" -w libmultihead mha_attention_forward
+fi
+
+echo "== uninstall"
+mv "$prefix" "$work/first"
+"$cmake" -DMANIFEST="$manifest" -P "$here/../../cmake/uninstall.cmake"
+find "$work/first" -mindepth 1 >"$work/left"
+[ ! -s "$work/left" ] || { echo "FAILED: it leaves"; cat "$work/left"; exit 1; }

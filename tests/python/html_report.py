@@ -19,7 +19,8 @@ class Panel(C.Structure):
                 ("note", C.c_char_p), ("detail", C.c_char_p), ("group", C.c_int64),
                 ("masked", C.c_void_p), ("mask_stride", C.c_int64), ("badge", C.c_char_p),
                 ("measures", C.POINTER(Measure)), ("measure_count", C.c_int64),
-                ("twin", C.c_void_p), ("twin_stride", C.c_int64)]
+                ("twin", C.c_void_p), ("twin_stride", C.c_int64), ("queries", C.c_void_p),
+                ("keys", C.c_void_p), ("channels", C.c_int64)]
 
 
 class Figure(C.Structure):
@@ -63,7 +64,21 @@ class Report(C.Structure):
                 ("columns", C.POINTER(Column)), ("column_count", C.c_int64),
                 ("frames", C.POINTER(Frame)), ("frame_count", C.c_int64),
                 ("twin_name", C.c_char_p), ("twin_value", C.c_char_p), ("cell_tokens", C.c_int64),
-                ("tokens", Texts), ("token_count", C.c_int64)]
+                ("tokens", Texts), ("token_count", C.c_int64), ("guide", C.c_char_p),
+                ("first_cell", C.c_bool), ("first_row", C.c_int64), ("first_col", C.c_int64),
+                ("view", C.c_int), ("only_view", C.c_bool), ("line_panels", C.POINTER(C.c_int64)),
+                ("line_panel_count", C.c_int64), ("second_row", C.c_int64),
+                ("second_col", C.c_int64), ("score_scale", C.c_double)]
+
+
+class InsetPage(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("figure", C.POINTER(Figure)), ("report", C.POINTER(Report))]
+
+
+class Inset(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("page_size", C.c_uint32),
+                ("pages", C.POINTER(InsetPage)), ("page_count", C.c_int64), ("width", C.c_int64),
+                ("height", C.c_int64), ("whole_file", C.c_bool)]
 
 
 class Sink(C.Structure):
@@ -141,12 +156,15 @@ def frame_of(label, at, maps, arrays):
     return Frame(encoded(label), at, pointers)
 
 
-def write_report(path, maps, labels, col_labels=None, masked=None, special=(), groups=1, names=None,
-                 badges=None, details=None, measures=None, twins=None, curves=(), columns=(),
-                 frames=(), tokens=None, cell_tokens=0, first_panel=0, text="a text", facts=(),
-                 twin_name=None, twin_value=None, most_bytes=0, title="Test maps", **options):
-    """maps: a list of [rows][cols] lists; badges, details, measures and twins: one a map.
-    columns: (name, about, values, ascending); frames: (label, at, maps). Returns path."""
+def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1, names=None,
+                badges=None, details=None, measures=None, twins=None, curves=(), columns=(),
+                frames=(), tokens=None, cell_tokens=0, first_panel=0, text="a text", facts=(),
+                twin_name=None, twin_value=None, most_bytes=0, title="Test maps", queries=None,
+                keys=None, first_cell=None, line_panels=(), view=0, only_view=False, guide=None,
+                second=(0, 0), **options):
+    """maps: a list of [rows][cols] lists; badges, details, measures, twins, queries and keys: one a
+    map. columns: (name, about, values, ascending); frames: (label, at, maps). Returns a figure and a
+    report, with what they point to."""
     rows, cols = len(maps[0]), len(maps[0][0]) if maps[0] else 0
     arrays = Matrices()
     mask = (C.c_uint8 * (rows * cols))(*[v for row in masked for v in row]) if masked else None
@@ -164,6 +182,9 @@ def write_report(path, maps, labels, col_labels=None, masked=None, special=(), g
             panel.measure_count = len(measures[i])
         if twins:
             panel.twin = arrays(twins[i])
+        if queries:
+            panel.queries, panel.keys = arrays(queries[i]), arrays(keys[i])
+            panel.channels = len(queries[i][0])
     row_texts, special_texts = texts(labels), texts(special)
     col_texts = texts(col_labels) if col_labels else row_texts
     figure = Figure(struct_size=C.sizeof(Figure), panel_size=C.sizeof(Panel), title=encoded(title),
@@ -185,13 +206,38 @@ def write_report(path, maps, labels, col_labels=None, masked=None, special=(), g
                     column_count=len(columns),
                     frames=(Frame * len(frames))(*[frame_of(*f, arrays) for f in frames]),
                     frame_count=len(frames), twin_name=encoded(twin_name),
-                    twin_value=encoded(twin_value), cell_tokens=cell_tokens)
+                    twin_value=encoded(twin_value), cell_tokens=cell_tokens, view=view,
+                    only_view=only_view, guide=encoded(guide),
+                    line_panels=(C.c_int64 * len(line_panels))(*line_panels),
+                    line_panel_count=len(line_panels), second_row=second[0], second_col=second[1])
+    if first_cell:
+        report.first_cell, (report.first_row, report.first_col) = True, first_cell
     if tokens:
         report.tokens, report.token_count = texts(tokens), len(tokens)
+    return figure, report, (arrays, mask)
+
+
+def write(path, call, *arguments):
     buffer = Buffer()
     sink = RENDER.mha_buffer_sink(C.byref(buffer))
-    if RENDER.mha_render_html(C.byref(figure), C.byref(report), C.byref(sink)) != 0:
+    if call(*map(C.byref, arguments), C.byref(sink)) != 0:
         raise ValueError(RENDER.mha_error_detail().decode())
     path.write_bytes(C.string_at(buffer.data, buffer.size))
     RENDER.mha_buffer_free(C.byref(buffer))
     return path
+
+
+def write_report(path, *arguments, **options):
+    figure, report, _alive = make_report(*arguments, **options)
+    return write(path, RENDER.mha_render_html, figure, report)
+
+
+def write_inset(path, pages, **options):
+    """pages: (name, arguments of make_report(), its options)."""
+    made = [(name, *make_report(*arguments, **chosen)) for name, arguments, chosen in pages]
+    array = (InsetPage * len(made))(*[
+        InsetPage(encoded(name), C.pointer(figure), C.pointer(report))
+        for name, figure, report, _alive in made])
+    inset = Inset(struct_size=C.sizeof(Inset), page_size=C.sizeof(InsetPage), pages=array,
+                  page_count=len(made), whole_file=True, **options)
+    return write(path, RENDER.mha_render_inset, inset)

@@ -3,21 +3,24 @@
 
     page_examples.py docs/python.md ...
 
-A line `<!-- python: needs MODULE ... -->` before a block skips it where a module is missing. Prints what
-was run and skipped; exits with 1 if something else was printed than the page says. Needs nothing but
-what the examples need, so that it also runs in an environment that only has the package.
+A line `<!-- python: needs MODULE or/PATH ... -->` before a block skips it where one is missing; paths
+are those from the folder that this is run in. Prints what was run and skipped; exits with 1 if something
+else was printed than the page says. Needs nothing but what the examples need, so that it also runs in an
+environment that only has the package.
 """
 import doctest
 import importlib.util
+import os
 import pathlib
 import re
 import sys
 
-BLOCK = re.compile(r"^(?:<!-- python: needs ([\w. ]+) -->\n+)?```python\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"^(?:<!-- python: needs ([\w. /-]+) -->\n+)?```python\n(.*?)^```$", re.M | re.S)
 
 
 def missing(modules):
-    return [name for name in modules.split() if importlib.util.find_spec(name) is None]
+    return [name for name in modules.split()
+            if not (os.path.exists(name) if "/" in name else importlib.util.find_spec(name))]
 
 
 def run(path):

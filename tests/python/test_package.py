@@ -173,6 +173,8 @@ WRONG = [  # arguments, the built-in class, what the message says
     (dict(outputs="top_keys", top=0), ValueError, "top: 0"),
     (dict(outputs="probabilities", heads=[4]), ValueError, r"heads\[0\] is 4"),
     (dict(outputs="probabilities", rows=[0.5]), TypeError, "rows: a sequence of whole numbers"),
+    (dict(heads=[0]), ValueError, "heads: this chooses what an output holds"),
+    (dict(softcap=np.ones(2)), TypeError, "softcap: one number is expected"),
     (dict(casual=True), TypeError, "'casual' is not an option of attention: they are causal, scale"),
     (dict(scale="big"), TypeError, "scale: a number is expected, not 'big'"),
     (dict(scale=[1, 2]), TypeError, "scale: a number is expected"),
@@ -336,76 +338,6 @@ def test_plans_are_readable():
     assert multihead.explain(Q, K, V, path="plain").path == "plain"
     with pytest.raises(ValueError, match="k: dim 3"):
         multihead.explain(Q, K[..., :5], V)
-
-
-# ---- Linear attention -----------------------------------------------------------------------------
-
-
-def features(x):
-    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-
-
-def test_linear_attention_against_its_formula():
-    q, k, v = problem()
-    state = (np.abs(problem(seed=2, T=8)[0][:, :2, :, :6]).copy(), np.ones((2, 2, 8), np.float32))
-    q_, k_, v_ = (features(q.astype(float)), features(k.astype(float)), v.astype(float))
-    kept = (np.arange(9) <= np.arange(7)[:, None] + 1)[None, None] & (
-        np.arange(9) < np.array([9, 5])[:, None, None, None])
-    w = np.where(kept, q_ @ k_.repeat(2, 1).swapaxes(2, 3), 0)
-    s, z = (x.astype(float).repeat(2, 1) for x in state)
-    exact = (w @ v_.repeat(2, 1) + q_ @ s) / (w.sum(-1) + (q_ @ z[..., None])[..., 0])[..., None]
-    o, after = multihead.linear_attention(q, k, v, causal=True, q_offset=1, key_lengths=[9, 5],
-                                          state=state, return_state=True)
-    # attention.h: 2 (n + F + 10) u max |v|, and the state's own rows are as large as values.
-    assert np.abs(o - exact).max() < 2 * (9 + 8 + 10) * 2.0**-24 * max(np.abs(v).max(), np.abs(state[0]).max())
-    same = multihead.linear_attention(q, k, v, causal=True, q_offset=1, key_lengths=[9, 5], state=state,
-                                      feature_map=features, feature_dim=8)
-    assert np.abs(same - o).max() < 1e-5
-    again = [x.copy() for x in state]
-    o2, found = multihead.linear_attention(q, k, v, causal=True, q_offset=1, key_lengths=[9, 5],
-                                           state=again, return_state=again)
-    assert found.s is again[0] and np.array_equal(found.s, after.s) and np.array_equal(o2, o)
-
-
-def test_linear_attention_gradients():
-    q, k, v = problem(B=1, T=9)
-    g = np.ones((1, 4, 9, 6), np.float32)
-    state = (np.ones((1, 2, 8, 6), np.float32), np.ones((1, 2, 8), np.float32))
-    names = ("q", "k", "v", "state_s", "state_z")
-    found = multihead.linear_attention_backward(q, k, v, g, causal=True, state=state, wanted=names)
-    by_hand = multihead.linear_attention_backward(
-        q, k, v, g, causal=True, state=state, wanted=names, feature_map=features, feature_dim=8,
-        feature_map_gradient=lambda x, d: d * np.where(x > 0, 1, features(x)))
-    given = dict(zip(names, (q, k, v, *state)))
-    rng, step = np.random.default_rng(4), 2.0**-6
-
-    def loss(**changed):
-        x = given | changed
-        return float(multihead.linear_attention(x["q"], x["k"], x["v"], causal=True,
-                                                state=(x["state_s"], x["state_z"])).sum(dtype=float))
-
-    for name in names:
-        gradient = getattr(found, name)
-        assert np.abs(gradient - getattr(by_hand, name)).max() < 1e-5 * (1 + np.abs(gradient).max())
-        direction = np.sign(rng.standard_normal(gradient.shape)).astype(np.float32)
-        slope = (loss(**{name: given[name] + step * direction})
-                 - loss(**{name: given[name] - step * direction})) / 2 / step
-        assert abs(slope - (gradient * direction).sum()) < 0.02 * (1 + np.abs(gradient).sum())
-
-
-def test_wrong_linear_attention():
-    for wrong, kind, says in (
-            (dict(key_lengths=[1]), ValueError, "key_lengths: 1 numbers, expected 2 for 2 sequences"),
-            (dict(query_starts=[0, 7]), ValueError, "belong together"),
-            (dict(state=(Q, Q[0])), ValueError, "state_s|state"),
-            (dict(feature_map=lambda x: 1 / 0), ZeroDivisionError, "zero"),
-            (dict(feature_map=lambda x: x[:, :3], feature_dim=4), ValueError, "broadcast"),
-            (dict(out=np.broadcast_to(np.float32(0), (2, 4, 7, 6))), ValueError, "out: .* read-only")):
-        with pytest.raises(kind, match=says):
-            multihead.linear_attention(Q, K, V, **wrong)
-    with pytest.raises(multihead.Unsupported, match="gradient"):
-        multihead.linear_attention_backward(Q, K, V, np.ones((2, 4, 7, 6), np.float32),
-                                            feature_map=features, feature_dim=8)
 
 
 # ---- Contexts, threads, processes -----------------------------------------------------------------
@@ -612,8 +544,7 @@ def test_types(tmp_path):
         "multihead.attention(q, q, q, casual=True)  # type: ignore[call-overload]",
         "multihead.attention(q, q, q, window=1)  # type: ignore[call-overload]")))
     root = multihead_ctypes.ROOT
-    package = [path for path in (root / "bindings/python/multihead").glob("*.py")
-               if path.stem != "transformers"]
+    package = sorted((root / "bindings/python/multihead").rglob("*.py"))
     found = subprocess.run([sys.executable, "-m", "mypy", "--config-file", root / "pyproject.toml",
                             "--cache-dir", multihead_ctypes.LIBRARY_DIR / "mypy", program, *package],
                            capture_output=True, text=True, cwd=root)

@@ -12,7 +12,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 hypothesis = pytest.importorskip("hypothesis")
-import multihead_ctypes  # noqa: E402, F401, finds the package and the library
+import multihead_ctypes  # noqa: E402, finds the package and the library
 import multihead  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -21,6 +21,7 @@ try:
 except ImportError:
     ml_dtypes = None
 
+hypothesis.configuration.set_hypothesis_home_dir(multihead_ctypes.LIBRARY_DIR / "hypothesis")
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 U = 2.0**-24
 TYPES = [np.dtype(np.float32), np.dtype(np.float16)] + (

@@ -240,3 +240,12 @@ def test_errors_say_what_is_wrong(model, tmp_path):
                              ({"sinks": 3}, "sink")):
             with pytest.raises(ValueError, match=match):
                 model.generate("the", **wrong)
+
+
+def test_the_page_is_right(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build").symlink_to(ROOT / "build")
+    if not (MODELS / "all-MiniLM-L6-v2").exists() or not list(MODELS.glob("smollm2*")):
+        pytest.skip("tools/get-minilm and tools/get-smollm2 fetch the models of the page")
+    import page_examples
+    assert page_examples.run(ROOT / "docs/python-models.md").failed == 0

@@ -1,7 +1,7 @@
 /* The HTML report: nothing fetched, nothing injected, the values in it, its size, its errors. */
 #include "support/expect.h"
-#include "support/html_page.h"
 #include "support/suite.h"
+#include "unit/html_page.h"
 
 #include <multihead/render.h>
 

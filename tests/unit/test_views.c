@@ -1,7 +1,7 @@
 /* The views of a report and reports inside other pages: their data, hostile texts, errors. */
 #include "support/expect.h"
-#include "support/html_page.h"
 #include "support/suite.h"
+#include "unit/html_page.h"
 
 #include <multihead/render.h>
 

@@ -10,6 +10,7 @@ same bytes.
 """
 import argparse
 import html
+import json
 import os
 import pathlib
 import re
@@ -177,6 +178,13 @@ class Site:
                 title = title or text
                 if token.tag == "h2":
                     sections.append((anchor, html.escape(text)))
+        main = self.rendered(page, source, tokens)
+        self.write(page, f"{title} · multihead" if title != "multihead" else title, main, source,
+                   sections)
+
+    def rendered(self, page, source, tokens):
+        """Markdown as HTML, its links as links of the site."""
+        for token in tokens:
             for child in [token, *(token.children or [])]:
                 for name in ("href", "src"):
                     if child.attrGet(name):
@@ -189,10 +197,19 @@ class Site:
         main = self.markdown.renderer.render(tokens, self.markdown.options, {})
         main = main.replace("<table>", '<div class="table"><table>').replace(
             "</table>", "</table></div>")
-        main = re.sub(r"(?<!\">)<code>(mha_\w+|MHA_\w+)(\(\))?</code>", lambda m: self.named(
+        return re.sub(r"(?<!\">)<code>(mha_\w+|MHA_\w+)(\(\))?</code>", lambda m: self.named(
             page, m[1], m[0]), main)
-        self.write(page, f"{title} · multihead" if title != "multihead" else title, main, source,
-                   sections)
+
+    def notebook(self, source):
+        """The cells of a notebook, which is kept without what they print."""
+        page, main = self.page_of(source), []
+        for cell in json.loads((ROOT / source).read_text(encoding="utf-8"))["cells"]:
+            text = "".join(cell["source"])
+            if cell["cell_type"] == "markdown":
+                main.append(self.rendered(page, source, self.markdown.parse(text)))
+            else:
+                main.append(f"<pre><code>{html.escape(text)}</code></pre>")
+        self.write(page, f"{os.path.basename(source)} · multihead", "\n".join(main), source)
 
     def header(self, source):
         page = self.page_of(source)
@@ -232,6 +249,8 @@ class Site:
             self.wanted.append(readme) if readme in self.files else self.folder(path)
         elif path.endswith(".md"):
             self.document(path)
+        elif path.endswith(".ipynb"):
+            self.notebook(path)
         elif path in self.headers():
             self.header(path)
         elif path.endswith(IMAGES):

@@ -58,7 +58,8 @@ def blocks(code):
 
 def bare(comment):
     """The text of a comment, without its stars and the licence."""
-    lines = re.sub(r"^/\*+ ?(multihead: )?|\s*\*+/\s*$", "", comment).split("\n")
+    comment = re.sub(r"^/\*+ multihead: (.)", lambda m: f"/* {m[1].upper()}", comment)
+    lines = re.sub(r"^/\*+ ?|\s*\*+/\s*$", "", comment).split("\n")
     lines = [lines[0].rstrip()] + [re.sub(r"^ \* ?", "", line).rstrip() for line in lines[1:]]
     return "\n".join(line for line in lines if not line.startswith("SPDX-")).strip("\n")
 

@@ -71,7 +71,12 @@ class _Request(NamedTuple):
 
 def _request(outputs: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any],
              heads: Numbers | None, rows: Numbers | None, offsets: Numbers | None, top: int,
-             score_stage: str, dropped: bool) -> _Request:
+             score_stage: str, dropped: bool) -> _Request | None:
+    if not outputs:
+        for name, numbers in (("heads", heads), ("rows", rows), ("offsets", offsets)):
+            if numbers is not None:
+                raise ValueError(f"{name}: this chooses what an output holds, and outputs names none")
+        return None
     names = dict.fromkeys((outputs,) if isinstance(outputs, str) else outputs)
     for name in tuple(names):
         if name not in OUTPUTS:
@@ -154,7 +159,6 @@ class _Forward:
             self.outputs.append((name, shape, code))
 
 
-_look = _tensor.look
 # Without the declared types of arguments, which would be checked again at every call.
 _library_forward = library["mha_attention_forward"]
 
@@ -260,7 +264,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
     given: Mapping[str, Any] = {}
     if out is not None:
         o, address = _tensor.look_writable(out, "out")
-    if outputs:
+    if outputs or heads is not None or rows is not None or offsets is not None:
         request = _request(outputs, options, heads, rows, offsets, top, score_stage,
                            dropped_probabilities)
         if isinstance(outputs, Mapping):
@@ -272,12 +276,12 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
     kind = _tensor.kind_of(q, "q")
     if out is None:
         out = kind.empty(call.o_shape, call.o_type)
-        address = _look(out, "out")[1]
+        address = _tensor.look(out, "out")[1]
     values.append(address)
     found = {}
     for name, shape, code in call.outputs:
         found[name] = given[name] if name in given else kind.empty(shape, code)
-        values.append(_look(found[name], name)[1])
+        values.append(_tensor.look(found[name], name)[1])
     for slot, value in zip(call.slots, values):
         slot.value = value
     with chosen(context) as handle:
@@ -351,7 +355,7 @@ def explain(q: Any, k: Any, v: Any, *, outputs: str | Sequence[str] = (),
         inputs.array(name, array)
     inputs.options(options)
     request = _request(outputs, options, heads, rows, offsets, top, score_stage,
-                       dropped_probabilities) if outputs else None
+                       dropped_probabilities)
     call = _Forward(inputs.key, None, request, {})
     for slot, value in zip(call.slots, inputs.values):
         slot.value = value

@@ -78,8 +78,6 @@ _REALS = ("softcap", "dropout")
 # Written at every call, so that a step or another seed needs nothing new.
 _CHANGING = {"q_offset": C.c_int64, "dropout_seed": C.c_uint64}
 _LIMITS = {C.c_int64: (-(1 << 63), (1 << 63) - 1), C.c_uint64: (0, (1 << 64) - 1)}
-
-
 # What an option is when it is not given, where that is not None.
 _DEFAULTS = {"causal": False, "q_offset": 0, "sink_keys": 0, "block_queries": 0, "block_keys": 0,
              "softcap": 0.0, "dropout": 0.0, "dropout_seed": 0, "t5_max_distance": 128,
@@ -99,6 +97,7 @@ def with_options(function: Function) -> Function:
 
 
 def integer(value: Any, name: str, kind: Any = C.c_int64) -> int:
+    """A whole number that an error calls `name`, within the limits of a C type."""
     try:
         number = value.__index__()
     except AttributeError:
@@ -133,7 +132,7 @@ class _KeepCallback:
                     kept = function(b, h, np.arange(query, query + queries)[:, None],
                                     np.arange(key, key + keys))
                     cells[...] = np.asarray(kept, np.bool_)
-                except BaseException as error:  # noqa: BLE001, raised by run()
+                except BaseException as error:  # noqa: BLE001, raised by finish()
                     self.error = error
 
         self.function = _abi.KEEP_FUNCTION(keep)
@@ -183,6 +182,8 @@ class Inputs:
                     raise TypeError(f"window: {value!r:.60} is not (keys before, keys after)")
                 self.key.append((name, tuple(value)))
             elif hasattr(value, "item"):
+                if getattr(value, "size", 1) != 1 and not callable(value.size):
+                    raise TypeError(f"{name}: one number is expected, not {value!r:.60}")
                 self.key.append((name, value.item()))
             else:
                 self.key.append((name, value))

@@ -74,6 +74,8 @@ def check(status: int) -> None:
 
 # ---- Libraries -----------------------------------------------------------------------------------
 
+_SONAME_VERSION = 0  # of the interface that _abi.py describes
+
 
 def _find(folder: str, *patterns: str) -> str:
     """A built file: in $MHA_LIBRARY_DIR, or in a folder of the installed package."""

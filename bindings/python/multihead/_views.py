@@ -58,7 +58,8 @@ def _layers(values: Any, name: str, include: Sequence[int] | None,
     """The layers of attention: a list of [H,T,S] or [1,H,T,S], as transformers gives them, or one
     array [L,H,T,S]."""
     if len(values) == 0:
-        raise ValueError(f"{name}: there is no layer")
+        raise ValueError(f"{name}: there is no layer; pass .attentions of what the model returned "
+                         "(its last element is something else since transformers 5)")
     numbers = list(range(len(values))) if include is None else [int(n) for n in include]
     made = []
     for number in numbers:
@@ -98,7 +99,7 @@ def _labels(tokens: Any, count: int, prettify: bool, name: str) -> list[str]:
 
 
 def _special(tokens: Any) -> set[str]:
-    """The labels of tokens that are no text: a click hides them, and no picture opens on one."""
+    """The labels of special tokens: a click hides them, and no picture opens on one."""
     if isinstance(tokens, Tokens):
         return {text for text, special in zip(tokens.texts, tokens.special) if special}
     return {str(t) for t in tokens if re.fullmatch(r"\[[A-Z]+\]|<[^<>]+>", str(t))}

@@ -66,8 +66,7 @@ function lineFocus() {
 function placeLines() {
     const width = Math.max(byId("lines").clientWidth, 200), longest =
         Math.max(view.rows.length, view.cols.length, 1);
-    const room = data.only_view ? innerHeight - byId("lines").offsetTop - 40
-        : Math.min(innerHeight * 0.8, 900);
+    const room = data.only_view ? roomBelow(byId("lines")) : Math.min(innerHeight * 0.8, 900);
     const h = Math.min(Math.max((room - 8) / longest, TOKEN_LEAST), TOKEN_MOST);
     const widest = items => items.length > 2000 ? Infinity
         : items.reduce((most, item) => Math.max(most, widthOf(item.text, 12)), 0);
@@ -193,10 +192,15 @@ function paintSmallLines(context, i, width, height) {
 
 // -- a window on a long drawing ------------------------------------------------------------------
 
+// What is left of the window below the top of a box, less a line of text.
+const roomBelow = box =>
+    Math.max(innerHeight - box.getBoundingClientRect().top - scrollY - 56, 160);
+
 // The canvas of a scrolled box, of the box's height, drawn from where it is scrolled to.
 function openScroll(name, width, height) {
     const box = byId(name), canvas = box.querySelector("canvas");
     box.firstElementChild.style.height = `${height}px`;
+    if (data.only_view) box.style.maxHeight = `${roomBelow(box)}px`;
     const shown = Math.max(Math.min(height, box.clientHeight || height), 1), top = box.scrollTop;
     const context = sizeCanvas(canvas, width, shown, ratioNow());
     context.translate(0, -top);
@@ -294,15 +298,14 @@ function onLinesMove(event) {
     if (state.locked || (token?.side === now?.side && token?.at === now?.at)) return;
     state.side = token?.side ?? null;
     state.hover = token && {row: state.row, col: state.col, [token.side]: token.at};
-    drawLines();
     drawCursor();
 }
 
 function onLinesLeave() {
-    if (state.locked || !state.hover) return;
+    if (!state.hover) return;
     state.hover = null;
+    if (state.locked) return;
     state.side = null;
-    drawLines();
     drawCursor();
 }
 

@@ -171,9 +171,9 @@ function fillNeuronTip(tip, i, row, {col, d}, event) {
 
 function onNeuronsLeave() {
     byId("tip").hidden = true;
-    if (state.locked || !state.hover) return;
+    if (!state.hover) return;
     state.hover = null;
-    drawCursor();
+    if (!state.locked) drawCursor();
 }
 
 function onNeuronsPick(event) {

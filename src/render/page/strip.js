@@ -125,7 +125,7 @@ const MOST_NUMBERS = 64;
 function buildStrips() {
     const chooseRow = i => chooseFromStrip({row: i, col: state.col});
     const chooseCol = i => chooseFromStrip({row: state.row, col: i});
-    // Features that are only numbered are no text to read.
+    // Many numbered features, such as those of --desk: nothing to read.
     byId("strip").hidden = colItems.length > MOST_NUMBERS &&
         colItems.every(item => item.text === item.place);
     byId("row-strip").hidden = same;

@@ -79,7 +79,7 @@ function drawAll() {
 function drawFocus() {
     drawTitle();
     drawLegend();
-    drawPicture();
+    if (state.view === "map") drawMap();
     drawCursor();
     drawNotes();
 }
@@ -93,7 +93,7 @@ function drawPicture() {
 
 function drawCursor() {
     if (state.view === "map") drawMarks();
-    else if (state.view === "neurons") drawNeurons();
+    else drawPicture();
     drawReadout();
     drawStrips();
     drawBarMark();

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import pty
+import re
 import shutil
 import struct
 import subprocess
@@ -29,6 +30,9 @@ _failures = []
 _checks = 0
 
 
+PROGRESS = re.compile(r", [0-9.]+ (s|min|h)(, about [0-9.]+ (s|min|h) left)?$")
+
+
 class Result:
     def __init__(self, done):
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
@@ -39,7 +43,9 @@ class Result:
 
     @property
     def errors(self):
-        return self.err.decode("utf-8", "replace").splitlines()
+        """What is said on stderr, without the progress that a slow machine sees after ten seconds."""
+        return [line for line in self.err.decode("utf-8", "replace").splitlines()
+                if not PROGRESS.search(line)]
 
 
 def environment(**changes):

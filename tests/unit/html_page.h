@@ -1,6 +1,6 @@
 /* Writing reports in tests, and taking them apart. */
-#ifndef SUPPORT_HTML_PAGE_H
-#define SUPPORT_HTML_PAGE_H
+#ifndef UNIT_HTML_PAGE_H
+#define UNIT_HTML_PAGE_H
 
 #include <multihead/render.h>
 

@@ -1,5 +1,5 @@
 /* See html_page.h. */
-#include "support/html_page.h"
+#include "unit/html_page.h"
 
 #include "support/expect.h"
 #include "support/suite.h"
