@@ -15,7 +15,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
-import multihead_ctypes  # noqa: E402, F401, finds the package and the library
+import multihead_ctypes  # noqa: E402, finds the package and the library
 import multihead  # noqa: E402
 import multihead.torch as mt  # noqa: E402
 from multihead.torch import _operator  # noqa: E402
@@ -281,6 +281,9 @@ def test_errors_say_what_to_do():
     assert ours(*(x.detach().to("meta") for x in (q, k, v))).shape == q.shape
     with pytest.raises(ValueError, match="enable_gqa=True"):
         ours(q, torch.randn(1, 3, 5, 8), v)
+    for dtype in (torch.uint8, torch.float64):
+        with pytest.raises(TypeError, match=f"attn_mask: {dtype}; bool, where true attends"):
+            ours(q, k, v, torch.ones(5, 5, dtype=dtype))
     with pytest.raises(ValueError, match="bias: dim"):
         ours(q, k, v, torch.zeros(4, 5))
     with pytest.raises(ValueError, match="right_keys is 2"):
@@ -451,7 +454,8 @@ def test_module_as_torchs():
         assert other.load_state_dict(module.state_dict())
         leaves = {id(x): x for x in inputs}
         results = {}
-        for dtype, m in ((torch.float32, module), (None, other), (torch.float64, copy.deepcopy(other).double())):
+        wide = copy.deepcopy(other).double()
+        for dtype, m in ((torch.float32, module), (None, other), (torch.float64, wide)):
             wanted = dtype or torch.float32
             cast = {i: x.detach().to(wanted).requires_grad_() for i, x in leaves.items()}
             masks = {name: x.to(wanted) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
@@ -552,6 +556,10 @@ def test_float64_modules_are_torchs_and_say_so():
     with pytest.warns(UserWarning, match="no float64: torch computes"):
         out = mha(x, x, x)[0]
     assert torch.equal(out, torch.nn.MultiheadAttention.forward(mha, x, x, x)[0])
+    torch.compiler.reset()
+    with pytest.warns(UserWarning, match="no float64"):
+        traced = torch.compile(mha, fullgraph=True, backend="aot_eager")(x, x, x)[0]
+    assert torch.equal(traced, out)
     with pytest.raises(TypeError, match="float64"):
         mt.MultiheadAttention(8, 2, sinks=True).double()(x, x, x)
 
@@ -566,3 +574,9 @@ def test_static_keys_and_values():
     exact = torch.nn.functional.multi_head_attention_forward(*arguments, static_k=k, static_v=v)
     for a, b in zip(found, exact):
         assert (a - b).abs().max() <= 64 * U * b.abs().max()
+
+
+def test_examples_of_the_page():
+    import page_examples
+    found = page_examples.run(multihead_ctypes.ROOT / "docs/python-torch.md")
+    assert found.failed == 0 and found.attempted > 10

@@ -47,6 +47,7 @@ class AttentionOptions(TypedDict, total=False):
 
 _SINGLE = {"alibi_slopes", "t5_table", "shaw_keys", "shaw_values", "sink_logits", "gates"}
 _DOCUMENTS = {"query_documents", "key_documents"}
+_PLACES = {name: i for i, name in enumerate(_operator.TENSORS)}
 _BYTES = {"global_keys", "global_queries", "keep_blocks", "keep_mask"}
 
 
@@ -75,27 +76,26 @@ def dropout_seed() -> torch.Tensor:
 def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout: float = 0.0,
          **options: Any) -> list[torch.Tensor]:
     """The operator with its options by name, those that are None left out; tensors have 4 axes."""
-    if options.get("q_offset") is not None and not isinstance(options["q_offset"], (int, torch.SymInt)):
-        options["q_offsets"] = options.pop("q_offset")
     tensors: list[torch.Tensor | None] = []
+    numbers: dict[str, Any] = {}
     if dropout:
         options["dropout_seed"] = dropout_seed()
-        options["dropout"] = dropout
-    for name in _operator.TENSORS:
-        found = options.pop(name, None)
-        if found is None:
-            tensors.append(None)
-        elif name in _operator.NUMBERS:
-            tensors.append(_numbers(found))
-        else:
-            tensors.append(_converted(name, found))
-    while tensors and tensors[-1] is None:
-        tensors.pop()
-    if options.get("window") is not None:
-        options["window"] = list(options["window"])
-    options = {name: value for name, value in options.items() if value is not None}
-    found_list: list[torch.Tensor] = _operator.attention(query, key, value, *tensors, **options)
-    return found_list
+        numbers["dropout"] = dropout
+    for name, value_of in options.items():
+        if value_of is None:
+            continue
+        if name == "q_offset" and not isinstance(value_of, (int, torch.SymInt)):
+            name = "q_offsets"
+        at = _PLACES.get(name)
+        if at is None:
+            numbers[name] = list(value_of) if name == "window" else value_of
+            continue
+        if at >= len(tensors):
+            tensors += [None] * (at + 1 - len(tensors))
+        tensors[at] = (_numbers(value_of) if name in _operator.NUMBERS
+                       else _converted(name, value_of))
+    found: list[torch.Tensor] = _operator.attention(query, key, value, *tensors, **numbers)
+    return found
 
 
 # ---- Shapes -----------------------------------------------------------------------------------------
@@ -191,16 +191,26 @@ def scaled_dot_product_attention(
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype)
                              for x in (query, key, value))
-    batched = query.dim() == key.dim() == value.dim() == 4 and (
-        query.shape[0] == key.shape[0] == value.shape[0]
-        and key.shape[1] == value.shape[1]
-        and (enable_gqa or key.shape[1] in (1, query.shape[1])))
-    lead = [query.shape[0], query.shape[1]] if batched else []
+    of_q, of_k, of_v = query.shape, key.shape, value.shape
+    batched = len(of_q) == len(of_k) == len(of_v) == 4 and (
+        of_q[0] == of_k[0] == of_v[0] and of_k[1] == of_v[1]
+        and (enable_gqa or of_k[1] in (1, of_q[1])))
+    lead = [of_q[0], of_q[1]] if batched else []
     if not batched:
         (query, key, value), lead = _broadcast(query, key, value, enable_gqa)
     query, key, value = _last_contiguous(query), _last_contiguous(key), _last_contiguous(value)
+    if not options and attn_mask is None and batched and not (return_lse or return_weights
+                                                              or dropout_p):
+        if scale is None:  # the dispatcher looks up every argument that is given
+            plain: torch.Tensor = _operator.attention(query, key, value, causal=is_causal)[0]
+            return plain
+        scaled: torch.Tensor = _operator.attention(query, key, value, causal=is_causal, scale=scale)[0]
+        return scaled
     given: dict[str, Any] = dict(options)
     if attn_mask is not None:
+        if attn_mask.dtype not in (torch.bool, torch.float32, torch.float16, torch.bfloat16):
+            raise TypeError(f"attn_mask: {attn_mask.dtype}; bool, where true attends, or float32, "
+                            "float16 or bfloat16, which is added, is expected")
         mask = _mask(attn_mask, lead, query.shape[2], key.shape[2])
         if attn_mask.dtype is torch.bool:
             given["keep_mask"] = mask

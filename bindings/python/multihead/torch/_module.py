@@ -287,6 +287,13 @@ _DOUBLE = ("multihead has no float64: torch computes this module. Use .float(), 
            "if double precision is wanted")
 
 
+@torch.compiler.assume_constant_result  # torch.compile calls it while it traces
+def _warn_of_double() -> int:
+    warnings.warn(_DOUBLE, stacklevel=3)
+    return 0
+
+
+
 def multi_head_attention_forward(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim_to_check: int,
         num_heads: int, in_proj_weight: torch.Tensor | None, in_proj_bias: torch.Tensor | None,
@@ -306,7 +313,7 @@ def multi_head_attention_forward(
     number of query heads.
     """
     if query.dtype is torch.float64:
-        warnings.warn(_DOUBLE, stacklevel=2)
+        _warn_of_double()
         return _torch_forward(
             query, key, value, embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, bias_k,
             bias_v, add_zero_attn, dropout_p, out_proj_weight, out_proj_bias, training,
@@ -356,9 +363,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         nan_rows    a query that sees no key gives NaN where torch gives NaN
 
     Nested tensors (batch_first, both layouts) are ragged batches, in training too; weights are then
-    None. A query that sees no key has weights and heads of 0, so that out is out_proj.bias; torch gives NaN if
-    need_weights, else the same as this. The hint is_causal does what it does in torch: it needs attn_mask,
-    and stands for it where no weights and no padding are asked for. float64 goes to torch's
+    None. A query that sees no key has weights and heads of 0, so that out is out_proj.bias; torch gives
+    NaN if need_weights, else the same as this. The hint is_causal does what it does in torch: it needs
+    attn_mask, and stands for it where neither weights nor padding are asked for. float64 goes to torch's
     own code, with a warning; with the arguments above it is a TypeError.
 
     In eval mode torch.nn.TransformerEncoderLayer calls a kernel of its own in place of any module,
@@ -435,7 +442,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if query.dtype is torch.float64:
             if self.extras:
                 raise TypeError("float64 is not supported: call .float() on the module and its input")
-            warnings.warn(_DOUBLE, stacklevel=2)
+            _warn_of_double()
             return super().forward(query, key, value, key_padding_mask, need_weights, attn_mask,
                                    average_attn_weights, is_causal)
         rows = self.kv_heads * self.head_dim

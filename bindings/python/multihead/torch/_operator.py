@@ -51,8 +51,6 @@ _registry.define("attention_backward(Tensor query, Tensor key, Tensor value, Ten
                  f"{_OPTIONAL}, {_OPTIONS}, bool[] wanted) -> Tensor[]", tags=_TAGS)
 attention = torch.ops.multihead.attention.default
 attention_backward = torch.ops.multihead.attention_backward.default
-_GRADIENTS_AT = 5  # where the optional gradients of attention_backward begin, and its tensors
-_BACKWARD_AT = 9
 
 # ---- Threads ----------------------------------------------------------------------------------------
 
@@ -205,13 +203,15 @@ def _values(tensors: tuple[Any, ...], rest: tuple[Any, ...], options: dict[str, 
 def _key(kind: str, tensors: tuple[Any, ...], rest: tuple[Any, ...],
          options: dict[str, Any]) -> tuple[Any, ...]:
     """What a prepared call depends on. An offset may change from call to call."""
-    numbers = options
-    if options.get("q_offset") or options.get("window") is not None:
-        numbers = options | {"q_offset": True} if options.get("q_offset") else dict(options)
-        if options.get("window") is not None:
-            numbers["window"] = tuple(options["window"])
-    return (kind, *[_layout(tensor) for tensor in tensors],
-            *[tensor is not None and _layout(tensor) for tensor in rest], *numbers.items())
+    key: list[Any] = [kind]
+    for x in tensors:
+        key += (x.dtype, x.shape, x.stride())
+    for x in rest:
+        key.append(x is not None and _layout(x))
+    for name, value in options.items():
+        key += (name, True if name == "q_offset" and value
+                else tuple(value) if name == "window" and value is not None else value)
+    return tuple(key)
 
 
 class _Forward(_Call):
