@@ -29,17 +29,18 @@ static mha_inset_page page_of(const mha_inset *inset, int64_t i)
 
 static mha_status measure_page(const mha_inset_page *page, int64_t *height)
 {
-    enum { CONTROLS = 130, TOKEN = 22, MAP = 640, LEAST = 300 };
+    enum { CONTROLS = 290, LINE = 14, ROW = 20, MAP = 640 };
     mha_figure figure;
     mha_report report;
     MHA_TRY(mhai_figure_check(page->figure, &figure));
     MHA_TRY(mhai_html_check(page->report, &figure, &report));
-    const bool lines = report.view == MHA_VIEW_LINES || report.view == MHA_VIEW_NEURONS;
     const int64_t longest = figure.rows > figure.cols ? figure.rows : figure.cols;
     *height = MOST_HEIGHT;
     if (!report.only_view || longest > MOST_HEIGHT) return MHA_OK;
-    const int64_t own = lines ? CONTROLS + TOKEN * longest : MAP;
-    *height = own > MOST_HEIGHT ? MOST_HEIGHT : own < LEAST ? LEAST : own;
+    const int64_t own = report.view == MHA_VIEW_LINES     ? CONTROLS + LINE * longest
+                        : report.view == MHA_VIEW_NEURONS ? CONTROLS + ROW * longest
+                                                          : MAP;
+    *height = own > MOST_HEIGHT ? MOST_HEIGHT : own;
     return MHA_OK;
 }
 

@@ -2,108 +2,24 @@
 import ctypes as C
 import os
 import pathlib
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY_DIR = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build")
-Texts = C.POINTER(C.c_char_p)
-Doubles = C.POINTER(C.c_double)
-
-
-class Measure(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("value", C.c_double), ("chance", C.c_double),
-                ("most", C.c_double), ("count", C.c_int64), ("note", C.c_char_p)]
-
-
-class Panel(C.Structure):
-    _fields_ = [("values", C.c_void_p), ("row_stride", C.c_int64), ("name", C.c_char_p),
-                ("note", C.c_char_p), ("detail", C.c_char_p), ("group", C.c_int64),
-                ("masked", C.c_void_p), ("mask_stride", C.c_int64), ("badge", C.c_char_p),
-                ("measures", C.POINTER(Measure)), ("measure_count", C.c_int64),
-                ("twin", C.c_void_p), ("twin_stride", C.c_int64), ("queries", C.c_void_p),
-                ("keys", C.c_void_p), ("channels", C.c_int64)]
-
-
-class Figure(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("panel_size", C.c_uint32), ("title", C.c_char_p),
-                ("subtitle", C.c_char_p), ("footnote", C.c_char_p), ("row_axis", C.c_char_p),
-                ("col_axis", C.c_char_p), ("rows", C.c_int64), ("cols", C.c_int64),
-                ("row_labels", Texts), ("col_labels", Texts), ("panels", C.POINTER(Panel)),
-                ("panel_count", C.c_int64), ("group_names", Texts), ("group_count", C.c_int64),
-                ("columns", C.c_int64), ("cmap", C.c_int), ("range", C.c_int), ("lo", C.c_double),
-                ("hi", C.c_double), ("scale", C.c_int), ("dark", C.c_bool),
-                ("print_values", C.c_int), ("pixel_ratio", C.c_double), ("font_file", C.c_char_p),
-                ("value_name", C.c_char_p)]
-
-
-class Series(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("x", Doubles), ("y", Doubles), ("count", C.c_int64),
-                ("baseline", C.c_bool)]
-
-
-class Curve(C.Structure):
-    _fields_ = [("title", C.c_char_p), ("caption", C.c_char_p), ("x_axis", C.c_char_p),
-                ("y_axis", C.c_char_p), ("series", C.POINTER(Series)), ("series_count", C.c_int64),
-                ("timeline", C.c_bool)]
-
-
-class Frame(C.Structure):
-    _fields_ = [("label", C.c_char_p), ("at", C.c_double), ("maps", C.POINTER(C.c_void_p))]
-
-
-class Column(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("about", C.c_char_p), ("values", Doubles),
-                ("ascending", C.c_bool)]
-
-
-class Report(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("text", C.c_char_p), ("facts", C.c_void_p),
-                ("fact_count", C.c_int64), ("producer", C.c_char_p), ("same_labels", C.c_bool),
-                ("most_bytes", C.c_int64), ("special", Texts), ("special_count", C.c_int64),
-                ("first_panel", C.c_int64), ("curve_size", C.c_uint32),
-                ("curves", C.POINTER(Curve)), ("curve_count", C.c_int64),
-                ("columns", C.POINTER(Column)), ("column_count", C.c_int64),
-                ("frames", C.POINTER(Frame)), ("frame_count", C.c_int64),
-                ("twin_name", C.c_char_p), ("twin_value", C.c_char_p), ("cell_tokens", C.c_int64),
-                ("tokens", Texts), ("token_count", C.c_int64), ("guide", C.c_char_p),
-                ("first_cell", C.c_bool), ("first_row", C.c_int64), ("first_col", C.c_int64),
-                ("view", C.c_int), ("only_view", C.c_bool), ("line_panels", C.POINTER(C.c_int64)),
-                ("line_panel_count", C.c_int64), ("second_row", C.c_int64),
-                ("second_col", C.c_int64), ("score_scale", C.c_double)]
-
-
-class InsetPage(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("figure", C.POINTER(Figure)), ("report", C.POINTER(Report))]
-
-
-class Inset(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("page_size", C.c_uint32),
-                ("pages", C.POINTER(InsetPage)), ("page_count", C.c_int64), ("width", C.c_int64),
-                ("height", C.c_int64), ("whole_file", C.c_bool)]
-
-
-class Sink(C.Structure):
-    _fields_ = [("write", C.c_void_p), ("user", C.c_void_p)]
-
-
-class Buffer(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("size", C.c_size_t), ("capacity", C.c_size_t)]
+sys.path.insert(0, str(ROOT / "bindings/python"))
+LIBRARY_DIR = pathlib.Path(os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build")))
 
 
 def available():
     return (LIBRARY_DIR / "libmultihead-render.so").exists()
 
 
-def load():
-    C.CDLL(str(LIBRARY_DIR / "libmultihead.so"), mode=C.RTLD_GLOBAL)
-    render = C.CDLL(str(LIBRARY_DIR / "libmultihead-render.so"))
-    render.mha_buffer_sink.restype = Sink
-    render.mha_error_detail.restype = C.c_char_p
-    render.mha_cmap_color.argtypes = [C.c_int, C.c_bool, C.c_double, C.c_char_p]
-    render.mha_cmap_color.restype = None
-    return render
-
-
-RENDER = load() if available() else None
+if available():
+    from multihead._abi import (Buffer, Column, Curve, Figure, Frame, Inset, InsetPage, Panel,
+                                RenderedMeasure, Report, Series)
+    from multihead._library import check, library, render_library
+    RENDER = render_library()
+else:
+    RENDER = None
 
 
 def encoded(text):
@@ -136,8 +52,8 @@ class Matrices:
 
 def measures_of(measures):
     """measures: (name, value, chance, most, count, note) each, as in mha_measure."""
-    return (Measure * len(measures))(*[
-        Measure(encoded(name), value, chance, most, count, encoded(note))
+    return (RenderedMeasure * len(measures))(*[
+        RenderedMeasure(encoded(name), value, chance, most, count, encoded(note))
         for name, value, chance, most, count, note in measures])
 
 
@@ -187,13 +103,13 @@ def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1
             panel.channels = len(queries[i][0])
     row_texts, special_texts = texts(labels), texts(special)
     col_texts = texts(col_labels) if col_labels else row_texts
-    figure = Figure(struct_size=C.sizeof(Figure), panel_size=C.sizeof(Panel), title=encoded(title),
+    figure = Figure(panel_size=C.sizeof(Panel), title=encoded(title),
                     row_axis=b"query (looking)", col_axis=b"key (looked at)", rows=rows, cols=cols,
                     row_labels=row_texts, col_labels=col_texts, panels=panels,
                     panel_count=len(maps), group_names=texts([f"layer {g}" for g in range(groups)]),
                     group_count=groups, value_name=b"weight", **options)
     fact_texts = texts([word for fact in facts for word in fact])
-    report = Report(struct_size=C.sizeof(Report), text=encoded(text), producer=b"test",
+    report = Report(text=encoded(text), producer=b"test",
                     facts=C.cast(fact_texts, C.c_void_p), fact_count=len(facts),
                     same_labels=col_labels is None, special=special_texts,
                     special_count=len(special), first_panel=first_panel, most_bytes=most_bytes,
@@ -219,11 +135,10 @@ def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1
 
 def write(path, call, *arguments):
     buffer = Buffer()
-    sink = RENDER.mha_buffer_sink(C.byref(buffer))
-    if call(*map(C.byref, arguments), C.byref(sink)) != 0:
-        raise ValueError(RENDER.mha_error_detail().decode())
+    sink = library.mha_buffer_sink(C.byref(buffer))
+    check(call(*map(C.byref, arguments), C.byref(sink)))
     path.write_bytes(C.string_at(buffer.data, buffer.size))
-    RENDER.mha_buffer_free(C.byref(buffer))
+    library.mha_buffer_free(C.byref(buffer))
     return path
 
 
@@ -238,6 +153,6 @@ def write_inset(path, pages, **options):
     array = (InsetPage * len(made))(*[
         InsetPage(encoded(name), C.pointer(figure), C.pointer(report))
         for name, figure, report, _alive in made])
-    inset = Inset(struct_size=C.sizeof(Inset), page_size=C.sizeof(InsetPage), pages=array,
+    inset = Inset(page_size=C.sizeof(InsetPage), pages=array,
                   page_count=len(made), whole_file=True, **options)
     return write(path, RENDER.mha_render_inset, inset)

@@ -471,14 +471,38 @@ class Figure(Struct):
                 ("value_name", C.c_char_p)]
 
 
+class Series(Struct):
+    c_name = "mha_series"
+    _fields_ = [("name", C.c_char_p), ("x", Doubles), ("y", Doubles), ("count", C.c_int64),
+                ("baseline", C.c_bool)]
+
+
+class Curve(Struct):
+    c_name = "mha_curve"
+    _fields_ = [("title", C.c_char_p), ("caption", C.c_char_p), ("x_axis", C.c_char_p),
+                ("y_axis", C.c_char_p), ("series", C.POINTER(Series)), ("series_count", C.c_int64),
+                ("timeline", C.c_bool)]
+
+
+class Frame(Struct):
+    c_name = "mha_frame"
+    _fields_ = [("label", C.c_char_p), ("at", C.c_double), ("maps", C.POINTER(C.c_void_p))]
+
+
+class Column(Struct):
+    c_name = "mha_column"
+    _fields_ = [("name", C.c_char_p), ("about", C.c_char_p), ("values", Doubles),
+                ("ascending", C.c_bool)]
+
+
 class Report(Struct):
     c_name = "mha_report"
     _fields_ = [SIZE, ("text", C.c_char_p), ("facts", C.c_void_p), ("fact_count", C.c_int64),
                 ("producer", C.c_char_p), ("same_labels", C.c_bool), ("most_bytes", C.c_int64),
                 ("special", Texts), *_int64s("special_count first_panel"),
-                ("curve_size", C.c_uint32), ("curves", C.c_void_p), ("curve_count", C.c_int64),
-                ("columns", C.c_void_p), ("column_count", C.c_int64), ("frames", C.c_void_p),
-                ("frame_count", C.c_int64), ("twin_name", C.c_char_p), ("twin_value", C.c_char_p),
+                ("curve_size", C.c_uint32), ("curves", C.POINTER(Curve)), ("curve_count", C.c_int64),
+                ("columns", C.POINTER(Column)), ("column_count", C.c_int64),
+                ("frames", C.POINTER(Frame)), ("frame_count", C.c_int64), ("twin_name", C.c_char_p), ("twin_value", C.c_char_p),
                 ("cell_tokens", C.c_int64), ("tokens", Texts), ("token_count", C.c_int64),
                 ("guide", C.c_char_p), ("first_cell", C.c_bool),
                 *_int64s("first_row first_col"), ("view", C.c_int), ("only_view", C.c_bool),
@@ -595,5 +619,6 @@ RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_render_png": (_STATUS, [C.POINTER(Figure), C.POINTER(Sink)]),
     "mha_render_html": (_STATUS, [C.POINTER(Figure), C.POINTER(Report), C.POINTER(Sink)]),
     "mha_render_inset": (_STATUS, [C.POINTER(Inset), C.POINTER(Sink)]),
+    "mha_cmap_color": (None, [C.c_int, C.c_bool, C.c_double, C.c_char_p]),
     "mha_text_piece": (_INT64, [C.c_char_p, C.c_char_p, C.c_size_t]),
 }

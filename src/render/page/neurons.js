@@ -129,7 +129,8 @@ function paintNeuronHead(context, p, i, cell, top) {
     paintStrip(context, d => q[cell.row * D + d], D, panels[i].queries.most, p.x1, top + 17, p.wide,
         KEY_HEIGHT - 3);
     write(p.x1, 50, "k", "start", true);
-    write(p.x2, 50, p.narrow ? "q × k" : "q × k, channel by channel", "start", true);
+    const product = "q × k, channel by channel";
+    write(p.x2, 50, cutTo(product, 11.5, p.wide) === product ? product : "q × k", "start", true);
     if (!p.narrow) write(p.dot + 48, 50, "q · k", "end", true);
     write(p.dot + (p.narrow ? 40 : 104), 50, p.narrow ? "score" : "× scale", "end", true);
     write(p.dot + (p.narrow ? 52 : 120), 50, valueWord, "start", true);
