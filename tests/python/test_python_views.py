@@ -109,11 +109,32 @@ def test_files_are_whole(attention, tmp_path):
     assert png.startswith(b"\x89PNG") and png == view.png()
     assert (tmp_path / "a.html").read_text().startswith("<!")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png", "a.svg"]
-    assert (tmp_path / "a.svg").stat().st_mode & 0o777 == 0o666 & ~multihead._views._umask()
+    (tmp_path / "any").touch()
+    assert (tmp_path / "a.svg").stat().st_mode == (tmp_path / "any").stat().st_mode
     with pytest.raises(ValueError, match=".html, .svg, .png"):
         view.save(tmp_path / "a.gif")
     with pytest.raises(OSError):
         view.save(tmp_path / "none" / "a.svg")
+
+
+def test_files_are_those_of_the_library(tmp_path):
+    """Links are followed, permissions stay, a write-protected file stays as it is."""
+    view = multihead.heatmap(np.eye(3))
+    target, link = tmp_path / "target.svg", tmp_path / "link.svg"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target.name)
+    view.save(link)
+    assert link.is_symlink() and target.read_text() == view.svg()
+    assert target.stat().st_mode & 0o777 == 0o640
+    if os.geteuid() != 0:  # who may write to every file
+        target.chmod(0o440)
+        with pytest.raises(multihead.FileError, match="target.svg"):
+            view.save(target)
+    with pytest.raises(ValueError, match="has a NUL"):
+        view.save(f"{tmp_path}/cut.png\0.svg")
+    assert {path.name for path in tmp_path.iterdir()} == {"target.svg", "link.svg"}
+    assert "a b?" in multihead.heatmap(np.eye(3), title="a\0b\ud800").svg()
 
 
 def test_heatmaps_of_plain_arrays():

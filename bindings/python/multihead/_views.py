@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _abi
-from ._library import check, font, library, render_library, value_of, version
+from ._library import check, file_name, font, library, render_library, value_of, version
 from ._tokens import Tokens
 
 if TYPE_CHECKING:
@@ -107,9 +106,9 @@ def _special(tokens: Any) -> set[str]:
 
 def _piece(text: str) -> str:
     """A piece of a vocabulary as a reader knows it: "the" of "\u0120the"."""
-    data = text.encode(errors="replace")
+    data = _text(text)
     room = C.create_string_buffer(len(data) + 1)
-    render_library().mha_text_piece(data.replace(b"\0", b" "), room, len(room))
+    render_library().mha_text_piece(data, room, len(room))
     return room.value.decode(errors="replace")
 
 
@@ -129,9 +128,13 @@ def _maps(name: str | None, argument: str, attention: Any, rows: Any, cols: Any,
 # ---- What is drawn of it --------------------------------------------------------------------------
 
 
+def _text(value: str) -> bytes:
+    """A text as the library takes it."""
+    return value.encode(errors="replace").replace(b"\0", b" ")
+
+
 def _texts(values: Sequence[str], keep: list[Any]) -> Any:
-    array = (C.c_char_p * max(len(values), 1))(
-        *[value.encode(errors="replace").replace(b"\0", b" ") for value in values])
+    array = (C.c_char_p * max(len(values), 1))(*map(_text, values))
     keep.append(array)
     return C.cast(array, _abi.Texts)
 
@@ -196,7 +199,7 @@ class View:
         self._static = view == "map"
         self._shown_in: Any = None
 
-    def _render(self, write: Callable[[Any], int]) -> bytes:
+    def _in_memory(self, write: Callable[[Any], int]) -> bytes:
         buffer = _abi.Buffer()
         sink = library.mha_buffer_sink(C.byref(buffer))
         try:
@@ -205,57 +208,57 @@ class View:
         finally:
             library.mha_buffer_free(C.byref(buffer))
 
-    def _inset(self, whole_file: bool) -> str:
+    def _write_html(self, sink: Any, whole_file: bool = True) -> int:
         pages = (_abi.InsetPage * len(self._pages))(*[
             _abi.InsetPage(name.encode() if name else None, C.pointer(page.figure),
                            C.pointer(page.report))
             for name, page in zip(self._names, self._pages)])
         inset = _abi.Inset(page_size=C.sizeof(_abi.InsetPage), pages=pages, page_count=len(pages),
                            width=self._size[0], height=self._size[1], whole_file=whole_file)
-        return self._render(lambda sink: int(
-            render_library().mha_render_inset(C.byref(inset), sink))).decode()
+        return int(render_library().mha_render_inset(C.byref(inset), sink))
+
+    def _write_svg(self, sink: Any) -> int:
+        return int(render_library().mha_render_svg(C.byref(self._pages[0].figure), sink))
+
+    def _write_png(self, sink: Any) -> int:
+        figure = self._pages[0].figure
+        if (path := font()) is not None:
+            figure.font_file = os.fsencode(path)
+        return int(render_library().mha_render_png(C.byref(figure), sink))
 
     @property
     def data(self) -> str:
         """What a notebook shows: HTML without anything outside it. (BertViz's name.)"""
-        return self.svg() if self._static else self._inset(False)
+        return self.svg() if self._static else self._in_memory(
+            lambda sink: self._write_html(sink, False)).decode()
 
     def svg(self) -> str:
         """The maps as SVG, those of the first page."""
-        return self._render(lambda sink: int(render_library().mha_render_svg(
-            C.byref(self._pages[0].figure), sink))).decode()
+        return self._in_memory(self._write_svg).decode()
 
     def png(self) -> bytes:
         """The maps as PNG, those of the first page."""
-        figure = self._pages[0].figure
-        if (path := font()) is not None:
-            figure.font_file = os.fsencode(path)
-        return self._render(lambda sink: int(render_library().mha_render_png(C.byref(figure), sink)))
+        return self._in_memory(self._write_png)
 
     def html(self) -> str:
         """A whole HTML file, which needs no network."""
-        return self._inset(True)
+        return self._in_memory(self._write_html).decode()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the picture: .html, with everything that can be clicked; .svg or .png, the maps. A file
-        appears whole or not at all."""
-        target = pathlib.Path(path)
-        writers: dict[str, Callable[[], bytes]] = {
-            ".html": lambda: self.html().encode(), ".svg": lambda: self.svg().encode(),
-            ".png": self.png}
-        if target.suffix.lower() not in writers:
-            raise ValueError(f"{target}: the end of the name says what is written: "
+        appears whole or not at all; a link is followed, and permissions stay."""
+        writers = {".html": self._write_html, ".svg": self._write_svg, ".png": self._write_png}
+        write = writers.get(pathlib.Path(path).suffix.lower())
+        if write is None:
+            raise ValueError(f"{os.fspath(path)}: the end of the name says what is written: "
                              f"{', '.join(writers)}")
-        data = writers[target.suffix.lower()]()
-        handle, part = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
+        file, status = C.c_void_p(), _abi.STATUS["err_write"]
+        check(library.mha_file_create(file_name(path), C.byref(file)))
         try:
-            with open(handle, "wb") as file:
-                file.write(data)
-            os.chmod(part, 0o666 & ~_umask())
-            os.replace(part, target)
-        except BaseException:
-            os.unlink(part)
-            raise
+            status = write(library.mha_file_sink(file))
+        finally:
+            status = library.mha_file_finish(file, status)
+        check(status)
 
     def _repr_html_(self) -> str:
         return self.data
@@ -283,12 +286,6 @@ class View:
     def __repr__(self) -> str:
         maps = sum(page.figure.panel_count for page in self._pages)
         return f"<multihead.View of {maps} maps: .save('picture.html') writes it>"
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _notebook() -> Any:
@@ -520,5 +517,5 @@ def heatmap(attention: Any, tokens: Any = None, key_tokens: Any = None, *, layer
     maps.numbers = [chosen]
     figure = {"cmap": value_of(_abi.CMAPS, cmap, "cmap"), "scale": value_of(_abi.SCALES, scale, "scale"),
               "print_values": value_of(_abi.VALUES, numbers, "numbers"),
-              "title": title.encode() if title else None}
+              "title": _text(title) if title else None}
     return View([maps], "map", dark=dark, figure=figure)
