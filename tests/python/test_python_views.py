@@ -1,4 +1,5 @@
 """Pictures from Python: what they hold, what BertViz's arguments mean, files, notebooks, errors."""
+import dataclasses
 import html
 import json
 import os
@@ -135,6 +136,36 @@ def test_files_are_those_of_the_library(tmp_path):
         view.save(f"{tmp_path}/cut.png\0.svg")
     assert {path.name for path in tmp_path.iterdir()} == {"target.svg", "link.svg"}
     assert "a b?" in multihead.heatmap(np.eye(3), title="a\0b\ud800").svg()
+
+
+def test_neuron_views_read_only_what_is_there(attention):
+    """The library reads H T D numbers of 32 bits."""
+    def changed(**given):
+        return multihead.neuron_view(dataclasses.replace(attention, **given), html_action="return").data
+
+    whole = changed()
+    pruned = {name: [x[:0] if n else x for n, x in enumerate(getattr(attention, name))]
+              for name in ("probabilities", "q", "k")}
+    assert "L0H2" in changed(**pruned) and "L1H" not in changed(**pruned)
+    assert changed(q=[q.astype(np.float64) for q in attention.q],
+                   k=[np.asfortranarray(k) for k in attention.k]) == whole
+    for given in ({"q": [q[:, :1] for q in attention.q]}, {"k": [k[:, :1] for k in attention.k]},
+                  {"q": [q[:1] for q in attention.q]},
+                  {"q": attention.q[:1], "k": attention.k[:1]}):
+        with pytest.raises(ValueError, match="do not belong to the probabilities|do not fit"):
+            changed(**given)
+    for given in ({"k": [k[..., :1] for k in attention.k]}, {"k": [k[:0] for k in attention.k]}):
+        with pytest.raises(ValueError, match="do not fit"):
+            changed(**given)
+    with pytest.raises(ValueError, match="q has 1 layers, k 2"):
+        changed(q=attention.q[:1])
+
+
+def test_a_choice_of_no_layer_is_an_error():
+    with pytest.raises(ValueError, match="include_layers: at least one"):
+        multihead.head_view(maps(), TOKENS, include_layers=[])
+    with pytest.raises(ValueError, match=r"layer: 7 is not in 0 \.\. 1"):
+        multihead.heatmap(maps(), TOKENS, layer=7)
 
 
 def test_heatmaps_of_plain_arrays():

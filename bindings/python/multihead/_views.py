@@ -60,6 +60,8 @@ def _layers(values: Any, name: str, include: Sequence[int] | None,
         raise ValueError(f"{name}: there is no layer; pass .attentions of what the model returned "
                          "(its last element is something else since transformers 5)")
     numbers = list(range(len(values))) if include is None else [int(n) for n in include]
+    if not numbers:
+        raise ValueError("include_layers: at least one layer is expected")
     made = []
     for number in numbers:
         if not 0 <= number < len(values):
@@ -439,7 +441,11 @@ def neuron_view(model: Model | ModelAttention | None = None, text: str | None = 
             raise ValueError('q and k are missing: model.attention(text, outputs=("probabilities", '
                              '"q", "k"))')
         maps = _all_maps(model, tokens, None, True, None, None, None, None, None, None, None)[0]
-        maps.queries, maps.keys = model.q, model.k
+        maps.queries, maps.keys = _vectors(model.q, model.k)
+        shapes = [(len(q), q.shape[1], k.shape[1]) for q, k in zip(maps.queries, maps.keys)]
+        if shapes != [layer.shape for layer in maps.layers]:
+            raise ValueError("q and k do not belong to the probabilities: they have other layers, "
+                             "heads or lengths")
     else:
         maps = _maps_of_vectors(q, k, tokens, causal, scale)
     view = View([maps], "neurons", layer=layer, heads=None if head is None else [head],
@@ -449,21 +455,25 @@ def neuron_view(model: Model | ModelAttention | None = None, text: str | None = 
     return _finish(view, html_action)
 
 
+def _vectors(q: Any, k: Any) -> tuple[list[Floats], list[Floats]]:
+    """The queries and keys of layers."""
+    if len(q) != len(k):
+        raise ValueError(f"q has {len(q)} layers, k {len(k)}")
+    queries, keys = [_array(x, "q") for x in q], [_array(x, "k") for x in k]
+    for layer_q, layer_k in zip(queries, keys):
+        if layer_q.ndim != 3 or layer_k.ndim != 3 or layer_q.shape[2] != layer_k.shape[2] or \
+                len(layer_q) % max(len(layer_k), 1) or bool(len(layer_q)) > bool(len(layer_k)):
+            raise ValueError(f"q {list(layer_q.shape)} and k {list(layer_k.shape)} do not fit: [H,T,D] "
+                             "and [Hk,T,D] are expected, H a multiple of Hk")
+    return queries, keys
+
+
 def _maps_of_vectors(q: Any, k: Any, tokens: Any, causal: bool, scale: float | None) -> _Maps:
     if q is None or k is None or tokens is None:
         raise ValueError("give a model and a text, or q, k and tokens")
     several = isinstance(q, (list, tuple)) or np.ndim(q) == 4
-    queries = [_array(x, "q") for x in (q if several else [q])]
-    keys = [_array(x, "k") for x in (k if several else [k])]
-    weights = []
-    for layer_q, layer_k in zip(queries, keys):
-        if layer_q.ndim != 3 or layer_k.ndim != 3 or layer_q.shape[2] != layer_k.shape[2] or \
-                len(layer_k) == 0 or len(layer_q) % len(layer_k):
-            raise ValueError(f"q {list(layer_q.shape)} and k {list(layer_k.shape)} do not fit: [H,T,D] "
-                             "and [Hk,T,D] are expected, H a multiple of Hk")
-        weights.append(_weights(layer_q, layer_k, causal, scale))
-    if len(queries) != len(keys):
-        raise ValueError(f"q has {len(queries)} layers, k {len(keys)}")
+    queries, keys = _vectors(q if several else [q], k if several else [k])
+    weights = [_weights(layer_q, layer_k, causal, scale) for layer_q, layer_k in zip(queries, keys)]
     maps = _maps(None, "q and k", weights, tokens, tokens, True, True, None)
     maps.queries, maps.keys = queries, keys
     return maps
@@ -498,6 +508,8 @@ def heatmap(attention: Any, tokens: Any = None, key_tokens: Any = None, *, layer
         chosen = layer if layer is not None else (own or [0])[0]
         if own is not None and chosen not in own:
             raise ValueError(f"layer: {chosen} is not one of {own}")
+        if own is None and not 0 <= chosen < len(attention):
+            raise ValueError(f"layer: {chosen} is not in 0 .. {len(attention) - 1}")
         stack = [attention[own.index(chosen) if own else chosen]]
     else:
         chosen = 0
