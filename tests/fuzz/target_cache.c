@@ -387,7 +387,8 @@ static mha_attention_desc some_attention(program *p, int64_t H, int64_t T, int64
                                          ? fuzz_pick(in, 0, p->desc.window - 1)
                                          : fuzz_pick(in, -1, 20));
         d.right_keys = odd_number(in, fuzz_pick(in, -1, 3));
-        d.sink_keys = odd_number(in, fuzz_pick(in, 0, p->desc.sink_keys + 1));
+        d.sink_keys =
+            odd_number(in, fuzz_pick(in, 0, p->desc.sink_keys < 80 ? p->desc.sink_keys + 1 : 81));
     }
     if ((has & 96) == 32) d.q_offsets = numbers;
     if ((has & 0x780) == 0x80) d.q_offset = odd_number(in, fuzz_pick(in, 0, 80));

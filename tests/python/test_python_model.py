@@ -249,3 +249,62 @@ def test_the_page_is_right(monkeypatch, tmp_path):
         pytest.skip("tools/get-minilm and tools/get-smollm2 fetch the models of the page")
     import page_examples
     assert page_examples.run(ROOT / "docs/python-models.md").failed == 0
+
+
+# ---- What does not fit ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return multihead.Model(ROOT / "tests/golden/tiny-bert")
+
+
+@pytest.mark.parametrize("ids, error, text", [
+    (np.zeros((2, 5), int), ValueError, r"\[T\], not \[2, 5\]"),
+    ([1.5, 2], TypeError, "a whole number is expected, not"), (["5"], TypeError, "whole number"),
+    (5, ValueError, "token ids of one text")])
+def test_token_ids_are_whole_numbers_of_one_text(bert, ids, error, text):
+    with pytest.raises(error, match=text):
+        bert.attention(ids)
+
+
+def test_a_batch_of_one_is_a_text(bert):
+    assert np.array_equal(bert.attention([[5, 6, 7]]).stack(), bert.attention([5, 6, 7]).stack())
+
+
+def test_tokens_that_do_not_fit_together_are_refused():
+    """The library reads as many segments as there are ids."""
+    parts = dict(ids=np.ones(30, np.int32), texts=["a"] * 30, special=np.zeros(30, bool),
+                 segments=np.zeros(30, np.int32), spans=[None] * 30)
+    assert len(multihead.Tokens(**parts)) == 30
+    for name in list(parts)[1:]:
+        with pytest.raises(ValueError, match=f"{name}: 1 for 30 tokens"):
+            multihead.Tokens(**parts | {name: parts[name][:1]})
+    with pytest.raises(ValueError, match="ids: whole numbers"):
+        multihead.Tokens(**parts | {"ids": np.ones(30)})
+
+
+def test_a_path_is_not_cut_at_a_nul():
+    with pytest.raises(ValueError, match="has a NUL"):
+        multihead.Model(f"{ROOT}/tests/golden/tiny-bert\0/other")
+
+
+def test_a_decoder_refuses_what_is_no_token(trained):
+    decoder = multihead.Model(trained).decoder()
+    for tokens in ([1.5, 2.5], np.array([2**32 + 1, 2**32 + 2]), [-1, 1], [[1, 2]], []):
+        with pytest.raises(ValueError, match="tokens: "):
+            decoder.prefill(tokens)
+    assert decoder.lengths == [0]
+    with pytest.raises(ValueError, match="batch: 0"):
+        multihead.Model(trained).decoder(batch=0)
+
+
+def test_threads_of_one_decoder_wait_for_each_other(trained):
+    decoder = multihead.Model(trained).decoder(batch=1)
+    steps = decoder.model.max_positions
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: decoder.step([1]), range(steps)))
+    assert decoder.lengths == [steps]
+    expected = multihead.Model(trained).logits([1] * steps)[-1]
+    decoder.truncate(steps - 1)
+    assert np.array_equal(decoder.step([1])[0], expected)

@@ -1,4 +1,5 @@
 """Pictures from Python: what they hold, what BertViz's arguments mean, files, notebooks, errors."""
+import dataclasses
 import html
 import json
 import os
@@ -109,11 +110,62 @@ def test_files_are_whole(attention, tmp_path):
     assert png.startswith(b"\x89PNG") and png == view.png()
     assert (tmp_path / "a.html").read_text().startswith("<!")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png", "a.svg"]
-    assert (tmp_path / "a.svg").stat().st_mode & 0o777 == 0o666 & ~multihead._views._umask()
+    (tmp_path / "any").touch()
+    assert (tmp_path / "a.svg").stat().st_mode == (tmp_path / "any").stat().st_mode
     with pytest.raises(ValueError, match=".html, .svg, .png"):
         view.save(tmp_path / "a.gif")
     with pytest.raises(OSError):
         view.save(tmp_path / "none" / "a.svg")
+
+
+def test_files_are_those_of_the_library(tmp_path):
+    """Links are followed, permissions stay, a write-protected file stays as it is."""
+    view = multihead.heatmap(np.eye(3))
+    target, link = tmp_path / "target.svg", tmp_path / "link.svg"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target.name)
+    view.save(link)
+    assert link.is_symlink() and target.read_text() == view.svg()
+    assert target.stat().st_mode & 0o777 == 0o640
+    if os.geteuid() != 0:  # who may write to every file
+        target.chmod(0o440)
+        with pytest.raises(multihead.FileError, match="target.svg"):
+            view.save(target)
+    with pytest.raises(ValueError, match="has a NUL"):
+        view.save(f"{tmp_path}/cut.png\0.svg")
+    assert {path.name for path in tmp_path.iterdir()} == {"target.svg", "link.svg"}
+    assert "a b?" in multihead.heatmap(np.eye(3), title="a\0b\ud800").svg()
+
+
+def test_neuron_views_read_only_what_is_there(attention):
+    """The library reads H T D numbers of 32 bits."""
+    def changed(**given):
+        return multihead.neuron_view(dataclasses.replace(attention, **given), html_action="return").data
+
+    whole = changed()
+    pruned = {name: [x[:0] if n else x for n, x in enumerate(getattr(attention, name))]
+              for name in ("probabilities", "q", "k")}
+    assert "L0H2" in changed(**pruned) and "L1H" not in changed(**pruned)
+    assert changed(q=[q.astype(np.float64) for q in attention.q],
+                   k=[np.asfortranarray(k) for k in attention.k]) == whole
+    for given in ({"q": [q[:, :1] for q in attention.q]}, {"k": [k[:, :1] for k in attention.k]},
+                  {"q": [q[:1] for q in attention.q]},
+                  {"q": attention.q[:1], "k": attention.k[:1]}):
+        with pytest.raises(ValueError, match="do not belong to the probabilities|do not fit"):
+            changed(**given)
+    for given in ({"k": [k[..., :1] for k in attention.k]}, {"k": [k[:0] for k in attention.k]}):
+        with pytest.raises(ValueError, match="do not fit"):
+            changed(**given)
+    with pytest.raises(ValueError, match="q has 1 layers, k 2"):
+        changed(q=attention.q[:1])
+
+
+def test_a_choice_of_no_layer_is_an_error():
+    with pytest.raises(ValueError, match="include_layers: at least one"):
+        multihead.head_view(maps(), TOKENS, include_layers=[])
+    with pytest.raises(ValueError, match=r"layer: 7 is not in 0 \.\. 1"):
+        multihead.heatmap(maps(), TOKENS, layer=7)
 
 
 def test_heatmaps_of_plain_arrays():

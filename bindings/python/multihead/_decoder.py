@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -44,8 +45,8 @@ class Decoder:
         streaming  positions count in the cache (StreamingLLM): a text may be longer than the model's
                    positions
 
-    Logits have the bits of the whole text at once, if type is "f32" and there is no window. One
-    thread at a time. docs/caches.md has what types and windows cost.
+    Logits have the bits of the whole text at once, if type is "f32" and there is no window. Calls of
+    several threads wait for each other. docs/caches.md has what types and windows cost.
     """
 
     def __init__(self, model: Model, *, batch: int = 1, capacity: int = 0, type: str = "f32",
@@ -53,10 +54,13 @@ class Decoder:
                  streaming: bool = False) -> None:
         if type not in _TYPES:
             raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
+        if batch < 1:
+            raise ValueError(f"batch: {batch} is not a number of sequences from 1 on")
         code, scales = _TYPES[type]
         self.model = model
         self.batch = batch
         self._handle = C.c_void_p()
+        self._lock = threading.Lock()
         self._vocab_size = int(model._desc.vocab_size)
         flags = _abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * bool(streaming)
         most = capacity or model.max_positions
@@ -93,25 +97,29 @@ class Decoder:
 
         Returns [n,V], or [batch,n,V]; rows of padding are meaningless.
         """
+        ids, single = self._ids(tokens), np.ndim(tokens) == 1
+        logits = np.zeros((*ids.shape, self._vocab_size), np.float32)
+        self._run(ids, logits, counts)
+        return logits[0] if single else logits
+
+    def _ids(self, tokens: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Tokens as [batch,n]."""
         ids = np.asarray(tokens)
-        single = ids.ndim == 1
-        if single:
+        if ids.ndim == 1:
             ids = ids[None]
         if ids.ndim != 2 or ids.shape[0] != self.batch or ids.dtype.kind not in "iu":
             raise ValueError(f"tokens: whole numbers [n] or [{self.batch},n] are expected, not "
                              f"{ids.dtype} {list(ids.shape)}")
         if ids.size and not (0 <= ids.min() and ids.max() < self._vocab_size):
             raise ValueError(f"tokens: not all are in 0 .. {self._vocab_size - 1}")
-        logits = np.zeros((*ids.shape, self._vocab_size), np.float32)
-        self._run(np.ascontiguousarray(ids, np.int32), logits, counts)
-        return logits[0] if single else logits
+        return np.ascontiguousarray(ids, np.int32)
 
     def _run(self, ids: np.ndarray[Any, Any], logits: np.ndarray[Any, Any] | None,
              counts: Sequence[int] | None = None) -> None:
         numbers = None if counts is None else _tensor.int64s(counts, "counts")
         if numbers is not None and len(numbers) != self.batch:
             raise ValueError(f"counts: {len(numbers)} numbers, expected {self.batch}")
-        with default_context() as handle:
+        with self._lock, default_context() as handle:
             check(library.mha_decoder_step_rows(
                 handle, self._handle, C.byref(_tensor.tensor(ids)), None,
                 None if numbers is None else numbers.ctypes.data_as(_abi.Int64Pointer),
@@ -119,9 +127,9 @@ class Decoder:
 
     def prefill(self, tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Process the tokens of one sequence, in pieces; the logits after the last, [V]."""
-        ids = np.ascontiguousarray(tokens, np.int32)
-        if ids.ndim != 1 or len(ids) == 0:
-            raise ValueError("tokens: at least one is expected")
+        if np.ndim(tokens) != 1 or len(tokens) == 0:
+            raise ValueError("tokens: at least one is expected, [n]")
+        ids = self._ids(tokens)[0]
         for at in range(0, len(ids) - 1, self.max_step):
             self._run(ids[None, at:min(at + self.max_step, len(ids) - 1)], None)
         last: np.ndarray[Any, np.dtype[np.float32]] = self.step(ids[-1:])[0]
@@ -130,12 +138,12 @@ class Decoder:
     def truncate(self, length: int, sequence: int | None = None) -> None:
         """Cut a sequence, or all that are longer, to its first tokens: a rejected draft, or with 0
         all for a new text."""
-        if sequence is None:
-            check(library.mha_decoder_truncate(self._handle, length))
-        else:
-            check(library.mha_decoder_truncate_sequence(self._handle, sequence, length))
+        with self._lock:
+            check(library.mha_decoder_truncate(self._handle, length) if sequence is None else
+                  library.mha_decoder_truncate_sequence(self._handle, sequence, length))
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Sequence `target` becomes the first tokens of `source`: a branch, or a shared prompt. Pages
         are shared until one of both writes to them."""
-        check(library.mha_decoder_fork(self._handle, source, target, length))
+        with self._lock:
+            check(library.mha_decoder_fork(self._handle, source, target, length))

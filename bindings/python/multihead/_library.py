@@ -117,6 +117,14 @@ def _open(name: str) -> C.CDLL:
         raise
 
 
+def file_name(path: str | os.PathLike[str]) -> bytes:
+    """A path as the library takes it."""
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError(f"{os.fspath(path)!r} has a NUL, which the name of a file cannot have")
+    return name
+
+
 def font() -> str | None:
     """The font that the package carries, for pictures on systems without DejaVu Sans; None if
     MHA_FONT of the environment names one, or the package has none."""

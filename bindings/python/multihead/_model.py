@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _tensor
+from ._call import integer
 from ._decoder import Decoder, DecoderOptions
 from ._heads import HeadScores, measure_heads
-from ._library import Context, Unsupported, check, default_context, library, model_library, value_of
+from ._library import (Context, Unsupported, check, default_context, file_name, library,
+                       model_library, value_of)
 from ._tokens import Pieces, Tokens, Words, Writer
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -105,7 +107,7 @@ class Model:
         self.path = pathlib.Path(path)
         options = _abi.ModelOptions(compute=value_of(_abi.COMPUTE, compute, "compute"))
         with default_context() as handle:
-            check(self._library.mha_model_load(handle, os.fsencode(self.path), C.byref(options),
+            check(self._library.mha_model_load(handle, file_name(self.path), C.byref(options),
                                                C.byref(self._handle)))
         info = _abi.ModelInfo()
         check(self._library.mha_model_describe(self._handle, C.byref(info)))
@@ -236,7 +238,7 @@ class Model:
         return "".join([writer.add(self._token(i)) for i in ids]) + writer.end()
 
     def _token(self, token: Any) -> int:
-        number = int(token)
+        number = integer(token, "token")
         if not 0 <= number < self.vocab_size:
             raise ValueError(f"token {number} is not in 0 .. {self.vocab_size - 1}")
         return number
@@ -249,7 +251,12 @@ class Model:
             raise TypeError("pair: only together with a text")
         if isinstance(text, Tokens):
             return text
-        ids = np.array([self._token(i) for i in np.asarray(text).ravel()], np.int32)
+        given = np.asarray(text)
+        if given.ndim == 2 and len(given) == 1:
+            given = given[0]  # a batch of one, as tokenizers of transformers give it
+        if given.ndim != 1:
+            raise ValueError(f"token ids of one text are expected, [T], not {list(given.shape)}")
+        ids = np.array([self._token(i) for i in given], np.int32)
         labels = [str(i) if self._tokenizer is None else self._tokenizer.label(int(i)) for i in ids]
         return Tokens(ids, labels, np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int32),
                       [None] * len(ids))

@@ -33,6 +33,13 @@ class Tokens:
     text: str = ""
     pair: str | None = None
 
+    def __post_init__(self) -> None:
+        if np.ndim(self.ids) != 1 or len(self.ids) and np.asarray(self.ids).dtype.kind not in "iu":
+            raise ValueError("ids: whole numbers [T] are expected")
+        for name in ("texts", "special", "segments", "spans"):
+            if len(getattr(self, name)) != len(self.ids):
+                raise ValueError(f"{name}: {len(getattr(self, name))} for {len(self.ids)} tokens")
+
     def __repr__(self) -> str:
         return f"<{len(self)} tokens: {' '.join(self.texts)}>"
 

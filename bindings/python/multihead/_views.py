@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _abi
-from ._library import check, font, library, render_library, value_of, version
+from ._library import check, file_name, font, library, render_library, value_of, version
 from ._tokens import Tokens
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ def _layers(values: Any, name: str, include: Sequence[int] | None,
         raise ValueError(f"{name}: there is no layer; pass .attentions of what the model returned "
                          "(its last element is something else since transformers 5)")
     numbers = list(range(len(values))) if include is None else [int(n) for n in include]
+    if not numbers:
+        raise ValueError("include_layers: at least one layer is expected")
     made = []
     for number in numbers:
         if not 0 <= number < len(values):
@@ -107,9 +108,9 @@ def _special(tokens: Any) -> set[str]:
 
 def _piece(text: str) -> str:
     """A piece of a vocabulary as a reader knows it: "the" of "\u0120the"."""
-    data = text.encode(errors="replace")
+    data = _text(text)
     room = C.create_string_buffer(len(data) + 1)
-    render_library().mha_text_piece(data.replace(b"\0", b" "), room, len(room))
+    render_library().mha_text_piece(data, room, len(room))
     return room.value.decode(errors="replace")
 
 
@@ -129,9 +130,13 @@ def _maps(name: str | None, argument: str, attention: Any, rows: Any, cols: Any,
 # ---- What is drawn of it --------------------------------------------------------------------------
 
 
+def _text(value: str) -> bytes:
+    """A text as the library takes it."""
+    return value.encode(errors="replace").replace(b"\0", b" ")
+
+
 def _texts(values: Sequence[str], keep: list[Any]) -> Any:
-    array = (C.c_char_p * max(len(values), 1))(
-        *[value.encode(errors="replace").replace(b"\0", b" ") for value in values])
+    array = (C.c_char_p * max(len(values), 1))(*map(_text, values))
     keep.append(array)
     return C.cast(array, _abi.Texts)
 
@@ -196,7 +201,7 @@ class View:
         self._static = view == "map"
         self._shown_in: Any = None
 
-    def _render(self, write: Callable[[Any], int]) -> bytes:
+    def _in_memory(self, write: Callable[[Any], int]) -> bytes:
         buffer = _abi.Buffer()
         sink = library.mha_buffer_sink(C.byref(buffer))
         try:
@@ -205,57 +210,57 @@ class View:
         finally:
             library.mha_buffer_free(C.byref(buffer))
 
-    def _inset(self, whole_file: bool) -> str:
+    def _write_html(self, sink: Any, whole_file: bool = True) -> int:
         pages = (_abi.InsetPage * len(self._pages))(*[
             _abi.InsetPage(name.encode() if name else None, C.pointer(page.figure),
                            C.pointer(page.report))
             for name, page in zip(self._names, self._pages)])
         inset = _abi.Inset(page_size=C.sizeof(_abi.InsetPage), pages=pages, page_count=len(pages),
                            width=self._size[0], height=self._size[1], whole_file=whole_file)
-        return self._render(lambda sink: int(
-            render_library().mha_render_inset(C.byref(inset), sink))).decode()
+        return int(render_library().mha_render_inset(C.byref(inset), sink))
+
+    def _write_svg(self, sink: Any) -> int:
+        return int(render_library().mha_render_svg(C.byref(self._pages[0].figure), sink))
+
+    def _write_png(self, sink: Any) -> int:
+        figure = self._pages[0].figure
+        if (path := font()) is not None:
+            figure.font_file = os.fsencode(path)
+        return int(render_library().mha_render_png(C.byref(figure), sink))
 
     @property
     def data(self) -> str:
         """What a notebook shows: HTML without anything outside it. (BertViz's name.)"""
-        return self.svg() if self._static else self._inset(False)
+        return self.svg() if self._static else self._in_memory(
+            lambda sink: self._write_html(sink, False)).decode()
 
     def svg(self) -> str:
         """The maps as SVG, those of the first page."""
-        return self._render(lambda sink: int(render_library().mha_render_svg(
-            C.byref(self._pages[0].figure), sink))).decode()
+        return self._in_memory(self._write_svg).decode()
 
     def png(self) -> bytes:
         """The maps as PNG, those of the first page."""
-        figure = self._pages[0].figure
-        if (path := font()) is not None:
-            figure.font_file = os.fsencode(path)
-        return self._render(lambda sink: int(render_library().mha_render_png(C.byref(figure), sink)))
+        return self._in_memory(self._write_png)
 
     def html(self) -> str:
         """A whole HTML file, which needs no network."""
-        return self._inset(True)
+        return self._in_memory(self._write_html).decode()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the picture: .html, with everything that can be clicked; .svg or .png, the maps. A file
-        appears whole or not at all."""
-        target = pathlib.Path(path)
-        writers: dict[str, Callable[[], bytes]] = {
-            ".html": lambda: self.html().encode(), ".svg": lambda: self.svg().encode(),
-            ".png": self.png}
-        if target.suffix.lower() not in writers:
-            raise ValueError(f"{target}: the end of the name says what is written: "
+        appears whole or not at all; a link is followed, and permissions stay."""
+        writers = {".html": self._write_html, ".svg": self._write_svg, ".png": self._write_png}
+        write = writers.get(pathlib.Path(path).suffix.lower())
+        if write is None:
+            raise ValueError(f"{os.fspath(path)}: the end of the name says what is written: "
                              f"{', '.join(writers)}")
-        data = writers[target.suffix.lower()]()
-        handle, part = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
+        file, status = C.c_void_p(), _abi.STATUS["err_write"]
+        check(library.mha_file_create(file_name(path), C.byref(file)))
         try:
-            with open(handle, "wb") as file:
-                file.write(data)
-            os.chmod(part, 0o666 & ~_umask())
-            os.replace(part, target)
-        except BaseException:
-            os.unlink(part)
-            raise
+            status = write(library.mha_file_sink(file))
+        finally:
+            status = library.mha_file_finish(file, status)
+        check(status)
 
     def _repr_html_(self) -> str:
         return self.data
@@ -283,12 +288,6 @@ class View:
     def __repr__(self) -> str:
         maps = sum(page.figure.panel_count for page in self._pages)
         return f"<multihead.View of {maps} maps: .save('picture.html') writes it>"
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _notebook() -> Any:
@@ -442,7 +441,11 @@ def neuron_view(model: Model | ModelAttention | None = None, text: str | None = 
             raise ValueError('q and k are missing: model.attention(text, outputs=("probabilities", '
                              '"q", "k"))')
         maps = _all_maps(model, tokens, None, True, None, None, None, None, None, None, None)[0]
-        maps.queries, maps.keys = model.q, model.k
+        maps.queries, maps.keys = _vectors(model.q, model.k)
+        shapes = [(len(q), q.shape[1], k.shape[1]) for q, k in zip(maps.queries, maps.keys)]
+        if shapes != [layer.shape for layer in maps.layers]:
+            raise ValueError("q and k do not belong to the probabilities: they have other layers, "
+                             "heads or lengths")
     else:
         maps = _maps_of_vectors(q, k, tokens, causal, scale)
     view = View([maps], "neurons", layer=layer, heads=None if head is None else [head],
@@ -452,21 +455,25 @@ def neuron_view(model: Model | ModelAttention | None = None, text: str | None = 
     return _finish(view, html_action)
 
 
+def _vectors(q: Any, k: Any) -> tuple[list[Floats], list[Floats]]:
+    """The queries and keys of layers."""
+    if len(q) != len(k):
+        raise ValueError(f"q has {len(q)} layers, k {len(k)}")
+    queries, keys = [_array(x, "q") for x in q], [_array(x, "k") for x in k]
+    for layer_q, layer_k in zip(queries, keys):
+        if layer_q.ndim != 3 or layer_k.ndim != 3 or layer_q.shape[2] != layer_k.shape[2] or \
+                len(layer_q) % max(len(layer_k), 1) or bool(len(layer_q)) > bool(len(layer_k)):
+            raise ValueError(f"q {list(layer_q.shape)} and k {list(layer_k.shape)} do not fit: [H,T,D] "
+                             "and [Hk,T,D] are expected, H a multiple of Hk")
+    return queries, keys
+
+
 def _maps_of_vectors(q: Any, k: Any, tokens: Any, causal: bool, scale: float | None) -> _Maps:
     if q is None or k is None or tokens is None:
         raise ValueError("give a model and a text, or q, k and tokens")
     several = isinstance(q, (list, tuple)) or np.ndim(q) == 4
-    queries = [_array(x, "q") for x in (q if several else [q])]
-    keys = [_array(x, "k") for x in (k if several else [k])]
-    weights = []
-    for layer_q, layer_k in zip(queries, keys):
-        if layer_q.ndim != 3 or layer_k.ndim != 3 or layer_q.shape[2] != layer_k.shape[2] or \
-                len(layer_k) == 0 or len(layer_q) % len(layer_k):
-            raise ValueError(f"q {list(layer_q.shape)} and k {list(layer_k.shape)} do not fit: [H,T,D] "
-                             "and [Hk,T,D] are expected, H a multiple of Hk")
-        weights.append(_weights(layer_q, layer_k, causal, scale))
-    if len(queries) != len(keys):
-        raise ValueError(f"q has {len(queries)} layers, k {len(keys)}")
+    queries, keys = _vectors(q if several else [q], k if several else [k])
+    weights = [_weights(layer_q, layer_k, causal, scale) for layer_q, layer_k in zip(queries, keys)]
     maps = _maps(None, "q and k", weights, tokens, tokens, True, True, None)
     maps.queries, maps.keys = queries, keys
     return maps
@@ -501,6 +508,8 @@ def heatmap(attention: Any, tokens: Any = None, key_tokens: Any = None, *, layer
         chosen = layer if layer is not None else (own or [0])[0]
         if own is not None and chosen not in own:
             raise ValueError(f"layer: {chosen} is not one of {own}")
+        if own is None and not 0 <= chosen < len(attention):
+            raise ValueError(f"layer: {chosen} is not in 0 .. {len(attention) - 1}")
         stack = [attention[own.index(chosen) if own else chosen]]
     else:
         chosen = 0
@@ -520,5 +529,5 @@ def heatmap(attention: Any, tokens: Any = None, key_tokens: Any = None, *, layer
     maps.numbers = [chosen]
     figure = {"cmap": value_of(_abi.CMAPS, cmap, "cmap"), "scale": value_of(_abi.SCALES, scale, "scale"),
               "print_values": value_of(_abi.VALUES, numbers, "numbers"),
-              "title": title.encode() if title else None}
+              "title": _text(title) if title else None}
     return View([maps], "map", dark=dark, figure=figure)
