@@ -383,7 +383,7 @@ def redirected():
 
 
 def help_everywhere():
-    for arguments in (["--help"], ["-h"], ["help"], ["help", "help"]):
+    for arguments in (["--help"], ["-h"], ["help"]):
         result = run(*arguments)
         check(result.code == 0 and b"Subcommands:" in result.out and not result.err, f"{arguments}")
     for arguments in (["view", "--help"], ["view", "-h"], ["help", "view"],
@@ -394,6 +394,7 @@ def help_everywhere():
         check(lines[0].startswith("multihead view: "), "the summary comes first")
         check(lines.index("Examples:") < lines.index("Which heads:"), "examples before options")
         check(max(map(len, lines)) <= 80, "help fits 80 columns")
+    check(run("help", "help").out.startswith(b"multihead help: "), "help has a page too")
     check(b"--problems" in run("selftest", "--help").out, "selftest --help")
     check(view("--", "--help").code != 0, "behind -- there are no options")
     result = run()
