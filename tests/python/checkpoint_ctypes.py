@@ -5,7 +5,7 @@ import numpy as np
 
 import multihead_ctypes as mha
 import training_ctypes as training
-from multihead._abi import Parameter, TransformerDesc
+from multihead._abi import DecoderDesc, Parameter, TransformerDesc
 from multihead._abi import TransformerInit as Init
 from multihead._abi import TransformerInput as Input
 
@@ -13,11 +13,6 @@ CAUSAL, POST_NORM, EMBEDDING_NORM, BIAS, CROSS, TIED, NO_OUTPUT = (1 << i for i 
 NORM_NONE, NORM_LAYER, NORM_RMS = range(3)
 ENCODING_NONE, ENCODING_LEARNED, ENCODING_SINUSOIDAL, ENCODING_ROTARY = range(4)
 GELU, RELU, SWIGLU = range(3)
-
-
-class DecoderDesc(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [
-        (name, C.c_int64) for name in ("batch", "capacity", "max_step")]
 
 
 class Settings(C.Structure):
@@ -151,7 +146,7 @@ class Decoder:
 
     def __init__(self, transformer, **fields):
         self.of, self.handle = transformer, C.c_void_p()
-        desc = DecoderDesc(struct_size=C.sizeof(DecoderDesc), **fields)
+        desc = DecoderDesc(**fields)
         mha.check(mha.LIBRARY.mha_decoder_create(transformer.context.handle, transformer.handle,
                                                  C.byref(desc), C.byref(self.handle)))
 
