@@ -172,6 +172,18 @@ def test_caches_of_every_kind_generate(folder, model, cache):
         written_by_program(folder, model, prompt, "--max-tokens", 6, *options)
 
 
+def test_what_is_too_long_changes_nothing(model):
+    causal(model)
+    ids = model.tokenize("the animal didn't cross the street").ids
+    decoder = model.decoder(capacity=len(ids))
+    decoder.prefill(ids[:2])
+    with pytest.raises(ValueError, match=f"{len(ids)} after 2 are more than the capacity of {len(ids)}"):
+        decoder.prefill(ids)
+    assert decoder.lengths == [2]
+    with pytest.raises(ValueError, match=f"the model takes {model.max_positions}: shorten it"):
+        model.generate([int(ids[1])] * (model.max_positions + 1))
+
+
 def test_tokens_know_their_places(model):
     text = "the animal didn't cross the street"
     tokens = model.tokenize(text)

@@ -63,7 +63,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._vocab_size = int(model._desc.vocab_size)
         flags = _abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * bool(streaming)
-        most = capacity or model.max_positions
+        self.capacity = most = capacity or model.max_positions
         self.max_step = min(most, _MOST_STEP)
         desc = _abi.DecoderDesc(
             flags=flags, batch=batch, capacity=capacity, max_step=self.max_step,
@@ -130,6 +130,10 @@ class Decoder:
         if np.ndim(tokens) != 1 or len(tokens) == 0:
             raise ValueError("tokens: at least one is expected, [n]")
         ids = self._ids(tokens)[0]
+        held = self.lengths[0]
+        if held + len(ids) > self.capacity:
+            raise ValueError(f"tokens: {len(ids)} after {held} are more than the capacity of "
+                             f"{self.capacity}; nothing was processed")
         for at in range(0, len(ids) - 1, self.max_step):
             self._run(ids[None, at:min(at + self.max_step, len(ids) - 1)], None)
         last: np.ndarray[Any, np.dtype[np.float32]] = self.step(ids[-1:])[0]

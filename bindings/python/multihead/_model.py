@@ -399,6 +399,9 @@ class Model:
         reader = self._reader()
         ids = self._prompt(prompt, reader)
         streaming = bool(cache.get("streaming"))
+        if len(ids) > self.max_positions and not streaming:
+            raise ValueError(f"the prompt has {len(ids)} tokens, the model takes {self.max_positions}: "
+                             "shorten it, or pass window=1024, streaming=True")
         room = max_tokens if streaming else min(max_tokens, self.max_positions - len(ids))
         decoder = Decoder(self, capacity=len(ids) + max(room, 0), **cache)
         writer = Writer(reader, (stop,) if isinstance(stop, str) else tuple(stop))
