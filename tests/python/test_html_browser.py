@@ -939,7 +939,7 @@ def test_keyboard_from_end_to_end(open_page, evidence):
         assert any(stop.startswith(want) for stop in stops) or want.startswith(("chart", "thumb")), (
             want, stops)
     assert sum(stop.startswith("thumb ") for stop in stops) == 1
-    assert sum(stop.startswith("chart") for stop in stops) == 2
+    assert sum(stop.startswith("chart") for stop in stops) == 3
     page.keyboard.press("?")
     keys = page.locator("#help-keys dt").all_inner_texts()
     assert {"[", "]", "{", "}", "s", "c", "r", "h", "v", "f", "n", "o", "p", ",", ".", "t", "/", "+",
