@@ -23,15 +23,20 @@ static bool hidden(const run_board *board, int64_t head, int64_t row, int64_t co
     return isinf(score) && score < 0;
 }
 
+run_table run_trace_pairs(const run_board *board)
+{
+    return (run_table){.row = 'q',
+                       .column = 'k',
+                       .rows = board->rows.data,
+                       .columns = board->columns.data,
+                       .row_count = board->rows.shape[0],
+                       .column_count = board->columns.shape[0],
+                       .cut = board->columns.shape[0] < board->keys};
+}
+
 static cli_exit print_step(const run_board *board, board_step step, int64_t head)
 {
-    run_table t = {.row = 'q',
-                   .column = 'k',
-                   .rows = board->rows.data,
-                   .columns = board->columns.data,
-                   .row_count = board->rows.shape[0],
-                   .column_count = board->columns.shape[0],
-                   .cut = board->columns.shape[0] < board->keys};
+    run_table t = run_trace_pairs(board);
     const size_t mark = arena_mark();
     CLI_TRY(ARENA_ALLOC(RUN, t.row_count * t.column_count, &t.numbers));
     if (weights(step)) CLI_TRY(ARENA_ALLOC(RUN, t.row_count, &t.sums));

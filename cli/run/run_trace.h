@@ -31,4 +31,7 @@ cli_exit run_trace_distances(const run_board *board, int64_t head, int *number);
 /* --cache: the tokens one by one. */
 cli_exit run_trace_cache(const run_board *board, mha_context *context);
 
+/* A table of queries by keys, without its numbers. */
+run_table run_trace_pairs(const run_board *board);
+
 #endif

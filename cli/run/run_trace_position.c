@@ -23,13 +23,7 @@ static int64_t distance(const run_board *board, int64_t row, int64_t column)
 static cli_exit print_pairs(const run_board *board, double (*number)(const void *user, int64_t s_t),
                             const void *user)
 {
-    run_table t = {.row = 'q',
-                   .column = 'k',
-                   .rows = board->rows.data,
-                   .columns = board->columns.data,
-                   .row_count = board->rows.shape[0],
-                   .column_count = board->columns.shape[0],
-                   .cut = board->columns.shape[0] < board->keys};
+    run_table t = run_trace_pairs(board);
     const size_t mark = arena_mark();
     CLI_TRY(ARENA_ALLOC(RUN, t.row_count * t.column_count, &t.numbers));
     for (int64_t r = 0; r < t.row_count; r++)
