@@ -130,7 +130,8 @@ def steps(text):
         own = {kind: words for at, kind, words in markers if previous < at < block.first}
         block.skip = whole[0] if whole else own.get("skip")
         block.exit = int(own.get("exit", 0))
-    others = [(at, (kind, words)) for at, kind, words in markers if kind in ("let", "first")]
+    others = [] if whole else [(at, (kind, words)) for at, kind, words in markers
+                               if kind in ("let", "first")]
     return [step for _, step in sorted([(b.first, b) for b in found] + others, key=lambda s: s[0])]
 
 

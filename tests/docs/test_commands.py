@@ -53,6 +53,8 @@ expect("skipped", "# P\n\n<!-- commands: skip network -->\n```sh\nexit 3\n```\n\
 expect("a page skipped", "# P\n<!-- commands: skip-page all -->\n\n```sh\nexit 3\n```\n\n    cc --none\n", 0)
 expect("what a page needs is there", "<!-- commands: needs tests README.md -->\n```sh\ntrue\n```\n", 1)
 expect("what a page needs is missing", "<!-- commands: needs tests none.md -->\n```sh\ntrue\n```\n", 0)
+expect("a page skipped does nothing first",
+       "<!-- commands: needs none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
 expect("a script stops at its first error", "```sh\nfalse\ntrue\n```\n", 1, "exit status 1")
 expect("indented", "Text:\n\n    python3 -c 'import sys; sys.exit(4)'\n\nText.\n", 1, "exit status 4")
 expect("usage", "Text:\n\n    multihead view [options] MODEL\n    multihead train TASK [--no]\n", 0)
