@@ -20,6 +20,8 @@ Markers are HTML comments of one or more lines, which a reader of the page does 
 
   <!-- commands: skip REASON -->       the next block is not run
   <!-- commands: skip-page REASON -->  no block of the page is
+  <!-- commands: long REASON -->       the next block is run only where MHA_TEST_LONG is set
+  <!-- commands: long-page REASON -->  so is every block of the page
   <!-- commands: needs PATH ... -->    no block of the page is, unless these are there
   <!-- commands: exit 4 -->            the last command of the next block ends with this status
   <!-- commands: let MODEL=PATH -->    from here on, the word MODEL in commands means PATH
@@ -29,8 +31,8 @@ Markers are HTML comments of one or more lines, which a reader of the page does 
 
 The commands of a page run one after the other with bash, in one new folder that has links to whatever
 is in the root of the project, so that tools/x, include/ and build/libmultihead.a are found and new files
-stay in the folder. `multihead` is the program named by the variable MULTIHEAD. Files that a page writes
-there are there for the commands that follow.
+stay in the folder. `multihead` is the program named by the variable MULTIHEAD, and python3 that of
+build/venv, if it is there. Files that a page writes there are there for the commands that follow.
 """
 import difflib
 import os
@@ -44,7 +46,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
 PROGRAM = pathlib.Path(os.environ.get("MULTIHEAD", BUILD / "multihead")).resolve()
-SECONDS = 600  # a command that takes longer hangs
+LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+SECONDS = 3600 if LONG else 600  # a command that takes longer hangs
 SKIPPED = 77
 
 # A line of usage, such as "multihead view [options] MODEL".
@@ -53,7 +56,7 @@ USAGE = re.compile(r"(?:build/)?multihead .*\[[\w-][^]]*\]")
 PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|sh|apt-get|"
                       r"(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
 PROGRESS = re.compile(r", about [\d.]+ (?:s|min|h) left$")
-MARKER = re.compile(r"<!-- commands: (skip-page|skip|needs|exit|let|first)\s(.*?)-->", re.S)
+MARKER = re.compile(r"<!-- commands: (skip-page|skip|long-page|long|needs|exit|let|first)\s(.*?)-->", re.S)
 
 
 class Block:
@@ -123,12 +126,15 @@ def steps(text):
     """What is to be done, in the order of the page: blocks, and ("let", words), ("first", commands)."""
     found, markers = blocks(text)
     whole = [words for _, kind, words in markers if kind == "skip-page"]
+    whole += [f"MHA_TEST_LONG is not set: {words}" for _, kind, words in markers
+              if kind == "long-page" and not LONG]
     whole += [f"{path} is missing" for _, kind, words in markers if kind == "needs"
               for path in words.split() if not (ROOT / path).exists()]
     for block in found:
         previous = max((b.first for b in found if b.first < block.first), default=-1)
         own = {kind: words for at, kind, words in markers if previous < at < block.first}
-        block.skip = whole[0] if whole else own.get("skip")
+        late = f"MHA_TEST_LONG is not set: {own['long']}" if "long" in own and not LONG else None
+        block.skip = whole[0] if whole else own.get("skip", late)
         block.exit = int(own.get("exit", 0))
     others = [] if whole else [(at, (kind, words)) for at, kind, words in markers
                                if kind in ("let", "first")]
@@ -159,6 +165,9 @@ class Folder:
         programs = self.path / ".programs"
         programs.mkdir()
         (programs / "multihead").symlink_to(PROGRAM)
+        if (python := BUILD / "venv/bin/python3").exists():  # not a link, which would lose its packages
+            (programs / "python3").write_text(f'#!/bin/sh\nexec "{python}" "$@"\n', encoding="utf-8")
+            (programs / "python3").chmod(0o755)
         for entry in ROOT.iterdir():
             if not entry.name.startswith(".") and entry.name != "build":
                 (self.path / entry.name).symlink_to(entry)

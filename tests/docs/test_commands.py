@@ -51,6 +51,11 @@ expect("a marker is for one block", "# P\n\n<!-- commands: exit 3 -->\n```sh\nex
        "```sh\nexit 3\n```\n", 2, "exit status 3, not 0")
 expect("skipped", "# P\n\n<!-- commands: skip network -->\n```sh\nexit 3\n```\n\n```sh\ntrue\n```\n", 1)
 expect("a page skipped", "# P\n<!-- commands: skip-page all -->\n\n```sh\nexit 3\n```\n\n    cc --none\n", 0)
+for LONG, ran in (False, 1), (True, 2):
+    commands.LONG = LONG
+    expect(f"a long block, {LONG}", "```sh\ntrue\n```\n\n<!-- commands: long minutes -->\n```sh\ntrue\n```\n", ran)
+    expect(f"a long page, {LONG}", "<!-- commands: long-page hours -->\n```sh\ntrue\n```\n```sh\ntrue\n```\n",
+           2 * LONG)
 expect("what a page needs is there", "<!-- commands: needs tests README.md -->\n```sh\ntrue\n```\n", 1)
 expect("what a page needs is missing", "<!-- commands: needs tests none.md -->\n```sh\ntrue\n```\n", 0)
 expect("a page skipped does nothing first",
