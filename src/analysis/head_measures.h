@@ -63,6 +63,7 @@ typedef struct mhai_head_map {
     double grid[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
     int64_t grid_area[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
     double *word; /* [words] the present probe's row, by words */
+    struct mhai_corpus_seen *seen; /* NULL: no corpus */
 } mhai_head_map;
 
 /* A link in one direction: in the rows of one group, `word` is the partner. */
@@ -129,6 +130,7 @@ struct mha_head_measures {
     mhai_head_window *windows; /* [layers] */
     bool *done;                /* [layers] */
     int64_t layer, row;        /* being fed, -1: none; its next row */
+    struct mha_head_corpus *corpus; /* attached, or NULL */
     mha_tensor inputs;
     int64_t inputs_layer; /* -1: none */
     void *text_memory;
