@@ -2,6 +2,7 @@
  * random tokens. */
 #include "common/arena.h"
 #include "common/progress.h"
+#include "common/signals.h"
 #include "heads/heads.h"
 
 #include <multihead/head_pass.h>
@@ -56,7 +57,7 @@ static void begin_progress(job *j, const char *what, int64_t count)
 typedef struct described {
     heads_arrays arrays;
     mha_heads_text text;
-    int64_t *ranks, *words; /* [count] */
+    int64_t *ranks, *words, *ids; /* [count] */
     mha_heads_link *links;
 } described;
 
@@ -93,6 +94,10 @@ static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *
     CLI_TRY(heads_arrays_make(&tokens->list, &d->arrays));
     d->text = d->arrays.text;
     if (!j->ranks) return CLI_OK;
+    if (j->found->corpus) {
+        CLI_TRY(heads_corpus_ids(j->found, tokens, &d->ids));
+        d->text.ids = d->ids;
+    }
     CLI_TRY(ARENA_ALLOC(HEADS, n, &d->ranks));
     for (int64_t i = 0; i < n; i++) d->ranks[i] = j->ranks[tokens->ids[i]];
     d->text.ranks = d->ranks;
@@ -230,12 +235,22 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     CLI_TRY(rank_tokens(j, vocab_size));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
+    if (j->options->corpus) CLI_TRY(heads_corpus_make(j->found, j->counts, vocab_size));
     begin_progress(j, "text", sources->count);
-    for (int64_t i = 0; i < sources->count; i++) {
-        j->number = i;
-        CLI_TRY(measure_text(j, model, &sources->items[i]));
+    signals_hold();
+    cli_exit result = CLI_OK;
+    for (; result == CLI_OK && j->number < sources->count && !signals_came(); j->number++)
+        result = measure_text(j, model, &sources->items[j->number]);
+    const bool stopped = signals_came() && j->number < sources->count;
+    signals_release();
+    CLI_TRY(result);
+    j->found->text_count = j->number;
+    if (stopped) {
+        if (j->number == 0) signals_end();
+        cli_warn(HEADS, "stopped after %" PRId64 " of %" PRId64 " texts; what follows is of these",
+                 j->number, sources->count);
+        j->found->stopped = true;
     }
-    j->found->text_count = sources->count;
     j->found->relations = sources->gold.names;
     j->found->relation_count = sources->gold.relations;
     j->counts = j->ranks = NULL; /* random tokens have no ranks */
@@ -356,7 +371,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
         found->count += found->heads[l];
     }
     CLI_TRY(measure_texts(&j, model, sources));
-    CLI_TRY(measure_random(&j, model, options->random));
+    if (!found->stopped) CLI_TRY(measure_random(&j, model, options->random));
     if (found->lost_links > 0)
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",

@@ -179,6 +179,8 @@ static void put_head(json_out *json, const heads_found *found, const heads_row *
     put_scores(json, found, row);
     if (found->texts) put_details(json, found, row);
     if (found->relation_count > 0) put_relations(json, found, row);
+    if (found->corpus && heads_corpus_json(json, found, row) != CLI_OK)
+        json->status = MHA_ERR_CALLBACK;
     json_print(json, "}");
 }
 
@@ -205,7 +207,9 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
         json_print(&json, ": ");
         json_text(&json, info.text);
     }
-    json_print(&json, "},\n  \"heads\": [");
+    json_print(&json, "}");
+    if (f->corpus) heads_corpus_json_luck(&json, f);
+    json_print(&json, ",\n  \"heads\": [");
     for (int64_t i = 0; i < job->count; i++) {
         json_print(&json, "%s\n", i ? "," : "");
         put_head(&json, f, &job->rows[i]);

@@ -15,7 +15,9 @@
  *              form (Chamandy et al. 2012). With a few texts it says little: mind `texts`
  *   deciles    of rows, from a histogram: within one bin, MHA_HEAD_CORPUS_BINS of them: 1 / 256 for
  *              shares, 1 / 128 for correlations, 1 / 16 nats, 4.5 % of a distance
- *   places     of each text the row where the score is largest (smallest), of all texts the best
+ *   places     of each text the row where the score is largest (smallest), of all texts the best;
+ *              among rows that see at least MHA_HEAD_CORPUS_PLACE_KEYS keys: one of two is soon
+ *              looked at
  *   by luck    what the best of all heads reaches in 95 % of cases if heads are exchanged at random
  *              within each text: a permutation test that accounts for having searched all heads
  *   tokens     reads: attention received by a kind of token, beside what uniform attention gives;
@@ -42,7 +44,8 @@ enum {
     MHA_HEAD_CORPUS_BINS = 256,       /* of a histogram */
     MHA_HEAD_CORPUS_POSITIONS = 24,   /* bins of positions: 0, 1, 2-3, 4-7, ... */
     MHA_HEAD_CORPUS_MOST_PLACES = 64, /* of a score */
-    MHA_HEAD_CORPUS_MOST_REPLICATES = 1000
+    MHA_HEAD_CORPUS_MOST_REPLICATES = 1000,
+    MHA_HEAD_CORPUS_PLACE_KEYS = 8
 };
 
 typedef struct mha_head_corpus mha_head_corpus;

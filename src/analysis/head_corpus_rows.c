@@ -58,7 +58,7 @@ void mhai_corpus_row(mhai_corpus_seen *seen, mha_head_measure which, double valu
 {
     mhai_corpus_score *s = &seen->head->score[which];
     add_to_histogram(s, which, value);
-    compete(s, value, fact->t, key);
+    if (fact->keys >= MHA_HEAD_CORPUS_PLACE_KEYS) compete(s, value, fact->t, key);
     mhai_corpus_position *at = &seen->head->position[position_of(fact->i >= 0 ? fact->i : fact->t)];
     if (which == MHA_MEASURE_ENTROPY) {
         at->entropy += llrint(value * MHAI_CORPUS_NATS);

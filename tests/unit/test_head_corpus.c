@@ -179,7 +179,7 @@ static mha_head_place best_of(const corpus *c, int64_t k, int l, int h, mha_head
     for (int64_t i = 0; i < c->texts[k].n; i++) {
         const float *row = c->texts[k].map[l][h][i];
         const double value = score_of(&c->texts[k], row, i, which);
-        if (isnan(value)) continue;
+        if (isnan(value) || i + 1 < MHA_HEAD_CORPUS_PLACE_KEYS) continue;
         if (best.text >= 0 && (least ? value >= best.value : value <= best.value)) continue;
         best = (mha_head_place){k, i, which == MHA_MEASURE_SINK ? 0 : largest_key(row, i), value};
     }
