@@ -31,7 +31,8 @@ Markers are HTML comments of one or more lines, which a reader of the page does 
   import numpy                         what the page takes for granted; with the package in bindings/python
   -->
 
-`skip-page`, `long-page` and `needs-page` hold for all blocks of the page.
+`skip-page`, `long-page` and `needs-page` hold for all blocks of the page; the lines of `first-page` are run
+if any of its blocks is.
 
 The commands of a page run one after the other with bash, in one new folder that has links to whatever
 is in the root of the project, so that tools/x, include/ and build/libmultihead.a are found and new files
@@ -65,7 +66,7 @@ USAGE = re.compile(r"(?:build/)?multihead .*\[[\w-][^]]*\]")
 PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|pytest|sh|sudo|"
                       r"apt-get|(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
 PROGRESS = re.compile(r", about [\d.]+ (?:s|min|h) left$")
-MARKER = re.compile(r"<!-- commands: ((?:skip|long|needs)(?:-page)?|exit|let|first|python)\s(.*?)-->", re.S)
+MARKER = re.compile(r"<!-- commands: ((?:skip|long|needs|first)(?:-page)?|exit|let|python)\s(.*?)-->", re.S)
 
 
 class Block:
@@ -159,7 +160,8 @@ def steps(text):
     of_page = [(kind.removesuffix("-page"), words) for _, kind, words in markers if kind.endswith("-page")]
     wanted, own, previous = [], [], -1
     for block in found:
-        own += [(kind, words) for at, kind, words in markers if previous < at < block.first]
+        own += [(kind, words) for at, kind, words in markers
+                if previous < at < block.first and not kind.endswith("-page")]
         values, previous = dict(own), block.first
         if block.kind == "python" and "python" not in values:
             continue  # tests/python run those with >>>; the markers are the next block's
@@ -170,6 +172,9 @@ def steps(text):
         wanted += [step for step in own if step[0] == "let" or step[0] == "first" and not block.skip]
         wanted.append(block)
         own = []
+    for kind, words in of_page:
+        if kind == "first" and any(isinstance(step, Block) and not step.skip for step in wanted):
+            wanted.insert(0, (kind, words))
     return wanted
 
 
@@ -289,7 +294,7 @@ class Page:
         self.path.write_text("\n".join(lines), encoding="utf-8")
 
     def skipped(self):
-        return [(step.first + 1, step.lines[0], step.skip) for step in steps(self.text)
+        return [(step.first + 1, next(filter(str.strip, step.lines)), step.skip) for step in steps(self.text)
                 if isinstance(step, Block) and step.skip is not None]
 
     def count(self):
