@@ -202,9 +202,6 @@ class Folder:
         programs = self.path / ".programs"
         programs.mkdir()
         (programs / "multihead").symlink_to(PROGRAM)
-        if (python := BUILD / "venv/bin/python3").exists():  # not a link, which would lose its packages
-            (programs / "python3").write_text(f'#!/bin/sh\nexec "{python}" "$@"\n', encoding="utf-8")
-            (programs / "python3").chmod(0o755)
         for entry in ROOT.iterdir():
             if not entry.name.startswith(".") and entry.name != "build":
                 (self.path / entry.name).symlink_to(entry)
