@@ -17,11 +17,12 @@ import sys
 import torch
 import multihead.torch
 
-forward = multihead.torch.multi_head_attention_forward
 
-
-def with_nan_rows(*arguments, **keywords):
-    return forward(*arguments, nan_rows=True, **keywords)
+def with_nan_rows(forward):
+    """A function that torch.compile can trace after __main__ is FILE: it has no global names."""
+    def replacement(*arguments, **keywords):
+        return forward(*arguments, nan_rows=True, **keywords)
+    return replacement
 
 
 def main():
@@ -33,7 +34,8 @@ def main():
         sys.exit(__doc__)
     torch.nn.MultiheadAttention = multihead.torch.MultiheadAttention
     if functional:
-        torch.nn.functional.multi_head_attention_forward = with_nan_rows
+        torch.nn.functional.multi_head_attention_forward = with_nan_rows(
+            multihead.torch.multi_head_attention_forward)
     sys.argv = arguments
     runpy.run_path(arguments[0], run_name="__main__")
 
