@@ -359,8 +359,11 @@ def test_errors_say_what_to_do():
         ours(q, k, v, key_lengths=[1, 2])
     with pytest.raises(ValueError, match="return_weights: 'all'"):
         ours(q, k, v, return_weights="all")
-    with pytest.raises(RuntimeError, match="unknown|windows"):
-        ours(q, k, v, windows=(1, 2))
+    for value in ((1, 2), None):
+        with pytest.raises(TypeError, match="'windows' is not an option .*window, sink_keys"):
+            ours(q, k, v, windows=value)
+    with pytest.raises(TypeError, match=r"bias: torch.int64 is not .*bias.to\(torch.float32\)"):
+        ours(q, k, v, bias=torch.zeros(5, 5, dtype=torch.int64))
     with pytest.raises(NotImplementedError, match="no second derivatives"):
         [first] = torch.autograd.grad(ours(q, k, v).square().sum(), q, create_graph=True)
         first.sum().backward()
