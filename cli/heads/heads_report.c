@@ -162,46 +162,55 @@ static cli_exit spelled(const heads_source *source, const text_tokens *tokens, i
     return arena_text(HEADS, source->text + begin, (size_t)(token->end - begin), text);
 }
 
+/* The tokens from first to end, and the key by itself where it is further away. */
+static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
+                            mha_heads_place *place)
+{
+    const heads_source *source = &r->sources->items[found->text];
+    const text_tokens *tokens;
+    CLI_TRY(tokens_of(r, found->text, &tokens));
+    const int64_t n = tokens->list.count, key = found->key < n ? found->key : -1;
+    int64_t first = row - AROUND, end = row + AFTER + 1, count = 0;
+    if (key >= 0 && key < first && row - key < 2 * AROUND) first = key;
+    if (key >= end && key - row < 2 * AROUND) end = key + 1;
+    if (first < 0) first = 0;
+    if (end > n) end = n;
+    char **texts;
+    CLI_TRY(ARENA_ALLOC(HEADS, end - first + 2, &texts));
+    place->key = key < 0 ? -1 : key - first;
+    if (key >= 0 && key < first) {
+        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+        CLI_TRY(text_of(&texts[count++], " … "));
+        place->key = 0;
+    }
+    place->query = row - first + count;
+    for (int64_t i = first; i < end; i++) CLI_TRY(spelled(source, tokens, i, &texts[count++]));
+    if (key >= end) {
+        CLI_TRY(text_of(&texts[count++], " … "));
+        place->key = count;
+        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+    }
+    place->tokens = (const char *const *)texts;
+    place->token_count = count;
+    return CLI_OK;
+}
+
 static cli_exit make_place(report *r, int64_t column, const mha_head_place *found,
                            mha_heads_place *place)
 {
     const heads_source *source = &r->sources->items[found->text];
-    const text_tokens *tokens;
     char where[320], *kept;
-    CLI_TRY(tokens_of(r, found->text, &tokens));
-    const int64_t row = found->row < tokens->list.count ? found->row : tokens->list.count - 1;
-    int64_t first = row - AROUND, end = row + AFTER + 1;
-    if (found->key >= 0 && found->key < first && row - found->key < 2 * AROUND)
-        first = found->key - 2;
-    if (first < 0) first = 0;
-    if (end > tokens->list.count) end = tokens->list.count;
-    char **texts;
-    CLI_TRY(ARENA_ALLOC(HEADS, end - first + 2, &texts));
-    int64_t count = 0, key = found->key - first;
-    if (found->key >= 0 && found->key < first) { /* too far away: by itself */
-        CLI_TRY(spelled(source, tokens, found->key, &texts[count++]));
-        CLI_TRY(text_of(&texts[count++], " … "));
-        key = 0;
-    }
-    const int64_t moved = count;
-    for (int64_t i = first; i < end; i++) CLI_TRY(spelled(source, tokens, i, &texts[count++]));
+    *place = (mha_heads_place){.column = column, .value = found->value};
+    CLI_TRY(show_tokens(r, found, found->row, place));
     if (source->line > 0)
         snprintf(where, sizeof where, "%s, line %" PRId64 ", token %" PRId64,
-                 source->file ? source->file : "text", source->line, row);
+                 source->file ? source->file : "text", source->line, found->row);
     else
         snprintf(where, sizeof where, "%s%stext %" PRId64 ", token %" PRId64,
-                 source->file ? source->file : "", source->file ? ", " : "", found->text + 1, row);
+                 source->file ? source->file : "", source->file ? ", " : "", found->text + 1,
+                 found->row);
     CLI_TRY(text_of(&kept, where));
-    *place = (mha_heads_place){.column = column,
-                               .value = found->value,
-                               .where = kept,
-                               .tokens = (const char *const *)texts,
-                               .token_count = count,
-                               .query = row - first + moved,
-                               .key = found->key < 0      ? -1
-                                      : key < 0           ? 0
-                                      : moved && key == 0 ? 0
-                                                          : key};
+    place->where = kept;
     return CLI_OK;
 }
 
