@@ -4,6 +4,7 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/option_rows.h"
+#include "common/signals.h"
 #include "heads/heads.h"
 
 #include <inttypes.h>
@@ -241,7 +242,9 @@ static cli_exit heads(const heads_options *options)
                         options->model, options->model);
     CLI_TRY(heads_sources_read(options, &model, &sources));
     CLI_TRY(heads_measure(options, &model, &sources, &found));
-    return show(options, &model, &sources, &found);
+    CLI_TRY(show(options, &model, &sources, &found));
+    if (found.stopped) signals_end();
+    return CLI_OK;
 }
 
 cli_exit cmd_heads(int count, char *const *arguments)

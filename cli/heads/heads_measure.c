@@ -247,8 +247,8 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     j->found->text_count = j->number;
     if (stopped) {
         if (j->number == 0) signals_end();
-        cli_warn(HEADS, "stopped after %" PRId64 " of %" PRId64 " texts; what follows is of these",
-                 j->number, sources->count);
+        cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
+                 sources->count);
         j->found->stopped = true;
     }
     j->found->relations = sources->gold.names;
