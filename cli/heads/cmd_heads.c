@@ -37,6 +37,8 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "truncate", heads_options, truncate, 1, "cut longer texts instead"),
     ROW_NUMBER("cut", heads_options, cut, 8, INT64_C(1) << 40,
                "cut texts into pieces of N tokens, each a text of its\nown: for books"),
+    TEXTS(0, "without", without, "LIST",
+          "measure without these heads, L16H0 or 4.11: their\noutput is 0 (what later heads lose)"),
     TEXTS(0, "attention", attention, "FILE.npy",
           "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or [layers,heads,T,T]; each "
           "time a text"),
@@ -66,6 +68,9 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "corpus", heads_options, corpus, 1,
              "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
              "luck"),
+    ROW_FLAG(
+        0, "composition", heads_options, composition, 1,
+        "with --details, --json or -o: which earlier heads each\nhead reads, from the weights"),
     {.kind = ARGS_REAL,
      .name = "clusters",
      .value = "X",
@@ -101,6 +106,8 @@ const args_page heads_page = {
                 "multihead heads MODEL --example all --role previous-token --details\n"
                 "multihead heads MODEL --conllu gold.conllu --sort nsubj --min 0.5\n"
                 "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'\n"
+                "multihead heads MODEL --sort induction --min 0.3 --details --composition\n"
+                "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
@@ -146,6 +153,12 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
     if (options->corpus && !options->json && !options->page)
         return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json or -o FILE.html");
+    if (options->composition && !options->json && !options->page && !options->details)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--composition requires --details, --json or -o FILE.html");
+    if (maps && (options->composition || options->without.count > 0))
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--attention has no model: leave out --composition and --without");
     if (options->page && (maps || options->words))
         return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
     if (options->details && (options->csv || options->json))

@@ -26,9 +26,11 @@ typedef struct heads_options {
     const char *sort;
     args_real min, clusters; /* clusters: how far apart heads of one may be */
     int csv, json, details, quiet;
-    const char *page; /* FILE.html */
-    int corpus;       /* distributions, places, tokens */
-    int64_t cut;      /* texts into pieces of so many tokens; 0: not */
+    const char *page;   /* FILE.html */
+    int corpus;         /* distributions, places, tokens */
+    int composition;    /* which earlier heads a head reads */
+    args_texts without; /* heads whose output is 0 */
+    int64_t cut;        /* texts into pieces of so many tokens; 0: not */
     int beside; /* measured beside something else, which says what is wrong with the numbers */
     screen_options screen;
     int64_t threads;
@@ -55,6 +57,8 @@ typedef struct heads_sources {
 cli_exit heads_sources_read(const heads_options *options, text_model *model,
                             heads_sources *sources);
 
+enum { HEADS_COMPOSITIONS = 3, HEADS_FEW_WRITERS = 3 };
+
 /* What was found. */
 typedef struct heads_found {
     const text_model *model;
@@ -65,10 +69,13 @@ typedef struct heads_found {
     char *const *relations;    /* [relation_count] */
     int64_t relation_count;
     int64_t text_count, token_count, random_count, random_block, random_repeats;
-    bool stopped;                    /* by a signal, before the last text */
-    int64_t lost_links;              /* whose words have no token */
-    mha_head_distances **distances;  /* [layers] of texts; NULL: not asked for */
-    mha_head_corpus *corpus;         /* of texts; NULL: not asked for */
+    bool stopped;                   /* by a signal, before the last text */
+    int64_t lost_links;             /* whose words have no token */
+    mha_head_distances **distances; /* [layers] of texts; NULL: not asked for */
+    mha_head_corpus *corpus;        /* of texts; NULL: not asked for */
+    float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
+    float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
+    double composition_chance;
     int64_t kinds, *kind_of, *id_of; /* tokens of corpus: [vocab_size] by id, [kinds] ids */
 } heads_found;
 
@@ -149,6 +156,20 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
 /* Members of a head's object, and of the whole. */
 cli_exit heads_corpus_json(json_out *json, const heads_found *found, const heads_row *row);
 void heads_corpus_json_luck(json_out *json, const heads_found *found);
+
+/* Composition with earlier heads (heads_composition.c): made from the weights; the `most` heads that a
+ * head reads most into its queries (kind 0), keys (1) or values (2), and how many they are; told. */
+typedef struct heads_writer {
+    int64_t layer, head;
+    double value;
+} heads_writer;
+
+cli_exit heads_composition_make(const heads_options *options, heads_found *found);
+int64_t heads_composition_top(const heads_found *found, int64_t layer, int64_t head, int kind,
+                              heads_writer *writers, int64_t most);
+void heads_composition_json(json_out *json, const heads_found *found, const heads_row *row);
+void heads_composition_line(const heads_found *found, const heads_row *row, char *line,
+                            size_t size);
 
 /* The page of -o (heads_report.c). */
 cli_exit heads_write_page(const heads_options *options, text_model *model,

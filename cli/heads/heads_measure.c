@@ -140,9 +140,12 @@ static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *
     const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
                      types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
     const bool typed = j->model->desc.type_count && tokens->types;
+    const mha_tensor gates = mha_tensor_contiguous(j->found->gates, MHA_F32, 2,
+                                                   (int64_t[]){j->found->layers, j->model->heads});
     const mha_transformer_input input = {.struct_size = sizeof input,
                                          .tokens = &ids,
                                          .token_types = typed ? &types : NULL,
+                                         .gates = j->found->gates ? &gates : NULL,
                                          .outputs = visit->outputs,
                                          .after_layer = visit->after_layer,
                                          .after_layer_user = visit->user};
@@ -358,6 +361,21 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
     return CLI_OK;
 }
 
+/* ---- Heads that are left out ----------------------------------------------------------------- */
+
+static cli_exit make_gates(const heads_options *options, const text_model *model,
+                           heads_found *found)
+{
+    const args_texts none = {0};
+    maps_picks picks;
+    if (options->without.count == 0) return CLI_OK;
+    CLI_TRY(text_model_pick(model, &none, &options->without, &picks));
+    CLI_TRY(ARENA_ALLOC(HEADS, picks.layers * picks.heads, &found->gates));
+    for (int64_t i = 0; i < picks.layers * picks.heads; i++) found->gates[i] = picks.on[i] ? 0 : 1;
+    cli_note(options->quiet, "without %" PRId64 " heads: their output is 0", picks.count);
+    return CLI_OK;
+}
+
 /* ---- All together ---------------------------------------------------------------------------- */
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
@@ -370,11 +388,12 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
         found->heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
         found->count += found->heads[l];
     }
+    CLI_TRY(make_gates(options, model, found));
     CLI_TRY(measure_texts(&j, model, sources));
     if (!found->stopped) CLI_TRY(measure_random(&j, model, options->random));
     if (found->lost_links > 0)
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",
                  found->lost_links);
-    return CLI_OK;
+    return options->composition ? heads_composition_make(options, found) : CLI_OK;
 }

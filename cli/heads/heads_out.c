@@ -181,7 +181,21 @@ static void put_head(json_out *json, const heads_found *found, const heads_row *
     if (found->relation_count > 0) put_relations(json, found, row);
     if (found->corpus && heads_corpus_json(json, found, row) != CLI_OK)
         json->status = MHA_ERR_CALLBACK;
+    if (found->composition[0]) heads_composition_json(json, found, row);
     json_print(json, "}");
+}
+
+static void put_without(json_out *json, const heads_found *found)
+{
+    bool first = true;
+    json_print(json, ",\n  \"without\": [");
+    for (int64_t i = 0; i < found->layers * found->model->heads; i++) {
+        if (found->gates[i] != 0) continue;
+        json_print(json, "%s\"L%" PRId64 "H%" PRId64 "\"", first ? "" : ", ",
+                   i / found->model->heads, i % found->model->heads);
+        first = false;
+    }
+    json_print(json, "]");
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
@@ -209,6 +223,9 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     }
     json_print(&json, "}");
     if (f->corpus) heads_corpus_json_luck(&json, f);
+    if (f->gates) put_without(&json, f);
+    if (f->composition[0])
+        json_number(&json, f->composition_chance, ",\n  \"composition_chance\": ");
     json_print(&json, ",\n  \"heads\": [");
     for (int64_t i = 0; i < job->count; i++) {
         json_print(&json, "%s\n", i ? "," : "");

@@ -319,6 +319,24 @@ static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card 
     return CLI_OK;
 }
 
+static cli_exit make_arrows(const report *r, const heads_row *row, mha_heads_card *card)
+{
+    static const char *const names[HEADS_COMPOSITIONS] = {"queries", "keys", "values"};
+    mha_heads_arrow *arrows;
+    CLI_TRY(ARENA_ALLOC(HEADS, HEADS_COMPOSITIONS * HEADS_FEW_WRITERS, &arrows));
+    for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
+        heads_writer writers[HEADS_FEW_WRITERS];
+        const int64_t count =
+            heads_composition_top(r->found, row->layer, row->head, n, writers, HEADS_FEW_WRITERS);
+        for (int64_t i = 0; i < count; i++)
+            arrows[card->arrow_count++] =
+                (mha_heads_arrow){names[n], writers[i].layer, writers[i].head, writers[i].value,
+                                  r->found->composition_chance};
+    }
+    card->arrows = arrows;
+    return CLI_OK;
+}
+
 static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
 {
     char command[4096], *kept;
@@ -331,6 +349,7 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
         CLI_TRY(text_of(&kept, command));
         card->command = kept;
     }
+    if (r->found->composition[0]) CLI_TRY(make_arrows(r, row, card));
     if (!r->found->corpus) return CLI_OK;
     mha_heads_list *lists;
     CLI_TRY(ARENA_ALLOC(HEADS, 2, &lists));

@@ -189,6 +189,37 @@ def corpora():
     check(not page.exists(), "no page is left")
 
 
+def circuits():
+    """Composition names earlier heads, the strongest first; without a head later layers change, earlier ones do not."""
+    path = written("lines.txt", LINES)
+    result = heads(MODEL, "--text", path, "--composition", "--json", "--random", "0")
+    check_good(result, "--composition")
+    found = json.loads(result.out)
+    check(0 < found["composition_chance"] < 1, f"chance {found['composition_chance']}")
+    for head in found["heads"]:
+        for writers in head["composition"].values():
+            values = [writer["value"] for writer in writers]
+            check(values == sorted(values, reverse=True) and len(values) == (3 if head["layer"] else 0),
+                  f"{head['name']}: {values}")
+            check(all(int(re.match(r"L(\d+)H", writer["head"])[1]) < head["layer"] for writer in writers), "earlier")
+    text = heads(MODEL, "--text", path, "--composition", "--details", "--layer", "1").out.decode()
+    check("reads keys from L0H" in " ".join(text.split()), f"details: {text[:200]}")
+    whole = {head["name"]: head["scores"] for head in found["heads"]}
+    result = heads(MODEL, "--text", path, "--json", "--random", "0", "--without", "L0H1,0.2")
+    check_good(result, "--without")
+    less = json.loads(result.out)
+    check(less["without"] == ["L0H1", "L0H2"], f"without: {less['without']}")
+    for head in less["heads"]:
+        same = head["scores"] == whole[head["name"]]
+        check(same == (head["layer"] == 0), f"{head['name']}: {'the same' if same else 'other'} scores")
+    late = json.loads(heads(MODEL, "--text", path, "--json", "--random", "0", "--without", "L1H0").out)
+    check(all(head["scores"] == whole[head["name"]] for head in late["heads"]), "the last layer's change nothing before it")
+    bad(USAGE, "--composition requires", arguments=(MODEL, "--text", path, "--composition"))
+    bad(USAGE, "L9H9", arguments=(MODEL, "--text", path, "--without", "L9H9"))
+    bad(USAGE, "leave out --composition and --without",
+        arguments=("--attention", path, "--without", "L0H0"))
+
+
 def interrupted():
     """Ctrl-C: what the texts until then gave is printed, and how many they were."""
     path = written("endless.txt", LINES * 20000)
@@ -437,6 +468,7 @@ orders()
 json_and_csv()
 clusters()
 corpora()
+circuits()
 interrupted()
 reports()
 trained_models()
