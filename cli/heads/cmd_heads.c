@@ -153,6 +153,9 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
     if (options->corpus && !options->json && !options->page)
         return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json or -o FILE.html");
+    if (options->page && !strcmp(options->page, "-") && (options->json || options->csv))
+        return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
+                        options->json ? "json" : "csv");
     if (options->composition && !options->json && !options->page && !options->details)
         return cli_fail(CLI_USAGE, HEADS,
                         "--composition requires --details, --json or -o FILE.html");
@@ -209,6 +212,7 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     int64_t count = 0;
     CLI_TRY(heads_choose(options, found, &rows, &count));
     if (options->page) CLI_TRY(heads_write_page(options, model, sources, found, rows, count));
+    if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
     else if (options->csv)

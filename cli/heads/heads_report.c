@@ -421,7 +421,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     r.page.first_head = first_head(&r);
     const mha_status status = files_draw(options->page, draw, &r.page);
     if (status != MHA_OK) return cli_fail_status(HEADS, status);
-    cli_note(options->quiet, "wrote %s: %" PRId64 " heads, %" PRId64 " scores", options->page,
-             count, r.columns);
+    cli_note(options->quiet || !strcmp(options->page, "-"),
+             "wrote %s: %" PRId64 " heads, %" PRId64 " scores", options->page, count, r.columns);
     return CLI_OK;
 }

@@ -116,6 +116,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus,
  *          H Dv^2 floats, for later texts: weight must not change.
  * Errors   MHA_ERR_NULL, _ARGUMENT (no text is open in the measures it is attached to, a layer),
  *          _SHAPE, _DTYPE, _NOMEM.
+ * Without rows where sum_j alpha_j ||W_O[h] v_j|| is not below 2^20.
+ *
  * Threads  one.   Accuracy  norms within Dv 2^-22 of ||W_O[h]|| ||v_j||, the same bits everywhere.
  * Since    1.0
  */

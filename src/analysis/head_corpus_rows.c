@@ -80,6 +80,7 @@ void mhai_corpus_moved(mhai_corpus_seen *seen, const mhai_head_fact *fact, const
     double moved = 0;
     for (int64_t j = 1; j < fact->end; j++) moved += a[j] * (double)seen->norms[j];
     const double first = a[0] * (double)seen->norms[0];
+    if (!(first + moved < 0x1p20)) return; /* what no sum of int64 could hold; not a number */
     if (first + moved > 0) {
         head->moved += llrint(first / (first + moved) * MHAI_CORPUS_SHARE);
         head->moved_rows++;

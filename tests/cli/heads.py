@@ -180,6 +180,12 @@ def corpora():
     found = json.loads(cut.out)
     check(found["texts"] > 15 and found["tokens"] <= 16 * found["texts"], f"--cut: {found['texts']}, {found['tokens']}")
     page.unlink()
+    piped = heads(MODEL, "--text", path, "-o", "-", "-q")
+    check(piped.out == same.read_bytes(), "-o - writes the page alone")
+    check_good(heads(MODEL, "-o", page, "--random", "2"), "a page of random tokens alone")
+    check("random_induction" in page.read_text(), "it has their scores")
+    page.unlink()
+    bad(USAGE, "both write to stdout", arguments=(MODEL, "--text", path, "-o", "-", "--json"))
     bad(USAGE, "--corpus requires", arguments=(MODEL, "--text", path, "--corpus"))
     bad(6, str(FOLDER / "none"), arguments=(MODEL, "--text", path, "-o", FOLDER / "none/heads.html"))
     bad(BAD_INPUT, "no head is like that", arguments=(MODEL, "--text", path, "-o", page, "--role", "semantic",

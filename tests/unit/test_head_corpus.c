@@ -367,6 +367,35 @@ static void it_is_what_plain_loops_find(void **state)
     }
 }
 
+/* Values whose norms overflow: the rows are left out of what is moved, and of nothing else. */
+static void norms_beyond_all_sums_are_left_out(void **state)
+{
+    static const float huge[] = {1e30F, 1e5F, INFINITY, NAN, -1e38F};
+    rng r = rng_make(rng_run_seed(), 3000000);
+    (void)state;
+    for (size_t n = 0; n < sizeof huge / sizeof *huge; n++) {
+        corpus c = corpus_make(&r, 1);
+        object o = object_make(one, &usual);
+        c.texts[0].n = MOST;
+        for (int64_t i = 0; i < MOST; i++) {
+            c.texts[0].ids[i] = 0;
+            make_row(&r, c.texts[0].map[0][0][i], i + 1);
+            for (int h = 1; h < ALL; h++)
+                memcpy(c.texts[0].map[h / HEADS][h % HEADS][i], c.texts[0].map[0][0][i],
+                       sizeof c.texts[0].map[0][0][i]);
+            for (int d = 0; d < WIDTH; d++)
+                c.texts[0].v[0][0][i][d] = huge[n] * (n == 1 ? 1e3F : 1);
+        }
+        feed(&o, &c, 0, MOST, true);
+        const mha_head_rest rest = mha_head_corpus_rest(o.corpus, 0, 0);
+        assert_int_equal(rest.rows, MOST - 1);
+        assert_int_equal(rest.moved_rows, 0);
+        assert_true(rest.mass > 0 && rest.moved == 0);
+        object_free(&o);
+        corpus_free(&c);
+    }
+}
+
 /* ---- bits ------------------------------------------------------------------------------------ */
 
 /* Everything that can be read. */
@@ -628,6 +657,6 @@ static int end(void **state)
 }
 
 RUN_TESTS_BETWEEN(begin, end, TEST(it_is_what_plain_loops_find),
-                  TEST(order_and_division_leave_no_trace), TEST(intervals_are_those_of_many_texts),
-                  TEST(luck_is_what_exchanged_heads_reach), TEST(misuse_is_refused),
-                  TEST(memory_that_is_missing_is_a_status))
+                  TEST(norms_beyond_all_sums_are_left_out), TEST(order_and_division_leave_no_trace),
+                  TEST(intervals_are_those_of_many_texts), TEST(luck_is_what_exchanged_heads_reach),
+                  TEST(misuse_is_refused), TEST(memory_that_is_missing_is_a_status))
