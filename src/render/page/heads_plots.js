@@ -8,7 +8,7 @@ function draw(tag, attributes, text) {
     return element;
 }
 
-const LEFT = 68, RIGHT = 16, TOP = 14, BOTTOM = 46;
+const LEFT = 68, RIGHT = 16, TOP = 24, BOTTOM = 46;
 let WIDE = 720, HIGH = 470; // pixels of the page
 const across = part => LEFT + part * (WIDE - LEFT - RIGHT);
 const up = part => HIGH - BOTTOM - part * (HIGH - TOP - BOTTOM);
