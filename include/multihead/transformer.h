@@ -370,6 +370,25 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context
 /* What a forward call keeps for a backward call and for the inspection of heads. */
 typedef struct mha_activations mha_activations;
 
+/* What of a head a patch replaces, as mha_layer_view has it. */
+typedef enum mha_patch_part {
+    MHA_PATCH_OUTPUT = 0, /* z, what the head gives out, in place of what gates made of it */
+    MHA_PATCH_QUERY = 1,  /* q, after rotation and norms */
+    MHA_PATCH_KEY = 2,    /* k likewise */
+    MHA_PATCH_VALUE = 3   /* v */
+} mha_patch_part;
+
+/* Numbers that take the place of what a head of self-attention computes. */
+typedef struct mha_head_patch {
+    uint32_t struct_size;
+    mha_patch_part part;
+    int64_t layer;
+    int64_t head; /* of keys and values the key/value head, which all heads of its group read */
+    const mha_tensor
+        *values;         /* f32 [B,T,D] in, last axis contiguous; strides of B and T may be 0 */
+    const uint8_t *rows; /* [B T], 1: these rows; NULL: all */
+} mha_head_patch;
+
 typedef struct mha_transformer_input {
     uint32_t struct_size;
     uint32_t reserved;             /* 0 */
@@ -396,6 +415,15 @@ typedef struct mha_transformer_input {
      * Forward calls only */
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *after_layer_user;
+    /* [patch_count], all of the same struct_size, in this order: of two for the same rows the later
+     * one holds. Forward calls only */
+    const mha_head_patch *patches;
+    int64_t patch_count;
+    /* Layers before this one are not run: the call begins with `stream`, what the stream is in front
+     * of this layer (mha_layer_view.stream), and what is wanted of earlier layers is left as it is.
+     * To the bit the call that ran them. Forward calls only */
+    int64_t first_layer;
+    const mha_tensor *stream; /* f32 [B,T,E] in, last axis contiguous; NULL: the embeddings */
 } mha_transformer_input;
 
 /**
@@ -475,7 +503,7 @@ typedef struct mha_layer_view {
  *
  * Memory   fills *view; borrowed until the activations' next forward or backward call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer, a part that it does not
- *          have, activations that hold no batch).
+ *          have, activations that hold no batch, or not this layer: first_layer).
  * Threads  any, while no call uses the activations.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_activations_layer(const mha_activations *activations,
@@ -486,8 +514,9 @@ MHA_API MHA_NODISCARD mha_status mha_activations_layer(const mha_activations *ac
 typedef struct mha_stream_view {
     uint32_t struct_size; /* in: sizeof(mha_stream_view) */
     uint32_t reserved;
-    mha_tensor embedded; /* the sum of the tables, before a norm on embeddings */
-    mha_tensor first;    /* the stream before the first layer */
+    mha_tensor embedded; /* the sum of the tables, before a norm on embeddings; ndim 0 if the stream
+                            was given (mha_transformer_input.stream) */
+    mha_tensor first;    /* the stream before the first layer; ndim 0 if it was not run */
     mha_tensor last;     /* after the last layer, before the final norm */
     mha_tensor normed;   /* after it; last itself without one. W_out reads it */
 } mha_stream_view;

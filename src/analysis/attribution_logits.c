@@ -146,6 +146,10 @@ static mha_status walk(logit_job *job)
     const mha_transformer_desc *d = &job->t->desc;
     mha_stream_view ends = {.struct_size = sizeof ends};
     MHA_TRY(mha_activations_stream(job->a, &ends));
+    if (ends.embedded.ndim == 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "activations: the call began with a stream that was given, "
+                        "not with the embeddings of its tokens");
     job->out.total = dot(job->u, row_of(job, &ends.normed), job->E);
     if (mhai_transformer_pre_norm(job->t))
         MHA_TRY(through_norm(job, -1, "norm", row_of(job, &ends.last)));

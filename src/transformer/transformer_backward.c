@@ -392,6 +392,11 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "head_means are for forward calls: what the heads gave "
                         "out is not kept beside them");
+    if (c->input.patch_count > 0 || c->input.stream || a->given)
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "patches, first_layer and stream are for forward calls: what they replace is "
+            "not kept");
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         if (d->layers[i].qk_norm == MHA_QK_NORM_L2 && mhai_transformer_heads_of(d, i, false).q > 0)
             return mha_fail(MHA_ERR_UNSUPPORTED,

@@ -85,6 +85,7 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     if (input->head_means)
         MHA_TRY(
             mhai_nn_matrix("head_means", input->head_means, gates[0], gates[1] * t->desc.head_dim));
+    MHA_TRY(mhai_transformer_check_patches(t, input));
     return check_memory(t, input);
 }
 
@@ -141,12 +142,13 @@ static mha_status check_apart(const mhai_call *c, const mha_tensor *output, cons
                {"gates", c->input.gates},
                {"cross_gates", c->input.cross_gates},
                {"head_means", c->input.head_means},
+               {"stream", c->input.stream},
                {"lengths", c->input.lengths ? &lengths : NULL},
                {"memory_lengths", c->input.memory_lengths ? &memory_lengths : NULL}};
     for (size_t i = first; written && i < sizeof all / sizeof all[0]; i++)
         if (all[i].tensor)
             MHA_TRY(mhai_tensor_check_disjoint(name, written, all[i].name, all[i].tensor));
-    return MHA_OK;
+    return written ? mhai_transformer_patches_apart(&c->input, name, written) : MHA_OK;
 }
 
 /* What is wanted of a layer; attention compares it with what it reads itself. */

@@ -333,8 +333,10 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     MHA_TRY(prepare(c, layer, cross, &attention));
     MHA_TRY(mhai_attend_position(&attention.attend));
+    if (!cross) mhai_transformer_patch(c->a, &c->input, layer, false);
     MHA_TRY(mhai_attend_run(&attention.attend));
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
+    if (!cross) mhai_transformer_patch(c->a, &c->input, layer, true);
     MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
                     added_by(c, &kept->step, next)));
     return end_step(c, &place->step, &kept->step, next);
@@ -419,6 +421,20 @@ static mha_status embed(const mhai_call *c)
                           : MHA_OK;
 }
 
+/* The stream with which the first layer that is run begins. */
+static mha_status begin_stream(const mhai_call *c)
+{
+    const mha_tensor *from = c->input.stream;
+    const int64_t width = c->t->desc.embed_dim, length = c->a->T;
+    if (!from) return embed(c);
+    for (int64_t i = 0; i < mhai_tokens(c->a); i++)
+        memcpy(c->a->layers[c->a->first].self.step.x + i * width,
+               (const float *)from->data + i / length * from->stride[0] +
+                   i % length * from->stride[1],
+               (size_t)width * sizeof(float));
+    return MHA_OK;
+}
+
 static void write_rows(const mhai_call *c, const mha_tensor *to)
 {
     const int64_t width = c->t->desc.embed_dim;
@@ -473,8 +489,10 @@ static mha_status forward(mhai_call *c, const mha_tensor *output)
     const mha_transformer_desc *d = &c->t->desc;
     MHA_TRY(load_tokens(c));
     if (mhai_tokens(c->a) == 0) return MHA_OK;
-    MHA_TRY(embed(c));
-    for (int64_t i = 0; i < d->num_layers; i++) {
+    c->a->first = c->input.first_layer;
+    c->a->given = c->input.stream;
+    MHA_TRY(begin_stream(c));
+    for (int64_t i = c->a->first; i < d->num_layers; i++) {
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
         MHA_TRY(attend(c, &place->self, &kept->self, i, false, mhai_transformer_next(c->a, i, 0)));

@@ -152,6 +152,8 @@ struct mha_activations {
     int64_t max_tokens, max_memory;
     int64_t B, T, S; /* the batch that is kept; T = -1: none */
     bool passing;    /* layers take turns in two pieces of memory: for a call, not for a gradient */
+    int64_t first;   /* the first layer that the call ran */
+    bool given;      /* the stream in front of it was given */
     int64_t layer;   /* the last one done */
     float *memory;   /* all floats below */
     size_t bytes;
@@ -229,6 +231,17 @@ MHA_NODISCARD mha_status mhai_transformer_turns(mha_context *context, const mhai
 MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *t,
                                                  int64_t count);
 void mhai_transformer_free_encodings(mha_transformer *t);
+
+/* transformer_patch.c: check what takes the place of heads and of the first layers, and that an output
+ * does not overlap it; put the patches of a layer in place, those of its output or else those of its
+ * queries, keys and values. */
+MHA_NODISCARD mha_status mhai_transformer_check_patches(const mha_transformer *t,
+                                                        const mha_transformer_input *input);
+MHA_NODISCARD mha_status mhai_transformer_patches_apart(const mha_transformer_input *input,
+                                                        const char *name,
+                                                        const mha_tensor *written);
+void mhai_transformer_patch(const mha_activations *a, const mha_transformer_input *input,
+                            int64_t layer, bool output);
 
 /* What a step of a decoder adds to a forward call. */
 typedef struct mhai_step {

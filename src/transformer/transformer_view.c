@@ -74,6 +74,9 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
     if (a->passing && layer != a->layer)
         return mha_fail(MHA_ERR_ARGUMENT, "layer %lld is not kept: this call keeps layer %lld only",
                         (long long)layer, (long long)a->layer);
+    if (layer < a->first)
+        return mha_fail(MHA_ERR_ARGUMENT, "layer %lld is not kept: the call began with layer %lld",
+                        (long long)layer, (long long)a->first);
     const mhai_kept_layer *kept = &a->layers[layer];
     const float *next = mhai_transformer_next(a, layer, (int)part);
     *view = (mha_layer_view){.struct_size = sizeof *view};
@@ -102,10 +105,10 @@ mha_status mha_activations_stream(const mha_activations *a, mha_stream_view *vie
     const int64_t width = a->transformer->desc.embed_dim;
     const float *first = a->layers[0].self.step.x;
     *view = (mha_stream_view){.struct_size = sizeof *view,
-                              .embedded = tokens_view(a, a->embedded ? a->embedded : first, width),
-                              .first = tokens_view(a, first, width),
                               .last = tokens_view(a, a->x, width),
                               .normed = tokens_view(a, a->last, width)};
+    if (a->first == 0) view->first = tokens_view(a, first, width);
+    if (!a->given) view->embedded = tokens_view(a, a->embedded ? a->embedded : first, width);
     return MHA_OK;
 }
 

@@ -284,6 +284,12 @@ class TransformerInit(Struct):
                 ("position_std", C.c_double), ("head_grade", C.c_double)]
 
 
+class HeadPatch(Struct):
+    c_name = "mha_head_patch"
+    _fields_ = [SIZE, ("part", C.c_int), *_int64s("layer head"), ("values", TensorPointer),
+                ("rows", C.c_void_p)]
+
+
 class TransformerInput(Struct):
     c_name = "mha_transformer_input"
     _fields_ = [SIZE, RESERVED, ("tokens", TensorPointer), ("lengths", Int64Pointer),
@@ -291,7 +297,8 @@ class TransformerInput(Struct):
                 *_tensors("gates cross_gates"), ("dropout", C.c_float),
                 ("dropout_seed", C.c_uint64), *_tensors("head_means token_types last_hidden"),
                 ("outputs", C.c_void_p), ("after_layer", C.c_void_p),
-                ("after_layer_user", C.c_void_p)]
+                ("after_layer_user", C.c_void_p), ("patches", C.POINTER(HeadPatch)),
+                *_int64s("patch_count first_layer"), ("stream", TensorPointer)]
 
 
 class TransformerGradients(Struct):

@@ -1,0 +1,118 @@
+/* Numbers that take the place of what a forward call computes: patches of heads, and the stream in
+ * front of the layer with which the call begins. */
+#include "transformer/transformer_parts.h"
+
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Patch number i; the caller's struct may be shorter or longer. */
+static mha_status read_patch(const mha_transformer_input *input, int64_t i, mha_head_patch *own)
+{
+    const unsigned char *first = (const unsigned char *)input->patches;
+    return mha_struct_read("mha_head_patch", own, sizeof *own, sizeof *own,
+                           first + i * input->patches->struct_size, input->patches->struct_size);
+}
+
+static mha_status check_patch(const mha_transformer *t, const mha_transformer_input *input,
+                              int64_t i)
+{
+    const int64_t *tokens = input->tokens->shape;
+    const int64_t shape[] = {tokens[0], tokens[1], t->desc.head_dim};
+    mha_head_patch p;
+    char name[48];
+    MHA_TRY(read_patch(input, i, &p));
+    snprintf(name, sizeof name, "patches[%lld]", (long long)i);
+    if ((unsigned)p.part > MHA_PATCH_VALUE)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: part %d is unknown", name, (int)p.part);
+    if (p.layer < input->first_layer || p.layer >= t->desc.num_layers)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: layer is %lld, expected %lld..%lld", name,
+                        (long long)p.layer, (long long)input->first_layer,
+                        (long long)t->desc.num_layers - 1);
+    const mhai_heads heads = mhai_transformer_heads_of(&t->desc, p.layer, false);
+    const int64_t count =
+        p.part == MHA_PATCH_OUTPUT || p.part == MHA_PATCH_QUERY ? heads.q : heads.kv;
+    if (p.head < 0 || p.head >= count)
+        return mha_fail(MHA_ERR_ARGUMENT, "%s: head is %lld, layer %lld has %lld%s", name,
+                        (long long)p.head, (long long)p.layer, (long long)count,
+                        count < heads.q ? " key/value heads" : "");
+    MHA_TRY(mhai_tensor_check(name, p.values, MHA_F32, 3, shape));
+    return mhai_tensor_check_last(name, p.values);
+}
+
+static mha_status check_stream(const mha_transformer *t, const mha_transformer_input *input)
+{
+    const int64_t shape[] = {input->tokens->shape[0], input->tokens->shape[1], t->desc.embed_dim};
+    if (input->first_layer < 0 || input->first_layer >= t->desc.num_layers)
+        return mha_fail(MHA_ERR_ARGUMENT, "first_layer is %lld, expected 0..%lld",
+                        (long long)input->first_layer, (long long)t->desc.num_layers - 1);
+    if (input->first_layer > 0 && !input->stream)
+        return mha_fail(MHA_ERR_NULL, "first_layer is %lld, but stream, which it reads, is NULL",
+                        (long long)input->first_layer);
+    if (!input->stream) return MHA_OK;
+    MHA_TRY(mhai_tensor_check("stream", input->stream, MHA_F32, 3, shape));
+    return mhai_tensor_check_last("stream", input->stream);
+}
+
+mha_status mhai_transformer_check_patches(const mha_transformer *t,
+                                          const mha_transformer_input *input)
+{
+    MHA_TRY(check_stream(t, input));
+    if (input->patch_count < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "patch_count is %lld, expected 0 or more",
+                        (long long)input->patch_count);
+    if (input->patch_count > 0 && !input->patches)
+        return mha_fail(MHA_ERR_NULL, "patches is NULL, but patch_count is %lld",
+                        (long long)input->patch_count);
+    for (int64_t i = 0; i < input->patch_count; i++) MHA_TRY(check_patch(t, input, i));
+    return MHA_OK;
+}
+
+mha_status mhai_transformer_patches_apart(const mha_transformer_input *input, const char *name,
+                                          const mha_tensor *written)
+{
+    for (int64_t i = 0; i < input->patch_count; i++) {
+        mha_head_patch p;
+        MHA_TRY(read_patch(input, i, &p));
+        MHA_TRY(mhai_tensor_check_disjoint(name, written, "the values of a patch", p.values));
+    }
+    return MHA_OK;
+}
+
+/* Where a patch goes: row i is at to + i * stride. */
+static float *place_of(const mha_activations *a, const mha_head_patch *p, int64_t *stride)
+{
+    const mhai_heads heads = mhai_transformer_heads_of(&a->transformer->desc, p->layer, false);
+    const mhai_kept_attention *kept = &a->layers[p->layer].self;
+    const int64_t D = a->transformer->desc.head_dim;
+    const int64_t begin = p->part == MHA_PATCH_KEY     ? heads.q
+                          : p->part == MHA_PATCH_VALUE ? heads.q + heads.kv
+                                                       : 0;
+    *stride = p->part == MHA_PATCH_OUTPUT ? heads.q * D : (heads.q + 2 * heads.kv) * D;
+    return (p->part == MHA_PATCH_OUTPUT ? kept->heads : kept->qkv) + (begin + p->head) * D;
+}
+
+static void put(const mha_activations *a, const mha_head_patch *p)
+{
+    const mha_tensor *from = p->values;
+    int64_t stride;
+    float *to = place_of(a, p, &stride);
+    for (int64_t i = 0; i < a->B * a->T; i++)
+        if (!p->rows || p->rows[i])
+            memcpy(to + i * stride,
+                   (const float *)from->data + i / a->T * from->stride[0] +
+                       i % a->T * from->stride[1],
+                   (size_t)from->shape[2] * sizeof(float));
+}
+
+void mhai_transformer_patch(const mha_activations *a, const mha_transformer_input *input,
+                            int64_t layer, bool output)
+{
+    mha_head_patch p;
+    for (int64_t i = 0; i < input->patch_count; i++)
+        if (read_patch(input, i, &p) == MHA_OK && p.layer == layer &&
+            (p.part == MHA_PATCH_OUTPUT) == output)
+            put(a, &p);
+}

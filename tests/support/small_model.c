@@ -1,0 +1,73 @@
+#include "support/small_model.h"
+
+#include "support/layers.h"
+#include "support/suite.h"
+
+#include <stdlib.h>
+
+static void draw_desc(rng *r, uint32_t flags, mha_layer_desc *layers, mha_transformer_desc *d)
+{
+    *d = (mha_transformer_desc){.struct_size = sizeof *d,
+                                .flags = flags,
+                                .vocab_size = rng_between(r, 8, SMALL_WIDTH),
+                                .max_length = 16,
+                                .num_layers = rng_between(r, 1, SMALL_LAYERS),
+                                .num_heads = rng_chance(r, 0.5) ? 2 : SMALL_HEADS,
+                                .head_dim = rng_chance(r, 0.5) ? 4 : SMALL_SIZE,
+                                .ff_dim = rng_chance(r, 0.2) ? 0 : rng_between(r, 1, 20),
+                                .norm = (mha_norm)rng_between(r, 0, 2),
+                                .positions = (mha_position_encoding)rng_between(r, 0, 3),
+                                .feed_forward = (mha_feed_forward)rng_between(r, 0, 5)};
+    d->embed_dim = 4 * rng_between(r, 2, 6);
+    if (rng_chance(r, 0.4)) d->kv_heads = d->num_heads / 2;
+    blocks_draw(r, d);
+    if (d->norm && rng_chance(r, 0.3)) d->flags |= MHA_TRANSFORMER_EMBEDDING_NORM;
+    layers_draw(r, d, layers);
+    if (rng_chance(r, 0.5)) d->layers = layers;
+}
+
+static void draw_batch(small_model *m, rng *r)
+{
+    m->B = rng_between(r, 1, SMALL_B);
+    m->T = rng_between(r, 2, SMALL_T);
+    m->width = m->desc.flags & MHA_TRANSFORMER_NO_OUTPUT ? m->desc.embed_dim : m->desc.vocab_size;
+    for (int64_t i = 0; i < m->B * m->T; i++)
+        m->ids[i] = (int32_t)rng_between(r, 0, m->desc.vocab_size - 1);
+    for (int64_t b = 0; b < m->B; b++) m->lengths[b] = rng_between(r, 1, m->T);
+    m->tokens = mha_tensor_contiguous(m->ids, MHA_I32, 2, (int64_t[]){m->B, m->T});
+    m->output =
+        mha_tensor_contiguous(m->output_data, MHA_F32, 3, (int64_t[]){m->B, m->T, m->width});
+    m->input = (mha_transformer_input){.struct_size = sizeof m->input, .tokens = &m->tokens};
+    if (rng_chance(r, 0.5)) m->input.lengths = m->lengths;
+}
+
+small_model *small_model_make(mha_context *context, rng *r, uint32_t flags)
+{
+    mha_layer_desc layers[SMALL_LAYERS];
+    small_model *m = calloc(1, sizeof *m);
+    assert_non_null(m);
+    draw_desc(r, flags, layers, &m->desc);
+    if (mha_transformer_create(context, &m->desc, &m->t) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+    mha_transformer_describe(m->t, &m->desc);
+    const mha_transformer_init init = {
+        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
+    assert_int_equal(mha_transformer_initialise(context, m->t, &init), MHA_OK);
+    float *data = mha_transformer_data(m->t); /* no special values: norms other than 1, biases */
+    for (int64_t i = 0; i < mha_transformer_size(m->t); i++) data[i] += 0.1f * rng_normal(r);
+    assert_int_equal(mha_transformer_update(context, m->t), MHA_OK);
+    draw_batch(m, r);
+    return m;
+}
+
+void small_model_free(small_model *m)
+{
+    mha_transformer_destroy(m->t);
+    free(m);
+}
+
+void small_model_run(mha_context *context, small_model *m, mha_activations *a)
+{
+    if (mha_transformer_forward(context, m->t, &m->input, a, &m->output, NULL, NULL) != MHA_OK)
+        fail_msg("%s", mha_error_detail());
+}

@@ -1,0 +1,31 @@
+/* A small random transformer and a batch to run it on, for tests of what runs transformers. */
+#ifndef TEST_SMALL_MODEL_H
+#define TEST_SMALL_MODEL_H
+
+#include "support/rng.h"
+
+#include <multihead/transformer.h>
+
+enum { SMALL_B = 3, SMALL_T = 10, SMALL_ROWS = SMALL_B * SMALL_T, SMALL_WIDTH = 32 };
+enum { SMALL_LAYERS = 3, SMALL_HEADS = 4, SMALL_SIZE = 8 }; /* at most */
+
+typedef struct small_model {
+    mha_transformer *t;
+    mha_transformer_desc desc;
+    int64_t B, T, width; /* width: of a row of the output */
+    int32_t ids[SMALL_ROWS];
+    int64_t lengths[SMALL_B];
+    float output_data[SMALL_ROWS * SMALL_WIDTH];
+    mha_tensor tokens, output;
+    mha_transformer_input input;
+} small_model;
+
+/* flags: mha_transformer_desc.flags that it has besides the ones that are drawn; decoders are causal and
+ * have an output. Blocks, norms, positions, groups of heads and settings of layers are drawn. */
+small_model *small_model_make(mha_context *context, rng *r, uint32_t flags);
+void small_model_free(small_model *m);
+
+/* Run it on its batch into output_data. */
+void small_model_run(mha_context *context, small_model *m, mha_activations *a);
+
+#endif
