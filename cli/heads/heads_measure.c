@@ -26,6 +26,7 @@ typedef struct job {
     const char *what;      /* "text" 3 of 8 */
     int64_t number, count; /* 3, 8 */
     int64_t rows;          /* tokens of it */
+    int64_t measured;      /* tokens of the texts until now */
 } job;
 
 /* ---- Progress -------------------------------------------------------------------------------- */
@@ -206,6 +207,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
     CLI_TRY(make_arrays(j, &tokens, &d));
     if (source->gold) CLI_TRY(add_links(j, source->gold, &tokens, &d));
     CLI_TRY(measure(j, j->found->texts, &tokens, &d.text, &source->visit));
+    j->measured += tokens.list.count;
     arena_release(mark);
     return CLI_OK;
 }
@@ -253,6 +255,7 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
         cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
                  sources->count);
         j->found->stopped = true;
+        j->found->token_count = j->measured;
     }
     j->found->relations = sources->gold.names;
     j->found->relation_count = sources->gold.relations;
