@@ -1,11 +1,13 @@
-"""The wheel, as a user gets it: made by script/wheel, installed into an empty environment without a
+"""The wheels, as a user gets them: made by script/wheel, installed into an empty environment without a
 compiler on PATH, and the page docs/python.md run there.
 
-It fetches build tools and NumPy, so it runs only with MHA_TEST_WHEEL=1. It packs what build/ holds; with
-MHA_TEST_LONG=1 also the source archive is made, and the wheel built from it.
+This fetches build tools and NumPy, so it runs only with MHA_TEST_WHEEL=1. It packs what build/ holds. With
+MHA_TEST_LONG=1 also the source archive is made and installed by pip, and the wheels of a release are: for this
+machine, and for aarch64, which runs under qemu. Their bits are those of build/.
 """
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -27,16 +29,40 @@ def run(*command, **keywords):
     return found.stdout
 
 
-@pytest.fixture(scope="module", params=["prebuilt", pytest.param("source", marks=pytest.mark.skipif(
-    not LONG, reason="the wheel of the source archive takes minutes: MHA_TEST_LONG=1"))])
-def wheel(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """The folder with all that script/wheel makes for a release."""
     out = tmp_path_factory.mktemp("dist")
-    run(ROOT / "script/wheel", "--out", out, *(
-        ["--build", BUILD] if request.param == "prebuilt" else []))
-    archives = list(out.glob("multihead-*.tar.gz"))
-    assert len(archives) == (request.param == "source")
-    (found,) = out.glob("multihead-*.whl")
+    found = subprocess.run([ROOT / "script/wheel", "--out", out], capture_output=True, text=True)
+    if found.returncode == 77:
+        pytest.skip("script/wheel: " + found.stderr.strip().splitlines()[-1])
+    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
+    return out
+
+
+def of_release(release, arch):
+    (found,) = release.glob(f"multihead-*_{arch}.whl")
     return found
+
+
+LONG_ONLY = pytest.mark.skipif(not LONG, reason="what a release has takes minutes: MHA_TEST_LONG=1")
+
+
+@pytest.fixture(scope="module", params=["prebuilt", pytest.param("release", marks=LONG_ONLY),
+                                        pytest.param("source", marks=LONG_ONLY)])
+def wheel(request, tmp_path_factory):
+    """What pip installs: a wheel of build/, that of a release, the source archive."""
+    if request.param == "prebuilt":
+        out = tmp_path_factory.mktemp("dist")
+        run(ROOT / "script/wheel", "--out", out, "--build", BUILD)
+        assert not list(out.glob("*.tar.gz"))
+        (found,) = out.glob("multihead-*.whl")
+        return found
+    release = request.getfixturevalue("release")
+    if request.param == "source":
+        (found,) = release.glob("multihead-*.tar.gz")
+        return found
+    return of_release(release, platform.machine())
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +72,32 @@ def installed(wheel, tmp_path_factory):
     run(sys.executable, "-m", "venv", folder)
     variables = {name: value for name, value in os.environ.items()
                  if not name.startswith(("MHA_", "PYTHON", "LD_"))}
-    run(folder / "bin/python", "-m", "pip", "install", "--only-binary=:all:", wheel, env=variables)
+    only = [] if wheel.suffix == ".gz" else ["--only-binary=:all:"]
+    run(folder / "bin/python", "-m", "pip", "install", *only, wheel, env=variables)
     variables["PATH"] = str(folder / "bin")
     assert not shutil.which("cc", path=variables["PATH"])
     return folder, variables
 
 
-def test_tag_and_contents(wheel):
-    # The C library of this machine bounds how old one may be.
+def check_tag_and_contents(wheel, newest, arch):
     name = re.fullmatch(r"multihead-([\d.]+)-py3-none-manylinux_2_(\d+)_(\w+)\.whl", wheel.name)
     assert name, wheel.name
-    assert int(name[2]) <= int(os.confstr("CS_GNU_LIBC_VERSION").split(".")[1])
+    assert int(name[2]) <= newest and name[3] == arch
     files = zipfile.ZipFile(wheel).namelist()
     for part in ("multihead/__init__.py", "multihead/py.typed", "multihead/bin/multihead",
                  "multihead/lib/libmultihead.so.0", "multihead/lib/libmultihead-model.so.0",
                  "multihead/lib/libmultihead-render.so.0", "multihead/fonts/DejaVuSans.ttf"):
         assert part in files
     licences = [pathlib.PurePath(file).name for file in files if "/licenses/" in file]
-    for name in ("jansson", "utf8proc", "pcre2", "png", "freetype", "dejavu", "LICENSE"):
+    for name in ("jansson", "utf8proc", "pcre2", "png", "zlib", "freetype", "dejavu", "LICENSE"):
         assert any(name in licence for licence in licences), licences
+
+
+def test_tag_and_contents(wheel):
+    if wheel.suffix == ".gz":
+        pytest.skip("an archive of sources has no tag")
+    # The C library of this machine bounds how old one may be.
+    check_tag_and_contents(wheel, int(os.confstr("CS_GNU_LIBC_VERSION").split(".")[1]), platform.machine())
 
 
 def test_readme_lines_run_without_a_compiler(installed, tmp_path):
@@ -92,3 +125,114 @@ def test_program_is_a_command(installed, tmp_path):
     found = subprocess.run([folder / "bin/multihead", "nonsense"], capture_output=True, text=True,
                            cwd=tmp_path, env=variables)
     assert found.returncode != 0 and "nonsense" in found.stderr
+
+
+# ---- the wheels of a release: old C libraries, another architecture, the same bits --------------------
+
+
+@LONG_ONLY
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_release_runs_with_old_c_libraries(release, arch, tmp_path):
+    wheel = of_release(release, arch)
+    check_tag_and_contents(wheel, 28, arch)
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    files = [*(tmp_path / "multihead/lib").iterdir(), tmp_path / "multihead/bin/multihead"]
+    assert len(files) == 4
+    for file in files:
+        versions = re.findall(r"GLIBC_2\.(\d+)", run("readelf", "-VW", file))
+        assert versions and max(map(int, versions)) <= 28, (file, versions)
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory):
+    """(command that runs programs of 64-bit Arm, its Python): Debian's, unpacked into a folder."""
+    root, qemu = tmp_path_factory.mktemp("arm64"), shutil.which("qemu-aarch64")
+    if not qemu:
+        pytest.skip("there is no qemu-aarch64 (Debian: qemu-user)")
+    depends = subprocess.run(["apt-cache", "depends", "python3-minimal:arm64"], capture_output=True, text=True)
+    version = re.search(r"Depends: (python3\.\d+)-minimal", depends.stdout)
+    if not version:
+        pytest.skip("apt knows no python3-minimal:arm64 (dpkg --add-architecture arm64; apt-get update)")
+    packages = [f"{version[1]}-minimal", f"lib{version[1]}-minimal", f"lib{version[1]}-stdlib", "libc6",
+                "libexpat1", "zlib1g", "libffi8", "libstdc++6", "libgcc-s1"]
+    fetched = subprocess.run(["apt-get", "download", *(name + ":arm64" for name in packages)], cwd=root,
+                             capture_output=True, text=True)
+    if fetched.returncode != 0:
+        pytest.skip("apt-get download: " + fetched.stderr.strip().splitlines()[-1])
+    for package in root.glob("*.deb"):
+        run("dpkg-deb", "--extract", package, root)
+    return [qemu, "-L", root], root / "usr/bin" / version[1]
+
+
+def runner(arch, request):
+    if arch == platform.machine():
+        return []
+    if arch != "aarch64":
+        pytest.skip(f"programs of {arch} do not run on {platform.machine()}")
+    return request.getfixturevalue("arm")[0]
+
+
+@LONG_ONLY
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_release_has_the_bits_of_this_build(release, arch, request, tmp_path):
+    here = BUILD / "tests/bits_digest"
+    if not here.exists():
+        pytest.skip(f"{here} is not built")
+    emulator = runner(arch, request)
+    zipfile.ZipFile(of_release(release, arch)).extractall(tmp_path)
+    library, there = tmp_path / "multihead/lib/libmultihead.so.0", tmp_path / "digest"
+    run(ROOT / "build/wheel" / arch / "cc", "-std=c17", "-O1", "-ffp-contract=off", "-D_POSIX_C_SOURCE=200809L",
+        f"-I{ROOT}/tests", f"-I{ROOT}/include", ROOT / "tests/bits/digest.c", ROOT / "tests/support/rng.c",
+        library, f"-Wl,-rpath,{library.parent}", "-lm", "-o", there,
+        env=os.environ | {f"ZIG_{kind}_CACHE_DIR": str(tmp_path / "zig") for kind in ("LOCAL", "GLOBAL")})
+    fused = [isa for isa in ("avx2", "avx512", "neon") if subprocess.run(
+        [here, isa], capture_output=True).returncode == 0]
+    pairs = [("portable", "portable")]
+    if arch == platform.machine():
+        pairs += [(isa, isa) for isa in fused]
+    else:  # NEON has the bits of every other one with fused multiply-adds
+        pairs += [("neon", isa) for isa in fused[:1]]
+    print("  compared:", arch, pairs)
+    for isa, isa_here in pairs:
+        expected = run(here, isa_here)
+        assert expected.count("\n") > 40
+        assert run(*emulator, there, isa) == expected, (arch, isa)
+    # And it chooses the best: a wheel without a word from the processor would only be slow.
+    program = tmp_path / "multihead/bin/multihead"
+    program.chmod(0o755)
+    explained = run(*emulator, program, "explain", "--heads", "1", "--head-dim", "16", "--json")
+    assert f'"isa": "{pairs[-1][0]}"' in explained
+
+
+PROBE = """
+import hashlib, numpy, multihead
+rng = numpy.random.default_rng(1)
+q, k, v = (numpy.float32(rng.integers(-4096, 4096, (2, 4, 37, 24))) / 2048 for _ in range(3))
+o, extra = multihead.attention(q, k, v, causal=True, outputs=("lse", "entropy"))
+g = multihead.attention_backward(q, k, v, o, extra.lse, numpy.ones_like(o), causal=True)
+for array in (o, extra.lse, extra.entropy, g.q, g.k, g.v):
+    print(hashlib.sha256(array.tobytes()).hexdigest())
+print(multihead.explain(q, k, v).isa)
+"""
+
+
+@LONG_ONLY
+def test_package_on_arm(release, arm, tmp_path):
+    emulator, python = arm
+    version = python.name.removeprefix("python")
+    site, numpy = tmp_path / "site", tmp_path / "numpy"
+    run(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", numpy,
+        "--python-version", version, "--platform", "manylinux_2_28_aarch64",
+        "--platform", "manylinux_2_27_aarch64", "--platform", "manylinux2014_aarch64", "numpy")
+    for wheel in (of_release(release, "aarch64"), *numpy.iterdir()):
+        zipfile.ZipFile(wheel).extractall(site)
+    found = run(*emulator, python, "-c", PROBE, env={"PYTHONPATH": str(site), "PATH": os.environ["PATH"]}).split()
+    assert len(found) == 7 and found[-1] == "neon"
+    program = site / "multihead/bin/multihead"
+    program.chmod(0o755)
+    assert "all is well" in run(*emulator, program, "selftest", "--problems", "3")
+    here = run(sys.executable, "-c", PROBE, env=os.environ | {"PYTHONPATH": str(ROOT / "bindings/python"),
+                                                               "MHA_LIBRARY_DIR": str(BUILD)}).split()
+    if here[-1] == "portable":
+        pytest.skip("no fused multiply-adds here: the bits of Arm's cannot be compared")
+    assert found[:-1] == here[:-1]
