@@ -6,6 +6,7 @@
 #include "support/small_model.h"
 #include "support/suite.h"
 
+#include <multihead/attribution.h>
 #include <multihead/circuits.h>
 
 #include <math.h>
@@ -185,6 +186,87 @@ static void random_heads(void **state)
     }
     near_to(means[0], 0, 0.12, "mean copying");
     near_to(means[1], 0, 0.12, "mean matching");
+    mha_transformer_destroy(t);
+}
+
+/* An induction pair: L0H2 writes what a token is into the upper half of the stream, where L1H1 looks for
+ * keys like its query, and raises what it reads. Each measure finds the head that it should and no other. */
+enum { PAIR_E = 16, PAIR_D = 4, PAIR_V = 8 };
+
+static void set_pair(mha_transformer *t, int64_t layer, const char *name, int h, int from)
+{
+    for (int d = 0; d < PAIR_D; d++)
+        weights_of(t, layer, name)[(h * PAIR_D + d) * PAIR_E + from + d] = 1;
+}
+
+static void set_pair_output(mha_transformer *t, int64_t layer, int h, int to)
+{
+    for (int d = 0; d < PAIR_D; d++)
+        weights_of(t, layer, "self_attn.o_proj.weight")[(to + d) * PAIR_E + h * PAIR_D + d] = 1;
+}
+
+static mha_transformer *make_pair(mha_context *context)
+{
+    const mha_transformer_desc desc = {.struct_size = sizeof desc,
+                                       .vocab_size = PAIR_V,
+                                       .max_length = 16,
+                                       .embed_dim = PAIR_E,
+                                       .num_layers = 2,
+                                       .num_heads = 4};
+    mha_transformer *t;
+    expect_ok(mha_transformer_create(context, &desc, &t));
+    for (int i = 0; i < PAIR_V; i++) {
+        weights_of(t, -1, "embed_tokens.weight")[i * PAIR_E + i] = 1;
+        weights_of(t, -1, "lm_head.weight")[i * PAIR_E + i] = 1;
+    }
+    set_pair(t, 0, "self_attn.v_proj.weight", 2, 0); /* the one before: what it is, kept above */
+    set_pair_output(t, 0, 2, 8);
+    set_pair(t, 0, "self_attn.v_proj.weight", 0, 4); /* another one, whose output no head reads */
+    set_pair_output(t, 0, 0, 12);
+    set_pair(t, 1, "self_attn.q_proj.weight", 1, 0);
+    set_pair(t, 1, "self_attn.k_proj.weight", 1, 8);
+    set_pair(t, 1, "self_attn.v_proj.weight", 1, 0);
+    set_pair_output(t, 1, 1, 0);
+    return t;
+}
+
+static void induction_pair(void **state)
+{
+    (void)state;
+    mha_context *context = machines_context(2, 6);
+    mha_transformer *t = make_pair(context);
+    float composed[3][64], keys[8 * PAIR_D * PAIR_E], writes[8 * PAIR_D * PAIR_E];
+    double copying[8], matching[8], qk[8 * PAIR_D];
+    mha_tensor view[3];
+    for (int i = 0; i < 3; i++)
+        view[i] = mha_tensor_contiguous(composed[i], MHA_F32, 4, (int64_t[]){2, 4, 2, 4});
+    mha_composition composition = {
+        .struct_size = sizeof composition, .q = &view[0], .k = &view[1], .v = &view[2]};
+    const mha_circuits_desc desc = {.struct_size = sizeof desc, .directions = PAIR_D};
+    const mha_circuits out = {.struct_size = sizeof out,
+                              .qk_values = qk,
+                              .keys = keys,
+                              .writes = writes,
+                              .copying = copying,
+                              .matching = matching};
+    expect_ok(mha_transformer_composition(context, t, &composition));
+    expect_ok(mha_transformer_circuits(context, t, &desc, &out));
+    for (int reader = 0; reader < 8; reader++) {
+        for (int writer = 0; writer < 8; writer++)
+            for (int i = 0; i < 3; i++) /* matrices of rank 4 and norm 2: 2 / (2 2) */
+                near_to((double)composed[i][reader * 8 + writer],
+                        i == 1 && reader == 5 && writer == 2 ? 0.5 : 0, 1e-6, "composition");
+        near_to(copying[reader], reader == 5 ? 1 : 0, 1e-12, "copying");
+        near_to(matching[reader], 0, 1e-12, "matching: of tokens as they come, no head's");
+    }
+    for (int k = 0; k < PAIR_D; k++) {
+        near_to(qk[5 * PAIR_D + k], 1, 1e-12, "M_QK");
+        for (int e = 0; e < PAIR_E; e++) { /* both lie where the upper half begins */
+            const float key = keys[(5 * PAIR_D + k) * PAIR_E + e];
+            const float written = writes[(2 * PAIR_D + k) * PAIR_E + e];
+            if (e < 8 || e >= 12) assert_true(key == 0 && written == 0);
+        }
+    }
     mha_transformer_destroy(t);
 }
 
@@ -606,5 +688,5 @@ static void no_memory(void **state)
 }
 
 RUN_TESTS(TEST(copiers), TEST(known_values), TEST(known_rotation), TEST(random_heads),
-          TEST(activations), TEST(same_bits), TEST(known_tokens), TEST(random_tokens), TEST(misuse),
-          TEST(no_memory))
+          TEST(induction_pair), TEST(activations), TEST(same_bits), TEST(known_tokens),
+          TEST(random_tokens), TEST(misuse), TEST(no_memory))
