@@ -2,7 +2,7 @@
 # find_package(multihead) and pkg-config need. Everything is relative to its own place, so an installed
 # tree can be moved. Components: packages.cmake makes a package of each.
 #
-#   library model_library render_library   the shared libraries
+#   library model_library render_library circuits_library   the shared libraries
 #   development                            all that a compiler needs, and the manual of the headers
 #   program                                the program, its manual, completions
 #   documentation                          docs, examples
@@ -47,6 +47,12 @@ if(MHA_RENDER)
     "Pictures of matrices for multihead: SVG, PNG, HTML, terminal" "multihead" "libpng, freetype2")
 else()
   list(APPEND headers_left_out render)
+endif()
+if(MHA_CIRCUITS)
+  mha_install(multihead_circuits circuits_library
+    "Circuits of the heads of transformers for multihead" "multihead" "lapacke")
+else()
+  list(APPEND headers_left_out circuits)
 endif()
 list(JOIN headers_left_out "|" headers_left_out)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/multihead

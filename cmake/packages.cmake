@@ -1,6 +1,6 @@
 # Debian packages by CPack: `cpack` in a build folder that script/packages configured (prefix /usr).
 #
-#   libmultihead0 libmultihead-model0 libmultihead-render0   the shared libraries
+#   libmultihead0, libmultihead-model0, -render0, -circuits0   the shared libraries
 #   libmultihead-dev   headers, static libraries, pkg-config, CMake, manual of the headers
 #   multihead          the program
 #   multihead-doc      docs and examples
@@ -84,6 +84,14 @@ if(MHA_RENDER)
     PACKAGE_DEPENDS "${libmultihead}" PACKAGE_RECOMMENDS fonts-dejavu-core)
   string(APPEND libraries ", libmultihead-render${PROJECT_VERSION_MAJOR} ${same_version}")
   string(APPEND needs ", libpng-dev, libfreetype-dev")
+endif()
+if(MHA_CIRCUITS)
+  mha_library_package(circuits_library libmultihead-circuits
+    "circuits of heads for multi-head attention in C"
+    "This package has the library that decomposes the weights of heads, by LAPACK."
+    PACKAGE_DEPENDS "${libmultihead}")
+  string(APPEND libraries ", libmultihead-circuits${PROJECT_VERSION_MAJOR} ${same_version}")
+  string(APPEND needs ", liblapacke-dev")
 endif()
 mha_package(development libmultihead-dev "multi-head attention in C, development files"
   "This package has what a compiler needs: headers and their man pages, static\nlibraries, files of pkg-config and CMake."

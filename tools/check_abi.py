@@ -42,6 +42,8 @@ def version():
 def library_of(header):
     if header == "render":
         return "multihead-render"
+    if header in check_layers.CIRCUITS:
+        return "multihead-circuits"
     return "multihead-model" if header in check_layers.MODEL else "multihead"
 
 

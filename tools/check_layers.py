@@ -11,8 +11,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint"}
 RENDER = {"render", "render_heads"}
+CIRCUITS = {"circuits"}
 # The headers of the compute library: all that are no companion's.
-PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER
+PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - CIRCUITS
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "sink"}),
@@ -35,15 +36,16 @@ ALLOWED = {
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
     "src/render": ({"render"}, RENDER | {"base", "component", "sink"}),
+    "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
     "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
-    "examples": (set(), PUBLIC | MODEL | RENDER),
-    "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER),
+    "examples": (set(), PUBLIC | MODEL | RENDER | CIRCUITS),
+    "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | CIRCUITS),
     "tests/support": ({"support"}, PUBLIC),
-    "tests/fuzz": ({"fuzz", "support"}, PUBLIC | MODEL | RENDER),
+    "tests/fuzz": ({"fuzz", "support"}, PUBLIC | MODEL | RENDER | CIRCUITS),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
-PROGRAM = PUBLIC | MODEL | RENDER
+PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS
 ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
          "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})

@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "site"))
 import headers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIBRARIES = {"render": "multihead-render",
+LIBRARIES = {"render": "multihead-render", "render_heads": "multihead-render", "circuits": "multihead-circuits",
              **dict.fromkeys(("checkpoint", "gguf", "io", "model", "state", "tokenizer"),
                              "multihead-model")}
 ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha",
@@ -38,10 +38,13 @@ under the name of each of its functions.
 .B libmultihead
 computes and needs the C library only.
 .B libmultihead\\-model
-reads and writes model folders, GGUF files and tokenizers, and
+reads and writes model folders, GGUF files and tokenizers,
 .B libmultihead\\-render
-draws matrices. pkg\\-config knows them by these names without \\(lqlib\\(rq, and CMake as
-multihead::multihead, multihead::multihead_model and multihead::multihead_render.
+draws matrices, and
+.B libmultihead\\-circuits
+decomposes the weights of heads. pkg\\-config knows them by these names without \\(lqlib\\(rq, and CMake as
+multihead::multihead, multihead::multihead_model, multihead::multihead_render and
+multihead::multihead_circuits.
 .PP
 Beside the headers, docs/ in comments means share/doc/multihead/docs of the installation.
 .SH HEADERS

@@ -71,6 +71,11 @@ static const args_option option_table[] = {
     ROW_FLAG(
         0, "composition", heads_options, composition, 1,
         "with --details, --json or -o: which earlier heads each\nhead reads, from the weights"),
+    ROW_FLAG(0, "circuits", heads_options, circuits, 1,
+             "what each head reads and writes by its weights alone:\ncopying, tokens at both ends"),
+    ROW_TEXT("offset", heads_options, offset, "N",
+             "of --circuits and rotary positions: keys N tokens\nbefore their query, or averaged "
+             "over N-M; default 0-63"),
     {.kind = ARGS_REAL,
      .name = "clusters",
      .value = "X",
@@ -108,6 +113,7 @@ const args_page heads_page = {
                 "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'\n"
                 "multihead heads MODEL --sort induction --min 0.3 --details --composition\n"
                 "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
+                "multihead heads MODEL --sort induction --min 0.3 --circuits\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
@@ -159,9 +165,14 @@ static cli_exit check(const heads_options *options)
     if (options->composition && !options->json && !options->page && !options->details)
         return cli_fail(CLI_USAGE, HEADS,
                         "--composition requires --details, --json or -o FILE.html");
-    if (maps && (options->composition || options->without.count > 0))
+    if (maps && (options->composition || options->circuits || options->without.count > 0))
         return cli_fail(CLI_USAGE, HEADS,
-                        "--attention has no model: leave out --composition and --without");
+                        "--attention has no model: leave out --composition, --circuits and "
+                        "--without");
+    if (options->circuits && options->csv)
+        return cli_fail(CLI_USAGE, HEADS, "--circuits requires the table, --json or -o FILE.html");
+    if (options->offset && !options->circuits)
+        return cli_fail(CLI_USAGE, HEADS, "--offset requires --circuits");
     if (options->page && (maps || options->words))
         return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
     if (options->details && (options->csv || options->json))
@@ -206,11 +217,12 @@ static void say_what_next(const heads_options *options, const heads_found *found
 }
 
 static cli_exit show(const heads_options *options, text_model *model, const heads_sources *sources,
-                     const heads_found *found)
+                     heads_found *found)
 {
     heads_row *rows = NULL;
     int64_t count = 0;
     CLI_TRY(heads_choose(options, found, &rows, &count));
+    if (options->circuits && count > 0) CLI_TRY(heads_circuits_make(options, found, rows, count));
     if (options->page) CLI_TRY(heads_write_page(options, model, sources, found, rows, count));
     if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
     if (options->json)
@@ -221,6 +233,8 @@ static cli_exit show(const heads_options *options, text_model *model, const head
         heads_print(options, found, rows, count);
     if (found->distances && !options->json && !options->csv)
         CLI_TRY(heads_print_clusters(options, found));
+    if (found->circuits && !options->json)
+        CLI_TRY(heads_circuits_print(options, found, rows, count));
     CLI_TRY(cli_finish_stdout(HEADS, CLI_OK));
     if (count == 0) cli_note(options->quiet, "no head is like that");
     say_what_next(options, found, rows, count);
@@ -266,13 +280,14 @@ static cli_exit heads(const heads_options *options)
 
 cli_exit cmd_heads(int count, char *const *arguments)
 {
-    heads_options options = {.random = -1};
+    heads_options options = {.random = -1, .offsets = {0, 63}};
     args_texts plain = {0};
     CLI_TRY(args_parse(&heads_page, count, arguments, &options, &plain));
     options.model = plain.count > 0 ? plain.items[0] : NULL;
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];
     CLI_TRY(check(&options));
+    if (options.offset) CLI_TRY(heads_circuits_offsets(options.offset, options.offsets));
     if (options.page) {
         options.corpus = 1;
         CLI_TRY(cli_check(HEADS, files_check_place(options.page)));

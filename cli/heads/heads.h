@@ -13,6 +13,7 @@
 #include <multihead/head_corpus.h>
 #include <multihead/head_distances.h>
 #include <multihead/heads.h>
+#include <multihead/render_heads.h>
 
 #define HEADS "heads"
 
@@ -29,6 +30,9 @@ typedef struct heads_options {
     const char *page;   /* FILE.html */
     int corpus;         /* distributions, places, tokens */
     int composition;    /* which earlier heads a head reads */
+    int circuits;       /* what heads read and write by their weights */
+    const char *offset; /* of keys, for circuits: "1", "0-63" */
+    int64_t offsets[2];
     args_texts without; /* heads whose output is 0 */
     int64_t cut;        /* texts into pieces of so many tokens; 0: not */
     int beside; /* measured beside something else, which says what is wrong with the numbers */
@@ -59,6 +63,8 @@ cli_exit heads_sources_read(const heads_options *options, text_model *model,
 
 enum { HEADS_COMPOSITIONS = 3, HEADS_FEW_WRITERS = 3 };
 
+typedef struct heads_circuits heads_circuits;
+
 /* What was found. */
 typedef struct heads_found {
     const text_model *model;
@@ -76,6 +82,7 @@ typedef struct heads_found {
     float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
     float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
     double composition_chance;
+    heads_circuits *circuits;        /* of the rows that are told; NULL: not asked for */
     int64_t kinds, *kind_of, *id_of; /* tokens of corpus: [vocab_size] by id, [kinds] ids */
 } heads_found;
 
@@ -170,6 +177,21 @@ int64_t heads_composition_top(const heads_found *found, int64_t layer, int64_t h
 void heads_composition_json(json_out *json, const heads_found *found, const heads_row *row);
 void heads_composition_line(const heads_found *found, const heads_row *row, char *line,
                             size_t size);
+
+/* Circuits from the weights (heads_circuits.c): made for the rows; which keys; told. */
+enum { HEADS_CIRCUIT_LISTS = 4, HEADS_CIRCUIT_COLUMNS = 2 };
+cli_exit heads_circuits_make(const heads_options *options, heads_found *found,
+                             const heads_row *rows, int64_t count);
+cli_exit heads_circuits_offsets(const char *text, int64_t offsets[2]);
+cli_exit heads_circuits_print(const heads_options *options, const heads_found *found,
+                              const heads_row *rows, int64_t count);
+cli_exit heads_circuits_json(json_out *json, const heads_found *found, const heads_row *row);
+void heads_circuits_json_how(json_out *json, const heads_found *found);
+cli_exit heads_circuits_lists(const heads_found *found, const heads_row *row,
+                              mha_heads_list lists[HEADS_CIRCUIT_LISTS]);
+void heads_circuits_columns(mha_heads_column columns[HEADS_CIRCUIT_COLUMNS]);
+void heads_circuits_values(const heads_found *found, const heads_row *row,
+                           mha_heads_value values[HEADS_CIRCUIT_COLUMNS]);
 
 /* The page of -o (heads_report.c). */
 cli_exit heads_write_page(const heads_options *options, text_model *model,

@@ -182,6 +182,8 @@ static void put_head(json_out *json, const heads_found *found, const heads_row *
     if (found->corpus && heads_corpus_json(json, found, row) != CLI_OK)
         json->status = MHA_ERR_CALLBACK;
     if (found->composition[0]) heads_composition_json(json, found, row);
+    if (found->circuits && heads_circuits_json(json, found, row) != CLI_OK)
+        json->status = MHA_ERR_CALLBACK;
     json_print(json, "}");
 }
 
@@ -226,6 +228,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     if (f->gates) put_without(&json, f);
     if (f->composition[0])
         json_number(&json, f->composition_chance, ",\n  \"composition_chance\": ");
+    if (f->circuits) heads_circuits_json_how(&json, f);
     json_print(&json, ",\n  \"heads\": [");
     for (int64_t i = 0; i < job->count; i++) {
         json_print(&json, "%s\n", i ? "," : "");

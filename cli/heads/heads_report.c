@@ -105,7 +105,7 @@ static cli_exit make_columns(report *r)
     const int64_t scores = heads_score_count(r->found);
     mha_heads_column *columns;
     mha_heads_value *values;
-    CLI_TRY(ARENA_ALLOC(HEADS, scores, &columns));
+    CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_CIRCUIT_COLUMNS, &columns));
     CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
     for (int64_t s = 0; s < scores; s++) {
         bool any = false;
@@ -114,11 +114,19 @@ static cli_exit make_columns(report *r)
         r->column_of[s] = any ? r->columns : -1;
         if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
     }
+    const int64_t measured = r->columns;
+    if (r->found->circuits) {
+        heads_circuits_columns(&columns[measured]);
+        r->columns += HEADS_CIRCUIT_COLUMNS;
+    }
     CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
-    for (int64_t h = 0; h < r->count; h++)
+    for (int64_t h = 0; h < r->count; h++) {
         for (int64_t s = 0; s < scores; s++)
             if (r->column_of[s] >= 0)
                 make_value(r, &r->rows[h], s, &values[h * r->columns + r->column_of[s]]);
+        if (r->found->circuits)
+            heads_circuits_values(r->found, &r->rows[h], &values[h * r->columns + measured]);
+    }
     r->page.columns = columns;
     r->page.column_count = r->columns;
     r->page.values = values;
@@ -350,13 +358,19 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
         card->command = kept;
     }
     if (r->found->composition[0]) CLI_TRY(make_arrows(r, row, card));
-    if (!r->found->corpus) return CLI_OK;
     mha_heads_list *lists;
-    CLI_TRY(ARENA_ALLOC(HEADS, 2, &lists));
-    CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[0]));
-    CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[1]));
+    CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_CIRCUIT_LISTS, &lists));
     card->lists = lists;
-    card->list_count = lists[1].count > 0 ? 2 : 1;
+    if (r->found->corpus) {
+        CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[0]));
+        CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[1]));
+        card->list_count = lists[1].count > 0 ? 2 : 1;
+    }
+    if (r->found->circuits) {
+        CLI_TRY(heads_circuits_lists(r->found, row, lists + card->list_count));
+        card->list_count += HEADS_CIRCUIT_LISTS;
+    }
+    if (!r->found->corpus) return CLI_OK;
     CLI_TRY(make_note(r, row, card));
     CLI_TRY(make_lines(r, row, card));
     return make_places(r, row, card);

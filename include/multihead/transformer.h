@@ -537,6 +537,27 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_find(const mha_transformer *tra
                                                       int64_t layer, const char *name,
                                                       mha_parameter *parameter);
 
+/* How a layer of rotary positions turns queries and keys: pair i of what rotates turns by
+ * pos frequencies[i], and all that rotates is multiplied by amplitude. */
+typedef struct mha_layer_rotation {
+    uint32_t struct_size; /* in: sizeof(mha_layer_rotation) */
+    mha_rope_pairing pairing;
+    int64_t rotary_dim;  /* the first elements of a head, which rotate; 0: none does */
+    double amplitude;    /* 1, but of YaRN */
+    double *frequencies; /* in: room for D / 2 numbers, or NULL; [rotary_dim / 2] out */
+} mha_layer_rotation;
+
+/**
+ * The rotation of a layer's self-attention, scalings included (mha_rope_scaling).
+ *
+ * Memory   fills *rotation and what its frequencies point to.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer).
+ * Threads  any.   Accuracy  frequencies within 2^-48 of themselves.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_rotation(const mha_transformer *transformer,
+                                                          int64_t layer,
+                                                          mha_layer_rotation *rotation);
+
 /* Where gradients go. All are accumulated: added to what is there. */
 typedef struct mha_transformer_gradients {
     uint32_t struct_size;

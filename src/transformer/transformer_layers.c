@@ -209,6 +209,11 @@ static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
     return 1 / (slow / factor + (1 - slow));
 }
 
+static double frequency_of(const mha_layer_desc *r, int64_t i)
+{
+    return mha_exp(-2 * (double)i / (double)r->rotary_dim * mha_log((double)r->rope_base));
+}
+
 /* They are what turning (1, 0) gives. */
 mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, int64_t begin,
                                   int64_t rows, float *first)
@@ -226,8 +231,7 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
         return mha_rope_apply(context, &rope, &x, &x);
     }
     for (int64_t i = 0; i < half; i++) { /* each pair by itself, at a frequency of its own */
-        const double frequency =
-            mha_exp(-2 * (double)i / (double)width * mha_log((double)r->rope_base));
+        const double frequency = frequency_of(r, i);
         mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
         x.stride[2] = width;
         x.stride[3] = half;
@@ -265,6 +269,44 @@ mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *
         pthread_mutex_unlock(&e->growing);
     }
     return status;
+}
+
+/* What a layer without a description of its own has. */
+static mha_layer_desc usual_layer(const mha_transformer_desc *d)
+{
+    return (mha_layer_desc){.rotary_dim = d->head_dim, .rope_base = d->rope_base, .rope_factor = 1};
+}
+
+mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
+                                    mha_layer_rotation *rotation)
+{
+    if (!t || !rotation)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_rotation: %s is NULL",
+                        t ? "rotation" : "transformer");
+    if (rotation->struct_size != sizeof *rotation)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_rotation: struct_size is %u, set it to "
+                        "sizeof(mha_layer_rotation)",
+                        (unsigned)rotation->struct_size);
+    if (layer < 0 || layer >= t->desc.num_layers)
+        return mha_fail(MHA_ERR_ARGUMENT, "there is no layer %lld, the last is %lld",
+                        (long long)layer, (long long)t->desc.num_layers - 1);
+    const mha_layer_desc usual = usual_layer(&t->desc);
+    const mha_layer_desc *l = t->desc.layers ? &t->desc.layers[layer] : &usual;
+    double *frequencies = rotation->frequencies;
+    *rotation = (mha_layer_rotation){
+        .struct_size = sizeof *rotation, .amplitude = 1, .frequencies = frequencies};
+    rotation->pairing =
+        l->flags & MHA_LAYER_ROPE_INTERLEAVED ? MHA_ROPE_INTERLEAVED : MHA_ROPE_HALVES;
+    if (t->desc.positions != MHA_ENCODING_ROTARY || l->flags & MHA_LAYER_NO_ROPE) return MHA_OK;
+    rotation->rotary_dim = l->rotary_dim;
+    if (l->rope_scaling == MHA_ROPE_SCALING_YARN) rotation->amplitude = (double)l->rope_amplitude;
+    for (int64_t i = 0; frequencies && i < l->rotary_dim / 2; i++) {
+        const double frequency = frequency_of(l, i);
+        frequencies[i] =
+            frequency / (l->rope_scaling ? divisor_of(l, i, frequency) : (double)l->rope_factor);
+    }
+    return MHA_OK;
 }
 
 /* ---- what a layer attends with ------------------------------------------------------------- */
@@ -334,8 +376,7 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
 {
     const mha_transformer_desc *d = &t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
-    const mha_layer_desc usual = {
-        .rotary_dim = d->head_dim, .rope_base = d->rope_base, .rope_factor = 1};
+    const mha_layer_desc usual = usual_layer(d);
     const mha_layer_desc *l = d->layers ? &d->layers[layer] : &usual;
     const bool causal = mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL);
     mhai_place_attention *place = &t->layers[layer].self;

@@ -222,8 +222,68 @@ def circuits():
     check(all(head["scores"] == whole[head["name"]] for head in late["heads"]), "the last layer's change nothing before it")
     bad(USAGE, "--composition requires", arguments=(MODEL, "--text", path, "--composition"))
     bad(USAGE, "L9H9", arguments=(MODEL, "--text", path, "--without", "L9H9"))
-    bad(USAGE, "leave out --composition and --without",
+    bad(USAGE, "leave out --composition, --circuits and --without",
         arguments=("--attention", path, "--without", "L0H0"))
+
+
+def weights():
+    """--circuits: scores within -1 and 1, both ends of every direction, keys by their offset; nothing of a text."""
+    path = written("lines.txt", LINES)
+    plain = heads(MODEL, "--text", path, "-q")
+    result = heads(MODEL, "--text", path, "--circuits", "-q")
+    if result.code == UNSUPPORTED:
+        return check("MHA_CIRCUITS" in result.err.decode(), "what is missing")
+    check_good(result, "--circuits")
+    check(result.out.startswith(plain.out), "the table is as without")
+    rows = [line for line in result.out[len(plain.out):].decode().splitlines() if re.match(r"L\d+H\d+ ", line)]
+    check(len(rows) == LAYERS * HEADS and all("→" in row for row in rows), f"a row for each head: {rows}")
+    check("->" in heads(MODEL, "--circuits", "--ascii").out.decode(), "--ascii")
+    more = heads(MODEL, "--text", path, "--circuits", "--details", "--head", "L1H2").out.decode()
+    check(more.count("\n  QK ") == 4 and more.count("\n  OV ") == 4, f"both ends of two directions: {more}")
+    found = json.loads(heads(MODEL, "--text", path, "--circuits", "--json").out)
+    other = json.loads(heads(MODEL, "the river", "--circuits", "--json", "--threads", "1").out)
+    check(found["circuits"] == {"offsets": [0, 0], "normed_tokens": True}, f"{found['circuits']}")
+    check([h["circuits"] for h in found["heads"]] == [h["circuits"] for h in other["heads"]], "of any text, threads")
+    for head in found["heads"]:
+        c = head["circuits"]
+        check(abs(c["copying"]) <= 1 and abs(c["matching"]) <= 1, f"{head['name']}: scores")
+        for circuit, sides in (("qk", ("queries", "keys")), ("ov", ("reads", "writes"))):
+            values = c[circuit]["values"]
+            check(values == sorted(values, reverse=True) and values[-1] >= 0, f"{head['name']}: {values}")
+            check(len(c[circuit]["directions"]) == 2, "two directions")
+            for direction in c[circuit]["directions"]:
+                for side in sides:
+                    most, least = ([t["value"] for t in direction[side][end]] for end in ("most", "least"))
+                    check(most == sorted(most, reverse=True) and least == sorted(least) and least[0] < most[0]
+                          and len(most) == len(least) == 8, f"{head['name']} {side}: {most} {least}")
+    one = json.loads(heads(MODEL, "--circuits", "--json", "--head", "L0H1").out)
+    check(one["heads"][0]["circuits"] == found["heads"][1]["circuits"], "of one head as of all")
+    page = FOLDER / "circuits.html"
+    check_good(heads(MODEL, "--text", path, "--circuits", "-o", page, "-q"), "-o")
+    text = page.read_text()
+    check('"copying"' in text and '"matching"' in text and "Weights: read of" in text, "columns and lists of the page")
+    bad(USAGE, "--circuits requires", arguments=(MODEL, "--circuits", "--csv"))
+    bad(USAGE, "--offset requires --circuits", arguments=(MODEL, "--offset", "1"))
+    for offset in ("x", "3-1", "-1", "1-", "0-2000000", "1 ", ""):
+        bad(USAGE, "--offset", arguments=(MODEL, "--circuits", f"--offset={offset}"))
+    bad(USAGE, "--circuits", arguments=("--attention", path, "--circuits"))
+
+
+def rotated():
+    """Of a model with rotary positions, offsets matter to the QK circuit and to nothing else."""
+    folder = FOLDER / "rotary"
+    done = run("train", "induction", "--steps", "2", "--no-report", "--embed", "16", "--batch", "4", "-o", folder, "-q")
+    check_good(done, "train")
+    read = {offset: heads(folder, "--circuits", "--json", *offset) for offset in ((), ("--offset", "0-63"), ("--offset", "1"))}
+    if read[()].code == UNSUPPORTED:
+        return
+    found = {offset: json.loads(result.out) for offset, result in read.items()}
+    check(found[()]["circuits"]["offsets"] == [0, 63], f"{found[()]['circuits']}")
+    check(found[()] == found["--offset", "0-63"], "the default")
+    check(found["--offset", "1"]["circuits"]["offsets"] == [1, 1], "one offset")
+    for a, b in zip(found[()]["heads"], found["--offset", "1"]["heads"]):
+        check(a["circuits"]["ov"] == b["circuits"]["ov"] and a["circuits"]["copying"] == b["circuits"]["copying"], "OV")
+        check(a["circuits"]["qk"]["values"] != b["circuits"]["qk"]["values"], "QK")
 
 
 def interrupted():
@@ -475,6 +535,8 @@ json_and_csv()
 clusters()
 corpora()
 circuits()
+weights()
+rotated()
 interrupted()
 reports()
 trained_models()

@@ -32,19 +32,21 @@ for part in model render; do
     fi
 done
 [ "$components" = 'model;render' ] || components=''
+circuits=''
+[ ! -e "$PKG_CONFIG_PATH/multihead-circuits.pc" ] || circuits=multihead-circuits
 
-echo "== find_package, components '$components'"
+echo "== find_package, components '$components'${circuits:+ and circuits}"
 "$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
-    -DCOMPONENTS="$components" >"$work/log" || { cat "$work/log"; exit 1; }
+    -DCOMPONENTS="$components" -DCIRCUITS="$circuits" >"$work/log" || { cat "$work/log"; exit 1; }
 "$cmake" --build "$work/consumer" >"$work/log" || { cat "$work/log"; exit 1; }
-for program in compute companions; do
+for program in compute companions circuits; do
     for suffix in '' _static; do
         [ ! -x "$work/consumer/$program$suffix" ] || "$work/consumer/$program$suffix"
     done
 done
 
-echo "== pkg-config, modules $modules"
-for module in $modules; do pkg-config --print-errors --modversion "$module"; done
+echo "== pkg-config, modules $modules $circuits"
+for module in $modules $circuits; do pkg-config --print-errors --modversion "$module"; done
 # shellcheck disable=SC2046  # lists of flags
 "$cc" "$here/compute.c" -o "$work/shared" $(pkg-config --cflags --libs multihead)
 LD_LIBRARY_PATH=$library_dir "$work/shared"
@@ -59,6 +61,11 @@ if [ -n "$components" ]; then
     "$cc" "$here/companions.c" -o "$work/companions" \
         $(pkg-config --cflags --libs multihead-model multihead-render)
     LD_LIBRARY_PATH=$library_dir "$work/companions"
+fi
+if [ -n "$circuits" ]; then
+    # shellcheck disable=SC2046
+    "$cc" "$here/circuits.c" -o "$work/circuits" $(pkg-config --cflags --libs $circuits)
+    LD_LIBRARY_PATH=$library_dir "$work/circuits"
 fi
 
 if [ -x "$prefix/bin/multihead" ]; then

@@ -7,12 +7,15 @@ import subprocess
 import pytest
 
 np = pytest.importorskip("numpy")
+import circuits_ctypes  # noqa: E402
 import multihead_ctypes as mha  # noqa: E402
 from multihead import _abi  # noqa: E402
 
 
 # The package declares what it uses of each library.
-HEADERS = ("multihead.h", "checkpoint.h", "gguf.h", "io.h", "model.h", "state.h", "tokenizer.h", "render.h")
+HEADERS = ("multihead.h", "checkpoint.h", "gguf.h", "io.h", "model.h", "state.h", "tokenizer.h", "render.h",
+           "circuits.h")
+STRUCTS = (*_abi.STRUCTS, *circuits_ctypes.STRUCTS)
 FUNCTIONS = _abi.FUNCTIONS | _abi.MODEL_FUNCTIONS | _abi.RENDER_FUNCTIONS
 
 
@@ -30,7 +33,7 @@ def from_headers(tmp_path):
         pytest.skip("no C compiler")
     lines = [f"#include <multihead/{header}>" for header in HEADERS]
     lines += ["#include <stdio.h>", "int main(void) {"]
-    for struct in _abi.STRUCTS:
+    for struct in STRUCTS:
         name = struct.c_name
         lines.append(f'printf("{name} 0 %zu\\n", sizeof({name}));')
         for field, *_ in struct._fields_:
@@ -51,7 +54,7 @@ def from_headers(tmp_path):
 
 def test_declarations(tmp_path):
     ours = {}
-    for struct in _abi.STRUCTS:
+    for struct in STRUCTS:
         ours[struct.c_name] = (0, C.sizeof(struct))
         for field, kind in struct._fields_:
             ours[f"{struct.c_name}.{field}"] = (getattr(struct, field).offset, C.sizeof(kind))

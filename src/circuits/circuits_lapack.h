@@ -1,0 +1,32 @@
+/* The four decompositions that circuits need, of matrices by columns, in scratch that was made before:
+ * LAPACK itself allocates nothing. Only this file's source sees LAPACK. */
+#ifndef MHAI_CIRCUITS_LAPACK_H
+#define MHAI_CIRCUITS_LAPACK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Whether LAPACK's 32-bit numbers count the elements of [E,D] and [D,D]. */
+bool mhai_lapack_fits(int64_t E, int64_t D);
+
+/* How many doubles of room the calls below need, for tall matrices of E x D and square ones of D x D. */
+int64_t mhai_lapack_room(int64_t E, int64_t D);
+
+/* Each returns false if LAPACK does not converge. m rows, n columns; a is overwritten. */
+
+/* a = Q R: R in the upper triangle, Q below it and in tau [min(m,n)]. */
+bool mhai_lapack_qr(int64_t m, int64_t n, double *a, double *tau, double *room, int64_t size);
+
+/* c [m,k] = Q c, with the rank reflectors of q [m,.]. */
+bool mhai_lapack_times_q(int64_t m, int64_t k, int64_t rank, const double *q, const double *tau,
+                         double *c, double *room, int64_t size);
+
+/* a [n,n] = u diag(values) vt, the largest value first; u and vt NULL: values only. */
+bool mhai_lapack_svd(int64_t n, double *a, double *values, double *u, double *vt, double *room,
+                     int64_t size);
+
+/* The eigenvalues of a [n,n]. */
+bool mhai_lapack_eigenvalues(int64_t n, double *a, double *real, double *imaginary, double *room,
+                             int64_t size);
+
+#endif

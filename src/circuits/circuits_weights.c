@@ -1,0 +1,150 @@
+/* Weights by name, checked to be finite, since LAPACK may not return from what is not. */
+#include "circuits/circuits_weights.h"
+
+#include <math.h>
+#include <string.h>
+
+mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
+                              void **memory)
+{
+    if (b > 0 && a > INT64_MAX / b)
+        return mha_fail(MHA_ERR_SIZE, "circuits: %lld x %lld numbers do not fit in memory",
+                        (long long)a, (long long)b);
+    return mha_scratch_alloc(context, a * b, size, memory);
+}
+
+bool mhai_circuits_pre_norm(const mha_transformer_desc *d)
+{
+    return d->norm != MHA_NORM_NONE && !(d->flags & MHA_TRANSFORMER_POST_NORM);
+}
+
+static mha_status check_finite(const mha_parameter *p, const float *data, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(data[i]))
+            return mha_fail(MHA_ERR_NUMERIC, "circuits: %s holds a number that is not finite",
+                            p->name);
+    return MHA_OK;
+}
+
+static bool is_parameter(const mha_transformer *t, int64_t layer, const char *name,
+                         mha_parameter *p)
+{
+    return mha_transformer_find(t, layer, name, p) == MHA_OK;
+}
+
+mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t, int64_t layer,
+                                const char *name, mhai_weight *weight)
+{
+    mha_parameter p;
+    void *memory;
+    *weight = (mhai_weight){0};
+    if (!is_parameter(t, layer, name, &p)) return MHA_OK;
+    weight->rows = p.shape[0];
+    weight->columns = p.ndim > 1 ? p.shape[1] : 1;
+    MHA_TRY(mhai_circuits_take(context, weight->rows, weight->columns, sizeof(float), &memory));
+    MHA_TRY(mha_transformer_read(t, &p, 0, weight->rows, memory));
+    weight->data = memory;
+    return check_finite(&p, memory, p.count);
+}
+
+/* ---- tokens --------------------------------------------------------------------------------- */
+
+static mha_status set_embedding(mha_context *context, const mha_transformer *t,
+                                const mha_transformer_desc *d, uint32_t flags, mhai_tokens *tokens)
+{
+    mhai_weight gain;
+    MHA_TRY(mha_transformer_find(t, -1, "embed_tokens.weight", &tokens->table));
+    MHA_TRY(mhai_circuits_weight(context, t, -1, "embed_norm.weight", &gain));
+    tokens->scale = d->embed_scale == 0 ? 1 : (double)d->embed_scale;
+    tokens->gain = gain.data;
+    tokens->centred = tokens->first = gain.data && d->norm == MHA_NORM_LAYER;
+    tokens->layer = d->norm == MHA_NORM_LAYER;
+    tokens->pre_norm = mhai_circuits_pre_norm(d);
+    tokens->normed = flags & MHA_CIRCUITS_NORMED_TOKENS && (gain.data || tokens->pre_norm);
+    return MHA_OK;
+}
+
+static mha_status set_output(mha_context *context, const mha_transformer *t,
+                             const mha_transformer_desc *d, mhai_tokens *tokens)
+{
+    mhai_weight gain;
+    const bool tied = d->flags & MHA_TRANSFORMER_TIED;
+    MHA_TRY(mha_transformer_find(t, -1, tied ? "embed_tokens.weight" : "lm_head.weight",
+                                 &tokens->table));
+    MHA_TRY(mhai_circuits_weight(context, t, -1, "norm.weight", &gain));
+    tokens->gain = gain.data;
+    tokens->centred = gain.data && d->norm == MHA_NORM_LAYER;
+    return MHA_OK;
+}
+
+mha_status mhai_circuits_tokens(mha_context *context, const mha_transformer *t, mha_token_side side,
+                                uint32_t flags, mhai_tokens *tokens)
+{
+    mha_transformer_desc d = {.struct_size = sizeof d};
+    mha_transformer_describe(t, &d);
+    *tokens = (mhai_tokens){
+        .E = d.embed_dim, .V = d.vocab_size, .scale = 1, .epsilon = (double)d.norm_epsilon};
+    if (side == MHA_SIDE_EMBEDDING || d.flags & MHA_TRANSFORMER_NO_OUTPUT)
+        return set_embedding(context, t, &d, flags, tokens);
+    return set_output(context, t, &d, tokens);
+}
+
+static void centre(double *x, int64_t count)
+{
+    double sum = 0;
+    for (int64_t e = 0; e < count; e++) sum += x[e];
+    for (int64_t e = 0; e < count; e++) x[e] -= sum / (double)count;
+}
+
+static void multiply(const mhai_tokens *tokens, double *x)
+{
+    for (int64_t e = 0; tokens->gain && e < tokens->E; e++) x[e] *= (double)tokens->gain[e];
+}
+
+void mhai_tokens_map(const mhai_tokens *tokens, double *x)
+{
+    if (tokens->centred && tokens->first) centre(x, tokens->E);
+    multiply(tokens, x);
+    if (tokens->centred && !tokens->first) centre(x, tokens->E);
+    for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
+}
+
+/* The same factors in the other order. */
+void mhai_tokens_pull(const mhai_tokens *tokens, double *x)
+{
+    if (tokens->centred && !tokens->first) centre(x, tokens->E);
+    multiply(tokens, x);
+    if (tokens->centred && tokens->first) centre(x, tokens->E);
+    for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
+}
+
+/* What a norm divides by; centred as LayerNorm does. */
+static double norm_of(const mhai_tokens *tokens, const double *x, bool centred)
+{
+    double mean = 0, squares = 0;
+    for (int64_t e = 0; centred && e < tokens->E; e++) mean += x[e] / (double)tokens->E;
+    for (int64_t e = 0; e < tokens->E; e++) squares += (x[e] - mean) * (x[e] - mean);
+    return sqrt(squares / (double)tokens->E + tokens->epsilon);
+}
+
+double mhai_tokens_weight(const mhai_tokens *tokens, const float *row, double *room)
+{
+    double weight = 1;
+    if (!tokens->normed) return 1;
+    for (int64_t e = 0; e < tokens->E; e++) room[e] = (double)row[e] * tokens->scale;
+    if (tokens->gain) {
+        weight /= norm_of(tokens, room, tokens->centred);
+        for (int64_t e = 0; e < tokens->E; e++) room[e] = (double)row[e] * weight;
+        mhai_tokens_map(tokens, room);
+    }
+    if (tokens->pre_norm) weight /= norm_of(tokens, room, tokens->layer);
+    return weight;
+}
+
+mha_status mhai_tokens_read(const mha_transformer *t, const mhai_tokens *tokens, int64_t first,
+                            int64_t rows, float *to)
+{
+    MHA_TRY(mha_transformer_read(t, &tokens->table, first, rows, to));
+    return check_finite(&tokens->table, to, rows * tokens->E);
+}

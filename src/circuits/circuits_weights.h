@@ -1,0 +1,61 @@
+/* Weights of a transformer by name, and what tokens are in the stream. */
+#ifndef MHAI_CIRCUITS_WEIGHTS_H
+#define MHAI_CIRCUITS_WEIGHTS_H
+
+#include <multihead/circuits.h>
+#include <multihead/component.h>
+
+#include <stdbool.h>
+
+/* mha_scratch_alloc() of a x b elements, both at least 0. */
+MHA_NODISCARD mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
+                                            void **memory);
+
+bool mhai_circuits_pre_norm(const mha_transformer_desc *d);
+
+/* A parameter, read into scratch; all of it finite. Without one of that name *data is NULL; rows and
+ * columns (1 of a vector) are then 0. */
+typedef struct mhai_weight {
+    const float *data;
+    int64_t rows, columns;
+} mhai_weight;
+
+MHA_NODISCARD mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t,
+                                              int64_t layer, const char *name, mhai_weight *weight);
+
+/* What the tokens of one side are: t = weight A row, with a row of a table, the linear map A, and a
+ * weight that a division by a norm leaves. */
+typedef struct mhai_tokens {
+    mha_parameter table; /* [V,E] */
+    int64_t V, E;
+    double scale;
+    const float *gain;   /* [E] or NULL; scratch */
+    bool centred, first; /* first: centred before gain */
+    bool layer;          /* norms are LayerNorm */
+    bool normed;         /* rows are divided: */
+    bool pre_norm;       /* also by what the first layer's norm finds */
+    double epsilon;
+} mhai_tokens;
+
+MHA_NODISCARD mha_status mhai_circuits_tokens(mha_context *context, const mha_transformer *t,
+                                              mha_token_side side, uint32_t flags,
+                                              mhai_tokens *tokens);
+
+/* A x and A^T x, in place. */
+void mhai_tokens_map(const mhai_tokens *tokens, double *x);
+void mhai_tokens_pull(const mhai_tokens *tokens, double *x);
+
+/* The weight of a row; room [E]. */
+double mhai_tokens_weight(const mhai_tokens *tokens, const float *row, double *room);
+
+/* Rows of the table, all finite. */
+MHA_NODISCARD mha_status mhai_tokens_read(const mha_transformer *t, const mhai_tokens *tokens,
+                                          int64_t first, int64_t rows, float *to);
+
+/* gram [E,E] = sum over tokens of t_a^T t_b in the order of tokens, weights of a to the given power.
+ * progress may be NULL. */
+MHA_NODISCARD mha_status mhai_circuits_gram(mha_context *context, const mha_transformer *t,
+                                            const mhai_tokens *a, const mhai_tokens *b, int power,
+                                            const mha_circuits_desc *desc, double *gram);
+
+#endif

@@ -1,0 +1,81 @@
+"""libmultihead-circuits over multihead_ctypes.py, for tests only: the Python package has none of it.
+
+    found = circuits.circuits(net, desc, directions=4)    # arrays by the fields of mha_circuits
+    ids, values = circuits.tokens(net, directions, side="embedding", most=10)
+"""
+import ctypes as C
+
+import numpy as np
+
+import multihead_ctypes as mha
+
+NORMED_TOKENS = 1
+SIDES = {"embedding": 0, "unembedding": 1}
+VECTORS = ("queries", "keys", "reads", "writes")
+
+
+class CircuitsDesc(C.Structure):
+    c_name = "mha_circuits_desc"
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("first_offset", C.c_int64),
+                ("last_offset", C.c_int64), ("directions", C.c_int64), ("heads", C.c_void_p),
+                ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
+
+
+class Circuits(C.Structure):
+    c_name = "mha_circuits"
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("qk_values", C.c_void_p),
+                ("ov_values", C.c_void_p), ("queries", C.c_void_p), ("keys", C.c_void_p),
+                ("reads", C.c_void_p), ("writes", C.c_void_p), ("copying", C.c_void_p),
+                ("matching", C.c_void_p)]
+
+
+class DirectionDesc(C.Structure):
+    c_name = "mha_direction_desc"
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("side", C.c_int),
+                ("reserved", C.c_uint32), ("count", C.c_int64), ("most", C.c_int64),
+                ("tokens", C.c_void_p), ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
+
+
+class LayerDesc(C.Structure):
+    c_name = "mha_layer_desc"
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("scale", C.c_float), ("softcap", C.c_float),
+                ("left_keys", C.c_int64), ("right_keys", C.c_int64), ("sink_keys", C.c_int64), ("qk_norm", C.c_int),
+                ("qk_norm_epsilon", C.c_float), ("t5_buckets", C.c_int64), ("t5_max_distance", C.c_int64),
+                ("rotary_dim", C.c_int64), ("rope_base", C.c_float), ("rope_factor", C.c_float),
+                ("rope_scaling", C.c_int), ("rope_low", C.c_float), ("rope_high", C.c_float),
+                ("rope_amplitude", C.c_float), ("rope_original_length", C.c_int64)]
+
+
+STRUCTS = (CircuitsDesc, Circuits, DirectionDesc, LayerDesc)
+
+
+def library():
+    """None where it was switched off."""
+    path = mha.LIBRARY_DIR / "libmultihead-circuits.so"
+    return C.CDLL(str(path)) if path.exists() else None
+
+
+def circuits(net, desc, context=None, first_offset=0, last_offset=0, directions=1, flags=0, heads=None):
+    """{field: array}; entries of heads that are left out are NaN."""
+    L, H, D, E = desc.num_layers, desc.num_heads, desc.head_dim, desc.embed_dim
+    found = {name: np.full((L, H, D), np.nan) for name in ("qk_values", "ov_values")}
+    found |= {name: np.full((L, H, directions, E), np.nan, np.float32) for name in VECTORS}
+    found |= {name: np.full((L, H), np.nan) for name in ("copying", "matching")}
+    asked = CircuitsDesc(C.sizeof(CircuitsDesc), flags, first_offset, last_offset, directions,
+                         None if heads is None else heads.ctypes.data)
+    out = Circuits(struct_size=C.sizeof(Circuits), **{name: array.ctypes.data for name, array in found.items()})
+    mha.check(library().mha_transformer_circuits((context or mha.default_context()).handle, net, C.byref(asked),
+                                                 C.byref(out)))
+    return found
+
+
+def tokens(net, directions, most, side="embedding", context=None, flags=0):
+    """ids and values [M,2,N] of directions [M,E]."""
+    directions = np.ascontiguousarray(directions, np.float32)
+    ids = np.full((len(directions), 2, most), -1, np.int32)
+    values = np.full(ids.shape, np.nan, np.float32)
+    asked = DirectionDesc(C.sizeof(DirectionDesc), flags, SIDES[side], 0, len(directions), most)
+    mha.check(library().mha_direction_tokens(
+        (context or mha.default_context()).handle, net, C.byref(asked), directions.ctypes.data_as(C.c_void_p), ids.ctypes.data_as(C.c_void_p),
+        values.ctypes.data_as(C.c_void_p)))
+    return ids, values
