@@ -5,7 +5,8 @@
 #   want_command COMMAND PACKAGE ...    note PACKAGE as missing unless COMMAND is there
 #   want_module MODULE PACKAGE          likewise for a pkg-config module
 #   want_file FILE PACKAGE              likewise for a file
-#   want_build, want_fuzz               what every build needs; what tests/fuzz needs
+#   want_build, want_fuzz, want_pages   what every build needs; what tests/fuzz needs; what commands of
+#                                       docs/*.md name beside the program
 #   install_missing                     install what was noted, or say how, and exit
 #   step LOG TEXT COMMAND ...           run quietly into build/LOG.log; show its tail on failure
 #   configure [OPTION ...], build TARGET ...
@@ -42,6 +43,11 @@ want_build() {
     want_module libpng libpng-dev
     want_module freetype2 libfreetype-dev
     want_file /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf fonts-dejavu-core
+}
+
+want_pages() {
+    want_command jq jq
+    want_command man man-db
 }
 
 # clang, and what its -fsanitize=fuzzer links.

@@ -2,7 +2,9 @@
  * their help are the table below; the work is in heads_*.c. */
 #include "common/arena.h"
 #include "common/commands.h"
+#include "common/files.h"
 #include "common/option_rows.h"
+#include "common/signals.h"
 #include "heads/heads.h"
 
 #include <inttypes.h>
@@ -33,6 +35,10 @@ static const args_option option_table[] = {
     ROW_NUMBER("max-tokens", heads_options, max_tokens, 3, INT64_C(1) << 40,
                "per text; default: the model's limit"),
     ROW_FLAG(0, "truncate", heads_options, truncate, 1, "cut longer texts instead"),
+    ROW_NUMBER("cut", heads_options, cut, 8, INT64_C(1) << 40,
+               "cut texts into pieces of N tokens, each a text of its\nown: for books"),
+    TEXTS(0, "without", without, "LIST",
+          "measure without these heads, L16H0 or 4.11: their\noutput is 0 (what later heads lose)"),
     TEXTS(0, "attention", attention, "FILE.npy",
           "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or [layers,heads,T,T]; each "
           "time a text"),
@@ -53,6 +59,18 @@ static const args_option option_table[] = {
      .help = "only heads whose score (of --sort) is at least X",
      .field = offsetof(heads_options, min)},
     ROW_HEADING("Output"),
+    {.kind = ARGS_TEXT,
+     .letter = 'o',
+     .name = "output",
+     .value = "FILE.html",
+     .help = "a page about all heads: scatter, cards, the places in\nthe texts; implies --corpus",
+     .field = offsetof(heads_options, page)},
+    ROW_FLAG(0, "corpus", heads_options, corpus, 1,
+             "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
+             "luck"),
+    ROW_FLAG(
+        0, "composition", heads_options, composition, 1,
+        "with --details, --json or -o: which earlier heads each\nhead reads, from the weights"),
     {.kind = ARGS_REAL,
      .name = "clusters",
      .value = "X",
@@ -84,9 +102,12 @@ const args_page heads_page = {
                 "multihead heads MODEL --example all --sort induction --min 0.3\n"
                 "multihead heads MODEL --conllu sentences.conllu --sort role\n"
                 "multihead heads MODEL --text book.txt --whole --truncate\n"
+                "multihead heads MODEL --text book.txt --whole --cut 512 -o heads.html\n"
                 "multihead heads MODEL --example all --role previous-token --details\n"
                 "multihead heads MODEL --conllu gold.conllu --sort nsubj --min 0.5\n"
                 "multihead heads MODEL --text letters.txt --json | jq '.heads[0].roles'\n"
+                "multihead heads MODEL --sort induction --min 0.3 --details --composition\n"
+                "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
@@ -130,6 +151,19 @@ static cli_exit check(const heads_options *options)
                         "the model folder is missing: multihead heads MODEL --text FILE");
     if (options->csv && options->json)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
+    if (options->corpus && !options->json && !options->page)
+        return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json or -o FILE.html");
+    if (options->page && !strcmp(options->page, "-") && (options->json || options->csv))
+        return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
+                        options->json ? "json" : "csv");
+    if (options->composition && !options->json && !options->page && !options->details)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--composition requires --details, --json or -o FILE.html");
+    if (maps && (options->composition || options->without.count > 0))
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--attention has no model: leave out --composition and --without");
+    if (options->page && (maps || options->words))
+        return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
     if (options->details && (options->csv || options->json))
         return cli_fail(CLI_USAGE, HEADS,
                         "--details applies to the table; --json includes the evidence anyway");
@@ -171,11 +205,14 @@ static void say_what_next(const heads_options *options, const heads_found *found
              options->model, rows[0].layer, rows[0].head);
 }
 
-static cli_exit show(const heads_options *options, const heads_found *found)
+static cli_exit show(const heads_options *options, text_model *model, const heads_sources *sources,
+                     const heads_found *found)
 {
     heads_row *rows = NULL;
     int64_t count = 0;
     CLI_TRY(heads_choose(options, found, &rows, &count));
+    if (options->page) CLI_TRY(heads_write_page(options, model, sources, found, rows, count));
+    if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
     else if (options->csv)
@@ -212,7 +249,7 @@ static cli_exit heads(const heads_options *options)
     heads_found found = {0};
     if (options->attention.count > 0) {
         CLI_TRY(heads_measure_arrays(options, &model, &found));
-        return show(options, &found);
+        return show(options, &model, &sources, &found);
     }
     CLI_TRY(text_model_open(HEADS, options->model, options->threads, &model));
     if (options->words) return list_words(&model);
@@ -222,7 +259,9 @@ static cli_exit heads(const heads_options *options)
                         options->model, options->model);
     CLI_TRY(heads_sources_read(options, &model, &sources));
     CLI_TRY(heads_measure(options, &model, &sources, &found));
-    return show(options, &found);
+    CLI_TRY(show(options, &model, &sources, &found));
+    if (found.stopped) signals_end();
+    return CLI_OK;
 }
 
 cli_exit cmd_heads(int count, char *const *arguments)
@@ -234,6 +273,10 @@ cli_exit cmd_heads(int count, char *const *arguments)
     for (int i = 1; i < plain.count; i++)
         options.texts.items[options.texts.count++] = plain.items[i];
     CLI_TRY(check(&options));
+    if (options.page) {
+        options.corpus = 1;
+        CLI_TRY(cli_check(HEADS, files_check_place(options.page)));
+    }
     if (options.random < 0) options.random = DEFAULT_RANDOM;
     return heads(&options);
 }

@@ -10,6 +10,7 @@
 #include "common/text_model.h"
 #include "heads/conllu.h"
 
+#include <multihead/head_corpus.h>
 #include <multihead/head_distances.h>
 #include <multihead/heads.h>
 
@@ -25,6 +26,11 @@ typedef struct heads_options {
     const char *sort;
     args_real min, clusters; /* clusters: how far apart heads of one may be */
     int csv, json, details, quiet;
+    const char *page;   /* FILE.html */
+    int corpus;         /* distributions, places, tokens */
+    int composition;    /* which earlier heads a head reads */
+    args_texts without; /* heads whose output is 0 */
+    int64_t cut;        /* texts into pieces of so many tokens; 0: not */
     int beside; /* measured beside something else, which says what is wrong with the numbers */
     screen_options screen;
     int64_t threads;
@@ -36,8 +42,8 @@ typedef struct heads_source {
     size_t bytes;
     const conllu_sentence *gold; /* NULL: no links */
     const char *file;            /* NULL: from the command line */
-    int64_t line;
-    text_visit visit; /* what the pass gives besides */
+    int64_t line, offset;        /* offset: bytes of the text in front of a piece of it */
+    text_visit visit;            /* what the pass gives besides */
 } heads_source;
 
 typedef struct heads_sources {
@@ -48,8 +54,10 @@ typedef struct heads_sources {
 
 /* All texts that the options name; for a model of whole words, words of gold sentences stand apart.
  */
-cli_exit heads_sources_read(const heads_options *options, const text_model *model,
+cli_exit heads_sources_read(const heads_options *options, text_model *model,
                             heads_sources *sources);
+
+enum { HEADS_COMPOSITIONS = 3, HEADS_FEW_WRITERS = 3 };
 
 /* What was found. */
 typedef struct heads_found {
@@ -61,9 +69,17 @@ typedef struct heads_found {
     char *const *relations;    /* [relation_count] */
     int64_t relation_count;
     int64_t text_count, token_count, random_count, random_block, random_repeats;
+    bool stopped;                   /* by a signal, before the last text */
     int64_t lost_links;             /* whose words have no token */
     mha_head_distances **distances; /* [layers] of texts; NULL: not asked for */
+    mha_head_corpus *corpus;        /* of texts; NULL: not asked for */
+    float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
+    float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
+    double composition_chance;
+    int64_t kinds, *kind_of, *id_of; /* tokens of corpus: [vocab_size] by id, [kinds] ids */
 } heads_found;
+
+cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
@@ -117,6 +133,48 @@ void heads_role_name(const heads_found *found, const mha_head_role *role, char *
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
+
+/* What is kept of a corpus (heads_corpus.c): made for the texts of found, whose tokens were counted;
+ * the kinds of a text's tokens; a text cut into pieces of options->cut tokens. */
+cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size);
+cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids);
+cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
+                          const heads_source *whole, heads_sources *into);
+
+/* A kind of token of a list, by name. */
+typedef struct heads_token {
+    const char *text;
+    int64_t id; /* -1: special tokens together */
+    mha_head_token found;
+} heads_token;
+
+enum { HEADS_MOST_TOKENS = 32 };
+cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t head,
+                             mha_head_token_list list, heads_token *tokens, int64_t most,
+                             int64_t *count);
+
+/* Members of a head's object, and of the whole. */
+cli_exit heads_corpus_json(json_out *json, const heads_found *found, const heads_row *row);
+void heads_corpus_json_luck(json_out *json, const heads_found *found);
+
+/* Composition with earlier heads (heads_composition.c): made from the weights; the `most` heads that a
+ * head reads most into its queries (kind 0), keys (1) or values (2), and how many they are; told. */
+typedef struct heads_writer {
+    int64_t layer, head;
+    double value;
+} heads_writer;
+
+cli_exit heads_composition_make(const heads_options *options, heads_found *found);
+int64_t heads_composition_top(const heads_found *found, int64_t layer, int64_t head, int kind,
+                              heads_writer *writers, int64_t most);
+void heads_composition_json(json_out *json, const heads_found *found, const heads_row *row);
+void heads_composition_line(const heads_found *found, const heads_row *row, char *line,
+                            size_t size);
+
+/* The page of -o (heads_report.c). */
+cli_exit heads_write_page(const heads_options *options, text_model *model,
+                          const heads_sources *sources, const heads_found *found,
+                          const heads_row *rows, int64_t count);
 
 /* Distances between the heads of each layer: made, and grouped when they have been fed. */
 cli_exit heads_distances_make(heads_found *found);

@@ -2,6 +2,7 @@
  * random tokens. */
 #include "common/arena.h"
 #include "common/progress.h"
+#include "common/signals.h"
 #include "heads/heads.h"
 
 #include <multihead/head_pass.h>
@@ -25,6 +26,7 @@ typedef struct job {
     const char *what;      /* "text" 3 of 8 */
     int64_t number, count; /* 3, 8 */
     int64_t rows;          /* tokens of it */
+    int64_t measured;      /* tokens of the texts until now */
 } job;
 
 /* ---- Progress -------------------------------------------------------------------------------- */
@@ -56,7 +58,7 @@ static void begin_progress(job *j, const char *what, int64_t count)
 typedef struct described {
     heads_arrays arrays;
     mha_heads_text text;
-    int64_t *ranks, *words; /* [count] */
+    int64_t *ranks, *words, *ids; /* [count] */
     mha_heads_link *links;
 } described;
 
@@ -93,6 +95,10 @@ static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *
     CLI_TRY(heads_arrays_make(&tokens->list, &d->arrays));
     d->text = d->arrays.text;
     if (!j->ranks) return CLI_OK;
+    if (j->found->corpus) {
+        CLI_TRY(heads_corpus_ids(j->found, tokens, &d->ids));
+        d->text.ids = d->ids;
+    }
     CLI_TRY(ARENA_ALLOC(HEADS, n, &d->ranks));
     for (int64_t i = 0; i < n; i++) d->ranks[i] = j->ranks[tokens->ids[i]];
     d->text.ranks = d->ranks;
@@ -135,9 +141,12 @@ static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *
     const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
                      types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
     const bool typed = j->model->desc.type_count && tokens->types;
+    const mha_tensor gates = mha_tensor_contiguous(j->found->gates, MHA_F32, 2,
+                                                   (int64_t[]){j->found->layers, j->model->heads});
     const mha_transformer_input input = {.struct_size = sizeof input,
                                          .tokens = &ids,
                                          .token_types = typed ? &types : NULL,
+                                         .gates = j->found->gates ? &gates : NULL,
                                          .outputs = visit->outputs,
                                          .after_layer = visit->after_layer,
                                          .after_layer_user = visit->user};
@@ -198,6 +207,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
     CLI_TRY(make_arrays(j, &tokens, &d));
     if (source->gold) CLI_TRY(add_links(j, source->gold, &tokens, &d));
     CLI_TRY(measure(j, j->found->texts, &tokens, &d.text, &source->visit));
+    j->measured += tokens.list.count;
     arena_release(mark);
     return CLI_OK;
 }
@@ -230,12 +240,23 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     CLI_TRY(rank_tokens(j, vocab_size));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
+    if (j->options->corpus) CLI_TRY(heads_corpus_make(j->found, j->counts, vocab_size));
     begin_progress(j, "text", sources->count);
-    for (int64_t i = 0; i < sources->count; i++) {
-        j->number = i;
-        CLI_TRY(measure_text(j, model, &sources->items[i]));
+    signals_hold();
+    cli_exit result = CLI_OK;
+    for (; result == CLI_OK && j->number < sources->count && !signals_came(); j->number++)
+        result = measure_text(j, model, &sources->items[j->number]);
+    const bool stopped = signals_came() && j->number < sources->count;
+    signals_release();
+    CLI_TRY(result);
+    j->found->text_count = j->number;
+    if (stopped) {
+        if (j->number == 0) signals_end();
+        cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
+                 sources->count);
+        j->found->stopped = true;
+        j->found->token_count = j->measured;
     }
-    j->found->text_count = sources->count;
     j->found->relations = sources->gold.names;
     j->found->relation_count = sources->gold.relations;
     j->counts = j->ranks = NULL; /* random tokens have no ranks */
@@ -343,6 +364,21 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
     return CLI_OK;
 }
 
+/* ---- Heads that are left out ----------------------------------------------------------------- */
+
+static cli_exit make_gates(const heads_options *options, const text_model *model,
+                           heads_found *found)
+{
+    const args_texts none = {0};
+    maps_picks picks;
+    if (options->without.count == 0) return CLI_OK;
+    CLI_TRY(text_model_pick(model, &none, &options->without, &picks));
+    CLI_TRY(ARENA_ALLOC(HEADS, picks.layers * picks.heads, &found->gates));
+    for (int64_t i = 0; i < picks.layers * picks.heads; i++) found->gates[i] = picks.on[i] ? 0 : 1;
+    cli_note(options->quiet, "without %" PRId64 " heads: their output is 0", picks.count);
+    return CLI_OK;
+}
+
 /* ---- All together ---------------------------------------------------------------------------- */
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
@@ -355,11 +391,12 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
         found->heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
         found->count += found->heads[l];
     }
+    CLI_TRY(make_gates(options, model, found));
     CLI_TRY(measure_texts(&j, model, sources));
-    CLI_TRY(measure_random(&j, model, options->random));
+    if (!found->stopped) CLI_TRY(measure_random(&j, model, options->random));
     if (found->lost_links > 0)
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",
                  found->lost_links);
-    return CLI_OK;
+    return options->composition ? heads_composition_make(options, found) : CLI_OK;
 }

@@ -179,7 +179,23 @@ static void put_head(json_out *json, const heads_found *found, const heads_row *
     put_scores(json, found, row);
     if (found->texts) put_details(json, found, row);
     if (found->relation_count > 0) put_relations(json, found, row);
+    if (found->corpus && heads_corpus_json(json, found, row) != CLI_OK)
+        json->status = MHA_ERR_CALLBACK;
+    if (found->composition[0]) heads_composition_json(json, found, row);
     json_print(json, "}");
+}
+
+static void put_without(json_out *json, const heads_found *found)
+{
+    bool first = true;
+    json_print(json, ",\n  \"without\": [");
+    for (int64_t i = 0; i < found->layers * found->model->heads; i++) {
+        if (found->gates[i] != 0) continue;
+        json_print(json, "%s\"L%" PRId64 "H%" PRId64 "\"", first ? "" : ", ",
+                   i / found->model->heads, i % found->model->heads);
+        first = false;
+    }
+    json_print(json, "]");
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
@@ -205,7 +221,12 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
         json_print(&json, ": ");
         json_text(&json, info.text);
     }
-    json_print(&json, "},\n  \"heads\": [");
+    json_print(&json, "}");
+    if (f->corpus) heads_corpus_json_luck(&json, f);
+    if (f->gates) put_without(&json, f);
+    if (f->composition[0])
+        json_number(&json, f->composition_chance, ",\n  \"composition_chance\": ");
+    json_print(&json, ",\n  \"heads\": [");
     for (int64_t i = 0; i < job->count; i++) {
         json_print(&json, "%s\n", i ? "," : "");
         put_head(&json, f, &job->rows[i]);

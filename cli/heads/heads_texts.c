@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static cli_exit add(heads_sources *sources, heads_source source)
+cli_exit heads_sources_add(heads_sources *sources, heads_source source)
 {
     if (sources->count == sources->room) {
         sources->room = sources->room ? 2 * sources->room : 64;
@@ -35,9 +35,9 @@ static cli_exit add_lines(heads_sources *sources, const char *path, const char *
         const size_t next = at + bytes + 1;
         if (bytes > 0 && text[at + bytes - 1] == '\r') bytes--;
         if (!is_blank(text + at, bytes))
-            CLI_TRY(
-                add(sources,
-                    (heads_source){.text = text + at, .bytes = bytes, .file = path, .line = line}));
+            CLI_TRY(heads_sources_add(
+                sources,
+                (heads_source){.text = text + at, .bytes = bytes, .file = path, .line = line}));
         at = next;
     }
     return CLI_OK;
@@ -59,7 +59,8 @@ static cli_exit add_file(const heads_options *options, heads_sources *sources)
     if (is_blank(text, size - start))
         return cli_fail(CLI_BAD_INPUT, HEADS, "%s: holds no text", path);
     if (!options->whole) return add_lines(sources, path, text, size - start);
-    return add(sources, (heads_source){.text = text, .bytes = size - start, .file = path});
+    return heads_sources_add(sources,
+                             (heads_source){.text = text, .bytes = size - start, .file = path});
 }
 
 static cli_exit add_gold(const heads_options *options, const text_model *model,
@@ -68,11 +69,11 @@ static cli_exit add_gold(const heads_options *options, const text_model *model,
     CLI_TRY(conllu_read(HEADS, options->conllu, model->pieces == NULL, &sources->gold));
     for (int64_t i = 0; i < sources->gold.count; i++) {
         const conllu_sentence *s = &sources->gold.sentences[i];
-        CLI_TRY(add(sources, (heads_source){.text = s->text,
-                                            .bytes = s->bytes,
-                                            .gold = s,
-                                            .file = options->conllu,
-                                            .line = s->line}));
+        CLI_TRY(heads_sources_add(sources, (heads_source){.text = s->text,
+                                                          .bytes = s->bytes,
+                                                          .gold = s,
+                                                          .file = options->conllu,
+                                                          .line = s->line}));
     }
     return CLI_OK;
 }
@@ -83,14 +84,15 @@ static cli_exit add_examples(const heads_options *options, const text_model *mod
     const char *text = NULL;
     const bool all = !strcmp(options->example, "all");
     if (!all) CLI_TRY(texts_example(HEADS, options->example, &text));
-    if (!all) CLI_TRY(add(sources, (heads_source){.text = text, .bytes = strlen(text)}));
+    if (!all)
+        CLI_TRY(heads_sources_add(sources, (heads_source){.text = text, .bytes = strlen(text)}));
     int left_out = 0, i = 0;
     for (; all && (text = texts_example_at(i)) != NULL; i++) {
         const size_t bytes = strlen(text);
         if (model->vocabulary && !whole_words_reads(model->vocabulary, text, bytes))
             left_out++;
         else
-            CLI_TRY(add(sources, (heads_source){.text = text, .bytes = bytes}));
+            CLI_TRY(heads_sources_add(sources, (heads_source){.text = text, .bytes = bytes}));
     }
     if (all && left_out == i)
         return cli_fail(CLI_BAD_INPUT, HEADS,
@@ -105,15 +107,28 @@ static cli_exit add_examples(const heads_options *options, const text_model *mod
     return CLI_OK;
 }
 
-cli_exit heads_sources_read(const heads_options *options, const text_model *model,
-                            heads_sources *sources)
+static cli_exit cut_all(const heads_options *options, text_model *model, heads_sources *sources)
+{
+    heads_sources pieces = {.gold = sources->gold};
+    for (int64_t i = 0; i < sources->count; i++) {
+        if (sources->items[i].gold)
+            CLI_TRY(heads_sources_add(&pieces, sources->items[i]));
+        else
+            CLI_TRY(heads_corpus_cut(options, model, &sources->items[i], &pieces));
+    }
+    *sources = pieces;
+    return CLI_OK;
+}
+
+cli_exit heads_sources_read(const heads_options *options, text_model *model, heads_sources *sources)
 {
     *sources = (heads_sources){0};
     if (options->text_file) CLI_TRY(add_file(options, sources));
     if (options->conllu) CLI_TRY(add_gold(options, model, sources));
     if (options->example) CLI_TRY(add_examples(options, model, sources));
     for (int i = 0; i < options->texts.count; i++)
-        CLI_TRY(add(sources, (heads_source){.text = options->texts.items[i],
-                                            .bytes = strlen(options->texts.items[i])}));
-    return CLI_OK;
+        CLI_TRY(
+            heads_sources_add(sources, (heads_source){.text = options->texts.items[i],
+                                                      .bytes = strlen(options->texts.items[i])}));
+    return options->cut > 0 ? cut_all(options, model, sources) : CLI_OK;
 }

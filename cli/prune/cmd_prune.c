@@ -5,6 +5,7 @@
 #include "prune/prune.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -77,11 +78,12 @@ const args_page prune_page = {
                 "multihead prune MiniLM --text lines.txt --fraction 0.5 -o half\n"
                 "multihead prune MiniLM --text lines.txt --fraction 0.5 --mask -o masked\n"
                 "multihead prune demo --text lines.txt --kv-heads 2 -o grouped",
-    .notes = "MODEL is a folder: a BERT, or one written by 'multihead train -o'. A model that\n"
-             "predicts the next token is judged by its accuracy, an encoder by the cosine of\n"
-             "its embeddings (the mean over tokens) to those of the full model. The reversed\n"
-             "order and five random ones are measured for comparison. docs/pruning.md has\n"
-             "the details.",
+    .notes = "MODEL is a folder or a GGUF file, of one part: no encoder-decoder. With a GGUF\n"
+             "file the curve is measured; -o needs a folder, whose tokenizer it copies. A\n"
+             "model that predicts the next token is judged by its accuracy, an encoder by the\n"
+             "cosine of its embeddings (the mean over tokens) to those of the full model. The\n"
+             "reversed order and five random ones are measured for comparison.\n"
+             "docs/pruning.md has the details.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -157,16 +159,28 @@ static bool to_stdout(const prune_options *o)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-/* What could not be written is found out before the work. */
-static cli_exit check_folder(const prune_options *o, const char *model)
+/* By its first bytes; what is no model at all is for the reader to say. */
+static bool is_gguf(const char *path)
 {
     struct stat status;
+    char magic[4] = "";
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) return false;
+    FILE *file = fopen(path, "rb");
+    if (!file) return false;
+    const bool found = fread(magic, 1, 4, file) == 4 && !memcmp(magic, "GGUF", 4);
+    fclose(file);
+    return found;
+}
+
+/* What could not be written is found out before the model is opened. */
+static cli_exit check_folder(const prune_options *o, const char *model)
+{
     if (!o->folder) return CLI_OK;
     if (files_same(o->folder, model))
         return cli_fail(CLI_USAGE, PRUNE, "-o %s: is the model itself; name another folder",
                         o->folder);
     if (!o->dry_run) CLI_TRY(cli_check(PRUNE, files_check_folder(o->folder)));
-    if (stat(model, &status) != 0 || S_ISDIR(status.st_mode)) return CLI_OK;
+    if (!is_gguf(model)) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED, PRUNE,
                     "-o %s: %s is a GGUF file, whose tokenizer cannot be copied to a folder; "
                     "prune the model's Hugging Face folder, or leave out -o",
@@ -258,8 +272,8 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     CLI_TRY(find_measure(&o));
     CLI_TRY(check_places(&o));
     prune_job job = {.options = &o};
-    CLI_TRY(open_model(&job, plain.items[0]));
     CLI_TRY(check_folder(&o, plain.items[0]));
+    CLI_TRY(open_model(&job, plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
     CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));

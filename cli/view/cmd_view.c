@@ -283,17 +283,21 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     maps_picks picks = {0};
     view_options drawn = *options;
     int64_t *order;
+    drawn.json = NULL;
+    drawn.ask = found;
+    const bool has_maps = view_has_files(&drawn);
+    if (has_maps) { /* before a file is written: --npy may be impossible */
+        CLI_TRY(view_model_maps(&drawn, model, &maps, &picks, NULL));
+        CLI_TRY(view_check_picks(&drawn, &picks));
+    }
     if (options->json) {
         CLI_TRY(cli_check(VIEW, files_draw(options->json, draw_answer, found)));
         if (strcmp(options->json, "-") != 0)
             cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json, found->count);
     }
-    drawn.json = NULL;
-    drawn.ask = found;
-    if (!view_has_files(&drawn)) return CLI_OK;
+    if (!has_maps) return CLI_OK;
     CLI_TRY(view_ask_order(found, (ask_measure)options->sort, &order));
     if (found->count > 0) drawn.first_panel = order[0];
-    CLI_TRY(view_model_maps(&drawn, model, &maps, &picks, NULL));
     drawn.first_cell = true;
     drawn.first_row = found->from.first + found->from.count - 1;
     drawn.first_col = found->to.first;

@@ -123,6 +123,10 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
 bool view_has_files(const view_options *options);
 cli_exit view_check_outputs(const view_options *options);
 
+/* Whether the chosen heads fit the outputs, before any is written: an array needs as many heads of
+ * every layer. */
+cli_exit view_check_picks(const view_options *options, const maps_picks *picks);
+
 /* All files asked for, with a line on stderr each. */
 cli_exit view_write_files(const view_options *options, const attention_maps *maps,
                           const maps_picks *picks);

@@ -37,10 +37,6 @@ static cli_exit collect(const char *command, const attention_maps *maps, const m
 static cli_exit write_npy(const char *command, const attention_maps *maps, const maps_picks *picks,
                           const char *path)
 {
-    if (!maps_picks_rectangular(picks))
-        return cli_fail(CLI_USAGE, command,
-                        "--npy: one array needs the same heads of every layer; "
-                        "choose with --layer and plain head numbers, or use --json");
     mha_tensor tensor;
     CLI_TRY(collect(command, maps, picks, &tensor));
     return cli_check(command, files_write_npy(path, &tensor));
@@ -184,6 +180,14 @@ bool view_has_files(const view_options *options)
     return false;
 }
 
+cli_exit view_check_picks(const view_options *options, const maps_picks *picks)
+{
+    if (!options->npy || maps_picks_rectangular(picks)) return CLI_OK;
+    return cli_fail(CLI_USAGE, options->command,
+                    "--npy: one array needs the same heads of every layer; "
+                    "choose with --layer and plain head numbers, or use --json");
+}
+
 /* -o writes HTML whatever the name: another extension is a mistake. */
 static cli_exit check_name(const char *path)
 {
@@ -209,7 +213,10 @@ cli_exit view_check_outputs(const view_options *options)
             if (path_of(options, j) && files_same(path, path_of(options, j)))
                 return cli_fail(CLI_USAGE, options->command, "%s and %s both write '%s'",
                                 outputs[j].option, outputs[i].option, path);
-        if (strcmp(path, "-") != 0) continue;
+        if (strcmp(path, "-") != 0) {
+            CLI_TRY(cli_check(options->command, files_check_place(path)));
+            continue;
+        }
         if (on_stdout)
             return cli_fail(CLI_USAGE, options->command,
                             "%s and %s both write to stdout; one of them needs a "
@@ -266,6 +273,7 @@ cli_exit view_write_files(const view_options *options, const attention_maps *map
                           const maps_picks *picks)
 {
     output_job job = {.options = options, .maps = maps, .picks = picks};
+    CLI_TRY(view_check_picks(options, picks));
     for (int i = 0; i < OUTPUT_COUNT; i++)
         if (path_of(options, i)) CLI_TRY(write_one(&job, i));
     return CLI_OK;

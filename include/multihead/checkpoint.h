@@ -175,6 +175,30 @@ MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate(const mha_vocabulary *voc
                                                        int64_t *begin, int64_t *end, int64_t room,
                                                        int64_t *count);
 
+/**
+ * As mha_vocabulary_locate(), for texts as people type them: if a word between spaces is not in the
+ * vocabulary, normalise each such word.
+ *
+ *   case          "The" is the word that differs from it in the case of ASCII letters only
+ *   punctuation   ASCII marks at its ends become words of their own: "(tired." is ( tired .
+ *
+ * Of several readings the longest is used, so "..." is one word where the vocabulary has it. Nothing
+ * is normalised in a vocabulary with a token for unknown words, or one that splits at punctuation or
+ * into characters.
+ *
+ * Memory   borrowed for the call.
+ * Errors   as mha_vocabulary_encode(). With MHA_ERR_FORMAT after normalising, *count is the number of
+ *          tokens before the unknown word, whose bytes are in begin[*count] and end[*count], if they
+ *          are given and have room.
+ * Threads  any.   Cost  the number of words of the vocabulary, for each word of another case.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate_normalised(const mha_vocabulary *vocabulary,
+                                                                  const char *text, size_t bytes,
+                                                                  int32_t *ids, int64_t *begin,
+                                                                  int64_t *end, int64_t room,
+                                                                  int64_t *count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,7 @@
  * sum has one owner and one order. Sums over texts are exact, so that texts may come in any order
  * and objects be merged in any. */
 #include "analysis/head_measures.h"
+#include "analysis/head_corpus.h"
 
 #include "base/checked.h"
 #include "base/struct_copy.h"
@@ -65,6 +66,7 @@ void mha_head_measures_destroy(mha_head_measures *m)
 {
     if (!m) return;
     mhai_head_text_close(m);
+    if (m->corpus) m->corpus->measures = NULL;
     if (m->map_memory) m->allocator.release(m->allocator.user, m->map_memory, m->map_bytes);
     give_names(m);
     give(m, m->all_at, heads_of(m) * ats(m), sizeof *m->all_at);
@@ -205,12 +207,17 @@ fail:
 
 mha_status mha_head_measures_begin(mha_head_measures *m, const mha_heads_text *text)
 {
+    mha_status status;
     if (!m || !text)
         return mha_fail(MHA_ERR_NULL, "mha_head_measures_begin: %s is NULL",
                         m ? "text" : "measures");
     if (m->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_begin: a text is open; end it first");
     MHA_TRY(mhai_head_text_open(m, text));
+    if (m->corpus && (status = mhai_corpus_begin(m->corpus, &m->text.given)) != MHA_OK) {
+        mhai_head_text_close(m);
+        return status;
+    }
     m->layer = m->inputs_layer = -1;
     memset(m->windows, 0, (size_t)m->layers * sizeof *m->windows);
     memset(m->done, 0, (size_t)m->layers * sizeof *m->done);
@@ -288,6 +295,7 @@ mha_status mha_head_measures_end(mha_head_measures *m)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_end: no text is open; begin one");
     const int64_t layer = m->layer, row = m->row, rows = m->text.given.queries;
     for (int64_t l = 0; l < m->layers; l++) count_offsets(m, l);
+    if (m->corpus) mhai_corpus_end(m->corpus);
     mhai_head_text_close(m);
     m->texts++;
     m->layer = m->inputs_layer = -1;
@@ -342,6 +350,8 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     if (bytes > 0) memset(m->map_memory, 0, bytes);
     for (int64_t h = 0; h < heads; h++)
         lay_out(m, (unsigned char *)m->map_memory + (size_t)h * each, &m->maps[h]);
+    if (m->corpus) mhai_corpus_layer(m->corpus, &m->text, layer);
+    for (int64_t h = 0; m->corpus && h < heads; h++) m->maps[h].seen = &m->corpus->seen[h];
     m->layer = layer;
     m->row = 0;
     return MHA_OK;
@@ -420,6 +430,8 @@ static void finish_head(void *argument, int64_t h, int worker)
     mha_head_measures *m = job->m;
     mhai_head_finish_map(m, &m->maps[h], job->memory + (size_t)worker * job->bytes);
     join(m, m->first_head[m->layer] + h, &m->maps[h].own, NULL, 0);
+    if (m->corpus)
+        mhai_corpus_map(m->corpus, &m->text, m->layer, m->first_head[m->layer] + h, &m->maps[h]);
 }
 
 /* ---- merging --------------------------------------------------------------------------------- */

@@ -62,7 +62,8 @@ typedef struct mhai_head_map {
     int64_t cut_rows[MHAI_HEAD_CUTS];
     double grid[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
     int64_t grid_area[MHAI_HEAD_GRID * MHAI_HEAD_GRID];
-    double *word; /* [words] the present probe's row, by words */
+    double *word;                  /* [words] the present probe's row, by words */
+    struct mhai_corpus_seen *seen; /* NULL: no corpus */
 } mhai_head_map;
 
 /* A link in one direction: in the rows of one group, `word` is the partner. */
@@ -126,9 +127,10 @@ struct mha_head_measures {
     bool open;
     int64_t texts; /* that have ended */
     mhai_head_text text;
-    mhai_head_window *windows; /* [layers] */
-    bool *done;                /* [layers] */
-    int64_t layer, row;        /* being fed, -1: none; its next row */
+    mhai_head_window *windows;      /* [layers] */
+    bool *done;                     /* [layers] */
+    int64_t layer, row;             /* being fed, -1: none; its next row */
+    struct mha_head_corpus *corpus; /* attached, or NULL */
     mha_tensor inputs;
     int64_t inputs_layer; /* -1: none */
     void *text_memory;

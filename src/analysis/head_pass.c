@@ -1,4 +1,5 @@
 /* A text through a transformer, its heads into measures and distances layer by layer. */
+#include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
@@ -41,6 +42,19 @@ static mha_tensor single(const mha_tensor *batch)
     return x;
 }
 
+/* W_O is read for the first text only: later ones find what was made of it. */
+static mha_status give_values(pass *x, int64_t layer, const mha_tensor *v)
+{
+    mha_head_corpus *corpus = x->to.measures->corpus;
+    mha_parameter p;
+    mha_tensor weight;
+    if (corpus->gram[layer]) return mha_head_corpus_values(corpus, layer, v, NULL);
+    MHA_TRY(mha_transformer_find(x->transformer, layer, "self_attn.o_proj.weight", &p));
+    MHA_TRY(mhai_transformer_matrix(x->context, x->transformer, p.offset, p.shape[0], p.shape[1],
+                                    &weight));
+    return mha_head_corpus_values(corpus, layer, v, &weight);
+}
+
 static mha_status measure_layer(void *user, const mha_activations *kept, int64_t layer)
 {
     pass *x = user;
@@ -53,6 +67,13 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
     if (x->to.measures) {
         MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
         MHA_TRY(mha_head_measures_window(x->to.measures, layer, &view.attention));
+    }
+    if (x->to.measures && x->to.measures->corpus) {
+        const mha_tensor v = single(&view.v);
+        const mha_scratch_mark mark = mha_scratch_top(x->context);
+        const mha_status status = give_values(x, layer, &v);
+        mha_scratch_release(x->context, mark);
+        MHA_TRY(status);
     }
     if (x->to.distances && x->to.distances[layer])
         MHA_TRY(mha_head_distances_outputs(x->to.distances[layer], &heads));

@@ -1,5 +1,6 @@
 /* One row of one head into the head's sums. Sums run over keys in their order, and rows come in
  * their order, so that no division into blocks can be seen in a result. */
+#include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 #include "base/math.h"
 
@@ -32,6 +33,7 @@ static void count(row_work *x, mha_head_measure which, double value)
     sum->value += value;
     sum->chance += chance;
     sum->rows++;
+    if (x->map->seen) mhai_corpus_row(x->map->seen, which, value, x->fact, x->sums.largest_key);
 }
 
 /* -a log a; what is below the normal numbers gives 0 */
@@ -289,6 +291,7 @@ void mhai_head_row_add(const mha_head_measures *m, const mhai_head_fact *fact, c
     if (fact->keys < 2) return;
     pass(&x);
     count_area(&x);
+    if (map->seen) mhai_corpus_moved(map->seen, fact, a);
     count(&x, MHA_MEASURE_FIRST, weight(&x, 0));
     count(&x, MHA_MEASURE_SEPARATOR, x.sums.separators);
     count(&x, MHA_MEASURE_CONFIDENCE, x.sums.word);

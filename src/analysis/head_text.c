@@ -3,6 +3,7 @@
  *
  * A probe is a link in one direction: the rows of the word that looks, and the word that it should
  * look at. Probes are sorted by their rows; those of one word follow each other. */
+#include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
@@ -137,6 +138,7 @@ void mhai_head_text_close(mha_head_measures *m)
     if (m->text_memory) m->allocator.release(m->allocator.user, m->text_memory, m->text_bytes);
     m->text_memory = NULL;
     m->open = false;
+    if (m->corpus && m->corpus->open) mhai_corpus_drop(m->corpus);
 }
 
 /* ---- tokens ---------------------------------------------------------------------------------- */

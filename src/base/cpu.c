@@ -1,5 +1,6 @@
-/* Instruction sets. Availability is asked of the processor and the operating system (the compiler's
- * run-time check includes XGETBV, so registers that the kernel does not save count as absent). */
+/* Instruction sets. Availability is asked of the processor and of the operating system: registers that
+ * it does not save count as absent. The compiler's own __builtin_cpu_supports() rests on its run-time
+ * library, and that of zig, which makes the wheels, says no to everything. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/cpu.h"
 
@@ -50,19 +51,48 @@ bool mhai_isa_from_name(const char *name, mha_isa *isa)
 }
 
 #if defined(MHAI_HAVE_X86)
-/* Clang 14 has no name for it. What the operating system saves is part of the question for AVX2.
- * Asked once: in a virtual machine the instruction takes some 20 microseconds. */
-static bool has_f16c(void)
+/* The registers that the operating system saves, a bit for each kind: XCR0. */
+static unsigned saved_registers(void)
 {
-    enum { UNKNOWN, NO, YES };
-    static atomic_int known;
-    unsigned a, b, c, d;
-    int answer = atomic_load_explicit(&known, memory_order_relaxed);
-    if (answer == UNKNOWN) {
-        answer = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) ? YES : NO;
-        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    unsigned low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+static unsigned ask_processor(void)
+{
+    enum { YMM = 0x6, ZMM = 0xE6 };
+    const unsigned one = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    const unsigned zmm = bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+    unsigned a, b, c, d, last, features;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & one) != one) return 0;
+    const unsigned saved = saved_registers();
+    if ((saved & YMM) != YMM || !__get_cpuid_count(7, 0, &last, &b, &c, &d) || !(b & bit_AVX2))
+        return 0;
+    features = MHAI_CPU_AVX2;
+    if ((saved & ZMM) != ZMM || (b & zmm) != zmm) return features;
+    features |= MHAI_CPU_AVX512;
+    if (c & bit_AVX512VNNI) features |= MHAI_CPU_AVX512_VNNI;
+    if (last >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVX512BF16))
+        features |= MHAI_CPU_AVX512_BF16;
+    return features;
+}
+
+/* Asked once: in a virtual machine CPUID takes some 20 microseconds. */
+unsigned mhai_cpu_features(void)
+{
+    static atomic_uint known;
+    unsigned features = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!features) {
+        features = ask_processor() | MHAI_CPU_ASKED;
+        atomic_store_explicit(&known, features, memory_order_relaxed);
     }
-    return answer == YES;
+    return features;
+}
+#else
+unsigned mhai_cpu_features(void)
+{
+    return MHAI_CPU_ASKED;
 }
 #endif
 
@@ -76,16 +106,8 @@ bool mha_isa_available(mha_isa isa)
 #else
     case MHA_ISA_NEON: return false;
 #endif
-#if defined(MHAI_HAVE_X86)
-    case MHA_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-    case MHA_ISA_AVX512:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-#else
-    case MHA_ISA_AVX2:
-    case MHA_ISA_AVX512: return false;
-#endif
+    case MHA_ISA_AVX2: return mhai_cpu_features() & MHAI_CPU_AVX2;
+    case MHA_ISA_AVX512: return mhai_cpu_features() & MHAI_CPU_AVX512;
     }
     return false;
 }

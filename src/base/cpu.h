@@ -4,6 +4,18 @@
 
 #include <multihead/base.h>
 
+/* Bits of what the kernels need beyond the baseline: AVX2 with FMA and F16C; AVX-512 F, DQ, BW and VL,
+ * which some have with VNNI or BF16. None where the processor is no x86. */
+enum {
+    MHAI_CPU_ASKED = 1, /* the processor has been asked: always set */
+    MHAI_CPU_AVX2 = 2,
+    MHAI_CPU_AVX512 = 4,
+    MHAI_CPU_AVX512_VNNI = 8,
+    MHAI_CPU_AVX512_BF16 = 16
+};
+
+unsigned mhai_cpu_features(void);
+
 /* The best available set that is not above limit (MHA_ISA_AUTO: no limit). */
 mha_isa mhai_cpu_best(mha_isa limit);
 

@@ -125,6 +125,8 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     if (tensor->dtype != dtype)
         return mha_fail(MHA_ERR_DTYPE, "%s: dtype is %s, expected %s", name,
                         mha_dtype_name(tensor->dtype), mha_dtype_name(dtype));
+    if (mha_dtype_size(dtype) == 0) /* the caller takes whatever the tensor has */
+        return mha_fail(MHA_ERR_DTYPE, "%s: %d is not an element type", name, (int)dtype);
     if (tensor->ndim != ndim)
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
                         (int)tensor->ndim, ndim);

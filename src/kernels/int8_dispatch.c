@@ -2,6 +2,8 @@
  * with AVX-512 that has no VNNI takes those of AVX2. */
 #include "kernels/int8.h"
 
+#include "base/cpu.h"
+
 extern const mhai_int8_kernels mhai_int8_kernels_portable;
 #if defined(MHAI_HAVE_X86)
 extern const mhai_int8_kernels mhai_int8_kernels_avx2, mhai_int8_kernels_avx512;
@@ -15,8 +17,8 @@ const mhai_int8_kernels *mhai_int8_kernels_for(mha_isa isa)
     switch (isa) {
 #if defined(MHAI_HAVE_X86)
     case MHA_ISA_AVX512:
-        return __builtin_cpu_supports("avx512vnni") ? &mhai_int8_kernels_avx512
-                                                    : &mhai_int8_kernels_avx2;
+        return mhai_cpu_features() & MHAI_CPU_AVX512_VNNI ? &mhai_int8_kernels_avx512
+                                                          : &mhai_int8_kernels_avx2;
     case MHA_ISA_AVX2: return &mhai_int8_kernels_avx2;
 #endif
 #if defined(MHAI_HAVE_NEON)

@@ -1,6 +1,8 @@
 /* From instruction set to kernel table. One line per table; nothing else knows them. */
 #include "kernels/kernels.h"
 
+#include "base/cpu.h"
+
 extern const mhai_kernels mhai_kernels_portable;
 #if defined(MHAI_HAVE_X86)
 extern const mhai_kernels mhai_kernels_avx2, mhai_kernels_avx512;
@@ -25,10 +27,5 @@ const mhai_kernels *mhai_kernels_for(mha_isa isa)
 
 bool mhai_kernels_have_pairs(const mhai_kernels *kernels)
 {
-#if defined(MHAI_HAVE_X86)
-    return kernels->isa == MHA_ISA_AVX512 && __builtin_cpu_supports("avx512bf16");
-#else
-    (void)kernels;
-    return false;
-#endif
+    return kernels->isa == MHA_ISA_AVX512 && (mhai_cpu_features() & MHAI_CPU_AVX512_BF16);
 }

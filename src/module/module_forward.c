@@ -145,7 +145,7 @@ static mha_status project_in(const mhai_forward *f, int projection, const mha_te
 {
     const mha_linear *l = f->module->projection[projection];
     const int64_t length = x->shape[1];
-    if (length == 0) return MHA_OK; /* x and y may have no memory */
+    if (f->B == 0 || length == 0) return MHA_OK; /* x and y may have no memory */
     const bool even = x->stride[0] == length * x->stride[1] || f->B == 1;
     if (even && l->weight) {
         jobs[(*count)++] = mhai_linear_job(l, MHA_ACTIVATION_NONE, x->data, x->stride[1],

@@ -12,7 +12,8 @@ typedef struct mhai_html_asset {
     size_t size;
 } mhai_html_asset;
 
-extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_script;
+extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_script,
+    mhai_html_heads_template, mhai_html_heads_style, mhai_html_heads_script;
 
 /* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits; of the
  * frames every frame_step-th and the last, always in 8 bits. */

@@ -7,7 +7,10 @@ import json
 import os
 import random
 import re
+import signal
+import subprocess
 import sys
+import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
@@ -156,6 +159,85 @@ def json_and_csv():
             check(float(row[name + "-back"]) == both["backward"]["accuracy"]["value"], name)
     again = heads(MODEL, "--conllu", gold, "--json", "--threads", "1")
     check(again.out == result.out, "the same bytes again")
+
+
+def corpora():
+    """The page and --corpus; what they hold is tested in test_head_corpus.py and test_heads_page.py."""
+    path, page = written("lines.txt", LINES * 5), FOLDER / "heads.html"
+    result = heads(MODEL, "--text", path, "-o", page, "--corpus", "--json")
+    check_good(result, "-o and --json")
+    found, text = json.loads(result.out), page.read_text()
+    check(set(found["luck"]) == set(found["measures"]), f"luck: {found['luck']}")
+    head = found["heads"][0]
+    check({"distributions", "reads", "writes", "places", "positions", "first_token"} <= set(head), f"{set(head)}")
+    check(head["distributions"]["self"]["mean"] == head["scores"]["self"]["value"], "the mean is the score")
+    check("http" not in text and '"name":"entropy"' in text, "the page")
+    same = FOLDER / "same.html"
+    heads(MODEL, "--text", path, "-o", same, "--threads", "3")
+    check(same.read_bytes() == page.read_bytes(), "the same bytes for any number of threads")
+    cut = heads(MODEL, "--text", written("long.txt", LINES * 20), "--whole", "--cut", "16", "--json", "--random", "0")
+    check_good(cut, "--cut")
+    found = json.loads(cut.out)
+    check(found["texts"] > 15 and found["tokens"] <= 16 * found["texts"], f"--cut: {found['texts']}, {found['tokens']}")
+    page.unlink()
+    piped = heads(MODEL, "--text", path, "-o", "-", "-q")
+    check(piped.out == same.read_bytes(), "-o - writes the page alone")
+    check_good(heads(MODEL, "-o", page, "--random", "2"), "a page of random tokens alone")
+    check("random_induction" in page.read_text(), "it has their scores")
+    page.unlink()
+    bad(USAGE, "both write to stdout", arguments=(MODEL, "--text", path, "-o", "-", "--json"))
+    bad(USAGE, "--corpus requires", arguments=(MODEL, "--text", path, "--corpus"))
+    bad(6, str(FOLDER / "none"), arguments=(MODEL, "--text", path, "-o", FOLDER / "none/heads.html"))
+    bad(BAD_INPUT, "no head is like that", arguments=(MODEL, "--text", path, "-o", page, "--role", "semantic",
+                                                      "--min", "0.99", "--sort", "self"))
+    bad(BAD_INPUT, "long.txt", "UTF-8", arguments=(MODEL, "--text", written("long.txt", b"good \xff"), "--whole",
+                                                   "--cut", "16"))
+    check(not page.exists(), "no page is left")
+
+
+def circuits():
+    """Composition names earlier heads, the strongest first; without a head later layers change, earlier ones do not."""
+    path = written("lines.txt", LINES)
+    result = heads(MODEL, "--text", path, "--composition", "--json", "--random", "0")
+    check_good(result, "--composition")
+    found = json.loads(result.out)
+    check(0 < found["composition_chance"] < 1, f"chance {found['composition_chance']}")
+    for head in found["heads"]:
+        for writers in head["composition"].values():
+            values = [writer["value"] for writer in writers]
+            check(values == sorted(values, reverse=True) and len(values) == (3 if head["layer"] else 0),
+                  f"{head['name']}: {values}")
+            check(all(int(re.match(r"L(\d+)H", writer["head"])[1]) < head["layer"] for writer in writers), "earlier")
+    text = heads(MODEL, "--text", path, "--composition", "--details", "--layer", "1").out.decode()
+    check("reads keys from L0H" in " ".join(text.split()), f"details: {text[:200]}")
+    whole = {head["name"]: head["scores"] for head in found["heads"]}
+    result = heads(MODEL, "--text", path, "--json", "--random", "0", "--without", "L0H1,0.2")
+    check_good(result, "--without")
+    less = json.loads(result.out)
+    check(less["without"] == ["L0H1", "L0H2"], f"without: {less['without']}")
+    for head in less["heads"]:
+        same = head["scores"] == whole[head["name"]]
+        check(same == (head["layer"] == 0), f"{head['name']}: {'the same' if same else 'other'} scores")
+    late = json.loads(heads(MODEL, "--text", path, "--json", "--random", "0", "--without", "L1H0").out)
+    check(all(head["scores"] == whole[head["name"]] for head in late["heads"]), "the last layer's change nothing before it")
+    bad(USAGE, "--composition requires", arguments=(MODEL, "--text", path, "--composition"))
+    bad(USAGE, "L9H9", arguments=(MODEL, "--text", path, "--without", "L9H9"))
+    bad(USAGE, "leave out --composition and --without",
+        arguments=("--attention", path, "--without", "L0H0"))
+
+
+def interrupted():
+    """Ctrl-C: what the texts until then gave is printed, and how many they were."""
+    path = written("endless.txt", LINES * 20000)
+    with subprocess.Popen([PROGRAM, "heads", MODEL, "--text", path, "--json"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env=environment()) as process:
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=HANGS)
+    check(process.returncode == -signal.SIGINT, f"exit {process.returncode}, {err[-300:]!r}")
+    told = re.search(rb"interrupted: (\d+) of 40000 texts were measured", err)
+    if told and check(out, "what was measured is printed"):
+        check(json.loads(out)["texts"] == int(told[1]), "as many texts as it says")
 
 
 def clusters():
@@ -391,6 +473,9 @@ widths()
 orders()
 json_and_csv()
 clusters()
+corpora()
+circuits()
+interrupted()
 reports()
 trained_models()
 maps_from_elsewhere()

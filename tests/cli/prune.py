@@ -244,6 +244,25 @@ def help_and_manual():
         check(option in manual, f"docs/program.md, prune: no {option}")
 
 
+def gguf_files():
+    """The heads of a GGUF file are measured; -o is refused before the file is opened as a model."""
+    sys.path.insert(0, str(ROOT / "tests/fuzz"))
+    import seeds
+    model, text, broken = FOLDER / "small.gguf", FOLDER / "ab.txt", FOLDER / "broken.gguf"
+    model.write_bytes(seeds.gguf_model(fill=lambda size: seeds.floats(size // 4)))
+    broken.write_bytes(model.read_bytes()[:99])
+    text.write_text("a b ab\n")
+    found = measured(model, "--text", text)
+    check([(head["layer"], head["head"]) for head in found["heads"]] == [(0, 0), (0, 1)]
+          and [point["heads"] for point in found["curve"]] == [2, 1, 0], f"the curve of a GGUF file: {found}")
+    for name in (model, broken):
+        check_error(prune(name, "--text", text, "-o", FOLDER / "from-gguf"), UNSUPPORTED,
+                    f"{name} is a GGUF file", "Hugging Face folder", command="prune")
+    check_error(prune(text, "--text", text, "-o", FOLDER / "from-gguf"), NO_INPUT,
+                "neither a folder nor a GGUF file", command="prune")
+    check(not (FOLDER / "from-gguf").exists(), "nothing is written for a GGUF file")
+
+
 both_are_needed(train("ioi", "ioi", "--seed", 4))
 many = train("many", "sentences", "--steps", 1, "--tries", 1)
 many_heads(many)
@@ -252,5 +271,6 @@ encoder()
 shared_keys(many)
 outputs(many)
 refusals(many)
+gguf_files()
 help_and_manual()
 finish()

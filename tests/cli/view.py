@@ -158,6 +158,13 @@ def data_outputs():
     check(piped == (FOLDER / "all.npy").read_bytes(), "--npy - gives what the file holds")
     shape, _, _ = read_npy(view(MODEL, TEXT, "--npy", "-", "--layer", "1", "--head", "0,2").out)
     check(shape == (1, 2, 8, 8), f"npy of some heads: {shape}")
+    # What cannot be written is found out before anything is.
+    uneven = ["--head", "0.0,0.1,1.0", "-o", "no.html", "--json", "no.json", "--npy", "no.npy"]
+    check_error(view(MODEL, TEXT, *uneven), 2, "--npy", "same heads of every layer")
+    check_error(view(MODEL, TEXT, "--from", "cat", "--to", "mat", *uneven), 2, "--npy")
+    check_error(view(MODEL, TEXT, "--json", "no.json", "--npy", "nowhere/no.npy"), 6,
+                "nowhere/no.npy", "no such folder")
+    check(not list(FOLDER.glob("no.*")), f"a failing call wrote {list(FOLDER.glob('no.*'))}")
 
 
 def pictures():

@@ -18,21 +18,31 @@ What is a command:
 
 Markers are HTML comments of one or more lines, which a reader of the page does not see:
 
-  <!-- commands: skip REASON -->       the next block is not run
-  <!-- commands: skip-page REASON -->  no block of the page is
-  <!-- commands: needs PATH ... -->    no block of the page is, unless these are there
+  <!-- commands: skip REASON -->       the next block is not run: it cannot be by a test
+  <!-- commands: long REASON -->       the next block is run only if MHA_TEST_LONG is set (script/test --long)
+  <!-- commands: needs NAME ... -->    the next block is run only if these are there: paths with a "/", and
+                                       modules of Python
   <!-- commands: exit 4 -->            the last command of the next block ends with this status
   <!-- commands: let MODEL=PATH -->    from here on, the word MODEL in commands means PATH
-  <!-- commands: first                 run these lines here; for files that the page takes for granted
-  printf ... > text.txt
+  <!-- commands: first                 run these lines before the next block, if that is run; for files that
+  printf ... > text.txt                the page takes for granted
   -->
+  <!-- commands: python                run the next block, which is ```python, after these lines, which define
+  import numpy                         what the page takes for granted; with the package in bindings/python
+  -->
+
+`skip-page`, `long-page` and `needs-page` hold for all blocks of the page; the lines of `first-page` are run
+if any of its blocks is.
 
 The commands of a page run one after the other with bash, in one new folder that has links to whatever
 is in the root of the project, so that tools/x, include/ and build/libmultihead.a are found and new files
-stay in the folder. `multihead` is the program named by the variable MULTIHEAD. Files that a page writes
-there are there for the commands that follow.
+stay in the folder; what is written to build/ or to another folder of the project goes there. `multihead` is
+the program named by the variable MULTIHEAD; python3 and pytest are those of build/venv, if that is there.
+Files that a page writes are there for the commands that follow.
 """
+import contextlib
 import difflib
+import functools
 import os
 import pathlib
 import re
@@ -44,16 +54,19 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
 PROGRAM = pathlib.Path(os.environ.get("MULTIHEAD", BUILD / "multihead")).resolve()
-SECONDS = 600  # a command that takes longer hangs
+LONG = bool(os.environ.get("MHA_TEST_LONG"))
+SECONDS = 6000 if LONG else 1200  # a command that takes longer hangs
 SKIPPED = 77
+# As a user has it who works in an environment with what a page asks for.
+PATH = f"{BUILD / 'venv/bin'}:{os.environ['PATH']}" if (BUILD / "venv/bin").is_dir() else os.environ["PATH"]
 
 # A line of usage, such as "multihead view [options] MODEL".
 USAGE = re.compile(r"(?:build/)?multihead .*\[[\w-][^]]*\]")
 # The first word of an indented block of commands.
-PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|sh|apt-get|"
-                      r"(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
+PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|pytest|sh|sudo|"
+                      r"apt-get|(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
 PROGRESS = re.compile(r", about [\d.]+ (?:s|min|h) left$")
-MARKER = re.compile(r"<!-- commands: (skip-page|skip|needs|exit|let|first)\s(.*?)-->", re.S)
+MARKER = re.compile(r"<!-- commands: ((?:skip|long|needs|first)(?:-page)?|exit|let|python)\s(.*?)-->", re.S)
 
 
 class Block:
@@ -61,10 +74,14 @@ class Block:
 
     def __init__(self, kind, first, end, lines):
         self.kind, self.first, self.end, self.lines = kind, first, end, lines
-        self.skip, self.exit = None, 0
+        self.skip, self.exit, self.before = None, 0, []
 
     def commands(self):
         """[(line, command, what it prints)]; None where that is not compared."""
+        if self.kind == "python":
+            lines = ["PYTHONPATH=bindings/python MHA_LIBRARY_DIR=build python3 - <<'END OF BLOCK'",
+                     *self.before, *self.lines, "END OF BLOCK"]
+            return [(self.first, "\n".join(lines), None)]
         if self.kind != "console":
             return [(self.first, "\n".join(self.lines), None)]
         found = []
@@ -91,7 +108,7 @@ def blocks(text):
             end = at + 1
             while end < len(lines) and not lines[end].startswith("```"):
                 end += 1
-            if fence.group(1) in ("sh", "console"):
+            if fence.group(1) in ("sh", "console", "python"):
                 found.append(Block(fence.group(1), at + 1, end, lines[at + 1:end]))
             at = end + 1
         elif lines[at].startswith("<!-- commands:"):
@@ -119,20 +136,46 @@ def blocks(text):
     return found, markers
 
 
+def why_not(kind, words):
+    """Why a marker keeps a block from being run; None if it does not."""
+    if kind == "skip":
+        return words
+    if kind == "long":
+        return None if LONG else f"only with MHA_TEST_LONG=1: {words}"
+    missing = [name for name in words.split() if not is_there(name)]
+    return f"{' and '.join(missing)} missing" if missing else None
+
+
+@functools.lru_cache
+def is_there(name):
+    if "/" in name:
+        return (ROOT / name).exists()
+    command = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
+    return subprocess.run(["python3", "-c", command], check=False, env={"PATH": PATH}).returncode == 0
+
+
 def steps(text):
     """What is to be done, in the order of the page: blocks, and ("let", words), ("first", commands)."""
     found, markers = blocks(text)
-    whole = [words for _, kind, words in markers if kind == "skip-page"]
-    whole += [f"{path} is missing" for _, kind, words in markers if kind == "needs"
-              for path in words.split() if not (ROOT / path).exists()]
+    of_page = [(kind.removesuffix("-page"), words) for _, kind, words in markers if kind.endswith("-page")]
+    wanted, own, previous = [], [], -1
     for block in found:
-        previous = max((b.first for b in found if b.first < block.first), default=-1)
-        own = {kind: words for at, kind, words in markers if previous < at < block.first}
-        block.skip = whole[0] if whole else own.get("skip")
-        block.exit = int(own.get("exit", 0))
-    others = [] if whole else [(at, (kind, words)) for at, kind, words in markers
-                               if kind in ("let", "first")]
-    return [step for _, step in sorted([(b.first, b) for b in found] + others, key=lambda s: s[0])]
+        own += [(kind, words) for at, kind, words in markers
+                if previous < at < block.first and not kind.endswith("-page")]
+        values, previous = dict(own), block.first
+        if block.kind == "python" and "python" not in values:
+            continue  # tests/python run those with >>>; the markers are the next block's
+        reasons = [why_not(kind, words) for kind, words in of_page + own if kind in ("skip", "long", "needs")]
+        block.skip = next(filter(None, reasons), None)
+        block.exit = int(values.get("exit", 0))
+        block.before = values.get("python", "").splitlines()
+        wanted += [step for step in own if step[0] == "let" or step[0] == "first" and not block.skip]
+        wanted.append(block)
+        own = []
+    for kind, words in of_page:
+        if kind == "first" and any(isinstance(step, Block) and not step.skip for step in wanted):
+            wanted.insert(0, (kind, words))
+    return wanted
 
 
 def replace(command, names):
@@ -166,7 +209,7 @@ class Folder:
         self.environment = {name: value for name, value in os.environ.items()
                             if name in ("HOME", "TMPDIR", "CC", "MHA_ISA", "MHA_THREADS") or
                             name.endswith("SAN_OPTIONS")}
-        self.environment.update(PATH=f"{programs}:{os.environ['PATH']}", LANG="C.UTF-8", TERM="dumb",
+        self.environment.update(PATH=f"{programs}:{PATH}", LANG="C.UTF-8", TERM="dumb",
                                 PYTHONUTF8="1", PYTHONDONTWRITEBYTECODE="1")
 
     def run(self, command):
@@ -178,6 +221,20 @@ class Folder:
         while lines and not lines[-1]:
             lines.pop()
         return done.returncode, lines
+
+
+@contextlib.contextmanager
+def what_is_installed_kept():
+    """What the user has installed from the build can be uninstalled afterwards."""
+    manifest = PROGRAM.parent / "install_manifest.txt"
+    before = manifest.read_bytes() if manifest.exists() else None
+    try:
+        yield
+    finally:
+        if before is None:
+            manifest.unlink(missing_ok=True)
+        else:
+            manifest.write_bytes(before)
 
 
 class Page:
@@ -208,6 +265,15 @@ class Page:
                               difflib.unified_diff(shown, printed, "page", "printed", lineterm=""))
 
     def run(self, update=False):
+        if "cmake --install" in self.text:
+            with what_is_installed_kept():
+                self.run_steps(update)
+        else:
+            self.run_steps(update)
+        if update:
+            self.write()
+
+    def run_steps(self, update):
         with tempfile.TemporaryDirectory(prefix="multihead-docs-") as path:
             folder = Folder(path)
             for step in steps(self.text):
@@ -220,8 +286,6 @@ class Page:
                     status, printed = folder.run(replace(step[1], self.names))
                     if status:
                         self.fail(0, step[1], f"'first': exit status {status}", printed[-20:])
-        if update:
-            self.write()
 
     def write(self):
         lines = self.text.split("\n")
@@ -230,7 +294,7 @@ class Page:
         self.path.write_text("\n".join(lines), encoding="utf-8")
 
     def skipped(self):
-        return [(step.first + 1, step.lines[0], step.skip) for step in steps(self.text)
+        return [(step.first + 1, next(filter(str.strip, step.lines)), step.skip) for step in steps(self.text)
                 if isinstance(step, Block) and step.skip is not None]
 
     def count(self):

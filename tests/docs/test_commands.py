@@ -51,12 +51,26 @@ expect("a marker is for one block", "# P\n\n<!-- commands: exit 3 -->\n```sh\nex
        "```sh\nexit 3\n```\n", 2, "exit status 3, not 0")
 expect("skipped", "# P\n\n<!-- commands: skip network -->\n```sh\nexit 3\n```\n\n```sh\ntrue\n```\n", 1)
 expect("a page skipped", "# P\n<!-- commands: skip-page all -->\n\n```sh\nexit 3\n```\n\n    cc --none\n", 0)
-expect("what a page needs is there", "<!-- commands: needs tests README.md -->\n```sh\ntrue\n```\n", 1)
-expect("what a page needs is missing", "<!-- commands: needs tests none.md -->\n```sh\ntrue\n```\n", 0)
-expect("a page skipped does nothing first",
-       "<!-- commands: needs none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
-expect("a script stops at its first error", "```sh\nfalse\ntrue\n```\n", 1, "exit status 1")
-expect("indented", "Text:\n\n    python3 -c 'import sys; sys.exit(4)'\n\nText.\n", 1, "exit status 4")
+expect("what a page needs is there",
+       "<!-- commands: needs-page ./tests ./README.md json -->\n```sh\ntrue\n```\n", 1)
+expect("what a page needs is missing",
+       "<!-- commands: needs-page ./tests ./none.md -->\n```sh\ntrue\n```\n```sh\ntrue\n```\n", 0)
+expect("what a block needs is missing",
+       "<!-- commands: needs ./none.md -->\n```sh\nexit 3\n```\n```sh\ntrue\n```\n", 1)
+expect("a module is missing", "<!-- commands: needs no_such_module -->\n```sh\nexit 3\n```\n", 0)
+expect("a block skipped does nothing first",
+       "<!-- commands: needs ./none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
+expect("nor does a page skipped",
+       "<!-- commands: needs-page ./none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
+expect("a block not skipped does",
+       "<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 1, "'first': exit status 3")
+LONG = "<!-- commands: long minutes -->\n```sh\nexit 3\n```\n\n```sh\ntrue\n```\n"
+for commands.LONG, ran, wrong in ((False, 1, ()), (True, 2, ("exit status 3",))):
+    expect(f"long blocks, {commands.LONG}", LONG, ran, *wrong)
+    expect(f"long pages, {commands.LONG}", LONG.replace("long", "long-page"), 2 * commands.LONG, *wrong)
+expect("python", "<!-- commands: python\nname = 'one'\n-->\n```python\n"
+       "import multihead\nif name:\n    print(name)\n\nassert name != 'one'\n```\n", 1, "exit status 1")
+expect("python of other tests", "<!-- commands: exit 3 -->\n```python\n>>> 1 / 0\n```\n```sh\nexit 3\n```\n", 1)
 expect("usage", "Text:\n\n    multihead view [options] MODEL\n    multihead train TASK [--no]\n", 0)
 expect("usage and examples", "Text:\n\n    multihead view [options] MODEL\n\n    multihead nothing\n", 1,
        "exit status 2")

@@ -63,6 +63,8 @@ FAULTS = [
      "if (count > capacity - cache->lengths[b] + 1)"),
     ("cache", "src/cache/kv_pages.c", "if (used == 0 || cache->references[*entry] == 1) return;",
      "if (used == 0 || cache->references[*entry] <= 2) return;"),
+    ("module", "src/module/module_parameters.c", "MHA_TRY(mhai_tensor_check_last(name, value));",
+     "(void)mhai_tensor_check_last;"),
     ("module", "src/attention/attn_rope.c", "if (rotary < 0 || rotary > D ||", "if (rotary < 0 || rotary > D + 8 ||"),
 ]
 

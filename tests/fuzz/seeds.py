@@ -106,8 +106,9 @@ def gguf_value(kind, value):
     return head + b"".join(struct.pack("<" + form, item) if form else gguf_string(item) for item in items)
 
 
-def gguf(tensors=(), metadata=(), version=3, alignment=32):
-    """tensors: (name, type, dims); metadata: (key, kind, value or list)."""
+def gguf(tensors=(), metadata=(), version=3, alignment=32, fill=None):
+    """tensors: (name, type, dims); metadata: (key, kind, value or list); fill: of a number of bytes, the
+    content of a tensor, random bytes by default."""
     if alignment != 32:
         metadata = [*metadata, ("general.alignment", "u32", alignment)]
     text = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
@@ -119,11 +120,12 @@ def gguf(tensors=(), metadata=(), version=3, alignment=32):
         data += bytes(-len(data) % alignment)
         text += gguf_string(name)
         text += struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, number, len(data))
-        data += random.Random(number).randbytes(product(dims) // elements * size)
+        bytes_ = product(dims) // elements * size
+        data += fill(bytes_) if fill else random.Random(number).randbytes(bytes_)
     return text + bytes(-len(text) % alignment) + data
 
 
-def gguf_model(kind="llama", blocks="F32", width=4, **changes):
+def gguf_model(kind="llama", blocks="F32", width=4, fill=None, **changes):
     """A model of one layer, with a byte-level tokenizer. blocks: of matrices of that many inputs."""
     sizes = {"block_count": 1, "context_length": 8, "embedding_length": width, "feed_forward_length": 6,
              "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
@@ -142,7 +144,7 @@ def gguf_model(kind="llama", blocks="F32", width=4, **changes):
     tensors = [("output_norm.weight", "F32", (width,)), ("token_embd.weight", blocks, (width, 5))]
     tensors += [(f"blk.0.{name}.weight", blocks if len(shape) > 1 and shape[0] == width else "F32", shape)
                 for name, shape in shapes.items()]
-    return gguf(tensors, keys)
+    return gguf(tensors, keys, fill=fill)
 
 
 def of_gguf():

@@ -127,8 +127,12 @@ static void fuzz_merge(fuzz_call *c)
 
 /* ---- modules ------------------------------------------------------------------------------- */
 
+enum { MOST_PARAMETERS = 16 };
+
 typedef struct module_case {
     mha_module *module;
+    mha_tensor parameters[MOST_PARAMETERS]; /* in the order of mha_module_parameter_at() */
+    bool borrowed[MOST_PARAMETERS];
     mha_module_call call;
     mha_attention_desc *attention;
     mha_module_outputs outputs;
@@ -140,6 +144,56 @@ static mha_status module_run(mha_context *context, void *user)
 {
     module_case *x = user;
     return mha_module_run(context, x->module, &x->call);
+}
+
+static void set_parameter(module_case *x, int64_t i, const mha_module_parameter *p)
+{
+    fuzz_must(mha_module_set_parameter(x->module, p->name, &x->parameters[i]) == MHA_OK,
+              "no such parameter");
+    x->borrowed[i] = false;
+}
+
+/* What is borrowed lies in memory that cannot be written, and where a view promises memory that is not
+ * there the module must not look. */
+static void borrow_parameter(fuzz_call *c, module_case *x, int64_t i, const mha_module_parameter *p)
+{
+    guarded *value = c->all[c->count - 1];
+    mha_tensor view = value->view;
+    if (fuzz_pick(c->in, 0, 3) == 0) fuzz_spoil_tensor(c->in, &view);
+    const mha_status status = mha_module_borrow_parameter(x->module, p->name, &view);
+    fuzz_must_speak(status);
+    if (status != MHA_OK) return; /* it is as it was set */
+    if (!fuzz_backed(&view, value->map, value->bytes)) {
+        set_parameter(x, i, p);
+        return;
+    }
+    guarded_protect(value, true);
+    x->parameters[i] = view; /* perhaps other numbers of that memory */
+    x->borrowed[i] = true;
+}
+
+static void set_parameters(fuzz_call *c, module_case *x)
+{
+    mha_module_parameter p;
+    for (int64_t i = 0; mha_module_parameter_at(x->module, i, &p); i++) {
+        fuzz_must(i < MOST_PARAMETERS, "more parameters than this target has room for");
+        x->parameters[i] = *fuzz_input(c, fuzz_float(c), p.ndim, p.shape);
+        set_parameter(x, i, &p);
+        if (fuzz_pick(c->in, 0, 1)) borrow_parameter(c, x, i, &p);
+    }
+    c->count = 0; /* copied or the module's: no arguments of the calls to come */
+}
+
+/* Whether any was borrowed; none is after this. */
+static bool return_borrowed(module_case *x)
+{
+    bool any = false;
+    mha_module_parameter p;
+    for (int64_t i = 0; mha_module_parameter_at(x->module, i, &p); i++) {
+        any |= x->borrowed[i];
+        if (x->borrowed[i]) set_parameter(x, i, &p);
+    }
+    return any;
 }
 
 static mha_module *make_module(fuzz_call *c, const sizes *n, mha_module_desc *desc)
@@ -166,12 +220,6 @@ static mha_module *make_module(fuzz_call *c, const sizes *n, mha_module_desc *de
     fuzz_must_speak(status);
     if (status != MHA_OK) return NULL;
     mha_module_describe(module, desc);
-    mha_module_parameter p;
-    for (int64_t i = 0; mha_module_parameter_at(module, i, &p); i++) {
-        const mha_tensor *value = fuzz_input(c, fuzz_float(c), p.ndim, p.shape);
-        fuzz_must(mha_module_set_parameter(module, p.name, value) == MHA_OK, "no such parameter");
-    }
-    c->count = 0; /* they are copied: no arguments of the calls to come */
     return module;
 }
 
@@ -187,6 +235,8 @@ static void module_check_backward(fuzz_call *c, module_case *x)
     fuzz_call *back = malloc(sizeof *back);
     fuzz_must(back != NULL, "out of memory");
     fuzz_call_make(back, c->in);
+    mha_tensor views[FUZZ_MOST_TENSORS]; /* they are spoiled once more, and then as they were */
+    for (int i = 0; i < c->count; i++) views[i] = c->all[i]->view;
     const mha_tensor *unread[] = {x->call.out, x->outputs.probabilities,
                                   x->outputs.average_probabilities};
     for (int i = 0; i < c->count; i++) {
@@ -202,6 +252,7 @@ static void module_check_backward(fuzz_call *c, module_case *x)
         x->gradients.key = fuzz_output(back, MHA_F32, x->call.key->ndim, x->call.key->shape);
     fuzz_call_spoil(back);
     if (fuzz_call_backed(back)) fuzz_call_check(back, module_backward, x);
+    for (int i = 0; i < c->count; i++) c->all[i]->view = views[i];
     fuzz_call_free(back);
     free(back);
 }
@@ -229,6 +280,7 @@ static void fuzz_module(fuzz_call *c)
     mha_module_desc d;
     module_case x = {.module = make_module(c, &n, &d)};
     if (!x.module) return;
+    set_parameters(c, &x);
     const mha_attention_desc desc = {.flags = fuzz_pick(c->in, 0, 1) ? MHA_ATTENTION_CAUSAL : 0,
                                      .q_offset = fuzz_pick(c->in, 0, 3) ? 0 : some_offset(c->in),
                                      .softcap = (float)fuzz_pick(c->in, 0, 1)};
@@ -244,8 +296,11 @@ static void fuzz_module(fuzz_call *c)
     sizes keys = n;
     want_outputs(c, &x, &keys);
     fuzz_call_spoil(c);
-    if (fuzz_call_backed(c) && fuzz_call_check(c, module_run, &x) == MHA_OK && x.outputs.q)
-        module_check_backward(c, &x);
+    if (fuzz_call_backed(c) && fuzz_call_check(c, module_run, &x) == MHA_OK) {
+        if (x.outputs.q) module_check_backward(c, &x);
+        if (return_borrowed(&x) && !c->resized)
+            fuzz_call_compare(c, module_run, &x, "borrowed weights give other bits than set ones");
+    }
     mha_module_destroy(x.module);
     free(x.attention);
 }

@@ -64,11 +64,12 @@ static void encode(const mha_tokenizer *tokenizer, fuzz_part text, unsigned how)
     mha_words_free(&words);
 }
 
+enum { ROOM = 64 };
+
 static void split(const mha_vocabulary *vocabulary, fuzz_part text)
 {
-    enum { ROOM = 64 };
     int32_t ids[ROOM];
-    int64_t begin[ROOM], end[ROOM], count = 0;
+    int64_t begin[ROOM], end[ROOM], count = 0, normalised = 0;
     const mha_status status = mha_vocabulary_locate(vocabulary, (const char *)text.data, text.size,
                                                     ids, begin, end, ROOM, &count);
     fuzz_must_speak(status);
@@ -77,6 +78,20 @@ static void split(const mha_vocabulary *vocabulary, fuzz_part text)
         fuzz_must(mha_vocabulary_word(vocabulary, ids[i]) != NULL, "an id without a word");
         check_places(begin[i], end[i], text.size);
     }
+    const mha_status other = mha_vocabulary_locate_normalised(
+        vocabulary, (const char *)text.data, text.size, ids, begin, end, ROOM, &normalised);
+    fuzz_must_speak(other);
+    fuzz_must(normalised >= 0 && normalised <= ROOM, "more tokens than there is room");
+    fuzz_must(status != MHA_OK || (other == MHA_OK && normalised == count),
+              "a text that needs no normalising was changed");
+    for (int64_t i = 0; i < normalised; i++) {
+        fuzz_must(mha_vocabulary_word(vocabulary, ids[i]) != NULL, "an id without a word");
+        check_places(begin[i], end[i], text.size);
+    }
+    if (other == MHA_ERR_FORMAT && normalised > 0 && normalised < ROOM)
+        fuzz_must(begin[normalised] >= 0 && begin[normalised] < end[normalised] &&
+                      end[normalised] <= (int64_t)text.size,
+                  "an unknown word that is not in the text");
     fuzz_must(!mha_vocabulary_word(vocabulary, mha_vocabulary_count(vocabulary)),
               "a word beyond the last");
 }

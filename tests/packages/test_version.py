@@ -36,7 +36,7 @@ def main():
         told = subprocess.run([tree / "script/version"], capture_output=True, text=True, check=True)
         check(told.stdout == "1.2.3-rc1\n", f"script/version: {told.stdout}")
         build = tree / "build"
-        subprocess.run([sys.argv[1], "-S", tree, "-B", build, "-DMHA_PACKAGES=ON", "-DMHA_TESTS=OFF",
+        subprocess.run([sys.argv[1], "-G", "Ninja", "-S", tree, "-B", build, "-DMHA_PACKAGES=ON", "-DMHA_TESTS=OFF",
                         "-DMHA_PROGRAM=OFF", "-DMHA_MODEL=OFF", "-DMHA_RENDER=OFF",
                         "-DCMAKE_INSTALL_PREFIX=/usr"], check=True, stdout=subprocess.DEVNULL)
         database = (build / "compile_commands.json").read_text()

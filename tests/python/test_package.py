@@ -90,6 +90,8 @@ def test_dlpack_producers():
     assert type(found) is np.ndarray and np.array_equal(found, expected)
     with pytest.raises(ValueError, match="out: the array is read-only"):
         multihead.attention(*arrays, out=OnlyDlpack(np.empty_like(expected)))
+    with pytest.raises(TypeError, match="q: float64 is not .* convert it, e.g. to float32"):
+        multihead.attention(OnlyDlpack(arrays[0].astype(float)), *arrays[1:])
 
 
 def test_torch_tensors():
@@ -104,6 +106,8 @@ def test_torch_tensors():
     assert o.dtype is torch.bfloat16
     expected = multihead.attention(*(x.float() for x in half), keep_mask=np.tri(7, 9, dtype=bool))
     assert torch.equal(o, expected.bfloat16())
+    with pytest.raises(TypeError, match=r"q: torch.float64 is not .*e.g. q.to\(torch.float32\)"):
+        multihead.attention(tensors[0].double(), *tensors[1:])
     with pytest.raises(TypeError, match=r"q: the tensor requires a gradient.*multihead.torch"):
         multihead.attention(tensors[0].requires_grad_(), *tensors[1:])
     with torch.no_grad():
@@ -176,6 +180,7 @@ WRONG = [  # arguments, the built-in class, what the message says
     (dict(heads=[0]), ValueError, "heads: this chooses what an output holds"),
     (dict(softcap=np.ones(2)), TypeError, "softcap: one number is expected"),
     (dict(casual=True), TypeError, "'casual' is not an option of attention: they are causal, scale"),
+    (dict(casual=None), TypeError, "'casual' is not an option of attention: they are causal, scale"),
     (dict(scale="big"), TypeError, "scale: a number is expected, not 'big'"),
     (dict(scale=[1, 2]), TypeError, "scale: a number is expected"),
     (dict(softcap=-1.0), ValueError, "softcap"),

@@ -320,3 +320,24 @@ def test_threads_of_one_decoder_wait_for_each_other(trained):
     expected = multihead.Model(trained).logits([1] * steps)[-1]
     decoder.truncate(steps - 1)
     assert np.array_equal(decoder.step([1])[0], expected)
+
+
+def test_heads_that_are_left_out(trained, tmp_path):
+    """Scores are those of the program's --without; logits those of a model whose columns of W_O are 0."""
+    model = multihead.Model(trained)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXTS[0] + "\n")
+    found = model.heads(TEXTS[0], random=0, without=["L0H1", (0, 3)])
+    theirs = json.loads(program("heads", trained, "--text", text, "--random", 0, "--json", "--without", "L0H1,0.3", "-q"))
+    whole = model.heads(TEXTS[0], random=0)
+    for head in theirs["heads"]:
+        at = head["layer"], head["head"]
+        assert float(f"{found['entropy'][at]:.9g}") == head["scores"]["entropy"]["value"]  # nine digits
+        assert (found["entropy"][at] == whole["entropy"][at]) == (head["layer"] == 0)
+    less, all_of_them = model.logits(TEXTS[0], without="1.2"), model.logits(TEXTS[0])
+    assert np.array_equal(model.logits(TEXTS[0], without=[]), all_of_them) and not np.array_equal(less, all_of_them)
+    none = model.logits(TEXTS[0], without=[(layer, h) for layer in range(2) for h in range(4)])
+    assert not np.array_equal(none, less)
+    for wrong in ("H1", "L0", (0,), "L2H0", (0, 4), (-1, 0), "L0H1,L0H2"):
+        with pytest.raises(ValueError, match="without"):
+            model.logits(TEXTS[0], without=[wrong])

@@ -149,6 +149,71 @@ def test_gradients_of_everything(kind):
     close(gradients(loss, mine), formula(torch.float64), formula(torch.float32))
 
 
+def t5_buckets(distance, buckets, farthest, one_sided):
+    """The row of T5's table for s - i."""
+    first = torch.zeros_like(distance)
+    if one_sided:
+        away = (-distance).clamp(min=0)
+    else:
+        buckets //= 2
+        first, away = (distance > 0) * buckets, distance.abs()
+    exact = buckets // 2
+    # Exact powers may come out below their whole number; no other quotient is as near to one.
+    steps = (torch.log(away.clamp(min=exact) / exact) / np.log(farthest / exact)
+             * (buckets - exact) + 1e-4).floor()
+    far = exact + steps.clamp(max=buckets - exact - 1).long()
+    return first + torch.where(away < exact, away, far)
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5 of decoders", "shaw keys", "shaw values", "all"])
+def test_gradients_of_tables(kind):
+    """T5's relative table and Shaw's tables of keys and values, from o, lse, weights and their average."""
+    B, H, Hk, T, S, D, Dv, offset = 2, 4, 2, 9, 30, 8, 6, 14
+    inputs = dict(zip("qkv", tensors((B, H, T, D), (B, Hk, S, D), (B, Hk, S, Dv), seed=5)))
+    options, distance = {"q_offset": offset}, torch.arange(S) - offset - torch.arange(T)[:, None]
+    if kind.startswith("t5") or kind == "all":
+        inputs["t5_table"] = tensors((8, H), seed=6)[0]
+        options |= {"t5_max_distance": 16, "t5_one_sided": kind == "t5 of decoders"}
+    if kind in ("shaw keys", "all"):
+        inputs["shaw_keys"] = tensors((7, D), seed=7)[0]
+    if kind in ("shaw values", "all"):
+        inputs["shaw_values"] = tensors((11, Dv), seed=8)[0]
+    if kind in ("t5 of decoders", "shaw keys"):
+        options["is_causal"] = True
+    keep = distance <= 0 if "is_causal" in options else torch.ones(T, S, dtype=torch.bool)
+    [g] = tensors((B, H, T, Dv), seed=9)
+    bucket = t5_buckets(distance, 8, 16, options.get("t5_one_sided", False))
+
+    def formula(dtype):
+        x = {name: value.to(dtype).requires_grad_() for name, value in inputs.items()}
+        k, v = (x[name].repeat_interleave(H // Hk, 1) for name in "kv")
+        scores = x["q"] @ k.transpose(2, 3)
+        if "shaw_keys" in x:
+            rows = x["shaw_keys"][distance.clamp(-3, 3) + 3]
+            scores = scores + torch.einsum("bhtd,tsd->bhts", x["q"], rows)
+        scores = scores * 0.3
+        if "t5_table" in x:
+            scores = scores + x["t5_table"][bucket].permute(2, 0, 1)
+        scores = scores.masked_fill(~keep, -torch.inf)
+        lse, p = scores.logsumexp(-1), scores.softmax(-1)
+        out = p @ v
+        if "shaw_values" in x:
+            out = out + torch.einsum("bhts,tsd->bhtd", p, x["shaw_values"][distance.clamp(-5, 5) + 5])
+        loss = (out * g.to(dtype)).sum() + lse.square().sum() + (p**3).sum() + p.mean(1).sin().sum()
+        return gradients(loss, x)
+
+    mine = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    options |= {name: x for name, x in mine.items() if name not in "qkv"}
+    call = dict(scale=0.3, enable_gqa=True, return_lse=True, **options)
+    out, lse, p = ours(mine["q"], mine["k"], mine["v"], return_weights=True, **call)
+    average = ours(mine["q"], mine["k"], mine["v"], return_weights="average", **call)[2]
+    loss = (out * g).sum() + lse.square().sum() + (p**3).sum() + average.sin().sum()
+    found, exact = gradients(loss, mine), formula(torch.float64)
+    for name in inputs:
+        assert found[name].shape == inputs[name].shape and exact[name].abs().max() > 0.01, name
+    close(found, exact, formula(torch.float32))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     q, k, v = tensors(*[(2, 3, 9, 16)] * 3, dtype=dtype, grad=True)
@@ -294,8 +359,11 @@ def test_errors_say_what_to_do():
         ours(q, k, v, key_lengths=[1, 2])
     with pytest.raises(ValueError, match="return_weights: 'all'"):
         ours(q, k, v, return_weights="all")
-    with pytest.raises(RuntimeError, match="unknown|windows"):
-        ours(q, k, v, windows=(1, 2))
+    for value in ((1, 2), None):
+        with pytest.raises(TypeError, match="'windows' is not an option .*window, sink_keys"):
+            ours(q, k, v, windows=value)
+    with pytest.raises(TypeError, match=r"bias: torch.int64 is not .*bias.to\(torch.float32\)"):
+        ours(q, k, v, bias=torch.zeros(5, 5, dtype=torch.int64))
     with pytest.raises(NotImplementedError, match="no second derivatives"):
         [first] = torch.autograd.grad(ours(q, k, v).square().sum(), q, create_graph=True)
         first.sum().backward()

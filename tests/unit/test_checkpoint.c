@@ -370,6 +370,49 @@ static void words_are_located(void **state)
     mha_transformer_destroy(t);
 }
 
+/* Case and attached marks, which the words do not have; the longest word that is there is taken. */
+static void typed_words_are_normalised(void **state)
+{
+    (void)state;
+    static const char *const some[] = {"<s>", "the", "cat", ".", "...", "Cat", "\xC3\xA9t"};
+    static const char text[] = "The CAT. Cat... the.. \xC3\xA9T.", unknown[] = "The cat (the) cat";
+    static const int32_t wanted[] = {0, 1, 2, 3, 5, 4, 1, 3, 3, 6, 3};
+    static const int64_t from[] = {-1, 0, 4, 7, 9, 12, 16, 19, 20, 22, 25};
+    int32_t ids[16];
+    int64_t begin[16], end[16], count = 0;
+    mha_transformer *t = make(llama, 3);
+    mha_vocabulary *v = NULL;
+    const mha_checkpoint_settings s = {
+        .struct_size = sizeof s, .words = some, .word_count = 7, .bos_word = "<s>"};
+    expect_ok(mha_checkpoint_save(temp_path("typed"), t, &s));
+    expect_ok(mha_vocabulary_load(temp_path("typed"), &v));
+    expect_ok(
+        mha_vocabulary_locate_normalised(v, text, sizeof text - 1, ids, begin, end, 16, &count));
+    assert_int_equal(count, 11);
+    assert_memory_equal(ids, wanted, sizeof wanted);
+    assert_memory_equal(begin, from, sizeof from);
+    for (int i = 1; i < 11; i++)
+        assert_int_equal(end[i] - begin[i], (int64_t)strlen(some[wanted[i]]));
+    /* begin and end are optional, and of no room nothing is written */
+    expect_ok(
+        mha_vocabulary_locate_normalised(v, text, sizeof text - 1, ids, NULL, NULL, 11, &count));
+    expect_error(
+        mha_vocabulary_locate_normalised(v, text, sizeof text - 1, ids, begin, end, 10, &count),
+        MHA_ERR_SIZE, "than 10");
+    assert_int_equal(count, 11);
+    /* the unknown word is located */
+    expect_error(mha_vocabulary_locate_normalised(v, unknown, sizeof unknown - 1, ids, begin, end,
+                                                  16, &count),
+                 MHA_ERR_FORMAT, "'(the)' is not one of the model's 7 words");
+    assert_int_equal(count, 3);
+    assert_int_equal(begin[3], 8);
+    assert_int_equal(end[3], 13);
+    expect_error(mha_vocabulary_locate_normalised(v, "\xFF", 1, ids, begin, end, 16, &count),
+                 MHA_ERR_UTF8, "byte 0");
+    mha_vocabulary_destroy(v);
+    mha_transformer_destroy(t);
+}
+
 static void words_are_read(void **state)
 {
     (void)state;
@@ -875,10 +918,10 @@ static void failed_allocations_are_reported(void **state)
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end, TEST(round_trips),
                   TEST(round_trips_of_our_own), TEST(encoder_as_model), TEST(words_are_written),
                   TEST(words_are_checked), TEST(words_are_read), TEST(texts_are_split),
-                  TEST(splittings_are_kept), TEST(words_are_located), TEST(foreign_words),
-                  TEST(foreign_configs), TEST(foreign_configs_of_our_own),
-                  TEST(foreign_lists_of_heads), TEST(foreign_layers), TEST(round_trips_of_layers),
-                  TEST(like_another), TEST(round_trips_of_pruned_ones),
-                  TEST(unloadable_ones_are_not_saved), TEST(wrong_folders),
-                  TEST(types_that_are_not_read), TEST(damaged_files), TEST(unwritable),
-                  TEST(disk_full), TEST(failed_allocations_are_reported))
+                  TEST(splittings_are_kept), TEST(words_are_located),
+                  TEST(typed_words_are_normalised), TEST(foreign_words), TEST(foreign_configs),
+                  TEST(foreign_configs_of_our_own), TEST(foreign_lists_of_heads),
+                  TEST(foreign_layers), TEST(round_trips_of_layers), TEST(like_another),
+                  TEST(round_trips_of_pruned_ones), TEST(unloadable_ones_are_not_saved),
+                  TEST(wrong_folders), TEST(types_that_are_not_read), TEST(damaged_files),
+                  TEST(unwritable), TEST(disk_full), TEST(failed_allocations_are_reported))

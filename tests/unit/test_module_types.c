@@ -353,6 +353,10 @@ static void misuse_is_refused(void **state)
     ROW(MHA_ERR_DTYPE, "i8", w.dtype = MHA_I8);
     ROW(MHA_ERR_STRIDE, "last axis", w.stride[1] = 2);
     ROW(MHA_ERR_NULL, "data", w.data = NULL);
+    ROW(MHA_ERR_DTYPE, "99 is not an element type", w.dtype = (mha_dtype)99);
+    w.dtype = (mha_dtype)99;
+    expect_error(mha_module_set_parameter(m, name, &w), MHA_ERR_DTYPE, "99");
+    expect_error(mha_module_get_parameter(m, name, &w), MHA_ERR_DTYPE, "99");
     w.dtype = MHA_F64;
     expect_error(mha_module_set_parameter(m, name, &w), MHA_ERR_DTYPE, "f64");
     w.dtype = MHA_BF16;

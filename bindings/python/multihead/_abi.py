@@ -621,8 +621,8 @@ MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_vocabulary_splitting": (C.c_int, [_HANDLE]),
     "mha_vocabulary_begin": (C.c_int32, [_HANDLE]),
     "mha_vocabulary_end": (C.c_int32, [_HANDLE]),
-    "mha_vocabulary_locate": (_STATUS, [_HANDLE, C.c_char_p, C.c_size_t, C.c_void_p, C.c_void_p,
-                                        C.c_void_p, _INT64, Int64Pointer]),
+    "mha_vocabulary_locate_normalised": (_STATUS, [
+        _HANDLE, C.c_char_p, C.c_size_t, C.c_void_p, C.c_void_p, C.c_void_p, _INT64, Int64Pointer]),
 }
 RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_render_svg": (_STATUS, [C.POINTER(Figure), C.POINTER(Sink)]),

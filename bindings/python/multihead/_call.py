@@ -96,6 +96,11 @@ def with_options(function: Function) -> Function:
     return function
 
 
+def unknown_option(name: str) -> TypeError:
+    return TypeError(f"{name!r} is not an option of attention: they are "
+                     f"{', '.join(AttentionOptions.__annotations__)}")
+
+
 def integer(value: Any, name: str, kind: Any = C.c_int64) -> int:
     """A whole number that an error calls `name`, within the limits of a C type."""
     try:
@@ -158,6 +163,8 @@ class Inputs:
     def options(self, options: Mapping[str, Any]) -> None:
         for name, value in options.items():
             if value is None:
+                if name not in AttentionOptions.__annotations__:
+                    raise unknown_option(name)
                 continue
             if name in _ARRAYS:
                 if isinstance(value, (list, tuple, int, float)):
@@ -215,9 +222,9 @@ class Prepared:
         tensor = _tensor.describe(layout, name)
         code = _tensor.code_of(layout, name)
         if code not in types:
-            raise TypeError(f"{name}: {layout[0]} is not supported, expected "
-                            f"{_tensor.readable(types)}: convert it, e.g. "
-                            f"{name}.astype(numpy.{_tensor.readable(types[:1])})")
+            found, conversion = _tensor.conversion(layout, name, types[0])
+            raise TypeError(f"{name}: {found} is not supported, expected "
+                            f"{_tensor.readable(types)}: convert it, e.g. {conversion}")
         self.tensors[name] = tensor
         self.dtypes[name] = code
         self.slots.append(C.c_void_p.from_buffer(tensor, _abi.Tensor.data.offset))
@@ -254,8 +261,7 @@ class Prepared:
                 desc.left_keys, desc.right_keys = (integer(side, name) for side in value)
                 desc.flags |= _abi.ATTENTION_FLAGS["window"]
             else:
-                raise TypeError(f"{name!r} is not an option of attention: they are "
-                                f"{', '.join(AttentionOptions.__annotations__)}")
+                raise unknown_option(name)
         self._check_counts(counts)
 
     def _check_counts(self, counts: dict[str, int]) -> None:

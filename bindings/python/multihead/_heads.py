@@ -143,7 +143,9 @@ class HeadScores:
 class _Measures:
     """mha_head_measures of a model."""
 
-    def __init__(self, handle: C.c_void_p, heads: Sequence[int], rare_rank: int) -> None:
+    def __init__(self, handle: C.c_void_p, heads: Sequence[int], rare_rank: int,
+                 gates: np.ndarray[Any, Any] | None) -> None:
+        self.gates = gates
         counts = np.array(heads, np.int64)
         desc = _abi.HeadMeasuresDesc(layers=len(heads), rare_rank=rare_rank,
                                      heads=counts.ctypes.data_as(_abi.Int64Pointer))
@@ -169,7 +171,8 @@ class _Measures:
         ids, types = tokens.ids[None], np.ascontiguousarray(tokens.segments[None], np.int32)
         given = _abi.TransformerInput(
             tokens=_tensor.pointer(ids),
-            token_types=_tensor.pointer(types) if model._desc.type_count else None)
+            token_types=_tensor.pointer(types) if model._desc.type_count else None,
+            gates=None if self.gates is None else _tensor.pointer(self.gates))
         run = _abi.HeadPass(measures=self.handle)
         check(library.mha_head_pass_run(handle, model._net, C.byref(given), C.byref(text),
                                         C.byref(run)))
@@ -190,7 +193,8 @@ class _Measures:
 
 
 def _measure_texts(handle: C.c_void_p, model: Model, heads: Sequence[int],
-                   texts: Sequence[Tokens]) -> _Measures | None:
+                   texts: Sequence[Tokens],
+                   gates: np.ndarray[Any, Any] | None) -> _Measures | None:
     """Which tokens are rare is known when all texts are."""
     if not texts:
         return None
@@ -200,14 +204,14 @@ def _measure_texts(handle: C.c_void_p, model: Model, heads: Sequence[int],
     ranks, kinds = np.zeros(len(counts), np.int64), C.c_int64()
     check(library.mha_head_pass_ranks(handle, len(counts), counts.ctypes.data, ranks.ctypes.data,
                                       C.byref(kinds)))
-    measures = _Measures(handle, heads, max(min(kinds.value // 2, _RARE_RANK), 1))
+    measures = _Measures(handle, heads, max(min(kinds.value // 2, _RARE_RANK), 1), gates)
     for tokens in texts:
         measures.add(handle, model, tokens, ranks)
     return measures
 
 
 def _measure_random(handle: C.c_void_p, model: Model, heads: Sequence[int], reader: Pieces | Words,
-                    sequences: int) -> _Measures | None:
+                    sequences: int, gates: np.ndarray[Any, Any] | None) -> _Measures | None:
     if isinstance(reader, Words):
         first, last = reader.begin, -1
     else:
@@ -223,7 +227,7 @@ def _measure_random(handle: C.c_void_p, model: Model, heads: Sequence[int], read
             block -= 1
     if sequences == 0 or block < _LEAST_BLOCK:
         return None
-    measures = _Measures(handle, heads, _RARE_RANK)
+    measures = _Measures(handle, heads, _RARE_RANK, gates)
     drawn = np.zeros(block * repeats + 2, np.int32)
     special = np.zeros(len(drawn), np.uint8)
     for sequence in range(sequences):
@@ -250,15 +254,15 @@ def _roles(texts: _Measures | None, random: _Measures | None, layer: int, head: 
 
 
 def measure_heads(model: Model, reader: Pieces | Words, texts: Sequence[Tokens], random: int,
-                  context: Context) -> HeadScores:
+                  context: Context, gates: np.ndarray[Any, Any] | None = None) -> HeadScores:
     if random < 0:
         raise ValueError(f"random: {random} is not a number of sequences")
     if not texts and random == 0:
         raise ValueError("texts: there is none; give one, or random sequences")
     heads = model.heads_of_layers
     with context as handle:
-        on_texts = _measure_texts(handle, model, heads, texts)
-        on_random = _measure_random(handle, model, heads, reader, random)
+        on_texts = _measure_texts(handle, model, heads, texts, gates)
+        on_random = _measure_random(handle, model, heads, reader, random, gates)
     columns = [(name, number, on_texts) for number, name in enumerate(MEASURES)]
     columns += [(f"random_{name}", list(MEASURES).index(name), on_random) for name in _ON_RANDOM]
     shape = (len(heads), max(heads, default=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes as C
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -342,14 +343,35 @@ class Model:
             hidden=C.cast(pointers, C.POINTER(_abi.TensorPointer))), context)
         return states
 
-    def logits(self, text: str | Sequence[int] | Tokens, *, context: Context | None = None) -> Floats:
-        """What the model predicts at each token: [T,V]. Row t is about token t + 1."""
+    def _gates(self, without: Iterable[str | tuple[int, int]]) -> Floats | None:
+        """[layers, heads], 0 for each of "L16H0", "16.0" or (16, 0); None for all heads."""
+        gates = np.ones((self.layers, self.num_heads), np.float32)
+        for name in [without] if isinstance(without, str) else without:
+            match = re.fullmatch(r"L(\d+)H(\d+)|(\d+)\.(\d+)", name, re.I) if isinstance(name, str) else None
+            pair = [int(n) for n in match.groups() if n] if match else name
+            if isinstance(pair, str) or len(pair) != 2:
+                raise ValueError(f"without: {name!r} names no head; give 'L16H0' or (16, 0)")
+            layer, head = pair
+            if not (0 <= layer < self.layers and 0 <= head < self.heads_of_layers[layer]):
+                raise ValueError(f"without: {name!r} is no head of this model, which has {self.layers} "
+                                 f"layers of {self.num_heads} heads, counted from 0")
+            gates[layer, head] = 0
+        return gates if (gates == 0).any() else None
+
+    def logits(self, text: str | Sequence[int] | Tokens, *, without: Iterable[str | tuple[int, int]] = (),
+               context: Context | None = None) -> Floats:
+        """What the model predicts at each token: [T,V]. Row t is about token t + 1.
+
+            without  heads whose output is 0: "L16H0", or (16, 0); one or several
+        """
         self._must_predict()
         tokens = self._tokens(text, None, None, False)
         if len(tokens) == 0:
             raise ValueError("the text is empty: give at least one token")
         logits = np.zeros((1, len(tokens), int(self._desc.vocab_size)), np.float32)
-        given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]))
+        gates = self._gates(without)
+        given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]),
+                                      gates=None if gates is None else _tensor.pointer(gates))
         with context or default_context() as handle:
             check(library.mha_transformer_forward(handle, self._net, C.byref(given), None,
                                                   C.byref(_tensor.tensor(logits)), None, None))
@@ -357,12 +379,14 @@ class Model:
         return rows
 
     def heads(self, texts: str | Iterable[str], *, random: int = 10, max_tokens: int | None = None,
-              truncate: bool = False, context: Context | None = None) -> HeadScores:
+              truncate: bool = False, without: Iterable[str | tuple[int, int]] = (),
+              context: Context | None = None) -> HeadScores:
         """Measure what every head does over texts, as `multihead heads` does, with its numbers.
 
             texts   one text or several; may be empty if random is not 0
             random  sequences of repeated random tokens, which show induction heads (Olsson et al.
                     2022) and duplicate-token heads
+            without heads whose output is 0 meanwhile, as for `logits`: what later heads lose
 
         Each score comes with its chance level and the number of rows that it rests on.
         """
@@ -370,7 +394,7 @@ class Model:
         reader = self._reader()
         return measure_heads(self, reader, [self.tokenize(t, max_tokens=max_tokens, truncate=truncate)
                                             for t in several],
-                             random, context or default_context())
+                             random, context or default_context(), self._gates(without))
 
     # ---- What it says ----------------------------------------------------------------------------
 

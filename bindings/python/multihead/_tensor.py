@@ -240,6 +240,16 @@ def readable(codes: tuple[str, ...]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
+def conversion(layout: Layout, name: str, code: str) -> tuple[str, str]:
+    """The element type of a layout, and how to convert the array, in the words of its kind."""
+    dtype, wanted = layout[0], readable((code,))
+    if isinstance(dtype, np.dtype):
+        return str(dtype), f"{name}.astype(numpy.{wanted})"
+    if (text := str(dtype)).startswith("torch."):
+        return text, f"{name}.to({text[:6]}{wanted})"
+    return readable((code_of(layout, name),)), f"to {wanted}"
+
+
 def _entry(dtype: Any, name: str) -> tuple[int, int]:
     """The element type's value of mha_dtype, and how many bytes a stride counts."""
     if dtype not in _CODES:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi
-from ._library import InvalidArgument, check, model_library
+from ._library import check, model_library
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -161,9 +161,7 @@ class Words:
         self.begin: int = self._library.mha_vocabulary_begin(handle)
         self.end: int = self._library.mha_vocabulary_end(handle)
         splitting = self._library.mha_vocabulary_splitting(handle)
-        self._spaces = splitting == _abi.SPLITTING["space"]
         self.joins = "" if splitting == _abi.SPLITTING["characters"] else " "
-        self._known = {self.name(i) for i in range(self.count)}
 
     def name(self, token: int) -> str:
         found = self._library.mha_vocabulary_word(self._handle, token)
@@ -182,35 +180,16 @@ class Words:
         ids = np.empty(room, np.int32)
         begin, end = np.empty(room, np.int64), np.empty(room, np.int64)
         count = C.c_int64()
-        check(self._library.mha_vocabulary_locate(
+        check(self._library.mha_vocabulary_locate_normalised(
             self._handle, data, len(data), ids.ctypes.data, begin.ctypes.data, end.ctypes.data,
             room, C.byref(count)))
         n = count.value
         return ids[:n].tolist(), begin[:n].tolist(), end[:n].tolist()
 
-    def _as_written(self, text: str) -> str:
-        """The text with unknown words in small letters and marks as words of their own, if that makes
-        them known: "tired." is "tired" and ".". Letters stay where they are in their order."""
-        def known(match: re.Match[str]) -> str:
-            word = match[0]
-            if word in self._known:
-                return word
-            parts = re.findall(r"\w(?:.*\w)?|[^\w\s]", word)
-            small = [part if part in self._known else part.lower() for part in parts]
-            return " ".join(small) if all(part in self._known for part in small) else word
-
-        return re.sub(r"\S+", known, text)
-
     def encode(self, text: str, pair: str | None, max_tokens: int, truncate: bool) -> Tokens:
         data = _utf8(text, "text")
-        try:
-            ids, begin, end = self._locate(data)
-            spans = _character_spans(text, data, begin, end)
-        except InvalidArgument as error:
-            if error.status != _abi.STATUS["err_format"] or not self._spaces:
-                raise
-            ids, _, _ = self._locate(self._as_written(text).encode())
-            spans = self._find_spans(text, ids)
+        ids, begin, end = self._locate(data)
+        spans = _character_spans(text, data, begin, end)
         if truncate:
             ids, spans = ids[:max_tokens], spans[:max_tokens]
         labels = [self.label(i) for i in ids]
@@ -218,19 +197,6 @@ class Words:
         return Tokens(np.array(ids, np.int32), labels, np.array(special, np.bool_),
                       np.zeros(len(ids), np.int32),
                       [None if first else span for first, span in zip(special, spans)], text)
-
-    def _find_spans(self, text: str, ids: list[int]) -> list[tuple[int, int]]:
-        """Where the words stand in the text, one after the other and without their case."""
-        small, at, spans = text.lower(), 0, []
-        for number, token in enumerate(ids):
-            word = self.name(token)
-            if number == 0 and token == self.begin:
-                spans.append((0, 0))
-                continue
-            at = small.find(word.lower(), at)
-            spans.append((at, at + len(word)))
-            at += len(word)
-        return spans
 
 
 class Writer:

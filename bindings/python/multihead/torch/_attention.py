@@ -45,6 +45,7 @@ class AttentionOptions(TypedDict, total=False):
     key_starts: Numbers | None
 
 
+_OPTIONS = tuple(AttentionOptions.__annotations__)
 _SINGLE = {"alibi_slopes", "t5_table", "shaw_keys", "shaw_values", "sink_logits", "gates"}
 _DOCUMENTS = {"query_documents", "key_documents"}
 _PLACES = {name: i for i, name in enumerate(_operator.TENSORS)}
@@ -206,6 +207,10 @@ def scaled_dot_product_attention(
             return plain
         scaled: torch.Tensor = _operator.attention(query, key, value, causal=is_causal, scale=scale)[0]
         return scaled
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"{name!r} is not an option of scaled_dot_product_attention: beyond torch's "
+                            f"arguments they are {', '.join(_OPTIONS)}")
     given: dict[str, Any] = dict(options)
     if attn_mask is not None:
         if attn_mask.dtype not in (torch.bool, torch.float32, torch.float16, torch.bfloat16):

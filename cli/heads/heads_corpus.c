@@ -1,0 +1,226 @@
+/* What is kept of a corpus beside the means: made and attached, numbered by texts, and read out for
+ * JSON; and long texts cut into pieces of so many tokens. */
+#include "common/arena.h"
+#include "heads/heads.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { FEW_TOKENS = 12, SEED = 1 };
+
+static void destroy_corpus(void *corpus)
+{
+    mha_head_corpus_destroy(corpus);
+}
+
+/* Token ids of texts are numbered anew, without those that do not occur: a vocabulary of 50,000 and
+ * 1,000 heads would take most of a gigabyte. */
+cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size)
+{
+    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &found->kind_of));
+    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &found->id_of));
+    for (int64_t id = 0; id < vocab_size; id++) {
+        found->kind_of[id] = found->kinds;
+        if (counts[id] > 0) found->id_of[found->kinds++] = id;
+    }
+    const mha_head_corpus_desc desc = {.struct_size = sizeof desc,
+                                       .vocab_size = found->kinds + 1, /* special ones: the last */
+                                       .seed = SEED};
+    CLI_TRY(cli_check(
+        HEADS, mha_head_corpus_create(found->model->context, found->texts, &desc, &found->corpus)));
+    CLI_TRY(arena_keep(HEADS, found->corpus, destroy_corpus));
+    return cli_check(HEADS, mha_head_corpus_attach(found->texts, found->corpus));
+}
+
+cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids)
+{
+    CLI_TRY(ARENA_ALLOC(HEADS, tokens->list.count, ids));
+    for (int64_t i = 0; i < tokens->list.count; i++)
+        (*ids)[i] = tokens->list.items[i].special ? found->kinds : found->kind_of[tokens->ids[i]];
+    return CLI_OK;
+}
+
+/* ---- cutting --------------------------------------------------------------------------------- */
+
+/* The end of what can be cut off at `most` bytes: in front of a character. */
+static size_t whole_characters(const char *text, size_t bytes, size_t most)
+{
+    if (bytes <= most) return bytes;
+    while (most > 0 && ((unsigned char)text[most] & 0xC0) == 0x80) most--;
+    return most;
+}
+
+/* Where the last token of the text that fits ends. */
+static size_t end_of(const text_tokens *tokens, const char *text, size_t bytes)
+{
+    size_t end = 0;
+    for (int64_t i = 0; i < tokens->list.count; i++) {
+        const maps_token *token = &tokens->list.items[i];
+        if (!token->special && token->end > 0 && (size_t)token->end > end) end = (size_t)token->end;
+    }
+    return whole_characters(text, bytes, end);
+}
+
+/* A token has 16 bytes at most, on average: more of them wait for the next piece. */
+cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
+                          const heads_source *whole, heads_sources *into)
+{
+    const text_limits limits = {.most = options->cut, .truncate = true};
+    size_t at = 0;
+    text_model_where(model, whole->file, whole->line);
+    while (at < whole->bytes) {
+        const char *text = whole->text + at;
+        const size_t most =
+            (size_t)options->cut < whole->bytes / 16 ? (size_t)options->cut * 16 : whole->bytes;
+        const size_t bytes = whole_characters(text, whole->bytes - at, most);
+        const size_t mark = arena_mark();
+        text_tokens tokens;
+        size_t end = strspn(text, " \t\r\n\f\v");
+        if (end >= whole->bytes - at) return CLI_OK;
+        CLI_TRY(text_model_encode(model, &limits, text, bytes, NULL, 0, &tokens));
+        end = end_of(&tokens, text, bytes);
+        arena_release(mark);
+        if (end == 0) end = bytes;
+        CLI_TRY(heads_sources_add(into, (heads_source){.text = text,
+                                                       .bytes = end,
+                                                       .file = whole->file,
+                                                       .line = whole->line,
+                                                       .offset = whole->offset + (int64_t)at}));
+        at += end;
+    }
+    return CLI_OK;
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_distributions(json_out *json, const heads_found *found, const heads_row *row)
+{
+    bool first = true;
+    json_print(json, ",\n     \"distributions\": {");
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        const mha_head_measure which = (mha_head_measure)n;
+        const mha_head_distribution d =
+            mha_head_corpus_distribution(found->corpus, row->layer, row->head, which);
+        if (d.rows == 0) continue;
+        json_print(json, "%s\n      ", first ? "" : ",");
+        first = false;
+        json_text(json, mha_measure_describe(which).name);
+        json_number(json, d.mean, ": {\"mean\": ");
+        json_number(json, d.low, ", \"low\": ");
+        json_number(json, d.high, ", \"high\": ");
+        json_print(json, ", \"rows\": %" PRId64 ", \"texts\": %" PRId64 ", \"deciles\": [", d.rows,
+                   d.texts);
+        for (int i = 0; i < 11; i++) json_number(json, d.deciles[i], i ? ", " : "");
+        json_print(json, "]}");
+    }
+    json_print(json, "}");
+}
+
+static cli_exit put_tokens(json_out *json, const heads_found *found, const heads_row *row,
+                           mha_head_token_list list, const char *name)
+{
+    heads_token tokens[HEADS_MOST_TOKENS];
+    int64_t count;
+    const size_t mark = arena_mark();
+    CLI_TRY(heads_corpus_tokens(found, row->layer, row->head, list, tokens, FEW_TOKENS, &count));
+    json_print(json, ",\n     \"%s\": [", name);
+    for (int64_t i = 0; i < count; i++) {
+        json_print(json, "%s{\"token\": ", i ? ", " : "");
+        json_text(json, tokens[i].text);
+        json_print(json, ", \"id\": %" PRId64, tokens[i].id);
+        json_number(json, tokens[i].found.mass, ", \"mass\": ");
+        json_number(json, tokens[i].found.expected, ", \"expected\": ");
+        json_number(json, tokens[i].found.mean, ", \"mean\": ");
+        json_print(json, ", \"count\": %" PRId64 "}", tokens[i].found.count);
+    }
+    json_print(json, "]");
+    arena_release(mark);
+    return CLI_OK;
+}
+
+static void put_places(json_out *json, const heads_found *found, const heads_row *row)
+{
+    bool first = true;
+    json_print(json, ",\n     \"places\": {");
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        mha_head_place places[MHA_HEAD_CORPUS_MOST_PLACES];
+        const int64_t count =
+            mha_head_corpus_places(found->corpus, row->layer, row->head, (mha_head_measure)n, false,
+                                   places, MHA_HEAD_CORPUS_MOST_PLACES);
+        if (count == 0) continue;
+        json_print(json, "%s\n      ", first ? "" : ",");
+        first = false;
+        json_text(json, mha_measure_describe((mha_head_measure)n).name);
+        json_print(json, ": [");
+        for (int64_t i = 0; i < count; i++) {
+            json_print(json, "%s{\"text\": %" PRId64 ", \"row\": %" PRId64 ", \"key\": %" PRId64,
+                       i ? ", " : "", places[i].text, places[i].row, places[i].key);
+            json_number(json, places[i].value, ", \"value\": ");
+            json_print(json, "}");
+        }
+        json_print(json, "]");
+    }
+    json_print(json, "}");
+}
+
+static void put_positions(json_out *json, const heads_found *found, const heads_row *row)
+{
+    mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS];
+    const int64_t count = mha_head_corpus_positions(found->corpus, row->layer, row->head, bins);
+    const mha_head_rest rest = mha_head_corpus_rest(found->corpus, row->layer, row->head);
+    json_print(json, ",\n     \"positions\": [");
+    for (int64_t i = 0; i < count; i++) {
+        json_print(json, "%s{\"first\": %" PRId64 ", \"last\": %" PRId64 ", \"rows\": %" PRId64,
+                   i ? ", " : "", bins[i].first, bins[i].last, bins[i].rows);
+        json_number(json, bins[i].entropy, ", \"entropy\": ");
+        json_number(json, bins[i].distance, ", \"distance\": ");
+        json_print(json, "}");
+    }
+    json_print(json, "],\n     \"first_token\": {\"rows\": %" PRId64, rest.rows);
+    json_number(json, rest.mass, ", \"mass\": ");
+    json_number(json, rest.moved, ", \"moved\": ");
+    json_print(json, "}");
+}
+
+cli_exit heads_corpus_json(json_out *json, const heads_found *found, const heads_row *row)
+{
+    put_distributions(json, found, row);
+    CLI_TRY(put_tokens(json, found, row, MHA_HEAD_READS, "reads"));
+    CLI_TRY(put_tokens(json, found, row, MHA_HEAD_WRITES, "writes"));
+    put_places(json, found, row);
+    put_positions(json, found, row);
+    return CLI_OK;
+}
+
+void heads_corpus_json_luck(json_out *json, const heads_found *found)
+{
+    json_print(json, ",\n  \"luck\": {");
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        json_print(json, "%s\n    ", n ? "," : "");
+        json_text(json, mha_measure_describe((mha_head_measure)n).name);
+        json_number(json, mha_head_corpus_luck(found->corpus, (mha_head_measure)n), ": ");
+    }
+    json_print(json, "}");
+}
+
+/* ---- tokens by name -------------------------------------------------------------------------- */
+
+/* A kind of token must occur in a hundredth of a per cent of all places, and three times. */
+cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t head,
+                             mha_head_token_list list, heads_token *tokens, int64_t most,
+                             int64_t *count)
+{
+    mha_head_token held[HEADS_MOST_TOKENS];
+    const int64_t least = found->token_count / 10000 > 3 ? found->token_count / 10000 : 3;
+    *count = mha_head_corpus_tokens(found->corpus, layer, head, list, least, held, most);
+    for (int64_t i = 0; i < *count; i++) {
+        const bool special = held[i].token >= found->kinds;
+        const int64_t id = special ? -1 : found->id_of[held[i].token];
+        char *text = NULL;
+        if (!special) CLI_TRY(text_model_token(found->model, (int32_t)id, &text));
+        tokens[i] =
+            (heads_token){.text = special ? "(special tokens)" : text, .id = id, .found = held[i]};
+    }
+    return CLI_OK;
+}

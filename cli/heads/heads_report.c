@@ -1,0 +1,427 @@
+/* The page about all heads: columns of scores, cards with places, tokens and positions. */
+#include "common/arena.h"
+#include "common/commands.h"
+#include "common/files.h"
+#include "heads/heads.h"
+
+#include <multihead/render_heads.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { AROUND = 12, AFTER = 4, FEW_PLACES = 3, FEW_TOKENS = 10, NAME_BYTES = 96 };
+
+/* Places are shown of the scores of rows: what a reader can see in a few tokens. */
+static const mha_head_measure placed[] = {
+    MHA_MEASURE_PREVIOUS,  MHA_MEASURE_NEXT,     MHA_MEASURE_SELF,    MHA_MEASURE_DUPLICATE,
+    MHA_MEASURE_INDUCTION, MHA_MEASURE_DISTANCE, MHA_MEASURE_ENTROPY, MHA_MEASURE_CONFIDENCE};
+enum { PLACED = sizeof placed / sizeof *placed };
+
+typedef struct report {
+    const heads_options *options;
+    const heads_found *found;
+    text_model *model;
+    const heads_sources *sources;
+    const heads_row *rows;
+    int64_t count, columns; /* heads; scores */
+    int64_t *column_of;     /* [scores] of heads_score(): its column, or -1 */
+    text_tokens *read;      /* [texts] their tokens, made when a place needs them */
+    bool *is_read;
+    mha_heads_page page;
+} report;
+
+/* ---- columns --------------------------------------------------------------------------------- */
+
+static mha_measure_info info_of(const report *r, int64_t score, const char **on)
+{
+    char name[NAME_BYTES];
+    *on = score < MHA_MEASURES ? "texts" : "repeated random tokens";
+    if (score < MHA_MEASURES) return mha_measure_describe((mha_head_measure)score);
+    heads_score_name(r->found, score, name, sizeof name);
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        const mha_measure_info info = mha_measure_describe((mha_head_measure)n);
+        if (!strncmp(name, "random_", 7) && !strcmp(name + 7, info.name)) return info;
+    }
+    *on = "gold links";
+    return (mha_measure_info){.text = "share of links where the largest weight is on the partner",
+                              .kind = MHA_KIND_SHARE};
+}
+
+static cli_exit text_of(char **to, const char *text)
+{
+    return arena_text(HEADS, text, strlen(text), to);
+}
+
+static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
+{
+    char name[NAME_BYTES], text[256], *kept;
+    const char *on;
+    heads_score_name(r->found, score, name, sizeof name);
+    const mha_measure_info info = info_of(r, score, &on);
+    snprintf(text, sizeof text, "%s; on %s (docs/heads.md)", info.text, on);
+    CLI_TRY(text_of(&kept, name));
+    column->name = kept;
+    CLI_TRY(text_of(&kept, text));
+    column->text = kept;
+    column->unit = info.kind == MHA_KIND_NATS     ? "nats"
+                   : info.kind == MHA_KIND_TOKENS ? "tokens"
+                                                  : NULL;
+    column->share = info.kind == MHA_KIND_SHARE || info.kind == MHA_KIND_PLAIN;
+    column->luck = NAN;
+    if (r->found->corpus && score < MHA_MEASURES) {
+        const double luck = mha_head_corpus_luck(r->found->corpus, (mha_head_measure)score);
+        if (luck != 0) column->luck = luck;
+    }
+    return CLI_OK;
+}
+
+static void make_value(const report *r, const heads_row *row, int64_t score, mha_heads_value *value)
+{
+    const mha_head_score s = heads_score(r->found, row->layer, row->head, score);
+    *value = (mha_heads_value){
+        .value = s.value, .chance = s.chance, .low = NAN, .high = NAN, .rows = s.rows};
+    value->deciles[0] = NAN;
+    if (s.rows == 0 || !r->found->corpus || score >= MHA_MEASURES) return;
+    const mha_head_distribution d = mha_head_corpus_distribution(
+        r->found->corpus, row->layer, row->head, (mha_head_measure)score);
+    if (d.rows == 0) return;
+    value->low = d.low;
+    value->high = d.high;
+    memcpy(value->deciles, d.deciles, sizeof d.deciles);
+}
+
+static int64_t column_named(const report *r, const char *name)
+{
+    for (int64_t c = 0; c < r->page.column_count; c++)
+        if (!strcmp(r->page.columns[c].name, name)) return c;
+    return -1;
+}
+
+/* Those that some head has. */
+static cli_exit make_columns(report *r)
+{
+    const int64_t scores = heads_score_count(r->found);
+    mha_heads_column *columns;
+    mha_heads_value *values;
+    CLI_TRY(ARENA_ALLOC(HEADS, scores, &columns));
+    CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
+    for (int64_t s = 0; s < scores; s++) {
+        bool any = false;
+        for (int64_t h = 0; h < r->count && !any; h++)
+            any = heads_score(r->found, r->rows[h].layer, r->rows[h].head, s).rows > 0;
+        r->column_of[s] = any ? r->columns : -1;
+        if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
+    }
+    CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
+    for (int64_t h = 0; h < r->count; h++)
+        for (int64_t s = 0; s < scores; s++)
+            if (r->column_of[s] >= 0)
+                make_value(r, &r->rows[h], s, &values[h * r->columns + r->column_of[s]]);
+    r->page.columns = columns;
+    r->page.column_count = r->columns;
+    r->page.values = values;
+    static const char *const across[] = {"random_induction", "induction", "previous"};
+    static const char *const up[] = {"previous", "sink", "entropy"};
+    for (int i = 2; i >= 0; i--) {
+        const int64_t x = column_named(r, across[i]), y = column_named(r, up[i]);
+        if (x >= 0) r->page.x = x;
+        if (y >= 0) r->page.y = y;
+    }
+    return CLI_OK;
+}
+
+/* ---- places ---------------------------------------------------------------------------------- */
+
+static cli_exit tokens_of(report *r, int64_t text, const text_tokens **tokens)
+{
+    const heads_source *source = &r->sources->items[text];
+    const text_limits limits = {.most = r->options->max_tokens, .truncate = r->options->truncate};
+    if (!r->is_read[text]) {
+        text_model_where(r->model, source->file, source->line);
+        CLI_TRY(text_model_encode(r->model, &limits, source->text, source->bytes, NULL, 0,
+                                  &r->read[text]));
+        r->is_read[text] = true;
+    }
+    *tokens = &r->read[text];
+    return CLI_OK;
+}
+
+/* The bytes of the text from one token to the next, so that spaces stay; a special token's name. */
+static cli_exit spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
+                        char **text)
+{
+    const maps_token *token = &tokens->list.items[i];
+    if (token->special || token->begin < 0 || token->end < token->begin ||
+        (size_t)token->end > source->bytes)
+        return text_of(text, token->text ? token->text : "?");
+    int64_t begin = token->begin;
+    if (i > 0 && tokens->list.items[i - 1].end >= 0 && tokens->list.items[i - 1].end < begin)
+        begin = tokens->list.items[i - 1].end;
+    return arena_text(HEADS, source->text + begin, (size_t)(token->end - begin), text);
+}
+
+/* The tokens from first to end, and the key by itself where it is further away. */
+static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
+                            mha_heads_place *place)
+{
+    const heads_source *source = &r->sources->items[found->text];
+    const text_tokens *tokens;
+    CLI_TRY(tokens_of(r, found->text, &tokens));
+    const int64_t n = tokens->list.count, key = found->key < n ? found->key : -1;
+    int64_t first = row - AROUND, end = row + AFTER + 1, count = 0;
+    if (key >= 0 && key < first && row - key < 2 * AROUND) first = key;
+    if (key >= end && key - row < 2 * AROUND) end = key + 1;
+    if (first < 0) first = 0;
+    if (end > n) end = n;
+    char **texts;
+    CLI_TRY(ARENA_ALLOC(HEADS, end - first + 2, &texts));
+    place->key = key < 0 ? -1 : key - first;
+    if (key >= 0 && key < first) {
+        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+        CLI_TRY(text_of(&texts[count++], " … "));
+        place->key = 0;
+    }
+    place->query = row - first + count;
+    for (int64_t i = first; i < end; i++) CLI_TRY(spelled(source, tokens, i, &texts[count++]));
+    if (key >= end) {
+        CLI_TRY(text_of(&texts[count++], " … "));
+        place->key = count;
+        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+    }
+    place->tokens = (const char *const *)texts;
+    place->token_count = count;
+    return CLI_OK;
+}
+
+static cli_exit make_place(report *r, int64_t column, const mha_head_place *found,
+                           mha_heads_place *place)
+{
+    const heads_source *source = &r->sources->items[found->text];
+    char where[320], *kept;
+    *place = (mha_heads_place){.column = column, .value = found->value};
+    CLI_TRY(show_tokens(r, found, found->row, place));
+    if (source->line > 0)
+        snprintf(where, sizeof where, "%s, line %" PRId64 ", token %" PRId64,
+                 source->file ? source->file : "text", source->line, found->row);
+    else
+        snprintf(where, sizeof where, "%s%stext %" PRId64 ", token %" PRId64,
+                 source->file ? source->file : "", source->file ? ", " : "", found->text + 1,
+                 found->row);
+    CLI_TRY(text_of(&kept, where));
+    place->where = kept;
+    return CLI_OK;
+}
+
+static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *card)
+{
+    mha_heads_place *places;
+    CLI_TRY(ARENA_ALLOC(HEADS, PLACED * FEW_PLACES, &places));
+    for (int n = 0; n < PLACED; n++) {
+        mha_head_place found[FEW_PLACES];
+        const int64_t held = mha_head_corpus_places(r->found->corpus, row->layer, row->head,
+                                                    placed[n], false, found, FEW_PLACES);
+        if (r->column_of[placed[n]] < 0) continue;
+        for (int64_t i = 0; i < held && i < FEW_PLACES; i++)
+            if (found[i].row >= 0 && found[i].value > 0)
+                CLI_TRY(make_place(r, r->column_of[placed[n]], &found[i],
+                                   &places[card->place_count++]));
+    }
+    card->places = places;
+    return CLI_OK;
+}
+
+/* ---- the rest of a card ---------------------------------------------------------------------- */
+
+static cli_exit make_roles(const report *r, const heads_row *row, mha_heads_card *card)
+{
+    mha_head_role found[HEADS_MOST_ROLES];
+    char name[NAME_BYTES], *kept;
+    mha_heads_role *roles;
+    card->role_count = heads_roles(r->found, row->layer, row->head, found);
+    CLI_TRY(ARENA_ALLOC(HEADS, card->role_count, &roles));
+    for (int64_t i = 0; i < card->role_count; i++) {
+        heads_role_name(r->found, &found[i], name, sizeof name);
+        CLI_TRY(text_of(&kept, name));
+        roles[i].name = kept;
+        CLI_TRY(text_of(&kept, found[i].evidence));
+        roles[i].evidence = kept;
+    }
+    card->roles = roles;
+    return CLI_OK;
+}
+
+static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_list kind,
+                          mha_heads_list *list)
+{
+    heads_token tokens[HEADS_MOST_TOKENS];
+    char **names;
+    double *values;
+    CLI_TRY(heads_corpus_tokens(r->found, row->layer, row->head, kind, tokens, FEW_TOKENS,
+                                &list->count));
+    CLI_TRY(ARENA_ALLOC(HEADS, list->count, &names));
+    CLI_TRY(ARENA_ALLOC(HEADS, list->count, &values));
+    for (int64_t i = 0; i < list->count; i++) {
+        CLI_TRY(text_of(&names[i], tokens[i].text));
+        values[i] =
+            tokens[i].found.expected > 0 ? tokens[i].found.mass / tokens[i].found.expected : 0;
+    }
+    list->names = (const char *const *)names;
+    list->values = values;
+    list->title = kind == MHA_HEAD_READS ? "Reads most from" : "Writes most at";
+    list->text =
+        kind == MHA_HEAD_READS
+            ? "tokens by the attention that they receive, the first token of a text apart; "
+              "the number: times what uniform attention gives them"
+            : "tokens at which the head adds most (the norms of what arrives, the first "
+              "token's apart), among frequent ones; the number: times the head's mean";
+    return CLI_OK;
+}
+
+static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card *card)
+{
+    mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS];
+    mha_heads_line *lines;
+    double *x, *entropy, *distance;
+    const int64_t count = mha_head_corpus_positions(r->found->corpus, row->layer, row->head, bins);
+    int64_t used = 0;
+    CLI_TRY(ARENA_ALLOC(HEADS, 2, &lines));
+    CLI_TRY(ARENA_ALLOC(HEADS, count, &x));
+    CLI_TRY(ARENA_ALLOC(HEADS, count, &entropy));
+    CLI_TRY(ARENA_ALLOC(HEADS, count, &distance));
+    for (int64_t i = 0; i < count; i++) {
+        if (bins[i].rows == 0) continue;
+        x[used] = (double)(bins[i].first + bins[i].last) / 2;
+        entropy[used] = bins[i].entropy;
+        distance[used++] = bins[i].distance;
+    }
+    lines[0] = (mha_heads_line){"Entropy by position", "nats", x, entropy, used};
+    lines[1] = (mha_heads_line){"Distance by position", "tokens", x, distance, used};
+    card->lines = lines;
+    card->line_count = used > 1 ? 2 : 0;
+    return CLI_OK;
+}
+
+static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card *card)
+{
+    const mha_head_rest rest = mha_head_corpus_rest(r->found->corpus, row->layer, row->head);
+    char note[256], *kept;
+    int used = snprintf(note, sizeof note, "%.0f %% of its attention rests on the first token",
+                        100 * rest.mass);
+    if (rest.moved_rows > 0)
+        used += snprintf(note + used, sizeof note - (size_t)used,
+                         ", and %.0f %% of what it moves comes from there", 100 * rest.moved);
+    snprintf(note + used, sizeof note - (size_t)used, ".");
+    if (rest.rows == 0) return CLI_OK;
+    CLI_TRY(text_of(&kept, note));
+    card->note = kept;
+    return CLI_OK;
+}
+
+static cli_exit make_arrows(const report *r, const heads_row *row, mha_heads_card *card)
+{
+    static const char *const names[HEADS_COMPOSITIONS] = {"queries", "keys", "values"};
+    mha_heads_arrow *arrows;
+    CLI_TRY(ARENA_ALLOC(HEADS, HEADS_COMPOSITIONS * HEADS_FEW_WRITERS, &arrows));
+    for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
+        heads_writer writers[HEADS_FEW_WRITERS];
+        const int64_t count =
+            heads_composition_top(r->found, row->layer, row->head, n, writers, HEADS_FEW_WRITERS);
+        for (int64_t i = 0; i < count; i++)
+            arrows[card->arrow_count++] =
+                (mha_heads_arrow){names[n], writers[i].layer, writers[i].head, writers[i].value,
+                                  r->found->composition_chance};
+    }
+    card->arrows = arrows;
+    return CLI_OK;
+}
+
+static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
+{
+    char command[4096], *kept;
+    *card = (mha_heads_card){.layer = row->layer, .head = row->head};
+    CLI_TRY(make_roles(r, row, card));
+    if (r->options->model) {
+        snprintf(command, sizeof command,
+                 "multihead view %s \"text\" --head L%" PRId64 "H%" PRId64 " -o view.html",
+                 r->options->model, row->layer, row->head);
+        CLI_TRY(text_of(&kept, command));
+        card->command = kept;
+    }
+    if (r->found->composition[0]) CLI_TRY(make_arrows(r, row, card));
+    if (!r->found->corpus) return CLI_OK;
+    mha_heads_list *lists;
+    CLI_TRY(ARENA_ALLOC(HEADS, 2, &lists));
+    CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[0]));
+    CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[1]));
+    card->lists = lists;
+    card->list_count = lists[1].count > 0 ? 2 : 1;
+    CLI_TRY(make_note(r, row, card));
+    CLI_TRY(make_lines(r, row, card));
+    return make_places(r, row, card);
+}
+
+/* ---- the page -------------------------------------------------------------------------------- */
+
+static mha_status draw(const void *user, const mha_sink *sink)
+{
+    return mha_render_heads_page(user, sink);
+}
+
+/* The head that stands out most in the scatter's first score. */
+static int64_t first_head(const report *r)
+{
+    int64_t best = 0;
+    for (int64_t h = 1; h < r->count; h++) {
+        const mha_heads_value *a = &r->page.values[h * r->columns + r->page.x];
+        const mha_heads_value *b = &r->page.values[best * r->columns + r->page.x];
+        if (a->rows > 0 && (b->rows == 0 || a->value > b->value)) best = h;
+    }
+    return best;
+}
+
+cli_exit heads_write_page(const heads_options *options, text_model *model,
+                          const heads_sources *sources, const heads_found *found,
+                          const heads_row *rows, int64_t count)
+{
+    report r = {.options = options,
+                .found = found,
+                .model = model,
+                .sources = sources,
+                .rows = rows,
+                .count = count};
+    mha_heads_card *cards;
+    char numbers[3][32], title[512];
+    if (count == 0)
+        return cli_fail(CLI_BAD_INPUT, HEADS,
+                        "%s: no head is like that, so there is no page to write", options->page);
+    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
+    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.is_read));
+    CLI_TRY(ARENA_ALLOC(HEADS, count, &cards));
+    CLI_TRY(make_columns(&r));
+    for (int64_t h = 0; h < count; h++) CLI_TRY(make_card(&r, &rows[h], &cards[h]));
+    snprintf(numbers[0], sizeof numbers[0], "%" PRId64, found->text_count);
+    snprintf(numbers[1], sizeof numbers[1], "%" PRId64, found->token_count);
+    snprintf(numbers[2], sizeof numbers[2], "%" PRId64 " x %" PRId64 " tokens, %" PRId64 " times",
+             found->random_count, found->random_block, found->random_repeats);
+    const mha_fact facts[] = {{"model", model->name},
+                              {"kind", model->architecture},
+                              {"texts", numbers[0]},
+                              {"tokens", numbers[1]},
+                              {"repeated random tokens", numbers[2]}};
+    snprintf(title, sizeof title, "What the %" PRId64 " heads of %s do", count, model->name);
+    r.page.struct_size = sizeof r.page;
+    r.page.title = title;
+    r.page.producer = "multihead " CLI_VERSION;
+    r.page.facts = facts;
+    r.page.fact_count = found->random_count > 0 ? 5 : 4;
+    r.page.heads = cards;
+    r.page.head_count = count;
+    r.page.first_head = first_head(&r);
+    const mha_status status = files_draw(options->page, draw, &r.page);
+    if (status != MHA_OK) return cli_fail_status(HEADS, status);
+    cli_note(options->quiet || !strcmp(options->page, "-"),
+             "wrote %s: %" PRId64 " heads, %" PRId64 " scores", options->page, count, r.columns);
+    return CLI_OK;
+}

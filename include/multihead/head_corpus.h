@@ -1,0 +1,246 @@
+/* multihead: what heads do over a corpus: how the scores of heads.h are distributed, how sure their
+ * means are, where they are largest and smallest, which tokens a head reads and writes to.
+ *
+ * mha_head_measures gives means. An object of this kind, attached to one, sees the same rows:
+ *
+ *   create, mha_head_corpus_attach(measures, corpus), then for each text
+ *   mha_head_corpus_number(corpus, n), begin / rows / end as in heads.h, or mha_head_pass_run()
+ *
+ * Memory does not depend on the number of texts. All sums over texts are integers in fixed point and
+ * all ties have an order, so that texts may come in any order, objects be merged in any, and any
+ * number of threads work: the same bits.
+ *
+ *   mean       of all eligible rows; interval: bootstrap over texts (Efron 1979), each replicate
+ *              counting a text w times, w ~ Poisson(1) from (seed, text, replicate): the streaming
+ *              form (Chamandy et al. 2012). With a few texts it says little: mind `texts`
+ *   deciles    of rows, from a histogram: within one bin, MHA_HEAD_CORPUS_BINS of them: 1 / 256 for
+ *              shares, 1 / 128 for correlations, 1 / 16 nats, 4.5 % of a distance
+ *   places     of each text the row where the score is largest (smallest), of all texts the best;
+ *              among rows that see at least MHA_HEAD_CORPUS_PLACE_KEYS keys: one of two is soon
+ *              looked at
+ *   by luck    what the best of all heads reaches in 95 % of cases if heads are exchanged at random
+ *              within each text: a permutation test that accounts for having searched all heads
+ *   tokens     reads: attention received by a kind of token, beside what uniform attention gives;
+ *              writes: the mean of sum_j alpha_j ||W_O[h] v_j|| over the rows of a kind of token
+ *              (Kobayashi et al. 2020). The first token, where attention rests, is in neither
+ *
+ * Scores of whole maps (vertical, horizontal, cut, the families, rarest) have one value a text: it
+ * counts as one row of its histogram, and its place has no row. `diagonal` and `positional`, which
+ * belong to the best offset of all texts, are not here.
+ *
+ * Stability: may change in a minor version (docs/stability.md).
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_HEAD_CORPUS_H
+#define MULTIHEAD_HEAD_CORPUS_H
+
+#include <multihead/heads.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    MHA_HEAD_CORPUS_BINS = 256,       /* of a histogram */
+    MHA_HEAD_CORPUS_POSITIONS = 24,   /* bins of positions: 0, 1, 2-3, 4-7, ... */
+    MHA_HEAD_CORPUS_MOST_PLACES = 64, /* of a score */
+    MHA_HEAD_CORPUS_MOST_REPLICATES = 1000,
+    MHA_HEAD_CORPUS_PLACE_KEYS = 8
+};
+
+typedef struct mha_head_corpus mha_head_corpus;
+
+/* Zero for the defaults. */
+typedef struct mha_head_corpus_desc {
+    uint32_t struct_size;
+    uint32_t flags;       /* 0 */
+    int64_t vocab_size;   /* token ids are below it; 0: tokens are not summed */
+    int64_t places;       /* the largest and the smallest kept of each score; 0: 8 */
+    int64_t replicates;   /* of the bootstrap; 0: 200, -1: none */
+    int64_t permutations; /* of heads; likewise */
+    uint64_t seed;        /* of both */
+} mha_head_corpus_desc;
+
+/**
+ * Create one for the heads of a mha_head_measures.
+ *
+ * Memory   the caller owns *corpus and calls mha_head_corpus_destroy(); the context must outlive it.
+ *          Of each head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per replicate and
+ *          permutation; of each head 16 bytes per token id: mha_head_corpus_bytes() says it all.
+ * Errors   MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED (flags), _SIZE, _NOMEM.
+ * Threads  one call at a time per context.
+ * Since    1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_corpus_create(mha_context *context,
+                                                        const mha_head_measures *measures,
+                                                        const mha_head_corpus_desc *desc,
+                                                        mha_head_corpus **corpus);
+
+/** Free it, detached or not; NULL is fine. Memory frees all. Errors none. Threads one. Since 1.0 */
+MHA_API void mha_head_corpus_destroy(mha_head_corpus *corpus);
+
+/** Bytes that it holds; 0 for NULL. Memory none. Errors none. Threads any. Since 1.0 */
+MHA_API int64_t mha_head_corpus_bytes(const mha_head_corpus *corpus);
+
+/**
+ * Let the texts that begin from now on be seen by corpus too; NULL: by none. mha_head_measures_end()
+ * then adds to both. A text that does not reach its end leaves the rows of finished layers in
+ * histograms, positions and tokens, as in measures, but no place and nothing in intervals: where
+ * texts may fail, measure each in objects of its own and merge these.
+ *
+ * Memory   borrows corpus until it is detached or destroyed.
+ * Errors   MHA_ERR_NULL (measures); MHA_ERR_ARGUMENT (a text is open; other heads).
+ * Threads  one.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_corpus_attach(mha_head_measures *measures,
+                                                        mha_head_corpus *corpus);
+
+/**
+ * The number of the next text: what places name, and what its random weights are made of. Each text
+ * of a corpus has another one, whatever the order of work. Without the call: the number of texts
+ * seen before.
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (negative).   Threads  one.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus, int64_t text);
+
+/**
+ * Set the values of a layer before its rows, for what heads write and for norm-weighted sinks.
+ *
+ *   v [Hk,S,Dv] in        f32, any strides: values of the text, H a multiple of Hk
+ *   weight [E,H Dv] in    f32, any strides: W_O; NULL: that of the layer's first text
+ *
+ * Without it these are not measured. mha_head_pass_run() calls it.
+ *
+ * Memory   scratch of the call; keeps H S floats, and the Gram matrices W_O[h]^T W_O[h] of the layer,
+ *          H Dv^2 floats, for later texts: weight must not change.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (no text is open in the measures it is attached to, a layer),
+ *          _SHAPE, _DTYPE, _NOMEM.
+ * Without rows where sum_j alpha_j ||W_O[h] v_j|| is not below 2^20.
+ *
+ * Threads  one.   Accuracy  norms within Dv 2^-22 of ||W_O[h]|| ||v_j||, the same bits everywhere.
+ * Since    1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_corpus_values(mha_head_corpus *corpus, int64_t layer,
+                                                        const mha_tensor *v,
+                                                        const mha_tensor *weight);
+
+/**
+ * Add another corpus, of other texts, measured with the same desc.
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (the same object, other heads or desc, a
+ *          text is open).   Threads  one.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge(mha_head_corpus *corpus,
+                                                       const mha_head_corpus *from);
+
+/* ---- what was found -------------------------------------------------------------------------- */
+
+/* A score of a head over the corpus; 0 where there were no rows. */
+typedef struct mha_head_distribution {
+    double mean;
+    double low, high;   /* 2.5 % and 97.5 % of the replicates' means; mean without replicates */
+    double deciles[11]; /* the smallest row's, 10 %, ... 90 %, the largest row's */
+    int64_t rows;       /* of the histogram */
+    int64_t texts;      /* with at least one row */
+} mha_head_distribution;
+
+/** Memory none. Errors none: zeros for numbers out of range. Threads any while no text is open.
+ * Since 1.0 */
+MHA_API mha_head_distribution mha_head_corpus_distribution(const mha_head_corpus *corpus,
+                                                           int64_t layer, int64_t head,
+                                                           mha_head_measure measure);
+
+/* A place: query `row` of text number `text`, and the key it looks at most; -1 for whole maps. */
+typedef struct mha_head_place {
+    int64_t text, row, key;
+    double value;
+} mha_head_place;
+
+/**
+ * The places of the largest values of a score, the largest first, or with `least` the smallest; of
+ * equal ones the lower text number first, each text once.
+ *
+ *   places [most] out    the first `most` of them; may be NULL with most 0
+ *
+ * Returns how many there are.
+ *
+ * Memory   none.   Errors  none: 0 for numbers out of range.   Threads  as distribution.   Since 1.0
+ */
+MHA_API int64_t mha_head_corpus_places(const mha_head_corpus *corpus, int64_t layer, int64_t head,
+                                       mha_head_measure measure, bool least, mha_head_place *places,
+                                       int64_t most);
+
+/* What a head has to do with a kind of token. */
+typedef enum mha_head_token_list {
+    MHA_HEAD_READS = 0, /* sorted by mass */
+    MHA_HEAD_WRITES = 1 /* sorted by mean */
+} mha_head_token_list;
+
+typedef struct mha_head_token {
+    int64_t token;
+    double mass; /* reads: attention received; writes: sum of norms */
+    double
+        expected;  /* reads: that of uniform attention; writes: the head's mean over all rows times
+                        count */
+    double mean;   /* mass / count */
+    int64_t count; /* of places of the token that could be read, or of its rows */
+} mha_head_token;
+
+/**
+ * The kinds of tokens that a head reads from most, or writes to most, among those that occur at
+ * least `least_count` times; of equal ones the lower id first.
+ *
+ *   tokens [most] out
+ *
+ * Returns how many were written; 0 without vocab_size, and for MHA_HEAD_WRITES without values.
+ *
+ * Memory   none.   Errors  none.   Threads  as distribution.   Cost  vocab_size times most.   Since 1.0
+ */
+MHA_API int64_t mha_head_corpus_tokens(const mha_head_corpus *corpus, int64_t layer, int64_t head,
+                                       mha_head_token_list list, int64_t least_count,
+                                       mha_head_token *tokens, int64_t most);
+
+/* A bin of positions: keys from first to last of a text. */
+typedef struct mha_head_position {
+    int64_t first, last;
+    int64_t rows;
+    double entropy, distance; /* means over the bin's rows */
+} mha_head_position;
+
+/**
+ * Entropy (nats) and distance (tokens) by the position of the query.
+ *
+ *   bins [MHA_HEAD_CORPUS_POSITIONS] out
+ *
+ * Returns the number of bins up to the last that has rows.
+ *
+ * Memory   none.   Errors  none.   Threads  as distribution.   Since 1.0
+ */
+MHA_API int64_t mha_head_corpus_positions(const mha_head_corpus *corpus, int64_t layer,
+                                          int64_t head,
+                                          mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS]);
+
+/* The rest on the first token: of attention, and of what is moved by it. Over the rows after the
+ * first: the mean of alpha_0, and of alpha_0 ||f_0|| / sum_j alpha_j ||f_j||, f_j = W_O[h] v_j. */
+typedef struct mha_head_rest {
+    double mass, moved;
+    int64_t rows, moved_rows; /* moved_rows 0: no values were given */
+} mha_head_rest;
+
+/** Memory none. Errors none. Threads as distribution. Since 1.0 */
+MHA_API mha_head_rest mha_head_corpus_rest(const mha_head_corpus *corpus, int64_t layer,
+                                           int64_t head);
+
+/**
+ * What the largest mean of a score over all heads reaches by luck: the 95 % point of its
+ * permutations. 0 without permutations or rows.
+ *
+ * Memory   none.   Errors  none.   Threads  as distribution.   Since 1.0
+ */
+MHA_API double mha_head_corpus_luck(const mha_head_corpus *corpus, mha_head_measure measure);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

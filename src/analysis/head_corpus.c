@@ -1,0 +1,392 @@
+/* mha_head_corpus: life, the end of a text, merging. */
+#include "analysis/head_corpus.h"
+
+#include "base/checked.h"
+#include "base/split_mix.h"
+#include "base/struct_copy.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { PLACES = 8, REPLICATES = 200, MOST_REPLICATES = MHA_HEAD_CORPUS_MOST_REPLICATES };
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size)
+{
+    size_t bytes;
+    if (count < 0 || !mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX / 2)
+        return NULL;
+    void *memory = c->allocator.alloc(c->allocator.user, bytes ? bytes : 1, 64);
+    if (!memory) return NULL;
+    memset(memory, 0, bytes);
+    c->bytes += (int64_t)bytes;
+    return memory;
+}
+
+void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size)
+{
+    const size_t bytes = (size_t)count * size;
+    if (!memory) return;
+    c->allocator.release(c->allocator.user, memory, bytes ? bytes : 1);
+    c->bytes -= (int64_t)bytes;
+}
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "mha_head_corpus: out of memory");
+}
+
+/* Everything whose size is known from the beginning: one row each. */
+#define CORPUS_ARRAYS(X)                                      \
+    X(first_head, c->layers + 1)                              \
+    X(head, c->heads)                                         \
+    X(place, c->heads *MHA_MEASURES * 2 * c->places)          \
+    X(replicate, c->replicates * c->heads * MHA_MEASURES)     \
+    X(permutation, c->permutations * c->heads * MHA_MEASURES) \
+    X(read, c->heads * c->vocab)                              \
+    X(written, c->heads * c->vocab)                           \
+    X(expected, c->layers * c->vocab)                         \
+    X(key_count, c->layers * c->vocab)                        \
+    X(row_count, c->layers * c->vocab)                        \
+    X(seen, c->most_heads)                                    \
+    X(gram, c->layers)                                        \
+    X(gram_size, c->layers)                                   \
+    X(order, c->heads)
+
+static bool take_arrays(mha_head_corpus *c)
+{
+#define TAKE(name, count)                                  \
+    c->name = mhai_corpus_take(c, count, sizeof *c->name); \
+    if (!c->name) return false;
+    CORPUS_ARRAYS(TAKE)
+#undef TAKE
+    return true;
+}
+
+static void detach(mha_head_measures *m)
+{
+    if (m->corpus) m->corpus->measures = NULL;
+    m->corpus = NULL;
+    for (int64_t h = 0; h < m->most_heads; h++) m->maps[h].seen = NULL;
+}
+
+void mha_head_corpus_destroy(mha_head_corpus *c)
+{
+    if (!c) return;
+    if (c->measures) detach(c->measures);
+    for (int64_t l = 0; c->gram && c->gram_size && l < c->layers; l++)
+        mhai_corpus_give(c, c->gram[l], c->gram_size[l], sizeof **c->gram);
+    mhai_corpus_give(c, c->norms, c->norm_bytes, 1);
+#define GIVE(name, count) mhai_corpus_give(c, c->name, count, sizeof *c->name);
+    CORPUS_ARRAYS(GIVE)
+#undef GIVE
+    const mha_allocator allocator = c->allocator;
+    allocator.release(allocator.user, c, sizeof *c);
+}
+
+int64_t mha_head_corpus_bytes(const mha_head_corpus *c)
+{
+    return c ? c->bytes + (int64_t)sizeof *c : 0;
+}
+
+static mha_status check_count(const char *name, int64_t *count, int64_t usual, int64_t most)
+{
+    if (*count == 0) *count = usual;
+    if (*count == -1) *count = 0;
+    if (*count >= 0 && *count <= most) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_desc: %s is %lld, expected at most %lld",
+                    name, (long long)*count, (long long)most);
+}
+
+static mha_status check_desc(mha_head_corpus_desc *d)
+{
+    if (d->flags)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_corpus_desc: flags 0x%x are unknown",
+                        (unsigned)d->flags);
+    if (d->vocab_size < 0 || d->vocab_size > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_corpus_desc: vocab_size is %lld, expected 0..%d",
+                        (long long)d->vocab_size, INT32_MAX);
+    if (d->places < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_desc: places is %lld, expected 0..%d",
+                        (long long)d->places, (int)MHA_HEAD_CORPUS_MOST_PLACES);
+    MHA_TRY(check_count("places", &d->places, PLACES, MHA_HEAD_CORPUS_MOST_PLACES));
+    MHA_TRY(check_count("replicates", &d->replicates, REPLICATES, MOST_REPLICATES));
+    return check_count("permutations", &d->permutations, REPLICATES, MOST_REPLICATES);
+}
+
+mha_status mha_head_corpus_create(mha_context *context, const mha_head_measures *measures,
+                                  const mha_head_corpus_desc *desc, mha_head_corpus **corpus)
+{
+    mha_head_corpus_desc d;
+    if (!context || !measures || !desc || !corpus)
+        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_create: %s is NULL",
+                        !context    ? "context"
+                        : !measures ? "measures"
+                        : !desc     ? "desc"
+                                    : "corpus");
+    MHA_TRY(mhai_struct_copy("mha_head_corpus_desc", &d, sizeof d, sizeof d, desc));
+    MHA_TRY(check_desc(&d));
+    const mha_allocator a = mha_context_allocator(context);
+    mha_head_corpus *c = a.alloc(a.user, sizeof *c, _Alignof(mha_head_corpus));
+    if (!c) return no_memory();
+    *c = (mha_head_corpus){.context = context,
+                           .allocator = a,
+                           .layers = measures->layers,
+                           .heads = measures->first_head[measures->layers],
+                           .most_heads = measures->most_heads,
+                           .vocab = d.vocab_size,
+                           .places = d.places,
+                           .replicates = d.replicates,
+                           .permutations = d.permutations,
+                           .seed = d.seed,
+                           .number = -1,
+                           .norm_layer = -1};
+    if (!take_arrays(c)) {
+        mha_head_corpus_destroy(c);
+        return no_memory();
+    }
+    memcpy(c->first_head, measures->first_head, (size_t)(c->layers + 1) * sizeof *c->first_head);
+    *corpus = c;
+    return MHA_OK;
+}
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+static bool same_heads(const mha_head_corpus *c, int64_t layers, const int64_t *first_head)
+{
+    return c->layers == layers &&
+           !memcmp(c->first_head, first_head, (size_t)(layers + 1) * sizeof *first_head);
+}
+
+mha_status mha_head_corpus_attach(mha_head_measures *m, mha_head_corpus *c)
+{
+    if (!m) return mha_fail(MHA_ERR_NULL, "mha_head_corpus_attach: measures is NULL");
+    if (m->open || (c && c->open))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_attach: a text is open; end it first");
+    if (c && !same_heads(c, m->layers, m->first_head))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_corpus_attach: the corpus was created for other heads");
+    detach(m);
+    if (c && c->measures) detach(c->measures);
+    m->corpus = c;
+    if (c) c->measures = m;
+    return MHA_OK;
+}
+
+mha_status mha_head_corpus_number(mha_head_corpus *c, int64_t text)
+{
+    if (!c) return mha_fail(MHA_ERR_NULL, "mha_head_corpus_number: corpus is NULL");
+    if (text < 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_corpus_number: text is %lld, expected 0 or more",
+                        (long long)text);
+    c->number = text;
+    return MHA_OK;
+}
+
+static void clear_now(mha_head_corpus *c)
+{
+    for (int64_t h = 0; h < c->heads; h++)
+        for (int n = 0; n < MHA_MEASURES; n++) {
+            mhai_corpus_score *s = &c->head[h].score[n];
+            s->now_value = 0;
+            s->now_rows = s->now_fixed = 0;
+            s->now_best[0].there = s->now_best[1].there = false;
+        }
+    c->norm_layer = -1;
+}
+
+mha_status mhai_corpus_begin(mha_head_corpus *c, const mha_heads_text *text)
+{
+    for (int64_t s = 0; c->vocab > 0 && text->ids && s < text->keys; s++)
+        if (text->ids[s] < 0 || text->ids[s] >= c->vocab)
+            return mha_fail(MHA_ERR_ARGUMENT, "ids[%lld] is %lld, expected 0..%lld of the corpus",
+                            (long long)s, (long long)text->ids[s], (long long)c->vocab - 1);
+    clear_now(c);
+    c->open = true;
+    return MHA_OK;
+}
+
+void mhai_corpus_drop(mha_head_corpus *c)
+{
+    c->open = false;
+    c->number = -1;
+}
+
+double mhai_corpus_unit(mha_head_measure which)
+{
+    const mha_measure_kind kind = mha_measure_describe(which).kind;
+    return kind == MHA_KIND_NATS     ? MHAI_CORPUS_NATS
+           : kind == MHA_KIND_TOKENS ? MHAI_CORPUS_TOKENS
+                                     : MHAI_CORPUS_SHARE;
+}
+
+/* A random state for a purpose, a text and a number: each mixed in by itself. */
+static uint64_t state_of(const mha_head_corpus *c, uint64_t purpose, int64_t text, int64_t number)
+{
+    uint64_t state = c->seed ^ purpose;
+    state = mhai_split_mix(&state) ^ (uint64_t)text;
+    state = mhai_split_mix(&state) ^ (uint64_t)number;
+    return state;
+}
+
+/* Poisson(1) from 64 random bits: how many of its cumulative probabilities are at or below them. */
+static int64_t poisson(uint64_t bits)
+{
+    const double u = (double)(bits >> 11) * 0x1p-53;
+    double term = 0.36787944117144233, sum = term; /* 1 / e */
+    int64_t w = 0;
+    while (u >= sum && w < 20) term /= (double)++w, sum += term;
+    return w;
+}
+
+static void resample(mha_head_corpus *c, int64_t text)
+{
+    for (int64_t r = 0; r < c->replicates; r++) {
+        uint64_t state = state_of(c, UINT64_C(0x626F6F7473747261), text, r);
+        const int64_t w = poisson(mhai_split_mix(&state));
+        mhai_corpus_sum *sum = c->replicate + r * c->heads * MHA_MEASURES;
+        for (int64_t h = 0; w > 0 && h < c->heads; h++)
+            for (int n = 0; n < MHA_MEASURES; n++, sum++) {
+                sum->value += w * c->head[h].score[n].now_fixed;
+                sum->rows += w * c->head[h].score[n].now_rows;
+            }
+    }
+}
+
+/* Head h takes the text's score of head order[h]. */
+static void permute(mha_head_corpus *c, int64_t text)
+{
+    for (int64_t r = 0; r < c->permutations; r++) {
+        uint64_t state = state_of(c, UINT64_C(0x7065726D75746564), text, r);
+        mhai_corpus_sum *sum = c->permutation + r * c->heads * MHA_MEASURES;
+        for (int64_t h = 0; h < c->heads; h++) c->order[h] = h;
+        for (int64_t h = c->heads - 1; h > 0; h--) {
+            const int64_t other = (int64_t)(mhai_split_mix(&state) % (uint64_t)(h + 1));
+            const int64_t kept = c->order[h];
+            c->order[h] = c->order[other];
+            c->order[other] = kept;
+        }
+        for (int64_t h = 0; h < c->heads; h++)
+            for (int n = 0; n < MHA_MEASURES; n++, sum++) {
+                const mhai_corpus_score *s = &c->head[c->order[h]].score[n];
+                sum->value += s->now_fixed;
+                sum->rows += s->now_rows;
+            }
+    }
+}
+
+bool mhai_corpus_comes_first(const mha_head_place *a, const mha_head_place *b, int side)
+{
+    if (a->value != b->value) return side ? a->value < b->value : a->value > b->value;
+    return a->text != b->text ? a->text < b->text : a->row < b->row;
+}
+
+static void keep_place(const mha_head_corpus *c, int64_t h, int n, int side, mha_head_place place)
+{
+    mha_head_place *list = c->place + ((h * MHA_MEASURES + n) * 2 + side) * c->places;
+    int64_t *held = &c->head[h].score[n].held[side];
+    int64_t at = *held < c->places ? (*held)++ : c->places;
+    if (at == c->places && !mhai_corpus_comes_first(&place, &list[--at], side)) return;
+    for (; at > 0 && mhai_corpus_comes_first(&place, &list[at - 1], side); at--)
+        list[at] = list[at - 1];
+    list[at] = place;
+}
+
+static void end_head(mha_head_corpus *c, int64_t h, int64_t text)
+{
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        mhai_corpus_score *s = &c->head[h].score[n];
+        mhai_exact_add(&s->value, s->now_value);
+        s->rows += s->now_rows;
+        s->texts += s->now_rows > 0;
+        for (int side = 0; side < 2; side++) {
+            const mhai_corpus_best *b = &s->now_best[side];
+            if (b->there)
+                keep_place(c, h, n, side, (mha_head_place){text, b->row, b->key, b->value});
+        }
+    }
+}
+
+void mhai_corpus_end(mha_head_corpus *c)
+{
+    const int64_t text = c->number >= 0 ? c->number : c->texts;
+    resample(c, text);
+    permute(c, text);
+    for (int64_t h = 0; h < c->heads; h++) end_head(c, h, text);
+    c->texts++;
+    mhai_corpus_drop(c);
+}
+
+/* ---- merging --------------------------------------------------------------------------------- */
+
+static void add_counts(int64_t *to, const int64_t *from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+}
+
+static void add_sums(mhai_corpus_sum *to, const mhai_corpus_sum *from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) to[i].value += from[i].value, to[i].rows += from[i].rows;
+}
+
+static void merge_score(const mha_head_corpus *c, const mha_head_corpus *from, int64_t h, int n)
+{
+    mhai_corpus_score *to = &c->head[h].score[n];
+    const mhai_corpus_score *s = &from->head[h].score[n];
+    if (s->binned > 0) {
+        const bool any = to->binned > 0;
+        to->smallest = any && to->smallest < s->smallest ? to->smallest : s->smallest;
+        to->largest = any && to->largest > s->largest ? to->largest : s->largest;
+    }
+    to->binned += s->binned;
+    mhai_exact_join(&to->value, &s->value);
+    to->rows += s->rows;
+    to->texts += s->texts;
+    add_counts(to->bin, s->bin, MHA_HEAD_CORPUS_BINS);
+    for (int side = 0; side < 2; side++)
+        for (int64_t i = 0; i < s->held[side]; i++)
+            keep_place(c, h, n, side,
+                       from->place[((h * MHA_MEASURES + n) * 2 + side) * c->places + i]);
+}
+
+static void merge_head(const mha_head_corpus *c, const mha_head_corpus *from, int64_t h)
+{
+    mhai_corpus_head *to = &c->head[h];
+    const mhai_corpus_head *x = &from->head[h];
+    for (int n = 0; n < MHA_MEASURES; n++) merge_score(c, from, h, n);
+    for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
+        to->position[i].rows += x->position[i].rows;
+        to->position[i].entropy += x->position[i].entropy;
+        to->position[i].distance += x->position[i].distance;
+    }
+    to->rest += x->rest, to->moved += x->moved;
+    to->rest_rows += x->rest_rows, to->moved_rows += x->moved_rows;
+    to->written += x->written, to->written_rows += x->written_rows;
+}
+
+mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from)
+{
+    if (!c || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_merge: %s is NULL", c ? "from" : "corpus");
+    if (c == from || c->open || from->open)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_merge: %s",
+                        c == from ? "both are the same object" : "a text is open; end it first");
+    if (!same_heads(c, from->layers, from->first_head) || c->vocab != from->vocab ||
+        c->places != from->places || c->replicates != from->replicates ||
+        c->permutations != from->permutations || c->seed != from->seed)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_corpus_merge: the two were created from different descriptions");
+    for (int64_t h = 0; h < c->heads; h++) merge_head(c, from, h);
+    add_sums(c->replicate, from->replicate, c->replicates * c->heads * MHA_MEASURES);
+    add_sums(c->permutation, from->permutation, c->permutations * c->heads * MHA_MEASURES);
+    add_counts(c->read, from->read, c->heads * c->vocab);
+    add_counts(c->written, from->written, c->heads * c->vocab);
+    add_counts(c->expected, from->expected, c->layers * c->vocab);
+    add_counts(c->key_count, from->key_count, c->layers * c->vocab);
+    add_counts(c->row_count, from->row_count, c->layers * c->vocab);
+    c->texts += from->texts;
+    return MHA_OK;
+}

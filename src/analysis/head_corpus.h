@@ -1,0 +1,111 @@
+/* Inside mha_head_corpus, and what head_row.c and head_measures.c tell it.
+ *
+ * Every sum over texts is an int64 in fixed point: order and division of work leave no trace. A row
+ * goes into what is the head's own (one thread has it); what needs all heads of a text waits in
+ * `now` until the text ends.
+ *
+ *   head_corpus.c        life, merging, the end of a text
+ *   head_corpus_rows.c   a row, a layer, its values
+ *   head_corpus_read.c   the public calls that read
+ */
+#ifndef MHAI_HEAD_CORPUS_H
+#define MHAI_HEAD_CORPUS_H
+
+#include "analysis/head_measures.h"
+
+#include <multihead/head_corpus.h>
+
+/* Units of fixed point. */
+#define MHAI_CORPUS_SHARE 0x1p24
+#define MHAI_CORPUS_NATS 0x1p16
+#define MHAI_CORPUS_TOKENS 0x1p10
+#define MHAI_CORPUS_MASS 0x1p20
+
+typedef struct mhai_corpus_best { /* of the present text */
+    double value;
+    int64_t row, key;
+    bool there;
+} mhai_corpus_best;
+
+typedef struct mhai_corpus_score { /* a head's score */
+    mhai_exact value;
+    int64_t rows, texts;
+    int64_t bin[MHA_HEAD_CORPUS_BINS];
+    int64_t binned;           /* rows of the histogram */
+    double smallest, largest; /* of these */
+    int64_t held[2];          /* places: largest, smallest */
+    double now_value;         /* the present text's sums */
+    int64_t now_rows, now_fixed;
+    mhai_corpus_best now_best[2];
+} mhai_corpus_score;
+
+typedef struct mhai_corpus_position {
+    int64_t rows, entropy, distance;
+} mhai_corpus_position;
+
+typedef struct mhai_corpus_head {
+    mhai_corpus_score score[MHA_MEASURES];
+    mhai_corpus_position position[MHA_HEAD_CORPUS_POSITIONS];
+    int64_t rest, moved, rest_rows, moved_rows;
+    int64_t written, written_rows; /* over all tokens */
+} mhai_corpus_head;
+
+typedef struct mhai_corpus_sum { /* a replicate's, or a permutation's */
+    int64_t value, rows;
+} mhai_corpus_sum;
+
+/* What one head is told of in a row. */
+typedef struct mhai_corpus_seen {
+    mhai_corpus_head *head;
+    const float *norms; /* [S] ||W_O[h] v_j||, or NULL */
+    int64_t *written;   /* [vocab], or NULL */
+    int64_t *row_count; /* [vocab] of the layer; only its first head has it */
+    const int64_t *ids; /* of keys */
+} mhai_corpus_seen;
+
+struct mha_head_corpus {
+    mha_context *context;
+    mha_allocator allocator;
+    int64_t layers, heads, most_heads; /* heads: of all layers */
+    int64_t *first_head;               /* [layers + 1] */
+    int64_t vocab, places, replicates, permutations;
+    uint64_t seed;
+    int64_t texts, number; /* number -1: texts */
+    bool open;
+    mha_head_measures *measures; /* that it is attached to, or NULL */
+
+    mhai_corpus_head *head;     /* [heads] */
+    mha_head_place *place;      /* [heads][MHA_MEASURES][2][places] */
+    mhai_corpus_sum *replicate; /* [replicates][heads][MHA_MEASURES] */
+    mhai_corpus_sum *permutation;
+    int64_t *read, *written;                   /* [heads][vocab] */
+    int64_t *expected, *key_count, *row_count; /* [layers][vocab] */
+
+    mhai_corpus_seen *seen; /* [most_heads] of the present layer */
+    float **gram;           /* [layers] [H][Dv][Dv], each NULL until it is needed */
+    int64_t *gram_size;     /* [layers] floats */
+    float *norms;           /* [most_heads][norm_keys] of the present layer */
+    int64_t norm_bytes, norm_keys, norm_layer; /* norm_layer -1: none */
+    int64_t *order;                            /* [heads] a permutation */
+    int64_t bytes;
+};
+
+/* head_corpus.c */
+void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size);
+void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size);
+MHA_NODISCARD mha_status mhai_corpus_begin(mha_head_corpus *c, const mha_heads_text *text);
+void mhai_corpus_end(mha_head_corpus *c);
+void mhai_corpus_drop(mha_head_corpus *c); /* a text that breaks off */
+double mhai_corpus_unit(mha_head_measure which);
+bool mhai_corpus_comes_first(const mha_head_place *a, const mha_head_place *b, int side);
+
+/* head_corpus_rows.c: what the heads of a layer are told of, before its first row; a score of a row;
+ * what a row moves; a layer's finished map */
+void mhai_corpus_layer(mha_head_corpus *c, const mhai_head_text *text, int64_t layer);
+void mhai_corpus_row(mhai_corpus_seen *seen, mha_head_measure which, double value,
+                     const mhai_head_fact *fact, int64_t key);
+void mhai_corpus_moved(mhai_corpus_seen *seen, const mhai_head_fact *fact, const double *a);
+void mhai_corpus_map(mha_head_corpus *c, const mhai_head_text *text, int64_t layer, int64_t h,
+                     const mhai_head_map *map);
+
+#endif

@@ -1,0 +1,195 @@
+"""The page about all heads (multihead heads -o) in headless Chromium, at three sizes: every interaction, its address,
+what it never does, and pages of 270 and 1,000 heads."""
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+
+import pytest
+
+from test_html_browser import browser, folder, open_page, sync_api  # noqa: F401  (fixtures)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+SIZES = [(360, 740), (900, 900), (1600, 1000)]
+expect = sync_api.expect
+
+
+def data_of(text):
+    return re.search(r'(<script type="application/json" id="data">)(.*?)(</script>)', text, re.S)
+
+
+@pytest.fixture(scope="module")
+def written(folder):  # noqa: F811
+    """The program's page of a small model."""
+    path, text = folder / "heads.html", folder / "texts.txt"
+    text.write_text("The cat sat on the mat near the river. The dog saw the cat.\n"
+                    "The bank by the river was flooded, and the cat sat on the bank.\n" * 4)
+    subprocess.run([PROGRAM, "heads", ROOT / "tests/golden/tiny-bert", "--text", text, "-o", path, "--quiet"],
+                   check=True, capture_output=True)
+    return path
+
+
+def many(written, path, heads, columns=30):
+    """A page of as many heads, from the program's own."""
+    rng = random.Random(heads)
+    page = written.read_text()
+    found = data_of(page)
+    data = json.loads(found.group(2))
+    cards = []
+    for h in range(heads):
+        card = dict(data["heads"][h % len(data["heads"])], layer=h // 10, head=h % 10)
+        card["roles"] = [{"name": rng.choice(["induction", "sink"]), "evidence": "0.9"}] if h % 3 else []
+        cards.append(card)
+    numbers = lambda: [round(rng.random(), 5), 0.05, 0.2, 0.4, 1000, [round(i / 10, 2) for i in range(11)]]  # noqa: E731
+    data["heads"] = cards
+    data["columns"] = [{"share": True, "name": f"score {c}", "text": "a score", "unit": None, "luck": 0.5,
+                        "values": [numbers() for _ in range(heads)]} for c in range(columns)]
+    for card in cards:
+        for place in card["places"]:
+            place["column"] %= columns
+    data["first"], data["x"], data["y"] = 0, 0, 1
+    path.write_text(page[:found.start(2)] + json.dumps(data) + page[found.end(2):])
+    return path
+
+
+@pytest.fixture(scope="module")
+def large(written, folder):  # noqa: F811
+    return many(written, folder / "large.html", 270)
+
+
+def chosen(page):
+    return page.locator(".hcard h2").all_text_contents()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_page_of_the_program(written, open_page, size):  # noqa: F811
+    page = open_page(written, *size)
+    data = json.loads(data_of(written.read_text()).group(2))
+    assert page.locator("#layers [role=gridcell]").count() == len(data["heads"]) == 6
+    assert page.locator("#scatter circle").count() <= 6
+    assert page.locator("#table tbody tr").count() == 6
+    assert len(chosen(page)) == 1
+    first = data["heads"][data["first"]]
+    assert chosen(page) == [f"L{first['layer']}H{first['head']}"]
+    names = page.locator(".hcard .measure button").all_text_contents()
+    assert names == [c["name"] for c in data["columns"] if c["values"][data["first"]]]
+    # Nothing is wider than the window but what scrolls by itself.
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    values = page.locator(".hcard .measure .number").all_text_contents()
+    shown = float(values[names.index("entropy")])
+    entropy = next(c for c in data["columns"] if c["name"] == "entropy")["values"][data["first"]][0]
+    assert abs(shown - entropy) <= 0.005 * max(1, entropy)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_choosing_and_pointing(large, open_page, size):  # noqa: F811
+    page = open_page(large, *size)
+    page.locator("#layers [data-head='57']").click()
+    assert chosen(page) == ["L5H7"]
+    page.locator("#layers [data-head='101']").click(modifiers=["Control"])
+    page.locator("#scatter circle[data-head='3']").dispatch_event("click", {"shiftKey": True, "bubbles": True})
+    assert chosen(page) == ["L5H7", "L10H1", "L0H3"]
+    page.locator(".hcard[data-head='101'] header button").click()
+    assert chosen(page) == ["L5H7", "L0H3"]
+    page.locator("#layers [data-head='12']").hover()
+    assert page.locator(".lit").evaluate_all("all => all.map(e => e.dataset.head)").count("12") >= 2
+    expect(page.locator("#here")).to_contain_text("L1H2")
+    page.locator("#table tbody tr").first.click()
+    assert len(chosen(page)) == 1
+
+
+def test_axes_table_and_roles(large, open_page):  # noqa: F811
+    page = open_page(large, *SIZES[2])
+    data = json.loads(data_of(large.read_text()).group(2))
+    page.select_option("#x", label="score 4")
+    page.select_option("#y", label="score 5")
+    dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
+    by_x = [h for h, x, _ in sorted(dots, key=lambda d: d[1])]
+    value = lambda c, h: data["columns"][c]["values"][h][0]  # noqa: E731
+    assert all(value(4, a) <= value(4, b) + 1e-3 for a, b in zip(by_x, by_x[1:]))
+    by_y = [h for h, _, y in sorted(dots, key=lambda d: -d[2])]
+    assert all(value(5, a) <= value(5, b) + 1e-3 for a, b in zip(by_y, by_y[1:]))
+    assert page.locator("#scatter .luck").count() == 2
+    page.get_by_role("button", name="score 9", exact=True).first.click()  # the card's: its definition
+    expect(page.locator(".measure .about")).to_contain_text("best of all heads by luck 0.500")
+    page.locator("#table th button", has_text=re.compile(r"^score 9$")).click()
+    assert page.locator("#table th[aria-sort=descending]").inner_text().strip().startswith("score 9")
+    order = page.locator("#table tbody tr").evaluate_all("all => all.map(r => +r.dataset.head)")
+    assert order == sorted(range(270), key=lambda h: (-value(9, h), h))[:len(order)]
+    page.locator("#table th[aria-sort] button").click()
+    order = page.locator("#table tbody tr").evaluate_all("all => all.map(r => +r.dataset.head)")
+    assert order == sorted(range(270), key=lambda h: (value(9, h), h))[:len(order)]
+    page.locator("#more").click()
+    assert page.locator("#table tbody tr").count() == 270
+    page.get_by_role("button", name=re.compile("^induction")).click()
+    with_role = {h for h, card in enumerate(data["heads"]) if any(r["name"] == "induction" for r in card["roles"])}
+    assert page.locator("#table tbody tr").count() == len(with_role)
+    assert page.locator("#layers button:not(.off)").count() == len(with_role)
+    page.locator("#filter").fill("L3")
+    assert page.locator("#table tbody tr").count() == len([h for h in with_role if h // 10 == 3])
+
+
+def test_keyboard(large, open_page):  # noqa: F811
+    page = open_page(large, *SIZES[1])
+    page.locator("#layers [tabindex='0']").focus()
+    for key, head in (("ArrowRight", 1), ("ArrowDown", 11), ("End", 19), ("ArrowUp", 9), ("Home", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate("+document.activeElement.dataset.head") == head
+    assert page.locator("#layers [tabindex='0']").count() == 1
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert chosen(page) == ["L0H1"]
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "filter"
+
+
+def test_address(large, open_page):  # noqa: F811
+    page = open_page(large, *SIZES[2])
+    page.select_option("#x", label="score 7")
+    page.select_option("#colour", label="score 8")
+    page.locator("#layers [data-head='57']").click()
+    page.locator("#layers [data-head='58']").click(modifiers=["Control"])
+    page.get_by_role("button", name=re.compile("^sink")).click()
+    page.locator("#filter").fill("l5")
+    address = page.evaluate("location.hash")
+    seen = [chosen(page), page.input_value("#x"), page.input_value("#colour"), page.locator("#table tbody tr").count()]
+    page.goto("about:blank")
+    page.goto(large.as_uri() + address)
+    page.wait_for_selector(".hcard")
+    assert seen == [chosen(page), page.input_value("#x"), page.input_value("#colour"), page.locator("#table tbody tr").count()]
+    assert page.get_by_role("button", name=re.compile("^sink")).get_attribute("aria-pressed") == "true"
+    page.evaluate("location.hash = '#x=nothing&heads=L99H99,L0H2&roles=%ff,none&sort=-%&filter=%&y'")
+    expect(page.locator(".hcard h2")).to_have_text(["L0H2"])
+    assert page.input_value("#x") == seen[1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_themes(large, open_page, scheme):  # noqa: F811
+    page = open_page(large, *SIZES[2], color_scheme=scheme)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(paper)
+    page.keyboard.press("d")
+    assert page.evaluate(paper) != before
+    page.locator("#theme").click()
+    assert page.evaluate(paper) == before
+
+
+def test_without_scripts(written, open_page):  # noqa: F811
+    page = open_page(written, *SIZES[0], java_script_enabled=False)
+    assert page.locator("noscript table tr, table tr").count() >= 7
+
+
+def test_a_thousand_heads(written, folder, open_page):  # noqa: F811
+    path = many(written, folder / "thousand.html", 1000, columns=12)
+    page = open_page(path, *SIZES[2])
+    assert page.locator("#layers [role=gridcell]").count() == 1000
+    assert page.locator("#scatter circle").count() == 1000
+    assert page.locator(".hcard").count() == 1  # cards are made when they are asked for
+    assert page.locator("#table tbody tr").count() < 100
+
+
+def test_size(large):
+    assert large.stat().st_size < 10_000_000

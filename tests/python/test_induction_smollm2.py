@@ -1,0 +1,85 @@
+"""The induction heads of SmolLM2 (tools/get-smollm2) on repeated random tokens: multihead's scores against
+transformers' attention (eager, float32, as GGUF files are computed there), row by row as Olsson et al. 2022 define them. Every head within 1e-4,
+and the ten best in the same order, but for heads whose scores differ by less than that."""
+import ctypes as C
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bindings/python"))
+os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
+import multihead  # noqa: E402
+from multihead import _abi, _heads, _library  # noqa: E402
+
+PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+SMOLLM2 = sorted((ROOT / "build/models").glob("smollm2*.gguf"))
+pytestmark = pytest.mark.skipif(not SMOLLM2, reason="tools/get-smollm2 was not run")
+SEQUENCES, BLOCK, REPEATS, TOLERANCE = 4, 25, 4, 1e-4
+
+
+def sequences():
+    """The program's random tokens: where the two computations begin."""
+    model = multihead.Model(SMOLLM2[0])
+    reader = model._reader()
+    pool = np.array([i for i in range(reader.count) if reader.is_word(i)], np.int32)
+    drawn, special = np.zeros(BLOCK * REPEATS + 2, np.int32), np.zeros(BLOCK * REPEATS + 2, np.uint8)
+    for sequence in range(SEQUENCES):
+        how, count = _abi.RepeatedTokens(block=BLOCK, repeats=REPEATS, first=-1, last=-1, seed=1,
+                                         sequence=sequence), C.c_int64()
+        _library.check(_library.library.mha_head_pass_repeated(
+            C.byref(how), len(pool), pool.ctypes.data, drawn.ctypes.data, special.ctypes.data,
+            C.byref(count)))
+        yield drawn[:count.value].astype(np.int64).copy()
+
+
+def induction(tokens, maps):
+    """[heads]: sum over rows of the weight on what followed earlier places of the row's token; and the
+    number of rows that have such a place beside another key that is none."""
+    total, rows = np.zeros(len(maps)), 0
+    for i, token in enumerate(tokens):
+        followers = [j + 1 for j in range(i) if tokens[j] == token and tokens[j + 1] != token]
+        if followers and len(followers) < i + 1:
+            total += maps[:, i, followers].astype(np.float64).sum(1)
+            rows += 1
+    return total, rows
+
+
+@pytest.fixture(scope="module")
+def reference():
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        SMOLLM2[0].parent, gguf_file=SMOLLM2[0].name, attn_implementation="eager", dtype=torch.float32)
+    scores, rows = 0, 0
+    for tokens in sequences():
+        assert len(set(tokens[:BLOCK])) == BLOCK and (tokens[:BLOCK] == tokens[BLOCK:2 * BLOCK]).all()
+        with torch.no_grad():
+            maps = model(torch.from_numpy(tokens)[None], output_attentions=True).attentions
+        found = [induction(tokens, layer[0].numpy()) for layer in maps]
+        scores = scores + np.array([total for total, _ in found])
+        rows += found[0][1]
+    return scores / rows, rows
+
+
+def test_ten_best(reference):
+    scores, rows = reference
+    done = subprocess.run([PROGRAM, "heads", SMOLLM2[0], "--random", str(SEQUENCES), "--json", "--quiet"],
+                          capture_output=True, text=True, check=True)
+    ours = np.zeros(scores.shape)
+    for head in json.loads(done.stdout)["heads"]:
+        score = head["scores"]["random_induction"]
+        assert score["rows"] == rows == SEQUENCES * BLOCK * (REPEATS - 1)
+        ours[head["layer"], head["head"]] = score["value"]
+    print(f"largest difference {np.abs(ours - scores).max():.2e}")
+    assert np.abs(ours - scores).max() < TOLERANCE
+    flat = scores.ravel()
+    best, theirs = np.argsort(-ours.ravel())[:10], np.argsort(-flat)[:10]
+    print("best: " + ", ".join(f"L{h // 9}H{h % 9} {flat[h]:.3f}" for h in theirs))
+    for a, b in zip(best, theirs):
+        assert a == b or abs(flat[a] - flat[b]) < 2 * TOLERANCE
