@@ -60,7 +60,7 @@ typedef struct mha_effect_data {
 /**
  * Terms for a mean loss: -factor times the mean log-probability of the tokens first .. end - 1 of a
  * text, each given all before it. With factor 1 and [1,T) it is the text's loss; the mean around the
- * 500th token with 1 and that around the 50th with -1 make in-context learning (Olsson et al. 2022).
+ * 50th token with 1 and that around the 500th with -1 make in-context learning (Olsson et al. 2022).
  *
  *   tokens [end] i32 in    terms [end - first] out
  *

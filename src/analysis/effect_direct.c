@@ -1,4 +1,4 @@
-/* Direct logit attribution of every head over texts. A direction u in the stream behind the last layer
+/* Direct logit attribution of every head over texts. A direction u in the stream after the last layer
  * belongs to each term; what a head adds to the stream, W_O[h] z_h, counts u . W_O[h] z_h = (W_O[h]^T u)
  * . z_h, so that a product of u with W_O serves all heads of a layer. */
 #include "analysis/attribution.h"

@@ -14,7 +14,7 @@ typedef struct mhai_effect_kept {
     float *stream;      /* E a row: in front of each layer */
     float *heads;       /* H D: what heads give out, those of a layer side by side */
     float *qkv;         /* (H + 2 Hk) D: what attention reads */
-    float *end;         /* E, one block: behind the last layer */
+    float *end;         /* E, one block: after the last layer */
     const int64_t *map; /* row i of what is kept is row map[i] of the pass; NULL: i */
     int64_t count;      /* with a map: its rows */
 } mhai_effect_kept;

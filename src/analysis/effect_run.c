@@ -288,7 +288,8 @@ mha_status mhai_effect_replace(mhai_effect_run *r, int64_t i, float *heads, int6
     r->kept = (mhai_effect_kept){.heads = heads, .map = map, .count = rows};
     MHA_TRY(mhai_effect_pass(r, other, 0, NULL));
     r->kept = (mhai_effect_kept){0};
-    return mhai_effect_step(r, mhai_effect_pass_work(r->t, text, 0)); /* as foretold */
+    return mhai_effect_step(r,
+                            mhai_effect_pass_work(r->t, text, 0)); /* as mha_effect_work() says */
 }
 
 const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, int64_t layer,

@@ -84,7 +84,7 @@ def seen(lengths, B, keys):
 def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, gates=None,
             cross_gates=None, hook=None):
     """Logits, or with no_output the last x. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D])
-    gives what takes its place; it also sees ("stream", "end", x) behind the last layer."""
+    gives what takes its place; it also sees ("stream", "end", x) after the last layer."""
     d = model.desc
     B, T = tokens.shape
     has = {name: bool(d.flags & bit) for name, bit in training.FLAGS.items()}

@@ -151,7 +151,7 @@ static double log_probability(const float *logits, int64_t count, int64_t token)
     return (double)logits[token] - most - log(sum);
 }
 
-/* Measures of a pass over all layers, of tokens that may be others than the text's. */
+/* Measures of a pass over all layers, of tokens that may be not the text's. */
 static void plain(mha_context *context, const small_model *m, const some_text *x,
                   const mha_tensor *tokens, const mha_head_patch *patches, int64_t count,
                   double values[MEASURES])
@@ -650,7 +650,7 @@ static mha_transformer *make_pair(mha_context *context)
         k[1][(D + i) * E + V + i] = 1;
         v[1][(D + i) * E + i] = 1;
         o[1][(2 * V + i) * 2 * D + D + i] = 30;
-        v[0][(D + i) * E + i] = 1; /* the idle ones: a mean of tokens, to where nobody reads much */
+        v[0][(D + i) * E + i] = 1; /* the idle ones: a mean of tokens, where little is read */
         v[1][i * E + i] = 1;
         o[0][i * 2 * D + D + i] = 0.01f;
         o[1][i * 2 * D + i] = 0.01f;
