@@ -6,6 +6,7 @@
 #include "common/option_rows.h"
 #include "common/signals.h"
 #include "heads/heads.h"
+#include "heads/heads_effects.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -88,6 +89,24 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "json", heads_options, json, 1, "the same as JSON, with the evidence"),
     ROW_NUMBER("width", heads_options, screen.width, 20, 10000, "terminal width in columns"),
     ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table"),
+    ROW_HEADING("What is lost without heads (models that predict the next token)"),
+    ROW_TEXT("ablate", heads_options, ablate, "KIND",
+             "replace heads by zero, their mean, or what they do in\nanother text (resample): what "
+             "is lost, with intervals"),
+    ROW_NUMBER("ablate-heads", heads_options, ablate_heads, 0, 1000000,
+               "heads measured exactly, the best by a gradient;\ndefault 40"),
+    ROW_NUMBER("pairs", heads_options, ablate_pairs, 0, 10000,
+               "all pairs of the best N of these; default 12"),
+    ROW_NUMBER("ablate-texts", heads_options, ablate_texts, 1, 1000000,
+               "of the texts, evenly spread; default 10"),
+    ROW_TEXT(
+        "task", heads_options, task, "FILE",
+        "prompts with right and wrong continuations, TSV or\nJSON lines (docs/ablation.md); with "
+        "corrupted\nprompts heads are patched from one to the other"),
+    ROW_TEXT(
+        "paths", heads_options, paths, "LIST",
+        "of a task with corrupted prompts: what each head\nchanges by its paths to these only: "
+        "logits, or queries,\nkeys, values of heads: L18H6.k,L18H6.q"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens that MODEL reads, one a\nline by id, instead"),
@@ -114,6 +133,8 @@ const args_page heads_page = {
                 "multihead heads MODEL --sort induction --min 0.3 --details --composition\n"
                 "multihead heads MODEL --sort induction --min 0.1 --without L16H0\n"
                 "multihead heads MODEL --sort induction --min 0.3 --circuits\n"
+                "multihead heads MODEL --text book.txt --whole --cut 552 --ablate mean\n"
+                "multihead heads MODEL --task prompts.tsv --ablate resample --pairs 0\n"
                 "multihead heads demo --words\n"
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
@@ -173,6 +194,7 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--circuits requires the table, --json or -o FILE.html");
     if (options->offset && !options->circuits)
         return cli_fail(CLI_USAGE, HEADS, "--offset requires --circuits");
+    CLI_TRY(heads_effects_check(options));
     if (options->page && (maps || options->words))
         return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
     if (options->details && (options->csv || options->json))
@@ -192,7 +214,7 @@ static cli_exit check(const heads_options *options)
         options->text_file || options->conllu || options->example || options->texts.count > 0;
     if (!texts && options->clusters.given)
         return cli_fail(CLI_USAGE, HEADS, "--clusters compares heads on texts; give --text FILE");
-    if (!texts && options->random == 0)
+    if (!texts && options->random == 0 && !options->task)
         return cli_fail(CLI_USAGE, HEADS,
                         "nothing to measure on: give --text FILE, a text, or --random 10");
     return CLI_OK;
@@ -231,6 +253,8 @@ static cli_exit show(const heads_options *options, text_model *model, const head
         heads_print_csv(found, rows, count);
     else
         heads_print(options, found, rows, count);
+    if (found->effects && !options->json && !options->csv)
+        CLI_TRY(heads_effects_print(options, found));
     if (found->distances && !options->json && !options->csv)
         CLI_TRY(heads_print_clusters(options, found));
     if (found->circuits && !options->json)
@@ -261,6 +285,7 @@ static cli_exit heads(const heads_options *options)
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
+    heads_effects *effects = NULL;
     if (options->attention.count > 0) {
         CLI_TRY(heads_measure_arrays(options, &model, &found));
         return show(options, &model, &sources, &found);
@@ -272,7 +297,9 @@ static cli_exit heads(const heads_options *options)
                         "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",
                         options->model, options->model);
     CLI_TRY(heads_sources_read(options, &model, &sources));
+    if (options->ablate) CLI_TRY(heads_effects_begin(options, &model, &sources, &effects));
     CLI_TRY(heads_measure(options, &model, &sources, &found));
+    if (effects && !found.stopped) CLI_TRY(heads_effects_make(options, &model, effects, &found));
     CLI_TRY(show(options, &model, &sources, &found));
     if (found.stopped) signals_end();
     return CLI_OK;
@@ -280,7 +307,11 @@ static cli_exit heads(const heads_options *options)
 
 cli_exit cmd_heads(int count, char *const *arguments)
 {
-    heads_options options = {.random = -1, .offsets = {0, 63}};
+    heads_options options = {.random = -1,
+                             .offsets = {0, 63},
+                             .ablate_heads = -1,
+                             .ablate_pairs = -1,
+                             .ablate_texts = -1};
     args_texts plain = {0};
     CLI_TRY(args_parse(&heads_page, count, arguments, &options, &plain));
     options.model = plain.count > 0 ? plain.items[0] : NULL;

@@ -10,8 +10,10 @@
 #include "common/text_model.h"
 #include "heads/conllu.h"
 
+#include <multihead/ablation.h>
 #include <multihead/head_corpus.h>
 #include <multihead/head_distances.h>
+#include <multihead/head_pass.h>
 #include <multihead/heads.h>
 #include <multihead/render_heads.h>
 
@@ -35,6 +37,9 @@ typedef struct heads_options {
     int64_t offsets[2];
     args_texts without; /* heads whose output is 0 */
     int64_t cut;        /* texts into pieces of so many tokens; 0: not */
+    const char *ablate, *task,
+        *paths; /* what takes the place of heads; FILE of prompts; receivers */
+    int64_t ablate_heads, ablate_pairs, ablate_texts; /* -1: not given */
     int beside; /* measured beside something else, which says what is wrong with the numbers */
     screen_options screen;
     int64_t threads;
@@ -83,6 +88,7 @@ typedef struct heads_found {
     float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
     double composition_chance;
     heads_circuits *circuits;        /* of the rows that are told; NULL: not asked for */
+    struct heads_effects *effects;   /* heads_effects.h; NULL: not asked for */
     int64_t kinds, *kind_of, *id_of; /* tokens of corpus: [vocab_size] by id, [kinds] ids */
 } heads_found;
 
@@ -90,6 +96,17 @@ cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
+
+/* Repeated random tokens of a model's words: what to draw, and the words. A block shorter than
+ * HEADS_LEAST_BLOCK says that the model has too few words or positions. */
+enum { HEADS_LEAST_BLOCK = 4 };
+typedef struct heads_random {
+    mha_repeated_tokens how;
+    int32_t *pool; /* [pool_count] tokens to draw from */
+    int64_t pool_count;
+} heads_random;
+
+cli_exit heads_random_plan(const text_model *model, heads_random *plan);
 
 /* The same of the maps of --attention. model becomes what found refers to: it names the first file,
  * and has no net. */

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANDOM_BLOCK = 25, RANDOM_REPEATS = 4, LEAST_BLOCK = 4, RARE_RANK = 500 };
+enum { RANDOM_BLOCK = 25, RANDOM_REPEATS = 4, RARE_RANK = 500 };
 
 /* Everything that measuring texts needs. */
 typedef struct job {
@@ -284,13 +284,7 @@ static cli_exit find_ends(const text_model *model, mha_repeated_tokens *how)
     return CLI_OK;
 }
 
-typedef struct random_plan {
-    mha_repeated_tokens how;
-    int32_t *pool; /* [pool_count] tokens to draw from */
-    int64_t pool_count;
-} random_plan;
-
-static cli_exit plan_random(const text_model *model, random_plan *plan)
+cli_exit heads_random_plan(const text_model *model, heads_random *plan)
 {
     mha_repeated_tokens *how = &plan->how;
     *how = (mha_repeated_tokens){.struct_size = sizeof *how,
@@ -321,7 +315,7 @@ static cli_exit plan_random(const text_model *model, random_plan *plan)
     return CLI_OK;
 }
 
-static cli_exit measure_drawn(job *j, random_plan *plan, int64_t sequence)
+static cli_exit measure_drawn(job *j, heads_random *plan, int64_t sequence)
 {
     const int64_t room = plan->how.block * plan->how.repeats + 2;
     const size_t mark = arena_mark();
@@ -343,10 +337,10 @@ static cli_exit measure_drawn(job *j, random_plan *plan, int64_t sequence)
 
 static cli_exit measure_random(job *j, const text_model *model, int64_t sequences)
 {
-    random_plan plan = {0};
+    heads_random plan = {0};
     if (sequences == 0) return CLI_OK;
-    CLI_TRY(plan_random(model, &plan));
-    if (plan.how.block < LEAST_BLOCK) {
+    CLI_TRY(heads_random_plan(model, &plan));
+    if (plan.how.block < HEADS_LEAST_BLOCK) {
         cli_note(j->options->quiet || j->options->beside,
                  "no random tokens: the model has too few words or positions");
         sequences = 0;

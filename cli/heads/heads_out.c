@@ -3,6 +3,7 @@
 #include "common/files.h"
 #include "common/json_out.h"
 #include "heads/heads.h"
+#include "heads/heads_effects.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -229,6 +230,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     if (f->composition[0])
         json_number(&json, f->composition_chance, ",\n  \"composition_chance\": ");
     if (f->circuits) heads_circuits_json_how(&json, f);
+    if (f->effects) heads_effects_json(&json, f);
     json_print(&json, ",\n  \"heads\": [");
     for (int64_t i = 0; i < job->count; i++) {
         json_print(&json, "%s\n", i ? "," : "");

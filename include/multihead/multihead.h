@@ -15,6 +15,7 @@
 #define MHA_VERSION_PATCH 0
 #define MHA_VERSION_SUFFIX "" /* "-rc1" of a release candidate */
 
+#include <multihead/ablation.h>
 #include <multihead/attention.h>
 #include <multihead/attribution.h>
 #include <multihead/backward.h>

@@ -570,6 +570,9 @@ typedef struct mha_transformer_gradients {
      * summed over its elements. Where gates are 1, its sum over the tokens of a sequence is the
      * gradient with respect to the gate of that sequence */
     const mha_tensor *heads;
+    /* f32 [L,B,T,H D], of self-attention: the gradient with respect to what the heads give out, side
+     * by side as in mha_layer_view.concatenated */
+    const mha_tensor *head_outputs;
 } mha_transformer_gradients;
 
 /**

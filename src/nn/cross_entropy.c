@@ -1,4 +1,6 @@
 /* Cross-entropy of rows of logits, and its gradient in the same pass. */
+#include "nn/cross_entropy.h"
+
 #include "nn/nn_check.h"
 
 #include "base/context.h"
@@ -92,16 +94,36 @@ static double total_loss(const loss_job *job, const mha_tensor *losses)
     return total;
 }
 
+/* Every row's loss, and the gradient if one is wanted. */
+static mha_status run(mha_context *context, loss_job *job)
+{
+    void *memory;
+    job->kernels = mhai_kernels_for(context->isa);
+    if (!job->dlogits) {
+        const int64_t floats = mha_context_threads(context) * job->logits->shape[1];
+        MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
+        job->p = memory;
+    }
+    mha_parallel_for(context, job->logits->shape[0], loss_row, job);
+    return MHA_OK;
+}
+
+mha_status mhai_cross_entropy_rows(mha_context *context, const mha_tensor *logits,
+                                   const mha_tensor *targets, double *losses)
+{
+    loss_job job = {.logits = logits, .targets = targets, .row_loss = losses};
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    const mha_status status = run(context, &job);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
 mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
                              const mha_tensor *targets, const mha_tensor *weights, double *loss,
                              const mha_tensor *losses, const mha_tensor *dlogits)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_cross_entropy: context is NULL");
-    loss_job job = {.kernels = mhai_kernels_for(context->isa),
-                    .logits = logits,
-                    .targets = targets,
-                    .weights = weights,
-                    .dlogits = dlogits};
+    loss_job job = {.logits = logits, .targets = targets, .weights = weights, .dlogits = dlogits};
     int64_t counted;
     MHA_TRY(check(&job, losses, &counted));
     job.mean = counted > 0 ? 1.0f / (float)counted : 0;
@@ -110,12 +132,7 @@ mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
     void *memory;
     MHA_TRY_GOTO(mha_scratch_alloc(context, logits->shape[0], sizeof(double), &memory), done);
     job.row_loss = memory;
-    if (!dlogits) {
-        int64_t floats = mha_context_threads(context) * logits->shape[1];
-        MHA_TRY_GOTO(mha_scratch_alloc(context, floats, sizeof(float), &memory), done);
-        job.p = memory;
-    }
-    mha_parallel_for(context, logits->shape[0], loss_row, &job);
+    MHA_TRY_GOTO(run(context, &job), done);
     double total = total_loss(&job, losses);
     if (loss) *loss = total;
 done:

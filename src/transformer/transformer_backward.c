@@ -171,6 +171,19 @@ static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers
     for (int64_t i = 0; i < count; i++) to[i] += ((const float *)numbers->data)[i];
 }
 
+/* The gradient [tokens, H D] of what a layer's heads give out. */
+static void add_outputs(const call *c, const float *gradient, int64_t layer)
+{
+    const mha_tensor *to = c->out.head_outputs;
+    const int64_t T = c->a->T, D = c->t->desc.head_dim;
+    const int64_t wide = mhai_transformer_heads_of(&c->t->desc, layer, false).q * D;
+    for (int64_t i = 0; i < tokens_of(c->a); i++) {
+        float *row = (float *)to->data + layer * to->stride[0] + i / T * to->stride[1] +
+                     i % T * to->stride[2];
+        for (int64_t k = 0; k < wide; k++) row[k * to->stride[3]] += gradient[i * wide + k];
+    }
+}
+
 /* Through the attention itself: from the heads' gradient in c->also to that of q, k, v. */
 static mha_status attention(const call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, int64_t layer, bool cross)
@@ -228,6 +241,7 @@ static mha_status attend(const call *c, const mhai_place_attention *place,
     mha_tensor dheads = mhai_transformer_rows(c->also, rows, place->out.inputs, place->out.inputs);
     MHA_TRY(linear(c, &place->out, &heads, &dy, 0, &dheads));
     if (c->out.heads && !cross) add_heads(c, kept->heads, c->also, layer);
+    if (c->out.head_outputs && !cross) add_outputs(c, c->also, layer);
     MHA_TRY(attention(c, place, kept, layer, cross));
     if (cross) {
         const mha_tensor *m = c->input.memory, *dm = c->out.memory;
@@ -367,9 +381,13 @@ static mha_status check_heads(const call *c)
 {
     const mha_tensor *heads = c->out.heads;
     const int64_t shape[] = {c->t->desc.num_layers, c->a->B, c->t->desc.num_heads, c->a->T};
-    if (!heads) return MHA_OK;
-    MHA_TRY(mhai_tensor_check("heads", heads, MHA_F32, 4, shape));
-    return mhai_tensor_check_output("heads", heads);
+    const mha_tensor *outputs = c->out.head_outputs;
+    const int64_t wide[] = {shape[0], shape[1], shape[3], shape[2] * c->t->desc.head_dim};
+    if (heads) MHA_TRY(mhai_tensor_check("heads", heads, MHA_F32, 4, shape));
+    if (heads) MHA_TRY(mhai_tensor_check_output("heads", heads));
+    if (!outputs) return MHA_OK;
+    MHA_TRY(mhai_tensor_check("head_outputs", outputs, MHA_F32, 4, wide));
+    return mhai_tensor_check_output("head_outputs", outputs);
 }
 
 static mha_status check_call(call *c, const mha_transformer_input *input,
@@ -383,8 +401,8 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
         a->T != c->input.tokens->shape[1] || (c->input.memory && a->S != c->input.memory->shape[1]))
         return mha_fail(MHA_ERR_ARGUMENT, "activations: they hold another batch, call "
                                           "mha_transformer_forward() first");
-    MHA_TRY(mhai_struct_copy("mha_transformer_gradients", &c->out, sizeof c->out, sizeof c->out,
-                             gradients));
+    MHA_TRY(mhai_struct_copy("mha_transformer_gradients", &c->out, sizeof c->out,
+                             offsetof(mha_transformer_gradients, head_outputs), gradients));
     if (c->out.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_gradients: reserved is %u",
                         (unsigned)c->out.reserved);

@@ -457,6 +457,15 @@ static void cap_row(void *argument, int64_t row, int worker)
         x[i] = (float)(job->cap * mhai_tanh((double)x[i] / job->cap));
 }
 
+mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
+                                   const mha_tensor *last, const mha_tensor *logits)
+{
+    MHA_TRY(mha_linear_forward(context, t->output.packed, MHA_ACTIVATION_NONE, last, logits));
+    cap_job job = {logits, (double)t->desc.logit_softcap};
+    if (job.cap > 0) mha_parallel_for(context, logits->shape[0], cap_row, &job);
+    return MHA_OK;
+}
+
 static mha_status write_logits(const mhai_call *c, const mha_tensor *output)
 {
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;
@@ -466,10 +475,7 @@ static mha_status write_logits(const mhai_call *c, const mha_tensor *output)
         mha_tensor in = mhai_transformer_rows(c->a->last + i * rows * width, rows, width, width);
         mha_tensor out = mhai_transformer_rows((float *)output->data + i * output->stride[0], rows,
                                                output->shape[2], output->stride[1]);
-        MHA_TRY(
-            mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, &in, &out));
-        cap_job job = {&out, (double)c->t->desc.logit_softcap};
-        if (job.cap > 0) mha_parallel_for(c->context, rows, cap_row, &job);
+        MHA_TRY(mhai_transformer_logits(c->context, c->t, &in, &out));
     }
     return MHA_OK;
 }

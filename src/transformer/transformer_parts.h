@@ -260,6 +260,10 @@ MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_t
                                                mha_activations *a, const mha_tensor *tokens,
                                                const mhai_step *step, const mha_tensor *output);
 
+/* The logits of rows of mha_transformer_input.last_hidden, with the bits of a forward call. */
+MHA_NODISCARD mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
+                                                 const mha_tensor *last, const mha_tensor *logits);
+
 /* Scratch of a linear layer with this many rows of inputs. */
 size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,
                                       int64_t rows);

@@ -36,7 +36,7 @@ def turn(x, base):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def attention(model, p, name, x, source, keep, rotary, gates):
+def attention(model, p, name, x, source, keep, rotary, gates, hook=None):
     d = model.desc
     B, T, S = x.shape[0], x.shape[1], source.shape[1]
 
@@ -48,12 +48,16 @@ def attention(model, p, name, x, source, keep, rotary, gates):
     k, v = (split(kind, source, d.kv_heads, S) for kind in ("k_proj", "v_proj"))
     if rotary:
         q, k = turn(q, d.rope_base), turn(k, d.rope_base)
+    if hook:
+        q, k, v = (hook(name, part, y) for part, y in (("q", q), ("k", k), ("v", v)))
     group = d.num_heads // d.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = (q @ k.transpose(2, 3) / d.head_dim ** 0.5).masked_fill(~keep, -torch.inf)
     heads = torch.softmax(scores, -1) @ v
     if gates is not None:
         heads = heads * gates[:, None, None]
+    if hook:
+        heads = hook(name, "z", heads)
     return linear(p, f"{name}.o_proj", heads.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -78,8 +82,9 @@ def seen(lengths, B, keys):
 
 
 def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, gates=None,
-            cross_gates=None):
-    """Logits, or with no_output the last x."""
+            cross_gates=None, hook=None):
+    """Logits, or with no_output the last x. hook(name of the attention, "q", "k", "v" or "z", [B,H,T,D])
+    gives what takes its place; it also sees ("stream", "end", x) after the last layer."""
     d = model.desc
     B, T = tokens.shape
     has = {name: bool(d.flags & bit) for name, bit in training.FLAGS.items()}
@@ -101,7 +106,7 @@ def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, ga
         layer = f"layers.{i}"
         x = step(f"{layer}.self_attn_norm", x, lambda y: attention(
             model, p, f"{layer}.self_attn", y, y, keep,
-            d.positions == training.POSITIONS["rotary"], None if gates is None else gates[i]))
+            d.positions == training.POSITIONS["rotary"], None if gates is None else gates[i], hook))
         if has["cross"]:
             x = step(f"{layer}.cross_attn_norm", x, lambda y: attention(
                 model, p, f"{layer}.cross_attn", y, memory,
@@ -110,6 +115,8 @@ def forward(model, p, tokens, lengths=None, memory=None, memory_lengths=None, ga
         if d.ff_dim:
             x = step(f"{layer}.mlp_norm", x,
                      lambda y: feed_forward(model, p, f"{layer}.mlp", y))
+    if hook:
+        x = hook("stream", "end", x)
     if not has["post_norm"]:
         x = norm(model, p, "norm", x)
     if has["no_output"]:

@@ -304,7 +304,7 @@ class TransformerInput(Struct):
 class TransformerGradients(Struct):
     c_name = "mha_transformer_gradients"
     _fields_ = [SIZE, RESERVED, ("parameters", C.POINTER(C.c_float)),
-                *_tensors("memory gates cross_gates heads")]
+                *_tensors("memory gates cross_gates heads head_outputs")]
 
 
 class AdamW(Struct):

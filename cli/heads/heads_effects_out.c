@@ -1,0 +1,367 @@
+/* What is lost without heads, as a table and as JSON. */
+#include "heads/heads_effects.h"
+
+#include "common/arena.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HEAD_WIDTH = 9,
+    PAIR_WIDTH = 16,
+    CELL_WIDTH = 29,
+    NAME_BYTES = 96,
+    LINE_BYTES = 512,
+    SEED = 2,
+    TOP = 10
+};
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+static mha_effect_interval interval_of(const heads_found *found, const double *values,
+                                       int64_t count)
+{
+    mha_effect_interval x = {NAN, NAN, NAN, 0};
+    const mha_status status =
+        mha_effect_bootstrap(found->model->context, values, count, 1, 0, SEED, &x);
+    return status == MHA_OK ? x : (mha_effect_interval){NAN, NAN, NAN, 0};
+}
+
+static const effect_set *set_of(const heads_found *found, int m)
+{
+    return &found->effects->sets[found->effects->measures[m].set];
+}
+
+/* Numbers of a measure, text by text: `row` of numbers [.., texts, measures], times factor, added. */
+static void add_row(const heads_found *found, int m, const double *numbers, int64_t row,
+                    double factor, double *to)
+{
+    const effect_set *set = set_of(found, m);
+    const int64_t texts = set->data.texts, measures = set->data.measures;
+    for (int64_t i = 0; i < texts; i++)
+        to[i] += factor * numbers[(row * texts + i) * measures + found->effects->measures[m].index];
+}
+
+/* What is told of a measure: the whole model (row -1), the effect of a head chosen, of a pair, the
+ * interaction of a pair, or a head's estimate or direct effect. */
+typedef enum told { WHOLE, SINGLE, BOTH, INTERACTION, ESTIMATE, DIRECT } told;
+
+static mha_effect_interval tell(const heads_found *found, int m, told what, int64_t row)
+{
+    const heads_effects *e = found->effects;
+    const effect_set *set = set_of(found, m);
+    double *x = NULL;
+    const size_t mark = arena_mark();
+    mha_effect_interval none = {NAN, NAN, NAN, 0};
+    if ((what == ESTIMATE && !set->estimates) || (what == DIRECT && !set->direct)) return none;
+    if (ARENA_ALLOC(HEADS, set->data.texts, &x) != CLI_OK) return none;
+    switch (what) {
+    case WHOLE: add_row(found, m, set->whole, 0, 1, x); break;
+    case SINGLE: add_row(found, m, set->single, row, 1, x); break;
+    case ESTIMATE: add_row(found, m, set->estimates, row, 1, x); break;
+    case DIRECT: add_row(found, m, set->direct, row, 1, x); break;
+    case BOTH:
+    case INTERACTION: add_row(found, m, set->without, row, 1, x);
+    }
+    if (what == SINGLE || what == BOTH) add_row(found, m, set->whole, 0, -1, x);
+    if (what == INTERACTION) { /* (both - whole) - (a - whole) - (b - whole) */
+        add_row(found, m, set->single, e->pairs[2 * row], -1, x);
+        add_row(found, m, set->single, e->pairs[2 * row + 1], -1, x);
+        add_row(found, m, set->whole, 0, 1, x);
+    }
+    const mha_effect_interval result = interval_of(found, x, set->data.texts);
+    arena_release(mark);
+    return result;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+/* A line of the table, cut to the terminal where it is printed. */
+typedef struct table_line {
+    mha_terminal terminal;
+    char text[LINE_BYTES];
+    size_t used;
+} table_line;
+
+MHA_PRINTF(2, 3) static void put(table_line *line, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    const int more =
+        vsnprintf(line->text + line->used, sizeof line->text - line->used, format, arguments);
+    va_end(arguments);
+    if (more > 0) line->used += (size_t)more;
+    if (line->used >= sizeof line->text) line->used = sizeof line->text - 1;
+}
+
+static void end_line(table_line *line)
+{
+    cli_print_cut(line->text, line->terminal.columns, line->terminal.ascii);
+    cli_print("\n");
+    line->used = 0;
+    line->text[0] = '\0';
+}
+
+static void put_cell(table_line *line, mha_effect_interval x, bool change)
+{
+    char cell[4 * CELL_WIDTH];
+    if (isnan(x.mean))
+        snprintf(cell, sizeof cell, "-");
+    else if (isnan(x.low))
+        snprintf(cell, sizeof cell, change ? "%+.4f" : "%.4f", x.mean);
+    else
+        snprintf(cell, sizeof cell, change ? "%+.4f (%+.4f, %+.4f)" : "%.4f (%.4f, %.4f)", x.mean,
+                 x.low, x.high);
+    put(line, "%*s", CELL_WIDTH, cell);
+}
+
+static void name_of(const heads_found *found, int64_t head, char *name, size_t size)
+{
+    snprintf(name, size, "L%" PRId64 "H%" PRId64, head / found->model->heads,
+             head % found->model->heads);
+}
+
+/* A number, and what it belongs to: rows in the order of their sizes. */
+typedef struct ranked {
+    int64_t row;
+    mha_effect_interval found;
+} ranked;
+
+static int by_size(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+    const double p = fabs(x->found.mean), q = fabs(y->found.mean);
+    if (p > q || (isnan(q) && !isnan(p))) return -1;
+    if (q > p || (isnan(p) && !isnan(q))) return 1;
+    return x->row < y->row ? -1 : x->row > y->row;
+}
+
+/* Heads by the size of their effect on the first of these measures. */
+static cli_exit print_heads(const heads_found *found, table_line *line, int first, int end)
+{
+    const heads_effects *e = found->effects;
+    const size_t mark = arena_mark();
+    ranked *heads;
+    CLI_TRY(ARENA_ALLOC(HEADS, e->chosen_count + 1, &heads));
+    for (int64_t k = 0; k < e->chosen_count; k++)
+        heads[k] = (ranked){k, tell(found, first, SINGLE, k)};
+    qsort(heads, (size_t)e->chosen_count, sizeof *heads, by_size);
+    cli_print("\n");
+    put(line, "%-*s", HEAD_WIDTH, "without");
+    for (int m = first; m < end; m++) put(line, "%*s", CELL_WIDTH, e->measures[m].name);
+    end_line(line);
+    put(line, "%-*s", HEAD_WIDTH, "(none)");
+    for (int m = first; m < end; m++) put_cell(line, tell(found, m, WHOLE, 0), false);
+    end_line(line);
+    for (int64_t k = 0; k < e->chosen_count; k++) {
+        char name[NAME_BYTES];
+        name_of(found, e->chosen[heads[k].row], name, sizeof name);
+        put(line, "%-*s", HEAD_WIDTH, name);
+        put_cell(line, heads[k].found, true);
+        for (int m = first + 1; m < end; m++)
+            put_cell(line, tell(found, m, SINGLE, heads[k].row), true);
+        end_line(line);
+    }
+    arena_release(mark);
+    return CLI_OK;
+}
+
+/* The pairs whose interaction is the largest. */
+static cli_exit print_pairs(const heads_found *found, table_line *line, int m)
+{
+    const heads_effects *e = found->effects;
+    const size_t mark = arena_mark();
+    ranked *all;
+    if (e->pair_count == 0) return CLI_OK;
+    CLI_TRY(ARENA_ALLOC(HEADS, e->pair_count, &all));
+    for (int64_t p = 0; p < e->pair_count; p++)
+        all[p] = (ranked){p, tell(found, m, INTERACTION, p)};
+    qsort(all, (size_t)e->pair_count, sizeof *all, by_size);
+    cli_print("\n");
+    put(line, "%-*s%*s%*s", PAIR_WIDTH, "without both", CELL_WIDTH, e->measures[m].name, CELL_WIDTH,
+        "interaction");
+    end_line(line);
+    for (int64_t p = 0; p < e->pair_count && p < TOP; p++) {
+        char a[NAME_BYTES], b[NAME_BYTES];
+        name_of(found, e->chosen[e->pairs[2 * all[p].row]], a, sizeof a);
+        name_of(found, e->chosen[e->pairs[2 * all[p].row + 1]], b, sizeof b);
+        put(line, "%s %-*s", a, PAIR_WIDTH - 1 - (int)strlen(a), b);
+        put_cell(line, tell(found, m, BOTH, all[p].row), true);
+        put_cell(line, all[p].found, true);
+        end_line(line);
+    }
+    arena_release(mark);
+    return CLI_OK;
+}
+
+/* The heads of the largest values [L H, prompts]. */
+static cli_exit print_patched(const heads_found *found, table_line *line, const double *values,
+                              const char *title)
+{
+    const int64_t all = found->layers * found->model->heads;
+    const int64_t prompts = found->effects->sets[2].data.texts;
+    const size_t mark = arena_mark();
+    ranked *heads;
+    if (!values) return CLI_OK;
+    CLI_TRY(ARENA_ALLOC(HEADS, all, &heads));
+    for (int64_t k = 0; k < all; k++)
+        heads[k] = (ranked){k, interval_of(found, values + k * prompts, prompts)};
+    qsort(heads, (size_t)all, sizeof *heads, by_size);
+    cli_print("\n");
+    put(line, "%-*s%*s", HEAD_WIDTH, "patched", CELL_WIDTH, title);
+    end_line(line);
+    for (int64_t k = 0; k < all && k < TOP && !isnan(heads[k].found.mean); k++) {
+        char name[NAME_BYTES];
+        name_of(found, heads[k].row, name, sizeof name);
+        put(line, "%-*s", HEAD_WIDTH, name);
+        put_cell(line, heads[k].found, true);
+        end_line(line);
+    }
+    arena_release(mark);
+    return CLI_OK;
+}
+
+static void print_title(const heads_found *found, int64_t width)
+{
+    const heads_effects *e = found->effects;
+    char text[LINE_BYTES];
+    cli_print("\n");
+    snprintf(text, sizeof text,
+             "%s ablation: how much each measure changes without a head; mean over texts and 95 %% "
+             "interval",
+             mha_ablation_name(e->kind));
+    cli_print_wrapped("", text, width);
+    for (int m = 0; m < e->measure_count; m++) {
+        snprintf(text, sizeof text, "%s: %s; %" PRId64 " texts", e->measures[m].name,
+                 e->measures[m].text, tell(found, m, WHOLE, 0).texts);
+        cli_print_wrapped("  ", text, width);
+    }
+}
+
+cli_exit heads_effects_print(const heads_options *options, const heads_found *found)
+{
+    const heads_effects *e = found->effects;
+    table_line line = {.terminal = screen_of(&options->screen)};
+    const int64_t room = (line.terminal.columns - HEAD_WIDTH) / CELL_WIDTH;
+    const int columns = room < 1 ? 1 : room > EFFECT_MEASURES ? EFFECT_MEASURES : (int)room;
+    print_title(found, line.terminal.columns);
+    for (int m = 0; m < e->measure_count; m += columns) {
+        const int end = m + columns < e->measure_count ? m + columns : e->measure_count;
+        CLI_TRY(print_heads(found, &line, m, end));
+    }
+    for (int m = 0; m < e->measure_count; m++) CLI_TRY(print_pairs(found, &line, m));
+    CLI_TRY(print_patched(found, &line, e->patched, "restored share of task"));
+    return print_patched(found, &line, e->paths, "change of task by paths");
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_interval(json_out *json, mha_effect_interval x)
+{
+    if (x.texts == 0) {
+        json_print(json, "null");
+        return;
+    }
+    json_number(json, x.mean, "{\"mean\": ");
+    json_number(json, x.low, ", \"low\": ");
+    json_number(json, x.high, ", \"high\": ");
+    json_print(json, ", \"texts\": %" PRId64 "}", x.texts);
+}
+
+static void put_measures(json_out *json, const heads_found *found, told what, int64_t row)
+{
+    json_print(json, "{");
+    for (int m = 0; m < found->effects->measure_count; m++) {
+        json_print(json, "%s", m ? ", " : "");
+        json_text(json, found->effects->measures[m].name);
+        json_print(json, ": ");
+        put_interval(json, tell(found, m, what, row));
+    }
+    json_print(json, "}");
+}
+
+static void put_name(json_out *json, const heads_found *found, int64_t head)
+{
+    char name[NAME_BYTES];
+    name_of(found, head, name, sizeof name);
+    json_text(json, name);
+}
+
+static void put_head(json_out *json, const heads_found *found, int64_t head)
+{
+    const heads_effects *e = found->effects;
+    const int64_t prompts = e->sets[2].data.texts;
+    json_print(json, "\n      {\"head\": ");
+    put_name(json, found, head);
+    json_print(json, ", \"layer\": %" PRId64 ", \"number\": %" PRId64, head / found->model->heads,
+               head % found->model->heads);
+    json_print(json, ",\n       \"estimate\": ");
+    put_measures(json, found, ESTIMATE, head);
+    json_print(json, ",\n       \"direct\": ");
+    put_measures(json, found, DIRECT, head);
+    for (int64_t k = 0; k < e->chosen_count; k++)
+        if (e->chosen[k] == head) {
+            json_print(json, ",\n       \"effect\": ");
+            put_measures(json, found, SINGLE, k);
+        }
+    if (e->patched) json_print(json, ",\n       \"restored\": ");
+    if (e->patched) put_interval(json, interval_of(found, e->patched + head * prompts, prompts));
+    if (e->paths) json_print(json, ",\n       \"paths\": ");
+    if (e->paths) put_interval(json, interval_of(found, e->paths + head * prompts, prompts));
+    json_print(json, "}");
+}
+
+static void put_pairs(json_out *json, const heads_found *found)
+{
+    const heads_effects *e = found->effects;
+    json_print(json, "],\n    \"pairs\": [");
+    for (int64_t p = 0; p < e->pair_count; p++) {
+        json_print(json, "%s\n      {\"heads\": [", p ? "," : "");
+        put_name(json, found, e->chosen[e->pairs[2 * p]]);
+        json_print(json, ", ");
+        put_name(json, found, e->chosen[e->pairs[2 * p + 1]]);
+        json_print(json, "],\n       \"effect\": ");
+        put_measures(json, found, BOTH, p);
+        json_print(json, ",\n       \"interaction\": ");
+        put_measures(json, found, INTERACTION, p);
+        json_print(json, "}");
+    }
+    json_print(json, "]");
+}
+
+void heads_effects_json(json_out *json, const heads_found *found)
+{
+    const heads_effects *e = found->effects;
+    bool first = true;
+    json_print(json, ",\n  \"effects\": {\"ablation\": ");
+    json_text(json, mha_ablation_name(e->kind));
+    json_print(json, ",\n    \"measures\": {");
+    for (int m = 0; m < e->measure_count; m++) {
+        json_print(json, "%s\n      ", m ? "," : "");
+        json_text(json, e->measures[m].name);
+        json_print(json, ": {\"definition\": ");
+        json_text(json, e->measures[m].text);
+        json_print(json, ", \"whole\": ");
+        put_interval(json, tell(found, m, WHOLE, 0));
+        json_print(json, "}");
+    }
+    json_print(json, "},");
+    if (e->paths) {
+        json_print(json, "\n    \"paths_to\": ");
+        json_text(json, e->paths_to);
+        json_print(json, ",");
+    }
+    json_print(json, "\n    \"heads\": [");
+    for (int64_t l = 0; l < found->layers; l++)
+        for (int64_t h = 0; h < found->heads[l]; h++) {
+            if (!first) json_print(json, ",");
+            put_head(json, found, l * found->model->heads + h);
+            first = false;
+        }
+    put_pairs(json, found);
+    json_print(json, "}");
+}

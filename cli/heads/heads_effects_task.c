@@ -1,0 +1,279 @@
+/* Task files: prompts with a right and a wrong continuation, and perhaps a corrupted prompt to patch
+ * from. A line is an object of JSON, or has its fields between tabs. And the receivers of --paths. */
+#include "heads/heads_effects.h"
+
+#include "common/arena.h"
+#include "common/texts.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SET_TASK = 2, FIELDS = 4 };
+
+static const char *const field_names[FIELDS] = {"prompt", "right", "wrong", "corrupted"};
+
+/* A line of the file. */
+typedef struct task_line {
+    char *fields[FIELDS]; /* corrupted may be NULL */
+    int64_t number;
+} task_line;
+
+typedef struct task_lines {
+    const char *path;
+    task_line *items;
+    int64_t count, room;
+} task_lines;
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+static cli_exit wrong_line(const task_lines *t, int64_t number, const char *what)
+{
+    return cli_fail(CLI_BAD_INPUT, HEADS, "%s: line %" PRId64 ": %s", t->path, number, what);
+}
+
+static cli_exit take_json(const task_lines *t, const char *text, size_t bytes, task_line *line)
+{
+    json_error_t error;
+    json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    cli_exit result = object ? CLI_OK : wrong_line(t, line->number, error.text);
+    if (result == CLI_OK && !json_is_object(object))
+        result = wrong_line(t, line->number, "expected an object with prompt, right and wrong");
+    for (int i = 0; i < FIELDS && result == CLI_OK; i++) {
+        const json_t *value = json_object_get(object, field_names[i]);
+        if (value && !json_is_string(value))
+            result = cli_fail(CLI_BAD_INPUT, HEADS, "%s: line %" PRId64 ": %s is no text", t->path,
+                              line->number, field_names[i]);
+        else if (value)
+            result = arena_text(HEADS, json_string_value(value), json_string_length(value),
+                                &line->fields[i]);
+    }
+    json_decref(object);
+    return result;
+}
+
+static cli_exit take_tabs(const task_lines *t, const char *text, size_t bytes, task_line *line)
+{
+    for (int i = 0; i < FIELDS; i++) {
+        const char *end = memchr(text, '\t', bytes);
+        const size_t length = end ? (size_t)(end - text) : bytes;
+        CLI_TRY(arena_text(HEADS, text, length, &line->fields[i]));
+        if (!end) return CLI_OK;
+        text += length + 1;
+        bytes -= length + 1;
+    }
+    return wrong_line(t, line->number, "has more than four fields");
+}
+
+static cli_exit take_line(task_lines *t, const char *text, size_t bytes, int64_t number)
+{
+    task_line line = {.number = number};
+    if (bytes > 0 && text[bytes - 1] == '\r') bytes--;
+    if (bytes == 0 || text[0] == '#') return CLI_OK;
+    CLI_TRY(text[0] == '{' ? take_json(t, text, bytes, &line) : take_tabs(t, text, bytes, &line));
+    for (int i = 0; i < FIELDS - 1; i++)
+        if (!line.fields[i] || !line.fields[i][0])
+            return cli_fail(CLI_BAD_INPUT, HEADS,
+                            "%s: line %" PRId64 ": has no %s; expected prompt, right and wrong "
+                            "continuation between tabs, or as JSON",
+                            t->path, number, field_names[i]);
+    if (line.fields[3] && !line.fields[3][0]) line.fields[3] = NULL;
+    if (t->count == t->room) {
+        t->room = t->room ? 2 * t->room : 64;
+        CLI_TRY(arena_grow(HEADS, t->room, sizeof *t->items, &t->items));
+    }
+    t->items[t->count++] = line;
+    return CLI_OK;
+}
+
+static cli_exit read_lines(task_lines *t)
+{
+    const char *text;
+    size_t size;
+    int64_t number = 1;
+    CLI_TRY(texts_read_utf8(HEADS, t->path, &text, &size));
+    for (size_t at = 0; at < size; number++) {
+        const char *end = memchr(text + at, '\n', size - at);
+        const size_t bytes = end ? (size_t)(end - text) - at : size - at;
+        CLI_TRY(take_line(t, text + at, bytes, number));
+        at += bytes + 1;
+    }
+    if (t->count > 0) return CLI_OK;
+    return cli_fail(CLI_BAD_INPUT, HEADS, "%s: holds no prompt", t->path);
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+typedef struct ids_of {
+    int32_t *ids;
+    int64_t count;
+} ids_of;
+
+/* The tokens of a prompt and what follows it, without special ones at the end. */
+static cli_exit encode(text_model *model, const char *path, const task_line *line,
+                       const char *prompt, const char *more, ids_of *ids)
+{
+    const text_limits limits = {0};
+    const size_t first = strlen(prompt), second = strlen(more);
+    text_tokens tokens;
+    char *text;
+    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)(first + second + 1), &text));
+    memcpy(text, prompt, first);
+    memcpy(text + first, more, second);
+    text_model_where(model, path, line->number);
+    CLI_TRY(text_model_encode(model, &limits, text, first + second, NULL, 0, &tokens));
+    ids->ids = tokens.ids;
+    ids->count = tokens.list.count;
+    while (ids->count > 0 && tokens.list.items[ids->count - 1].special) ids->count--;
+    return CLI_OK;
+}
+
+/* A continuation begins where the prompt ends: no token may reach across. */
+static cli_exit check_joint(const char *path, const task_line *line, const ids_of *prompt,
+                            const ids_of *whole, int field)
+{
+    bool same = whole->count > prompt->count && prompt->count > 0;
+    for (int64_t i = 0; i < prompt->count && same; i++) same = whole->ids[i] == prompt->ids[i];
+    if (same) return CLI_OK;
+    return cli_fail(CLI_BAD_INPUT, HEADS,
+                    "%s: line %" PRId64
+                    ": %s \"%s\" does not begin a token behind the prompt; most "
+                    "models want the space in front of a word: \" word\"",
+                    path, line->number, field_names[field], line->fields[field]);
+}
+
+static void add_terms(const ids_of *prompt, const ids_of *whole, int64_t first_row, double factor,
+                      mha_effect_term **terms)
+{
+    for (int64_t t = prompt->count; t < whole->count; t++)
+        *(*terms)++ =
+            (mha_effect_term){.factor = factor, .row = first_row + t - 1, .token = whole->ids[t]};
+}
+
+/* One sequence that ends with the prompt if both continuations are one token, else one for each. */
+static cli_exit fill(const ids_of *prompt, const ids_of whole[2], mha_effect_text *text,
+                     int32_t **ids)
+{
+    const int64_t more[] = {whole[0].count - prompt->count, whole[1].count - prompt->count};
+    const bool single = more[0] == 1 && more[1] == 1;
+    const int64_t longest = whole[0].count > whole[1].count ? whole[0].count : whole[1].count;
+    const int64_t B = single ? 1 : 2, T = single ? prompt->count : longest - 1;
+    int64_t *lengths;
+    mha_effect_term *terms;
+    CLI_TRY(heads_effects_text(B, T, more[0] + more[1], text, ids, &lengths, &terms));
+    for (int64_t b = 0; b < B; b++) {
+        lengths[b] = single ? T : whole[b].count - 1; /* the last token predicts nothing */
+        memcpy(*ids + b * T, whole[b].ids, (size_t)lengths[b] * sizeof **ids);
+    }
+    add_terms(prompt, &whole[0], 0, 1, &terms);
+    add_terms(prompt, &whole[1], single ? 0 : T, -1, &terms);
+    return CLI_OK;
+}
+
+/* The corrupted prompt in the place of the prompt, with the same continuations. */
+static cli_exit corrupt(text_model *model, const char *path, const task_line *line,
+                        const ids_of *prompt, const int32_t *ids, mha_effect_text *text,
+                        effect_prompt *made)
+{
+    const int64_t *shape = text->tokens->shape;
+    ids_of other;
+    int32_t *copy;
+    if (!line->fields[3]) return CLI_OK;
+    CLI_TRY(encode(model, path, line, line->fields[3], "", &other));
+    if (other.count != prompt->count)
+        return cli_fail(CLI_BAD_INPUT, HEADS,
+                        "%s: line %" PRId64 ": the prompt has %" PRId64
+                        " tokens, the corrupted one %" PRId64 "; patching needs as many in both",
+                        path, line->number, prompt->count, other.count);
+    CLI_TRY(ARENA_ALLOC(HEADS, shape[0] * shape[1], &copy));
+    memcpy(copy, ids, (size_t)(shape[0] * shape[1]) * sizeof *copy);
+    for (int64_t b = 0; b < shape[0]; b++)
+        memcpy(copy + b * shape[1], other.ids, (size_t)other.count * sizeof *copy);
+    made->corrupted = mha_tensor_contiguous(copy, MHA_I32, 2, shape);
+    return CLI_OK;
+}
+
+static cli_exit add_prompt(text_model *model, const char *path, const task_line *line,
+                           mha_effect_text *text, effect_prompt *made)
+{
+    ids_of prompt, whole[2];
+    int32_t *ids;
+    CLI_TRY(encode(model, path, line, line->fields[0], "", &prompt));
+    for (int k = 0; k < 2; k++) {
+        CLI_TRY(encode(model, path, line, line->fields[0], line->fields[1 + k], &whole[k]));
+        CLI_TRY(check_joint(path, line, &prompt, &whole[k], 1 + k));
+    }
+    CLI_TRY(fill(&prompt, whole, text, &ids));
+    return corrupt(model, path, line, &prompt, ids, text, made);
+}
+
+cli_exit heads_effects_read_task(const heads_options *options, text_model *model,
+                                 heads_effects *effects)
+{
+    effect_set *set = &effects->sets[SET_TASK];
+    task_lines t = {.path = options->task};
+    CLI_TRY(read_lines(&t));
+    set->data = (mha_effect_data){.struct_size = sizeof set->data, .texts = t.count, .measures = 1};
+    CLI_TRY(ARENA_ALLOC(HEADS, t.count, &set->texts));
+    CLI_TRY(ARENA_ALLOC(HEADS, t.count, &set->list));
+    CLI_TRY(ARENA_ALLOC(HEADS, t.count, &effects->prompts));
+    set->data.text = set->list;
+    for (int64_t i = 0; i < t.count; i++) {
+        set->list[i] = &set->texts[i];
+        CLI_TRY(add_prompt(model, t.path, &t.items[i], &set->texts[i], &effects->prompts[i]));
+        set->tokens += set->texts[i].tokens->shape[0] * set->texts[i].tokens->shape[1];
+    }
+    return CLI_OK;
+}
+
+/* ---- receivers ------------------------------------------------------------------------------- */
+
+/* "L18H6.k": a head of queries; keys and values are those of the key/value head that it reads. */
+static bool take_receiver(const text_model *model, const char *text, size_t bytes,
+                          mha_path_receiver *receiver)
+{
+    char copy[32], *at = copy, *end;
+    if (bytes >= sizeof copy || bytes < 6) return false;
+    memcpy(copy, text, bytes);
+    copy[bytes] = '\0';
+    if (*at++ != 'L' || *at < '0' || *at > '9') return false;
+    receiver->layer = strtoll(at, &end, 10);
+    if (*end != 'H' || end[1] < '0' || end[1] > '9') return false;
+    receiver->head = strtoll(end + 1, &end, 10);
+    if (*end != '.' || end[1] == '\0' || end[2] != '\0') return false;
+    const mha_transformer_desc *d = &model->desc;
+    const char *const parts = "qkv", *part = strchr(parts, end[1]);
+    if (!part || receiver->layer >= d->num_layers) return false;
+    const int64_t heads = d->layer_heads ? d->layer_heads[receiver->layer] : d->num_heads;
+    const int64_t kv = d->layer_kv_heads ? d->layer_kv_heads[receiver->layer] : d->kv_heads;
+    if (receiver->head >= heads) return false;
+    receiver->part = (mha_patch_part)(MHA_PATCH_QUERY + (part - parts));
+    if (receiver->part != MHA_PATCH_QUERY) receiver->head /= heads / kv;
+    return true;
+}
+
+cli_exit heads_effects_receivers(const heads_options *options, const text_model *model,
+                                 mha_path_receiver **receivers, int64_t *count)
+{
+    const char *at = options->paths;
+    *count = 0;
+    *receivers = NULL;
+    if (!at || !strcmp(at, "logits")) return CLI_OK;
+    const size_t most = strlen(at) / 6 + 1;
+    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)most, receivers));
+    for (bool more = true; more;) {
+        const char *end = strchr(at, ',');
+        const size_t bytes = end ? (size_t)(end - at) : strlen(at);
+        if (!take_receiver(model, at, bytes, &(*receivers)[*count]))
+            return cli_fail(
+                CLI_USAGE, HEADS,
+                "--paths %s: expected logits, or parts of heads that the model has, such "
+                "as L18H6.k,L18H6.q",
+                options->paths);
+        ++*count;
+        more = end;
+        at = end ? end + 1 : at;
+    }
+    return CLI_OK;
+}

@@ -1,0 +1,299 @@
+/* multihead: what is lost without a head, over many texts: a head's output is replaced and what a
+ * model then predicts is measured again; or it is taken from another prompt, and so is a single path
+ * from one head to another.
+ *
+ *   M(x)         a measure of a text: a sum of terms, each a factor times the log-probability of a
+ *                token: a loss, a difference of losses, right against wrong answers
+ *   effect       M without the heads - M, text by text; of a loss it is positive where they help
+ *   zero         heads give out 0
+ *   mean         each gives out its mean over all tokens of the texts
+ *   resample     each gives out what it does in another text, at the same position
+ *   interaction  of two heads: the effect of both - the effects of each
+ *
+ * docs/ablation.md has the definitions with their sources and limits. Letters: L layers, H heads, D
+ * size of a head, E width of the stream, M measures; a head's number is layer * H + head. Results are
+ * the same bits for any number of threads.
+ *
+ * Stability: may change in a minor version (docs/stability.md).
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_ABLATION_H
+#define MULTIHEAD_ABLATION_H
+
+#include <multihead/importance.h>
+#include <multihead/transformer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- what is measured ------------------------------------------------------------------------ */
+
+/* A term of a measure: factor log P(token | what row b T + t of the logits has read). */
+typedef struct mha_effect_term {
+    double factor;
+    int64_t row;
+    int32_t token;
+    int32_t measure; /* 0 .. measures - 1; without any term a text does not have the measure */
+} mha_effect_term;
+
+/* One text, or several sequences that a measure compares. */
+typedef struct mha_effect_text {
+    uint32_t struct_size;
+    uint32_t reserved;        /* 0 */
+    const mha_tensor *tokens; /* i32 [B,T] */
+    const int64_t *lengths;   /* [B], NULL: T */
+    const mha_effect_term *terms;
+    int64_t term_count;
+} mha_effect_text;
+
+typedef struct mha_effect_data {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    int64_t texts, measures;
+    const mha_effect_text *const *text; /* [texts] */
+    /* done and total count multiplications by parameters, as mha_effect_work() does; NULL: not called */
+    mha_progress_fn progress;
+    void *progress_user;
+} mha_effect_data;
+
+/**
+ * Terms for a mean loss: -factor times the mean log-probability of the tokens first .. end - 1 of a
+ * text, each given all before it. With factor 1 and [1,T) it is the text's loss; the mean around the
+ * 50th token with 1 and that around the 500th with -1 make in-context learning (Olsson et al. 2022).
+ *
+ *   tokens [end] i32 in    terms [end - first] out
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (1 <= first < end does not hold, a
+ *          factor that is not finite); nothing is then written.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_loss(const int32_t *tokens, int64_t first, int64_t end,
+                                                 double factor, int32_t measure,
+                                                 mha_effect_term *terms);
+
+/* ---- ablation -------------------------------------------------------------------------------- */
+
+typedef enum mha_ablation {
+    MHA_ABLATION_ZERO = 0,
+    MHA_ABLATION_MEAN = 1,
+    MHA_ABLATION_RESAMPLE = 2
+} mha_ablation;
+
+typedef struct mha_ablation_desc {
+    uint32_t struct_size;
+    mha_ablation kind;
+    /* RESAMPLE: text i takes what heads give out in text (i + 1 + r) mod texts, r = SplitMix64 of seed
+     * and i, mod (texts - 1): never itself. Sequence b reads sequence b mod its B, position t
+     * position t mod its length */
+    uint64_t seed;
+    const mha_tensor *means; /* MEAN: f32 [L,H D] in, mha_effect_means() */
+} mha_ablation_desc;
+
+/** "zero", "mean", "resample"; NULL if unknown. Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_ablation_name(mha_ablation kind);
+
+/**
+ * The mean of every head's output over all tokens of all texts, those within lengths.
+ *
+ *   means f32 [L,H D] out
+ *
+ * Memory   scratch from the context.   Errors  as mha_effect_sets().   Threads  one call per context.
+ * Accuracy summed in double in the order of the texts, rounded once.   Cost  a pass over the texts.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_means(mha_context *context,
+                                                  const mha_transformer *transformer,
+                                                  const mha_effect_data *data,
+                                                  const mha_tensor *means);
+
+/* Sets of heads: those of set s are heads[first[s]] .. heads[first[s + 1] - 1]. */
+typedef struct mha_head_sets {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    int64_t count;
+    const int64_t *first; /* [count + 1], from 0, ascending */
+    const int64_t *heads; /* layer * H + head, of heads that the layer has */
+} mha_head_sets;
+
+/**
+ * What is measured with all heads, and without each set of heads: exact. A set runs from the first
+ * layer that it changes; what is in front of that is computed once for each text.
+ *
+ *   whole [texts, M] out            NAN where a text does not have the measure; NULL
+ *   without [count, texts, M] out   likewise
+ *
+ * Memory   scratch from the context: L (E + H D) floats for each token of the longest text, and 128
+ *          rows of logits.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (texts, measures, terms, sets, kind; RESAMPLE of a single
+ *          text); MHA_ERR_UNSUPPORTED (no output, cross-attention, reserved); those of
+ *          mha_transformer_forward(); what progress returned. Outputs then mean nothing.
+ * Threads  one call per context.   Accuracy  that of the forward passes, f32; sums in double.
+ * Cost     mha_effect_work().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_sets(
+    mha_context *context, const mha_transformer *transformer, const mha_ablation_desc *desc,
+    const mha_effect_data *data, const mha_head_sets *sets, double *whole, double *without);
+
+/**
+ * A linear estimate of `without - whole` for every head, from one gradient of each measure: with z what
+ * a head gives out and r what would replace it,
+ *
+ *   estimates [L H, texts, M] = sum over rows (r - z) . dM / dz
+ *
+ * For ZERO it is minus the gate gradient of mha_head_importance() with its sign. It errs where effects
+ * saturate and where heads stand in for each other; its purpose is to choose heads.
+ *
+ *   estimates out; NAN where a text does not have the measure; 0 for heads that a layer lacks
+ *
+ * Memory   activations of the longest text from the context's allocator; scratch: two rows of the
+ *          output for each of its tokens, and 3 L H D floats.
+ * Errors   as mha_effect_sets(); MHA_ERR_UNSUPPORTED where mha_transformer_backward() is (int8, bf16).
+ * Threads  one call per context.   Cost  mha_effect_work().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_gradients(mha_context *context,
+                                                      const mha_transformer *transformer,
+                                                      const mha_ablation_desc *desc,
+                                                      const mha_effect_data *data,
+                                                      double *estimates);
+
+/**
+ * What a call will take, in multiplications by parameters (products of attention itself are left out):
+ * of mha_effect_sets(), or with sets NULL of mha_effect_gradients().
+ *
+ * Memory   none.   Errors  those of these calls that the texts' numbers do not cause.   Threads  any.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_work(const mha_transformer *transformer,
+                                                 const mha_ablation_desc *desc,
+                                                 const mha_effect_data *data,
+                                                 const mha_head_sets *sets, int64_t *work);
+
+/* ---- what numbers of texts say --------------------------------------------------------------- */
+
+/* A mean over texts with its 95 % bootstrap interval (percentiles, Efron and Tibshirani 1993, 13.3).
+ */
+typedef struct mha_effect_interval {
+    double mean, low, high; /* NAN: no texts; low and high also of a single text */
+    int64_t texts;          /* that have the measure */
+} mha_effect_interval;
+
+/**
+ * The mean of values[0], values[stride], ... of `count` texts, NAN left out, and its interval: texts
+ * are drawn anew `replicates` times, by SplitMix64 of the seed.
+ *
+ *   replicates  at least 40; 0: 2,000
+ *
+ * Memory   scratch from the context.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (count or stride below
+ *          1, replicates); MHA_ERR_NOMEM.
+ * Threads  one call per context.   Cost  O(replicates count).   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_bootstrap(mha_context *context, const double *values,
+                                                      int64_t count, int64_t stride,
+                                                      int64_t replicates, uint64_t seed,
+                                                      mha_effect_interval *interval);
+
+/**
+ * The heads to look at closely: each measure in turn names its head with the largest size of effect
+ * that is not named yet (the lower number among equals), until `wanted` are. Zeros and NAN are not
+ * named.
+ *
+ *   effects [heads, M] in, such as means of estimates over texts    chosen [wanted] out, *made of them
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (counts below 0, measures below 1).   Threads  any.
+ * Cost     O(wanted heads).   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_best(const double *effects, int64_t heads,
+                                                 int64_t measures, int64_t wanted, int64_t *chosen,
+                                                 int64_t *made);
+
+/* ---- patching between two prompts ------------------------------------------------------------ */
+
+/* What receives the numbers of a path: a head's queries, or a key/value head's keys or values. */
+typedef struct mha_path_receiver {
+    int64_t layer, head;
+    mha_patch_part part; /* MHA_PATCH_QUERY, _KEY or _VALUE */
+    uint32_t reserved;   /* 0 */
+} mha_path_receiver;
+
+typedef struct mha_patching {
+    uint32_t struct_size;
+    mha_patch_part part; /* what is patched, by itself head by head; of paths MHA_PATCH_OUTPUT */
+    const mha_effect_text *to; /* the run that is changed, and its terms */
+    const mha_tensor *from;    /* i32 [B,T], as to->tokens: the run that the numbers are of */
+    const uint8_t *rows;       /* [B T], 1: these rows only; NULL: all */
+    const mha_path_receiver *receivers; /* of mha_path_patching(); NULL: the logits */
+    int64_t receiver_count;
+    int64_t measures;         /* M */
+    mha_progress_fn progress; /* before each head; NULL: not called */
+    void *progress_user;
+} mha_patching;
+
+/**
+ * Activation patching (Vig et al. 2020, Meng et al. 2022): `to` runs once for each head, with this
+ * head's output (or queries, keys, values) taken from the run of `from`. With the prompt that has the
+ * answer as `from` it shows what suffices, with the corrupted one what is needed.
+ *
+ *   to_values [M], from_values [M] out    the terms in both runs; NULL
+ *   values [L H, M] out                   NAN where there is no such head (keys and values: there are
+ *                                         as many as key/value heads)
+ *
+ * Memory   scratch from the context: L (2 E + (H + 2 Hk) D) floats for each token, and rows of logits.
+ * Errors   as mha_effect_sets(); MHA_ERR_SHAPE (from); MHA_ERR_ARGUMENT (receivers are given).
+ * Threads  one call per context.   Cost  2 forward passes, and half of one for each head.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_activation_patching(mha_context *context,
+                                                         const mha_transformer *transformer,
+                                                         const mha_patching *desc,
+                                                         double *to_values, double *from_values,
+                                                         double *values);
+
+/**
+ * Path patching (Wang et al. 2023, 3.1): what a head changes by its paths to the receivers only, those
+ * that pass no other head: for each sender, `to` runs with the sender's output taken from `from` while
+ * every other head gives out what it does in `to`, and feed-forward layers and norms follow; what the
+ * receivers then read takes the place of what they read in `to`, and all else follows from that. With
+ * the logits as receiver this first run has them.
+ *
+ * A receiver's keys and values are those of its key/value head, hence of all heads of that group.
+ *
+ *   to_values, from_values, values  as mha_activation_patching(); a sender behind all receivers has
+ *                                   to_values
+ *
+ * Memory, Errors, Threads  as mha_activation_patching(); MHA_ERR_ARGUMENT (part, a receiver).
+ * Cost     two passes from the sender's layer on for each head.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_path_patching(mha_context *context,
+                                                   const mha_transformer *transformer,
+                                                   const mha_patching *desc, double *to_values,
+                                                   double *from_values, double *values);
+
+/* ---- direct effects -------------------------------------------------------------------------- */
+
+/**
+ * Direct logit attribution (attribution.h) of every head over the texts: by how much a measure would
+ * change if the head's own term went from the logits and nothing else changed, log P being taken for
+ * the logit less the mean of all logits:
+ *
+ *   direct [L H, texts, M] = - sum over terms factor (u(row, token) . out_h[row])
+ *
+ * u is the direction of W_out[token] - mean of W_out in the stream, through the final norm frozen at
+ * that row. Of a loss it is what a head's own writing adds to the right tokens' logits; where the
+ * factors of a row sum to 0 the mean cancels.
+ *
+ *   direct out; NAN where a text does not have the measure; 0 for heads that a layer lacks
+ *
+ * Memory   scratch from the context.
+ * Errors   as mha_effect_sets(); MHA_ERR_UNSUPPORTED (norms after blocks, where no head writes to the
+ *          final stream directly: MHA_TRANSFORMER_POST_NORM, _BRANCH_NORM).
+ * Threads  one call per context.   Accuracy  sums in double.
+ * Cost     a pass over the texts, and E H D L multiplications for each term.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_effect_direct(mha_context *context,
+                                                   const mha_transformer *transformer,
+                                                   const mha_effect_data *data, double *direct);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,324 @@
+/* A run over texts: their check, a pass with patches from a layer on, and the measures of what it
+ * predicts. Logits are computed for the rows that terms ask about, a block at a time. */
+#include "analysis/effect_parts.h"
+
+#include "base/checked.h"
+#include "base/split_mix.h"
+#include "base/struct_copy.h"
+#include "nn/cross_entropy.h"
+#include "nn/nn_check.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- what is given --------------------------------------------------------------------------- */
+
+static mha_status check_terms(const mhai_effect_run *r, const mha_effect_text *text, int64_t i)
+{
+    const int64_t rows = mhai_effect_tokens(text), T = text->tokens->shape[1];
+    if (text->term_count < 0 || (text->term_count > 0 && !text->terms))
+        return mha_fail(MHA_ERR_ARGUMENT, "text %lld: %lld terms at %s", (long long)i,
+                        (long long)text->term_count, text->terms ? "an address" : "NULL");
+    for (int64_t k = 0; k < text->term_count; k++) {
+        const mha_effect_term *term = &text->terms[k];
+        if (term->row < 0 || term->row >= rows ||
+            (text->lengths && term->row % T >= text->lengths[term->row / T]))
+            return mha_fail(MHA_ERR_ARGUMENT, "text %lld, term %lld: row %lld is not in the text",
+                            (long long)i, (long long)k, (long long)term->row);
+        if (term->token < 0 || term->token >= r->d->vocab_size)
+            return mha_fail(MHA_ERR_ARGUMENT, "text %lld, term %lld: token %d, expected 0..%lld",
+                            (long long)i, (long long)k, (int)term->token,
+                            (long long)r->d->vocab_size - 1);
+        if (term->measure < 0 || term->measure >= r->data.measures || !isfinite(term->factor))
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "text %lld, term %lld: measure %d of %lld, factor %g; expected one of "
+                            "them, and a finite factor",
+                            (long long)i, (long long)k, (int)term->measure,
+                            (long long)r->data.measures, term->factor);
+    }
+    return MHA_OK;
+}
+
+static mha_status read_text(mhai_effect_run *r, int64_t i)
+{
+    mha_effect_text *text = &r->texts[i];
+    mha_transformer_input input = {.struct_size = sizeof input};
+    if (!r->data.text[i])
+        return mha_fail(MHA_ERR_NULL, "mha_effect_data: text[%lld] is NULL", (long long)i);
+    MHA_TRY(mhai_struct_copy("mha_effect_text", text, sizeof *text, sizeof *text, r->data.text[i]));
+    if (text->reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_effect_text: reserved is %u, expected 0",
+                        (unsigned)text->reserved);
+    input.tokens = text->tokens;
+    input.lengths = text->lengths;
+    mha_transformer_input own;
+    MHA_TRY(mhai_transformer_check("mha_effect_text", r->t, &input, &own));
+    MHA_TRY(check_terms(r, text, i));
+    r->rows = mhai_max_i64(r->rows, mhai_effect_tokens(text));
+    return MHA_OK;
+}
+
+static mha_status check_data(const mhai_effect_run *r)
+{
+    if (r->data.reserved)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_effect_data: reserved is %u, expected 0",
+                        (unsigned)r->data.reserved);
+    if (r->data.texts < 1 || r->data.measures < 1 || r->data.measures > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_effect_data: %lld texts and %lld measures; give at least one of each",
+                        (long long)r->data.texts, (long long)r->data.measures);
+    if (!r->data.text) return mha_fail(MHA_ERR_NULL, "mha_effect_data: text is NULL");
+    if (r->d->flags & (MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "effects are measured on what a model predicts: this one has %s",
+                        r->d->flags & MHA_TRANSFORMER_CROSS ? "cross-attention" : "no output");
+    return MHA_OK;
+}
+
+mha_status mhai_effect_floats(const mhai_effect_run *r, int64_t rows, int64_t width, float **to)
+{
+    int64_t count;
+    void *memory;
+    if (!mhai_mul_i64(rows, width, &count))
+        return mha_fail(MHA_ERR_SIZE, "effects: what is kept of a text does not fit in memory");
+    MHA_TRY(mha_scratch_alloc(r->context, count, sizeof **to, &memory));
+    *to = memory;
+    return MHA_OK;
+}
+
+static mha_status take_scratch(mhai_effect_run *r)
+{
+    const int64_t E = r->d->embed_dim, V = r->d->vocab_size, L = r->d->num_layers;
+    const int64_t most = 2 * L * (r->d->num_heads + 2 * r->d->kv_heads);
+    void *memory;
+    MHA_TRY(mhai_effect_floats(r, r->rows, E, &r->last));
+    MHA_TRY(mhai_effect_floats(r, MHAI_EFFECT_ROWS, E, &r->in));
+    MHA_TRY(mhai_effect_floats(r, MHAI_EFFECT_ROWS, V, &r->logits));
+    MHA_TRY(mha_scratch_alloc(r->context, MHAI_EFFECT_ROWS, sizeof *r->targets, &memory));
+    r->targets = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, MHAI_EFFECT_ROWS, sizeof *r->losses, &memory));
+    r->losses = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, most, sizeof *r->patches, &memory));
+    r->patches = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, most, sizeof *r->values, &memory));
+    r->values = memory;
+    return MHA_OK;
+}
+
+mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *context, const mha_transformer *t,
+                             const mha_effect_data *data)
+{
+    void *memory;
+    *r = (mhai_effect_run){.context = context, .t = t, .d = &t->desc};
+    MHA_TRY(mhai_struct_copy("mha_effect_data", &r->data, sizeof r->data, sizeof r->data, data));
+    MHA_TRY(check_data(r));
+    MHA_TRY(mha_scratch_alloc(context, r->data.texts, sizeof *r->texts, &memory));
+    r->texts = memory;
+    for (int64_t i = 0; i < r->data.texts; i++) MHA_TRY(read_text(r, i));
+    for (int64_t l = 0; l < r->d->num_layers; l++) {
+        const mhai_heads heads = mhai_effect_heads_of(r, l);
+        r->heads = mhai_max_i64(r->heads, heads.q * r->d->head_dim);
+        r->qkv = mhai_max_i64(r->qkv, (heads.q + 2 * heads.kv) * r->d->head_dim);
+    }
+    return take_scratch(r);
+}
+
+/* ---- a pass ---------------------------------------------------------------------------------- */
+
+/* Rows of `width` numbers, as the map says. */
+static void keep_rows(const mhai_effect_kept *k, float *to, const float *from, int64_t rows,
+                      int64_t width)
+{
+    const size_t bytes = (size_t)width * sizeof *to;
+    if (!k->map)
+        memcpy(to, from, (size_t)rows * bytes);
+    else
+        for (int64_t i = 0; i < k->count; i++)
+            memcpy(to + i * width, from + k->map[i] * width, bytes);
+}
+
+static mha_status keep(void *user, const mha_activations *a, int64_t layer)
+{
+    const mhai_effect_run *r = user;
+    const mhai_effect_kept *k = &r->kept;
+    const mhai_kept_attention *self = &a->layers[layer].self;
+    const mhai_heads heads = mhai_effect_heads_of(r, layer);
+    const int64_t rows = a->B * a->T, E = r->d->embed_dim, D = r->d->head_dim;
+    if (k->stream) keep_rows(k, k->stream + mhai_effect_block(r, layer, E), self->step.x, rows, E);
+    if (k->heads)
+        keep_rows(k, k->heads + mhai_effect_block(r, layer, r->heads), self->heads, rows,
+                  heads.q * D);
+    if (k->qkv)
+        keep_rows(k, k->qkv + mhai_effect_block(r, layer, r->qkv), self->qkv, rows,
+                  (heads.q + 2 * heads.kv) * D);
+    if (k->end && layer == r->d->num_layers - 1)
+        keep_rows(k, k->end, mhai_transformer_next(a, layer, MHA_PART_FEED_FORWARD), rows, E);
+    return MHA_OK;
+}
+
+mha_status mhai_effect_pass(mhai_effect_run *r, const mha_effect_text *text, int64_t layer,
+                            const float *first)
+{
+    const int64_t shape[] = {text->tokens->shape[0], text->tokens->shape[1], r->d->embed_dim};
+    const mha_tensor last = mha_tensor_contiguous(r->last, MHA_F32, 3, shape);
+    mha_tensor stream = mhai_transformer_rows(first, shape[0] * shape[1], shape[2], shape[2]);
+    stream = mha_tensor_contiguous(stream.data, MHA_F32, 3, shape);
+    const mha_transformer_input input = {.struct_size = sizeof input,
+                                         .tokens = text->tokens,
+                                         .lengths = text->lengths,
+                                         .last_hidden = &last,
+                                         .after_layer = keep,
+                                         .after_layer_user = r,
+                                         .patches = r->patches,
+                                         .patch_count = r->patch_count,
+                                         .first_layer = layer,
+                                         .stream = first ? &stream : NULL};
+    return mha_transformer_forward(r->context, r->t, &input, NULL, NULL, NULL, NULL);
+}
+
+void mhai_effect_patch(mhai_effect_run *r, const mha_effect_text *text, mha_patch_part part,
+                       int64_t layer, int64_t head, const float *values, int64_t stride,
+                       const uint8_t *rows)
+{
+    const int64_t shape[] = {text->tokens->shape[0], text->tokens->shape[1], r->d->head_dim};
+    const mha_tensor data = mhai_transformer_vector(values, r->d->head_dim);
+    mha_tensor *tensor = &r->values[r->patch_count];
+    *tensor = mha_tensor_contiguous(data.data, MHA_F32, 3, shape);
+    tensor->stride[0] = shape[1] * stride;
+    tensor->stride[1] = stride;
+    r->patches[r->patch_count++] = (mha_head_patch){.struct_size = sizeof *r->patches,
+                                                    .part = part,
+                                                    .layer = layer,
+                                                    .head = head,
+                                                    .values = tensor,
+                                                    .rows = rows};
+}
+
+/* ---- measures -------------------------------------------------------------------------------- */
+
+/* The terms first .. first + count - 1. */
+static mha_status score_block(mhai_effect_run *r, const mha_effect_term *terms, int64_t count,
+                              double *values)
+{
+    const int64_t E = r->d->embed_dim, V = r->d->vocab_size;
+    for (int64_t k = 0; k < count; k++) {
+        memcpy(r->in + k * E, r->last + terms[k].row * E, (size_t)E * sizeof *r->in);
+        r->targets[k] = terms[k].token;
+    }
+    const mha_tensor in = mhai_transformer_rows(r->in, count, E, E);
+    const mha_tensor logits = mhai_transformer_rows(r->logits, count, V, V);
+    const mha_tensor targets = mha_tensor_contiguous(r->targets, MHA_I32, 1, &count);
+    MHA_TRY(mhai_transformer_logits(r->context, r->t, &in, &logits));
+    MHA_TRY(mhai_cross_entropy_rows(r->context, &logits, &targets, r->losses));
+    for (int64_t k = 0; k < count; k++) values[terms[k].measure] -= terms[k].factor * r->losses[k];
+    return MHA_OK;
+}
+
+mha_status mhai_effect_score(mhai_effect_run *r, const mha_effect_text *text, double *values)
+{
+    for (int64_t m = 0; m < r->data.measures; m++) values[m] = NAN;
+    for (int64_t k = 0; k < text->term_count; k++) values[text->terms[k].measure] = 0;
+    for (int64_t k = 0; k < text->term_count; k += MHAI_EFFECT_ROWS)
+        MHA_TRY(score_block(r, text->terms + k,
+                            mhai_min_i64(MHAI_EFFECT_ROWS, text->term_count - k), values));
+    return MHA_OK;
+}
+
+mha_status mha_effect_loss(const int32_t *tokens, int64_t first, int64_t end, double factor,
+                           int32_t measure, mha_effect_term *terms)
+{
+    if (!tokens || !terms)
+        return mha_fail(MHA_ERR_NULL, "mha_effect_loss: %s is NULL", tokens ? "terms" : "tokens");
+    if (first < 1 || end <= first || !isfinite(factor))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_effect_loss: tokens %lld..%lld and factor %g; the first token is "
+                        "predicted by none, at least one is expected, and a finite factor",
+                        (long long)first, (long long)end - 1, factor);
+    for (int64_t i = first; i < end; i++)
+        terms[i - first] = (mha_effect_term){.factor = -factor / (double)(end - first),
+                                             .row = i - 1,
+                                             .token = tokens[i],
+                                             .measure = measure};
+    return MHA_OK;
+}
+
+/* ---- what takes the place of heads ----------------------------------------------------------- */
+
+const char *mha_ablation_name(mha_ablation kind)
+{
+    static const char *const names[] = {"zero", "mean", "resample"};
+    return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : NULL;
+}
+
+mha_status mhai_effect_read_ablation(mhai_effect_run *r, const mha_ablation_desc *desc)
+{
+    MHA_TRY(mhai_struct_copy("mha_ablation_desc", &r->desc, sizeof r->desc, sizeof r->desc, desc));
+    if (!mha_ablation_name(r->desc.kind))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_ablation_desc: kind %d is unknown",
+                        (int)r->desc.kind);
+    if (r->desc.kind == MHA_ABLATION_RESAMPLE && r->data.texts < 2)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_ablation_desc: resample takes heads from another "
+                                          "text, and there is only one");
+    if (r->desc.kind != MHA_ABLATION_MEAN) return MHA_OK;
+    if (!r->desc.means)
+        return mha_fail(MHA_ERR_NULL, "mha_ablation_desc: mean ablation needs means, of "
+                                      "mha_effect_means()");
+    return mhai_nn_matrix("means", r->desc.means, r->d->num_layers,
+                          r->d->num_heads * r->d->head_dim);
+}
+
+static int64_t other_text(const mhai_effect_run *r, int64_t i)
+{
+    uint64_t state = r->desc.seed + UINT64_C(0xD1342543DE82EF95) * (uint64_t)i;
+    const uint64_t others = (uint64_t)r->data.texts - 1;
+    return (i + 1 + (int64_t)(mhai_split_mix(&state) % others)) % r->data.texts;
+}
+
+mha_status mhai_effect_replace(mhai_effect_run *r, int64_t i, float *heads, int64_t *map)
+{
+    if (r->desc.kind != MHA_ABLATION_RESAMPLE) return MHA_OK;
+    const mha_effect_text *text = &r->texts[i], *other = &r->texts[other_text(r, i)];
+    const int64_t T = text->tokens->shape[1], rows = mhai_effect_tokens(text);
+    const int64_t *from = other->tokens->shape;
+    for (int64_t k = 0; k < rows; k++) {
+        const int64_t b = k / T % from[0], length = other->lengths ? other->lengths[b] : from[1];
+        map[k] = b * from[1] + (length > 0 ? k % T % length : 0);
+    }
+    r->patch_count = 0;
+    r->kept = (mhai_effect_kept){.heads = heads, .map = map, .count = rows};
+    MHA_TRY(mhai_effect_pass(r, other, 0, NULL));
+    r->kept = (mhai_effect_kept){0};
+    return mhai_effect_step(r,
+                            mhai_effect_pass_work(r->t, text, 0)); /* as mha_effect_work() says */
+}
+
+const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, int64_t layer,
+                                 int64_t head, int64_t *stride)
+{
+    const int64_t D = r->d->head_dim;
+    *stride = 0;
+    if (r->desc.kind == MHA_ABLATION_ZERO) return heads;
+    if (r->desc.kind == MHA_ABLATION_MEAN) return mhai_nn_row(r->desc.means, layer) + head * D;
+    *stride = mhai_effect_heads_of(r, layer).q * D;
+    return heads + mhai_effect_block(r, layer, r->heads) + head * D;
+}
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+int64_t mhai_effect_pass_work(const mha_transformer *t, const mha_effect_text *text, int64_t layer)
+{
+    const mha_transformer_desc *d = &t->desc;
+    int64_t numbers = 0;
+    for (int64_t l = layer; l < d->num_layers; l++) {
+        const mhai_heads heads = mhai_transformer_heads_of(d, l, false);
+        numbers += 2 * (heads.q + heads.kv) * d->head_dim +
+                   (mhai_transformer_gated(t) ? 3 : 2) * d->ff_dim;
+    }
+    return (mhai_effect_tokens(text) * numbers + text->term_count * d->vocab_size) * d->embed_dim;
+}
+
+mha_status mhai_effect_step(mhai_effect_run *r, int64_t work)
+{
+    r->done += work;
+    return r->data.progress ? r->data.progress(r->done, r->total, r->data.progress_user) : MHA_OK;
+}
