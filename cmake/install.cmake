@@ -46,7 +46,7 @@ if(MHA_RENDER)
   mha_install(multihead_render render_library
     "Pictures of matrices for multihead: SVG, PNG, HTML, terminal" "multihead" "libpng, freetype2")
 else()
-  list(APPEND headers_left_out render)
+  list(APPEND headers_left_out render render_live)
 endif()
 list(JOIN headers_left_out "|" headers_left_out)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/multihead

@@ -11,13 +11,14 @@ set(page_scripts ${page}/data.js ${page}/scale.js ${page}/paint.js ${page}/view.
   ${page}/evidence.js ${page}/player.js ${page}/curves.js ${page}/save.js ${page}/share.js
   ${page}/page.js)
 list(JOIN page_scripts "|" page_script_list)
+set(live_files ${page}/live.html ${page}/live.css ${page}/live.js)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 add_custom_command(OUTPUT ${page_source}
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${page_source} -DHEADER=render/html.h
-    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list}"
+    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list},live=${page}/live.html,live_style=${page}/live.css,live_script=${page}/live.js"
     -P ${page_embed}
-  DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts}
+  DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts} ${live_files}
   COMMENT "Embedding the report's page" VERBATIM)
 
 mha_library(multihead_render SOURCES ${render_sources} ${page_source}

@@ -11,7 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint"}
 # The headers of the compute library: all that are no companion's.
-PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - {"render"}
+PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - {"render", "render_live"}
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "sink"}),
@@ -33,7 +33,7 @@ ALLOWED = {
     "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
-    "src/render": ({"render"}, {"render", "base", "component", "sink"}),
+    "src/render": ({"render"}, {"render", "render_live", "base", "component", "sink"}),
     "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
     "examples": (set(), PUBLIC | MODEL | {"render"}),
     "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | {"render"}),
@@ -42,9 +42,10 @@ ALLOWED = {
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
-PROGRAM = PUBLIC | MODEL | {"render"}
+PROGRAM = PUBLIC | MODEL | {"render", "render_live"}
 ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
-         "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",)}
+         "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",),
+         "serve": ("view",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 

@@ -443,20 +443,6 @@ static void write_rows(const mhai_call *c, const mha_tensor *to)
                c->a->last + i * width, (size_t)width * sizeof(float));
 }
 
-typedef struct cap_job {
-    const mha_tensor *logits;
-    double cap;
-} cap_job;
-
-static void cap_row(void *argument, int64_t row, int worker)
-{
-    const cap_job *job = argument;
-    (void)worker;
-    float *x = mhai_nn_row(job->logits, row);
-    for (int64_t i = 0; i < job->logits->shape[1]; i++)
-        x[i] = (float)(job->cap * mhai_tanh((double)x[i] / job->cap));
-}
-
 static mha_status write_logits(const mhai_call *c, const mha_tensor *output)
 {
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;
@@ -466,10 +452,7 @@ static mha_status write_logits(const mhai_call *c, const mha_tensor *output)
         mha_tensor in = mhai_transformer_rows(c->a->last + i * rows * width, rows, width, width);
         mha_tensor out = mhai_transformer_rows((float *)output->data + i * output->stride[0], rows,
                                                output->shape[2], output->stride[1]);
-        MHA_TRY(
-            mha_linear_forward(c->context, c->t->output.packed, MHA_ACTIVATION_NONE, &in, &out));
-        cap_job job = {&out, (double)c->t->desc.logit_softcap};
-        if (job.cap > 0) mha_parallel_for(c->context, rows, cap_row, &job);
+        MHA_TRY(mhai_transformer_logits(c->context, c->t, &in, &out));
     }
     return MHA_OK;
 }

@@ -232,6 +232,11 @@ MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha
                                                  int64_t count);
 void mhai_transformer_free_encodings(mha_transformer *t);
 
+/* transformer_logits.c: logits [rows,V] of rows that W_out reads. */
+MHA_NODISCARD mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
+                                                 const mha_tensor *hidden,
+                                                 const mha_tensor *logits);
+
 /* transformer_patch.c: check what takes the place of heads and of the first layers, and that an output
  * does not overlap it; put the patches of a layer in place, those of its output or else those of its
  * queries, keys and values. */
