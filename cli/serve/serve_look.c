@@ -193,6 +193,7 @@ cli_exit serve_look(void *user, const serve_state *state, const mha_sink *sink)
         CLI_TRY(serve_run(serve, state, &tokens, NULL, NULL));
     }
     CLI_TRY(serve_predict(serve, state, &tokens, sink));
+    json_print(&json, ",\"patched\":%" PRId64, serve->now.patched);
     json_number(&json, seconds_now() - start, ",\"seconds\":");
     json_print(&json, "}\n");
     return cli_check(SERVE, json.status);

@@ -109,7 +109,7 @@ static mha_status write_live(void *user, const mha_figure *figure, const mha_rep
 cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const text_tokens *tokens,
                           const mha_sink *sink)
 {
-    const view_options options = {.command = SERVE};
+    view_options options = {.command = SERVE};
     const int64_t count = tokens->list.count;
     attention_maps maps;
     maps_picks picks;
@@ -118,6 +118,7 @@ cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const te
     int64_t cell = small_cell(count, serve->model.layers * serve->model.heads);
     if (cell < job.map_tokens) cell = job.map_tokens;
     CLI_TRY(make_maps(serve, state, tokens, cell, &maps, &picks));
+    options.first_panel = view_first_panel(&maps, &picks, NULL);
     CLI_TRY(view_figure_make(&options, &maps, &picks, NULL, &figure));
     return cli_check(SERVE, view_make_report(&options, &maps, &picks, &figure, write_live, &job));
 }
@@ -157,6 +158,7 @@ typedef struct save_job {
     const serve_state *state;
     const mha_sink *sink;
     char *off, *patched, *next;
+    char rows[96];
 } save_job;
 
 static cli_exit list_heads(const serve_heads *heads, char **list)
@@ -183,8 +185,7 @@ static mha_status write_report(void *user, const mha_figure *figure, const mha_r
     if (job->off) facts[count++] = (mha_fact){"heads off", job->off};
     if (job->patched) {
         facts[count++] = (mha_fact){"heads patched", job->patched};
-        facts[count++] =
-            (mha_fact){job->state->at_last ? "at the last token from" : "from", job->state->other};
+        facts[count++] = (mha_fact){job->rows, job->state->other};
     }
     if (job->next)
         facts[count++] = (mha_fact){
@@ -225,6 +226,8 @@ cli_exit serve_save(void *user, const serve_state *state, const mha_sink *sink)
                             .paper = state->dark ? PAPER_DARK : PAPER_LIGHT};
     CLI_TRY(serve_encode(serve, state, &tokens));
     CLI_TRY(serve_run(serve, state, &tokens, NULL, NULL));
+    snprintf(job.rows, sizeof job.rows, "at %s%" PRId64 " of %" PRId64 " tokens from",
+             state->at_last ? "the last " : "the first ", serve->now.patched, tokens.list.count);
     CLI_TRY(serve_predict_words(serve, state, &tokens, &job.next));
     CLI_TRY(list_heads(&state->off, &job.off));
     CLI_TRY(list_heads(&state->patched, &job.patched));

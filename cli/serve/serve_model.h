@@ -19,10 +19,10 @@ typedef struct kept_layer {
 typedef struct kept_run {
     char *key; /* what it is a run of; NULL: nothing */
     size_t key_bytes;
-    int64_t tokens;
-    float *hidden;      /* [T,E] what the output reads */
-    kept_layer *layers; /* [L]; NULL: no room, and maps take another run */
-    float *memory;      /* theirs */
+    int64_t tokens, patched; /* patched: rows that another text's heads went into */
+    float *hidden;           /* [T,E] what the output reads */
+    kept_layer *layers;      /* [L]; NULL: no room, and maps take another run */
+    float *memory;           /* theirs */
 } kept_run;
 
 typedef struct serve_model {

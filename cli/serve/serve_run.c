@@ -148,10 +148,11 @@ static cli_exit make_gates(const serve_model *serve, const serve_heads *off, mha
 typedef struct patching {
     const serve_heads *heads;
     int64_t tokens, size; /* of the second text; D */
-    float *memory;        /* [heads, tokens, size] */
+    int64_t room;         /* tokens of the longer text */
+    float *memory;        /* [heads, room, size] */
     mha_tensor *values;
     mha_head_patch *patches;
-    uint8_t *last; /* of the first text: its last row alone */
+    uint8_t *rows; /* of the first text: those that are patched */
 } patching;
 
 static mha_status take_outputs(void *user, const mha_activations *activations, int64_t layer)
@@ -165,27 +166,18 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
         const float *from =
             (const float *)view.heads.data + p->heads->items[i].head * view.heads.stride[1];
         for (int64_t t = 0; t < p->tokens; t++)
-            memcpy(p->memory + (i * p->tokens + t) * p->size, from + t * view.heads.stride[2],
+            memcpy(p->memory + (i * p->room + t) * p->size, from + t * view.heads.stride[2],
                    (size_t)p->size * sizeof(float));
     }
     return MHA_OK;
 }
 
-static cli_exit check_lengths(const serve_state *state, int64_t tokens, int64_t others)
-{
-    if (state->at_last || tokens == others) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, SERVE,
-                    "the second text has %" PRId64 " tokens and the first %" PRId64
-                    ": to patch every token they need the same number; or patch the last one alone",
-                    others, tokens);
-}
-
-/* At every token its own row, or at the last one the last row of the second text. */
+/* At every token that both texts have its own row, or at the last one the last row of the second text. */
 static void aim_patches(const serve_state *state, int64_t tokens, patching *p)
 {
     for (int64_t i = 0; i < p->heads->count; i++) {
         const int64_t shape[] = {1, tokens, p->size};
-        float *from = p->memory + i * p->tokens * p->size;
+        float *from = p->memory + i * p->room * p->size;
         if (state->at_last) from += (p->tokens - 1) * p->size;
         p->values[i] = mha_tensor_contiguous(from, MHA_F32, 3, shape);
         if (state->at_last) p->values[i].stride[1] = 0;
@@ -194,7 +186,7 @@ static void aim_patches(const serve_state *state, int64_t tokens, patching *p)
                                          .layer = p->heads->items[i].layer,
                                          .head = p->heads->items[i].head,
                                          .values = &p->values[i],
-                                         .rows = state->at_last ? p->last : NULL};
+                                         .rows = p->rows};
     }
 }
 
@@ -206,13 +198,14 @@ static cli_exit make_patches(serve_model *serve, const serve_state *state, int64
     *p = (patching){.heads = &state->patched, .size = serve->model.desc.head_dim};
     CLI_TRY(text_model_encode(&serve->model, &limits, state->other, state->other_bytes, NULL, 0,
                               &other));
-    CLI_TRY(check_lengths(state, tokens, other.list.count));
     p->tokens = other.list.count;
-    CLI_TRY(ARENA_ALLOC(SERVE, p->heads->count * p->tokens * p->size, &p->memory));
+    p->room = tokens > p->tokens ? tokens : p->tokens;
+    CLI_TRY(ARENA_ALLOC(SERVE, p->heads->count * p->room * p->size, &p->memory));
     CLI_TRY(ARENA_ALLOC(SERVE, p->heads->count, &p->values));
     CLI_TRY(ARENA_ALLOC(SERVE, p->heads->count, &p->patches));
-    CLI_TRY(ARENA_ALLOC(SERVE, tokens, &p->last));
-    p->last[tokens - 1] = 1;
+    CLI_TRY(ARENA_ALLOC(SERVE, tokens, &p->rows));
+    for (int64_t t = 0; t < tokens; t++)
+        p->rows[t] = state->at_last ? t == tokens - 1 : t < p->tokens;
     const text_visit visit = {.after_layer = take_outputs, .user = p};
     CLI_TRY(cli_check(SERVE, text_model_run(&serve->model, &other, &visit)));
     aim_patches(state, tokens, p);
@@ -260,6 +253,7 @@ static cli_exit run_text(serve_model *serve, const serve_state *state, bool whol
                          const text_tokens *tokens, running *r)
 {
     patching p = {0};
+    int64_t patched = 0;
     mha_tensor gates, hidden;
     const int64_t shape[] = {1, tokens->list.count, serve->model.desc.embed_dim};
     text_visit visit = {.after_layer = after_layer, .user = r};
@@ -271,11 +265,13 @@ static cli_exit run_text(serve_model *serve, const serve_state *state, bool whol
         CLI_TRY(make_patches(serve, state, tokens->list.count, &p));
         visit.patches = p.patches;
         visit.patch_count = p.heads->count;
+        for (int64_t t = 0; t < tokens->list.count; t++) patched += p.rows[t];
     }
     if (r->run) {
         hidden = mha_tensor_contiguous(r->run->hidden, MHA_F32, 3, shape);
         visit.last_hidden = &hidden;
         r->free = r->run->memory;
+        r->run->patched = patched;
     }
     return cli_check(SERVE, text_model_run(&serve->model, tokens, &visit));
 }
