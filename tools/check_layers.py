@@ -38,7 +38,7 @@ ALLOWED = {
     "examples": (set(), PUBLIC | MODEL | {"render"}),
     "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | {"render"}),
     "tests/support": ({"support"}, PUBLIC),
-    "tests/fuzz": ({"fuzz", "support"}, PUBLIC | MODEL | {"render"}),
+    "tests/fuzz": ({"fuzz", "support", "serve", "common"}, PUBLIC | MODEL | {"render"}),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.

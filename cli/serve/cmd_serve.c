@@ -58,7 +58,7 @@ static void print_address(const serve_site *site, const char *text)
     for (const char *c = text; c && *c; c++) {
         const bool plain = (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') ||
                            (*c >= 'A' && *c <= 'Z') || (*c && strchr("-._~", *c));
-        cli_print(plain ? "%c" : "%%%02X", (int)(unsigned char)*c);
+        cli_print(plain ? "%c" : "%%%02x", (int)(unsigned char)*c);
     }
     cli_print("\n");
 }

@@ -38,6 +38,7 @@ function ask(what) {
 
 async function askAll() {
     asking = true;
+    markBusy();
     while (wanted) {
         const what = wanted, since = typedAt;
         wanted = null;
@@ -54,7 +55,15 @@ async function askAll() {
         }
     }
     asking = false;
+    markBusy();
     askForMap();
+}
+
+// For those who wait: scripts, and readers of screens.
+function markBusy() {
+    const busy = asking || missingMaps().length > 0;
+    byId("live-panel").toggleAttribute("data-busy", busy);
+    byId("main").setAttribute("aria-busy", String(busy));
 }
 
 function showStatus(text, wrong) {
@@ -172,6 +181,7 @@ function takeMap(i, source, buffer) {
     waiting.add(thumbs[i]);
     drawWaiting();
     drawFocus();
+    markBusy();
 }
 
 // -- heads that are off or patched ---------------------------------------------------------------
