@@ -176,7 +176,7 @@ cli_exit serve_predict_words(serve_model *serve, const serve_state *state,
     return CLI_OK;
 }
 
-/* {"seconds":..,"tokens":..,"next":{..},"maps":{..}} */
+/* {"tokens":..,"maps":{..},"map":{..},"next":{..},"patched":..,"seconds":..} */
 cli_exit serve_look(void *user, const serve_state *state, const mha_sink *sink)
 {
     serve_model *serve = user;
@@ -189,6 +189,7 @@ cli_exit serve_look(void *user, const serve_state *state, const mha_sink *sink)
         json_print(&json, ",\n\"maps\":");
         CLI_TRY(cli_check(SERVE, json.status));
         CLI_TRY(serve_write_maps(serve, state, &tokens, sink));
+        CLI_TRY(serve_write_map(serve, state, &tokens, sink));
     } else {
         CLI_TRY(serve_run(serve, state, &tokens, NULL, NULL));
     }

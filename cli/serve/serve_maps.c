@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/commands.h"
+#include "common/json_out.h"
 #include "view/view.h"
 #include "view/view_pool.h"
 
@@ -17,7 +18,8 @@
 
 /* Small maps are as fine as 270 of 60 x 60 cells; a large one as a screen has points, 4 MB. */
 static const double SMALL_CELLS = 1e6;
-enum { LARGE_SIDE = 1024, LIVE_BYTES = 1600000 };
+/* A reply to a key press: 8 bits a cell where that is more than half a megabyte in 32. */
+enum { LARGE_SIDE = 1024, LIVE_BYTES = 500000, WITH_REPLY_SIDE = 160 };
 
 int64_t serve_map_tokens(int64_t tokens)
 {
@@ -94,14 +96,15 @@ static cli_exit make_maps(serve_model *serve, const serve_state *state, const te
 
 typedef struct live_job {
     const mha_sink *sink;
-    int64_t map_tokens;
+    int64_t map_tokens, least_bytes;
 } live_job;
 
 static mha_status write_live(void *user, const mha_figure *figure, const mha_report *report)
 {
     const live_job *job = user;
     mha_report small = *report;
-    small.most_bytes = LIVE_BYTES;
+    small.most_bytes = LIVE_BYTES; /* 8 bits where all do not fit: never fewer cells */
+    if (small.most_bytes < job->least_bytes) small.most_bytes = job->least_bytes;
     small.text = NULL;
     return mha_render_live_maps(figure, &small, job->map_tokens, job->sink);
 }
@@ -114,9 +117,13 @@ cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const te
     attention_maps maps;
     maps_picks picks;
     view_figure figure;
-    live_job job = {sink, serve_map_tokens(count)};
-    int64_t cell = small_cell(count, serve->model.layers * serve->model.heads);
+    live_job job = {.sink = sink, .map_tokens = serve_map_tokens(count)};
+    const int64_t heads = serve->model.layers * serve->model.heads;
+    int64_t cell = small_cell(count, heads);
     if (cell < job.map_tokens) cell = job.map_tokens;
+    const int64_t side = (count + cell - 1) / cell;
+    /* Texts around the maps: some 200 bytes a head, 30 a token, and the page's colours. */
+    job.least_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
     CLI_TRY(make_maps(serve, state, tokens, cell, &maps, &picks));
     options.first_panel = view_first_panel(&maps, &picks, NULL);
     CLI_TRY(view_figure_make(&options, &maps, &picks, NULL, &figure));
@@ -133,23 +140,62 @@ static void mask_future(float *map, int64_t side)
         for (int64_t c = r + 1; c < side; c++) memcpy(&map[r * side + c], &masked, sizeof masked);
 }
 
+/* The map of state->head, [side,side] in the arena. */
+static cli_exit make_map(serve_model *serve, const serve_state *state, const text_tokens *tokens,
+                         float **map, int64_t *side)
+{
+    const mha_transformer_desc *d = &serve->model.desc;
+    const serve_head *head = &state->head;
+    if (head->layer < 0 || head->layer >= d->num_layers ||
+        head->head >= (d->layer_heads ? d->layer_heads[head->layer] : d->num_heads))
+        return cli_fail(CLI_BAD_INPUT, SERVE, "head: the model has no such head");
+    pooling x = {.serve = serve, .cell = serve_map_tokens(tokens->list.count), .only = *head};
+    *side = (tokens->list.count + x.cell - 1) / x.cell;
+    CLI_TRY(ARENA_ALLOC(SERVE, *side * *side, &x.map));
+    CLI_TRY(serve_run(serve, state, tokens, pool_layer, &x));
+    if (serve->model.causal) mask_future(x.map, *side);
+    *map = x.map;
+    return CLI_OK;
+}
+
 cli_exit serve_map(void *user, const serve_state *state, const mha_sink *sink)
 {
     serve_model *serve = user;
-    const serve_heads heads = {(serve_head[]){state->head}, 1};
-    const mha_transformer_desc *d = &serve->model.desc;
     text_tokens tokens;
-    if (state->head.layer < 0 || state->head.layer >= d->num_layers ||
-        state->head.head >= (d->layer_heads ? d->layer_heads[state->head.layer] : d->num_heads))
-        return cli_fail(CLI_BAD_INPUT, SERVE, "head: the model has no such head");
+    float *map;
+    int64_t side;
     CLI_TRY(serve_encode(serve, state, &tokens));
-    const int64_t cell = serve_map_tokens(tokens.list.count);
-    const int64_t side = (tokens.list.count + cell - 1) / cell;
-    pooling x = {.serve = serve, .cell = cell, .only = heads.items[0]};
-    CLI_TRY(ARENA_ALLOC(SERVE, side * side, &x.map));
-    CLI_TRY(serve_run(serve, state, &tokens, pool_layer, &x));
-    if (serve->model.causal) mask_future(x.map, side);
-    return cli_check(SERVE, sink->write(sink->user, x.map, (size_t)(side * side) * sizeof *x.map));
+    CLI_TRY(make_map(serve, state, &tokens, &map, &side));
+    return cli_check(SERVE, sink->write(sink->user, map, (size_t)(side * side) * sizeof *map));
+}
+
+static void put_base64(json_out *json, const unsigned char *bytes, size_t count)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < count; i += 3) {
+        const unsigned long b1 = i + 1 < count ? bytes[i + 1] : 0,
+                            b2 = i + 2 < count ? bytes[i + 2] : 0,
+                            all = (unsigned long)bytes[i] << 16 | b1 << 8 | b2;
+        const char four[] = {digits[all >> 18], digits[all >> 12 & 63],
+                             i + 1 < count ? digits[all >> 6 & 63] : '=',
+                             i + 2 < count ? digits[all & 63] : '='};
+        json_put(json, four, sizeof four);
+    }
+}
+
+cli_exit serve_write_map(serve_model *serve, const serve_state *state, const text_tokens *tokens,
+                         const mha_sink *sink)
+{
+    json_out json = {.sink = sink};
+    float *map;
+    int64_t side;
+    if (state->head.layer < 0 || tokens->list.count > WITH_REPLY_SIDE) return CLI_OK;
+    CLI_TRY(make_map(serve, state, tokens, &map, &side));
+    json_print(&json, ",\n\"map\":{\"head\":\"L%" PRId64 "H%" PRId64 "\",\"data\":\"",
+               state->head.layer, state->head.head);
+    put_base64(&json, (const unsigned char *)map, (size_t)(side * side) * sizeof *map);
+    json_print(&json, "\"}");
+    return cli_check(SERVE, json.status);
 }
 
 /* ---- the report ------------------------------------------------------------------------------ */

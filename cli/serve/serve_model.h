@@ -59,6 +59,9 @@ cli_exit serve_look(void *user, const serve_state *state, const mha_sink *sink);
 /* serve_maps.c: small maps of all heads, no more than `cells` of them; one map; a report. */
 cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const text_tokens *tokens,
                           const mha_sink *sink);
+/* The large map of state->head beside them, if it is small enough for that. */
+cli_exit serve_write_map(serve_model *serve, const serve_state *state, const text_tokens *tokens,
+                         const mha_sink *sink);
 cli_exit serve_map(void *user, const serve_state *state, const mha_sink *sink);
 cli_exit serve_save(void *user, const serve_state *state, const mha_sink *sink);
 cli_exit serve_page_of(void *user, const mha_sink *sink);

@@ -49,6 +49,7 @@ async function askAll() {
         }
         try {
             const body = {...runOf(), row: rowOfPrediction(), maps: what === "maps"};
+            if (panels.length && body.maps) body.head = panels[state.panel].name;
             takeAnswer(await (await post("look", body)).json(), since);
         } catch (error) {
             showFailure(error);
@@ -80,7 +81,7 @@ function showFailure(error) {
 
 function takeAnswer(given, since) {
     answer = given;
-    if (given.maps) renew(given.maps);
+    if (given.maps) renew(given.maps, given.map);
     drawNext();
     drawHeads();
     const ms = Math.round(1000 * given.seconds);
@@ -103,10 +104,11 @@ function forgetDrawn() {
 
 const sameTokens = (a, b) => a.length === b.length && a.every((item, i) => item.text === b[i].text);
 
-function renew(maps) {
+function renew(maps, map) {
     const first = !panels.length, followed = state.scale === data.scale, before = rowItems;
     takeData(maps);
     forgetDrawn();
+    if (map) takeCells(panels.find(panel => panel.name === map.head), bytesOf(map.data));
     if (first) {
         Object.assign(state, {panel: data.first_panel, scale: data.scale, cmap: data.cmap,
             view: data.view, range: data.range});
@@ -172,12 +174,17 @@ async function fetchMap() {
     askForMap();
 }
 
-function takeMap(i, source, buffer) {
-    if (panels[i] !== source || buffer.byteLength !== 4 * rowItems.length * colItems.length) return;
+function takeCells(source, bytes) {
+    if (!source || bytes.length !== 4 * rowItems.length * colItems.length) return;
     const cells = {rows: rowItems.length, cols: colItems.length, value: null, kind: null};
-    decodeFloats(new Uint8Array(buffer), cells);
+    decodeFloats(bytes, cells);
     source.exact = cells;
     maps.delete(source);
+}
+
+function takeMap(i, source, buffer) {
+    if (panels[i] !== source) return;
+    takeCells(source, new Uint8Array(buffer));
     waiting.add(thumbs[i]);
     drawWaiting();
     drawFocus();

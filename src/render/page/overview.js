@@ -192,10 +192,7 @@ function drawThumb(thumb) {
     }
     thumb.canvas.style.width = thumb.canvas.style.height = "";
     const whole = {r0: 0, c0: 0, nr: map.rows, nc: map.cols, tiny: true};
-    const picture = pictureOf(map, whole, size, size, scale, palette(), theme);
-    thumb.canvas.width = picture.width;
-    thumb.canvas.height = picture.height;
-    thumb.canvas.getContext("2d").drawImage(picture, 0, 0);
+    pictureOf(map, whole, size, size, scale, palette(), theme, thumb.canvas);
 }
 
 function drawSmallLines({canvas, i}, width) {
