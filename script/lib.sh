@@ -41,6 +41,7 @@ want_build() {
     want_module libpcre2-8 libpcre2-dev
     want_module libpng libpng-dev
     want_module freetype2 libfreetype-dev
+    want_module libmicrohttpd libmicrohttpd-dev
     want_file /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf fonts-dejavu-core
 }
 

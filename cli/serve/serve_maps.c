@@ -29,7 +29,10 @@ int64_t serve_map_tokens(int64_t tokens)
 static int64_t small_cell(int64_t tokens, int64_t heads)
 {
     int64_t cell = 1;
-    while ((double)heads * pow(ceil((double)tokens / (double)cell), 2) > SMALL_CELLS) cell++;
+    for (double side;; cell++) {
+        side = ceil((double)tokens / (double)cell);
+        if ((double)heads * side * side <= SMALL_CELLS) break;
+    }
     return cell;
 }
 

@@ -11,7 +11,7 @@ cli_exit serve_listen(const char *address, int port, serve_site *site);
 /* Answer until a signal comes or a reader asks for the end; then the socket is closed. */
 cli_exit serve_until_end(serve_site *site);
 
-/* Whether others than this machine can reach it. */
+/* Whether other machines can reach it. */
 bool serve_is_open(const serve_site *site);
 
 #endif
