@@ -24,7 +24,7 @@
 
 enum {
     SOFT_LIMIT = 64,
-    HARD_LIMIT = 2 * SOFT_LIMIT, /* while those that were ended are being closed */
+    HARD_LIMIT = 8 * SOFT_LIMIT, /* with those that were sent away and are being closed */
     HEADER_BYTES = 32768,
     READ_SECONDS = 20,
     WRITE_SECONDS = 120,
@@ -37,6 +37,7 @@ typedef struct visitor {
     double since; /* it came, was answered last, or its reply began */
     bool known;   /* it has shown the token */
     bool replying;
+    bool leaving; /* it was sent away */
 } visitor;
 
 typedef struct server {
@@ -62,6 +63,7 @@ static visitor *find_visitor(server *s, const struct MHD_Connection *connection)
 static void send_away(visitor *v)
 {
     shutdown(v->socket, SHUT_RDWR);
+    v->leaving = true;
 }
 
 /* The oldest stranger goes, or else the oldest of all that gets no reply now. */
@@ -71,7 +73,7 @@ static void make_place(server *s)
     int count = 0;
     for (int i = 0; i < HARD_LIMIT; i++) {
         visitor *v = &s->visitors[i];
-        if (!v->connection) continue;
+        if (!v->connection || v->leaving) continue;
         count++;
         if (v->replying) continue;
         if (!oldest || v->known < oldest->known ||
@@ -95,7 +97,8 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
     make_place(s);
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *v = (visitor){connection, info ? (int)info->connect_fd : -1, seconds_now(), false, false};
+    *v = (visitor){connection, info ? (int)info->connect_fd : -1, seconds_now(), false, false,
+                   false};
 }
 
 static void look_at_clock(server *s)
@@ -103,7 +106,8 @@ static void look_at_clock(server *s)
     const double now = seconds_now();
     for (int i = 0; i < HARD_LIMIT; i++) {
         visitor *v = &s->visitors[i];
-        if (v->connection && now - v->since > (v->replying ? WRITE_SECONDS : READ_SECONDS))
+        if (v->connection && !v->leaving &&
+            now - v->since > (v->replying ? WRITE_SECONDS : READ_SECONDS))
             send_away(v);
     }
 }
@@ -120,6 +124,10 @@ typedef struct upload {
     char *body;
     size_t bytes;
     bool quit; /* the server ends when the reply is out */
+    /* It was refused by its head. The body is read all the same, and dropped: a socket that is closed
+     * before its bytes are read takes the reply with it. */
+    bool refused;
+    serve_reply reply;
 } upload;
 
 static void add_headers(struct MHD_Response *response, const serve_reply *reply)
@@ -189,21 +197,33 @@ static enum MHD_Result begin_request(server *s, struct MHD_Connection *connectio
                                      const serve_request *request, void **context)
 {
     serve_reply reply;
-    if (!serve_admit(s->site, request, &reply)) return send_reply(s, connection, &reply);
+    const bool admitted = serve_admit(s->site, request, &reply);
     visitor *v = find_visitor(s, connection);
-    if (v) v->known = true;
+    if (v && admitted) v->known = true;
     if (is_too_long(connection)) {
-        serve_refuse_length(&reply);
+        if (admitted) serve_refuse_length(&reply);
         return send_reply(s, connection, &reply);
     }
-    *context = calloc(1, sizeof(upload));
-    return *context ? MHD_YES : MHD_NO;
+    upload *taken = calloc(1, sizeof *taken);
+    *context = taken;
+    if (!taken) {
+        mha_buffer_free(&reply.body);
+        return MHD_NO;
+    }
+    taken->refused = !admitted;
+    taken->reply = reply;
+    return MHD_YES;
 }
 
 /* A body whose length no header told ends the connection where it is too long. */
 static enum MHD_Result take_bytes(upload *taken, const char *bytes, size_t *count)
 {
     if (*count > SERVE_MOST_BODY - taken->bytes) return MHD_NO;
+    if (taken->refused) {
+        taken->bytes += *count;
+        *count = 0;
+        return MHD_YES;
+    }
     char *more = realloc(taken->body, taken->bytes + *count);
     if (!more) return MHD_NO;
     memcpy(more + taken->bytes, bytes, *count);
@@ -211,6 +231,13 @@ static enum MHD_Result take_bytes(upload *taken, const char *bytes, size_t *coun
     taken->bytes += *count;
     *count = 0;
     return MHD_YES;
+}
+
+static enum MHD_Result send_refusal(server *s, struct MHD_Connection *connection, upload *taken)
+{
+    serve_reply reply = taken->reply;
+    taken->reply = (serve_reply){0};
+    return send_reply(s, connection, &reply);
 }
 
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *path,
@@ -223,6 +250,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     (void)version;
     if (!taken) return begin_request(s, connection, &request, context);
     if (*count > 0) return take_bytes(taken, bytes, count);
+    if (taken->refused) return send_refusal(s, connection, taken);
     serve_reply reply;
     const double start = seconds_now();
     request.body = taken->body;
@@ -244,6 +272,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
     if (v) v->replying = false, v->since = seconds_now();
     if (!taken) return;
     if (taken->quit) s->ended = true;
+    mha_buffer_free(&taken->reply.body);
     free(taken->body);
     free(taken);
     *context = NULL;

@@ -32,7 +32,8 @@ class Server:
         self.errors = (FOLDER / "serve.err").open("wb+")
         self.process = subprocess.Popen(
             [PROGRAM, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=self.errors,
-            stdin=subprocess.DEVNULL, env=environment(), cwd=FOLDER)
+            stdin=subprocess.DEVNULL, env=environment(), cwd=FOLDER,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a test in the background
         line = self.process.stdout.readline().decode()
         match = ADDRESS.fullmatch(line)
         check(match, f"serve {arguments}: {line!r} is no address: {self.said()}")

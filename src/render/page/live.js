@@ -8,8 +8,12 @@ const CLICKS = [["look", "looks at it"], ["off", "switches it off"], ["patch", "
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
 
-async function post(place, body, signal) {
-    const reply = await fetch(place, {method: "POST", body: JSON.stringify(body), signal,
+const MOST_BYTES = 1 << 20; // of a request: the server closes on longer ones
+
+async function post(place, state, signal) {
+    const body = JSON.stringify(state);
+    if (new Blob([body]).size > MOST_BYTES) throw new Error("The text is longer than 1 MiB; shorten it.");
+    const reply = await fetch(place, {method: "POST", body, signal,
         headers: {"Content-Type": "application/json"}});
     if (!reply.ok) throw new Error((await reply.json()).error);
     return reply;
