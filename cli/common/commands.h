@@ -26,7 +26,7 @@
 /* All of them: name, purpose. */
 #define CLI_COMMANDS(X)                                                  \
     X(view, "draw what every head of a model attends to")                \
-    X(serve, "see heads while you type, switch them off, in a browser")   \
+    X(serve, "see heads while you type, switch them off, in a browser")  \
     X(heads, "measure what every head of a model does over texts")       \
     X(count, "count parameters, operations and bytes of attention")      \
     X(run, "compute attention of arrays in .npy or .safetensors files")  \
