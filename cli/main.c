@@ -37,7 +37,7 @@ int main(int count, char **arguments)
         help_overview(stderr);
         code = CLI_USAGE;
     } else if (!strcmp(first, "--version")) {
-        cli_print("multihead " CLI_VERSION "\n");
+        cli_print("multihead " CLI_VERSION CLI_LEFT_OUT "\n");
     } else if (!strcmp(first, "-h") || !strcmp(first, "--help")) {
         help_overview(stdout);
     } else if (first[0] == '-') {

@@ -46,7 +46,7 @@ if(MHA_RENDER)
   mha_install(multihead_render render_library
     "Pictures of matrices for multihead: SVG, PNG, HTML, terminal" "multihead" "libpng, freetype2")
 else()
-  list(APPEND headers_left_out render)
+  list(APPEND headers_left_out render render_live)
 endif()
 if(MHA_CIRCUITS)
   mha_install(multihead_circuits circuits_library

@@ -14,13 +14,14 @@ set(heads_scripts ${page}/heads_data.js ${page}/heads_plots.js ${page}/heads_car
   ${page}/heads_table.js ${page}/heads_page.js)
 list(JOIN heads_scripts "|" heads_script_list)
 list(JOIN page_scripts "|" page_script_list)
+set(live_files ${page}/live.html ${page}/live.css ${page}/live.js)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 add_custom_command(OUTPUT ${page_source}
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${page_source} -DHEADER=render/html.h
-    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
+    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list},live=${page}/live.html,live_style=${page}/live.css,live_script=${page}/live.js,heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
     -P ${page_embed}
-  DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts}
+  DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts} ${live_files}
     ${page}/heads.html ${page}/heads.css ${heads_scripts}
   COMMENT "Embedding the report's page" VERBATIM)
 

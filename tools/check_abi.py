@@ -40,7 +40,7 @@ def version():
 
 
 def library_of(header):
-    if header == "render":
+    if header.startswith("render"):
         return "multihead-render"
     if header in check_layers.CIRCUITS:
         return "multihead-circuits"

@@ -10,7 +10,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint"}
-RENDER = {"render", "render_heads"}
+RENDER = {"render", "render_heads", "render_live"}
 CIRCUITS = {"circuits"}
 # The headers of the compute library: all that are no companion's.
 PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - CIRCUITS
@@ -41,13 +41,14 @@ ALLOWED = {
     "examples": (set(), PUBLIC | MODEL | RENDER | CIRCUITS),
     "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | CIRCUITS),
     "tests/support": ({"support"}, PUBLIC),
-    "tests/fuzz": ({"fuzz", "support"}, PUBLIC | MODEL | RENDER | CIRCUITS),
+    "tests/fuzz": ({"fuzz", "support", "serve", "common"}, PUBLIC | MODEL | RENDER | CIRCUITS),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
 PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS
 ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
-         "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",)}
+         "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",),
+         "serve": ("view",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 

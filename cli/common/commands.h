@@ -16,9 +16,17 @@
     CLI_TEXT_OF(MHA_VERSION_MAJOR) \
     "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH) MHA_VERSION_SUFFIX
 
+/* What a build was made without. */
+#ifdef CLI_HAS_SERVE
+#define CLI_LEFT_OUT ""
+#else
+#define CLI_LEFT_OUT " (without serve)"
+#endif
+
 /* All of them: name, purpose. */
 #define CLI_COMMANDS(X)                                                  \
     X(view, "draw what every head of a model attends to")                \
+    X(serve, "see heads while you type, switch them off, in a browser")  \
     X(heads, "measure what every head of a model does over texts")       \
     X(count, "count parameters, operations and bytes of attention")      \
     X(run, "compute attention of arrays in .npy or .safetensors files")  \

@@ -39,11 +39,26 @@ static void print_line(const char *command, const char *kind, const char *format
     cli_print_to(stderr, "\n");
 }
 
+static struct {
+    char *room;
+    size_t size;
+} kept;
+
+void cli_fail_into(char *room, size_t size)
+{
+    kept.room = room;
+    kept.size = size;
+    if (room) room[0] = '\0';
+}
+
 cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    print_line(command, "", format, arguments);
+    if (kept.room)
+        vsnprintf(kept.room, kept.size, format, arguments);
+    else
+        print_line(command, "", format, arguments);
     va_end(arguments);
     return code;
 }

@@ -40,6 +40,10 @@ cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) M
  * silent: the error is already reported, or there is none to report. */
 cli_exit cli_fail_status(const char *command, mha_status status);
 
+/* From here on messages of cli_fail() become a text in room, cut to size bytes with its NUL; NULL: they
+ * go to stderr again. For a subcommand that answers others, who must learn what was wrong. */
+void cli_fail_into(char *room, size_t size);
+
 /* CLI_OK for MHA_OK, else cli_fail_status(). */
 cli_exit cli_check(const char *command, mha_status status);
 

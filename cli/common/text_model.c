@@ -355,6 +355,10 @@ mha_status text_model_run(const text_model *model, const text_tokens *tokens,
     s.input.outputs = visit->outputs;
     s.input.after_layer = visit->after_layer;
     s.input.after_layer_user = visit->user;
+    s.input.gates = visit->gates;
+    s.input.last_hidden = visit->last_hidden;
+    s.input.patches = visit->patches;
+    s.input.patch_count = visit->patch_count;
     return mha_transformer_forward(model->context, model->net, &s.input, NULL, NULL, NULL, NULL);
 }
 

@@ -83,6 +83,9 @@ typedef struct text_visit {
     const mha_attention_outputs *const *outputs;
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *user;
+    const mha_tensor *gates, *last_hidden;
+    const mha_head_patch *patches;
+    int64_t patch_count;
 } text_visit;
 
 /* One text through model.net, which must have no memory (encoder-decoders have). */

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#ifdef CLI_CIRCUITS
+#ifdef CLI_HAS_CIRCUITS
 #include <multihead/circuits.h>
 #endif
 
@@ -29,7 +29,7 @@ struct heads_circuits {
     float *scores[SIDES];
 };
 
-#ifdef CLI_CIRCUITS
+#ifdef CLI_HAS_CIRCUITS
 typedef struct circuits_work {
     const heads_options *options;
     const heads_found *found;
@@ -126,7 +126,7 @@ static cli_exit work(circuits_work *w, const heads_row *rows)
 cli_exit heads_circuits_make(const heads_options *options, heads_found *found,
                              const heads_row *rows, int64_t count)
 {
-#ifdef CLI_CIRCUITS
+#ifdef CLI_HAS_CIRCUITS
     const mha_transformer_desc *d = &found->model->desc;
     const int64_t rank = d->head_dim < d->embed_dim ? d->head_dim : d->embed_dim;
     heads_circuits *c;

@@ -127,6 +127,12 @@ cli_exit view_check_outputs(const view_options *options);
  * every layer. */
 cli_exit view_check_picks(const view_options *options, const maps_picks *picks);
 
+/* The report of a figure, ready for a writer: what take gets lives as long as it runs. */
+typedef mha_status view_report_fn(void *user, const mha_figure *figure, const mha_report *report);
+mha_status view_make_report(const view_options *options, const attention_maps *maps,
+                            const maps_picks *picks, const view_figure *made, view_report_fn *take,
+                            void *user);
+
 /* All files asked for, with a line on stderr each. */
 cli_exit view_write_files(const view_options *options, const attention_maps *maps,
                           const maps_picks *picks);

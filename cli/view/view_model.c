@@ -150,7 +150,7 @@ static cli_exit begin_self(const text_model *model, const maps_picks *picks,
         wanted[l] = &outputs[l];
     }
     *run = (view_run){model, progress, maps};
-    *visit = (text_visit){wanted, after_layer, run};
+    *visit = (text_visit){.outputs = wanted, .after_layer = after_layer, .user = run};
     return CLI_OK;
 }
 

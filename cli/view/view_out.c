@@ -71,16 +71,16 @@ static const char guide_contrast[] = "Each square is a head. A row is a token th
                                      "one that it looks at; red is more "
                                      "attention in the first text than in the second, blue less.";
 
-static mha_status draw_html(const void *user, const mha_sink *sink)
+mha_status view_make_report(const view_options *options, const attention_maps *maps,
+                            const maps_picks *picks, const view_figure *made, view_report_fn *take,
+                            void *user)
 {
-    const output_job *job = user;
-    const attention_maps *maps = job->maps;
     enum { MOST_SPECIAL = 16 };
     const char *special[MOST_SPECIAL];
     char size[64], tokens[64], text[1 << 14];
     int specials = special_texts(&maps->rows, special, 0, MOST_SPECIAL);
     specials = special_texts(&maps->cols, special, specials, MOST_SPECIAL);
-    mha_figure untitled = *job->figure; /* the report has the text itself, and more of it */
+    mha_figure untitled = made->figure; /* the report has the text itself, and more of it */
     untitled.subtitle = NULL;
     snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
     const int64_t count = maps->cell > 1 ? maps->tokens.count : maps->rows.count;
@@ -97,23 +97,23 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
                          .same_labels = maps->rows.items == maps->cols.items,
                          .special = special,
                          .special_count = specials,
-                         .first_panel = job->options->first_panel,
-                         .first_cell = job->made->first_row >= 0 && job->made->first_col >= 0,
-                         .first_row = job->made->first_row,
-                         .first_col = job->made->first_col,
-                         .second_row = job->made->second_row,
-                         .second_col = job->made->second_col,
+                         .first_panel = options->first_panel,
+                         .first_cell = made->first_row >= 0 && made->first_col >= 0,
+                         .first_row = made->first_row,
+                         .first_col = made->first_col,
+                         .second_row = made->second_row,
+                         .second_col = made->second_col,
                          .score_scale = maps->score_scale,
                          .guide = maps->contrast ? guide_contrast : guide,
                          .twin_name = "what arrives",
                          .twin_value = "length"};
     if (maps->cell > 1) {
         report.cell_tokens = maps->cell;
-        report.tokens = job->made->tokens;
+        report.tokens = made->tokens;
         report.token_count = maps->tokens.count;
     }
-    if (job->options->extra) {
-        const view_extra *extra = job->options->extra;
+    if (options->extra) {
+        const view_extra *extra = options->extra;
         report.curve_size = sizeof(mha_curve);
         report.curves = extra->curves;
         report.curve_count = extra->curve_count;
@@ -124,16 +124,28 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     }
     mha_column columns[ASK_MEASURES], scores[VIEW_ROLES_MEASURES];
     if (!report.columns) {
-        report.column_count = view_roles_columns(job->options->roles, job->picks, scores);
+        report.column_count = view_roles_columns(options->roles, picks, scores);
         report.columns = scores;
     }
-    if (job->options->ask) {
-        if (view_ask_columns(job->options->ask, job->picks, columns) != CLI_OK)
+    if (options->ask) {
+        if (view_ask_columns(options->ask, picks, columns) != CLI_OK)
             return MHA_ERR_CALLBACK; /* the error is already reported */
         report.columns = columns;
         report.column_count = ASK_MEASURES;
     }
-    return mha_render_html(&untitled, &report, sink);
+    return take(user, &untitled, &report);
+}
+
+static mha_status write_html(void *user, const mha_figure *figure, const mha_report *report)
+{
+    return mha_render_html(figure, report, user);
+}
+
+static mha_status draw_html(const void *user, const mha_sink *sink)
+{
+    const output_job *job = user;
+    mha_sink to = *sink;
+    return view_make_report(job->options, job->maps, job->picks, job->made, write_html, &to);
 }
 
 static mha_status draw_svg(const void *user, const mha_sink *sink)

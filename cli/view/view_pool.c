@@ -38,8 +38,7 @@ static cli_exit make_block(const maps_token *first, maps_token *block)
     return CLI_OK;
 }
 
-/* The tokens so far become those of the text; rows and columns are blocks of them. */
-static cli_exit make_blocks(int64_t cell, attention_maps *maps)
+cli_exit view_pool_blocks(int64_t cell, attention_maps *maps)
 {
     const maps_tokens all = maps->rows;
     const int64_t blocks = (all.count + cell - 1) / cell;
@@ -95,7 +94,7 @@ cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks
     pool *x;
     CLI_TRY(ARENA_ALLOC(VIEW, 1, &x));
     *x = (pool){.model = model, .maps = maps, .picks = picks, .progress = progress};
-    CLI_TRY(make_blocks(cell, maps));
+    CLI_TRY(view_pool_blocks(cell, maps));
     for (int64_t l = 0; l < maps->layers; l++)
         if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
     *visit = (text_visit){.after_layer = pool_after, .user = x};

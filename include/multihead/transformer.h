@@ -466,6 +466,22 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
     mha_activations *activations, const mha_tensor *output, const mha_tensor *probabilities,
     const mha_tensor *cross_probabilities);
 
+/**
+ * Logits of single rows: what mha_transformer_forward() would have written for them, to the bit. For
+ * long texts, whose T V logits nobody needs.
+ *
+ *   hidden [M,E] in, rows of mha_transformer_input.last_hidden    logits [M,V] out
+ *
+ * Memory   scratch from the context.
+ * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_UNSUPPORTED (it has no
+ *          output, MHA_TRANSFORMER_NO_OUTPUT).
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_logits(mha_context *context,
+                                                        const mha_transformer *transformer,
+                                                        const mha_tensor *hidden,
+                                                        const mha_tensor *logits);
+
 /* ---- inspecting what a forward call kept ----------------------------------------------------- */
 
 /* The functions between a layer's residual connections. */

@@ -93,26 +93,61 @@ static void write_asset(const mhai_html_asset *asset, mhai_writer *writer)
     mhai_sink_bytes(writer, asset->bytes, asset->size);
 }
 
+void mhai_html_write_script(bool live, mhai_writer *writer)
+{
+    mhai_sink_text(writer, "\"use strict\";\n(() => {\n");
+    write_asset(&mhai_html_script, writer);
+    if (live) write_asset(&mhai_html_live_script, writer);
+    mhai_sink_text(writer, "})();\n");
+}
+
+/* A live page's style and script are files beside it: its server allows no others. */
+static void write_style(const mhai_html_page *page, mhai_writer *writer)
+{
+    if (page->live) {
+        mhai_sink_text(writer, "<link rel=\"stylesheet\" href=\"page.css\">\n");
+        return;
+    }
+    mhai_sink_text(writer, "<style>\n");
+    write_asset(&mhai_html_style, writer);
+    mhai_sink_text(writer, "</style>\n");
+}
+
+static void write_script(const mhai_html_page *page, mhai_writer *writer)
+{
+    if (page->live) {
+        mhai_sink_text(writer, "<script src=\"page.js\"></script>\n");
+        return;
+    }
+    mhai_sink_text(writer, "<script>\n");
+    mhai_html_write_script(false, writer);
+    mhai_sink_text(writer, "</script>\n");
+}
+
+static void write_live(const mhai_html_page *page, mhai_writer *writer)
+{
+    if (page->live) write_asset(&mhai_html_live, writer);
+}
+
 static mha_status fill(const mhai_html_page *page, const char *name, size_t length, bool maps,
                        mhai_writer *writer)
 {
     static const struct {
         const char *name;
         void (*write)(const mhai_html_page *page, mhai_writer *writer);
-    } places[] = {
-        {"theme", write_theme}, {"title", write_title}, {"head", write_head}, {"foot", write_foot}};
+    } places[] = {{"theme", write_theme}, {"title", write_title}, {"head", write_head},
+                  {"foot", write_foot},   {"style", write_style}, {"script", write_script},
+                  {"live", write_live}};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         if (strlen(places[i].name) == length && !memcmp(places[i].name, name, length))
             places[i].write(page, writer);
-    if (length == 5 && !memcmp(name, "style", 5)) write_asset(&mhai_html_style, writer);
-    if (length == 6 && !memcmp(name, "script", 6)) write_asset(&mhai_html_script, writer);
     if (length == 7 && !memcmp(name, "picture", 7) && page->picture.size)
         mhai_sink_bytes(writer, page->picture.data, page->picture.size);
     if (length == 4 && !memcmp(name, "data", 4)) return mhai_html_write_data(page, maps, writer);
     return MHA_OK;
 }
 
-static mha_status write_page(const mhai_html_page *page, bool maps, const mha_sink *sink)
+mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink)
 {
     mhai_writer writer;
     mhai_sink_open(&writer, sink);
@@ -147,24 +182,32 @@ static mha_status choose_coding(mhai_html_page *page)
     page->coding = mhai_html_choose_coding(page, INT64_MAX);
     page->coding.frame_step = page->report.frame_count; /* as few as can be: they are counted */
     const mha_sink counter = {count_write, &size};
-    MHA_TRY(write_page(page, false, &counter));
+    MHA_TRY(mhai_html_write_page(page, false, &counter));
     page->coding = mhai_html_choose_coding(page, page->report.most_bytes - size - neurons);
     return MHA_OK;
+}
+
+mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mhai_html_page *page)
+{
+    MHA_TRY(mhai_figure_check(figure, &page->figure));
+    MHA_TRY(mhai_html_check(report, &page->figure, &page->report));
+    MHA_TRY(survey_panels(page));
+    if (!page->live) MHA_TRY(mhai_html_make_picture(page));
+    return choose_coding(page);
+}
+
+void mhai_html_close(mhai_html_page *page)
+{
+    mhai_ranges_free(&page->panels);
+    mha_buffer_free(&page->picture);
 }
 
 mha_status mha_render_html(const mha_figure *figure, const mha_report *report, const mha_sink *sink)
 {
     if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "mha_render_html: sink is NULL");
     mhai_html_page page = {0};
-    mha_status status;
-    MHA_TRY(mhai_figure_check(figure, &page.figure));
-    MHA_TRY(mhai_html_check(report, &page.figure, &page.report));
-    MHA_TRY_GOTO(survey_panels(&page), done);
-    MHA_TRY_GOTO(mhai_html_make_picture(&page), done);
-    MHA_TRY_GOTO(choose_coding(&page), done);
-    status = write_page(&page, true, sink);
-done:
-    mhai_ranges_free(&page.panels);
-    mha_buffer_free(&page.picture);
+    mha_status status = mhai_html_open(figure, report, &page);
+    if (status == MHA_OK) status = mhai_html_write_page(&page, true, sink);
+    mhai_html_close(&page);
     return status;
 }

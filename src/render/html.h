@@ -13,7 +13,8 @@ typedef struct mhai_html_asset {
 } mhai_html_asset;
 
 extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_script,
-    mhai_html_heads_template, mhai_html_heads_style, mhai_html_heads_script;
+    mhai_html_heads_template, mhai_html_heads_style, mhai_html_heads_script,
+    mhai_html_live, mhai_html_live_style, mhai_html_live_script;
 
 /* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits; of the
  * frames every frame_step-th and the last, always in 8 bits. */
@@ -31,6 +32,8 @@ typedef struct mhai_html_page {
     bool negative;      /* some value of a map, a twin or a frame is below 0 */
     mhai_html_coding coding;
     mha_buffer picture; /* what readers without scripts see, as HTML */
+    bool live;          /* a page that asks a server for its maps: html_live.c */
+    int64_t map_tokens; /* of live data: tokens of a cell of a large map; 0: as in the figure */
 } mhai_html_page;
 
 /* html_check.c: everything about a caller's report but its frames' values; *own is all fields of
@@ -79,6 +82,14 @@ mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *
 void mhai_html_write_measures(const mha_panel *panel, mhai_writer *writer);
 void mhai_html_write_curves(const mha_report *report, mhai_writer *writer);
 void mhai_html_write_columns(const mhai_html_page *page, mhai_writer *writer);
+
+/* html.c: everything about a figure and its report, and the coding of its maps; then the page. */
+mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mhai_html_page *page);
+mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink);
+void mhai_html_close(mhai_html_page *page);
+
+/* The script as it stands between the tags. */
+void mhai_html_write_script(bool live, mhai_writer *writer);
 
 /* Fill page->picture. */
 mha_status mhai_html_make_picture(mhai_html_page *page);

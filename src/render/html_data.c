@@ -236,6 +236,7 @@ mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writ
     mhai_html_json_member_integer(w, "pool", coding->pool);
     mhai_html_json_member_integer(w, "negative", page->negative);
     mhai_html_json_member_integer(w, "cell_tokens", page->report.cell_tokens);
+    if (page->map_tokens) mhai_html_json_member_integer(w, "map_tokens", page->map_tokens);
     mhai_html_json_member_integer(w, "token_count", page->report.token_count);
     write_options(page, w);
     write_views(page, w);

@@ -443,29 +443,6 @@ static void write_rows(const mhai_call *c, const mha_tensor *to)
                c->a->last + i * width, (size_t)width * sizeof(float));
 }
 
-typedef struct cap_job {
-    const mha_tensor *logits;
-    double cap;
-} cap_job;
-
-static void cap_row(void *argument, int64_t row, int worker)
-{
-    const cap_job *job = argument;
-    (void)worker;
-    float *x = mhai_nn_row(job->logits, row);
-    for (int64_t i = 0; i < job->logits->shape[1]; i++)
-        x[i] = (float)(job->cap * mhai_tanh((double)x[i] / job->cap));
-}
-
-mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
-                                   const mha_tensor *last, const mha_tensor *logits)
-{
-    MHA_TRY(mha_linear_forward(context, t->output.packed, MHA_ACTIVATION_NONE, last, logits));
-    cap_job job = {logits, (double)t->desc.logit_softcap};
-    if (job.cap > 0) mha_parallel_for(context, logits->shape[0], cap_row, &job);
-    return MHA_OK;
-}
-
 static mha_status write_logits(const mhai_call *c, const mha_tensor *output)
 {
     const int64_t width = c->t->desc.embed_dim, length = c->a->T;

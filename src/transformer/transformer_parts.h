@@ -232,6 +232,11 @@ MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha
                                                  int64_t count);
 void mhai_transformer_free_encodings(mha_transformer *t);
 
+/* transformer_logits.c: logits [rows,V] of rows that W_out reads, with the bits of a forward call. */
+MHA_NODISCARD mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
+                                                 const mha_tensor *hidden,
+                                                 const mha_tensor *logits);
+
 /* transformer_patch.c: check what takes the place of heads and of the first layers, and that an output
  * does not overlap it; put the patches of a layer in place, those of its output or else those of its
  * queries, keys and values. */
@@ -259,10 +264,6 @@ typedef struct mhai_step {
 MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
                                                mha_activations *a, const mha_tensor *tokens,
                                                const mhai_step *step, const mha_tensor *output);
-
-/* The logits of rows of mha_transformer_input.last_hidden, with the bits of a forward call. */
-MHA_NODISCARD mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
-                                                 const mha_tensor *last, const mha_tensor *logits);
 
 /* Scratch of a linear layer with this many rows of inputs. */
 size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,

@@ -30,7 +30,7 @@ def options_of(command):
 
 
 def topics():
-    check(len(COMMANDS) == 12, f"all subcommands are listed: {COMMANDS}")
+    check(len(COMMANDS) == 13, f"all subcommands are listed: {COMMANDS}")
     for command in COMMANDS:
         check(run("help", command).out == run(command, "--help").out, f"help {command}")
     check(b"  7  out of memory" in run("help", "exit-codes").out, "exit codes")

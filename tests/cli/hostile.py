@@ -150,6 +150,10 @@ def table(f):
             (["--attention", f["maps.npy"], "--tokens", f["tokens.json"], "--details"], 0, "text"),
             (["--attention", f["maps.npy"], "--tokens", f["text"]], BAD_INPUT, "text"),
             (["--attention", f["q.npy"]], BAD_INPUT, "text"), (["--attention", f["odd"]], None, "text")],
+        "serve": [
+            (["--address", EVIL_TEXT, causal], USAGE, "text"), ([f["odd"]], None, "text"),
+            ([FOLDER / os.fsdecode(EVIL)], NO_INPUT, "text"), ([causal, "red", EVIL], USAGE, "text"),
+            (["--port", EVIL_TEXT, causal], USAGE, "text")],
         "count": [
             ([causal], 0, "text"), ([bert], 0, "text"), ([bert, "--json"], 0, "json"),
             ([f["config"]], UNSUPPORTED, "text"), (["--like", EVIL_TEXT], USAGE, "text"),

@@ -399,6 +399,29 @@ def of_texts():
     yield "ids", parts(bytes([11]), "", "1 2 3")
 
 
+def of_serve():
+    def ask(place, state, host=2, origin=0, texts=("", "127.0.0.1:8000", "http://127.0.0.1:8000")):
+        body = state if isinstance(state, str) else json.dumps(state)
+        return parts(bytes([place, 0, 0, host, origin, 0, 0]), body, *texts)
+
+    words = "the animal was too tired"
+    for place in range(3):
+        yield f"page-{place}", ask(place, "")
+    yield "look", ask(3, {"text": words})
+    yield "off", ask(3, {"text": words, "off": ["L0H1"], "row": 2, "maps": False})
+    for at in ("all", "last"):
+        yield f"patch-{at}", ask(3, {"text": words, "patched": ["L0H0"], "other": "the animal", "at": at})
+    yield "map", ask(4, {"text": words, "head": "L0H1"})
+    yield "save", ask(5, {"text": words, "head": "L0H1", "cell": [2, 1], "view": "lines", "dark": True,
+                          "cmap": "blues", "scale": "sqrt", "off": ["L0H0"]})
+    yield "quit", ask(6, "{}")
+    yield "origin", ask(3, {"text": words}, host=0, origin=1)
+    yield "strangers", ask(10, {"text": words}, host=0, origin=1, texts=(
+        "0123456789abcdef0123456789abcdee/look", "evil:8000", "null"))
+    yield "deep", ask(3, "[" * 900)
+    yield "no-utf8", parts(bytes([3, 0, 0, 2, 0, 0, 0]), b'{"text":"\xff\xfe"}', "", "", "")
+
+
 def of_tokens():
     yield "lines", parts(b"\0\0", "a\nb\nc\n")
     for output in range(4):

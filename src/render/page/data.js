@@ -1,8 +1,7 @@
 // The figure's data: decoding, labels, and the part of it that is in view (tokens can be hidden).
 
 performance.mark("report-parse");
-const data = JSON.parse(document.getElementById("data").textContent);
-const panels = data.panels;
+let data, panels;
 const VALUE = 0, MASKED = 1, NOT_FINITE = 2;
 
 function bytesOf(base64) {
@@ -13,9 +12,9 @@ function bytesOf(base64) {
 
 // One axis: an item for every cell: a label, or a block of labels where maps are blocks of tokens,
 // be it that the figure was made so (cell_tokens) or that the file had no room (pool).
-const unit = data.token_count ? 1 : data.cell_tokens;      // tokens of a label
-const block = data.pool * data.cell_tokens;                // tokens of a cell
-const perCell = block / unit;                              // labels of a cell
+// Those of a live page can be finer for a large map (map_tokens) than for a small one.
+let unit, block, perCell; // tokens of a label, tokens of a cell, labels of a cell
+let coarse = false;       // whether small maps have larger cells than the large one
 function axisOf(labels, shown, cells) {
     const count = data.token_count || cells;
     const one = i => (shown[i] ?? labels?.[i] ?? String(i * unit)) || '""';
@@ -38,17 +37,34 @@ function axisOf(labels, shown, cells) {
     return items;
 }
 
-const same = data.same_labels;
-const rowItems = axisOf(data.row_labels, data.row_shown, data.rows);
-const colItems = same ? rowItems : axisOf(data.col_labels, data.col_shown, data.cols);
 const wordOf = axis => axis.split(/[\s(,:]/)[0] || axis;
-const rowWord = wordOf(data.row_axis), colWord = wordOf(data.col_axis);
-const valueWord = data.value_name ?? "value";
+let same, rowItems, colItems, rowWord, colWord, valueWord, frames, special, canHide, canRescale;
 
-const frames = data.frames;
+// Everything that follows from the data alone. A live page takes new data whenever its text changes.
+function takeData(next) {
+    data = next;
+    panels = data.panels;
+    unit = data.token_count ? 1 : data.cell_tokens;
+    block = data.map_tokens ?? data.pool * data.cell_tokens;
+    perCell = block / unit;
+    coarse = block !== data.pool * data.cell_tokens;
+    same = data.same_labels;
+    rowItems = axisOf(data.row_labels, data.row_shown, data.rows);
+    colItems = same ? rowItems : axisOf(data.col_labels, data.col_shown, data.cols);
+    rowWord = wordOf(data.row_axis);
+    colWord = wordOf(data.col_axis);
+    valueWord = data.value_name ?? "value";
+    frames = data.frames;
+    special = new Set(data.special ?? []);
+    canHide = perCell === 1;
+    canRescale = !data.negative;
+    decoded.clear();
+    maps.clear();
+}
 
 // A source of values is a panel, its twin, or a panel at a frame: least, greatest, data, bits.
 const bitsOf = source => source.bits ?? data.bits;
+const errorBits = source => source.exact ? 32 : bitsOf(source);
 const sourceOf = i => frames[state.frame]?.maps[i] ?? panels[i];
 // Beside the large map: another one that the reader chose, or its twin.
 const twinOf = i => state.beside >= 0 ? sourceOf(state.beside)
@@ -89,7 +105,7 @@ function decodeCodes(bytes, cells, source) {
 
 // How far a shown value may be from the true one; 0 where values are exact.
 function errorOf(source, value) {
-    if (bitsOf(source) === 32) return 0;
+    if (errorBits(source) === 32) return 0;
     const last = bitsOf(source) === 16 ? 65535 : 255, most = reach(source);
     const top = data.negative ? Math.floor((last - 3) / 2) : last - 2;
     return Math.sqrt(Math.abs(value) * most) / top + most / (4 * top * top);
@@ -97,8 +113,15 @@ function errorOf(source, value) {
 
 const decoded = new Map();
 function cellsOf(source) {
+    if (source.exact) return source.exact; // a live page has asked for it
+    return coarse ? spread(smallCellsOf(source)) : smallCellsOf(source);
+}
+
+// As they came with the data.
+function smallCellsOf(source) {
     if (!decoded.has(source)) {
-        const cells = {rows: rowItems.length, cols: colItems.length, value: null, kind: null};
+        const side = items => coarse ? Math.ceil(data.rows / data.pool) : items.length;
+        const cells = {rows: side(rowItems), cols: side(colItems), value: null, kind: null};
         const bytes = bytesOf(source.data);
         if (bitsOf(source) === 32) decodeFloats(bytes, cells);
         else decodeCodes(bytes, cells, source);
@@ -107,10 +130,22 @@ function cellsOf(source) {
     return decoded.get(source);
 }
 
+// Until a large map has come, the small one stands in for it.
+function spread(small) {
+    const rows = rowItems.length, cols = colItems.length, part = block / data.cell_tokens;
+    const map = {rows, cols, value: new Float32Array(rows * cols),
+        kind: small.kind && new Uint8Array(rows * cols)};
+    for (let r = 0; r < rows; r++)
+        for (let c = 0; c < cols; c++) {
+            const from = Math.floor(r * part) * small.cols + Math.floor(c * part);
+            map.value[r * cols + c] = small.value[from];
+            if (map.kind) map.kind[r * cols + c] = small.kind[from];
+        }
+    return map;
+}
+
 // What is in view: rows and cols are places of items, in order.
 const view = {rows: [], cols: [], hiding: false, rescaled: false};
-const canHide = perCell === 1;
-const canRescale = !data.negative;
 
 function chooseView(hidden, rescale) {
     const visible = items => items.map((_, i) => i).filter(i => !hidden.has(items[i].text));
@@ -155,10 +190,12 @@ function mapFrom(source) {
 }
 
 const mapOf = i => mapFrom(sourceOf(i));
+// For a thumbnail: all of it, also what is hidden elsewhere, where its cells are larger.
+const smallMapOf = i => coarse ? smallCellsOf(sourceOf(i)) : mapOf(i);
 
 // Least and greatest value of a source in view.
 function reachOf(source) {
-    if (!view.hiding) return {least: source.least, greatest: source.greatest};
+    if (!view.hiding || coarse) return {least: source.least, greatest: source.greatest};
     const map = mapFrom(source);
     if (map.least === undefined) {
         let least = Infinity, greatest = -Infinity;
@@ -184,3 +221,5 @@ function rankOf(map, row, col) {
     }
     return {rank: greater + 1, count};
 }
+
+takeData(JSON.parse(document.getElementById("data").textContent));

@@ -176,7 +176,7 @@ function paintChosen(context, p, side, y) {
 
 // One map of the model view.
 function paintSmallLines(context, i, width, height) {
-    const map = mapOf(i), strength = strengthOf(scaleOf(i)), {list} =
+    const map = smallMapOf(i), strength = strengthOf(scaleOf(i)), {list} =
         strongestCells(map, MOST_SMALL_LINES);
     const longest = Math.max(map.rows, map.cols, 1), step = (height - 4) / longest;
     context.strokeStyle = lineColor(i);

@@ -124,7 +124,9 @@ function columnHeads(count) {
 
 function groupRow(group) {
     const cells = make("div", "thumbs", ...group.list.map(i => thumbs[i].button));
-    const line = make("div", "group", make("span", "group-name", group.name), cells);
+    const name = make("span", "group-name", group.name);
+    const line = make("div", "group", name, cells);
+    name.addEventListener("click", () => live?.pickGroup(group.list));
     line.setAttribute("role", "group");
     line.setAttribute("aria-label", group.name || "maps");
     return line;
@@ -146,6 +148,7 @@ function makeThumb(i) {
 
 // With Shift a second map comes beside the first; in the model view a map becomes large.
 function pickThumb(i, event) {
+    if (live?.pick(i, event)) return;
     if (event.shiftKey && i !== state.panel) {
         toggleBeside(i);
         return;
@@ -173,7 +176,7 @@ function peek(i) {
 }
 
 function drawThumb(thumb) {
-    const scale = scaleOf(thumb.i), map = mapOf(thumb.i);
+    const scale = scaleOf(thumb.i), map = smallMapOf(thumb.i);
     const key = [scale, map, theme, palette(), state.view === "model", state.between];
     if (thumb.drawn && key.every((part, k) => part === thumb.drawn[k])) return;
     thumb.drawn = key;
@@ -189,14 +192,11 @@ function drawThumb(thumb) {
     }
     thumb.canvas.style.width = thumb.canvas.style.height = "";
     const whole = {r0: 0, c0: 0, nr: map.rows, nc: map.cols, tiny: true};
-    const picture = pictureOf(map, whole, size, size, scale, palette(), theme);
-    thumb.canvas.width = picture.width;
-    thumb.canvas.height = picture.height;
-    thumb.canvas.getContext("2d").drawImage(picture, 0, 0);
+    pictureOf(map, whole, size, size, scale, palette(), theme, thumb.canvas);
 }
 
 function drawSmallLines({canvas, i}, width) {
-    const map = mapOf(i), longest = Math.max(map.rows, map.cols);
+    const map = smallMapOf(i), longest = Math.max(map.rows, map.cols);
     const height = Math.min(Math.max(longest * 4, width * 0.9), width * 1.8);
     paintSmallLines(sizeCanvas(canvas, width, height, ratioNow()), i, width, height);
 }

@@ -100,8 +100,6 @@ function toggleTwin() {
 
 // -- hiding tokens -------------------------------------------------------------------------------
 
-const special = new Set(data.special ?? []);
-
 function labelCounts() {
     const counts = new Map();
     for (const item of rowItems) counts.set(item.text, (counts.get(item.text) ?? 0) + 1);
@@ -110,35 +108,41 @@ function labelCounts() {
 }
 
 function buildHiding() {
-    byId("hide-refused").hidden = canHide;
-    byId("hide-all").hidden = !canHide;
-    byId("special-line").hidden = true;
-    if (!canHide) {
-        byId("hide-refused").textContent =
-            `Each cell is the maximum of ${block}×${block} tokens here, so single tokens ` +
-            "cannot be taken out. A report of fewer maps, or a larger one, allows it.";
-        byId("renorm").disabled = true;
-        byId("hide-none").disabled = true;
-        return;
-    }
-    const counts = labelCounts();
-    const present = counts.map(([text]) => text).filter(text => special.has(text));
-    byId("special-line").hidden = !present.length;
-    byId("special-text").textContent = `special tokens: ${present.join(", ")}`;
-    byId("special").addEventListener("change", event => setHidden(present, event.target.checked));
-    byId("renorm").checked = state.rescale;
-    byId("renorm").disabled = !canRescale;
+    byId("special").addEventListener("change", event => setHidden(
+        [...special].filter(text => labelCounts().some(([own]) => own === text)),
+        event.target.checked));
     byId("renorm").addEventListener("change", event => {
         state.rescale = event.target.checked;
         applyHiding();
     });
-    byId("hide-labels").append(...counts.map(([text, count]) => hideLine(text, count)));
     byId("hide-filter").addEventListener("input", event => {
         const part = event.target.value.toLowerCase();
         for (const line of byId("hide-labels").children)
             line.hidden = !line.dataset.text.toLowerCase().includes(part);
     });
     byId("hide-none").addEventListener("click", () => setHidden([...state.hidden], false));
+    listHiding();
+}
+
+// The labels that can be hidden.
+function listHiding() {
+    byId("hide-refused").hidden = canHide;
+    byId("hide-all").hidden = !canHide;
+    byId("special-line").hidden = true;
+    byId("hide-none").disabled = !canHide;
+    byId("renorm").disabled = !canHide || !canRescale;
+    if (!canHide) {
+        byId("hide-refused").textContent =
+            `Each cell is the maximum of ${block}×${block} tokens here, so single tokens ` +
+            "cannot be taken out. A report of fewer maps, or a larger one, allows it.";
+        return;
+    }
+    const counts = labelCounts();
+    const present = counts.map(([text]) => text).filter(text => special.has(text));
+    byId("special-line").hidden = !present.length;
+    byId("special-text").textContent = `special tokens: ${present.join(", ")}`;
+    byId("renorm").checked = state.rescale;
+    byId("hide-labels").replaceChildren(...counts.map(([text, count]) => hideLine(text, count)));
 }
 
 function hideLine(text, count) {
@@ -395,4 +399,4 @@ function start() {
     performance.mark("report-ready");
 }
 
-start();
+if (!byId("live-panel")) start(); // a live page starts when its first maps come

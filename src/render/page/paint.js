@@ -197,13 +197,14 @@ const labelWidth = (item, size, numbered) =>
     widthOf(item.text, size) + (item.twin || numbered ? widthOf(" " + item.place, size - 2) : 0);
 
 // A picture of some cells, one pixel each, or one for a block (its maximum) if most is fewer.
-function pictureOf(map, window, mostW, mostH, scale, palette, theme) {
+// canvas: to draw on; else a new one.
+function pictureOf(map, window, mostW, mostH, scale, palette, theme, canvas) {
     const stepR = Math.ceil(window.nr / Math.max(mostH, 1));
     const stepC = Math.ceil(window.nc / Math.max(mostW, 1));
     const w = Math.ceil(window.nc / stepC), h = Math.ceil(window.nr / stepR);
-    const picture = document.createElement("canvas");
-    picture.width = w;
-    picture.height = h;
+    const picture = canvas ?? document.createElement("canvas");
+    if (picture.width !== w) picture.width = w;
+    if (picture.height !== h) picture.height = h;
     const context = picture.getContext("2d"), pixels = context.createImageData(w, h);
     const flat = new Uint32Array(pixels.data.buffer);
     const colors = new Uint32Array(258);

@@ -27,7 +27,7 @@ function unbend(kind, f) {
 
 // All values of some sources in order: what ranks are taken among.
 function sortedValues(sources) {
-    const list = sources.map(mapFrom);
+    const list = sources.map(coarse ? smallCellsOf : mapFrom);
     const all = new Float32Array(list.reduce((sum, map) => sum + map.value.length, 0));
     let used = 0;
     for (const map of list)

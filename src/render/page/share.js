@@ -73,6 +73,7 @@ function placeText() {
     if (state.view === "lines") text.set("heads", [...state.lit].map(i => panels[i].name).join(","));
     if (state.beside >= 0) text.set("beside", panels[state.beside].name);
     for (const name in first) if (state[name] !== first[name]) text.set(name, state[name]);
+    live?.tell(text);
     return text.toString().replace(/%2C/g, ",");
 }
 
@@ -115,6 +116,7 @@ function restorePlace() {
 }
 
 function onAddress() {
+    if (live?.follow()) return;
     restorePlace();
     markView();
     markThumbs();

@@ -269,7 +269,7 @@ function toggleWholeRow() {
 function precisionNote() {
     const which = data.negative ? "the largest in magnitude" : "max";
     const size = block > 1 ? `1 cell = ${block}×${block} tokens, ${which}; ` : "";
-    if (data.bits === 32) return size ? size + "values are exact" : "";
+    if (data.bits === 32 || panels[shownPanel()]?.exact) return size ? size + "values are exact" : "";
     const most = panels.reduce((worst, p) => Math.max(worst, reach(p)), 0);
     const error = panels.reduce((worst, p) => Math.max(worst, errorOf(p, reach(p))), 0);
     return `${size}values are stored in ${data.bits} bits: known within ` +

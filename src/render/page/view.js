@@ -20,6 +20,9 @@ const state = {
 const shownPanel = () => state.peek >= 0 ? state.peek : state.panel;
 const cursor = () => state.locked || !state.hover ? state : state.hover;
 
+// What a live page does beside the report's: live.js.
+let live = null;
+
 // Scales live until something that they depend on changes. In a playback a scale holds all frames,
 // so that a colour means the same in each.
 const scales = new Map();
@@ -82,6 +85,7 @@ function drawFocus() {
     if (state.view === "map") drawMap();
     drawCursor();
     drawNotes();
+    live?.shown();
 }
 
 // What the chosen view draws large.
@@ -99,12 +103,12 @@ function drawCursor() {
     drawBarMark();
     drawTable();
     rememberPlace();
+    live?.moved();
 }
 
 // Special tokens are where heads rest, and so is the first token of a causal map (all of the first
 // row is masked but its first cell); of punctuation there is little to say.
-const specialTexts = new Set(data.special ?? []);
-const isWord = item => !specialTexts.has(item.text) && /[\p{L}\p{N}]/u.test(item.text);
+const isWord = item => !special.has(item.text) && /[\p{L}\p{N}]/u.test(item.text);
 function isCausal(map) {
     return same && map.cols > 1 && map.kind !== null && map.kind[1] === MASKED;
 }
@@ -115,7 +119,7 @@ function chooseStrongestCell() {
     const map = mapOf(state.panel), sink = isCausal(map) ? view.cols[0] : -1;
     const tells = [
         (r, c) => isWord(rowItems[r]) && isWord(colItems[c]) && !(same && r === c) && c !== sink,
-        (r, c) => !specialTexts.has(rowItems[r].text) && !specialTexts.has(colItems[c].text) &&
+        (r, c) => !special.has(rowItems[r].text) && !special.has(colItems[c].text) &&
             !(same && r === c),
         () => true];
     [state.row, state.col] = [view.rows[0] ?? -1, view.cols[0] ?? -1];

@@ -1,0 +1,142 @@
+/* multihead serve: a page where one types a text and sees at once what the heads of a model do. */
+#include "common/arena.h"
+#include "common/commands.h"
+#include "common/option_rows.h"
+#include "common/screen.h"
+#include "common/signals.h"
+#include "serve/serve_model.h"
+#include "serve/serve_socket.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct serve_options {
+    const char *model, *text, *address;
+    int64_t port, threads, max_tokens;
+    int quiet;
+} serve_options;
+
+enum { DEFAULT_TOKENS = 4096 };
+
+static const args_option option_table[] = {
+    ROW_HEADING("Where"),
+    ROW_TEXT("address", serve_options, address, "ADDRESS",
+             "listen at this address, a number; the default,\n127.0.0.1, is reached from this "
+             "machine alone"),
+    ROW_NUMBER("port", serve_options, port, 0, 65535, "default: any that is free"),
+    ROW_HEADING("Other"),
+    ROW_NUMBER("max-tokens", serve_options, max_tokens, 3, INT64_C(1) << 20,
+               "refuse longer texts; default: 4096, or the model's\nlimit if that is less"),
+    ROW_NUMBER("threads", serve_options, threads, 1, 1024,
+               "default: as many as this process may use"),
+    ROW_FLAG('q', "quiet", serve_options, quiet, 1, "no notes on stderr, only warnings and errors"),
+    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+};
+
+const args_page serve_page = {
+    .command = SERVE,
+    .summary = "see heads while you type, switch them off, in a browser",
+    .usage = "serve [options] MODEL [\"text\"]",
+    .examples =
+        "multihead serve MODEL\n"
+        "multihead serve MODEL \"When Mary and John went to the store, John gave a drink to\"\n"
+        "multihead serve MODEL --port 8000",
+    .notes = "The address of the page is printed on stdout; it holds a random token, without\n"
+             "which nothing is answered. The page has no other source than this program. Ctrl-C\n"
+             "ends it, and so does the button of the page. docs/serve.md is the manual.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+#ifdef CLI_HAS_SERVE
+
+/* The page's address, with a text to begin with behind the '#', where no server sees it. */
+static void print_address(const serve_site *site, const char *text)
+{
+    cli_print("http://%s:%d/%s/%s", site->address, site->port, site->token, text ? "#text=" : "");
+    for (const char *c = text; c && *c; c++) {
+        const bool plain = (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') ||
+                           (*c >= 'A' && *c <= 'Z') || (*c && strchr("-._~", *c));
+        cli_print(plain ? "%c" : "%%%02x", (int)(unsigned char)*c);
+    }
+    cli_print("\n");
+}
+
+static void forget(void *user)
+{
+    serve_forget(user);
+}
+
+static cli_exit open_model(const serve_options *options, serve_model *serve)
+{
+    const bool progress = screen_shows_progress(options->quiet);
+    if (progress) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
+    const cli_exit code = text_model_open(SERVE, options->model, options->threads, &serve->model);
+    if (progress) cli_print_to(stderr, "\r\033[K");
+    CLI_TRY(code);
+    if (serve->model.encoder)
+        return cli_fail(CLI_UNSUPPORTED, SERVE,
+                        "%s: an encoder-decoder needs two texts; serve %s/encoder, or use 'view'",
+                        options->model, options->model);
+    serve->most_tokens = options->max_tokens ? options->max_tokens : DEFAULT_TOKENS;
+    if (serve->most_tokens > serve->model.max_length) {
+        if (options->max_tokens)
+            return cli_fail(CLI_USAGE, SERVE,
+                            "--max-tokens %" PRId64 ": the model takes at most %" PRId64,
+                            options->max_tokens, serve->model.max_length);
+        serve->most_tokens = serve->model.max_length;
+    }
+    serve->most_bytes = 0x1p30; /* 11,000 tokens of a model of 135 million parameters */
+    return arena_keep(SERVE, serve, forget);
+}
+
+static cli_exit run(const serve_options *options)
+{
+    static serve_model serve;
+    serve_site site = {.work = &serve_model_work, .user = &serve};
+    serve = (serve_model){0};
+    CLI_TRY(open_model(options, &serve));
+    CLI_TRY(serve_listen(options->address, (int)options->port, &site));
+    if (serve_is_open(&site))
+        cli_warn(SERVE,
+                 "%s is reached from other machines: whoever sees the address below may read "
+                 "what is typed and use this machine; nothing is encrypted",
+                 options->address);
+    signals_hold();
+    print_address(&site, options->text);
+    cli_exit code = cli_finish_stdout(SERVE, CLI_OK);
+    cli_note(options->quiet, "open the address in a browser; Ctrl-C ends");
+    if (code == CLI_OK) code = serve_until_end(&site);
+    signals_release();
+    signals_end();
+    return code;
+}
+
+#else
+
+static cli_exit run(const serve_options *options)
+{
+    (void)options;
+    return cli_fail(CLI_UNSUPPORTED, SERVE,
+                    "this program was built without libmicrohttpd (MHA_SERVE=OFF); install "
+                    "libmicrohttpd-dev and build again");
+}
+
+#endif
+
+cli_exit cmd_serve(int count, char *const *arguments)
+{
+    serve_options options = {0};
+    args_texts plain = {0};
+    CLI_TRY(args_parse(&serve_page, count, arguments, &options, &plain));
+    if (plain.count == 0 || !*plain.items[0])
+        return cli_fail(CLI_USAGE, SERVE, "the model is missing: multihead serve MODEL");
+    if (plain.count > 2)
+        return cli_fail(CLI_USAGE, SERVE,
+                        "'%s' is one argument too many; put quotes around the text",
+                        plain.items[2]);
+    options.model = plain.items[0];
+    options.text = plain.count > 1 ? plain.items[1] : NULL;
+    return run(&options);
+}

@@ -1,0 +1,420 @@
+// The live page: a text is typed, a server that runs the model is asked, and the report's page shows
+// what comes. Heads are switched off or patched from a second text, and the prediction is shown beside
+// the one of the whole model. Everything that is asked for follows from `asked` and the page's state.
+
+const EXAMPLE = "The animal didn't cross the street because it was too tired";
+const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false};
+const CLICKS = [["look", "looks at it"], ["off", "switches it off"], ["patch", "patches it"]];
+let clickMeans = "look";
+let answer = null; // the last one: tokens, next
+
+const MOST_BYTES = 1 << 20; // of a request: the server closes on longer ones
+
+async function post(place, state, signal) {
+    const body = JSON.stringify(state);
+    if (new Blob([body]).size > MOST_BYTES) throw new Error("The text is longer than 1 MiB; shorten it.");
+    const reply = await fetch(place, {method: "POST", body, signal,
+        headers: {"Content-Type": "application/json"}});
+    if (!reply.ok) throw new Error((await reply.json()).error);
+    return reply;
+}
+
+// What the model computes.
+function runOf() {
+    const body = {text: asked.text, off: [...asked.off]};
+    if (!asked.patched.size) return body;
+    return {...body, patched: [...asked.patched], other: asked.other, at: asked.at};
+}
+
+const rowOfPrediction = () =>
+    asked.chosenRow && panels.length && rowItems[state.row] ? rowItems[state.row].to : -1;
+
+// -- asking: one request at a time, and the newest state next ------------------------------------
+
+let wanted = null, asking = false; // wanted: null, "next" or "maps"
+let typedAt = 0;                   // when the oldest key was pressed that is not answered yet
+
+function ask(what) {
+    if (wanted !== "maps") wanted = what;
+    mapAsked?.abort();
+    if (!asking) askAll();
+}
+
+async function askAll() {
+    asking = true;
+    markBusy();
+    while (wanted) {
+        const what = wanted, since = typedAt;
+        wanted = null;
+        typedAt = 0;
+        if (!asked.text.trim()) {
+            showStatus("Type a text.", false);
+            continue;
+        }
+        try {
+            const body = {...runOf(), row: rowOfPrediction(), maps: what === "maps"};
+            if (panels.length && body.maps) body.head = panels[state.panel].name;
+            takeAnswer(await (await post("look", body)).json(), since);
+        } catch (error) {
+            showFailure(error);
+        }
+    }
+    asking = false;
+    markBusy();
+    askForMap();
+}
+
+// For those who wait: scripts, and readers of screens.
+function markBusy() {
+    const busy = asking || missingMaps().length > 0;
+    byId("live-panel").toggleAttribute("data-busy", busy);
+    byId("main").setAttribute("aria-busy", String(busy));
+}
+
+function showStatus(text, wrong) {
+    byId("live-status").textContent = text;
+    byId("live-status").classList.toggle("wrong", wrong);
+    byId("main").classList.toggle("stale", wrong);
+}
+
+function showFailure(error) {
+    if (error.name === "AbortError") return;
+    const lost = error instanceof TypeError; // fetch has no other sign of it
+    showStatus(lost ? "The server does not answer: it was ended." : error.message, true);
+}
+
+function takeAnswer(given, since) {
+    answer = given;
+    if (given.maps) renew(given.maps, given.map);
+    drawNext();
+    drawHeads();
+    const ms = Math.round(1000 * given.seconds);
+    const part = asked.patched.size && asked.at === "all" && given.patched < given.tokens
+        ? ` · patched at the first ${given.patched}, which both texts have` : "";
+    showStatus(`${given.tokens} tokens · ${ms} ms${part}`, false);
+    byId("live-panel").dataset.answers = Number(byId("live-panel").dataset.answers ?? 0) + 1;
+    if (since && given.maps)
+        requestAnimationFrame(() => setTimeout(() =>
+            performance.measure("live-latency", {start: since, end: performance.now()})));
+}
+
+// -- new data in the page ------------------------------------------------------------------------
+
+function forgetDrawn() {
+    for (const kept of [scales, strongest, measured, vectors]) kept.clear();
+    groupCache = null;
+    stripKey = "";
+}
+
+const sameTokens = (a, b) => a.length === b.length && a.every((item, i) => item.text === b[i].text);
+
+function renew(maps, map) {
+    const first = !panels.length, followed = state.scale === data.scale, before = rowItems;
+    takeData(maps);
+    forgetDrawn();
+    if (map) takeCells(panels.find(panel => panel.name === map.head), bytesOf(map.data));
+    if (first) {
+        Object.assign(state, {panel: data.first_panel, scale: data.scale, cmap: data.cmap,
+            view: data.view, range: data.range});
+        start();
+        return;
+    }
+    if (followed) state.scale = data.scale;
+    state.hover = null;
+    chooseView(state.hidden, state.rescale);
+    if (!sameTokens(before, rowItems)) placeCell();
+    if (restoring) restorePlace();
+    restoring = false;
+    buildStrips();
+    listHiding();
+    markView();
+    markChoices();
+    drawAll();
+}
+
+let restoring = false;
+
+// A locked cell stays as long as its tokens do; else the strongest one is shown.
+function placeCell() {
+    const inside = state.row < rowItems.length && state.col < colItems.length;
+    if (state.locked && inside) return;
+    state.locked = false;
+    byId("maps").classList.remove("locked");
+    chooseStrongestCell();
+}
+
+// -- large maps, one at a time -------------------------------------------------------------------
+
+let mapAsked = null, mapTimer = 0;
+const MAP_WAIT_MS = 40; // a pointer on its way over small maps asks for none of them
+
+const isExact = source => source.exact || (data.bits === 32 && !coarse);
+
+// Those that are drawn large and have not come.
+function missingMaps() {
+    const shown = [shownPanel(), ...(state.view === "lines" ? litPanels(shownPanel()) : []),
+        ...(state.beside >= 0 ? [state.beside] : [])];
+    return shown.filter(i => panels[i] && !isExact(panels[i]));
+}
+
+function askForMap() {
+    clearTimeout(mapTimer);
+    if (asking || !missingMaps().length) return;
+    mapTimer = setTimeout(fetchMap, MAP_WAIT_MS);
+}
+
+async function fetchMap() {
+    const i = missingMaps()[0], source = panels[i];
+    if (asking || i === undefined) return;
+    mapAsked?.abort();
+    const own = mapAsked = new AbortController();
+    try {
+        const reply = await post("map", {...runOf(), head: source.name}, own.signal);
+        takeMap(i, source, await reply.arrayBuffer());
+    } catch (error) {
+        showFailure(error);
+        return;
+    }
+    askForMap();
+}
+
+function takeCells(source, bytes) {
+    if (!source || bytes.length !== 4 * rowItems.length * colItems.length) return;
+    const cells = {rows: rowItems.length, cols: colItems.length, value: null, kind: null};
+    decodeFloats(bytes, cells);
+    source.exact = cells;
+    maps.delete(source);
+}
+
+function takeMap(i, source, buffer) {
+    if (panels[i] !== source) return;
+    takeCells(source, new Uint8Array(buffer));
+    waiting.add(thumbs[i]);
+    drawWaiting();
+    drawFocus();
+    markBusy();
+}
+
+// -- heads that are off or patched ---------------------------------------------------------------
+
+const setOf = mode => mode === "off" ? asked.off : asked.patched;
+
+function toggleHeads(list, mode) {
+    const names = list.map(i => panels[i].name), own = setOf(mode);
+    const other = mode === "off" ? asked.patched : asked.off;
+    if (mode === "patch" && !asked.other.trim()) {
+        byId("live-second").open = true;
+        byId("live-other").focus();
+        showStatus("Type a second text, from which heads are patched.", false);
+        return;
+    }
+    const add = !names.every(name => own.has(name));
+    for (const name of names) {
+        other.delete(name);
+        if (add) own.add(name);
+        else own.delete(name);
+    }
+    drawHeads();
+    say(`${names.length === 1 ? names[0] : `${names.length} heads`} ` +
+        (!add ? "on" : mode === "off" ? "off" : "patched"));
+    ask("maps");
+    rememberPlace();
+}
+
+function allOn() {
+    asked.off.clear();
+    asked.patched.clear();
+    drawHeads();
+    ask("maps");
+    rememberPlace();
+}
+
+function drawHeads() {
+    const chip = (name, kind) => {
+        const button = make("button", `live-chip ${kind}`, name);
+        button.type = "button";
+        button.title = kind === "off" ? "off: click to switch it on" : "patched: click to undo it";
+        button.setAttribute("aria-label", `${name}, ${button.title}`);
+        button.addEventListener("click", () =>
+            toggleHeads([panels.findIndex(panel => panel.name === name)], kind === "off" ? "off" : "patch"));
+        return button;
+    };
+    byId("live-chips").replaceChildren(...[...asked.off].map(name => chip(name, "off")),
+        ...[...asked.patched].map(name => chip(name, "patched")));
+    byId("live-all-on").hidden = asked.off.size + asked.patched.size < 2;
+    thumbs.forEach(({button}, i) => {
+        button.classList.toggle("off", asked.off.has(panels[i].name));
+        button.classList.toggle("patched", asked.patched.has(panels[i].name));
+    });
+}
+
+function setClick(mode) {
+    clickMeans = mode;
+    byId("main").classList.toggle("clicks-off", mode === "off");
+    byId("main").classList.toggle("clicks-patch", mode === "patch");
+    for (const input of document.querySelectorAll('input[name="live-click"]'))
+        input.checked = input.value === mode;
+}
+
+// -- the next token ------------------------------------------------------------------------------
+
+const FEW_TOKENS = 6;
+let allTokens = false;
+
+const percentOf = p => p >= 0.0995 ? (100 * p).toFixed(1) : (100 * p).toFixed(p >= 0.00095 ? 2 : 3);
+
+function nextLine(line, most, changed) {
+    const bar = make("div", "live-bar"), now = make("i", "");
+    now.style.width = `${100 * line.p / most}%`;
+    bar.append(now);
+    const cells = [make("td", "", make("bdi", "", line.text || "\u2423")), make("td", "", bar),
+        make("td", "number", `${percentOf(line.p)} %`)];
+    cells[0].title = `logit ${short(line.logit)}` +
+        (changed ? `, all heads on ${short(line.logit_whole)}` : "") + `, token ${line.id}`;
+    if (changed) {
+        const whole = make("b", ""), difference = line.p - line.p_whole;
+        whole.style.left = `${100 * line.p_whole / most}%`;
+        bar.append(whole);
+        const sign = difference > 0 ? "+" : difference < 0 ? "\u2212" : "";
+        cells.push(make("td", "number whole", `${percentOf(line.p_whole)} %`),
+            make("td", `number ${difference > 0 ? "live-up" : "live-down"}`,
+                sign + percentOf(Math.abs(difference))));
+    }
+    return make("tr", "", ...cells);
+}
+
+function drawNext() {
+    const next = answer?.next;
+    byId("live-next").hidden = !next;
+    byId("live-panel").classList.toggle("changed", Boolean(next?.changed));
+    if (!next) return;
+    const most = Math.max(...next.tokens.map(line => Math.max(line.p, line.p_whole ?? 0)), 1e-9);
+    const item = rowItems.find(item => item.from <= next.row && next.row <= item.to);
+    byId("live-next-title").replaceChildren("Next token",
+        ...(item ? [" after ", make("bdi", "", item.text)] : []));
+    byId("live-change").textContent = next.changed
+        ? `changed by ${short(next.divergence)} nats (KL divergence)` : "";
+    const shown = allTokens ? next.tokens : next.tokens.slice(0, FEW_TOKENS);
+    byId("live-tokens").tBodies[0].replaceChildren(
+        ...shown.map(line => nextLine(line, most, next.changed)));
+    byId("live-more").hidden = next.tokens.length <= FEW_TOKENS;
+    byId("live-more").textContent = allTokens ? `first ${FEW_TOKENS}` : `all ${next.tokens.length}`;
+}
+
+// -- the address ---------------------------------------------------------------------------------
+
+function tellPlace(text) {
+    text.set("text", asked.text);
+    if (asked.other) text.set("other", asked.other);
+    if (asked.off.size) text.set("off", [...asked.off].join(","));
+    if (asked.patched.size) text.set("patched", [...asked.patched].join(","));
+    if (asked.at !== "all") text.set("at", asked.at);
+    if (asked.chosenRow) text.set("next", "chosen");
+}
+
+// What the address asks for; true if that is another run than the page shows.
+function readPlace() {
+    const place = new URLSearchParams(location.hash.slice(1)), before = JSON.stringify(runOf());
+    const heads = name => new Set((place.get(name) ?? "").split(",").filter(h => /^L\d{1,9}H\d{1,9}$/.test(h)));
+    asked.text = place.get("text") ?? (asked.text || EXAMPLE);
+    asked.other = place.get("other") ?? "";
+    asked.off = heads("off");
+    asked.patched = heads("patched");
+    asked.at = place.get("at") === "last" ? "last" : "all";
+    asked.chosenRow = place.get("next") === "chosen";
+    byId("live-text").value = asked.text;
+    byId("live-other").value = asked.other;
+    byId("live-second").open ||= asked.other !== "";
+    markLive();
+    return JSON.stringify(runOf()) !== before;
+}
+
+function markLive() {
+    for (const [name, value] of [["live-at", asked.at], ["live-row", asked.chosenRow ? "chosen" : "last"]])
+        for (const input of document.querySelectorAll(`input[name="${name}"]`))
+            input.checked = input.value === value;
+}
+
+// -- saving --------------------------------------------------------------------------------------
+
+async function saveReport() {
+    const body = {...runOf(), row: rowOfPrediction(), head: panels[state.panel].name,
+        cell: [state.row, state.col], view: state.view === "neurons" ? "map" : state.view,
+        cmap: state.cmap, scale: state.scale, dark: state.dark};
+    try {
+        download("heads.html", "text/html", await (await post("save", body)).blob());
+    } catch (error) {
+        showFailure(error);
+    }
+}
+
+async function quit() {
+    try {
+        await post("quit", {});
+        showStatus("The server has ended. This page can be closed.", false);
+        byId("live-text").disabled = byId("live-other").disabled = byId("live-quit").disabled = true;
+    } catch (error) {
+        showFailure(error);
+    }
+}
+
+// -- start ---------------------------------------------------------------------------------------
+
+function onType(event) {
+    asked[event.target.id === "live-text" ? "text" : "other"] = event.target.value;
+    typedAt ||= performance.now();
+    if (event.target.id === "live-text" || asked.patched.size) ask("maps");
+    if (panels.length) rememberPlace();
+}
+
+// A press on a small map, as it was chosen above, or with Alt whatever was.
+function pickHead(i, event) {
+    const mode = event.altKey ? "off" : clickMeans;
+    if (mode === "look") return false;
+    toggleHeads([i], mode);
+    return false; // it is looked at as well
+}
+
+live = {
+    shown: askForMap,
+    moved() {
+        if (asked.chosenRow && answer?.next && answer.next.row !== rowOfPrediction()) ask("next");
+    },
+    pick: pickHead,
+    pickGroup(list) { if (clickMeans !== "look") toggleHeads(list, clickMeans); },
+    tell: tellPlace,
+    follow() {
+        if (!readPlace()) return false;
+        restoring = true;
+        ask("maps");
+        return true;
+    }
+};
+
+keys.push(["x", "switch the chosen head off or on", () => toggleHeads([state.panel], "off")],
+    ["X", "the same for all heads of its layer",
+        () => toggleHeads(groupList().find(g => g.list.includes(state.panel)).list, "off")],
+    ["y", "patch the chosen head from the second text, or not", () => toggleHeads([state.panel], "patch")],
+    ["a", "all heads on", allOn], ["e", "edit the text", () => byId("live-text").focus()]);
+saves.unshift(["report", [["HTML", saveReport]]]);
+// A page of small maps has no numbers of all maps: the report has them.
+saves.find(([name]) => name === "all maps")[1].splice(2);
+
+function startLive() {
+    buildChoices(byId("live-click"), "live-click", CLICKS, clickMeans, setClick);
+    buildChoices(byId("live-at"), "live-at", [["all", "every token"], ["last", "the last token"]], asked.at,
+        value => { asked.at = value; if (asked.patched.size) ask("maps"); rememberPlace(); });
+    buildChoices(byId("live-row"), "live-row", [["last", "last token"], ["chosen", "chosen token"]], "last",
+        value => { asked.chosenRow = value === "chosen"; ask("next"); rememberPlace(); });
+    byId("live-text").addEventListener("input", onType);
+    byId("live-other").addEventListener("input", onType);
+    byId("live-all-on").addEventListener("click", allOn);
+    byId("live-more").addEventListener("click", () => { allTokens = !allTokens; drawNext(); });
+    byId("live-quit").addEventListener("click", quit);
+    readPlace();
+    ask("maps");
+    byId("live-text").focus();
+    byId("live-text").setSelectionRange(asked.text.length, asked.text.length);
+}
+
+startLive();

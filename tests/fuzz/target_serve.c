@@ -1,0 +1,103 @@
+/* Requests to 'multihead serve', without a socket and with a model of the process's own: who is let in, and
+ * what states say. Parts: bytes that choose, the body, a path, a host, an origin. */
+#include "fuzz.h"
+
+#include "serve/serve_http.h"
+#include "serve/serve_model.h"
+
+#include "common/arena.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+FUZZ_MUTATOR("btttt")
+
+static serve_model served;
+static serve_site site = {.token = "0123456789abcdef0123456789abcdef",
+                          .address = "127.0.0.1",
+                          .port = 8000,
+                          .work = &serve_model_work,
+                          .user = &served};
+
+/* One that takes any word, of one layer of two heads. Its arena is kept: a mark of each request goes
+ * back to what is here now. */
+static void make_model(void)
+{
+    static const char line[] = "the animal did not cross the street because it was too tired .\n";
+    static char model[FUZZ_PATH_BYTES];
+    char text[FUZZ_PATH_BYTES], *lines = calloc(20, sizeof line);
+    fuzz_must(lines != NULL, "out of memory");
+    for (size_t i = 0; i < 20; i++) memcpy(lines + i * (sizeof line - 1), line, sizeof line - 1);
+    fuzz_write("text", (fuzz_part){(const uint8_t *)lines, 20 * (sizeof line - 1)});
+    free(lines);
+    fuzz_path("text", text);
+    fuzz_path("model", model);
+    const char *const arguments[] = {"train", "--text",    text,  "--layers",  "1", "--heads",
+                                     "2",     "--embed",   "4",   "--ff",      "0", "--batch",
+                                     "1",     "--every",   "1",   "--steps",   "1", "--tries",
+                                     "1",     "--context", "16",  "--threads", "1", "--no-report",
+                                     "-q",    "-o",        model, NULL};
+    fuzz_must(fuzz_program(arguments) == 0, "no model");
+    fuzz_must(text_model_open(SERVE, model, 1, &served.model) == CLI_OK, "the model does not open");
+    served.most_tokens = 16;
+    served.most_bytes = 1e6;
+}
+
+/* A refusal of a stranger must not say what only a reader may know. */
+static void check_reply(const serve_request *request, const serve_reply *reply)
+{
+    static const int known[] = {200, 403, 404, 405, 413, 415, 422, 500, 503};
+    bool found = false;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) found |= reply->status == known[i];
+    fuzz_must(found, "a status that is not promised");
+    fuzz_must(reply->type != NULL && reply->body.size > 0, "a reply without a body");
+    fuzz_must(!(reply->status != 200 && reply->quit), "a refusal ends the server");
+    if (reply->status != 200) {
+        fuzz_must(!strncmp(reply->body.data, "{\"error\":", 9), "an error without a text");
+        return;
+    }
+    fuzz_must(!strncmp(request->path + 1, site.token, SERVE_TOKEN_BYTES),
+              "let in without the token");
+    fuzz_must(request->host && strstr(request->host, ":8000"), "let in under another host");
+    fuzz_must(!request->origin || !strncmp(request->origin, "http://", 7), "let in from elsewhere");
+}
+
+static const char *choose(fuzz_part *choices, const char *own, char *given)
+{
+    const uint64_t way = fuzz_take(choices, 1) % 4;
+    return way == 0 ? given : way == 1 ? NULL : own;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const places[] = {"", "page.css", "page.js", "look", "map", "save", "quit"};
+    static const char *const methods[] = {"POST", "GET", "PUT"};
+    fuzz_part parts[5];
+    char path[SERVE_TOKEN_BYTES + 64], *texts[3];
+    if (!served.model.model) make_model();
+    fuzz_cut(data, size, parts, 5);
+    for (int i = 0; i < 3; i++) texts[i] = fuzz_string(parts[i + 2]);
+    const uint64_t place = fuzz_take(&parts[0], 1) % 12;
+    if (place < 7)
+        snprintf(path, sizeof path, "/%s/%s", site.token, places[place]);
+    else if (place < 10)
+        snprintf(path, sizeof path, "/%s/look", site.token);
+    else
+        snprintf(path, sizeof path, place == 10 ? "/%.80s" : "/0123456789abcdef%.60s", texts[0]);
+    serve_request request = {.method = methods[place >= 3 ? 0 : 1], .path = path};
+    if (fuzz_take(&parts[0], 1) % 8 == 1) request.method = methods[fuzz_take(&parts[0], 1) % 3];
+    const char *own = fuzz_take(&parts[0], 1) & 1 ? "localhost:8000" : "127.0.0.1:8000";
+    request.host = choose(&parts[0], own, texts[1]);
+    request.origin = fuzz_take(&parts[0], 1) & 1 ? texts[2] : NULL;
+    request.type = fuzz_take(&parts[0], 1) % 8 == 1 ? texts[2] : "application/json; charset=utf-8";
+    request.fetch_site = fuzz_take(&parts[0], 1) % 8 == 1 ? texts[2] : NULL;
+    request.body = (const char *)parts[1].data;
+    request.bytes = parts[1].size;
+    serve_reply reply = {0};
+    serve_answer(&site, &request, &reply);
+    check_reply(&request, &reply);
+    mha_buffer_free(&reply.body);
+    for (int i = 0; i < 3; i++) free(texts[i]);
+    return 0;
+}

@@ -1,0 +1,353 @@
+"""`multihead serve` in headless Chromium: type and the maps follow, switch heads off and the prediction is
+that of the model without them, patch from a second text, send the address, save the report.
+
+Needs playwright and a Chromium, as test_html_browser.py. What the model computes is asked of the library:
+gates, and transformers that are pruned."""
+import ctypes as C
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bindings/python"))
+os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
+from test_html_browser import HANGS, browser, sync_api  # noqa: E402,F401  (a fixture)
+import multihead  # noqa: E402
+from multihead import _abi, _tensor  # noqa: E402
+from multihead._library import check, default_context, library  # noqa: E402
+
+PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+if "without serve" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True,
+                                     check=True).stdout:
+    pytest.skip("this program was built without serve", allow_module_level=True)
+TEXT = "The animal didn't cross the street because it was too"
+OTHER = "The king didn't cross the river because it was too"
+expect = sync_api.expect
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of whole words, two layers of four heads, hardly trained."""
+    made = tmp_path_factory.mktemp("served") / "model"
+    subprocess.run([PROGRAM, "train", "sentences", "--steps", "3", "--quiet", "-o", str(made)],
+                   check=True, stdout=subprocess.DEVNULL)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return multihead.Model(folder)
+
+
+@pytest.fixture(scope="module")
+def url(folder):
+    with subprocess.Popen([PROGRAM, "serve", "-q", str(folder)], stdout=subprocess.PIPE, text=True) as server:
+        yield server.stdout.readline().strip()
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture
+def visit(browser, url):  # noqa: F811
+    """Opens the page; at the end nothing must have gone wrong or been asked of anyone else."""
+    contexts, complaints = [], []
+
+    def opener(fragment="", width=1400, height=1000, allowed=(), **options):
+        context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True,
+                                      **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(HANGS)
+        page.on("console", lambda m: None if any(part in m.text for part in ("willReadFrequently", *allowed))
+                else complaints.append(f"console {m.type}: {m.text}"))
+        page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
+        page.on("request", lambda r: None if r.url.startswith((url, "blob:", "data:"))
+                else complaints.append(f"request: {r.url}"))
+        page.goto(url + fragment)
+        settled(page)
+        return page
+
+    yield opener
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def settled(page):
+    """All that was asked for is answered and drawn."""
+    page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
+
+
+def type_text(page, text, box="#live-text"):
+    page.locator(box).fill(text)
+    settled(page)
+
+
+def click_means(page, what):
+    page.locator(f"#live-click input[value={what}]").check(force=True)
+
+
+def thumb(page, name):
+    return page.locator(f'.thumb[title="{name}"]')
+
+
+def tokens_of(page):
+    return page.locator("#strip .chip bdi").all_inner_texts()
+
+
+def shares(page):
+    """token -> (now, with all heads on) as the page prints them, in percent."""
+    if page.locator("#live-more").is_visible() and "all" in page.locator("#live-more").inner_text():
+        page.locator("#live-more").click()
+    rows = page.locator("#live-tokens tbody tr").all()
+    texts = [[cell.inner_text() for cell in row.locator("td").all()] for row in rows]
+    return {cells[0]: tuple(float(c.split()[0]) for c in cells[2:4]) for cells in texts}
+
+
+def logits_of(model, text, off=(), row=-1):
+    """Logits of the library with the gates of these heads closed."""
+    tokens = model.tokenize(text)
+    d = model._desc
+    gates = np.ones((int(d.num_layers), int(d.num_heads)), np.float32)
+    for layer, head in off:
+        gates[layer, head] = 0
+    logits = np.zeros((1, len(tokens), int(d.vocab_size)), np.float32)
+    given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]), gates=_tensor.pointer(gates))
+    with default_context() as handle:
+        check(library.mha_transformer_forward(handle, model._net, C.byref(given), None,
+                                              C.byref(_tensor.tensor(logits)), None, None))
+    return logits[0, row]
+
+
+def pruned_logits(model, text, off):
+    """The same of a transformer from which these heads were taken, as `multihead prune` does it."""
+    d = model._desc
+    keep = np.ones((int(d.num_layers), int(d.num_heads)), np.float32)
+    for layer, head in off:
+        keep[layer, head] = 0
+    tokens = model.tokenize(text)
+    logits = np.zeros((1, len(tokens), int(d.vocab_size)), np.float32)
+    small = C.c_void_p()
+    library.mha_transformer_prune.argtypes = [C.c_void_p] * 4
+    library.mha_transformer_destroy.argtypes = [C.c_void_p]
+    given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]))
+    with default_context() as handle:
+        check(library.mha_transformer_prune(handle, model._net, C.byref(_tensor.tensor(keep)),
+                                            C.byref(small)))
+        check(library.mha_transformer_forward(handle, small, C.byref(given), None,
+                                              C.byref(_tensor.tensor(logits)), None, None))
+        library.mha_transformer_destroy(small)
+    return logits[0, -1]
+
+
+def post(page, place, body):
+    return page.evaluate("""async ([place, body]) => {
+        const reply = await fetch(place, {method: "POST", body: JSON.stringify(body),
+            headers: {"Content-Type": "application/json"}});
+        return reply.json();
+    }""", [place, body])
+
+
+def test_types_and_maps_follow(visit, model):
+    page = visit(f"#text={TEXT.replace(' ', '+')}", allowed=("422",))  # half a word is unknown
+    words = tokens_of(page)
+    assert len(words) == len(model.tokenize(TEXT)) and "animal" in words
+    drawn = page.evaluate("document.querySelector('.thumb canvas').width")
+    page.locator("#live-text").press("End")
+    page.locator("#live-text").press_sequentially(" tired")
+    expect(page.locator("#strip .chip bdi").last).to_have_text("tired")
+    settled(page)
+    assert page.evaluate("document.querySelector('.thumb canvas').width") == drawn + 1
+    expect(page.locator("#live-next-title bdi")).to_have_text("tired")
+    page.wait_for_timeout(50)
+    assert page.evaluate("performance.getEntriesByName('live-latency').length") > 0
+    assert page.evaluate("document.querySelectorAll('.thumb').length") == 8
+
+
+def test_heads_off_give_the_logits_without_them(visit, model):
+    page = visit(f"#text={TEXT.replace(' ', '+')}")
+    before = shares(page)
+    click_means(page, "off")
+    off = [(0, 2), (1, 1)]
+    for layer, head in off:
+        thumb(page, f"L{layer}H{head}").click()
+        expect(thumb(page, f"L{layer}H{head}")).to_have_class(re.compile(r"\boff\b"))
+        settled(page)
+    logits, whole = logits_of(model, TEXT, off), logits_of(model, TEXT)
+    assert np.array_equal(logits, pruned_logits(model, TEXT, off)), "gates and pruning"
+    assert not np.array_equal(logits, whole)
+    answer = post(page, "look", {"text": TEXT, "off": ["L0H2", "L1H1"], "maps": False})["next"]
+    for line in answer["tokens"]:
+        assert np.float32(line["logit"]) == logits[line["id"]], "to the bit"
+        assert np.float32(line["logit_whole"]) == whole[line["id"]]
+    chance, chance_whole = (np.exp(x.astype(float) - x.max()) for x in (logits, whole))
+    chance, chance_whole = chance / chance.sum(), chance_whole / chance_whole.sum()
+    assert answer["divergence"] == pytest.approx(
+        float(np.sum(chance_whole * np.log(chance_whole / chance))), rel=1e-6)
+    shown = shares(page)
+    for line in answer["tokens"]:
+        now, all_on = shown[line["text"]]
+        assert now == pytest.approx(100 * chance[line["id"]], abs=0.06)
+        assert all_on == pytest.approx(100 * chance_whole[line["id"]], abs=0.06)
+        if line["text"] in before:
+            assert all_on == before[line["text"]][0]
+    expect(page.locator("#live-chips .live-chip")).to_have_text(["L0H2", "L1H1"])
+    page.locator("#live-all-on").click()
+    settled(page)
+    assert shares(page) == before
+    page.keyboard.press("Escape")
+    page.locator("#cell").focus()
+    page.keyboard.press("x")
+    settled(page)
+    expect(page.locator("#live-chips .live-chip")).to_have_text(["L1H1"])
+    page.keyboard.press("X")
+    settled(page)
+    expect(page.locator(".thumb.off")).to_have_count(4)
+
+
+def test_heads_are_patched_from_a_second_text(visit, model):
+    page = visit(f"#text={TEXT.replace(' ', '+')}")
+    whole = shares(page)
+    click_means(page, "patch")
+    thumb(page, "L0H1").click()
+    expect(page.locator("#live-status")).to_contain_text("second text")
+    type_text(page, OTHER, "#live-other")
+    for i in range(8):
+        thumb(page, f"L{i // 4}H{i % 4}").click()
+        settled(page)
+    expect(page.locator(".thumb.patched")).to_have_count(8)
+    patched = shares(page)
+    assert all(patched[t][1] == whole[t][0] for t in whole if t in patched)
+    assert any(now != all_on for now, all_on in patched.values())
+    # With every head of every layer from the other text what differs is the last token's own stream,
+    # which is the same word in both: the prediction is the other text's.
+    other = logits_of(model, OTHER)
+    answer = post(page, "look", {"text": TEXT, "other": OTHER, "maps": False,
+                                 "patched": [f"L{i // 4}H{i % 4}" for i in range(8)]})["next"]
+    for line in answer["tokens"]:
+        assert line["logit"] == pytest.approx(float(other[line["id"]]), abs=1e-5)
+    page.locator("#live-at input[value=last]").check(force=True)
+    settled(page)
+    assert "at=last" in hash_of(page)
+
+
+def hash_of(page):
+    """The address, once it is written down: browsers allow that only so often."""
+    page.wait_for_timeout(600)
+    return page.evaluate("location.hash")
+
+
+def test_every_state_is_an_address(visit):
+    page = visit()
+    type_text(page, TEXT)
+    click_means(page, "off")
+    thumb(page, "L0H3").click()
+    settled(page)
+    page.locator("#live-second summary").click()
+    type_text(page, OTHER, "#live-other")
+    click_means(page, "patch")
+    thumb(page, "L1H2").click()
+    settled(page)
+    page.locator("#view input[value=lines]").check(force=True)
+    page.locator("#live-row input[value=chosen]").check(force=True)
+    page.locator("#strip .chip").nth(3).click()
+    settled(page)
+    again = visit(hash_of(page))
+    assert hash_of(again) == hash_of(page)
+    for name in ("#live-chips", "#live-tokens", "#live-next-title", "#strip", "#name", "#readout"):
+        assert again.locator(name).inner_text() == page.locator(name).inner_text(), name
+    assert again.locator("#live-text").input_value() == TEXT
+    assert again.locator("#live-other").input_value() == OTHER
+    assert again.locator("#lines").is_visible()
+    again.evaluate("location.hash = '#text=The+king&off=L1H0'")
+    expect(again.locator("#live-chips .live-chip")).to_have_text(["L1H0"])
+    expect(again.locator("#strip .chip bdi").last).to_have_text("king")
+    settled(again)
+
+
+def test_the_saved_report_shows_the_same(visit, browser, tmp_path):  # noqa: F811
+    page = visit(f"#text={TEXT.replace(' ', '+')}&off=L0H0&head=L1H3&view=map")
+    page.locator("#save summary").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save report as HTML").click()
+    path = tmp_path / "heads.html"
+    download.value.save_as(path)
+    assert "page.js" not in path.read_text() and TEXT in path.read_text().replace("&#39;", "'")
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    report = context.new_page()
+    asked = []
+    report.on("request", lambda r: asked.append(r.url))
+    report.goto(path.as_uri())
+    for name in ("#name", "#readout", "#strip", "#detail"):
+        assert report.locator(name).inner_text() == page.locator(name).inner_text(), name
+    assert "heads off" in report.locator(".facts").inner_text()
+    assert "L0H0" in report.locator(".facts").inner_text()
+    assert asked == [path.as_uri()]
+    context.close()
+
+
+def test_errors_are_said_and_pass(visit):
+    page = visit(f"#text={TEXT.replace(' ', '+')}", allowed=("422",))
+    type_text(page, "The unicorn")
+    expect(page.locator("#live-status.wrong")).to_contain_text("unicorn")
+    type_text(page, "The king")
+    expect(page.locator("#live-status.wrong")).to_have_count(0)
+    expect(page.locator("#strip .chip bdi").last).to_have_text("king")
+    type_text(page, "")
+    expect(page.locator("#live-status")).to_contain_text("Type a text")
+
+
+@pytest.mark.parametrize("width", [360, 900, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_sizes(visit, width, scheme):
+    page = visit(f"#text={TEXT.replace(' ', '+')}&off=L0H1", width=width, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for name in ("#live-text", "#live-tokens", "#live-click"):
+        box = page.locator(name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width + 0.5, name
+    pixel = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (pixel == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_other_pages_cannot_ask(visit, browser, url, tmp_path):  # noqa: F811
+    """A page of another origin that knows the address can neither read, nor ask, nor frame it."""
+    evil = tmp_path / "evil.html"
+    evil.write_text(f"<iframe src='{url}'></iframe><script src='{url}page.js'></script>")
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(evil.as_uri())
+    told = page.evaluate("""async url => {
+        const said = [];
+        for (const options of [{}, {mode: "no-cors"}, {method: "POST", body: '{"text":"The king"}'},
+                {method: "POST", body: "{}", headers: {"Content-Type": "application/json"}},
+                {method: "POST", mode: "no-cors", body: '{"text":"The king"}'}])
+            for (const place of ["", "look", "quit"])
+                try {
+                    const reply = await fetch(url + place, options);
+                    said.push(reply.type === "opaque" ? "" : await reply.text());
+                } catch (error) { said.push(""); }
+        return said.join("");
+    }""", url)
+    assert told == ""
+    assert all(frame.name == "" and "live-panel" not in (frame.content() if frame.url.startswith(url) else "")
+               for frame in page.frames)
+    context.close()
+    assert tokens_of(visit("#text=The+king"))[-1] == "king", "nobody ended it"
+
+
+def test_the_server_ends_when_asked(browser, folder):  # noqa: F811
+    with subprocess.Popen([PROGRAM, "serve", "-q", str(folder)], stdout=subprocess.PIPE, text=True) as server:
+        context = browser.new_context()
+        page = context.new_page()
+        page.set_default_timeout(HANGS)
+        page.goto(server.stdout.readline().strip() + "#text=The+king")
+        settled(page)
+        page.locator("#live-quit").click()
+        expect(page.locator("#live-status")).to_contain_text("has ended")
+        assert server.wait() == 0
+        context.close()
