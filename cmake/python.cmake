@@ -5,7 +5,7 @@
 #   multihead/bin/   the program
 #   multihead/fonts/ the default font of PNG files, for systems without it
 set(python_targets)
-foreach(name multihead multihead_model multihead_render multihead_circuits)
+foreach(name multihead multihead_model multihead_render)
   if(TARGET ${name}_shared)
     list(APPEND python_targets ${name}_shared)
     set(file $<TARGET_SONAME_FILE_NAME:${name}_shared>)
