@@ -74,13 +74,13 @@ static bool read_number(piece p, int64_t most, int64_t *value)
     return number <= most;
 }
 
-/* What stands before the first `mark`, and behind it. */
-static bool split(piece p, char mark, piece *before, piece *behind)
+/* What stands before the first `mark`, and after it. */
+static bool split(piece p, char mark, piece *before, piece *after)
 {
     const char *at = p.bytes ? memchr(p.at, mark, p.bytes) : NULL;
     if (!at) return false;
     *before = (piece){p.at, (size_t)(at - p.at)};
-    *behind = (piece){at + 1, p.bytes - before->bytes - 1};
+    *after = (piece){at + 1, p.bytes - before->bytes - 1};
     return true;
 }
 

@@ -138,7 +138,7 @@ static cli_exit check_joint(const char *path, const task_line *line, const ids_o
     if (same) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT, HEADS,
                     "%s: line %" PRId64
-                    ": %s \"%s\" does not begin a token behind the prompt; most "
+                    ": %s \"%s\" does not begin a token after the prompt; most "
                     "models want the space in front of a word: \" word\"",
                     path, line->number, field_names[field], line->fields[field]);
 }

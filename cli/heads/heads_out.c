@@ -37,14 +37,14 @@ static void print_number(mha_head_score s, double value)
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count)
 {
-    static const char *const behind[] = {"", "_chance", "_rows"};
+    static const char *const suffix[] = {"", "_chance", "_rows"};
     char name[NAME_BYTES], cell[HEADS_MOST_ROLES * NAME_BYTES];
     const int64_t scores = heads_score_count(found);
     cli_print("layer,head,roles");
     for (int64_t s = 0; s < scores; s++) {
         heads_score_name(found, s, name, sizeof name);
         for (int i = 0; i < 3; i++) {
-            snprintf(cell, sizeof cell, "%s%s", name, behind[i]);
+            snprintf(cell, sizeof cell, "%s%s", name, suffix[i]);
             cli_print(",");
             print_cell(cell);
         }

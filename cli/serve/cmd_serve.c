@@ -51,7 +51,7 @@ const args_page serve_page = {
 
 #ifdef CLI_HAS_SERVE
 
-/* The page's address, with a text to begin with behind the '#', where no server sees it. */
+/* The page's address, with a text to begin with after the '#', where no server sees it. */
 static void print_address(const serve_site *site, const char *text)
 {
     cli_print("http://%s:%d/%s/%s", site->address, site->port, site->token, text ? "#text=" : "");

@@ -41,7 +41,7 @@ static bool same_token(const char *a, const char *b)
 }
 
 /* What follows "/TOKEN/", or NULL. */
-static const char *behind_token(const serve_site *site, const char *path)
+static const char *after_token(const serve_site *site, const char *path)
 {
     if (path[0] != '/' || strnlen(path, SERVE_TOKEN_BYTES + 2) < SERVE_TOKEN_BYTES + 2) return NULL;
     if (path[SERVE_TOKEN_BYTES + 1] != '/' || !same_token(path + 1, site->token)) return NULL;
@@ -113,7 +113,7 @@ static bool is_json(const char *type)
 bool serve_admit(const serve_site *site, const serve_request *request, serve_reply *reply)
 {
     *reply = (serve_reply){0};
-    const char *rest = behind_token(site, request->path);
+    const char *rest = after_token(site, request->path);
     if (!request->host || !is_own_host(site, request->host))
         refuse(reply, 403, "this host name is not the server's");
     else if (request->origin && !is_own_origin(request->origin, request->host))
@@ -173,7 +173,7 @@ void serve_answer(const serve_site *site, const serve_request *request, serve_re
         serve_refuse_length(reply);
         return;
     }
-    const int place = find_place(behind_token(site, request->path));
+    const int place = find_place(after_token(site, request->path));
     const size_t mark = arena_mark();
     const mha_sink sink = mha_buffer_sink(&reply->body);
     cli_fail_into(why, sizeof why);

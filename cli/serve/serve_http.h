@@ -37,7 +37,7 @@ typedef struct serve_reply {
     bool quit;
 } serve_reply;
 
-/* What is behind the requests. Each writes its reply to sink; errors are those of cli_fail(). */
+/* What answers the requests. Each writes its reply to sink; errors are those of cli_fail(). */
 typedef struct serve_work {
     cli_exit (*page)(void *user, const mha_sink *sink);
     cli_exit (*look)(void *user, const serve_state *state, const mha_sink *sink);

@@ -257,7 +257,7 @@ MHA_API MHA_NODISCARD mha_status mha_activation_patching(mha_context *context,
  *
  * A receiver's keys and values are those of its key/value head, hence of all heads of that group.
  *
- *   to_values, from_values, values  as mha_activation_patching(); a sender behind all receivers has
+ *   to_values, from_values, values  as mha_activation_patching(); a sender after all receivers has
  *                                   to_values
  *
  * Memory, Errors, Threads  as mha_activation_patching(); MHA_ERR_ARGUMENT (part, a receiver).

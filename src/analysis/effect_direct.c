@@ -37,7 +37,7 @@ static mha_status mean_output(const mhai_effect_run *r, double *mean)
     return MHA_OK;
 }
 
-/* u of a token, taken from behind the final norm to before it: y = g (x - mean x) r + b. */
+/* u of a token, taken from after the final norm to before it: y = g (x - mean x) r + b. */
 static void aim(const direct_job *job, const mha_effect_term *term, float *row, double *u)
 {
     const mha_transformer_desc *d = job->r->d;

@@ -15,7 +15,7 @@ typedef struct patching_job {
     bool path;
     float *stream, *heads, *qkv; /* of the run that is changed */
     float *from_heads, *from_qkv;
-    float *received; /* what receivers read behind a sender: as qkv */
+    float *received; /* what receivers read after a sender: as qkv */
     double *to_values, *values;
 } patching_job;
 
@@ -136,7 +136,7 @@ static mha_status path(mhai_effect_run *r, const patching_job *job, int64_t laye
                        double *values)
 {
     const mha_patching *desc = &job->desc;
-    int64_t first = r->d->num_layers; /* of the receivers behind the sender */
+    int64_t first = r->d->num_layers; /* of the receivers after the sender */
     for (int64_t k = 0; k < desc->receiver_count; k++)
         if (desc->receivers[k].layer > layer && desc->receivers[k].layer < first)
             first = desc->receivers[k].layer;

@@ -50,7 +50,7 @@ static void centre(double *x, int64_t count)
     for (int64_t e = 0; e < count; e++) x[e] -= sum / (double)count;
 }
 
-/* A row of W_Q, W_K or W_V behind the norm in front of the layer; scales [D] or none. */
+/* A row of W_Q, W_K or W_V after the norm before the layer; scales [D] or none. */
 static void load_row(const circuits_job *job, const mhai_weight *weight, const mhai_weight *scales,
                      int64_t row, double *to)
 {
@@ -68,7 +68,7 @@ static void load_rows(const circuits_job *job, const mhai_weight *weight, const 
         load_row(job, weight, scales, head * job->D + d, to + d * job->E);
 }
 
-/* The columns of W_O, with the norm of the branch behind them. */
+/* The columns of W_O, followed by the norm of the branch. */
 static void load_columns(const circuits_job *job, int64_t head, double *to)
 {
     const mhai_weight *o = &job->layer.o;
