@@ -106,7 +106,7 @@ static const args_option option_table[] = {
     ROW_TEXT(
         "paths", heads_options, paths, "LIST",
         "of a task with corrupted prompts: what each head\nchanges by its paths to these only: "
-        "logits, or queries,\nkeys, values of heads: L18H6.k,L18H6.q"),
+        "logits, or\nqueries, keys, values of heads: L18H6.k,L18H6.q"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens that MODEL reads, one a\nline by id, instead"),

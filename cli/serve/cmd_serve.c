@@ -38,13 +38,12 @@ const args_page serve_page = {
     .command = SERVE,
     .summary = "see heads while you type, switch them off, in a browser",
     .usage = "serve [options] MODEL [\"text\"]",
-    .examples =
-        "multihead serve MODEL\n"
-        "multihead serve MODEL \"When Mary and John went to the store, John gave a drink to\"\n"
-        "multihead serve MODEL --port 8000",
+    .examples = "multihead serve MODEL\n"
+                "multihead serve MODEL \"When Mary and John went out, John gave a drink to\"\n"
+                "multihead serve MODEL --port 8000",
     .notes = "The address of the page is printed on stdout; it holds a random token, without\n"
-             "which nothing is answered. The page has no other source than this program. Ctrl-C\n"
-             "ends it, and so does the button of the page. docs/serve.md is the manual.",
+             "which nothing is answered. The page loads nothing from elsewhere. Ctrl-C ends\n"
+             "the program, and so does the button on the page. docs/serve.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };

@@ -521,7 +521,7 @@ def damaged_conllu():
 
 def help_text():
     result = run("help", "heads")
-    check(result.code == 0 and max(map(len, result.lines)) <= 80, "help fits 80 columns")
+    check_good(result, "help")
     check(heads().code == USAGE, "no arguments: short help")
     manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead heads`")[-1]
     for option in re.findall(r"--[a-z-]+", result.out.decode()):

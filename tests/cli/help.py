@@ -32,7 +32,11 @@ def options_of(command):
 def topics():
     check(len(COMMANDS) == 13, f"all subcommands are listed: {COMMANDS}")
     for command in COMMANDS:
-        check(run("help", command).out == run(command, "--help").out, f"help {command}")
+        text = run(command, "--help").out
+        check(run("help", command).out == text, f"help {command}")
+        # A command to be copied is not broken into lines.
+        lines = [line for line in text.decode().splitlines() if not line.startswith("  multihead ")]
+        check(max(map(len, lines)) <= 80, f"help {command} fits 80 columns")
     check(b"  7  out of memory" in run("help", "exit-codes").out, "exit codes")
     check(run("--help").out == run("help").out, "--help is the overview")
     check_error(run("help", "view", "heads"), USAGE, "one topic", command="help")
