@@ -17,6 +17,7 @@ PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODE
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "sink"}),
+    "src/ranks": ({"ranks", "base"}, {"transport", "base", "component"}),
     "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"},
                       {"attention", "backward", "linear_attention", "merge", "patterns",

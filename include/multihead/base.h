@@ -87,7 +87,7 @@ MHA_API int mha_version_number(void);
 
 /* All status codes: name, value, text. Values never change; gaps are for growth:
  * 1-9 arguments, 10-19 shapes and types, 20-29 files and formats, 30-39 numbers, 40-49 resources,
- * 50-59 unsupported, 60 a caller's callback failed. */
+ * 50-59 unsupported, 60-69 a caller's callback or another process failed. */
 #define MHA_STATUS_LIST(X)                                                     \
     X(MHA_OK, 0, "success")                                                    \
     X(MHA_ERR_NULL, 1, "a required pointer is NULL")                           \
@@ -105,7 +105,8 @@ MHA_API int mha_version_number(void);
     X(MHA_ERR_NOMEM, 40, "out of memory")                                      \
     X(MHA_ERR_SIZE, 41, "a size overflows or exceeds a limit")                 \
     X(MHA_ERR_UNSUPPORTED, 50, "not supported")                                \
-    X(MHA_ERR_CALLBACK, 60, "a callback reported failure")
+    X(MHA_ERR_CALLBACK, 60, "a callback reported failure")                     \
+    X(MHA_ERR_RANK, 61, "another process failed or cannot be reached")
 
 typedef enum mha_status {
 #define MHA_STATUS_ENUM(name, value, text) name = value,

@@ -39,5 +39,6 @@
 #include <multihead/sink.h>
 #include <multihead/training.h>
 #include <multihead/transformer.h>
+#include <multihead/transport.h>
 
 #endif

@@ -40,6 +40,7 @@ static void status_texts(void **state)
     assert_string_equal(mha_status_text((mha_status)99), "unknown status");
     assert_int_equal(MHA_ERR_SHAPE, 10); /* pinned for ever */
     assert_int_equal(MHA_ERR_CALLBACK, 60);
+    assert_int_equal(MHA_ERR_RANK, 61);
 #define CHECK_TEXT(name, value, text) \
     assert_int_equal(name, value);    \
     assert_string_equal(mha_status_text(name), text);

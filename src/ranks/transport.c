@@ -1,0 +1,140 @@
+/* Messages to and from all ranks, made of those between two. Trees are binomial: rank r, counted from
+ * the root, has the parent r without its lowest bit. */
+#include "ranks/ranks.h"
+
+#include <multihead/component.h>
+
+#include <stdio.h>
+#include <string.h>
+
+mha_status mhai_ranks_check(const mha_transport *t)
+{
+    if (!t) return mha_fail(MHA_ERR_NULL, "mha_transport: transport is NULL");
+    MHA_TRY(mha_struct_check_size("mha_transport", t->struct_size, sizeof *t));
+    if (t->reserved != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transport: reserved is %u, expected 0",
+                        (unsigned)t->reserved);
+    if (t->size < 1 || t->rank < 0 || t->rank >= t->size)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: rank %d of %d, expected 0 .. size - 1",
+                        (int)t->rank, (int)t->size);
+    if (t->size > 1 && (!t->send || !t->receive || !t->wait))
+        return mha_fail(MHA_ERR_NULL, "mha_transport: send, receive and wait must be there");
+    return MHA_OK;
+}
+
+mha_status mhai_ranks_send(const mha_transport *t, int32_t to, const void *bytes, size_t count)
+{
+    mha_transfer transfer;
+    MHA_TRY(t->send(t->user, to, bytes, count, &transfer));
+    return t->wait(t->user, &transfer);
+}
+
+mha_status mhai_ranks_receive(const mha_transport *t, int32_t from, void *bytes, size_t count)
+{
+    mha_transfer transfer;
+    MHA_TRY(t->receive(t->user, from, bytes, count, &transfer));
+    return t->wait(t->user, &transfer);
+}
+
+static mha_status check_root(const mha_transport *t, int32_t root, const void *bytes, size_t count)
+{
+    MHA_TRY(mhai_ranks_check(t));
+    if (root < 0 || root >= t->size)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: root is %d of %d ranks", (int)root,
+                        (int)t->size);
+    if (!bytes && count > 0) return mha_fail(MHA_ERR_NULL, "mha_transport: bytes is NULL");
+    return MHA_OK;
+}
+
+static int32_t rank_of(const mha_transport *t, int32_t root, int64_t place)
+{
+    return (int32_t)((place + root) % t->size);
+}
+
+mha_status mha_transport_broadcast(const mha_transport *t, int32_t root, void *bytes, size_t count)
+{
+    MHA_TRY(check_root(t, root, bytes, count));
+    const int64_t place = ((int64_t)t->rank - root + t->size) % t->size;
+    int64_t bit = 1;
+    while (bit < t->size && !(place & bit)) bit <<= 1;
+    if (place > 0) MHA_TRY(mhai_ranks_receive(t, rank_of(t, root, place - bit), bytes, count));
+    for (bit >>= 1; bit > 0; bit >>= 1)
+        if (place + bit < t->size)
+            MHA_TRY(mhai_ranks_send(t, rank_of(t, root, place + bit), bytes, count));
+    return MHA_OK;
+}
+
+mha_status mha_transport_gather(const mha_transport *t, int32_t root, const void *bytes,
+                                size_t count, void *all)
+{
+    MHA_TRY(check_root(t, root, bytes, count));
+    if (t->rank != root) return mhai_ranks_send(t, root, bytes, count);
+    if (!all && count > 0) return mha_fail(MHA_ERR_NULL, "mha_transport_gather: all is NULL");
+    for (int32_t r = 0; r < t->size; r++) {
+        unsigned char *to = (unsigned char *)all + (size_t)r * count;
+        if (r != root)
+            MHA_TRY(mhai_ranks_receive(t, r, to, count));
+        else if (count > 0)
+            memcpy(to, bytes, count);
+    }
+    return MHA_OK;
+}
+
+/* ---- agreeing -------------------------------------------------------------------------------- */
+
+/* What a rank brings: the lowest of those that failed wins. */
+typedef struct verdict {
+    int32_t status, rank;
+    char detail[448];
+} verdict;
+
+/* Up the tree: mine, and those of the ranks below me. */
+static mha_status collect(const mha_transport *t, verdict *mine)
+{
+    for (int64_t bit = 1; bit < t->size; bit <<= 1) {
+        if (t->rank & bit) return mhai_ranks_send(t, (int32_t)(t->rank - bit), mine, sizeof *mine);
+        verdict other;
+        if (t->rank + bit >= t->size) continue;
+        MHA_TRY(mhai_ranks_receive(t, (int32_t)(t->rank + bit), &other, sizeof other));
+        if (other.status != MHA_OK && (mine->status == MHA_OK || other.rank < mine->rank))
+            *mine = other;
+    }
+    return MHA_OK;
+}
+
+mha_status mha_transport_agree(const mha_transport *t, mha_status status)
+{
+    verdict v = {.status = (int32_t)status};
+    if (status != MHA_OK) snprintf(v.detail, sizeof v.detail, "%s", mha_error_detail());
+    MHA_TRY(mhai_ranks_check(t));
+    v.rank = t->rank;
+    if (t->size == 1) return status;
+    MHA_TRY(collect(t, &v));
+    MHA_TRY(mha_transport_broadcast(t, 0, &v, sizeof v));
+    if (v.status == MHA_OK) return MHA_OK;
+    v.detail[sizeof v.detail - 1] = '\0';
+    return mha_fail((mha_status)v.status, "rank %d: %s", (int)v.rank, v.detail);
+}
+
+/* The first of a pass over many bytes: FNV-1a, 64 bits. */
+static uint64_t hash_of(const void *bytes, size_t count)
+{
+    const unsigned char *at = bytes;
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * 1099511628211u;
+    return hash;
+}
+
+mha_status mha_transport_same(const mha_transport *t, const char *what, const void *bytes,
+                              size_t count, mha_status status)
+{
+    MHA_TRY(mhai_ranks_check(t));
+    if (t->size == 1) return status;
+    uint64_t first[2] = {hash_of(bytes, count), count};
+    const uint64_t own[2] = {first[0], first[1]};
+    MHA_TRY(mha_transport_broadcast(t, 0, first, sizeof first));
+    if (status == MHA_OK && memcmp(first, own, sizeof own) != 0)
+        status =
+            mha_fail(MHA_ERR_ARGUMENT, "has another %s than rank 0; all ranks must agree", what);
+    return mha_transport_agree(t, status);
+}

@@ -1,0 +1,22 @@
+/* Ranks as threads of this process: a transport (multihead/transport.h) of queues in memory, on which
+ * whatever several ranks do is tested without a launcher. */
+#ifndef TEST_THREAD_RANKS_H
+#define TEST_THREAD_RANKS_H
+
+#include <multihead/transport.h>
+
+enum { MOST_THREAD_RANKS = 16 };
+
+typedef struct thread_ranks_counts {
+    int64_t messages, bytes; /* sent by all ranks */
+} thread_ranks_counts;
+
+typedef void thread_rank_fn(void *user, const mha_transport *transport);
+
+/* Run fn at `size` ranks at once and wait for all. lost: a rank whose messages cease to arrive after
+ * `after` sends of its own, which its partners learn by MHA_ERR_RANK; -1: none. Returns what was sent.
+ * Messages that nobody received fail the test. */
+thread_ranks_counts thread_ranks_run(int size, thread_rank_fn *fn, void *user, int lost,
+                                     int64_t after);
+
+#endif
