@@ -22,6 +22,8 @@ ALLOWED = {
     "src/attention": ({"attention", "kernels", "base"},
                       {"attention", "backward", "linear_attention", "merge", "patterns",
                        "position", "base", "component"}),
+    "src/distributed": ({"distributed", "attention", "ranks", "base"},
+                        {"distributed", "transport", "attention", "base", "component"}),
     "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),
     "src/cache": ({"cache", "attention", "kernels", "base"}, {"cache", "attention", "base", "component"}),
     "src/attend": ({"attend", "cache", "base"},

@@ -21,6 +21,7 @@
 #include <multihead/backward.h>
 #include <multihead/base.h>
 #include <multihead/cache.h>
+#include <multihead/distributed.h>
 #include <multihead/head_corpus.h>
 #include <multihead/head_distances.h>
 #include <multihead/head_pass.h>

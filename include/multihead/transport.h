@@ -24,7 +24,9 @@ typedef struct mha_transfer {
 } mha_transfer;
 
 /* The functions return MHA_OK, or mha_fail(MHA_ERR_RANK, ...) with the other rank's number and the
- * cause. They are called by one thread at a time. count may be 0. */
+ * cause; after that, or after an error of a call that all ranks make which is not the same at all of
+ * them, the ranks no longer know what comes next, and the transport is of no more use. They are called by
+ * one thread at a time. count may be 0. */
 typedef struct mha_transport {
     uint32_t struct_size;
     int32_t rank, size; /* 0 <= rank < size */

@@ -12,6 +12,18 @@
 /* Far beyond any length, so that sums of a few such offsets stay inside 64 bits. */
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
+/* What a call has of a larger one whose other rows are elsewhere (src/distributed). Positions, the
+ * numbers of queries, and everything over keys count as in the whole; o and what is over queries are
+ * of the rows here. */
+typedef struct mhai_attn_part {
+    const int64_t
+        *queries_before; /* [B] of the whole's queries of a sequence, those before its first
+                                      one here */
+    int64_t T;           /* of the whole */
+    int64_t first_key;   /* row of the whole's keys and values where k and v begin */
+    int64_t keys;        /* that they hold */
+} mhai_attn_part;
+
 typedef struct mhai_attn_problem {
     int uses;                      /* MHAI_USES() of all that is there */
     int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
@@ -40,6 +52,7 @@ typedef struct mhai_attn_problem {
     bool need_data; /* false: only checked and accounted for, never run */
     mha_path asked; /* for a path; the plan says which one was chosen */
     mha_compute compute;
+    const mhai_attn_part *part;          /* NULL: all */
     const struct mhai_attn_pages *pages; /* where keys and values lie: of k and v only the shapes
                                             count; NULL: in those */
 } mhai_attn_problem;
@@ -48,7 +61,8 @@ typedef struct mhai_attn_problem {
 MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q,
                                          const mha_tensor *k, const mha_tensor *v,
                                          const mha_tensor *o, const mha_attention_outputs *outputs,
-                                         bool need_data, mhai_attn_problem *problem);
+                                         bool need_data, const mhai_attn_part *part,
+                                         mhai_attn_problem *problem);
 
 /* No input of the descriptor may share memory with this output. */
 MHA_NODISCARD mha_status mhai_attn_check_apart(const mha_attention_desc *desc, const char *name,
@@ -79,11 +93,27 @@ typedef struct mhai_attn_sequence {
     int64_t T, S;   /* queries, and keys within its length */
     int64_t stored; /* keys in memory */
     int64_t q0, k0; /* rows of its first query and key */
+    int64_t s0;     /* its first key in inputs over keys; k0, unless the call is a part */
+    int64_t before; /* queries of it that are elsewhere, before its first one here */
     int64_t begin;  /* the first key that anything sees */
     int64_t offset; /* position of query 0 */
 } mhai_attn_sequence;
 
 mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *problem, int64_t b);
+
+/* The row of keep_blocks for query t; never of a ragged batch, so that all sequences stand alike. */
+static inline int64_t mhai_attn_pattern_row(const mhai_attn_problem *p, int64_t t)
+{
+    return ((p->part ? p->part->queries_before[0] : 0) + t) / p->block_queries;
+}
+
+/* Keys and values in memory from key on. */
+static inline int64_t mhai_attn_readable(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
+                                         int64_t key)
+{
+    const int64_t rows = seq->S - key;
+    return p->part ? mhai_min_i64(rows, p->part->keys - seq->k0 - key) : rows;
+}
 
 /* Keys as half-open intervals. */
 typedef struct mhai_attn_range {

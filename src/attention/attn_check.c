@@ -191,7 +191,8 @@ static mha_status take_inputs(const mha_attention_desc *desc, mhai_attn_problem 
         [AXES_BHTS] = {false, 4, {batch, p->H, rows, p->S}},
         [AXES_BLOCKS] = {false,
                          4,
-                         {p->B, p->H, mhai_ceil_div(p->T, high), mhai_ceil_div(p->S, wide)}},
+                         {p->B, p->H, mhai_ceil_div(p->part ? p->part->T : p->T, high),
+                          mhai_ceil_div(p->S, wide)}},
         [AXES_BT] = {false, 2, {batch, rows}},
         [AXES_BS] = {false, 2, {batch, keys}},
         [AXES_BH] = {false, 2, {p->B, p->H}}, /* ragged: of each sequence */
@@ -433,9 +434,11 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
                      offsets = list_view(p->want.offsets, p->want.offsets_count);
     const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
                                       {"q", &p->q},      {"k", &p->k},    {"v", &p->v}};
+    /* Of a part k and v may be elsewhere; whoever made it has compared them. */
+    const size_t count_inputs = sizeof inputs / sizeof inputs[0] - (p->part ? 2 : 0);
     for (int i = 0; i < count; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, outputs[i].name, outputs[i].tensor));
-        for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
+        for (size_t j = 0; j < count_inputs; j++)
             MHA_TRY(mhai_tensor_check_disjoint(outputs[i].name, outputs[i].tensor, inputs[j].name,
                                                inputs[j].tensor));
         for (int j = 0; j < i; j++)
@@ -448,14 +451,14 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
 mha_status mhai_attn_check(const mha_attention_desc *desc, const mha_tensor *q, const mha_tensor *k,
                            const mha_tensor *v, const mha_tensor *o,
                            const mha_attention_outputs *outputs, bool need_data,
-                           mhai_attn_problem *problem)
+                           const mhai_attn_part *part, mhai_attn_problem *problem)
 {
     mha_attention_desc own;
     mha_attention_outputs wanted;
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &own, sizeof own,
                              offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(mhai_attn_copy_outputs(outputs, &wanted));
-    mhai_attn_problem p = {.need_data = need_data};
+    mhai_attn_problem p = {.need_data = need_data, .part = part};
     MHA_TRY(check_inputs(q, k, v, need_data, &p));
     MHA_TRY(check_desc(&own, &wanted, &p));
     const int64_t *rows = p.q.shape; /* [batch, H, T] as the tensors have them */

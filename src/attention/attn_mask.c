@@ -21,7 +21,7 @@ static void find_exempt_keys(const mhai_attn_problem *p, const mhai_attn_sequenc
         int64_t s = block->key + j;
         if (s < seq->begin) continue;
         if (s >= seq->begin + p->sink_keys &&
-            !mhai_attn_flag(&p->global_keys, seq->batch, seq->k0 + s))
+            !mhai_attn_flag(&p->global_keys, seq->batch, seq->s0 + s))
             continue;
         if (count == 0) block->exempt_begin = j;
         block->exempt_end = j + 1;
@@ -37,7 +37,7 @@ static void find_documents(const mhai_attn_problem *p, const mhai_attn_sequence 
     block->least_document = INT32_MAX;
     block->greatest_document = INT32_MIN;
     for (int j = 0; j < block->keys; j++) {
-        int32_t d = mhai_attn_i32(&p->key_documents, seq->batch, seq->k0 + block->key + j);
+        int32_t d = mhai_attn_i32(&p->key_documents, seq->batch, seq->s0 + block->key + j);
         if (d < block->least_document) block->least_document = d;
         if (d > block->greatest_document) block->greatest_document = d;
     }
@@ -65,8 +65,10 @@ static bool pattern_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     const int64_t last = (block->key + block->keys - 1) / p->block_keys;
     for (int64_t r = c->first, next; r < end; r = next) {
         int64_t h = c->head0 + r / c->width, i = r % c->width;
-        int64_t t = c->list ? c->list[i] - c->seq.q0 : c->query0 + i, row = t / p->block_queries;
-        next = c->list ? r + 1 : r + mhai_min_i64((row + 1) * p->block_queries - t, c->width - i);
+        int64_t t = c->list ? c->list[i] - c->seq.q0 : c->query0 + i;
+        int64_t row = mhai_attn_pattern_row(p, t),
+                end_t = (row + 1) * p->block_queries - c->seq.before;
+        next = c->list ? r + 1 : r + mhai_min_i64(end_t - t, c->width - i);
         const uint8_t *keep = (const uint8_t *)x->data + mhai_attn_offset(x, c->seq.batch, h, row);
         for (int64_t cell = block->key / p->block_keys; cell <= last; cell++)
             if (keep[cell * x->stride[3]]) return true;
@@ -119,7 +121,7 @@ static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     const mhai_attn_broadcast *x = &p->keep_blocks;
     const uint8_t *keep =
         (const uint8_t *)x->data +
-        mhai_attn_offset(x, c->seq.batch, w->head[row], w->query[row] / p->block_queries);
+        mhai_attn_offset(x, c->seq.batch, w->head[row], mhai_attn_pattern_row(p, w->query[row]));
     bool holes = false, gap = false;
     int first = *end, last = *begin;
     for (int j = *begin; j < *end;) {
@@ -144,9 +146,9 @@ static bool one_pattern_row(const mhai_attn_problem *p, const mhai_attn_workspac
                             const mhai_attn_strip *strip)
 {
     const int64_t *head = w->head + strip->first, *query = w->query + strip->first;
-    const int64_t row = query[0] / p->block_queries;
+    const int64_t row = mhai_attn_pattern_row(p, query[0]);
     for (int r = 1; r < strip->tile.rows; r++)
-        if (head[r] != head[0] || query[r] / p->block_queries != row) return false;
+        if (head[r] != head[0] || mhai_attn_pattern_row(p, query[r]) != row) return false;
     return true;
 }
 
@@ -156,7 +158,7 @@ static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_strip *strip, mhai_tile_mask *mask)
 {
     const mhai_attn_broadcast *x = &p->keep_blocks;
-    const int64_t row = w->query[strip->first] / p->block_queries;
+    const int64_t row = mhai_attn_pattern_row(p, w->query[strip->first]);
     const uint8_t *keep =
         (const uint8_t *)x->data + mhai_attn_offset(x, c->seq.batch, w->head[strip->first], row);
     bool open = false;
@@ -196,7 +198,7 @@ static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 {
     return (s >= w->window[row].begin && s < w->window[row].end) ||
            s < c->seq.begin + p->sink_keys ||
-           mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.k0 + s);
+           mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.s0 + s);
 }
 
 /* The callback fills the strip by runs of consecutive queries of one head. */
@@ -210,7 +212,7 @@ static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
         while (next < strip->tile.rows && head[next] == head[r] &&
                query[next] == query[next - 1] + 1)
             next++;
-        p->callback(p->callback_user, c->seq.b, head[r], query[r], next - r,
+        p->callback(p->callback_user, c->seq.b, head[r], c->seq.before + query[r], next - r,
                     block->key + strip->tile.begin, strip->tile.end - strip->tile.begin,
                     w->keep + r * MHAI_KEY_BLOCK + strip->tile.begin, MHAI_KEY_BLOCK);
     }
@@ -230,13 +232,13 @@ static void compose_row(const mhai_attn_problem *p, const mhai_attn_chunk *c,
         int32_t own = mhai_attn_i32(&p->query_documents, c->seq.batch, c->seq.q0 + t);
         for (int j = begin; j < end; j++)
             keep[j] = keep[j] && own == mhai_attn_i32(&p->key_documents, c->seq.batch,
-                                                      c->seq.k0 + block->key + j);
+                                                      c->seq.s0 + block->key + j);
     }
     if (pattern) {
         const mhai_attn_broadcast *x = &p->keep_blocks;
         const uint8_t *cells =
             (const uint8_t *)x->data +
-            mhai_attn_offset(x, c->seq.batch, w->head[row], t / p->block_queries);
+            mhai_attn_offset(x, c->seq.batch, w->head[row], mhai_attn_pattern_row(p, t));
         for (int j = begin; j < end; j++)
             keep[j] = keep[j] && cells[(block->key + j) / p->block_keys * x->stride[3]];
     }

@@ -81,7 +81,7 @@ mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call 
                              .kernels = mhai_kernels_for(context->isa)};
     mha_attention_plan *account = &plan->account;
     MHA_TRY(mhai_attn_check(call->desc, call->q, call->k, call->v, call->o, call->outputs,
-                            need_data, &plan->p));
+                            need_data, call->part, &plan->p));
     plan->p.pages = call->pages;
     MHA_TRY(mhai_attn_choose(context, &plan->p, false, &plan->backend, &account->reason));
     account->path = plan->backend->path;
@@ -104,7 +104,7 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
                                  const mha_tensor *o, const mha_attention_outputs *outputs)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_forward: context is NULL");
-    return mhai_attn_forward(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL});
+    return mhai_attn_forward(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL, NULL});
 }
 
 /* ---- explaining ------------------------------------------------------------------------------ */
@@ -173,5 +173,6 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
     if (!context || !plan)
         return mha_fail(MHA_ERR_NULL, "mha_attention_explain: %s is NULL",
                         context ? "plan" : "context");
-    return mhai_attn_explain(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL}, plan);
+    return mhai_attn_explain(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL, NULL},
+                             plan);
 }

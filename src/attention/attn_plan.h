@@ -68,6 +68,7 @@ typedef struct mhai_attn_call {
     const mha_tensor *q, *k, *v, *o;
     const mha_attention_outputs *outputs;
     const struct mhai_attn_pages *pages; /* as in mhai_attn_problem */
+    const mhai_attn_part *part;          /* likewise */
 } mhai_attn_call;
 
 /* Check a call and plan it. need_data false: tensors' data may be NULL, and it is not run. */

@@ -55,7 +55,7 @@ const float *mhai_attn_shaw_row(const mha_tensor *table, const mhai_attn_query *
 static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s)
 {
     return (s >= r->window.begin && s < r->window.end) || s < r->seq.begin + p->sink_keys ||
-           mhai_attn_flag(&p->global_keys, r->seq.batch, r->seq.k0 + s) ||
+           mhai_attn_flag(&p->global_keys, r->seq.batch, r->seq.s0 + s) ||
            mhai_attn_flag(&p->global_queries, r->seq.batch, r->seq.q0 + r->t);
 }
 
@@ -64,11 +64,11 @@ static bool visible(const mhai_attn_problem *p, const mhai_attn_query *r, int64_
     const int64_t batch = r->seq.batch, t = r->seq.q0 + r->t, b = batch, h = r->h;
     if (s < r->limit.begin || !window_keeps(p, r, s)) return false;
     if (p->key_documents.data && mhai_attn_i32(&p->query_documents, batch, t) !=
-                                     mhai_attn_i32(&p->key_documents, batch, r->seq.k0 + s))
+                                     mhai_attn_i32(&p->key_documents, batch, r->seq.s0 + s))
         return false;
     if (p->keep_blocks.data &&
         !((const uint8_t *)p->keep_blocks
-              .data)[mhai_attn_offset(&p->keep_blocks, b, h, r->t / p->block_queries) +
+              .data)[mhai_attn_offset(&p->keep_blocks, b, h, mhai_attn_pattern_row(p, r->t)) +
                      s / p->block_keys * p->keep_blocks.stride[3]])
         return false;
     if (p->keep_mask.data &&
@@ -133,7 +133,8 @@ double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r
     if (p->dropout <= 0) return 1;
     const uint32_t seed[2] = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)};
     uint32_t word[4];
-    mhai_dropout_words(word, seed, (uint32_t)r->seq.b, (uint32_t)r->h, (uint32_t)r->t, s / 4);
+    mhai_dropout_words(word, seed, (uint32_t)r->seq.b, (uint32_t)r->h,
+                       (uint32_t)(r->seq.before + r->t), s / 4);
     bool dropped = (double)word[s % 4] < (double)p->dropout * 4294967296.0;
     return dropped ? 0 : 1 / (1 - (double)p->dropout);
 }

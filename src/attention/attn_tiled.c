@@ -29,17 +29,9 @@ typedef struct tiled_job {
     bool one_block;      /* attn_one_block.c takes it */
 } tiled_job;
 
-/* One item on its way, and what will be read when its present key block is done. */
-typedef struct tiled_item {
-    const mhai_attn_walk *walk;
-    int64_t next;    /* the worker's next item, as far as is known; items: none */
-    int64_t planned; /* the key block for whose end the fetch is */
-    mhai_fetch fetch;
-} tiled_item;
-
 static void start_outputs(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
-    const mhai_attn_walk *walk = ((const tiled_item *)user)->walk;
+    const mhai_attn_walk *walk = ((const mhai_attn_item *)user)->walk;
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
 }
 
@@ -89,7 +81,7 @@ static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fet
 
 /* What the worker reads when the block is done, to be fetched by the last tiles before: the chunk's
  * next block, or the queries and the first block of the next item. Earlier it would not stay. */
-static void plan_fetch(tiled_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
+static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
                        int64_t first)
 {
     enum { ROWS_A_PANEL = 16 };
@@ -102,7 +94,7 @@ static void plan_fetch(tiled_item *item, const mhai_attn_chunk *c, const mhai_at
     if (fetched > 2 * MHAI_KEY_BLOCK + (next < end ? 0 : c->rows)) return;
     item->planned = block->key;
     item->fetch.run = MHAI_FETCH_RUNS;
-    if (p->pages || p->D % 16 != 0 || p->D != p->Dv || p->q.dtype != MHA_F32 ||
+    if (p->part || p->pages || p->D % 16 != 0 || p->D != p->Dv || p->q.dtype != MHA_F32 ||
         p->k.dtype != MHA_F32 || p->v.dtype != MHA_F32)
         return;
     if (next < end) {
@@ -116,7 +108,7 @@ static void plan_fetch(tiled_item *item, const mhai_attn_chunk *c, const mhai_at
 static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_block *block, mhai_attn_strip *s)
 {
-    tiled_item *item = user;
+    mhai_attn_item *item = user;
     const mhai_attn_walk *walk = item->walk;
     strip_extras extras;
     set_extras(walk, c, w, block, s, &extras);
@@ -130,7 +122,7 @@ static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
 static bool forward_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                          const mhai_attn_block *block, mhai_attn_strip *strips, int count)
 {
-    const mhai_attn_walk *walk = ((const tiled_item *)user)->walk;
+    const mhai_attn_walk *walk = ((const mhai_attn_item *)user)->walk;
     const mhai_attn_problem *p = walk->p;
     const mhai_tile_rows rows = mhai_attn_rows_of(p, c, w, block, count);
     const mhai_tile *tiles[MHAI_ROWS_TILES] = {NULL};
@@ -147,6 +139,15 @@ static bool forward_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
     for (int i = 0; done && p->shaw_values.data && i < count; i++)
         mhai_attn_add_shaw_values(p, c, w, block, &strips[i]);
     return done;
+}
+
+mhai_attn_visitor mhai_attn_forward_visitor(mhai_attn_item *item)
+{
+    return (mhai_attn_visitor){.options = MHAI_WALK_VALUES,
+                               .user = item,
+                               .chunk = start_outputs,
+                               .strip = forward_strip,
+                               .rows = item->walk->tiling.scored_rows > 0 ? NULL : forward_rows};
 }
 
 void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
@@ -178,13 +179,9 @@ static void run_rows(void *user, int64_t next, mhai_attn_chunk *c, mhai_attn_wor
 {
     const tiled_job *job = user;
     const mhai_attn_walk *walk = &job->walk;
-    tiled_item item = {
+    mhai_attn_item item = {
         .walk = walk, .next = next, .planned = -1, .fetch = {.run = MHAI_FETCH_RUNS}};
-    const mhai_attn_visitor visitor = {.options = MHAI_WALK_VALUES,
-                                       .user = &item,
-                                       .chunk = start_outputs,
-                                       .strip = forward_strip,
-                                       .rows = walk->tiling.scored_rows > 0 ? NULL : forward_rows};
+    const mhai_attn_visitor visitor = mhai_attn_forward_visitor(&item);
     mhai_attn_walk_chunk(walk, c, w, &visitor);
     finish_chunk(user, c, w);
 }

@@ -245,6 +245,17 @@ bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 
 /* ---- attn_tiled.c ---------------------------------------------------------------------------- */
 
+/* One item on its way, and what will be read when its present key block is done. */
+typedef struct mhai_attn_item {
+    const mhai_attn_walk *walk;
+    int64_t next;    /* the worker's next item, as far as is known; items: none */
+    int64_t planned; /* the key block for whose end the fetch is */
+    mhai_fetch fetch;
+} mhai_attn_item;
+
+/* The forward pass of a chunk: from o = 0 on, a block after the other. */
+mhai_attn_visitor mhai_attn_forward_visitor(mhai_attn_item *item);
+
 /* o and lse of a chunk whose walk is done. */
 void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w);

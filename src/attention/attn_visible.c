@@ -21,6 +21,12 @@ mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *p, int64_t b)
     if (p->key_lengths) seq.S = p->key_lengths[b];
     if (p->key_begins) seq.begin = p->key_begins[b];
     seq.offset = p->q_offsets ? p->q_offsets[b] : p->q_offset;
+    seq.s0 = seq.k0;
+    if (p->part) {
+        seq.before = p->part->queries_before[b];
+        seq.offset += seq.before;
+        seq.k0 -= p->part->first_key;
+    }
     return seq;
 }
 

@@ -152,7 +152,7 @@ static int64_t strip_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, 
     const int64_t most = walk->kernels->tile_rows;
     int64_t left = c->rows - first;
     if (p->keep_blocks.data && !c->list && p->block_queries >= most) {
-        int64_t i = (c->first + first) % c->width, t = c->query0 + i;
+        int64_t i = (c->first + first) % c->width, t = c->seq.before + c->query0 + i;
         int64_t same = mhai_min_i64(p->block_queries - t % p->block_queries, c->width - i);
         left = mhai_min_i64(left, same);
     }
@@ -273,7 +273,7 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     dropout->key = block->key;
     for (int r = 0; r < s->tile.rows; r++) {
         dropout->head[r] = (uint32_t)w->head[s->first + r];
-        dropout->query[r] = (uint32_t)w->query[s->first + r];
+        dropout->query[r] = (uint32_t)(c->seq.before + w->query[s->first + r]);
     }
 }
 
@@ -377,7 +377,7 @@ mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chu
                             .k_stride = p->k.stride[2],
                             .v_stride = p->v.stride[2],
                             .keys = block->keys,
-                            .readable = c->seq.S - block->key,
+                            .readable = mhai_attn_readable(p, &c->seq, block->key),
                             .tiles = strips,
                             .panel = w->k,
                             .o = w->v};

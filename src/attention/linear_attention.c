@@ -58,7 +58,7 @@ static mha_status check_shapes(const mha_linear_attention_desc *d, const mha_ten
         .query_starts = d->query_starts,
         .key_starts = d->key_starts,
         .sequences = d->sequences};
-    return mhai_attn_check(&like, q, k, v, o, NULL, true, problem);
+    return mhai_attn_check(&like, q, k, v, o, NULL, true, NULL, problem);
 }
 
 static mha_status check_state(const char *name, const mha_tensor *given,

@@ -483,8 +483,8 @@ mha_status mhai_kv_cache_explain(const mha_context *context, const mha_kv_cache 
     mha_attention_desc d = *desc;
     MHA_TRY(take_window(cache, &d, outputs));
     d.key_lengths = lengths;
-    return mhai_attn_explain(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages},
-                             plan);
+    return mhai_attn_explain(
+        context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages, NULL}, plan);
 }
 
 mha_status mha_kv_cache_attention(mha_context *context, const mha_kv_cache *cache,
@@ -523,8 +523,8 @@ mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
     if (reads && d.q_offset == 0 && !d.q_offsets) d.q_offsets = offsets;
     mha_status status = cache->desc.window > 0 ? check_window_held(cache, &d, firsts) : MHA_OK;
     if (status == MHA_OK)
-        status =
-            mhai_attn_forward(context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages});
+        status = mhai_attn_forward(
+            context, &(mhai_attn_call){&d, q, &k, &v, o, outputs, &cache->pages, NULL});
     mha_scratch_release(context, mark);
     return status;
 }

@@ -206,7 +206,7 @@ static void unmake(problem *p)
 static void check(mha_context *context, const problem *p)
 {
     const shape *s = p->shape;
-    const mhai_attn_call call = {&p->desc, &p->q, &p->k, &p->v, &p->o, &p->outputs, NULL};
+    const mhai_attn_call call = {&p->desc, &p->q, &p->k, &p->v, &p->o, &p->outputs, NULL, NULL};
     mhai_attn_plan made;
     const mha_attention_plan *plan = &made.account;
     assert_int_equal(mhai_attn_plan_call(context, &call, true, &made), MHA_OK);

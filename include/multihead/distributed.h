@@ -1,0 +1,128 @@
+/* multihead: one attention over several ranks, with the bits of one process.
+ *
+ * The queries, keys and values of a sequence lie over ranks in pieces, which the caller cuts as it
+ * likes. Each rank calls with its own rows and gets its own rows of the result: for any number of
+ * ranks and any cuts the same bits as mha_attention_forward() and _backward() of the whole.
+ *
+ * How. A row's softmax goes over blocks of 512 keys from key 0 on, and what a block adds depends on
+ * those before it. So blocks travel in the order of keys, from the rank that has them to all that
+ * need them, and each rank folds each block into its rows: a pipeline through the ranks in which
+ * the next blocks are on their way while one is computed. A rank keeps its rows, their sums, and a
+ * few blocks. (A rotating ring, which begins with the rank's own keys, merges in another order, and
+ * changes bits with the number of ranks.)
+ *
+ *   - every rank reads from and sends to others at most S keys and values once
+ *   - a causal mask or a window spares what no row of a rank and of those after it sees
+ *   - with a causal mask, pieces cut by MHA_SPLIT_ZIGZAG give all ranks as many pairs
+ *
+ * Letters as in attention.h; T and S are those of the whole.
+ *
+ * Stability: may change in a minor version (docs/stability.md).
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_DISTRIBUTED_H
+#define MULTIHEAD_DISTRIBUTED_H
+
+#include <multihead/attention.h>
+#include <multihead/transport.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rows begin .. end - 1 of a sequence, or of the packed axis of a ragged batch. */
+typedef struct mha_piece {
+    int64_t begin, end; /* begin <= end */
+} mha_piece;
+
+typedef enum mha_split {
+    MHA_SPLIT_EVEN = 0,  /* one piece a rank, in the order of ranks */
+    MHA_SPLIT_ZIGZAG = 1 /* of 2 N pieces rank r has numbers r and 2 N - 1 - r */
+} mha_split;
+
+/**
+ * Cut `length` rows for `size` ranks, and say which pieces rank `rank` has, ascending. Cuts are at
+ * multiples of 512 where that leaves no rank without rows, so that blocks of keys need not be
+ * joined from several ranks.
+ *
+ *   pieces [2] out    count out: 1 or 2, of which some may be empty
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (length, rank, size, split).   Threads  any.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size,
+                                                  mha_split split, mha_piece pieces[2],
+                                                  int64_t *count);
+
+/* What this rank has of the whole. The pieces of all ranks together are each row once. */
+typedef struct mha_sequence_split {
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    const mha_transport *transport;
+    int64_t queries, keys;         /* T and S; of a ragged batch the packed axes */
+    const mha_piece *query_pieces; /* ascending; q and o have the rows of the first, then those of
+                                      the next */
+    const mha_piece *key_pieces;   /* likewise of k and v */
+    int64_t query_piece_count, key_piece_count;
+} mha_sequence_split;
+
+/**
+ * Attention forward over all ranks of split->transport: every rank makes the call, with the same
+ * descriptor but for what is over queries.
+ *
+ *   q [B,H,t,D] in    k [B,Hk,s,D] in    v [B,Hk,s,Dv] in    o [B,H,t,Dv] out
+ *
+ * with the t and s rows that this rank has. In desc
+ *   - what is over queries (keep_mask, bias, global_queries, query_documents) has the t rows that
+ *     this rank has, and all S columns
+ *   - what is over keys alone (global_keys, key_documents), keep_blocks, and all lengths, starts
+ *     and offsets are those of the whole, on every rank
+ * outputs have t rows. column_sums is not supported, lists of rows only with one piece, and scores
+ * are wanted by all ranks or by none.
+ *
+ * Without outputs other than lse, on the tiled path in f32, keys and values pass through; otherwise
+ * every rank gathers all of them first (mha_distributed_explain() says which and why).
+ *
+ * Memory   borrowed for the call. Scratch: with keys that pass through Dv + 2 floats for each
+ *          row of q and head, and six blocks of keys and values; else S keys and values.
+ * Errors   as mha_attention_forward(), at all ranks alike, with the number of the rank in
+ *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces that overlap or leave gaps; ranks whose
+ *          descriptors differ); MHA_ERR_UNSUPPORTED (column_sums, flags); MHA_ERR_RANK. On error no
+ *          output byte is written.
+ * Threads  one call at a time per context and transport.
+ * Accuracy as mha_attention_forward().
+ * Since    1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_distributed_forward(mha_context *context,
+                                                         const mha_sequence_split *split,
+                                                         const mha_attention_desc *desc,
+                                                         const mha_tensor *q, const mha_tensor *k,
+                                                         const mha_tensor *v, const mha_tensor *o,
+                                                         const mha_attention_outputs *outputs);
+
+/* What a call of this rank would do. */
+typedef struct mha_distributed_plan {
+    bool streamed;      /* keys pass through; false: they are gathered */
+    const char *reason; /* why, one sentence, static text */
+    int64_t parcels;    /* blocks of keys that travel as one message, of all ranks */
+    int64_t messages_sent, messages_received; /* by this rank, of keys and values */
+    double bytes_sent, bytes_received;        /* likewise */
+    double pairs; /* that this rank computes: visible_pairs of its rows */
+    size_t scratch_bytes;
+} mha_distributed_plan;
+
+/**
+ * Report what mha_distributed_forward() would do with the same arguments, with the same checks: all
+ * ranks make the call. Data pointers of tensors are not read.
+ *
+ * Memory   fills *plan.   Errors  as mha_distributed_forward().   Threads  as that.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
+    mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
+    const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+    const mha_attention_outputs *outputs, mha_distributed_plan *plan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,136 @@
+/* See attn_fold.h. The rows' sums lie in memory of their own, and a chunk's workspace points into it. */
+#include "attention/attn_fold.h"
+
+#include "base/checked.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+bool mhai_attn_folds(const mhai_attn_problem *p, const mhai_attn_backend *backend)
+{
+    return backend->path == MHA_PATH_TILED && p->compute == MHA_COMPUTE_F32 &&
+           !mhai_attn_needs_kept(p) && !mhai_attn_wants(&p->want.average) &&
+           !mhai_attn_wants(&p->want.scores);
+}
+
+/* Floats of a row's sums. */
+static int64_t floats_of_row(const mhai_attn_problem *p)
+{
+    return mhai_attn_padded_values(p) + 2 + mhai_attn_padded_shaw(&p->shaw_values);
+}
+
+static int64_t count_rows(const mhai_attn_problem *p)
+{
+    return p->q.shape[0] * p->H * p->q.shape[2];
+}
+
+mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t *bytes)
+{
+    int64_t floats;
+    if (!mhai_mul_i64(count_rows(&plan->p), floats_of_row(&plan->p), &floats) ||
+        !mhai_mul_size((size_t)floats, sizeof(float), bytes))
+        return mha_fail(MHA_ERR_SIZE, "q: the sums of its rows are beyond the address space");
+    return MHA_OK;
+}
+
+mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
+                                mhai_attn_fold *fold)
+{
+    void *memory;
+    size_t bytes = 0;
+    *fold = (mhai_attn_fold){.plan = *plan, .part = *plan->p.part, .rows = count_rows(&plan->p)};
+    fold->plan.p.part = &fold->part;
+    MHA_TRY(mhai_attn_fold_bytes(plan, &bytes));
+    MHA_TRY(mhai_attn_walk_begin(context, &fold->plan, &fold->walk));
+    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &memory));
+    fold->o = memory;
+    fold->m = fold->o + fold->rows * mhai_attn_padded_values(&plan->p);
+    fold->l = fold->m + fold->rows;
+    fold->shaw = fold->l + fold->rows;
+    return MHA_OK;
+}
+
+/* ---- a chunk --------------------------------------------------------------------------------- */
+
+/* The first row of a chunk among those of all items. */
+static int64_t place_of(const mhai_attn_problem *p, const mhai_attn_chunk *c)
+{
+    const int64_t before = p->query_starts ? c->seq.q0 : c->seq.b * p->T;
+    return before * p->H + c->hk * p->group * c->seq.T + c->first;
+}
+
+/* Have the workspace's sums lie where the fold's do. */
+static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
+                          mhai_attn_workspace *w)
+{
+    const mhai_attn_problem *p = &fold->plan.p;
+    const int64_t place = place_of(p, c);
+    w->o = fold->o + place * mhai_attn_padded_values(p);
+    w->m = fold->m + place;
+    w->l = fold->l + place;
+    w->shaw_values = fold->shaw + place * mhai_attn_padded_shaw(&p->shaw_values);
+}
+
+/* Load the rows, which begin with the sums of no keys; those that have met some keep theirs. */
+static void load_rows(const mhai_attn_fold *fold, mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    const mhai_attn_problem *p = &fold->plan.p;
+    const size_t rows = (size_t)c->rows * sizeof(float);
+    const mhai_attn_workspace fresh = *w;
+    mhai_attn_load_rows(&fold->walk, c, w);
+    point_at_sums(fold, c, w);
+    if (fold->begun) return;
+    memset(w->o, 0, rows * (size_t)mhai_attn_padded_values(p));
+    memcpy(w->m, fresh.m, rows);
+    memcpy(w->l, fresh.l, rows);
+    memset(w->shaw_values, 0, rows * (size_t)mhai_attn_padded_shaw(&p->shaw_values));
+}
+
+static void fold_item(void *argument, int64_t i, int worker)
+{
+    const mhai_attn_fold *fold = argument;
+    const mhai_attn_walk *walk = &fold->walk;
+    mhai_attn_item item = {
+        .walk = walk, .next = walk->tiling.items, .planned = -1, .fetch = {.run = MHAI_FETCH_RUNS}};
+    const mhai_attn_visitor visitor = mhai_attn_forward_visitor(&item);
+    mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, i);
+    mhai_attn_place_rows(walk, &c, &w);
+    const int64_t begin = mhai_max_i64(0, -c.seq.k0);
+    const int64_t end = mhai_min_i64(c.limit.end, fold->part.keys - c.seq.k0);
+    if (begin >= end && fold->begun) return;
+    load_rows(fold, &c, &w);
+    for (int64_t key = begin; key < end; key += MHAI_KEY_BLOCK)
+        mhai_attn_walk_block(walk, &c, &w, key, &visitor);
+}
+
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mha_tensor *k,
+                         const mha_tensor *v, int64_t first)
+{
+    fold->plan.p.k = *k;
+    fold->plan.p.v = *v;
+    fold->part.first_key = first;
+    fold->part.keys = k->shape[2];
+    mha_parallel_for(context, fold->walk.tiling.items, fold_item, fold);
+    fold->begun = true;
+}
+
+static void finish_item(void *argument, int64_t i, int worker)
+{
+    const mhai_attn_fold *fold = argument;
+    mhai_attn_workspace w = mhai_attn_workspace_of(&fold->walk, worker);
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(&fold->walk, i);
+    mhai_attn_place_rows(&fold->walk, &c, &w);
+    point_at_sums(fold, &c, &w);
+    mhai_attn_finish_shaw_values(&fold->walk, &c, &w);
+    mhai_attn_write_rows(&fold->walk, &c, &w);
+}
+
+/* Without any key the rows have not been begun. */
+void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
+{
+    fold->part.first_key = fold->part.keys = 0;
+    if (!fold->begun) mha_parallel_for(context, fold->walk.tiling.items, fold_item, fold);
+    mha_parallel_for(context, fold->walk.tiling.items, finish_item, fold);
+}

@@ -1,0 +1,36 @@
+/* The forward pass of a problem whose keys and values are not all here at once: they are given block
+ * after block, and between two calls the rows keep their sums, as one walk over all keys would. */
+#ifndef MHAI_ATTN_FOLD_H
+#define MHAI_ATTN_FOLD_H
+
+#include "attention/attn_tiles.h"
+
+typedef struct mhai_attn_fold {
+    mhai_attn_plan plan;
+    mhai_attn_part part; /* of which the problem is; keys and first_key are those at hand */
+    mhai_attn_walk walk;
+    float *o, *m, *l; /* [rows of all items][Dv padded], [rows] twice */
+    float *shaw;      /* [rows][table padded] */
+    int64_t rows;
+    bool begun;
+} mhai_attn_fold;
+
+/* Whether the tiled path in f32 takes a call, with no other outputs than o and lse. */
+bool mhai_attn_folds(const mhai_attn_problem *p, const mhai_attn_backend *backend);
+
+/* Bytes of the rows' sums, for a problem in a plan. */
+MHA_NODISCARD mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t *bytes);
+
+/* Take scratch from the context. plan is copied, part too; the plan's problem has that part. */
+MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
+                                              mhai_attn_fold *fold);
+
+/* Rows first .. first + k's rows of the whole's keys and values. Calls come in the order of keys; each
+ * begins and ends where blocks of each sequence do. */
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mha_tensor *k,
+                         const mha_tensor *v, int64_t first);
+
+/* o and lse. */
+void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold);
+
+#endif

@@ -1,0 +1,61 @@
+/* A call over ranks, seen from one of them: its arguments, and the slices of them that belong to its
+ * pieces of queries. */
+#ifndef MHAI_DISTRIBUTED_H
+#define MHAI_DISTRIBUTED_H
+
+#include "distributed/split.h"
+
+/* What the caller gave, structs in our sizes. */
+typedef struct mhai_slice_call {
+    mha_status status; /* of the checks of this rank so far */
+    mha_attention_desc desc;
+    mha_attention_outputs outputs;
+    const mha_tensor *q, *k, *v, *o;
+} mhai_slice_call;
+
+/* What all ranks must have alike. */
+typedef struct mhai_slice_common {
+    int64_t batch, heads, kv_heads, head_dim, value_dim, queries, keys;
+    int64_t q_offset, left_keys, right_keys, sink_keys, block_queries, block_keys, t5_max_distance;
+    int64_t sequences, version;
+    uint64_t dropout_seed, lists, given; /* lists: a hash of all lengths, starts and offsets */
+    int32_t k_type, v_type, compute, path;
+    int32_t scores; /* are wanted: of all keys, visible or not */
+    uint32_t flags;
+    float scale, softcap, dropout;
+} mhai_slice_common;
+
+/* One piece of this rank's queries. */
+typedef struct mhai_slice {
+    mha_attention_desc desc;
+    mha_attention_outputs outputs;
+    mhai_attn_part part;
+    mha_tensor q, o;
+    const mha_tensor *k, *v; /* of this rank */
+    bool has_o;
+    mha_tensor inputs[4], results[12]; /* what desc and outputs point to, cut */
+    int64_t *before, *starts;          /* [B]; ragged: [B + 1] */
+} mhai_slice;
+
+/* What cannot even be agreed on. */
+MHA_NODISCARD mha_status mhai_slice_arguments(const char *name, const mha_context *context,
+                                              const mha_sequence_split *split);
+MHA_NODISCARD mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc,
+                                         const mha_tensor *q, const mha_tensor *k,
+                                         const mha_tensor *v, const mha_tensor *o,
+                                         const mha_attention_outputs *outputs,
+                                         mhai_slice_call *call);
+
+/* Shapes that slicing relies on; common is filled in all the same. */
+MHA_NODISCARD mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
+                                          mhai_slice_common *common);
+
+/* A slice for each piece, in scratch. */
+MHA_NODISCARD mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
+                                         const mhai_split *split, mhai_slice **slices,
+                                         int64_t *count);
+
+/* The slice's call, without keys and values. */
+mhai_attn_call mhai_slice_call_of(const mhai_slice *slice);
+
+#endif

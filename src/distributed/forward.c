@@ -1,0 +1,272 @@
+/* mha_distributed_forward(): each piece of this rank's queries is a call of its own, a part of the whole
+ * (mhai_attn_part), and all keys come to it: block after block (attn_fold.c), or gathered. */
+#include "distributed/distributed.h"
+#include "distributed/ring.h"
+
+#include "base/checked.h"
+#include "base/context.h"
+#include "ranks/ranks.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* Everything that a call has, from its arguments on. */
+typedef struct call {
+    mha_context *context;
+    mhai_slice_call whole;
+    mhai_split split;
+    mhai_slice *slices; /* [query_piece_count] */
+    int64_t count;
+    mhai_ring ring;
+    bool streamed;
+    const char *reason;
+    mhai_attn_fold *folds; /* [count] */
+    mha_tensor k, v;       /* gathered */
+} call;
+
+/* ---- planning -------------------------------------------------------------------------------- */
+
+static mha_status plan_slice(call *c, int64_t i, bool need_data, mhai_attn_plan *plan)
+{
+    mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
+    mhai_attn_part part = c->slices[i].part;
+    mha_tensor k = *c->whole.k, v = *c->whole.v;
+    /* Rows of keys and values are those of the whole: only their number counts here. */
+    k.shape[2] = v.shape[2] = c->split.given.keys;
+    k.stride[2] = v.stride[2] = 0;
+    made.k = &k, made.v = &v, made.part = &part;
+    MHA_TRY(mhai_attn_plan_call(c->context, &made, need_data, plan));
+    c->slices[i].part = part;
+    plan->p.part = &c->slices[i].part;
+    return MHA_OK;
+}
+
+static void choose_mode(call *c, const mhai_attn_plan *plan)
+{
+    if (mhai_attn_folds(&plan->p, plan->backend)) return;
+    c->streamed = false;
+    c->reason = plan->backend->path == MHA_PATH_PLAIN
+                    ? "the plain path takes rows one by one, so all keys are gathered first"
+                : plan->p.compute != MHA_COMPUTE_F32
+                    ? "int8 and bf16 take all keys at once, so they are gathered first"
+                    : "outputs of the probabilities read the keys twice, so all are gathered first";
+}
+
+/* Every slice's plan, and what it says of the call; a rank without queries has one of no rows. */
+static mha_status plan_call(call *c, bool need_data)
+{
+    c->streamed = true;
+    c->reason = "keys pass through, block after block in their order";
+    for (int64_t i = 0; i < c->count; i++) {
+        mhai_attn_plan plan;
+        MHA_TRY(plan_slice(c, i, need_data, &plan));
+        choose_mode(c, &plan);
+    }
+    return MHA_OK;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static mha_status take_gathered(call *c, const mha_tensor *x, mha_tensor *to)
+{
+    void *memory;
+    int64_t shape[4], count = 1;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[2] = c->split.given.keys;
+    for (int i = 0; i < 4; i++)
+        if (!mhai_mul_i64(count, shape[i], &count))
+            return mha_fail(MHA_ERR_SIZE, "k, v: all keys together are beyond the address space");
+    MHA_TRY(mha_scratch_alloc(c->context, count, mha_dtype_size(x->dtype), &memory));
+    *to = mha_tensor_contiguous(memory, x->dtype, 4, shape);
+    return MHA_OK;
+}
+
+static mha_status take_folds(call *c)
+{
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(c->context, c->count, sizeof *c->folds, &memory));
+    c->folds = memory;
+    for (int64_t i = 0; i < c->count; i++) {
+        mhai_attn_plan plan;
+        MHA_TRY(plan_slice(c, i, true, &plan));
+        MHA_TRY(mhai_attn_fold_begin(c->context, &plan, &c->folds[i]));
+    }
+    return MHA_OK;
+}
+
+static mha_status take_memory(call *c)
+{
+    MHA_TRY(mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring));
+    if (c->streamed) return take_folds(c);
+    MHA_TRY(take_gathered(c, c->whole.k, &c->k));
+    return take_gathered(c, c->whole.v, &c->v);
+}
+
+/* ---- the two ways ---------------------------------------------------------------------------- */
+
+static mha_status stream(call *c)
+{
+    mhai_ring_parcel parcel;
+    bool more;
+    for (;;) {
+        MHA_TRY(mhai_ring_next(&c->ring, &parcel, &more));
+        if (!more) break;
+        for (int64_t i = 0; i < c->count; i++) {
+            mhai_attn_fold_keys(c->context, &c->folds[i], &parcel.k, &parcel.v, parcel.first);
+            MHA_TRY(mhai_ring_poll(&c->ring));
+        }
+    }
+    for (int64_t i = 0; i < c->count; i++) mhai_attn_fold_finish(c->context, &c->folds[i]);
+    return MHA_OK;
+}
+
+static void keep_part(const mha_tensor *from, int64_t first, const mha_tensor *to)
+{
+    const size_t size = mha_dtype_size(to->dtype);
+    const size_t bytes = (size_t)(from->shape[2] * from->shape[3]) * size;
+    for (int64_t b = 0; b < to->shape[0]; b++)
+        for (int64_t h = 0; h < to->shape[1]; h++)
+            memcpy((char *)to->data +
+                       (size_t)(b * to->stride[0] + h * to->stride[1] + first * to->stride[2]) *
+                           size,
+                   (const char *)from->data +
+                       (size_t)(b * from->stride[0] + h * from->stride[1]) * size,
+                   bytes);
+}
+
+/* Rows that nobody here needs have been left out; they are 0. */
+static mha_status gather(call *c)
+{
+    mhai_ring_parcel parcel;
+    bool more;
+    const mha_tensor *all[] = {&c->k, &c->v};
+    for (int i = 0; i < 2; i++)
+        memset(all[i]->data, 0,
+               (size_t)(all[i]->shape[0] * all[i]->stride[0]) * mha_dtype_size(all[i]->dtype));
+    for (;;) {
+        MHA_TRY(mhai_ring_next(&c->ring, &parcel, &more));
+        if (!more) break;
+        keep_part(&parcel.k, parcel.first, &c->k);
+        keep_part(&parcel.v, parcel.first, &c->v);
+    }
+    for (int64_t i = 0; i < c->count; i++) {
+        mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
+        c->slices[i].part.first_key = 0;
+        c->slices[i].part.keys = c->split.given.keys;
+        made.k = &c->k, made.v = &c->v, made.part = &c->slices[i].part;
+        MHA_TRY(mhai_attn_forward(c->context, &made));
+    }
+    return MHA_OK;
+}
+
+/* ---- the call -------------------------------------------------------------------------------- */
+
+/* Own checks, then everybody's; *c is ready to run, or to be explained. */
+static mha_status begin(call *c, const mha_sequence_split *given, bool need_data)
+{
+    mhai_slice_common common;
+    mha_status status = c->whole.status;
+    if (status == MHA_OK) status = mhai_split_check(given, &c->split);
+    c->whole.status = status;
+    status = mhai_slice_check(&c->whole, &c->split, &common);
+    MHA_TRY(mha_transport_same(given->transport, "description", &common, sizeof common, status));
+    MHA_TRY(mhai_split_make(c->context, &c->whole.desc, common.batch, common.scores, &c->split));
+    status = mhai_slice_make(c->context, &c->whole, &c->split, &c->slices, &c->count);
+    if (status == MHA_OK) status = plan_call(c, need_data);
+    MHA_TRY(mha_transport_agree(given->transport, status));
+    /* What one rank cannot stream no rank does. */
+    const mha_status streams = c->streamed ? MHA_OK : mha_fail(MHA_ERR_UNSUPPORTED, "gather");
+    const mha_status all = mha_transport_agree(given->transport, streams);
+    if (all != MHA_OK && all != MHA_ERR_UNSUPPORTED) return all;
+    if (all != MHA_OK && c->streamed) {
+        c->streamed = false;
+        c->reason = "another rank cannot let keys pass through, so all gather them";
+    }
+    return MHA_OK;
+}
+
+mha_status mha_distributed_forward(mha_context *context, const mha_sequence_split *split,
+                                   const mha_attention_desc *desc, const mha_tensor *q,
+                                   const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
+                                   const mha_attention_outputs *outputs)
+{
+    call c = {.context = context};
+    MHA_TRY(mhai_slice_arguments("mha_distributed_forward", context, split));
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status =
+        mhai_slice_take("mha_distributed_forward", desc, q, k, v, o, outputs, &c.whole);
+    c.whole.status = status;
+    status = begin(&c, split, true);
+    if (status == MHA_OK) {
+        status = take_memory(&c);
+        status = mha_transport_agree(split->transport, status);
+    }
+    if (status == MHA_OK) status = mhai_ring_begin(&c.ring);
+    if (status == MHA_OK) status = c.streamed ? stream(&c) : gather(&c);
+    mha_scratch_release(context, mark);
+    return status;
+}
+
+static mha_status count_scratch(const call *c, size_t *bytes)
+{
+    size_t more;
+    MHA_TRY(mhai_ring_bytes(&c->split, c->whole.k, c->whole.v, bytes));
+    if (c->streamed) {
+        for (int64_t i = 0; i < c->count; i++) {
+            mhai_attn_plan plan;
+            MHA_TRY(plan_slice((call *)(uintptr_t)c, i, false, &plan));
+            MHA_TRY(mhai_attn_fold_bytes(&plan, &more));
+            MHA_TRY(mhai_attn_add_scratch(bytes, more, 1));
+            MHA_TRY(mhai_attn_add_scratch(bytes, plan.scratch.worker, plan.threads));
+        }
+        return MHA_OK;
+    }
+    const mha_tensor *all[] = {c->whole.k, c->whole.v};
+    for (int i = 0; i < 2; i++) {
+        const double each = (double)all[i]->shape[0] * (double)all[i]->shape[1] *
+                            (double)c->split.given.keys * (double)all[i]->shape[3] *
+                            (double)mha_dtype_size(all[i]->dtype);
+        if (each > (double)(SIZE_MAX / 4))
+            return mha_fail(MHA_ERR_SIZE, "k, v: all keys together are beyond the address space");
+        MHA_TRY(mhai_attn_add_scratch(bytes, (size_t)each, 1));
+    }
+    return MHA_OK;
+}
+
+static mha_status explain(call *c, mha_distributed_plan *plan)
+{
+    mha_distributed_plan made = {
+        .streamed = c->streamed, .reason = c->reason, .parcels = c->split.parcel_count};
+    int64_t messages[2];
+    double bytes[2];
+    mhai_ring_count(&c->split, c->whole.k, c->whole.v, messages, bytes);
+    made.messages_sent = messages[0], made.messages_received = messages[1];
+    made.bytes_sent = bytes[0], made.bytes_received = bytes[1];
+    for (int64_t i = 0; i < c->count; i++) {
+        mhai_attn_plan of_slice;
+        MHA_TRY(plan_slice(c, i, false, &of_slice));
+        made.pairs += (double)mhai_attn_visible_pairs(&of_slice.p);
+    }
+    MHA_TRY(count_scratch(c, &made.scratch_bytes));
+    *plan = made;
+    return MHA_OK;
+}
+
+mha_status mha_distributed_explain(mha_context *context, const mha_sequence_split *split,
+                                   const mha_attention_desc *desc, const mha_tensor *q,
+                                   const mha_tensor *k, const mha_tensor *v,
+                                   const mha_attention_outputs *outputs, mha_distributed_plan *plan)
+{
+    call c = {.context = context};
+    MHA_TRY(mhai_slice_arguments("mha_distributed_explain", context, split));
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    c.whole.status =
+        mhai_slice_take("mha_distributed_explain", desc, q, k, v, NULL, outputs, &c.whole);
+    if (c.whole.status == MHA_OK && !plan)
+        c.whole.status = mha_fail(MHA_ERR_NULL, "mha_distributed_explain: plan is NULL");
+    mha_status status = begin(&c, split, false);
+    if (status == MHA_OK) status = explain(&c, plan);
+    mha_scratch_release(context, mark);
+    return status;
+}

@@ -1,0 +1,351 @@
+/* See ring.h. A parcel goes from its owner on to the next rank that needs it, until all have it. Each rank
+ * takes parcels in the order of keys, so that of a pair of ranks both know what comes next, and
+ * whoever waits for a parcel waits for ranks that are not further on: there is no circle of waiting.
+ *
+ * A parcel is one message: the rows of keys of all heads, then those of values, contiguous. */
+#include "distributed/ring.h"
+
+#include "base/checked.h"
+#include "ranks/ranks.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static size_t row_bytes(const mha_tensor *x)
+{
+    return (size_t)x->shape[3] * mha_dtype_size(x->dtype);
+}
+
+static size_t part_bytes(const mha_tensor *x, int64_t rows)
+{
+    return (size_t)(x->shape[0] * x->shape[1] * rows) * row_bytes(x);
+}
+
+static size_t values_at(const mha_tensor *k, int64_t rows)
+{
+    return (part_bytes(k, rows) + 63) / 64 * 64;
+}
+
+static size_t message_bytes(const mha_tensor *k, const mha_tensor *v, int64_t rows)
+{
+    return values_at(k, rows) + part_bytes(v, rows);
+}
+
+static bool checked_bytes(const mha_tensor *x, int64_t rows, size_t *bytes)
+{
+    int64_t count = x->shape[0];
+    for (int i = 1; i < 4; i++)
+        if (!mhai_mul_i64(count, i == 2 ? rows : x->shape[i], &count)) return false;
+    return mhai_mul_size((size_t)count, mha_dtype_size(x->dtype), bytes) && *bytes < SIZE_MAX / 64;
+}
+
+/* The largest message; every other size is below it. */
+static mha_status most_bytes(const mha_tensor *k, const mha_tensor *v, size_t *bytes)
+{
+    size_t keys, values;
+    if (!checked_bytes(k, MHAI_KEY_BLOCK, &keys) || !checked_bytes(v, MHAI_KEY_BLOCK, &values))
+        return mha_fail(MHA_ERR_SIZE, "k, v: a block of all heads is beyond the address space");
+    *bytes = values_at(k, MHAI_KEY_BLOCK) + values + 64;
+    return MHA_OK;
+}
+
+/* Rows of a tensor of this rank into a message of `whole` rows, from its row `at` on. */
+static void pack_part(const mha_tensor *x, int64_t local, int64_t rows, int64_t whole, int64_t at,
+                      unsigned char *to)
+{
+    const size_t size = mha_dtype_size(x->dtype), row = row_bytes(x);
+    for (int64_t b = 0; b < x->shape[0]; b++)
+        for (int64_t h = 0; h < x->shape[1]; h++) {
+            const unsigned char *from =
+                (const unsigned char *)x->data +
+                (b * x->stride[0] + h * x->stride[1] + local * x->stride[2]) * (int64_t)size;
+            unsigned char *out = to + (size_t)((b * x->shape[1] + h) * whole + at) * row;
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(out + (size_t)r * row, from + r * x->stride[2] * (int64_t)size, row);
+        }
+}
+
+/* The rows of a message of `rows` rows into one of `whole`. */
+static void place_part(const mha_tensor *x, int64_t rows, int64_t whole, int64_t at,
+                       const unsigned char *from, unsigned char *to)
+{
+    const size_t row = row_bytes(x);
+    for (int64_t i = 0; i < x->shape[0] * x->shape[1]; i++)
+        memcpy(to + (size_t)(i * whole + at) * row, from + (size_t)(i * rows) * row,
+               (size_t)rows * row);
+}
+
+/* ---- fragments ------------------------------------------------------------------------------- */
+
+/* Call it for each run of rows of a parcel that one rank has. */
+static int64_t next_run(const mhai_split *s, const mhai_parcel *parcel, int64_t *piece,
+                        int64_t first, int64_t *rows)
+{
+    while (s->keys[*piece].end <= first) (*piece)++;
+    *rows = mhai_min_i64(s->keys[*piece].end, parcel->first + parcel->rows) - first;
+    return s->keys[*piece].local + first - s->keys[*piece].begin;
+}
+
+/* Those that this rank sends or is sent; into room, if given. */
+static int64_t list_fragments(const mhai_split *s, mhai_ring_fragment *room)
+{
+    int64_t count = 0, piece = 0, rows;
+    for (int64_t n = 0; n < s->parcel_count; n++) {
+        const mhai_parcel *p = &s->parcels[n];
+        for (int64_t first = p->first; first < p->first + p->rows; first += rows) {
+            (void)next_run(s, p, &piece, first, &rows);
+            const int32_t rank = s->keys[piece].rank;
+            if (rank == p->owner || (rank != s->t->rank && p->owner != s->t->rank)) continue;
+            if (room)
+                room[count] =
+                    (mhai_ring_fragment){.parcel = n, .first = first, .rows = rows, .rank = rank};
+            count++;
+        }
+    }
+    return count;
+}
+
+static size_t fragment_bytes(const mhai_ring *ring, const mhai_ring_fragment *f)
+{
+    return (message_bytes(&ring->k, &ring->v, f->rows) + 63) / 64 * 64;
+}
+
+/* ---- what a ring takes ----------------------------------------------------------------------- */
+
+void mhai_ring_count(const mhai_split *s, const mha_tensor *k, const mha_tensor *v,
+                     int64_t messages[2], double bytes[2])
+{
+    const int32_t rank = s->t->rank;
+    int64_t piece = 0, rows;
+    memset(messages, 0, 2 * sizeof *messages);
+    memset(bytes, 0, 2 * sizeof *bytes);
+    for (int64_t n = 0; n < s->parcel_count; n++) {
+        const mhai_parcel *p = &s->parcels[n];
+        const double size = (double)message_bytes(k, v, p->rows);
+        const bool takes = p->owner != rank && mhai_split_needs(s, n, rank);
+        const bool gives = (takes || p->owner == rank) && mhai_split_after(s, n, rank) >= 0;
+        messages[0] += gives, bytes[0] += gives ? size : 0;
+        messages[1] += takes, bytes[1] += takes ? size : 0;
+        for (int64_t first = p->first; first < p->first + p->rows; first += rows) {
+            (void)next_run(s, p, &piece, first, &rows);
+            const int32_t from = s->keys[piece].rank;
+            if (from == p->owner || (from != rank && p->owner != rank)) continue;
+            messages[from != rank]++;
+            bytes[from != rank] += (double)message_bytes(k, v, rows);
+        }
+    }
+}
+
+mha_status mhai_ring_bytes(const mhai_split *s, const mha_tensor *k, const mha_tensor *v,
+                           size_t *bytes)
+{
+    size_t slot, all;
+    MHA_TRY(most_bytes(k, v, &slot));
+    /* Fragments: whole messages at most. */
+    if (!mhai_mul_size(slot + sizeof(mhai_ring_fragment),
+                       (size_t)(MHAI_RING_SLOTS + list_fragments(s, NULL)), &all))
+        return mha_fail(MHA_ERR_SIZE, "k, v: the blocks on their way are beyond the address space");
+    *bytes = all;
+    return MHA_OK;
+}
+
+mha_status mhai_ring_take(mha_context *context, const mhai_split *s, const mha_tensor *k,
+                          const mha_tensor *v, mhai_ring *ring)
+{
+    void *memory;
+    *ring = (mhai_ring){.s = s, .k = *k, .v = *v};
+    MHA_TRY(most_bytes(k, v, &ring->slot_bytes));
+    for (int i = 0; i < MHAI_RING_SLOTS; i++) {
+        MHA_TRY(mha_scratch_alloc(context, 1, ring->slot_bytes, &memory));
+        ring->slots[i] = (mhai_ring_slot){.parcel = -1, .bytes = memory};
+    }
+    ring->fragment_count = list_fragments(s, NULL);
+    MHA_TRY(mha_scratch_alloc(context, ring->fragment_count, sizeof *ring->fragments, &memory));
+    ring->fragments = memory;
+    list_fragments(s, ring->fragments);
+    for (int64_t i = 0; i < ring->fragment_count; i++) {
+        mhai_ring_fragment *f = &ring->fragments[i];
+        MHA_TRY(mha_scratch_alloc(context, 1, fragment_bytes(ring, f), &memory));
+        f->bytes = memory;
+    }
+    return MHA_OK;
+}
+
+/* The row of this rank that is row `first` of the whole. */
+static int64_t local_row(const mhai_split *s, int64_t first)
+{
+    int64_t i = 0;
+    while (s->keys[i].end <= first) i++;
+    return s->keys[i].local + first - s->keys[i].begin;
+}
+
+static mha_status start_fragment(mhai_ring *ring, mhai_ring_fragment *f)
+{
+    const mha_transport *t = ring->s->t;
+    const size_t bytes = message_bytes(&ring->k, &ring->v, f->rows);
+    ring->messages[f->rank != t->rank]++;
+    ring->bytes[f->rank != t->rank] += (double)bytes;
+    if (f->rank != t->rank) return t->receive(t->user, f->rank, f->bytes, bytes, &f->transfer);
+    const int64_t local = local_row(ring->s, f->first);
+    pack_part(&ring->k, local, f->rows, f->rows, 0, f->bytes);
+    pack_part(&ring->v, local, f->rows, f->rows, 0, f->bytes + values_at(&ring->k, f->rows));
+    return t->send(t->user, ring->s->parcels[f->parcel].owner, f->bytes, bytes, &f->transfer);
+}
+
+mha_status mhai_ring_begin(mhai_ring *ring)
+{
+    const mha_transport *t = ring->s->t;
+    for (int64_t i = 0; i < ring->fragment_count; i++)
+        MHA_TRY(start_fragment(ring, &ring->fragments[i]));
+    for (int64_t i = 0; i < ring->fragment_count; i++)
+        MHA_TRY(t->wait(t->user, &ring->fragments[i].transfer));
+    return MHA_OK;
+}
+
+/* ---- parcels --------------------------------------------------------------------------------- */
+
+/* A parcel of this rank's, from its own rows and the fragments that others sent. */
+static void pack_parcel(const mhai_ring *ring, int64_t n, unsigned char *to)
+{
+    const mhai_split *s = ring->s;
+    const mhai_parcel *p = &s->parcels[n];
+    unsigned char *values = to + values_at(&ring->k, p->rows);
+    int64_t piece = 0, rows, f = 0;
+    for (int64_t first = p->first; first < p->first + p->rows; first += rows) {
+        const int64_t local = next_run(s, p, &piece, first, &rows), at = first - p->first;
+        if (s->keys[piece].rank == p->owner) {
+            pack_part(&ring->k, local, rows, p->rows, at, to);
+            pack_part(&ring->v, local, rows, p->rows, at, values);
+            continue;
+        }
+        while (ring->fragments[f].first != first) f++;
+        const unsigned char *from = ring->fragments[f].bytes;
+        place_part(&ring->k, rows, p->rows, at, from, to);
+        place_part(&ring->v, rows, p->rows, at, from + values_at(&ring->k, rows), values);
+    }
+}
+
+/* What is in a slot is complete: send it on. */
+static mha_status send_on(mhai_ring *ring, mhai_ring_slot *slot)
+{
+    const mha_transport *t = ring->s->t;
+    const int32_t to = mhai_split_after(ring->s, slot->parcel, t->rank);
+    if (to < 0) return MHA_OK;
+    const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[slot->parcel].rows);
+    MHA_TRY(t->send(t->user, to, slot->bytes, bytes, &slot->out));
+    slot->sending = true;
+    ring->messages[0]++;
+    ring->bytes[0] += (double)bytes;
+    return MHA_OK;
+}
+
+/* Begin with parcel n, whose slot is free: pack it, or receive it. */
+static mha_status start_parcel(mhai_ring *ring, int64_t n)
+{
+    const mha_transport *t = ring->s->t;
+    mhai_ring_slot *slot = &ring->slots[n % MHAI_RING_SLOTS];
+    *slot = (mhai_ring_slot){.parcel = n, .bytes = slot->bytes};
+    if (ring->s->parcels[n].owner == t->rank) {
+        pack_parcel(ring, n, slot->bytes);
+        return MHA_OK;
+    }
+    const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[n].rows);
+    slot->receiving = true;
+    ring->messages[1]++;
+    ring->bytes[1] += (double)bytes;
+    return t->receive(t->user, mhai_split_before(ring->s, n, t->rank), slot->bytes, bytes,
+                      &slot->in);
+}
+
+static bool concerns(const mhai_ring *ring, int64_t n)
+{
+    return ring->s->parcels[n].owner == ring->s->t->rank ||
+           mhai_split_needs(ring->s, n, ring->s->t->rank);
+}
+
+/* Complete a transfer: at once or not (*complete false), or by waiting. */
+static mha_status complete_transfer(const mha_transport *t, bool wait, mha_transfer *transfer,
+                                    bool *pending)
+{
+    bool complete = wait;
+    if (!*pending) return MHA_OK;
+    if (!wait && t->test) MHA_TRY(t->test(t->user, transfer, &complete));
+    if (!complete) return MHA_OK;
+    *pending = false;
+    return t->wait(t->user, transfer);
+}
+
+/* Start parcels up to n, and as many more as there are slots for; those whose slots are still being
+ * sent are waited for up to n only. The parcel at hand keeps its slot. */
+static mha_status start_ahead(mhai_ring *ring, int64_t n)
+{
+    for (; ring->ahead < ring->s->parcel_count && ring->ahead < ring->next + MHAI_RING_SLOTS - 1;
+         ring->ahead++) {
+        mhai_ring_slot *slot = &ring->slots[ring->ahead % MHAI_RING_SLOTS];
+        if (!concerns(ring, ring->ahead)) continue;
+        MHA_TRY(complete_transfer(ring->s->t, ring->ahead <= n, &slot->out, &slot->sending));
+        if (slot->sending) return MHA_OK;
+        MHA_TRY(start_parcel(ring, ring->ahead));
+    }
+    return MHA_OK;
+}
+
+/* Send on what is here, in the order of parcels: those up to n are waited for. */
+static mha_status pass_on(mhai_ring *ring, int64_t n)
+{
+    for (; ring->passed < ring->ahead; ring->passed++) {
+        mhai_ring_slot *slot = &ring->slots[ring->passed % MHAI_RING_SLOTS];
+        if (!concerns(ring, ring->passed)) continue;
+        MHA_TRY(complete_transfer(ring->s->t, ring->passed <= n, &slot->in, &slot->receiving));
+        if (slot->receiving) return MHA_OK;
+        MHA_TRY(send_on(ring, slot));
+    }
+    return MHA_OK;
+}
+
+/* Have parcel n, and let others proceed; n -1: only these. */
+static mha_status bring(mhai_ring *ring, int64_t n)
+{
+    MHA_TRY(start_ahead(ring, n));
+    return pass_on(ring, n);
+}
+
+mha_status mhai_ring_poll(mhai_ring *ring)
+{
+    return bring(ring, -1);
+}
+
+/* Wait for the sends of all slots. */
+static mha_status finish(mhai_ring *ring)
+{
+    for (int i = 0; i < MHAI_RING_SLOTS; i++)
+        MHA_TRY(complete_transfer(ring->s->t, true, &ring->slots[i].out, &ring->slots[i].sending));
+    return MHA_OK;
+}
+
+mha_status mhai_ring_next(mhai_ring *ring, mhai_ring_parcel *parcel, bool *more)
+{
+    const mhai_split *s = ring->s;
+    for (; ring->next < s->parcel_count; ring->next++) {
+        const int64_t n = ring->next;
+        if (!concerns(ring, n)) continue;
+        MHA_TRY(bring(ring, n));
+        if (mhai_split_needs(s, n, s->t->rank)) break;
+    }
+    *more = ring->next < s->parcel_count;
+    if (!*more) return finish(ring);
+    const mhai_parcel *p = &s->parcels[ring->next];
+    unsigned char *bytes = ring->slots[ring->next % MHAI_RING_SLOTS].bytes;
+    const mha_tensor *k = &ring->k, *v = &ring->v;
+    const int64_t keys[] = {k->shape[0], k->shape[1], p->rows, k->shape[3]};
+    const int64_t values[] = {v->shape[0], v->shape[1], p->rows, v->shape[3]};
+    *parcel = (mhai_ring_parcel){
+        .first = p->first,
+        .k = mha_tensor_contiguous(bytes, k->dtype, 4, keys),
+        .v = mha_tensor_contiguous(bytes + values_at(k, p->rows), v->dtype, 4, values)};
+    ring->next++;
+    return mhai_ring_poll(ring);
+}

@@ -1,0 +1,64 @@
+/* Keys and values on their way through the ranks, parcel after parcel in the order of keys. */
+#ifndef MHAI_RING_H
+#define MHAI_RING_H
+
+#include "distributed/split.h"
+
+/* Parcels that a rank holds at once: the one at hand, and those that arrive or leave meanwhile. */
+enum { MHAI_RING_SLOTS = 6 };
+
+typedef struct mhai_ring_slot {
+    int64_t parcel; /* -1: free */
+    bool receiving, sending;
+    mha_transfer in, out;
+    unsigned char *bytes;
+} mhai_ring_slot;
+
+/* Rows of a parcel that are not its owner's: brought there before the parcels travel. */
+typedef struct mhai_ring_fragment {
+    int64_t parcel, first, rows;
+    int32_t rank; /* who has them */
+    unsigned char *bytes;
+    mha_transfer transfer;
+} mhai_ring_fragment;
+
+typedef struct mhai_ring {
+    const mhai_split *s;
+    mha_tensor k, v; /* of this rank */
+    size_t slot_bytes;
+    mhai_ring_slot slots[MHAI_RING_SLOTS];
+    mhai_ring_fragment *fragments; /* that this rank sends or is sent, in the order of rows */
+    int64_t fragment_count;
+    /* Parcels below these, as far as they concern this rank: have been handed out; have been started;
+     * are here, and have been sent on. */
+    int64_t next, ahead, passed;
+    int64_t messages[2]; /* sent, received */
+    double bytes[2];
+} mhai_ring;
+
+/* A parcel's keys and values, as long as no other is asked for. */
+typedef struct mhai_ring_parcel {
+    int64_t first; /* row of the whole */
+    mha_tensor k, v;
+} mhai_ring_parcel;
+
+/* Bytes of scratch that a ring takes. */
+MHA_NODISCARD mha_status mhai_ring_bytes(const mhai_split *s, const mha_tensor *k,
+                                         const mha_tensor *v, size_t *bytes);
+
+/* Count what this rank will send and receive of keys and values. */
+void mhai_ring_count(const mhai_split *s, const mha_tensor *k, const mha_tensor *v,
+                     int64_t messages[2], double bytes[2]);
+
+/* Take scratch, and join blocks that several ranks have. */
+MHA_NODISCARD mha_status mhai_ring_take(mha_context *context, const mhai_split *s,
+                                        const mha_tensor *k, const mha_tensor *v, mhai_ring *ring);
+MHA_NODISCARD mha_status mhai_ring_begin(mhai_ring *ring);
+
+/* The next parcel that this rank needs, in the order of keys; *more false: there is none. */
+MHA_NODISCARD mha_status mhai_ring_next(mhai_ring *ring, mhai_ring_parcel *parcel, bool *more);
+
+/* Let messages proceed, between two pieces of work. */
+MHA_NODISCARD mha_status mhai_ring_poll(mhai_ring *ring);
+
+#endif

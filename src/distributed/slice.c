@@ -1,0 +1,277 @@
+/* See distributed.h. */
+#include "distributed/distributed.h"
+
+#include "base/checked.h"
+#include "base/struct_copy.h"
+#include "base/tensor.h"
+#include "ranks/ranks.h"
+
+#include <multihead/component.h>
+
+#include <stddef.h>
+#include <string.h>
+
+/* ---- what the caller gave -------------------------------------------------------------------- */
+
+mha_status mhai_slice_arguments(const char *name, const mha_context *context,
+                                const mha_sequence_split *split)
+{
+    if (!context || !split)
+        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", name, context ? "split" : "context");
+    MHA_TRY(mha_struct_check_size("mha_sequence_split", split->struct_size, sizeof *split));
+    return mhai_ranks_check(split->transport);
+}
+
+mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, const mha_tensor *q,
+                           const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
+                           const mha_attention_outputs *outputs, mhai_slice_call *call)
+{
+    *call = (mhai_slice_call){.q = q, .k = k, .v = v, .o = o};
+    if (!q || !k || !v)
+        return mha_fail(MHA_ERR_NULL, "%s: %s is NULL", name, !q ? "q" : !k ? "k" : "v");
+    MHA_TRY(mhai_struct_copy("mha_attention_desc", &call->desc, sizeof call->desc,
+                             offsetof(mha_attention_desc, left_keys), desc));
+    MHA_TRY(mhai_attn_copy_outputs(outputs, &call->outputs));
+    if (call->outputs.column_sums)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "column_sums: not over ranks; sum the probabilities of the rows instead");
+    return MHA_OK;
+}
+
+/* ---- what all ranks have alike --------------------------------------------------------------- */
+
+static mha_status check_starts(const char *name, const int64_t *starts, int64_t sequences,
+                               int64_t rows)
+{
+    bool fine = starts[0] == 0 && starts[sequences] == rows;
+    for (int64_t b = 0; b < sequences; b++) fine &= starts[b] <= starts[b + 1];
+    if (fine) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "%s: expected 0 to %lld, never falling", name,
+                    (long long)rows);
+}
+
+static mha_status check_ragged(const mhai_slice_call *call, const mhai_split *split)
+{
+    const mha_attention_desc *d = &call->desc;
+    if (!d->query_starts && !d->key_starts && d->sequences == 0) return MHA_OK;
+    if (!d->query_starts || !d->key_starts || d->sequences < 1 || d->sequences > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT, "a ragged batch needs query_starts, key_starts and "
+                                          "sequences >= 1, all three");
+    if (call->q->shape[0] != 1)
+        return mha_fail(MHA_ERR_SHAPE, "q: dim 0 is %lld, a ragged batch is packed into 1",
+                        (long long)call->q->shape[0]);
+    MHA_TRY(check_starts("query_starts", d->query_starts, d->sequences, split->given.queries));
+    return check_starts("key_starts", d->key_starts, d->sequences, split->given.keys);
+}
+
+static mha_status check_rows(const char *name, const mha_tensor *x, int64_t rows)
+{
+    if (x->ndim != 4)
+        return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected 4", name, (int)x->ndim);
+    if (x->shape[2] == rows) return MHA_OK;
+    return mha_fail(MHA_ERR_SHAPE, "%s: dim 2 is %lld, the pieces of this rank have %lld rows",
+                    name, (long long)x->shape[2], (long long)rows);
+}
+
+static uint64_t add_list(uint64_t hash, const int64_t *list, int64_t count)
+{
+    hash = (hash ^ (list ? (uint64_t)count + 1 : 0)) * 1099511628211u;
+    for (int64_t i = 0; list && i < count; i++) hash = (hash ^ (uint64_t)list[i]) * 1099511628211u;
+    return hash;
+}
+
+/* Which tensors the descriptor has, and of those that must be whole everywhere their shapes. */
+static uint64_t given_of(const mha_attention_desc *d)
+{
+    uint64_t hash = 14695981039346656037u;
+#define GIVEN(name, ...) hash = (hash ^ (d->name != NULL)) * 1099511628211u;
+    MHA_ATTENTION_INPUTS(GIVEN)
+#undef GIVEN
+    return (hash ^ (d->keep_callback != NULL)) * 1099511628211u;
+}
+
+static void fill_common(const mhai_slice_call *call, const mhai_split *split, mhai_slice_common *c)
+{
+    const mha_attention_desc *d = &call->desc;
+    const mha_tensor *q = call->q, *k = call->k, *v = call->v;
+    const int64_t batch = d->sequences ? d->sequences : q->shape[0];
+    c->batch = q->shape[0], c->heads = q->shape[1], c->head_dim = q->shape[3];
+    c->kv_heads = k->shape[1], c->value_dim = v->shape[3];
+    c->queries = split->given.queries, c->keys = split->given.keys;
+    c->q_offset = d->q_offset, c->left_keys = d->left_keys, c->right_keys = d->right_keys;
+    c->sink_keys = d->sink_keys, c->block_queries = d->block_queries;
+    c->block_keys = d->block_keys, c->t5_max_distance = d->t5_max_distance;
+    c->sequences = d->sequences, c->dropout_seed = d->dropout_seed;
+    c->lists = add_list(1, d->q_offsets, batch);
+    c->lists = add_list(c->lists, d->key_lengths, batch);
+    c->lists = add_list(c->lists, d->key_begins, batch);
+    c->lists = add_list(c->lists, d->query_starts, batch + 1);
+    c->lists = add_list(c->lists, d->key_starts, batch + 1);
+    c->given = given_of(d);
+    c->k_type = (int32_t)k->dtype, c->v_type = (int32_t)v->dtype;
+    c->compute = (int32_t)d->compute, c->path = (int32_t)d->path;
+    c->scores = call->outputs.scores != NULL;
+    c->flags = d->flags;
+    c->scale = d->scale, c->softcap = d->softcap, c->dropout = d->dropout;
+}
+
+mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
+                            mhai_slice_common *common)
+{
+    memset(common, 0, sizeof *common); /* padding too: it is compared as bytes */
+    common->version = mha_version_number();
+    if (call->status != MHA_OK) return call->status;
+    MHA_TRY(check_rows("q", call->q, split->rows));
+    MHA_TRY(check_rows("k", call->k, split->key_rows));
+    MHA_TRY(check_rows("v", call->v, split->key_rows));
+    MHA_TRY(check_ragged(call, split));
+    if (call->outputs.rows && split->given.query_piece_count > 1)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "rows: a list of rows takes one piece of queries, this rank has %lld",
+                        (long long)split->given.query_piece_count);
+    fill_common(call, split, common);
+    return MHA_OK;
+}
+
+/* ---- slices ---------------------------------------------------------------------------------- */
+
+/* Rows first .. first + rows of an axis. */
+static void cut(const mha_tensor *x, int axis, int64_t first, int64_t rows, mha_tensor *to)
+{
+    *to = *x;
+    to->shape[axis] = rows;
+    if (to->data)
+        to->data = (char *)to->data + first * x->stride[axis] * (int64_t)mha_dtype_size(x->dtype);
+}
+
+/* An input over queries, whose axis counts from its last one; broadcast there: as it is. */
+static mha_status cut_input(const char *name, const mha_tensor **x, int from_last, int64_t all,
+                            int64_t first, int64_t rows, mha_tensor *to)
+{
+    const int axis = *x ? (*x)->ndim - 1 - from_last : -1;
+    if (axis < 0 || axis >= MHA_MAX_DIMS || (*x)->shape[axis] == 1) return MHA_OK;
+    if ((*x)->shape[axis] != all)
+        return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, it must be 1 or the %lld rows here",
+                        name, axis, (long long)(*x)->shape[axis], (long long)all);
+    cut(*x, axis, first, rows, to);
+    *x = to;
+    return MHA_OK;
+}
+
+/* The checks of a slice see no keys and values. */
+static mha_status check_apart(const char *name, const mha_tensor *output, const mha_tensor *k,
+                              const mha_tensor *v)
+{
+    MHA_TRY(mhai_tensor_check_disjoint(name, output, "k", k));
+    return mhai_tensor_check_disjoint(name, output, "v", v);
+}
+
+static mha_status cut_result(const mhai_slice *s, const char *name, const mha_tensor **x, int axis,
+                             int64_t all, int64_t first, int64_t rows, mha_tensor *to)
+{
+    if (!*x) return MHA_OK;
+    MHA_TRY(check_apart(name, *x, s->k, s->v));
+    if ((*x)->ndim <= axis || (*x)->shape[axis] != all)
+        return mha_fail(MHA_ERR_SHAPE, "%s: expected the %lld rows here as dim %d", name,
+                        (long long)all, axis);
+    cut(*x, axis, first, rows, to);
+    *x = to;
+    return MHA_OK;
+}
+
+static mha_status cut_results(mhai_slice *s, int64_t all, int64_t first, int64_t rows)
+{
+    mha_attention_outputs *o = &s->outputs;
+    const struct {
+        const char *name;
+        const mha_tensor **x;
+        int axis;
+    } each[] = {{"lse", &o->lse, 2},
+                {"entropy", &o->entropy, 2},
+                {"largest_weight", &o->largest_weight, 2},
+                {"largest_key", &o->largest_key, 2},
+                {"first_token", &o->first_token, 2},
+                {"diagonal", &o->diagonal, 2},
+                {"offset_mass", &o->offset_mass, 2},
+                {"top_keys", &o->top_keys, 2},
+                {"top_weights", &o->top_weights, 2},
+                {"average_probabilities", &o->average_probabilities, 1},
+                {"probabilities", o->rows ? NULL : &o->probabilities, 2},
+                {"scores", o->rows ? NULL : &o->scores, 2}};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++)
+        if (each[i].x)
+            MHA_TRY(cut_result(s, each[i].name, each[i].x, each[i].axis, all, first, rows,
+                               &s->results[i]));
+    return MHA_OK;
+}
+
+/* Of each sequence, the queries before the piece, and where its own begin. */
+static mha_status place_sequences(mha_context *context, const mhai_slice_call *call,
+                                  const mha_piece *piece, mhai_slice *s)
+{
+    const mha_attention_desc *d = &call->desc;
+    const int64_t sequences = d->query_starts ? d->sequences : call->q->shape[0];
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(context, sequences, sizeof(int64_t), &memory));
+    s->before = memory;
+    for (int64_t b = 0; b < sequences; b++) s->before[b] = piece->begin;
+    s->part.queries_before = s->before;
+    if (!d->query_starts) return MHA_OK;
+    MHA_TRY(mha_scratch_alloc(context, sequences + 1, sizeof(int64_t), &memory));
+    s->starts = memory;
+    for (int64_t b = 0; b <= sequences; b++)
+        s->starts[b] =
+            mhai_max_i64(piece->begin, mhai_min_i64(d->query_starts[b], piece->end)) - piece->begin;
+    for (int64_t b = 0; b < sequences; b++)
+        s->before[b] = mhai_max_i64(0, mhai_min_i64(piece->begin, d->query_starts[b + 1]) -
+                                           d->query_starts[b]);
+    s->desc.query_starts = s->starts;
+    return MHA_OK;
+}
+
+static mha_status make_slice(mha_context *context, const mhai_slice_call *call,
+                             const mhai_split *split, const mha_piece *piece, int64_t first,
+                             mhai_slice *s)
+{
+    const int64_t all = split->rows, rows = piece->end - piece->begin;
+    *s = (mhai_slice){
+        .desc = call->desc, .outputs = call->outputs, .k = call->k, .v = call->v, .has_o = call->o};
+    s->part.T = split->given.queries;
+    cut(call->q, 2, first, rows, &s->q);
+    if (call->o && (call->o->ndim != 4 || call->o->shape[2] != all))
+        return mha_fail(MHA_ERR_SHAPE, "o: expected the %lld rows here as dim 2 of 4",
+                        (long long)all);
+    if (call->o) {
+        MHA_TRY(check_apart("o", call->o, call->k, call->v));
+        cut(call->o, 2, first, rows, &s->o);
+    }
+    mha_attention_desc *d = &s->desc;
+    MHA_TRY(cut_input("keep_mask", &d->keep_mask, 1, all, first, rows, &s->inputs[0]));
+    MHA_TRY(cut_input("bias", &d->bias, 1, all, first, rows, &s->inputs[1]));
+    MHA_TRY(cut_input("global_queries", &d->global_queries, 0, all, first, rows, &s->inputs[2]));
+    MHA_TRY(cut_input("query_documents", &d->query_documents, 0, all, first, rows, &s->inputs[3]));
+    MHA_TRY(cut_results(s, all, first, rows));
+    return place_sequences(context, call, piece, s);
+}
+
+mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
+                           const mhai_split *split, mhai_slice **slices, int64_t *count)
+{
+    void *memory;
+    int64_t first = 0;
+    *count = split->given.query_piece_count;
+    MHA_TRY(mha_scratch_alloc(context, *count, sizeof **slices, &memory));
+    *slices = memory;
+    for (int64_t i = 0; i < *count; i++) {
+        const mha_piece *piece = &split->given.query_pieces[i];
+        MHA_TRY(make_slice(context, call, split, piece, first, &(*slices)[i]));
+        first += piece->end - piece->begin;
+    }
+    return MHA_OK;
+}
+
+mhai_attn_call mhai_slice_call_of(const mhai_slice *s)
+{
+    return (mhai_attn_call){
+        .desc = &s->desc, .q = &s->q, .o = s->has_o ? &s->o : NULL, .outputs = &s->outputs};
+}

@@ -1,0 +1,297 @@
+/* See split.h. */
+#include "distributed/split.h"
+
+#include "base/checked.h"
+#include "base/struct_copy.h"
+#include "ranks/ranks.h"
+
+#include <multihead/component.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- cutting --------------------------------------------------------------------------------- */
+
+/* The first row of piece i of count: in whole blocks if there are enough of them. */
+static int64_t cut_at(int64_t length, int64_t i, int64_t count)
+{
+    const int64_t blocks = mhai_ceil_div(length, MHAI_KEY_BLOCK);
+    if (blocks < count) return length / count * i + length % count * i / count;
+    return mhai_min_i64(length, (blocks / count * i + blocks % count * i / count) * MHAI_KEY_BLOCK);
+}
+
+mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size, mha_split split,
+                            mha_piece pieces[2], int64_t *count)
+{
+    if (!pieces || !count) return mha_fail(MHA_ERR_NULL, "mha_split_pieces: an output is NULL");
+    if (length < 0 || size < 1 || rank < 0 || rank >= size ||
+        (split != MHA_SPLIT_EVEN && split != MHA_SPLIT_ZIGZAG))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_split_pieces: length %lld, rank %d of %d, split %d: expected a "
+                        "length >= 0, a rank below size, and a known split",
+                        (long long)length, (int)rank, (int)size, (int)split);
+    const int64_t all = split == MHA_SPLIT_ZIGZAG ? 2 * (int64_t)size : size;
+    const int64_t numbers[2] = {rank, all - 1 - rank};
+    *count = split == MHA_SPLIT_ZIGZAG ? 2 : 1;
+    for (int64_t i = 0; i < *count; i++)
+        pieces[i] =
+            (mha_piece){cut_at(length, numbers[i], all), cut_at(length, numbers[i] + 1, all)};
+    return MHA_OK;
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+static mha_status check_pieces(const char *name, const mha_piece *pieces, int64_t count,
+                               int64_t length, int64_t *rows)
+{
+    int64_t last = 0;
+    *rows = 0;
+    if (count < 0 || (count > 0 && !pieces))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_sequence_split: %lld %s at %p", (long long)count,
+                        name, (const void *)pieces);
+    for (int64_t i = 0; i < count; i++) {
+        if (pieces[i].begin < last || pieces[i].end < pieces[i].begin || pieces[i].end > length)
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "mha_sequence_split: %s[%lld] is %lld .. %lld; pieces ascend within "
+                            "0 .. %lld",
+                            name, (long long)i, (long long)pieces[i].begin,
+                            (long long)pieces[i].end, (long long)length);
+        last = pieces[i].end;
+        *rows += pieces[i].end - pieces[i].begin;
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_split_check(const mha_sequence_split *given, mhai_split *s)
+{
+    *s = (mhai_split){.t = given->transport};
+    MHA_TRY(
+        mhai_struct_copy("mha_sequence_split", &s->given, sizeof s->given, sizeof s->given, given));
+    if (s->given.flags != 0)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_sequence_split: flags 0x%x are unknown",
+                        (unsigned)s->given.flags);
+    if (s->given.queries < 0 || s->given.keys < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_sequence_split: %lld queries and %lld keys",
+                        (long long)s->given.queries, (long long)s->given.keys);
+    MHA_TRY(check_pieces("query_pieces", s->given.query_pieces, s->given.query_piece_count,
+                         s->given.queries, &s->rows));
+    return check_pieces("key_pieces", s->given.key_pieces, s->given.key_piece_count, s->given.keys,
+                        &s->key_rows);
+}
+
+static int compare_owned(const void *a, const void *b)
+{
+    const mhai_owned *x = a, *y = b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end;
+}
+
+/* Room for the pieces of all ranks: as many for each as the rank with the most has. */
+static mha_status take_pieces(mha_context *context, const mha_transport *t, int64_t most,
+                              mhai_owned **all, mhai_owned **own)
+{
+    void *memory;
+    int64_t total;
+    if (!mhai_mul_i64(most, t->size, &total))
+        return mha_fail(MHA_ERR_SIZE, "mha_sequence_split: too many pieces");
+    MHA_TRY(mha_scratch_alloc(context, total, sizeof **all, &memory));
+    *all = memory;
+    MHA_TRY(mha_scratch_alloc(context, most, sizeof **own, &memory));
+    *own = memory;
+    return MHA_OK;
+}
+
+/* The pieces of all ranks, at all ranks, ascending. */
+static mha_status share_pieces(const mha_transport *t, const mha_piece *pieces, int64_t count,
+                               int64_t most, mhai_owned *own, mhai_owned *all, int64_t *all_count)
+{
+    int64_t local = 0;
+    for (int64_t i = 0; i < most; i++) {
+        own[i] = (mhai_owned){.rank = t->rank, .local = local};
+        if (i >= count) continue;
+        own[i].begin = pieces[i].begin, own[i].end = pieces[i].end;
+        local += pieces[i].end - pieces[i].begin;
+    }
+    const size_t bytes = (size_t)most * sizeof *own;
+    MHA_TRY(mha_transport_gather(t, 0, own, bytes, t->rank == 0 ? all : NULL));
+    MHA_TRY(mha_transport_broadcast(t, 0, all, (size_t)t->size * bytes));
+    *all_count = 0;
+    for (int64_t i = 0; i < most * t->size; i++)
+        if (all[i].begin < all[i].end) all[(*all_count)++] = all[i];
+    if (*all_count > 0) qsort(all, (size_t)*all_count, sizeof *all, compare_owned);
+    return MHA_OK;
+}
+
+/* All ranks see the same list, and come to the same verdict. */
+static mha_status check_cover(const char *name, const mhai_owned *all, int64_t count,
+                              int64_t length)
+{
+    int64_t next = 0;
+    for (int64_t i = 0; i < count; next = all[i++].end)
+        if (all[i].begin != next)
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "mha_sequence_split: %s: rows %lld .. %lld are %s; the pieces of all "
+                            "ranks have each row once",
+                            name, (long long)mhai_min_i64(next, all[i].begin),
+                            (long long)mhai_max_i64(next, all[i].begin),
+                            all[i].begin < next ? "those of two ranks" : "nobody's");
+    if (next != length)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_sequence_split: %s: rows %lld .. %lld are nobody's; the pieces of "
+                        "all ranks have each row once",
+                        name, (long long)next, (long long)length);
+    return MHA_OK;
+}
+
+/* ---- parcels --------------------------------------------------------------------------------- */
+
+/* Blocks of each sequence into parcels, if there is room for them; returns their number. */
+static int64_t cut_parcels(const mha_attention_desc *d, int64_t keys, mhai_parcel *parcels)
+{
+    const int64_t whole[] = {0, keys}, *starts = d->key_starts ? d->key_starts : whole;
+    const int64_t sequences = d->key_starts ? d->sequences : 1;
+    int64_t count = 0, rows = MHAI_KEY_BLOCK;
+    for (int64_t b = 0; b < sequences; b++)
+        for (int64_t first = starts[b]; first < starts[b + 1]; first += MHAI_KEY_BLOCK) {
+            const int64_t more = mhai_min_i64(MHAI_KEY_BLOCK, starts[b + 1] - first);
+            if (rows + more > MHAI_KEY_BLOCK) {
+                if (parcels) parcels[count] = (mhai_parcel){.first = first};
+                count++;
+                rows = 0;
+            }
+            rows += more;
+            if (parcels) parcels[count - 1].rows = rows;
+        }
+    return count;
+}
+
+static void find_owners(mhai_split *s)
+{
+    int64_t at = 0;
+    for (int64_t n = 0; n < s->parcel_count; n++) {
+        while (s->keys[at].end <= s->parcels[n].first) at++;
+        s->parcels[n].owner = s->keys[at].rank;
+    }
+}
+
+/* ---- who needs what -------------------------------------------------------------------------- */
+
+/* Whether a row of a piece may see a key of a parcel, by causal and window alone. One sequence, or
+ * several of equal length that stand alike. */
+static bool may_see(const mha_attention_desc *d, int64_t batch, const mhai_owned *piece,
+                    const mhai_parcel *parcel)
+{
+    const bool causal = d->flags & MHA_ATTENTION_CAUSAL, window = d->flags & MHA_ATTENTION_WINDOW;
+    const bool bound = window && !d->global_keys && !d->global_queries && !d->key_begins &&
+                       parcel->first >= d->sink_keys;
+    for (int64_t b = 0; b < (d->q_offsets ? batch : 1); b++) {
+        const int64_t offset = d->q_offsets ? d->q_offsets[b] : d->q_offset;
+        const int64_t first = piece->begin + offset, last = piece->end - 1 + offset;
+        if (causal && parcel->first > last) continue;
+        if (bound && d->left_keys >= 0 && parcel->first + parcel->rows <= first - d->left_keys)
+            continue;
+        if (bound && d->right_keys >= 0 && !causal && parcel->first > last + d->right_keys)
+            continue;
+        return true;
+    }
+    return false;
+}
+
+/* Of a ragged batch: a sequence has rows in both. */
+static bool share_sequence(const mha_attention_desc *d, const mhai_owned *piece,
+                           const mhai_parcel *parcel)
+{
+    for (int64_t b = 0; b < d->sequences; b++) {
+        const bool keys =
+            d->key_starts[b] < parcel->first + parcel->rows && d->key_starts[b + 1] > parcel->first;
+        const bool queries =
+            d->query_starts[b] < piece->end && d->query_starts[b + 1] > piece->begin;
+        if (keys && queries) return true;
+    }
+    return false;
+}
+
+static void find_needs(const mha_attention_desc *d, int64_t batch, bool all, mhai_split *s)
+{
+    memset(s->needed, 0, (size_t)(s->parcel_count * s->t->size));
+    for (int64_t n = 0; n < s->parcel_count; n++)
+        for (int64_t i = 0; i < s->query_count; i++) {
+            const mhai_owned *piece = &s->queries[i];
+            uint8_t *needed = &s->needed[n * s->t->size + piece->rank];
+            if (!*needed)
+                *needed = all               ? true
+                          : d->query_starts ? share_sequence(d, piece, &s->parcels[n])
+                                            : may_see(d, batch, piece, &s->parcels[n]);
+        }
+}
+
+int32_t mhai_split_before(const mhai_split *s, int64_t parcel, int32_t rank)
+{
+    const int32_t owner = s->parcels[parcel].owner, size = s->t->size;
+    if (rank == owner) return -1;
+    for (rank = (rank + size - 1) % size; rank != owner; rank = (rank + size - 1) % size)
+        if (mhai_split_needs(s, parcel, rank)) return rank;
+    return owner;
+}
+
+int32_t mhai_split_after(const mhai_split *s, int64_t parcel, int32_t rank)
+{
+    const int32_t owner = s->parcels[parcel].owner, size = s->t->size;
+    for (rank = (rank + 1) % size; rank != owner; rank = (rank + 1) % size)
+        if (mhai_split_needs(s, parcel, rank)) return rank;
+    return -1;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+/* The most that a rank has of each. */
+static mha_status find_most(const mha_transport *t, int64_t *counts, int64_t most[2])
+{
+    const size_t bytes = 2 * sizeof *counts;
+    MHA_TRY(mha_transport_gather(t, 0, most, bytes, counts));
+    MHA_TRY(mha_transport_broadcast(t, 0, counts, (size_t)t->size * bytes));
+    for (int64_t i = 0; i < 2 * (int64_t)t->size; i++)
+        most[i % 2] = mhai_max_i64(most[i % 2], counts[i]);
+    return MHA_OK;
+}
+
+static mha_status make_parcels(mha_context *context, const mha_attention_desc *d, mhai_split *s)
+{
+    void *memory;
+    int64_t cells;
+    s->parcel_count = cut_parcels(d, s->given.keys, NULL);
+    if (!mhai_mul_i64(s->parcel_count, s->t->size, &cells))
+        return mha_fail(MHA_ERR_SIZE, "k: too many blocks for so many ranks");
+    MHA_TRY(mha_scratch_alloc(context, s->parcel_count, sizeof *s->parcels, &memory));
+    s->parcels = memory;
+    cut_parcels(d, s->given.keys, s->parcels);
+    MHA_TRY(mha_scratch_alloc(context, cells, 1, &memory));
+    s->needed = memory;
+    return MHA_OK;
+}
+
+mha_status mhai_split_make(mha_context *context, const mha_attention_desc *desc, int64_t batch,
+                           bool all, mhai_split *s)
+{
+    const mha_transport *t = s->t;
+    mha_status status = make_parcels(context, desc, s);
+    void *counts = NULL;
+    if (status == MHA_OK)
+        status = mha_scratch_alloc(context, 2 * (int64_t)t->size, sizeof(int64_t), &counts);
+    MHA_TRY(mha_transport_agree(t, status));
+    int64_t most[2] = {s->given.query_piece_count, s->given.key_piece_count};
+    MHA_TRY(find_most(t, counts, most));
+    mhai_owned *own[2] = {NULL, NULL};
+    status = take_pieces(context, t, most[0], &s->queries, &own[0]);
+    if (status == MHA_OK) status = take_pieces(context, t, most[1], &s->keys, &own[1]);
+    MHA_TRY(mha_transport_agree(t, status));
+    MHA_TRY(share_pieces(t, s->given.query_pieces, s->given.query_piece_count, most[0], own[0],
+                         s->queries, &s->query_count));
+    MHA_TRY(share_pieces(t, s->given.key_pieces, s->given.key_piece_count, most[1], own[1], s->keys,
+                         &s->key_count));
+    MHA_TRY(check_cover("query_pieces", s->queries, s->query_count, s->given.queries));
+    MHA_TRY(check_cover("key_pieces", s->keys, s->key_count, s->given.keys));
+    find_owners(s);
+    find_needs(desc, batch, all, s);
+    return MHA_OK;
+}

@@ -1,0 +1,395 @@
+/* Attention over ranks, which are threads here, against one call of the whole: the same bits for
+ * random descriptors, ranks and cuts; what is sent is what was said; refusals reach every rank; and a
+ * rank that is lost ends the call everywhere. */
+#include "support/cuts.h"
+#include "support/extras.h"
+#include "support/machines.h"
+#include "support/suite.h"
+
+#include <multihead/component.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RANKS = 8 };
+
+/* Contexts of the ranks, by instruction set: made once. */
+static mha_context *contexts[MOST_MACHINES][MOST_RANKS];
+
+static mha_context *context_of(const machine *m, int at, int rank)
+{
+    const mha_context_desc desc = {
+        .struct_size = sizeof desc, .num_threads = 1 + rank % 2, .isa = m->isa};
+    if (!contexts[at][rank])
+        assert_int_equal(mha_context_create(&desc, &contexts[at][rank]), MHA_OK);
+    return contexts[at][rank];
+}
+
+static int destroy_contexts(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MOST_MACHINES * MOST_RANKS; i++)
+        mha_context_destroy(contexts[i / MOST_RANKS][i % MOST_RANKS]);
+    return 0;
+}
+
+/* What a rank has: its rows of everything that is over queries, its keys. */
+typedef struct rank_part {
+    mha_context *context;
+    mha_attention_desc desc;
+    mha_tensor q, k, v, o, inputs[4];
+    mha_tensor results[EXTRAS_COUNT];
+    mha_attention_outputs outputs;
+    mha_sequence_split split;
+    mha_distributed_plan plan;
+    mha_status status, explained;
+    char detail[512];
+} rank_part;
+
+typedef struct job {
+    kinds_case c;
+    cuts queries, keys;
+    rank_part parts[MOST_RANKS];
+} job;
+
+/* The axis of an output that counts queries. */
+static int axis_of(int extra)
+{
+    return extra == EXTRA_AVERAGE ? 1 : 2;
+}
+
+static void cut_input(rank_part *p, const cuts *c, int rank, const mha_tensor **x, int from_last,
+                      int i)
+{
+    const int axis = *x ? (*x)->ndim - 1 - from_last : -1;
+    if (axis < 0) return;
+    p->inputs[i] = cuts_copy(c, rank, *x, (*x)->shape[axis] == 1 ? -1 : axis);
+    *x = &p->inputs[i];
+}
+
+static const mha_tensor **output_at(mha_attention_outputs *o, int extra)
+{
+    const mha_tensor **all[] = {
+#define FIELD(name, field, dtype) &o->field,
+        EXTRAS_LIST(FIELD)
+#undef FIELD
+    };
+    return all[extra];
+}
+
+static void make_part(job *j, int rank, mha_path path, const mha_attention_outputs *wanted)
+{
+    rank_part *p = &j->parts[rank];
+    const cuts *q = &j->queries, *k = &j->keys;
+    p->desc = j->c.desc;
+    p->desc.path = path;
+    p->q = cuts_copy(q, rank, &j->c.q.view, 2);
+    p->k = cuts_copy(k, rank, &j->c.k.view, 2);
+    p->v = cuts_copy(k, rank, &j->c.v.view, 2);
+    const int64_t o[] = {p->q.shape[0], p->q.shape[1], p->q.shape[2], p->v.shape[3]};
+    p->o = mha_tensor_contiguous(malloc((size_t)(o[0] * o[1] * o[2] * o[3] + 1) * sizeof(float)),
+                                 MHA_F32, 4, o);
+    cut_input(p, q, rank, &p->desc.keep_mask, 1, 0);
+    cut_input(p, q, rank, &p->desc.bias, 1, 1);
+    cut_input(p, q, rank, &p->desc.global_queries, 0, 2);
+    cut_input(p, q, rank, &p->desc.query_documents, 0, 3);
+    p->outputs = *wanted;
+    for (int i = 0; i < EXTRAS_COUNT; i++) {
+        const mha_tensor **x = output_at(&p->outputs, i);
+        if (!*x) continue;
+        p->results[i] = cuts_copy(q, rank, *x, axis_of(i));
+        *x = &p->results[i];
+    }
+    p->split = (mha_sequence_split){.struct_size = sizeof p->split,
+                                    .queries = j->c.q.view.shape[2],
+                                    .keys = j->c.k.view.shape[2],
+                                    .query_pieces = q->pieces[rank],
+                                    .key_pieces = k->pieces[rank],
+                                    .query_piece_count = q->count[rank],
+                                    .key_piece_count = k->count[rank]};
+}
+
+static void free_part(rank_part *p)
+{
+    const mha_tensor *all[] = {&p->q,         &p->k,         &p->v,         &p->o,
+                               &p->inputs[0], &p->inputs[1], &p->inputs[2], &p->inputs[3]};
+    if (p->o.data == p->k.data) p->o.data = NULL;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]->data);
+    for (int i = 0; i < EXTRAS_COUNT; i++) free(p->results[i].data);
+}
+
+static void run_rank(void *user, const mha_transport *t)
+{
+    job *j = user;
+    rank_part *p = &j->parts[t->rank];
+    p->split.transport = t;
+    p->plan = (mha_distributed_plan){.messages_sent = -1};
+    p->explained = mha_distributed_explain(p->context, &p->split, &p->desc, &p->q, &p->k, &p->v,
+                                           &p->outputs, &p->plan);
+    p->status = p->explained;
+    if (p->explained != MHA_ERR_RANK)
+        p->status = mha_distributed_forward(p->context, &p->split, &p->desc, &p->q, &p->k, &p->v,
+                                            &p->o, &p->outputs);
+    if (p->status != MHA_OK) snprintf(p->detail, sizeof p->detail, "%s", mha_error_detail());
+}
+
+/* Room for all outputs that ranks can have, of the whole. */
+static mha_attention_outputs make_outputs(const job *j, unsigned wanted, mha_tensor *tensors,
+                                          int64_t *offsets)
+{
+    const mha_tensor *q = &j->c.q.view;
+    const int64_t longest = j->c.shape.kinds & KIND_RAGGED ? 0 : j->c.k.view.shape[2];
+    int64_t S = longest;
+    for (int64_t b = 0; longest == 0 && b < j->c.desc.sequences; b++)
+        if (j->c.key_starts[b + 1] - j->c.key_starts[b] > S)
+            S = j->c.key_starts[b + 1] - j->c.key_starts[b];
+    mha_attention_outputs made = {.struct_size = sizeof made};
+    offsets[0] = -1, offsets[1] = 3;
+    for (int i = 0; i < EXTRAS_COUNT; i++) {
+        if (!(wanted >> i & 1) || i == EXTRA_COLUMNS) continue;
+        const int64_t last = i == EXTRA_OFFSETS                              ? 2
+                             : i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS ? 3
+                                                                             : S;
+        const int64_t row[] = {q->shape[0], q->shape[1], q->shape[2], last};
+        const int64_t mean[] = {q->shape[0], q->shape[2], S};
+        const bool four = i == EXTRA_P || i == EXTRA_SCORES || i == EXTRA_OFFSETS ||
+                          i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS;
+        const bool wide = i == EXTRA_LARGEST_KEY || i == EXTRA_TOP_KEYS;
+        void *memory = calloc((size_t)(row[0] * row[1] * row[2] * (row[3] > 0 ? row[3] : 1)) + 1,
+                              wide ? 8 : 4);
+        assert_non_null(memory);
+        tensors[i] = i == EXTRA_AVERAGE ? mha_tensor_contiguous(memory, MHA_F32, 3, mean)
+                                        : mha_tensor_contiguous(memory, wide ? MHA_I64 : MHA_F32,
+                                                                four ? 4 : 3, row);
+        *output_at(&made, i) = &tensors[i];
+    }
+    if (made.offset_mass) made.offsets = offsets, made.offsets_count = 2;
+    if (!made.top_keys || !made.top_weights) made.top_keys = made.top_weights = NULL;
+    return made;
+}
+
+/* What every call said beforehand, against what was sent: each message of one is one of another's. */
+static void check_counts(const job *j, int ranks)
+{
+    double bytes[2] = {0};
+    int64_t messages[2] = {0};
+    for (int r = 0; r < ranks; r++) {
+        const mha_distributed_plan *p = &j->parts[r].plan;
+        bytes[0] += p->bytes_sent, bytes[1] += p->bytes_received;
+        messages[0] += p->messages_sent, messages[1] += p->messages_received;
+    }
+    assert_true(bytes[0] == bytes[1]);
+    assert_int_equal(messages[0], messages[1]);
+}
+
+static void check_case(int number, unsigned wanted)
+{
+    rng r = rng_make(rng_run_seed(), (uint64_t)number + 1000);
+    const machines all = machines_make(1);
+    const int at = number % all.count, ranks = (int)rng_between(&r, 1, MOST_RANKS);
+    const machine *m = &all.each[at];
+    job *j = calloc(1, sizeof *j);
+    mha_tensor tensors[EXTRAS_COUNT] = {{0}};
+    int64_t offsets[2];
+    assert_non_null(j);
+    kinds_shape shape = kinds_some_shape(&r);
+    if (rng_chance(&r, 0.5)) shape.S = rng_between(&r, 1, 2200), shape.T = rng_between(&r, 1, 300);
+    kinds_make(&j->c, &r, &shape);
+    outcome whole = kinds_outcome(&j->c, &r, LAYOUT_CONTIGUOUS);
+    mha_attention_outputs outputs = make_outputs(j, wanted, tensors, offsets);
+    mha_attention_desc desc = j->c.desc;
+    desc.path = m->path;
+    assert_int_equal(mha_attention_forward(m->context, &desc, &j->c.q.view, &j->c.k.view,
+                                           &j->c.v.view, &whole.o.view, &outputs),
+                     MHA_OK);
+    j->queries = cuts_make(&r, j->c.q.view.shape[2], ranks);
+    j->keys = cuts_make(&r, j->c.k.view.shape[2], ranks);
+    for (int rank = 0; rank < ranks; rank++) {
+        j->parts[rank].context = context_of(m, at, rank);
+        make_part(j, rank, m->path, &outputs);
+    }
+    thread_ranks_run(ranks, run_rank, j, -1, 0);
+    for (int rank = 0; rank < ranks; rank++) {
+        rank_part *p = &j->parts[rank];
+        if (p->status != MHA_OK || p->explained != MHA_OK)
+            fail_msg("case %d, %s, rank %d of %d: %s\n%s", number, m->name, rank, ranks, p->detail,
+                     j->c.text);
+        if (!cuts_same(&j->queries, rank, &whole.o.view, &p->o, 2))
+            fail_msg("case %d, %s, rank %d of %d: other bits\n%s", number, m->name, rank, ranks,
+                     j->c.text);
+        for (int i = 0; i < EXTRAS_COUNT; i++)
+            if (*output_at(&outputs, i) &&
+                !cuts_same(&j->queries, rank, *output_at(&outputs, i), &p->results[i], axis_of(i)))
+                fail_msg("case %d, %s, rank %d of %d: output %d has other bits\n%s", number,
+                         m->name, rank, ranks, i, j->c.text);
+    }
+    check_counts(j, ranks);
+    for (int rank = 0; rank < ranks; rank++) free_part(&j->parts[rank]);
+    for (int i = 0; i < EXTRAS_COUNT; i++) free(tensors[i].data);
+    outcome_free(&whole);
+    kinds_free(&j->c);
+    free(j);
+}
+
+static void the_bits_of_one_call(void **state)
+{
+    int first, end;
+    (void)state;
+    for (rng_range(120, 2000, &first, &end); first < end; first++)
+        check_case(first, 1u << EXTRA_LSE);
+}
+
+static void all_outputs(void **state)
+{
+    int first, end;
+    (void)state;
+    for (rng_range(40, 500, &first, &end); first < end; first++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)first);
+        check_case(first, (unsigned)rng_between(&r, 1, EXTRAS_ALL));
+    }
+}
+
+/* ---- refusals --------------------------------------------------------------------------------- */
+
+enum { PLAIN_RANKS = 3 };
+
+/* A plain problem for three ranks, in even pieces. */
+static job *make_plain(int64_t T, int64_t S)
+{
+    rng r = rng_make(1, 1);
+    job *j = calloc(1, sizeof *j);
+    const machines all = machines_make(1);
+    const kinds_shape shape = {.B = 1, .H = 2, .Hk = 1, .T = T, .S = S, .D = 8, .Dv = 8};
+    const mha_attention_outputs none = {.struct_size = sizeof none};
+    assert_non_null(j);
+    kinds_make(&j->c, &r, &shape);
+    j->queries = j->keys = (cuts){.ranks = PLAIN_RANKS};
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        cuts *c[] = {&j->queries, &j->keys};
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, MHA_SPLIT_EVEN,
+                                              c[i]->pieces[rank], &c[i]->count[rank]),
+                             MHA_OK);
+    }
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        j->parts[rank].context = context_of(&all.each[0], 0, rank);
+        make_part(j, rank, MHA_PATH_AUTO, &none);
+        memset(j->parts[rank].o.data, 0xEE, sizeof(float));
+    }
+    return j;
+}
+
+static void free_plain(job *j)
+{
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) free_part(&j->parts[rank]);
+    kinds_free(&j->c);
+    free(j);
+}
+
+static bool is_untouched(const rank_part *p)
+{
+    const unsigned char mark[] = {0xEE, 0xEE, 0xEE, 0xEE};
+    return memcmp(p->o.data, mark, sizeof mark) == 0;
+}
+
+/* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
+static void expect_refusal(job *j, mha_status status, const char *words)
+{
+    thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        rank_part *p = &j->parts[rank];
+        assert_int_equal(p->status, status);
+        if (!strstr(p->detail, words))
+            fail_msg("rank %d: '%s', expected '%s'", rank, p->detail, words);
+        assert_true(is_untouched(p));
+    }
+    free_plain(j);
+}
+
+#define REFUSED(status, words, ...)       \
+    do {                                  \
+        job *j = make_plain(40, 1200);    \
+        rank_part *p = &j->parts[1];      \
+        (void)p;                          \
+        __VA_ARGS__;                      \
+        expect_refusal(j, status, words); \
+    } while (0)
+
+static void refusals_reach_every_rank(void **state)
+{
+    static mha_tensor sums;
+    (void)state;
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description than rank 0", p->desc.scale = 3);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description",
+            p->desc.flags = MHA_ATTENTION_CAUSAL);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", p->split.keys++);
+    REFUSED(MHA_ERR_UNSUPPORTED, "rank 0: mha_attention_desc: flags", p->desc.flags = 1u << 30,
+            j->parts[0].desc.flags = j->parts[2].desc.flags = 1u << 30, p = &j->parts[0]);
+    REFUSED(MHA_ERR_UNSUPPORTED, "column_sums", p->outputs.column_sums = &sums);
+    REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x4", p->split.flags = 4);
+    REFUSED(MHA_ERR_SHAPE, "rank 1: q: dim 2", p->q.shape[2]--);
+    REFUSED(MHA_ERR_SHAPE, "rank 1: v: dim 2", p->v.shape[2]--);
+    REFUSED(MHA_ERR_SHAPE, "rank 1: k: dim 3", p->k.shape[3]--);
+    REFUSED(MHA_ERR_DTYPE, "rank 1: q", p->q.dtype = MHA_I32);
+    REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps k", free(p->o.data), p->o.data = p->k.data,
+            memset(p->o.data, 0xEE, sizeof(float)));
+    REFUSED(MHA_ERR_ARGUMENT, "nobody's", j->keys.pieces[2][0].end -= 5,
+            j->parts[2].k.shape[2] -= 5, j->parts[2].v.shape[2] -= 5);
+    REFUSED(MHA_ERR_ARGUMENT, "those of two ranks", j->queries.pieces[1][0].begin -= 1,
+            j->queries.pieces[1][0].end -= 1);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split: query_pieces[0]",
+            j->queries.pieces[1][0].end = 41);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split: key_pieces[0]",
+            j->keys.pieces[1][0].begin = -1);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split", p->split.key_piece_count = -1);
+}
+
+/* At whatever message a rank is lost, the others return, and whoever fails has written nothing. */
+static void a_lost_rank_ends_the_call(void **state)
+{
+    (void)state;
+    for (int lost = 0; lost < PLAIN_RANKS; lost++)
+        for (int64_t after = 0, failed = 1; failed > 0; after += rng_long_run() ? 1 : 3) {
+            job *j = make_plain(40, 5000);
+            thread_ranks_run(PLAIN_RANKS, run_rank, j, lost, after);
+            failed = 0;
+            for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+                const rank_part *p = &j->parts[rank];
+                assert_true(p->status == MHA_OK || p->status == MHA_ERR_RANK);
+                failed += p->status != MHA_OK;
+                if (p->status != MHA_OK) assert_true(is_untouched(p));
+            }
+            free_plain(j);
+        }
+}
+
+/* What is split evenly: whole blocks where there are enough, nothing twice, nothing left out. */
+static void pieces_cover(void **state)
+{
+    (void)state;
+    for (int64_t length = 0; length < 20000; length += 1 + length / 7)
+        for (int32_t size = 1; size < 9; size++)
+            for (mha_split split = MHA_SPLIT_EVEN; split <= MHA_SPLIT_ZIGZAG; split++) {
+                uint8_t seen[20000] = {0};
+                for (int32_t rank = 0; rank < size; rank++) {
+                    mha_piece pieces[2];
+                    int64_t count;
+                    assert_int_equal(mha_split_pieces(length, rank, size, split, pieces, &count),
+                                     MHA_OK);
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t t = pieces[i].begin; t < pieces[i].end; t++) seen[t]++;
+                    if (length >= 1024 * size) assert_int_equal(pieces[0].begin % 512, 0);
+                }
+                for (int64_t t = 0; t < length; t++) assert_int_equal(seen[t], 1);
+            }
+    mha_piece pieces[2];
+    int64_t count;
+    assert_int_equal(mha_split_pieces(-1, 0, 1, MHA_SPLIT_EVEN, pieces, &count), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_split_pieces(1, 1, 1, MHA_SPLIT_EVEN, pieces, &count), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_split_pieces(1, 0, 1, MHA_SPLIT_EVEN, NULL, &count), MHA_ERR_NULL);
+}
+
+RUN_TESTS_BETWEEN(NULL, destroy_contexts, TEST(the_bits_of_one_call), TEST(all_outputs),
+                  TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
+                  TEST(pieces_cover))
