@@ -9,6 +9,8 @@ if ! "$python" -c 'import pytest' 2>/dev/null; then
     echo "skipped: $python has no pytest (.ci/run makes build/venv, which has it)"
     exit 77
 fi
+# ctest runs several files at once: threads of torch's and NumPy's own would wait for each other.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 PYTHONDONTWRITEBYTECODE=1 "$python" -m pytest -q -rfEs -s -p no:cacheprovider "$1" >"$output" 2>&1

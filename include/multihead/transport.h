@@ -33,12 +33,13 @@ typedef struct mha_transport {
     uint32_t reserved;  /* 0 */
     void *user;
 
-    /* Begin to send to, or to receive from, another rank. Between two ranks messages arrive in the
-     * order in which they were sent, and the sizes of both sides agree. Neither waits for the other
-     * side. bytes stays as it is, and in place, until wait() has returned for the transfer. */
-    mha_status (*send)(void *user, int32_t to, const void *bytes, size_t count,
+    /* Begin to send to, or to receive from, another rank. Between two ranks messages of one tag
+     * arrive in the order in which they were sent, and the sizes of both sides agree. Neither waits
+     * for the other side. bytes stays as it is, and in place, until wait() has returned for the
+     * transfer. tag is 0 .. 32767. */
+    mha_status (*send)(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
                        mha_transfer *transfer);
-    mha_status (*receive)(void *user, int32_t from, void *bytes, size_t count,
+    mha_status (*receive)(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
                           mha_transfer *transfer);
     /* Return when the transfer is complete. A wait that a lost rank would make endless ends with
      * MHA_ERR_RANK. */

@@ -188,11 +188,11 @@ static mha_status start_fragment(mhai_ring *ring, mhai_ring_fragment *f)
     const size_t bytes = message_bytes(&ring->k, &ring->v, f->rows);
     ring->messages[f->rank != t->rank]++;
     ring->bytes[f->rank != t->rank] += (double)bytes;
-    if (f->rank != t->rank) return t->receive(t->user, f->rank, f->bytes, bytes, &f->transfer);
+    if (f->rank != t->rank) return t->receive(t->user, f->rank, 0, f->bytes, bytes, &f->transfer);
     const int64_t local = local_row(ring->s, f->first);
     pack_part(&ring->k, local, f->rows, f->rows, 0, f->bytes);
     pack_part(&ring->v, local, f->rows, f->rows, 0, f->bytes + values_at(&ring->k, f->rows));
-    return t->send(t->user, ring->s->parcels[f->parcel].owner, f->bytes, bytes, &f->transfer);
+    return t->send(t->user, ring->s->parcels[f->parcel].owner, 0, f->bytes, bytes, &f->transfer);
 }
 
 mha_status mhai_ring_begin(mhai_ring *ring)
@@ -235,7 +235,7 @@ static mha_status send_on(mhai_ring *ring, mhai_ring_slot *slot)
     const int32_t to = mhai_split_after(ring->s, slot->parcel, t->rank);
     if (to < 0) return MHA_OK;
     const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[slot->parcel].rows);
-    MHA_TRY(t->send(t->user, to, slot->bytes, bytes, &slot->out));
+    MHA_TRY(t->send(t->user, to, 0, slot->bytes, bytes, &slot->out));
     slot->sending = true;
     ring->messages[0]++;
     ring->bytes[0] += (double)bytes;
@@ -256,7 +256,7 @@ static mha_status start_parcel(mhai_ring *ring, int64_t n)
     slot->receiving = true;
     ring->messages[1]++;
     ring->bytes[1] += (double)bytes;
-    return t->receive(t->user, mhai_split_before(ring->s, n, t->rank), slot->bytes, bytes,
+    return t->receive(t->user, mhai_split_before(ring->s, n, t->rank), 0, slot->bytes, bytes,
                       &slot->in);
 }
 

@@ -25,14 +25,14 @@ mha_status mhai_ranks_check(const mha_transport *t)
 mha_status mhai_ranks_send(const mha_transport *t, int32_t to, const void *bytes, size_t count)
 {
     mha_transfer transfer;
-    MHA_TRY(t->send(t->user, to, bytes, count, &transfer));
+    MHA_TRY(t->send(t->user, to, 0, bytes, count, &transfer));
     return t->wait(t->user, &transfer);
 }
 
 mha_status mhai_ranks_receive(const mha_transport *t, int32_t from, void *bytes, size_t count)
 {
     mha_transfer transfer;
-    MHA_TRY(t->receive(t->user, from, bytes, count, &transfer));
+    MHA_TRY(t->receive(t->user, from, 0, bytes, count, &transfer));
     return t->wait(t->user, &transfer);
 }
 

@@ -10,6 +10,7 @@
 
 typedef struct message {
     struct message *next;
+    int32_t tag;
     size_t count;
     unsigned char bytes[];
 } message;
@@ -37,10 +38,10 @@ struct world {
     rank_thread ranks[MOST_THREAD_RANKS];
 };
 
-/* words: 0 a message was sent; else it is to be received: the rank + 1, the place, the size */
-enum { FROM, TO_BYTES, COUNT };
+/* words: 0 a message was sent; else it is to be received: the rank + 1, the place, the size, the tag */
+enum { FROM, TO_BYTES, COUNT, TAG };
 
-static mha_status send_message(void *user, int32_t to, const void *bytes, size_t count,
+static mha_status send_message(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
                                mha_transfer *transfer)
 {
     rank_thread *own = user;
@@ -49,6 +50,7 @@ static mha_status send_message(void *user, int32_t to, const void *bytes, size_t
     if (!m) return mha_fail(MHA_ERR_NOMEM, "out of memory");
     *transfer = (mha_transfer){{0}};
     m->next = NULL;
+    m->tag = tag;
     m->count = count;
     if (count > 0) memcpy(m->bytes, bytes, count);
     pthread_mutex_lock(&w->mutex);
@@ -69,11 +71,12 @@ static mha_status send_message(void *user, int32_t to, const void *bytes, size_t
     return arrives ? MHA_OK : mha_fail(MHA_ERR_RANK, "rank %d is lost", (int)own->transport.rank);
 }
 
-static mha_status receive_message(void *user, int32_t from, void *bytes, size_t count,
+static mha_status receive_message(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
                                   mha_transfer *transfer)
 {
     (void)user;
-    *transfer = (mha_transfer){{(uint64_t)from + 1, (uint64_t)(uintptr_t)bytes, count}};
+    *transfer =
+        (mha_transfer){{(uint64_t)from + 1, (uint64_t)(uintptr_t)bytes, count, (uint64_t)tag}};
     return MHA_OK;
 }
 
@@ -82,7 +85,9 @@ static mha_status take(rank_thread *own, const mha_transfer *x, bool *complete)
 {
     world *w = own->all;
     const int from = (int)x->words[FROM] - 1;
-    message **at = &w->first[from][own->transport.rank], *m = *at;
+    message **at = &w->first[from][own->transport.rank];
+    while (*at && (*at)->tag != (int32_t)x->words[TAG]) at = &(*at)->next;
+    message *m = *at;
     mha_status status = MHA_OK;
     *complete = m != NULL;
     if (!m && w->ranks[from].gone) return mha_fail(MHA_ERR_RANK, "rank %d is gone", from);
