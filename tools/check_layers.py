@@ -23,7 +23,7 @@ ALLOWED = {
                       {"attention", "backward", "linear_attention", "merge", "patterns",
                        "position", "base", "component"}),
     "src/distributed": ({"distributed", "attention", "ranks", "base"},
-                        {"distributed", "transport", "attention", "base", "component"}),
+                        {"distributed", "transport", "attention", "backward", "base", "component"}),
     "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),
     "src/cache": ({"cache", "attention", "kernels", "base"}, {"cache", "attention", "base", "component"}),
     "src/attend": ({"attend", "cache", "base"},

@@ -23,7 +23,7 @@
 #ifndef MULTIHEAD_DISTRIBUTED_H
 #define MULTIHEAD_DISTRIBUTED_H
 
-#include <multihead/attention.h>
+#include <multihead/backward.h>
 #include <multihead/transport.h>
 
 #ifdef __cplusplus
@@ -40,10 +40,12 @@ typedef enum mha_split {
     MHA_SPLIT_ZIGZAG = 1 /* of 2 N pieces rank r has numbers r and 2 N - 1 - r */
 } mha_split;
 
+/* Where the backward takes cuts of queries: at multiples of so many rows, from each sequence's first. */
+enum { MHA_SPLIT_ROWS = 112 };
+
 /**
  * Cut `length` rows for `size` ranks, and say which pieces rank `rank` has, ascending. Cuts are at
- * multiples of 512 where that leaves no rank without rows, so that blocks of keys need not be
- * joined from several ranks.
+ * multiples of MHA_SPLIT_ROWS where that leaves no piece without rows.
  *
  *   pieces [2] out    count out: 1 or 2, of which some may be empty
  *
@@ -121,6 +123,31 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
     mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
     const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
     const mha_attention_outputs *outputs, mha_distributed_plan *plan);
+
+/**
+ * Attention backward over all ranks: the gradients of q, k and v of mha_attention_backward().
+ *
+ *   q, k, v, desc as in mha_distributed_forward()
+ *   o, lse, o_gradient   rows as q
+ *   gradients            q has rows as q, k and v as k; lse_gradient may be given
+ *
+ * Queries stay at their ranks. Blocks of 256 keys of a head visit them in the order of query heads and
+ * queries, with the sums of their gradients, and come home; what a row of q adds up, it adds in the
+ * order of keys. Both are the orders of one process.
+ *
+ * Memory   borrowed for the call. Scratch: as mha_attention_backward() of the rows here, and D + 2
+ *          floats for each row of q and head; blocks on their way from the context's allocator, at
+ *          most about 64 times 256 (3 D + 3 Dv) floats for each thread.
+ * Errors   as mha_attention_backward(), at all ranks alike; as mha_distributed_forward();
+ *          MHA_ERR_UNSUPPORTED (other gradients, shaw_keys, the plain path); MHA_ERR_ARGUMENT (queries
+ *          that are cut elsewhere than at multiples of MHA_SPLIT_ROWS). On error gradients of
+ *          keys and values may be written in part.
+ * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_distributed_backward(
+    mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
+    const mha_tensor *q, const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
+    const mha_tensor *lse, const mha_tensor *o_gradient, const mha_attention_gradients *gradients);
 
 #ifdef __cplusplus
 }

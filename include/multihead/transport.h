@@ -30,13 +30,13 @@ typedef struct mha_transfer {
 typedef struct mha_transport {
     uint32_t struct_size;
     int32_t rank, size; /* 0 <= rank < size */
-    uint32_t reserved;  /* 0 */
+    int32_t most_tag;   /* the largest tag, at least 32767 */
     void *user;
 
     /* Begin to send to, or to receive from, another rank. Between two ranks messages of one tag
      * arrive in the order in which they were sent, and the sizes of both sides agree. Neither waits
      * for the other side. bytes stays as it is, and in place, until wait() has returned for the
-     * transfer. tag is 0 .. 32767. */
+     * transfer. tag is 0 .. most_tag. */
     mha_status (*send)(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
                        mha_transfer *transfer);
     mha_status (*receive)(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
@@ -47,6 +47,9 @@ typedef struct mha_transport {
     /* Whether it is complete, at once; if so, wait() returns at once too. NULL: not known. Called
      * between two pieces of work, so that messages proceed meanwhile. */
     mha_status (*test)(void *user, mha_transfer *transfer, bool *complete);
+    /* After a failure: a transfer that was begun and not waited for is given up. When it returns, bytes is
+     * no longer read or written. */
+    void (*cancel)(void *user, mha_transfer *transfer);
 } mha_transport;
 
 /**

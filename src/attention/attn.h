@@ -64,6 +64,9 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
                                          bool need_data, const mhai_attn_part *part,
                                          mhai_attn_problem *problem);
 
+/* 1 / sqrt(D). */
+float mhai_attn_default_scale(int64_t head_dim);
+
 /* No input of the descriptor may share memory with this output. */
 MHA_NODISCARD mha_status mhai_attn_check_apart(const mha_attention_desc *desc, const char *name,
                                                const mha_tensor *output);

@@ -137,9 +137,12 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
                   {"average_probabilities_gradient", &x->average_gradient}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, names[i], outputs[i]));
-        for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++)
+        for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++) {
+            /* Of a part k and v may be elsewhere; whoever made it has compared them. */
+            if (p->part && (inputs[j].tensor == &p->k || inputs[j].tensor == &p->v)) continue;
             MHA_TRY(
                 mhai_tensor_check_disjoint(names[i], outputs[i], inputs[j].name, inputs[j].tensor));
+        }
         for (size_t j = 0; j < i; j++)
             MHA_TRY(mhai_tensor_check_disjoint(names[i], outputs[i], names[j], outputs[j]));
     }
@@ -178,13 +181,7 @@ static mha_status check_size(const mhai_attn_problem *p)
     return MHA_OK;
 }
 
-typedef struct arguments {
-    const mha_attention_desc *desc;
-    const mha_tensor *q, *k, *v, *o, *lse, *o_gradient;
-    const mha_attention_gradients *gradients;
-} arguments;
-
-static mha_status check(const arguments *a, bool need_data, mhai_backward_problem *x)
+static mha_status check(const mhai_backward_call *a, bool need_data, mhai_backward_problem *x)
 {
     const uint32_t known = MHA_GRADIENTS_ACCUMULATE | MHA_GRADIENTS_DROPPED_PROBABILITIES;
     mha_attention_gradients gradients;
@@ -198,7 +195,7 @@ static mha_status check(const arguments *a, bool need_data, mhai_backward_proble
                         (unsigned)(gradients.flags & ~known));
     x->accumulate = gradients.flags & MHA_GRADIENTS_ACCUMULATE;
     const mha_attention_outputs results = {.struct_size = sizeof results, .lse = a->lse};
-    MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, NULL, &x->p));
+    MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, a->part, &x->p));
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &desc, sizeof desc,
                              offsetof(mha_attention_desc, left_keys), a->desc));
     if (x->p.compute != MHA_COMPUTE_F32)
@@ -345,7 +342,7 @@ static size_t prepared_bytes(const mhai_backward_problem *x, int threads)
     return bytes + mhai_backward_piece(threads * (p->D + 2 * p->Dv), MHAI_MAX_ROWS * sizeof(float));
 }
 
-static mha_status prepare(mha_context *context, mhai_backward_problem *x)
+mha_status mhai_backward_prepare(mha_context *context, mhai_backward_problem *x)
 {
     const mhai_attn_problem *p = &x->p;
     mhai_backward_sums *s = &x->sums;
@@ -411,8 +408,8 @@ static void write_parameters(const mhai_backward_problem *x)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-static mha_status make_plan(const mha_context *context, const arguments *a, bool need_data,
-                            mhai_backward_plan *plan)
+mha_status mhai_backward_plan_call(const mha_context *context, const mhai_backward_call *a,
+                                   bool need_data, mhai_backward_plan *plan)
 {
     const mhai_attn_problem *p = &plan->x.p;
     mha_attention_plan *account = &plan->account;
@@ -425,7 +422,7 @@ static mha_status make_plan(const mha_context *context, const arguments *a, bool
 
 static mha_status run(mha_context *context, mhai_backward_plan *plan)
 {
-    MHA_TRY(prepare(context, &plan->x));
+    MHA_TRY(mhai_backward_prepare(context, &plan->x));
     MHA_TRY(plan->backend->run_backward(context, plan));
     write_parameters(&plan->x);
     return MHA_OK;
@@ -438,9 +435,9 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_desc
                                   const mha_attention_gradients *gradients)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_backward: context is NULL");
-    const arguments a = {desc, q, k, v, o, lse, o_gradient, gradients};
+    const mhai_backward_call a = {desc, q, k, v, o, lse, o_gradient, gradients, NULL};
     mhai_backward_plan plan = {.threads = 0};
-    MHA_TRY(make_plan(context, &a, true, &plan));
+    MHA_TRY(mhai_backward_plan_call(context, &a, true, &plan));
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = run(context, &plan);
     mha_scratch_release(context, mark);
@@ -481,11 +478,11 @@ mha_status mha_attention_backward_explain(const mha_context *context,
     if (!context || !plan)
         return mha_fail(MHA_ERR_NULL, "mha_attention_backward_explain: %s is NULL",
                         context ? "plan" : "context");
-    const arguments a = {desc, q, k, v, o, lse, o_gradient, gradients};
+    const mhai_backward_call a = {desc, q, k, v, o, lse, o_gradient, gradients, NULL};
     mhai_backward_plan made = {.threads = 0};
     const mhai_backward_problem *x = &made.x;
     mha_attention_plan *account = &made.account;
-    MHA_TRY(make_plan(context, &a, false, &made));
+    MHA_TRY(mhai_backward_plan_call(context, &a, false, &made));
     const int64_t rows = x->p.q.shape[0] * x->p.q.shape[2] * x->p.H;
     account->visible_pairs = mhai_attn_visible_pairs(&x->p);
     account->flops = flops_of_pair(&made) * (double)account->visible_pairs;

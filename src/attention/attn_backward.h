@@ -103,4 +103,20 @@ typedef struct mhai_backward_plan {
     mha_attention_plan account; /* flops, bytes and pairs only if requested */
 } mhai_backward_plan;
 
+/* What the caller gave; part as in mhai_attn_problem. */
+typedef struct mhai_backward_call {
+    const mha_attention_desc *desc;
+    const mha_tensor *q, *k, *v, *o, *lse, *o_gradient;
+    const mha_attention_gradients *gradients;
+    const mhai_attn_part *part;
+} mhai_backward_call;
+
+/* Check a call and plan it, into a plan of zeros. */
+MHA_NODISCARD mha_status mhai_backward_plan_call(const mha_context *context,
+                                                 const mhai_backward_call *call, bool need_data,
+                                                 mhai_backward_plan *plan);
+
+/* What is needed of each row, and zeros for all sums, from scratch. */
+MHA_NODISCARD mha_status mhai_backward_prepare(mha_context *context, mhai_backward_problem *x);
+
 #endif

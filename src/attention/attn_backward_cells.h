@@ -122,6 +122,22 @@ void mhai_cells_sum_weights(const mhai_cells_job *job, const mhai_cells_chunk *c
 /* Write the zeros around what the strips have computed, up to the hull. */
 void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at);
 
+/* ---- attn_backward_tiled.c ------------------------------------------------------------------ */
+
+/* A job, but for its memory. */
+mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward_problem *x);
+
+/* All queries of a head against the block at key, which is loaded: added to w->dk, w->dv and, if not
+ * NULL, to dq of the head's rows. */
+void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
+                         const mhai_attn_sequence *seq, int64_t h, int64_t key, float *dq);
+
+/* Sums of rows, as they lie in a workspace, into a gradient. */
+void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch,
+                           int64_t h, int64_t first, int64_t rows, const float *sums, float factor);
+
+/* ---- attn_backward_cells.c ------------------------------------------------------------------- */
+
 /* Nothing but causal and lengths hides keys, nothing but their products makes scores. */
 bool mhai_cells_plain(const mhai_attn_problem *p);
 

@@ -73,8 +73,8 @@ static void add_by_key(const mhai_cells_job *job, const mhai_cells_chunk *c, con
     }
 }
 
-static void write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch, int64_t h,
-                       int64_t first, int64_t rows, const float *sums, float factor)
+void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch,
+                           int64_t h, int64_t first, int64_t rows, const float *sums, float factor)
 {
     job->kernels->write_rows(&(mhai_write){.rows = rows,
                                            .cols = out->shape[3],
@@ -88,8 +88,25 @@ static void write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t
 
 static void write_queries(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *dq)
 {
-    write_rows(job, &job->x->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t, c->c.rows, dq,
-               job->p->scale);
+    mhai_cells_write_rows(job, &job->x->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t, c->c.rows, dq,
+                          job->p->scale);
+}
+
+void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
+                         const mhai_attn_sequence *seq, int64_t h, int64_t key, float *dq)
+{
+    const mhai_backward_problem *x = job->x;
+    const mhai_attn_problem *p = job->p;
+    for (int64_t t = 0; t < seq->T; t += MHAI_CELL_QUERIES) {
+        mhai_cell at;
+        mhai_cells_chunk c = mhai_cells_load_chunk(job, w, seq->b, h, t, true);
+        if (!mhai_cells_run(job, &c, w, key, NULL, &at)) continue;
+        if (!at.stairs) mhai_cells_clear(&c, w, &at);
+        if (x->v.data) add_by_key(job, &c, w->p, w->g_panels, &at, p->Dv, w->dv);
+        mhai_cells_pass_cap(job, &c, w, &at);
+        if (x->k.data) add_by_key(job, &c, w->x, w->q_panels, &at, p->D, w->dk);
+        if (dq) add_queries(job, &c, w, &at, dq + t * mhai_cells_padded(p->D));
+    }
 }
 
 /* One block of keys of a key/value head, with everything that sees it. dq, if not NULL: of all the
@@ -104,22 +121,12 @@ static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai
     memset(w->dk, 0, (size_t)(keys * mhai_cells_padded(p->D)) * sizeof(float));
     memset(w->dv, 0, (size_t)(keys * mhai_cells_padded(p->Dv)) * sizeof(float));
     if (key < seq->S) mhai_cells_load_block(job, w, seq, hk, key, dq != NULL);
-    for (int64_t h = hk * p->group; key < seq->S && h < (hk + 1) * p->group; h++)
-        for (int64_t t = 0; t < seq->T; t += MHAI_CELL_QUERIES) {
-            mhai_cell at;
-            mhai_cells_chunk c = mhai_cells_load_chunk(job, w, seq->b, h, t, true);
-            if (!mhai_cells_run(job, &c, w, key, NULL, &at)) continue;
-            if (!at.stairs) mhai_cells_clear(&c, w, &at);
-            if (x->v.data) add_by_key(job, &c, w->p, w->g_panels, &at, p->Dv, w->dv);
-            mhai_cells_pass_cap(job, &c, w, &at);
-            if (x->k.data) add_by_key(job, &c, w->x, w->q_panels, &at, p->D, w->dk);
-            if (dq)
-                add_queries(job, &c, w, &at,
-                            dq + (h % p->group * seq->T + t) * mhai_cells_padded(p->D));
-        }
+    for (int64_t i = 0; key < seq->S && i < p->group; i++)
+        mhai_cells_add_head(job, w, seq, hk * p->group + i, key,
+                            dq ? dq + i * seq->T * mhai_cells_padded(p->D) : NULL);
     int64_t rows = mhai_min_i64(MHAI_CELL_KEYS, stored - key), first = seq->k0 + key;
-    if (x->k.data) write_rows(job, &x->k, seq->batch, hk, first, rows, w->dk, p->scale);
-    if (x->v.data) write_rows(job, &x->v, seq->batch, hk, first, rows, w->dv, 1);
+    if (x->k.data) mhai_cells_write_rows(job, &x->k, seq->batch, hk, first, rows, w->dk, p->scale);
+    if (x->v.data) mhai_cells_write_rows(job, &x->v, seq->batch, hk, first, rows, w->dv, 1);
 }
 
 /* Items are blocks of all key/value heads of all sequences. */
@@ -146,8 +153,8 @@ static void run_both(void *argument, int64_t item, int worker)
     for (int64_t key = 0; key < mhai_backward_stored_keys(p, b); key += MHAI_CELL_KEYS)
         run_block(job, &w, &seq, hk, key, w.dq);
     for (int64_t i = 0; i < p->group; i++)
-        write_rows(job, &job->x->q, seq.batch, hk * p->group + i, seq.q0, seq.T,
-                   w.dq + i * seq.T * D, p->scale);
+        mhai_cells_write_rows(job, &job->x->q, seq.batch, hk * p->group + i, seq.q0, seq.T,
+                              w.dq + i * seq.T * D, p->scale);
 }
 
 /* ---- sums of the parameters ------------------------------------------------------------------ */
@@ -465,7 +472,7 @@ static bool choose_both(const mhai_backward_problem *x, int threads)
     return held <= most_held && (heads % threads == 0 || heads >= 4 * (int64_t)threads);
 }
 
-static mhai_cells_job job_of(const mha_context *context, const mhai_backward_problem *x)
+mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward_problem *x)
 {
     const mhai_attn_problem *p = &x->p;
     mhai_cells_job job = {.x = x, .p = p, .kernels = mhai_kernels_for(context->isa)};
@@ -549,7 +556,7 @@ static mha_status take_sums(mha_context *context, mhai_cells_job *job)
 
 mha_status mhai_tiled_plan_backward(const mha_context *context, mhai_backward_plan *plan)
 {
-    const mhai_cells_job job = job_of(context, &plan->x);
+    const mhai_cells_job job = mhai_cells_job_of(context, &plan->x);
     const walks w = walks_of(&job);
     plan->both = job.both;
     plan->worker_bytes = job.worker_bytes;
@@ -564,7 +571,7 @@ mha_status mhai_tiled_plan_backward(const mha_context *context, mhai_backward_pl
 
 mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *plan)
 {
-    mhai_cells_job job = job_of(context, &plan->x);
+    mhai_cells_job job = mhai_cells_job_of(context, &plan->x);
     const walks w = walks_of(&job);
     void *memory;
     MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));

@@ -20,7 +20,8 @@ typedef struct mhai_slice_common {
     int64_t sequences, version;
     uint64_t dropout_seed, lists, given; /* lists: a hash of all lengths, starts and offsets */
     int32_t k_type, v_type, compute, path;
-    int32_t scores; /* are wanted: of all keys, visible or not */
+    int32_t scores;    /* are wanted: of all keys, visible or not */
+    int32_t gradients; /* of q, k, v: bits 0, 1, 2 */
     uint32_t flags;
     float scale, softcap, dropout;
 } mhai_slice_common;
@@ -49,6 +50,10 @@ MHA_NODISCARD mha_status mhai_slice_take(const char *name, const mha_attention_d
 /* Shapes that slicing relies on; common is filled in all the same. */
 MHA_NODISCARD mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
                                           mhai_slice_common *common);
+
+/* The rows of a slice of a tensor whose axis has this rank's rows. */
+MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis,
+                                        int64_t all, int64_t first, int64_t rows, mha_tensor *to);
 
 /* A slice for each piece, in scratch. */
 MHA_NODISCARD mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,

@@ -202,8 +202,11 @@ mha_status mha_distributed_forward(mha_context *context, const mha_sequence_spli
         status = take_memory(&c);
         status = mha_transport_agree(split->transport, status);
     }
-    if (status == MHA_OK) status = mhai_ring_begin(&c.ring);
-    if (status == MHA_OK) status = c.streamed ? stream(&c) : gather(&c);
+    if (status == MHA_OK) {
+        status = mhai_ring_begin(&c.ring);
+        if (status == MHA_OK) status = c.streamed ? stream(&c) : gather(&c);
+        if (status != MHA_OK) mhai_ring_abandon(&c.ring);
+    }
     mha_scratch_release(context, mark);
     return status;
 }

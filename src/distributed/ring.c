@@ -198,10 +198,14 @@ static mha_status start_fragment(mhai_ring *ring, mhai_ring_fragment *f)
 mha_status mhai_ring_begin(mhai_ring *ring)
 {
     const mha_transport *t = ring->s->t;
-    for (int64_t i = 0; i < ring->fragment_count; i++)
+    for (int64_t i = 0; i < ring->fragment_count; i++) {
         MHA_TRY(start_fragment(ring, &ring->fragments[i]));
-    for (int64_t i = 0; i < ring->fragment_count; i++)
+        ring->fragments[i].pending = true;
+    }
+    for (int64_t i = 0; i < ring->fragment_count; i++) {
+        ring->fragments[i].pending = false;
         MHA_TRY(t->wait(t->user, &ring->fragments[i].transfer));
+    }
     return MHA_OK;
 }
 
@@ -225,6 +229,46 @@ static void pack_parcel(const mhai_ring *ring, int64_t n, unsigned char *to)
         const unsigned char *from = ring->fragments[f].bytes;
         place_part(&ring->k, rows, p->rows, at, from, to);
         place_part(&ring->v, rows, p->rows, at, from + values_at(&ring->k, rows), values);
+    }
+}
+
+/* Rows of one head, from a message of `whole` rows or from a tensor of this rank. */
+static void copy_rows(const mha_tensor *x, int64_t batch, int64_t head,
+                      const unsigned char *message, int64_t whole, int64_t at, int64_t rows,
+                      unsigned char *to)
+{
+    const size_t row = row_bytes(x), size = mha_dtype_size(x->dtype);
+    if (message) {
+        memcpy(to, message + (size_t)((batch * x->shape[1] + head) * whole + at) * row,
+               (size_t)rows * row);
+        return;
+    }
+    const unsigned char *from =
+        (const unsigned char *)x->data +
+        (batch * x->stride[0] + head * x->stride[1] + at * x->stride[2]) * (int64_t)size;
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(to + (size_t)r * row, from + r * x->stride[2] * (int64_t)size, row);
+}
+
+void mhai_ring_rows(const mhai_ring *ring, int64_t parcel, int64_t batch, int64_t head,
+                    int64_t first, int64_t rows, void *k, void *v)
+{
+    const mhai_split *s = ring->s;
+    const mhai_parcel *p = &s->parcels[parcel];
+    const int64_t end = first + rows;
+    int64_t piece = 0, run, f = 0;
+    for (int64_t at = p->first; at < end; at += run) {
+        const int64_t local = next_run(s, p, &piece, at, &run), skip = mhai_max_i64(0, first - at);
+        const int64_t count = mhai_min_i64(at + run, end) - at - skip;
+        const bool own = s->keys[piece].rank == p->owner;
+        while (!own && ring->fragments[f].first != at) f++;
+        if (count <= 0) continue;
+        unsigned char *bytes = own ? NULL : ring->fragments[f].bytes;
+        const int64_t from = own ? local + skip : skip, to = at + skip - first;
+        copy_rows(&ring->k, batch, head, bytes, run, from, count,
+                  (unsigned char *)k + (size_t)to * row_bytes(&ring->k));
+        copy_rows(&ring->v, batch, head, bytes ? bytes + values_at(&ring->k, run) : NULL, run, from,
+                  count, (unsigned char *)v + (size_t)to * row_bytes(&ring->v));
     }
 }
 
@@ -253,11 +297,12 @@ static mha_status start_parcel(mhai_ring *ring, int64_t n)
         return MHA_OK;
     }
     const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[n].rows);
+    MHA_TRY(t->receive(t->user, mhai_split_before(ring->s, n, t->rank), 0, slot->bytes, bytes,
+                       &slot->in));
     slot->receiving = true;
     ring->messages[1]++;
     ring->bytes[1] += (double)bytes;
-    return t->receive(t->user, mhai_split_before(ring->s, n, t->rank), 0, slot->bytes, bytes,
-                      &slot->in);
+    return MHA_OK;
 }
 
 static bool concerns(const mhai_ring *ring, int64_t n)
@@ -324,6 +369,17 @@ static mha_status finish(mhai_ring *ring)
     for (int i = 0; i < MHAI_RING_SLOTS; i++)
         MHA_TRY(complete_transfer(ring->s->t, true, &ring->slots[i].out, &ring->slots[i].sending));
     return MHA_OK;
+}
+
+void mhai_ring_abandon(mhai_ring *ring)
+{
+    const mha_transport *t = ring->s->t;
+    for (int64_t i = 0; i < ring->fragment_count; i++)
+        if (ring->fragments[i].pending) t->cancel(t->user, &ring->fragments[i].transfer);
+    for (int i = 0; i < MHAI_RING_SLOTS; i++) {
+        if (ring->slots[i].receiving) t->cancel(t->user, &ring->slots[i].in);
+        if (ring->slots[i].sending) t->cancel(t->user, &ring->slots[i].out);
+    }
 }
 
 mha_status mhai_ring_next(mhai_ring *ring, mhai_ring_parcel *parcel, bool *more)

@@ -18,6 +18,7 @@ typedef struct mhai_ring_slot {
 typedef struct mhai_ring_fragment {
     int64_t parcel, first, rows;
     int32_t rank; /* who has them */
+    bool pending;
     unsigned char *bytes;
     mha_transfer transfer;
 } mhai_ring_fragment;
@@ -57,6 +58,13 @@ MHA_NODISCARD mha_status mhai_ring_begin(mhai_ring *ring);
 
 /* The next parcel that this rank needs, in the order of keys; *more false: there is none. */
 MHA_NODISCARD mha_status mhai_ring_next(mhai_ring *ring, mhai_ring_parcel *parcel, bool *more);
+
+/* After a failure: give up what is on its way. */
+void mhai_ring_abandon(mhai_ring *ring);
+
+/* Rows of one head of this rank's parcels, from their row `first` of the whole on, once begun. */
+void mhai_ring_rows(const mhai_ring *ring, int64_t parcel, int64_t batch, int64_t head,
+                    int64_t first, int64_t rows, void *k, void *v);
 
 /* Let messages proceed, between two pieces of work. */
 MHA_NODISCARD mha_status mhai_ring_poll(mhai_ring *ring);

@@ -158,6 +158,16 @@ static mha_status cut_input(const char *name, const mha_tensor **x, int from_las
     return MHA_OK;
 }
 
+mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis, int64_t all,
+                          int64_t first, int64_t rows, mha_tensor *to)
+{
+    if (x->ndim <= axis || x->shape[axis] != all)
+        return mha_fail(MHA_ERR_SHAPE, "%s: expected the %lld rows here as dim %d", name,
+                        (long long)all, axis);
+    cut(x, axis, first, rows, to);
+    return MHA_OK;
+}
+
 /* The checks of a slice see no keys and values. */
 static mha_status check_apart(const char *name, const mha_tensor *output, const mha_tensor *k,
                               const mha_tensor *v)
@@ -171,10 +181,7 @@ static mha_status cut_result(const mhai_slice *s, const char *name, const mha_te
 {
     if (!*x) return MHA_OK;
     MHA_TRY(check_apart(name, *x, s->k, s->v));
-    if ((*x)->ndim <= axis || (*x)->shape[axis] != all)
-        return mha_fail(MHA_ERR_SHAPE, "%s: expected the %lld rows here as dim %d", name,
-                        (long long)all, axis);
-    cut(*x, axis, first, rows, to);
+    MHA_TRY(mhai_slice_cut(name, *x, axis, all, first, rows, to));
     *x = to;
     return MHA_OK;
 }
@@ -238,12 +245,9 @@ static mha_status make_slice(mha_context *context, const mhai_slice_call *call,
         .desc = call->desc, .outputs = call->outputs, .k = call->k, .v = call->v, .has_o = call->o};
     s->part.T = split->given.queries;
     cut(call->q, 2, first, rows, &s->q);
-    if (call->o && (call->o->ndim != 4 || call->o->shape[2] != all))
-        return mha_fail(MHA_ERR_SHAPE, "o: expected the %lld rows here as dim 2 of 4",
-                        (long long)all);
     if (call->o) {
         MHA_TRY(check_apart("o", call->o, call->k, call->v));
-        cut(call->o, 2, first, rows, &s->o);
+        MHA_TRY(mhai_slice_cut("o", call->o, 2, all, first, rows, &s->o));
     }
     mha_attention_desc *d = &s->desc;
     MHA_TRY(cut_input("keep_mask", &d->keep_mask, 1, all, first, rows, &s->inputs[0]));

@@ -12,12 +12,12 @@
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-/* The first row of piece i of count: in whole blocks if there are enough of them. */
+/* The first row of piece i of count: in whole chunks if there are enough of them. */
 static int64_t cut_at(int64_t length, int64_t i, int64_t count)
 {
-    const int64_t blocks = mhai_ceil_div(length, MHAI_KEY_BLOCK);
-    if (blocks < count) return length / count * i + length % count * i / count;
-    return mhai_min_i64(length, (blocks / count * i + blocks % count * i / count) * MHAI_KEY_BLOCK);
+    const int64_t chunks = mhai_ceil_div(length, MHA_SPLIT_ROWS);
+    if (chunks < count) return length / count * i + length % count * i / count;
+    return mhai_min_i64(length, (chunks / count * i + chunks % count * i / count) * MHA_SPLIT_ROWS);
 }
 
 mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size, mha_split split,
@@ -176,24 +176,33 @@ static void find_owners(mhai_split *s)
 
 /* ---- who needs what -------------------------------------------------------------------------- */
 
-/* Whether a row of a piece may see a key of a parcel, by causal and window alone. One sequence, or
- * several of equal length that stand alike. */
+bool mhai_split_sees(const mha_attention_desc *d, int64_t b, const mhai_owned *piece, int64_t key,
+                     int64_t keys)
+{
+    const bool causal = d->flags & MHA_ATTENTION_CAUSAL, window = d->flags & MHA_ATTENTION_WINDOW;
+    const bool bound =
+        window && !d->global_keys && !d->global_queries && !d->key_begins && key >= d->sink_keys;
+    const int64_t start = d->query_starts ? d->query_starts[b] : 0;
+    const int64_t begin = mhai_max_i64(piece->begin, start);
+    const int64_t end =
+        d->query_starts ? mhai_min_i64(piece->end, d->query_starts[b + 1]) : piece->end;
+    const int64_t offset = (d->q_offsets ? d->q_offsets[b] : d->q_offset) - start;
+    const int64_t first = begin + offset, last = end - 1 + offset;
+    if (begin >= end) return false;
+    if (causal && key > last) return false;
+    const int64_t open = INT64_MAX / 4; /* beyond any distance, and safe to add */
+    if (bound && d->left_keys >= 0 && key + keys <= first - mhai_min_i64(d->left_keys, open))
+        return false;
+    return !(bound && d->right_keys >= 0 && !causal &&
+             key > last + mhai_min_i64(d->right_keys, open));
+}
+
+/* Whether a row of a piece may see a key of a parcel: of any sequence of a batch. */
 static bool may_see(const mha_attention_desc *d, int64_t batch, const mhai_owned *piece,
                     const mhai_parcel *parcel)
 {
-    const bool causal = d->flags & MHA_ATTENTION_CAUSAL, window = d->flags & MHA_ATTENTION_WINDOW;
-    const bool bound = window && !d->global_keys && !d->global_queries && !d->key_begins &&
-                       parcel->first >= d->sink_keys;
-    for (int64_t b = 0; b < (d->q_offsets ? batch : 1); b++) {
-        const int64_t offset = d->q_offsets ? d->q_offsets[b] : d->q_offset;
-        const int64_t first = piece->begin + offset, last = piece->end - 1 + offset;
-        if (causal && parcel->first > last) continue;
-        if (bound && d->left_keys >= 0 && parcel->first + parcel->rows <= first - d->left_keys)
-            continue;
-        if (bound && d->right_keys >= 0 && !causal && parcel->first > last + d->right_keys)
-            continue;
-        return true;
-    }
+    for (int64_t b = 0; b < (d->q_offsets ? batch : 1); b++)
+        if (mhai_split_sees(d, b, piece, parcel->first, parcel->rows)) return true;
     return false;
 }
 

@@ -40,6 +40,11 @@ MHA_NODISCARD mha_status mhai_split_check(const mha_sequence_split *given, mhai_
 MHA_NODISCARD mha_status mhai_split_make(mha_context *context, const mha_attention_desc *desc,
                                          int64_t batch, bool all, mhai_split *split);
 
+/* Whether a row of a piece may see one of the keys from key on of sequence b: by causal and window alone,
+ * so that true says little. */
+bool mhai_split_sees(const mha_attention_desc *desc, int64_t b, const mhai_owned *piece,
+                     int64_t key, int64_t keys);
+
 /* In the ring of ranks, from a parcel's owner on: who sends it to rank, and whom rank sends it to; -1:
  * nobody. */
 int32_t mhai_split_before(const mhai_split *s, int64_t parcel, int32_t rank);

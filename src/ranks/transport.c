@@ -11,14 +11,15 @@ mha_status mhai_ranks_check(const mha_transport *t)
 {
     if (!t) return mha_fail(MHA_ERR_NULL, "mha_transport: transport is NULL");
     MHA_TRY(mha_struct_check_size("mha_transport", t->struct_size, sizeof *t));
-    if (t->reserved != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transport: reserved is %u, expected 0",
-                        (unsigned)t->reserved);
     if (t->size < 1 || t->rank < 0 || t->rank >= t->size)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: rank %d of %d, expected 0 .. size - 1",
                         (int)t->rank, (int)t->size);
-    if (t->size > 1 && (!t->send || !t->receive || !t->wait))
-        return mha_fail(MHA_ERR_NULL, "mha_transport: send, receive and wait must be there");
+    if (t->size > 1 && (!t->send || !t->receive || !t->wait || !t->cancel))
+        return mha_fail(MHA_ERR_NULL,
+                        "mha_transport: send, receive, wait and cancel must be there");
+    if (t->size > 1 && t->most_tag < 32767)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: most_tag is %d, expected 32767 or more",
+                        (int)t->most_tag);
     return MHA_OK;
 }
 

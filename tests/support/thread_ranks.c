@@ -130,6 +130,13 @@ static mha_status test_message(void *user, mha_transfer *transfer, bool *complet
     return finish(user, transfer, false, complete);
 }
 
+/* Nothing is received before it is waited for, and nothing sent stays where it was. */
+static void cancel_message(void *user, mha_transfer *transfer)
+{
+    (void)user;
+    *transfer = (mha_transfer){{0}};
+}
+
 static void *run_rank(void *argument)
 {
     rank_thread *own = argument;
@@ -157,11 +164,13 @@ thread_ranks_counts thread_ranks_run(int size, thread_rank_fn *fn, void *user, i
         own->transport = (mha_transport){.struct_size = sizeof own->transport,
                                          .rank = r,
                                          .size = size,
+                                         .most_tag = 32767,
                                          .user = own,
                                          .send = send_message,
                                          .receive = receive_message,
                                          .wait = wait_message,
-                                         .test = test_message};
+                                         .test = test_message,
+                                         .cancel = cancel_message};
     }
     for (int r = 0; r < size; r++)
         assert_int_equal(pthread_create(&w->ranks[r].thread, NULL, run_rank, &w->ranks[r]), 0);

@@ -250,7 +250,161 @@ static void all_outputs(void **state)
     }
 }
 
-/* ---- refusals --------------------------------------------------------------------------------- */
+/* ---- backward --------------------------------------------------------------------------------- */
+
+enum { GRAD_Q, GRAD_K, GRAD_V, GRADS };
+
+/* What the backward has besides; of the whole, or of a rank. */
+typedef struct back_part {
+    mha_tensor o, lse, g, lse_gradient, grads[GRADS];
+    mha_attention_gradients gradients;
+    mha_status status;
+} back_part;
+
+typedef struct back_job {
+    job *j;
+    back_part whole, parts[MOST_RANKS];
+} back_job;
+
+static mha_tensor random_like(rng *r, int ndim, const int64_t *shape)
+{
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++) count *= shape[i];
+    float *memory = malloc((size_t)count * sizeof *memory + 1);
+    assert_non_null(memory);
+    for (int64_t i = 0; i < count; i++) memory[i] = rng_normal(r);
+    return mha_tensor_contiguous(memory, MHA_F32, ndim, shape);
+}
+
+static void point_at_gradients(back_part *p, unsigned wanted, bool accumulate, bool lse)
+{
+    const mha_tensor **all[GRADS] = {&p->gradients.q, &p->gradients.k, &p->gradients.v};
+    p->gradients = (mha_attention_gradients){.struct_size = sizeof p->gradients,
+                                             .flags = accumulate ? MHA_GRADIENTS_ACCUMULATE : 0};
+    for (int i = 0; i < GRADS; i++)
+        if (wanted >> i & 1) *all[i] = &p->grads[i];
+    if (lse) p->gradients.lse_gradient = &p->lse_gradient;
+}
+
+static void free_back(back_part *p)
+{
+    free(p->o.data), free(p->lse.data), free(p->g.data), free(p->lse_gradient.data);
+    for (int i = 0; i < GRADS; i++) free(p->grads[i].data);
+}
+
+static void run_back(void *user, const mha_transport *t)
+{
+    back_job *x = user;
+    rank_part *p = &x->j->parts[t->rank];
+    back_part *b = &x->parts[t->rank];
+    p->split.transport = t;
+    b->status = mha_distributed_backward(p->context, &p->split, &p->desc, &p->q, &p->k, &p->v,
+                                         &b->o, &b->lse, &b->g, &b->gradients);
+    if (b->status != MHA_OK) snprintf(p->detail, sizeof p->detail, "%s", mha_error_detail());
+}
+
+static void make_back(back_job *x, int rank)
+{
+    const cuts *q = &x->j->queries, *k = &x->j->keys;
+    back_part *p = &x->parts[rank];
+    const back_part *w = &x->whole;
+    p->o = cuts_copy(q, rank, &w->o, 2);
+    p->lse = cuts_copy(q, rank, &w->lse, 2);
+    p->g = cuts_copy(q, rank, &w->g, 2);
+    p->lse_gradient = cuts_copy(q, rank, &w->lse_gradient, 2);
+    for (int i = 0; i < GRADS; i++)
+        p->grads[i] = cuts_copy(i == GRAD_Q ? q : k, rank, &w->grads[i], 2);
+}
+
+/* Cut at whole chunks of each sequence. */
+static cuts cut_chunks(rng *r, const kinds_case *c, int ranks)
+{
+    int64_t rows[2048], count = 0;
+    const int64_t T = c->q.view.shape[2], whole[] = {0, T};
+    const bool ragged = c->desc.query_starts;
+    const int64_t *starts = ragged ? c->desc.query_starts : whole;
+    for (int64_t b = 0; b < (ragged ? c->desc.sequences : 1); b++)
+        for (int64_t t = starts[b]; t < starts[b + 1]; t += MHA_SPLIT_ROWS) rows[count++] = t;
+    rows[count] = T;
+    cuts made = cuts_make(r, count, ranks);
+    for (int rank = 0; rank < ranks; rank++)
+        for (int64_t i = 0; i < made.count[rank]; i++) {
+            mha_piece *p = &made.pieces[rank][i];
+            *p = (mha_piece){rows[p->begin], rows[p->end]};
+        }
+    return made;
+}
+
+static void check_back_case(int number)
+{
+    rng r = rng_make(rng_run_seed(), (uint64_t)number + 77000);
+    const machines all = machines_make(1);
+    const int ranks = (int)rng_between(&r, 1, MOST_RANKS);
+    int at = number % all.count;
+    if (all.each[at].path == MHA_PATH_PLAIN) at = 0;
+    const machine *m = &all.each[at];
+    back_job *x = calloc(1, sizeof *x);
+    assert_non_null(x);
+    job *j = x->j = calloc(1, sizeof *j);
+    assert_non_null(j);
+    kinds_shape shape = kinds_some_shape(&r);
+    shape.kinds &= ~(unsigned)KIND_SHAW_KEYS;
+    if (shape.D > MHA_TILED_MAX_HEAD_DIM) shape.D = 64;
+    if (shape.Dv > MHA_TILED_MAX_HEAD_DIM) shape.Dv = 72;
+    if (rng_chance(&r, 0.5)) shape.S = rng_between(&r, 1, 1500), shape.T = rng_between(&r, 1, 400);
+    kinds_make(&j->c, &r, &shape);
+    mha_attention_desc desc = j->c.desc;
+    desc.path = m->path;
+    const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view, *v = &j->c.v.view;
+    const int64_t o[] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
+    const unsigned wanted = (unsigned)rng_between(&r, 1, 7);
+    const bool accumulate = rng_chance(&r, 0.3), lse = rng_chance(&r, 0.3);
+    back_part *w = &x->whole;
+    w->o = random_like(&r, 4, o), w->g = random_like(&r, 4, o);
+    w->lse = random_like(&r, 3, o), w->lse_gradient = random_like(&r, 3, o);
+    w->grads[GRAD_Q] = random_like(&r, 4, q->shape);
+    w->grads[GRAD_K] = random_like(&r, 4, k->shape);
+    w->grads[GRAD_V] = random_like(&r, 4, v->shape);
+    const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
+    assert_int_equal(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs), MHA_OK);
+    j->queries = cut_chunks(&r, &j->c, ranks);
+    j->keys = cuts_make(&r, k->shape[2], ranks);
+    const mha_attention_outputs none = {.struct_size = sizeof none};
+    for (int rank = 0; rank < ranks; rank++) {
+        j->parts[rank].context = context_of(m, at, rank);
+        make_part(j, rank, m->path, &none);
+        make_back(x, rank);
+        point_at_gradients(&x->parts[rank], wanted, accumulate, lse);
+    }
+    point_at_gradients(w, wanted, accumulate, lse);
+    assert_int_equal(
+        mha_attention_backward(m->context, &desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients),
+        MHA_OK);
+    thread_ranks_run(ranks, run_back, x, -1, 0);
+    for (int rank = 0; rank < ranks; rank++) {
+        back_part *b = &x->parts[rank];
+        if (b->status != MHA_OK)
+            fail_msg("case %d, %s, rank %d of %d: %s\n%s", number, m->name, rank, ranks,
+                     j->parts[rank].detail, j->c.text);
+        for (int i = 0; i < GRADS; i++)
+            if ((wanted >> i & 1) && !cuts_same(i == GRAD_Q ? &j->queries : &j->keys, rank,
+                                                &w->grads[i], &b->grads[i], 2))
+                fail_msg("case %d, %s, rank %d of %d: gradient %d has other bits\n%s", number,
+                         m->name, rank, ranks, i, j->c.text);
+    }
+    for (int rank = 0; rank < ranks; rank++) free_part(&j->parts[rank]), free_back(&x->parts[rank]);
+    free_back(w);
+    kinds_free(&j->c);
+    free(j);
+    free(x);
+}
+
+static void gradients_have_the_bits_of_one_call(void **state)
+{
+    int first, end;
+    (void)state;
+    for (rng_range(90, 1500, &first, &end); first < end; first++) check_back_case(first);
+}
 
 enum { PLAIN_RANKS = 3 };
 
@@ -286,6 +440,43 @@ static void free_plain(job *j)
     kinds_free(&j->c);
     free(j);
 }
+
+/* Of three ranks one is lost at each message in turn: all of them return. */
+static void a_lost_rank_ends_the_backward(void **state)
+{
+    (void)state;
+    for (int lost = 0; lost < 3; lost++)
+        for (int64_t after = 0, failed = 1; failed > 0; after += rng_long_run() ? 1 : 7) {
+            job *j = make_plain(700, 1500);
+            back_job *x = calloc(1, sizeof *x);
+            rng r = rng_make(2, 2);
+            assert_non_null(x);
+            x->j = j;
+            const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view;
+            x->whole.o = random_like(&r, 4, q->shape), x->whole.g = random_like(&r, 4, q->shape);
+            x->whole.lse = random_like(&r, 3, q->shape);
+            x->whole.lse_gradient = random_like(&r, 3, q->shape);
+            for (int i = 0; i < GRADS; i++)
+                x->whole.grads[i] = random_like(&r, 4, i == GRAD_Q ? q->shape : k->shape);
+            for (int rank = 0; rank < 3; rank++) {
+                make_back(x, rank);
+                point_at_gradients(&x->parts[rank], 7, false, false);
+            }
+            thread_ranks_run(3, run_back, x, lost, after);
+            failed = 0;
+            for (int rank = 0; rank < 3; rank++) {
+                const mha_status status = x->parts[rank].status;
+                assert_true(status == MHA_OK || status == MHA_ERR_RANK);
+                failed += status != MHA_OK;
+                free_back(&x->parts[rank]);
+            }
+            free_back(&x->whole);
+            free(x);
+            free_plain(j);
+        }
+}
+
+/* ---- refusals --------------------------------------------------------------------------------- */
 
 static bool is_untouched(const rank_part *p)
 {
@@ -379,7 +570,7 @@ static void pieces_cover(void **state)
                                      MHA_OK);
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t t = pieces[i].begin; t < pieces[i].end; t++) seen[t]++;
-                    if (length >= 1024 * size) assert_int_equal(pieces[0].begin % 512, 0);
+                    if (length >= 224 * size) assert_int_equal(pieces[0].begin % MHA_SPLIT_ROWS, 0);
                 }
                 for (int64_t t = 0; t < length; t++) assert_int_equal(seen[t], 1);
             }
@@ -391,5 +582,6 @@ static void pieces_cover(void **state)
 }
 
 RUN_TESTS_BETWEEN(NULL, destroy_contexts, TEST(the_bits_of_one_call), TEST(all_outputs),
-                  TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
+                  TEST(gradients_have_the_bits_of_one_call), TEST(refusals_reach_every_rank),
+                  TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_the_backward),
                   TEST(pieces_cover))
