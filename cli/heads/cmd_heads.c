@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { DEFAULT_RANDOM = 10 };
 
@@ -89,6 +90,11 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "json", heads_options, json, 1, "the same as JSON, with the evidence"),
     ROW_NUMBER("width", heads_options, screen.width, 20, 10000, "terminal width in columns"),
     ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table"),
+    ROW_HEADING("Long work"),
+    ROW_TEXT("state", heads_options, state, "FILE",
+             "keep there what was measured: a second run\ncontinues; Ctrl-C saves"),
+    ROW_NUMBER("save-every", heads_options, save_every, 0, 1000000,
+               "seconds between two times; default 60; 0: after each\ntext"),
     ROW_HEADING("What is lost without heads (models that predict the next token)"),
     ROW_TEXT("ablate", heads_options, ablate, "KIND",
              "replace heads by zero, their mean, or what they do in\nanother text (resample): what "
@@ -103,10 +109,10 @@ static const args_option option_table[] = {
         "task", heads_options, task, "FILE",
         "prompts with right and wrong continuations, TSV or\nJSON lines (docs/ablation.md); with "
         "corrupted\nprompts heads are patched from one to the other"),
-    ROW_TEXT(
-        "paths", heads_options, paths, "LIST",
-        "of a task with corrupted prompts: what each head\nchanges by its paths to these only: "
-        "logits, or queries,\nkeys, values of heads: L18H6.k,L18H6.q"),
+    ROW_TEXT("paths", heads_options, paths, "LIST",
+             "of a task with corrupted prompts: what each\nhead changes by its paths to these "
+             "only: logits, or\n"
+             "queries, keys, values of heads: L18H6.k,L18H6.q"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens that MODEL reads, one a\nline by id, instead"),
@@ -169,6 +175,28 @@ static cli_exit check_attention(const heads_options *o)
     return CLI_OK;
 }
 
+/* A place that cannot be written is refused before hours of work. */
+static cli_exit check_state(const heads_options *o)
+{
+    struct stat status;
+    if (!o->state) {
+        if (o->save_every < 0) return CLI_OK;
+        return cli_fail(CLI_USAGE, HEADS, "--save-every requires --state FILE");
+    }
+    if (!o->model || o->words)
+        return cli_fail(CLI_USAGE, HEADS, "--state requires a model and texts");
+    if (o->clusters.given)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--state does not keep the distances of --clusters; leave one of them out");
+    if (!strcmp(o->state, "-") || (stat(o->state, &status) == 0 && !S_ISREG(status.st_mode)))
+        return cli_fail(CLI_USAGE, HEADS, "--state %s: is no regular file", o->state);
+    if ((o->page && files_same(o->state, o->page)) ||
+        (o->text_file && files_same(o->state, o->text_file)))
+        return cli_fail(CLI_USAGE, HEADS, "--state and %s are the same file: %s",
+                        o->page && files_same(o->state, o->page) ? "-o" : "--text", o->state);
+    return cli_check(HEADS, files_check_place(o->state));
+}
+
 static cli_exit check(const heads_options *options)
 {
     const bool maps = options->attention.count > 0;
@@ -194,6 +222,7 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--circuits requires the table, --json or -o FILE.html");
     if (options->offset && !options->circuits)
         return cli_fail(CLI_USAGE, HEADS, "--offset requires --circuits");
+    CLI_TRY(check_state(options));
     CLI_TRY(heads_effects_check(options));
     if (options->page && (maps || options->words))
         return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
@@ -302,12 +331,13 @@ static cli_exit heads(const heads_options *options)
     if (effects && !found.stopped) CLI_TRY(heads_effects_make(options, &model, effects, &found));
     CLI_TRY(show(options, &model, &sources, &found));
     if (found.stopped) signals_end();
-    return CLI_OK;
+    return found.unsaved;
 }
 
 cli_exit cmd_heads(int count, char *const *arguments)
 {
     heads_options options = {.random = -1,
+                             .save_every = -1,
                              .offsets = {0, 63},
                              .ablate_heads = -1,
                              .ablate_pairs = -1,

@@ -40,6 +40,8 @@ typedef struct heads_options {
     const char *ablate, *task,
         *paths; /* what takes the place of heads; FILE of prompts; receivers */
     int64_t ablate_heads, ablate_pairs, ablate_texts; /* -1: not given */
+    const char *state;  /* FILE that keeps what was measured; NULL: none */
+    int64_t save_every; /* seconds; -1: not given */
     int beside; /* measured beside something else, which says what is wrong with the numbers */
     screen_options screen;
     int64_t threads;
@@ -84,6 +86,7 @@ typedef struct heads_found {
     int64_t lost_links;             /* whose words have no token */
     mha_head_distances **distances; /* [layers] of texts; NULL: not asked for */
     mha_head_corpus *corpus;        /* of texts; NULL: not asked for */
+    cli_exit unsaved;               /* what the state could not be saved for; CLI_OK */
     float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
     float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
     double composition_chance;

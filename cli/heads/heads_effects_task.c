@@ -137,8 +137,7 @@ static cli_exit check_joint(const char *path, const task_line *line, const ids_o
     for (int64_t i = 0; i < prompt->count && same; i++) same = whole->ids[i] == prompt->ids[i];
     if (same) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT, HEADS,
-                    "%s: line %" PRId64
-                    ": %s \"%s\" does not begin a token after the prompt; most "
+                    "%s: line %" PRId64 ": %s \"%s\" does not begin a token after the prompt; most "
                     "models want the space in front of a word: \" word\"",
                     path, line->number, field_names[field], line->fields[field]);
 }

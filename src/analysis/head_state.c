@@ -231,7 +231,7 @@ static bool least_words(const described *d, int64_t *words)
            mhai_add_i64(heads, layers, words);
 }
 
-/* The description; the sizes it speaks of fit what is there before anything is taken for them. */
+/* The description; the sizes it names fit what is there before anything is taken for them. */
 static mha_status read_desc(mhai_state_io *io, mha_context *context, described *d)
 {
     void *memory;
@@ -251,7 +251,7 @@ static mha_status read_desc(mhai_state_io *io, mha_context *context, described *
                         (long long)d->scores, (int)MHA_MEASURES);
     if (d->desc.rare_rank == 0) mhai_state_fail(io, "has no rank of rare tokens");
     if (d->desc.layers > io->count - io->at || d->desc.relations > io->count - io->at)
-        mhai_state_fail(io, "speaks of more than is there");
+        mhai_state_fail(io, "mentions more than is there");
     MHA_TRY(io->status);
     MHA_TRY(mha_scratch_alloc(context, d->desc.layers, sizeof *d->each, &memory));
     d->desc.heads = d->each = memory;
@@ -267,7 +267,7 @@ static mha_status read_desc(mhai_state_io *io, mha_context *context, described *
 static mha_status too_short(mhai_state_io *io)
 {
     io->what = "the description";
-    mhai_state_fail(io, "speaks of more than is there");
+    mhai_state_fail(io, "mentions more than is there");
     return io->status;
 }
 

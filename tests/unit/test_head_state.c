@@ -377,7 +377,7 @@ static void every_truncation_is_noticed(void **state)
     }
 }
 
-/* Cut at a word, with length and check made right: what the words speak of is missing. */
+/* Cut at a word, with length and check made right: what the words name is missing. */
 static void sealed_truncations_are_noticed(void **state)
 {
     (void)state;
