@@ -67,12 +67,15 @@ static const args_option option_table[] = {
      .value = "FILE.html",
      .help = "a page about all heads: scatter, cards, the places in\nthe texts; implies --corpus",
      .field = offsetof(heads_options, page)},
+    ROW_TEXT(
+        "npy", heads_options, npy, "FOLDER",
+        "a new folder of NumPy arrays, one for each score, and\nan index.json; implies --corpus"),
     ROW_FLAG(0, "corpus", heads_options, corpus, 1,
              "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
              "luck"),
-    ROW_FLAG(
-        0, "composition", heads_options, composition, 1,
-        "with --details, --json or -o: which earlier heads each\nhead reads, from the weights"),
+    ROW_FLAG(0, "composition", heads_options, composition, 1,
+             "with --details, --json, --npy or -o: which earlier\nheads each head reads, from the "
+             "weights"),
     ROW_FLAG(0, "circuits", heads_options, circuits, 1,
              "what each head reads and writes by its weights alone:\ncopying, tokens at both ends"),
     ROW_TEXT("offset", heads_options, offset, "N",
@@ -206,14 +209,15 @@ static cli_exit check(const heads_options *options)
                         "the model folder is missing: multihead heads MODEL --text FILE");
     if (options->csv && options->json)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
-    if (options->corpus && !options->json && !options->page)
-        return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json or -o FILE.html");
+    if (options->corpus && !options->json && !options->page && !options->npy)
+        return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json, --npy or -o FILE.html");
     if (options->page && !strcmp(options->page, "-") && (options->json || options->csv))
         return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
                         options->json ? "json" : "csv");
-    if (options->composition && !options->json && !options->page && !options->details)
+    if (options->composition && !options->json && !options->page && !options->details &&
+        !options->npy)
         return cli_fail(CLI_USAGE, HEADS,
-                        "--composition requires --details, --json or -o FILE.html");
+                        "--composition requires --details, --json, --npy or -o FILE.html");
     if (maps && (options->composition || options->circuits || options->without.count > 0))
         return cli_fail(CLI_USAGE, HEADS,
                         "--attention has no model: leave out --composition, --circuits and "
@@ -223,6 +227,7 @@ static cli_exit check(const heads_options *options)
     if (options->offset && !options->circuits)
         return cli_fail(CLI_USAGE, HEADS, "--offset requires --circuits");
     CLI_TRY(check_state(options));
+    CLI_TRY(heads_npy_check(options));
     CLI_TRY(heads_effects_check(options));
     if (options->page && (maps || options->words))
         return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
@@ -275,6 +280,7 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     CLI_TRY(heads_choose(options, found, &rows, &count));
     if (options->circuits && count > 0) CLI_TRY(heads_circuits_make(options, found, rows, count));
     if (options->page) CLI_TRY(heads_write_page(options, model, sources, found, rows, count));
+    if (options->npy) CLI_TRY(heads_write_npy(options, found, rows, count));
     if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
@@ -353,6 +359,7 @@ cli_exit cmd_heads(int count, char *const *arguments)
         options.corpus = 1;
         CLI_TRY(cli_check(HEADS, files_check_place(options.page)));
     }
+    if (options.npy) options.corpus = 1;
     if (options.random < 0) options.random = DEFAULT_RANDOM;
     return heads(&options);
 }

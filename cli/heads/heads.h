@@ -30,6 +30,7 @@ typedef struct heads_options {
     args_real min, clusters; /* clusters: how far apart heads of one may be */
     int csv, json, details, quiet;
     const char *page;   /* FILE.html */
+    const char *npy;    /* a new folder of arrays */
     int corpus;         /* distributions, places, tokens */
     int composition;    /* which earlier heads a head reads */
     int circuits;       /* what heads read and write by their weights */
@@ -226,6 +227,11 @@ cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int
                         int64_t *clusters);
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);
 cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut);
+
+/* The folder of --npy (heads_npy.c): refused if it cannot be made; written. */
+cli_exit heads_npy_check(const heads_options *options);
+cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
+                         const heads_row *rows, int64_t count);
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
 cli_exit heads_write_json(const heads_options *options, const heads_found *found,
