@@ -1,6 +1,5 @@
 /* What was found as NumPy arrays in a folder (--npy), with an index that names each array, its axes and
  * definition: docs/heads-corpus.md. The folder appears with everything in it, or not at all. */
-#define _XOPEN_SOURCE 700 /* mkdtemp */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
@@ -8,18 +7,14 @@
 #include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_effects.h"
+#include "heads/heads_folder.h"
 
 #include <multihead/io.h>
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { NAME_BYTES = 96, DECILES = 11 };
 
@@ -33,50 +28,11 @@ typedef struct arrays {
     int64_t layers, heads, count;
 } arrays;
 
-/* ---- the folder ------------------------------------------------------------------------------- */
-
-/* Only what was written here is in it. */
-static void remove_folder(const char *folder)
-{
-    char path[4096];
-    DIR *open = opendir(folder);
-    for (struct dirent *e; open && (e = readdir(open));)
-        if (snprintf(path, sizeof path, "%s/%s", folder, e->d_name) < (int)sizeof path)
-            unlink(path);
-    if (open) closedir(open);
-    rmdir(folder);
-}
-
-static cli_exit cannot_write(const char *path)
-{
-    return cli_fail(CLI_NO_OUTPUT, HEADS, "%s: cannot write: %s", path, strerror(errno));
-}
-
 cli_exit heads_npy_check(const heads_options *options)
 {
-    struct stat status;
-    if (!options->npy) return CLI_OK;
-    if (!options->model || options->words)
+    if (options->npy && (!options->model || options->words))
         return cli_fail(CLI_USAGE, HEADS, "--npy requires a model and texts");
-    if (!*options->npy || lstat(options->npy, &status) == 0)
-        return cli_fail(CLI_USAGE, HEADS, "--npy %s: exists; name a new folder", options->npy);
-    return cli_check(HEADS, files_check_folder(options->npy));
-}
-
-static cli_exit make_folder(arrays *a)
-{
-    const size_t bytes = strlen(a->options->npy);
-    size_t end = bytes;
-    while (end > 1 && a->options->npy[end - 1] == '/') end--; /* beside it, not in it */
-    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)bytes + 16, &a->folder));
-    snprintf(a->folder, bytes + 16, "%.*s.part-XXXXXX", (int)end, a->options->npy);
-    if (!mkdtemp(a->folder)) {
-        a->folder = NULL;
-        return cannot_write(a->options->npy);
-    }
-    const mode_t mask = umask(0); /* mkdtemp() is for its owner alone */
-    umask(mask);
-    return chmod(a->folder, 0777 & ~mask) == 0 ? CLI_OK : cannot_write(a->options->npy);
+    return heads_folder_check("--npy", options->npy);
 }
 
 /* ---- arrays ----------------------------------------------------------------------------------- */
@@ -143,15 +99,6 @@ static cli_exit put_part(arrays *a, const char *file, const char *name, const ch
     return put(a, whole, name, part, &tensor, axes, definition);
 }
 
-static const char *definition_of(const char *name, int64_t score)
-{
-    if (score < MHA_MEASURES) return mha_measure_describe((mha_head_measure)score).text;
-    for (int n = 0; n < MHA_MEASURES && !strncmp(name, "random_", 7); n++)
-        if (!strcmp(name + 7, mha_measure_describe((mha_head_measure)n).name))
-            return mha_measure_describe((mha_head_measure)n).text;
-    return "share of links where the largest weight is on the partner";
-}
-
 static cli_exit put_distribution(arrays *a, const char *name, mha_head_measure which)
 {
     double *low, *high, *deciles;
@@ -200,7 +147,7 @@ static cli_exit put_score(arrays *a, int64_t score)
         }
     if (all == 0) return CLI_OK;
     CLI_TRY(
-        put_part(a, file, name, "value", value, MHA_F64, 1, HEAD_AXES, definition_of(name, score)));
+        put_part(a, file, name, "value", value, MHA_F64, 1, HEAD_AXES, heads_score_text(score)));
     CLI_TRY(put_part(a, file, name, "chance", chance, MHA_F64, 1, HEAD_AXES,
                      "of uniform attention over the same rows"));
     CLI_TRY(put_part(a, file, name, "rows", rows, MHA_I64, 1, HEAD_AXES, "that count"));
@@ -355,11 +302,9 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
     a.sink = mha_buffer_sink(&a.index);
     a.json.sink = &a.sink;
     signals_hold(); /* it ends in a moment, and cleans up */
-    cli_exit result = make_folder(&a);
+    cli_exit result = heads_folder_make(options->npy, &a.folder);
     if (result == CLI_OK) result = fill(&a, rows, count);
-    if (result == CLI_OK && rename(a.folder, options->npy) != 0)
-        result = cannot_write(options->npy);
-    if (result != CLI_OK && a.folder) remove_folder(a.folder);
+    result = heads_folder_finish(options->npy, a.folder, result);
     mha_buffer_free(&a.index);
     signals_release();
     CLI_TRY(result);

@@ -166,8 +166,8 @@ static cli_exit tokens_of(report *r, int64_t text, const text_tokens **tokens)
 }
 
 /* The bytes of the text from one token to the next, so that spaces stay; a special token's name. */
-static cli_exit spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
-                        char **text)
+cli_exit heads_report_spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
+                              char **text)
 {
     const maps_token *token = &tokens->list.items[i];
     if (token->special || token->begin < 0 || token->end < token->begin ||
@@ -196,16 +196,17 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
     CLI_TRY(ARENA_ALLOC(HEADS, end - first + 2, &texts));
     place->key = key < 0 ? -1 : key - first;
     if (key >= 0 && key < first) {
-        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+        CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
         CLI_TRY(text_of(&texts[count++], " … "));
         place->key = 0;
     }
     place->query = row - first + count;
-    for (int64_t i = first; i < end; i++) CLI_TRY(spelled(source, tokens, i, &texts[count++]));
+    for (int64_t i = first; i < end; i++)
+        CLI_TRY(heads_report_spelled(source, tokens, i, &texts[count++]));
     if (key >= end) {
         CLI_TRY(text_of(&texts[count++], " … "));
         place->key = count;
-        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+        CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
     }
     place->tokens = (const char *const *)texts;
     place->token_count = count;
