@@ -15,7 +15,9 @@
  * purpose, and reading needs none: whatever the bytes are, what is read is within the ranges that
  * measuring, merging and the scores need. Equal measurements have equal bytes.
  *
- * Stability: may change in a minor version, and the format with it (docs/stability.md).
+ * Another version of the format is refused, not read.
+ *
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_HEAD_STATE_H
