@@ -102,6 +102,28 @@ mha_status files_draw_in(const char *folder, const char *name, files_draw_fn *dr
     return draw_file(folder, name, draw, user);
 }
 
+/* path and reason */
+static mha_status cannot_write(const char *path)
+{
+    return mha_fail(MHA_ERR_WRITE, "%s: cannot write: %s", path, strerror(errno ? errno : EIO));
+}
+
+static mha_status write_stream(void *user, const void *bytes, size_t count)
+{
+    errno = 0;
+    return fwrite(bytes, 1, count, user) == count ? MHA_OK : cannot_write("a file");
+}
+
+mha_status files_append(const char *path, files_draw_fn *draw, const void *user)
+{
+    FILE *file = fopen(path, "ab");
+    if (!file) return cannot_write(path);
+    mha_status status = draw(user, &(mha_sink){.write = write_stream, .user = file});
+    errno = 0;
+    if (fclose(file) != 0 && status == MHA_OK) status = cannot_write(path);
+    return status;
+}
+
 static mha_status draw_npy(const void *user, const mha_sink *sink)
 {
     return mha_npy_write_to(sink, user);

@@ -24,6 +24,10 @@ mha_status files_draw(const char *path, files_draw_fn *draw, const void *user);
 mha_status files_draw_in(const char *folder, const char *name, files_draw_fn *draw,
                          const void *user);
 
+/* Let draw write after what path has. The file may stay half-written: for folders that have no name
+ * yet. */
+mha_status files_append(const char *path, files_draw_fn *draw, const void *user);
+
 /* Signals held back while a file is on its way. Start from {0}. */
 typedef struct files_guard {
     bool holding;

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { DEFAULT_RANDOM = 10 };
 
@@ -66,12 +67,17 @@ static const args_option option_table[] = {
      .value = "FILE.html",
      .help = "a page about all heads: scatter, cards, the places in\nthe texts; implies --corpus",
      .field = offsetof(heads_options, page)},
+    ROW_TEXT(
+        "npy", heads_options, npy, "FOLDER",
+        "a new folder of NumPy arrays, one for each score, and\nan index.json; implies --corpus"),
+    ROW_TEXT("headvis", heads_options, headvis, "FOLDER",
+             "a new folder for HeadVis: the selected heads in up to\n200 of the texts"),
     ROW_FLAG(0, "corpus", heads_options, corpus, 1,
              "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
              "luck"),
-    ROW_FLAG(
-        0, "composition", heads_options, composition, 1,
-        "with --details, --json or -o: which earlier heads each\nhead reads, from the weights"),
+    ROW_FLAG(0, "composition", heads_options, composition, 1,
+             "with --details, --json, --npy or -o: which earlier\nheads each head reads, from the "
+             "weights"),
     ROW_FLAG(0, "circuits", heads_options, circuits, 1,
              "what each head reads and writes by its weights alone:\ncopying, tokens at both ends"),
     ROW_TEXT("offset", heads_options, offset, "N",
@@ -89,6 +95,11 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "json", heads_options, json, 1, "the same as JSON, with the evidence"),
     ROW_NUMBER("width", heads_options, screen.width, 20, 10000, "terminal width in columns"),
     ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table"),
+    ROW_HEADING("Long work"),
+    ROW_TEXT("state", heads_options, state, "FILE",
+             "keep there what was measured: a second run\ncontinues; Ctrl-C saves"),
+    ROW_NUMBER("save-every", heads_options, save_every, 0, 1000000,
+               "seconds between two times; default 60; 0: after each\ntext"),
     ROW_HEADING("What is lost without heads (models that predict the next token)"),
     ROW_TEXT("ablate", heads_options, ablate, "KIND",
              "replace heads by zero, their mean, or what they do in\nanother text (resample): what "
@@ -103,10 +114,10 @@ static const args_option option_table[] = {
         "task", heads_options, task, "FILE",
         "prompts with right and wrong continuations, TSV or\nJSON lines (docs/ablation.md); with "
         "corrupted\nprompts heads are patched from one to the other"),
-    ROW_TEXT(
-        "paths", heads_options, paths, "LIST",
-        "of a task with corrupted prompts: what each head\nchanges by its paths to these only: "
-        "logits, or\nqueries, keys, values of heads: L18H6.k,L18H6.q"),
+    ROW_TEXT("paths", heads_options, paths, "LIST",
+             "of a task with corrupted prompts: what each\nhead changes by its paths to these "
+             "only: logits, or\n"
+             "queries, keys, values of heads: L18H6.k,L18H6.q"),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens that MODEL reads, one a\nline by id, instead"),
@@ -169,6 +180,28 @@ static cli_exit check_attention(const heads_options *o)
     return CLI_OK;
 }
 
+/* A place that cannot be written is refused before hours of work. */
+static cli_exit check_state(const heads_options *o)
+{
+    struct stat status;
+    if (!o->state) {
+        if (o->save_every < 0) return CLI_OK;
+        return cli_fail(CLI_USAGE, HEADS, "--save-every requires --state FILE");
+    }
+    if (!o->model || o->words)
+        return cli_fail(CLI_USAGE, HEADS, "--state requires a model and texts");
+    if (o->clusters.given)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--state does not keep the distances of --clusters; leave one of them out");
+    if (!strcmp(o->state, "-") || (stat(o->state, &status) == 0 && !S_ISREG(status.st_mode)))
+        return cli_fail(CLI_USAGE, HEADS, "--state %s: is no regular file", o->state);
+    if ((o->page && files_same(o->state, o->page)) ||
+        (o->text_file && files_same(o->state, o->text_file)))
+        return cli_fail(CLI_USAGE, HEADS, "--state and %s are the same file: %s",
+                        o->page && files_same(o->state, o->page) ? "-o" : "--text", o->state);
+    return cli_check(HEADS, files_check_place(o->state));
+}
+
 static cli_exit check(const heads_options *options)
 {
     const bool maps = options->attention.count > 0;
@@ -178,14 +211,15 @@ static cli_exit check(const heads_options *options)
                         "the model folder is missing: multihead heads MODEL --text FILE");
     if (options->csv && options->json)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
-    if (options->corpus && !options->json && !options->page)
-        return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json or -o FILE.html");
+    if (options->corpus && !options->json && !options->page && !options->npy && !options->headvis)
+        return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json, --npy or -o FILE.html");
     if (options->page && !strcmp(options->page, "-") && (options->json || options->csv))
         return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
                         options->json ? "json" : "csv");
-    if (options->composition && !options->json && !options->page && !options->details)
+    if (options->composition && !options->json && !options->page && !options->details &&
+        !options->npy)
         return cli_fail(CLI_USAGE, HEADS,
-                        "--composition requires --details, --json or -o FILE.html");
+                        "--composition requires --details, --json, --npy or -o FILE.html");
     if (maps && (options->composition || options->circuits || options->without.count > 0))
         return cli_fail(CLI_USAGE, HEADS,
                         "--attention has no model: leave out --composition, --circuits and "
@@ -194,6 +228,9 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--circuits requires the table, --json or -o FILE.html");
     if (options->offset && !options->circuits)
         return cli_fail(CLI_USAGE, HEADS, "--offset requires --circuits");
+    CLI_TRY(check_state(options));
+    CLI_TRY(heads_npy_check(options));
+    CLI_TRY(heads_headvis_check(options));
     CLI_TRY(heads_effects_check(options));
     if (options->page && (maps || options->words))
         return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
@@ -246,6 +283,8 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     CLI_TRY(heads_choose(options, found, &rows, &count));
     if (options->circuits && count > 0) CLI_TRY(heads_circuits_make(options, found, rows, count));
     if (options->page) CLI_TRY(heads_write_page(options, model, sources, found, rows, count));
+    if (options->npy) CLI_TRY(heads_write_npy(options, found, rows, count));
+    if (options->headvis) CLI_TRY(heads_write_headvis(options, model, sources, found, rows, count));
     if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
@@ -302,12 +341,13 @@ static cli_exit heads(const heads_options *options)
     if (effects && !found.stopped) CLI_TRY(heads_effects_make(options, &model, effects, &found));
     CLI_TRY(show(options, &model, &sources, &found));
     if (found.stopped) signals_end();
-    return CLI_OK;
+    return found.unsaved;
 }
 
 cli_exit cmd_heads(int count, char *const *arguments)
 {
     heads_options options = {.random = -1,
+                             .save_every = -1,
                              .offsets = {0, 63},
                              .ablate_heads = -1,
                              .ablate_pairs = -1,
@@ -323,6 +363,7 @@ cli_exit cmd_heads(int count, char *const *arguments)
         options.corpus = 1;
         CLI_TRY(cli_check(HEADS, files_check_place(options.page)));
     }
+    if (options.npy || options.headvis) options.corpus = 1;
     if (options.random < 0) options.random = DEFAULT_RANDOM;
     return heads(&options);
 }

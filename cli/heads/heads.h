@@ -29,17 +29,20 @@ typedef struct heads_options {
     const char *sort;
     args_real min, clusters; /* clusters: how far apart heads of one may be */
     int csv, json, details, quiet;
-    const char *page;   /* FILE.html */
-    int corpus;         /* distributions, places, tokens */
-    int composition;    /* which earlier heads a head reads */
-    int circuits;       /* what heads read and write by their weights */
-    const char *offset; /* of keys, for circuits: "1", "0-63" */
+    const char *page;          /* FILE.html */
+    const char *npy, *headvis; /* new folders: of arrays; of files for HeadVis */
+    int corpus;                /* distributions, places, tokens */
+    int composition;           /* which earlier heads a head reads */
+    int circuits;              /* what heads read and write by their weights */
+    const char *offset;        /* of keys, for circuits: "1", "0-63" */
     int64_t offsets[2];
     args_texts without; /* heads whose output is 0 */
     int64_t cut;        /* texts into pieces of so many tokens; 0: not */
     const char *ablate, *task,
         *paths; /* what takes the place of heads; FILE of prompts; receivers */
     int64_t ablate_heads, ablate_pairs, ablate_texts; /* -1: not given */
+    const char *state;  /* FILE that keeps what was measured; NULL: none */
+    int64_t save_every; /* seconds; -1: not given */
     int beside; /* measured beside something else, which says what is wrong with the numbers */
     screen_options screen;
     int64_t threads;
@@ -84,6 +87,7 @@ typedef struct heads_found {
     int64_t lost_links;             /* whose words have no token */
     mha_head_distances **distances; /* [layers] of texts; NULL: not asked for */
     mha_head_corpus *corpus;        /* of texts; NULL: not asked for */
+    cli_exit unsaved;               /* what the state could not be saved for; CLI_OK */
     float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
     float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
     double composition_chance;
@@ -126,6 +130,7 @@ cli_exit heads_arrays_make(const maps_tokens *tokens, heads_arrays *arrays);
  * "amod-back": is looked at by it). */
 int64_t heads_score_count(const heads_found *found);
 void heads_score_name(const heads_found *found, int64_t score, char *name, size_t size);
+const char *heads_score_text(int64_t score); /* its definition */
 mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head, int64_t score);
 
 /* The number of a score of that name, or -1. */
@@ -223,6 +228,21 @@ cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int
                         int64_t *clusters);
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);
 cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut);
+
+/* The folder of --headvis (heads_headvis.c), of the rows: likewise. */
+cli_exit heads_headvis_check(const heads_options *options);
+cli_exit heads_write_headvis(const heads_options *options, text_model *model,
+                             const heads_sources *sources, const heads_found *found,
+                             const heads_row *rows, int64_t count);
+
+/* A token as its text has it, with the spaces in front. */
+cli_exit heads_report_spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
+                              char **text);
+
+/* The folder of --npy (heads_npy.c): refused if it cannot be made; written. */
+cli_exit heads_npy_check(const heads_options *options);
+cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
+                         const heads_row *rows, int64_t count);
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
 cli_exit heads_write_json(const heads_options *options, const heads_found *found,

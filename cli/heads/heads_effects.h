@@ -80,4 +80,12 @@ cli_exit heads_effects_text(int64_t B, int64_t T, int64_t terms, mha_effect_text
 cli_exit heads_effects_print(const heads_options *options, const heads_found *found);
 void heads_effects_json(json_out *json, const heads_found *found);
 
+/* Columns of the page: of each measure the gradient's estimate of all heads, if there is one, and the
+ * effect of those measured exactly; and their values for a head. */
+enum { EFFECT_COLUMNS = 2 * EFFECT_MEASURES };
+cli_exit heads_effects_columns(const heads_found *found, mha_heads_column columns[EFFECT_COLUMNS],
+                               int64_t *count);
+void heads_effects_values(const heads_found *found, const heads_row *row,
+                          mha_heads_value values[EFFECT_COLUMNS]);
+
 #endif

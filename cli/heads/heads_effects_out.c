@@ -365,3 +365,65 @@ void heads_effects_json(json_out *json, const heads_found *found)
     put_pairs(json, found);
     json_print(json, "}");
 }
+
+/* ---- the page ------------------------------------------------------------------------------- */
+
+/* There are estimates of a measure, as where its set is large enough for a gradient. */
+static bool has(const heads_found *found, int m, told what)
+{
+    return what == ESTIMATE ? set_of(found, m)->estimates != NULL
+                            : found->effects->chosen_count > 0;
+}
+
+static const told of_page[2] = {ESTIMATE, SINGLE};
+
+cli_exit heads_effects_columns(const heads_found *found, mha_heads_column columns[EFFECT_COLUMNS],
+                               int64_t *count)
+{
+    const heads_effects *e = found->effects;
+    char name[NAME_BYTES], text[LINE_BYTES];
+    *count = 0;
+    for (int m = 0; m < e->measure_count; m++)
+        for (int i = 0; i < 2; i++) {
+            char *kept[2];
+            const bool exact = of_page[i] == SINGLE;
+            if (!has(found, m, of_page[i])) continue;
+            snprintf(name, sizeof name, "%s_%s", exact ? "effect" : "estimate",
+                     e->measures[m].name);
+            snprintf(text, sizeof text,
+                     "change without the head (%s ablation) of: %s; %s, mean over %" PRId64
+                     " texts (docs/ablation.md)",
+                     mha_ablation_name(e->kind), e->measures[m].text,
+                     exact ? "measured" : "estimated by a gradient, which tells where to measure",
+                     set_of(found, m)->data.texts);
+            CLI_TRY(arena_text(HEADS, name, strlen(name), &kept[0]));
+            CLI_TRY(arena_text(HEADS, text, strlen(text), &kept[1]));
+            columns[(*count)++] = (mha_heads_column){.name = kept[0], .text = kept[1], .luck = NAN};
+        }
+    return CLI_OK;
+}
+
+/* Rows are texts; a head that was not measured has none. */
+void heads_effects_values(const heads_found *found, const heads_row *row,
+                          mha_heads_value values[EFFECT_COLUMNS])
+{
+    const heads_effects *e = found->effects;
+    const int64_t head = row->layer * found->model->heads + row->head;
+    int64_t place = 0, used = 0;
+    while (place < e->chosen_count && e->chosen[place] != head) place++;
+    for (int m = 0; m < e->measure_count; m++)
+        for (int i = 0; i < 2; i++) {
+            if (!has(found, m, of_page[i])) continue;
+            mha_effect_interval x = {NAN, NAN, NAN, 0};
+            if (of_page[i] == ESTIMATE)
+                x = tell(found, m, ESTIMATE, head);
+            else if (place < e->chosen_count)
+                x = tell(found, m, SINGLE, place);
+            values[used++] = (mha_heads_value){.value = isnan(x.mean) ? 0 : x.mean,
+                                               .chance = NAN,
+                                               .low = x.low,
+                                               .high = x.high,
+                                               .rows = isnan(x.mean) ? 0 : x.texts,
+                                               .deciles = {NAN}};
+        }
+}

@@ -4,6 +4,7 @@
 #include "common/progress.h"
 #include "common/signals.h"
 #include "heads/heads.h"
+#include "heads/heads_state.h"
 
 #include <multihead/head_pass.h>
 
@@ -26,7 +27,7 @@ typedef struct job {
     const char *what;      /* "text" 3 of 8 */
     int64_t number, count; /* 3, 8 */
     int64_t rows;          /* tokens of it */
-    int64_t measured;      /* tokens of the texts until now */
+    heads_state state;
 } job;
 
 /* ---- Progress -------------------------------------------------------------------------------- */
@@ -172,13 +173,57 @@ static cli_exit encode(job *j, text_model *model, const heads_source *source, te
     return text_model_encode(model, &limits, source->text, source->bytes, NULL, 0, tokens);
 }
 
+static uint64_t print_of_string(uint64_t print, const char *text)
+{
+    for (; *text; text++) print = heads_state_mix(print, (unsigned char)*text);
+    return heads_state_mix(print, 0);
+}
+
+/* What gold links can be of. */
+static uint64_t print_of_relations(const job *j, const conllu *gold)
+{
+    uint64_t print = heads_state_mix(1, (uint64_t)j->options->predict);
+    for (int64_t r = 0; r < gold->relations; r++) print = print_of_string(print, gold->names[r]);
+    return print;
+}
+
+/* All of a text that scores depend on. */
+static uint64_t print_of_text(uint64_t print, const text_tokens *tokens,
+                              const conllu_sentence *gold)
+{
+    print = heads_state_mix(print, (uint64_t)tokens->list.count);
+    for (int64_t t = 0; t < tokens->list.count; t++) {
+        const maps_token *token = &tokens->list.items[t];
+        print = heads_state_mix(print, (uint64_t)tokens->ids[t]);
+        print = heads_state_mix(print, (uint64_t)(token->special ? 1 : 0) |
+                                           (is_separator(token, t) ? 2 : 0) |
+                                           (tokens->types ? (uint64_t)tokens->types[t] << 2 : 0));
+        if (gold) print = heads_state_mix(print, (uint64_t)token->begin);
+    }
+    for (int64_t w = 0; gold && w < gold->words; w++)
+        print = heads_state_mix(heads_state_mix(print, (uint64_t)gold->begin[w]),
+                                (uint64_t)gold->end[w]);
+    for (int64_t i = 0; gold && i < gold->link_count; i++) {
+        print = heads_state_mix(print, (uint64_t)gold->links[i].from);
+        print = heads_state_mix(print, (uint64_t)gold->links[i].to);
+        print = heads_state_mix(print, (uint64_t)gold->links[i].relation);
+    }
+    return print;
+}
+
 /* Tokens are counted first: which are rare is known when all are. */
 static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sources)
 {
+    heads_state *s = &j->state;
+    CLI_TRY(ARENA_ALLOC(HEADS, sources->count + 1, &s->prints));
+    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &s->lengths));
+    s->prints[0] = print_of_relations(j, &sources->gold);
     for (int64_t i = 0; i < sources->count; i++) {
         const size_t mark = arena_mark();
         text_tokens tokens;
         CLI_TRY(encode(j, model, &sources->items[i], &tokens));
+        s->prints[i + 1] = print_of_text(s->prints[i], &tokens, sources->items[i].gold);
+        s->lengths[i] = tokens.list.count;
         for (int64_t t = 0; t < tokens.list.count; t++)
             j->counts[tokens.ids[t]] += !tokens.list.items[t].special;
         j->found->token_count += tokens.list.count;
@@ -195,6 +240,11 @@ static cli_exit rank_tokens(job *j, int64_t vocab_size)
         HEADS, mha_head_pass_ranks(j->model->context, vocab_size, j->counts, j->ranks, &kinds)));
     j->rare_rank = kinds / 2 < RARE_RANK ? kinds / 2 : RARE_RANK;
     if (j->rare_rank < 1) j->rare_rank = 1;
+    uint64_t print = heads_state_mix(1, (uint64_t)kinds);
+    for (int64_t id = 0; id < vocab_size; id++)
+        if (j->counts[id] > 0)
+            print = heads_state_mix(heads_state_mix(print, (uint64_t)id), (uint64_t)j->ranks[id]);
+    j->state.word[STATE_RANKS] = print;
     return CLI_OK;
 }
 
@@ -207,7 +257,6 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
     CLI_TRY(make_arrays(j, &tokens, &d));
     if (source->gold) CLI_TRY(add_links(j, source->gold, &tokens, &d));
     CLI_TRY(measure(j, j->found->texts, &tokens, &d.text, &source->visit));
-    j->measured += tokens.list.count;
     arena_release(mark);
     return CLI_OK;
 }
@@ -231,22 +280,42 @@ static cli_exit create(const job *j, const heads_sources *sources, mha_head_meas
     return arena_keep(HEADS, *measures, destroy_measures);
 }
 
+static cli_exit next_text(job *j, text_model *model, const heads_sources *sources)
+{
+    heads_state *s = &j->state;
+    CLI_TRY(measure_text(j, model, &sources->items[j->number]));
+    s->word[STATE_TOKENS] += (uint64_t)s->lengths[j->number];
+    s->word[STATE_TEXTS] = (uint64_t)++j->number;
+    s->word[STATE_LOST_LINKS] = (uint64_t)j->found->lost_links;
+    s->kept = false;
+    heads_state_save_if_due(s, j->found);
+    return CLI_OK;
+}
+
 static cli_exit measure_texts(job *j, text_model *model, const heads_sources *sources)
 {
     const int64_t vocab_size = model->desc.vocab_size;
-    if (sources->count == 0) return CLI_OK;
+    heads_state *state = &j->state;
+    int64_t done = 0;
+    if (sources->count == 0) return heads_state_take_texts(state, j->options, j->found, 0, &done);
     CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->counts));
     CLI_TRY(count_tokens(j, model, sources));
     CLI_TRY(rank_tokens(j, vocab_size));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
-    if (j->options->corpus) CLI_TRY(heads_corpus_make(j->found, j->counts, vocab_size));
+    if (j->options->corpus || state->path)
+        CLI_TRY(heads_corpus_make(j->found, j->counts, vocab_size));
+    CLI_TRY(heads_state_take_texts(state, j->options, j->found, sources->count, &done));
     begin_progress(j, "text", sources->count);
+    j->number = done;
+    state->word[STATE_TEXTS] = (uint64_t)done;
     signals_hold();
     cli_exit result = CLI_OK;
-    for (; result == CLI_OK && j->number < sources->count && !signals_came(); j->number++)
-        result = measure_text(j, model, &sources->items[j->number]);
+    while (result == CLI_OK && j->number < sources->count && !signals_came())
+        result = next_text(j, model, sources);
     const bool stopped = signals_came() && j->number < sources->count;
+    if (stopped && result == CLI_OK && j->number > 0)
+        j->found->unsaved = heads_state_end(state, j->found);
     signals_release();
     CLI_TRY(result);
     j->found->text_count = j->number;
@@ -255,7 +324,7 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
         cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
                  sources->count);
         j->found->stopped = true;
-        j->found->token_count = j->measured;
+        j->found->token_count = (int64_t)state->word[STATE_TOKENS];
     }
     j->found->relations = sources->gold.names;
     j->found->relation_count = sources->gold.relations;
@@ -315,7 +384,8 @@ cli_exit heads_random_plan(const text_model *model, heads_random *plan)
     return CLI_OK;
 }
 
-static cli_exit measure_drawn(job *j, heads_random *plan, int64_t sequence)
+/* A sequence that the file has is drawn all the same: later ones depend on what was drawn. */
+static cli_exit measure_drawn(job *j, heads_random *plan, int64_t sequence, bool measured)
 {
     const int64_t room = plan->how.block * plan->how.repeats + 2;
     const size_t mark = arena_mark();
@@ -329,15 +399,45 @@ static cli_exit measure_drawn(job *j, heads_random *plan, int64_t sequence)
     CLI_TRY(cli_check(HEADS, mha_head_pass_repeated(&plan->how, plan->pool_count, plan->pool,
                                                     tokens.ids, special, &tokens.list.count)));
     for (int64_t i = 0; i < tokens.list.count; i++) tokens.list.items[i].special = special[i];
-    CLI_TRY(make_arrays(j, &tokens, &d));
-    CLI_TRY(measure(j, j->found->random, &tokens, &d.text, &(text_visit){0}));
+    j->state.word[STATE_RANDOM] = print_of_text(j->state.word[STATE_RANDOM], &tokens, NULL);
+    if (!measured) {
+        CLI_TRY(make_arrays(j, &tokens, &d));
+        CLI_TRY(measure(j, j->found->random, &tokens, &d.text, &(text_visit){0}));
+        j->state.word[STATE_SEQUENCES] = (uint64_t)sequence + 1;
+        j->state.kept = false;
+    }
     arena_release(mark);
+    return CLI_OK;
+}
+
+/* From sequence j->number on, until a signal comes. */
+static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
+{
+    cli_exit result = CLI_OK;
+    begin_progress(j, "random tokens", sequences);
+    signals_hold();
+    while (result == CLI_OK && j->number < sequences && !signals_came()) {
+        result = measure_drawn(j, plan, j->number, false);
+        if (result != CLI_OK) break;
+        j->number++;
+        heads_state_save_if_due(&j->state, j->found);
+    }
+    const bool stopped = signals_came() && j->number < sequences;
+    if (result == CLI_OK) j->found->unsaved = heads_state_end(&j->state, j->found);
+    signals_release();
+    CLI_TRY(result);
+    if (!stopped) return CLI_OK;
+    if (j->number == 0 && !j->found->texts) signals_end();
+    cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequences were measured",
+             j->number, sequences);
+    j->found->stopped = true;
     return CLI_OK;
 }
 
 static cli_exit measure_random(job *j, const text_model *model, int64_t sequences)
 {
     heads_random plan = {0};
+    const int64_t done = (int64_t)j->state.was[STATE_SEQUENCES];
     if (sequences == 0) return CLI_OK;
     CLI_TRY(heads_random_plan(model, &plan));
     if (plan.how.block < HEADS_LEAST_BLOCK) {
@@ -347,12 +447,12 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
     } else {
         CLI_TRY(create(j, NULL, &j->found->random));
     }
-    begin_progress(j, "random tokens", sequences);
-    for (int64_t i = 0; i < sequences; i++) {
-        j->number = i;
-        CLI_TRY(measure_drawn(j, &plan, i));
-    }
-    j->found->random_count = sequences;
+    for (j->number = 0; j->number < done; j->number++)
+        CLI_TRY(measure_drawn(j, &plan, j->number, true));
+    CLI_TRY(heads_state_take_random(&j->state, j->found));
+    j->state.word[STATE_SEQUENCES] = (uint64_t)done;
+    if (sequences > 0) CLI_TRY(draw_and_measure(j, &plan, sequences));
+    j->found->random_count = j->number;
     j->found->random_block = plan.how.block;
     j->found->random_repeats = plan.how.repeats;
     return CLI_OK;
@@ -361,7 +461,7 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
 /* ---- Heads that are left out ----------------------------------------------------------------- */
 
 static cli_exit make_gates(const heads_options *options, const text_model *model,
-                           heads_found *found)
+                           heads_found *found, int64_t *count)
 {
     const args_texts none = {0};
     maps_picks picks;
@@ -369,7 +469,7 @@ static cli_exit make_gates(const heads_options *options, const text_model *model
     CLI_TRY(text_model_pick(model, &none, &options->without, &picks));
     CLI_TRY(ARENA_ALLOC(HEADS, picks.layers * picks.heads, &found->gates));
     for (int64_t i = 0; i < picks.layers * picks.heads; i++) found->gates[i] = picks.on[i] ? 0 : 1;
-    cli_note(options->quiet, "without %" PRId64 " heads: their output is 0", picks.count);
+    *count = picks.count;
     return CLI_OK;
 }
 
@@ -385,9 +485,17 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
         found->heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
         found->count += found->heads[l];
     }
-    CLI_TRY(make_gates(options, model, found));
+    int64_t without = 0;
+    CLI_TRY(make_gates(options, model, found, &without));
+    CLI_TRY(heads_state_begin(options, found, &j.state));
+    cli_note(options->quiet || without == 0, "without %" PRId64 " heads: their output is 0",
+             without);
     CLI_TRY(measure_texts(&j, model, sources));
     if (!found->stopped) CLI_TRY(measure_random(&j, model, options->random));
+    if (!found->stopped && found->unsaved == CLI_OK)
+        found->unsaved = heads_state_end(&j.state, found);
+    arena_drop(j.state.file);
+    if (!options->corpus) found->corpus = NULL; /* kept for the state only */
     if (found->lost_links > 0)
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",

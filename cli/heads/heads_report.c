@@ -3,6 +3,7 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "heads/heads.h"
+#include "heads/heads_effects.h"
 
 #include <multihead/render_heads.h>
 
@@ -105,7 +106,8 @@ static cli_exit make_columns(report *r)
     const int64_t scores = heads_score_count(r->found);
     mha_heads_column *columns;
     mha_heads_value *values;
-    CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_CIRCUIT_COLUMNS, &columns));
+    int64_t effects = 0;
+    CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_CIRCUIT_COLUMNS + EFFECT_COLUMNS, &columns));
     CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
     for (int64_t s = 0; s < scores; s++) {
         bool any = false;
@@ -119,6 +121,11 @@ static cli_exit make_columns(report *r)
         heads_circuits_columns(&columns[measured]);
         r->columns += HEADS_CIRCUIT_COLUMNS;
     }
+    const int64_t of_effects = r->columns;
+    if (r->found->effects) {
+        CLI_TRY(heads_effects_columns(r->found, &columns[of_effects], &effects));
+        r->columns += effects;
+    }
     CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
     for (int64_t h = 0; h < r->count; h++) {
         for (int64_t s = 0; s < scores; s++)
@@ -126,6 +133,8 @@ static cli_exit make_columns(report *r)
                 make_value(r, &r->rows[h], s, &values[h * r->columns + r->column_of[s]]);
         if (r->found->circuits)
             heads_circuits_values(r->found, &r->rows[h], &values[h * r->columns + measured]);
+        if (effects > 0)
+            heads_effects_values(r->found, &r->rows[h], &values[h * r->columns + of_effects]);
     }
     r->page.columns = columns;
     r->page.column_count = r->columns;
@@ -157,8 +166,8 @@ static cli_exit tokens_of(report *r, int64_t text, const text_tokens **tokens)
 }
 
 /* The bytes of the text from one token to the next, so that spaces stay; a special token's name. */
-static cli_exit spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
-                        char **text)
+cli_exit heads_report_spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
+                              char **text)
 {
     const maps_token *token = &tokens->list.items[i];
     if (token->special || token->begin < 0 || token->end < token->begin ||
@@ -187,16 +196,17 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
     CLI_TRY(ARENA_ALLOC(HEADS, end - first + 2, &texts));
     place->key = key < 0 ? -1 : key - first;
     if (key >= 0 && key < first) {
-        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+        CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
         CLI_TRY(text_of(&texts[count++], " … "));
         place->key = 0;
     }
     place->query = row - first + count;
-    for (int64_t i = first; i < end; i++) CLI_TRY(spelled(source, tokens, i, &texts[count++]));
+    for (int64_t i = first; i < end; i++)
+        CLI_TRY(heads_report_spelled(source, tokens, i, &texts[count++]));
     if (key >= end) {
         CLI_TRY(text_of(&texts[count++], " … "));
         place->key = count;
-        CLI_TRY(spelled(source, tokens, key, &texts[count++]));
+        CLI_TRY(heads_report_spelled(source, tokens, key, &texts[count++]));
     }
     place->tokens = (const char *const *)texts;
     place->token_count = count;

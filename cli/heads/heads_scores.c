@@ -32,6 +32,14 @@ void heads_score_name(const heads_found *found, int64_t score, char *name, size_
         snprintf(name, size, "%s%s", found->relations[relation / 2], relation % 2 ? "-back" : "");
 }
 
+const char *heads_score_text(int64_t score)
+{
+    const int64_t relation = score - MHA_MEASURES - ON_RANDOM;
+    if (score < MHA_MEASURES) return mha_measure_describe((mha_head_measure)score).text;
+    if (relation < 0) return mha_measure_describe(on_random[score - MHA_MEASURES]).text;
+    return "share of links where the largest weight is on the partner";
+}
+
 mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head, int64_t score)
 {
     const int64_t relation = score - MHA_MEASURES - ON_RANDOM;

@@ -129,7 +129,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_values(mha_head_corpus *corpus,
  * Add another corpus, of other texts, measured with the same desc.
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (the same object, other heads or desc, a
- *          text is open).   Threads  one.   Since  1.0
+ *          text is open); MHA_ERR_SIZE (sums beyond 2^62). Nothing is then changed.
+ * Threads  one.   Since  1.0
  */
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge(mha_head_corpus *corpus,
                                                        const mha_head_corpus *from);

@@ -328,7 +328,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measur
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, layers, heads or
- *          another field of the descriptions differ); nothing is then changed.
+ *          another field of the descriptions differ); MHA_ERR_SIZE (more than 2^53 rows). Nothing is
+ *          then changed.
  * Threads  one; from may be of another context that is not in use.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *measures,

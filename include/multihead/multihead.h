@@ -25,6 +25,7 @@
 #include <multihead/head_corpus.h>
 #include <multihead/head_distances.h>
 #include <multihead/head_pass.h>
+#include <multihead/head_state.h>
 #include <multihead/heads.h>
 #include <multihead/importance.h>
 #include <multihead/linear_attention.h>

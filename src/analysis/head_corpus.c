@@ -367,6 +367,52 @@ static void merge_head(const mha_head_corpus *c, const mha_head_corpus *from, in
     to->written += x->written, to->written_rows += x->written_rows;
 }
 
+static bool sums_fit(const mhai_corpus_sum *a, const mhai_corpus_sum *b, int64_t count)
+{
+    bool fit = true;
+    for (int64_t i = 0; i < count; i++)
+        fit &= mhai_head_measures_fit(&a[i].value, &b[i].value, 1, MHAI_SUM_MOST) &&
+               mhai_head_measures_fit(&a[i].rows, &b[i].rows, 1, MHAI_SUM_MOST);
+    return fit;
+}
+
+static bool head_fits(const mhai_corpus_head *a, const mhai_corpus_head *b)
+{
+    bool fit = true;
+    for (int n = 0; n < MHA_MEASURES; n++) /* bins and texts are within these */
+        fit &= mhai_head_measures_fit(&a->score[n].rows, &b->score[n].rows, 1, MHAI_COUNT_MOST) &&
+               mhai_head_measures_fit(&a->score[n].binned, &b->score[n].binned, 1, MHAI_COUNT_MOST);
+    for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
+        const mhai_corpus_position *x = &a->position[i], *y = &b->position[i];
+        const int64_t of_x[] = {x->rows, x->entropy, x->distance};
+        const int64_t of_y[] = {y->rows, y->entropy, y->distance};
+        fit &= mhai_head_measures_fit(of_x, of_y, 1, MHAI_COUNT_MOST) &&
+               mhai_head_measures_fit(of_x + 1, of_y + 1, 2, MHAI_SUM_MOST);
+    }
+    const int64_t x[] = {a->rest_rows, a->moved_rows, a->written_rows,
+                         a->rest,      a->moved,      a->written};
+    const int64_t y[] = {b->rest_rows, b->moved_rows, b->written_rows,
+                         b->rest,      b->moved,      b->written};
+    return fit && mhai_head_measures_fit(x, y, 3, MHAI_COUNT_MOST) &&
+           mhai_head_measures_fit(x + 3, y + 3, 3, MHAI_SUM_MOST);
+}
+
+/* Nothing that mha_head_corpus_merge() adds overflows, whatever a file said. */
+static bool all_fit(const mha_head_corpus *c, const mha_head_corpus *from)
+{
+    const int64_t heads = c->heads * c->vocab, layers = c->layers * c->vocab;
+    bool fit = mhai_head_measures_fit(&c->texts, &from->texts, 1, MHAI_COUNT_MOST);
+    for (int64_t h = 0; h < c->heads; h++) fit &= head_fits(&c->head[h], &from->head[h]);
+    return fit &&
+           sums_fit(c->replicate, from->replicate, c->replicates * c->heads * MHA_MEASURES) &&
+           sums_fit(c->permutation, from->permutation, c->permutations * c->heads * MHA_MEASURES) &&
+           mhai_head_measures_fit(c->read, from->read, heads, MHAI_SUM_MOST) &&
+           mhai_head_measures_fit(c->written, from->written, heads, MHAI_SUM_MOST) &&
+           mhai_head_measures_fit(c->expected, from->expected, layers, MHAI_SUM_MOST) &&
+           mhai_head_measures_fit(c->key_count, from->key_count, layers, MHAI_COUNT_MOST) &&
+           mhai_head_measures_fit(c->row_count, from->row_count, layers, MHAI_COUNT_MOST);
+}
+
 mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from)
 {
     if (!c || !from)
@@ -379,6 +425,8 @@ mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from
         c->permutations != from->permutations || c->seed != from->seed)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_corpus_merge: the two were created from different descriptions");
+    if (!all_fit(c, from))
+        return mha_fail(MHA_ERR_SIZE, "mha_head_corpus_merge: sums beyond 2^62, or 2^53 rows");
     for (int64_t h = 0; h < c->heads; h++) merge_head(c, from, h);
     add_sums(c->replicate, from->replicate, c->replicates * c->heads * MHA_MEASURES);
     add_sums(c->permutation, from->permutation, c->permutations * c->heads * MHA_MEASURES);

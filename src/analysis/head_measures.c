@@ -45,7 +45,7 @@ static int64_t ats(const mha_head_measures *m)
 }
 
 /* Doubles that are summed of a head: those that join() goes through. */
-static int64_t exacts(const mha_head_measures *m)
+int64_t mhai_head_measures_exacts(const mha_head_measures *m)
 {
     return 2 * MHA_MEASURES + 2 * ats(m) + 6 * m->relations;
 }
@@ -72,7 +72,7 @@ void mha_head_measures_destroy(mha_head_measures *m)
     give(m, m->all_at, heads_of(m) * ats(m), sizeof *m->all_at);
     give(m, m->all_links, heads_of(m) * 2 * m->relations, sizeof *m->all_links);
     give(m, m->kept, heads_of(m), sizeof *m->kept);
-    give(m, m->exact, heads_of(m) * exacts(m), sizeof *m->exact);
+    give(m, m->exact, heads_of(m) * mhai_head_measures_exacts(m), sizeof *m->exact);
     give(m, m->maps, m->most_heads, sizeof *m->maps);
     give(m, m->link_offsets, far_links(m), sizeof *m->link_offsets);
     give(m, m->link_count, m->layers * 2 * m->relations, sizeof *m->link_count);
@@ -150,7 +150,7 @@ static mha_status take_sums(mha_head_measures *m)
 {
     const int64_t heads = heads_of(m);
     m->kept = take(m, heads, sizeof *m->kept);
-    m->exact = take(m, heads * exacts(m), sizeof *m->exact);
+    m->exact = take(m, heads * mhai_head_measures_exacts(m), sizeof *m->exact);
     m->maps = take(m, m->most_heads, sizeof *m->maps);
     m->all_at = take(m, heads * ats(m), sizeof *m->all_at);
     m->all_links = take(m, heads * 2 * m->relations, sizeof *m->all_links);
@@ -396,7 +396,7 @@ static void join(mha_head_measures *m, int64_t h, const mhai_head_kept *from,
                  const mhai_exact *exact, int64_t texts)
 {
     mhai_head_kept *to = &m->kept[h];
-    adder x = {m->exact + h * exacts(m), exact};
+    adder x = {m->exact + h * mhai_head_measures_exacts(m), exact};
     for (int n = 0; n < MHA_MEASURES; n++) {
         add(&x, &to->sum[n].value, from->sum[n].value);
         add(&x, &to->sum[n].chance, from->sum[n].chance);
@@ -450,6 +450,34 @@ static mha_status check_alike(const mha_head_measures *m, const mha_head_measure
                     "mha_head_measures_merge: the two were created from different descriptions");
 }
 
+bool mhai_head_measures_fit(const int64_t *a, const int64_t *b, int64_t count, int64_t most)
+{
+    bool fit = true;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t sum;
+        fit &= mhai_add_i64(a[i], b[i], &sum) && sum <= most && sum >= -most;
+    }
+    return fit;
+}
+
+static bool counts_fit(const mha_head_measures *m, const mha_head_measures *from)
+{
+    const int64_t links = m->layers * 2 * m->relations, most = MHAI_COUNT_MOST;
+    bool fit = mhai_head_measures_fit(&m->texts, &from->texts, 1, most) &&
+               mhai_head_measures_fit(m->link_count, from->link_count, links, most) &&
+               mhai_head_measures_fit(m->link_offsets, from->link_offsets, far_links(m), most);
+    for (int64_t h = 0; h < heads_of(m); h++) { /* largest and hits are within rows and links */
+        const mhai_head_kept *a = &m->kept[h], *b = &from->kept[h];
+        for (int n = 0; n < MHA_MEASURES; n++)
+            fit &= mhai_head_measures_fit(&a->sum[n].rows, &b->sum[n].rows, 1, most);
+        for (int64_t n = 0; n < ats(m); n++)
+            fit &= mhai_head_measures_fit(&a->at[n].rows, &b->at[n].rows, 1, most);
+        for (int64_t n = 0; n < 2 * m->relations; n++)
+            fit &= mhai_head_measures_fit(&a->links[n].links, &b->links[n].links, 1, most);
+    }
+    return fit;
+}
+
 mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures *from)
 {
     if (!m || !from)
@@ -459,8 +487,10 @@ mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_merge: %s",
                         m == from ? "both are the same object" : "a text is open; end it first");
     MHA_TRY(check_alike(m, from));
+    if (!counts_fit(m, from))
+        return mha_fail(MHA_ERR_SIZE, "mha_head_measures_merge: more than 2^53 rows");
     for (int64_t h = 0; h < heads_of(m); h++)
-        join(m, h, &from->kept[h], from->exact + h * exacts(m), m->texts);
+        join(m, h, &from->kept[h], from->exact + h * mhai_head_measures_exacts(m), m->texts);
     for (int64_t n = 0; n < far_links(m); n++) m->link_offsets[n] += from->link_offsets[n];
     for (int64_t n = 0; n < m->layers * 2 * m->relations; n++)
         m->link_count[n] += from->link_count[n];

@@ -22,6 +22,12 @@ enum {
     MHAI_HEAD_FAR_LINK = 64 /* offsets of links in words, for the baseline */
 };
 
+/* What counts and integer sums stay within when objects are merged or read from a file: counts can
+ * still be doubled, and 256 of them added; a text adds less than 2^60 to a sum (2^24 rows of terms
+ * below 2^36, or 20 times 2^20 rows of terms below 2^30 in the bootstrap). */
+#define MHAI_COUNT_MOST (INT64_C(1) << 53)
+#define MHAI_SUM_MOST (INT64_C(1) << 62)
+
 /* A share of the map, the same for each family: 1 / 8 of the pairs that are visible. */
 #define MHAI_HEAD_AREA 0.125
 
@@ -139,6 +145,12 @@ struct mha_head_measures {
     void *map_memory;
     size_t map_bytes;
 };
+
+/* head_measures.c: exact sums of a head */
+int64_t mhai_head_measures_exacts(const mha_head_measures *m);
+
+/* Whether a + b stays within -most .. most, each. */
+bool mhai_head_measures_fit(const int64_t *a, const int64_t *b, int64_t count, int64_t most);
 
 /* head_text.c */
 MHA_NODISCARD mha_status mhai_head_text_open(mha_head_measures *m, const mha_heads_text *text);

@@ -112,6 +112,37 @@ def either_is_death():
           f"only L1H1 writes what the output reads: {direct}")
 
 
+def page():
+    """Columns of the page hold what --json says: estimates of all heads, effects of those measured."""
+    path = FOLDER / "effects.html"
+    some = ["--random", 3, "--ablate", "zero", "--ablate-heads", 2]
+    result = heads(DEMO, *some, "-o", path, "--json", "-q")
+    check(result.code == 0, f"-o --ablate: {result.errors}")
+    text = path.read_text()
+    data = json.loads(re.search(r'type="application/json"[^>]*>(.*?)</script>', text, re.S)[1])
+    names = [(card["layer"], card["head"]) for card in data["heads"]]
+    columns = {column["name"]: column for column in data["columns"]}
+    found = json.loads(result.out)["effects"]["heads"]
+    check("effect_repeats" in columns and "estimate_repeats" in columns, f"{list(columns)}")
+    measured = 0
+    for name, key in (("estimate_repeats", "estimate"), ("effect_repeats", "effect")):
+        column = columns[name]
+        check("zero ablation" in column["text"] and "ablation.md" in column["text"], column["text"])
+        check(len(column["values"]) == len(found) == 4, "all heads")
+        for head in found:
+            value = column["values"][names.index((head["layer"], head["number"]))]
+            told = head.get(key)
+            measured += key == "effect" and told is not None
+            if told is None:
+                check(value is None, f"{name} {head['head']}: {value}, not measured")
+                continue
+            told = told["repeats"]
+            for i, part in ((0, "mean"), (2, "low"), (3, "high")):
+                check(abs(value[i] - told[part]) <= 2e-4 * abs(told[part]) + 1e-9, f"{name} {value} {told}")
+            check(value[1] is None and value[4] == 3, f"no chance, three texts: {value}")
+    check(0 < measured < 4, f"{measured} heads measured")
+
+
 def tables():
     path = written("texts.txt", "\n".join(TEXTS) + "\n")
     some = [DEMO, "--text", path, "--random", 2, "--ablate", "mean"]
@@ -212,6 +243,7 @@ def bad_input():
 
 
 either_is_death()
+page()
 tables()
 perplexity_agrees()
 tasks()

@@ -14,7 +14,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
-USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED = 2, 3, 4, 5
+USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
 # A title, a screen wiped, DEL, CSI as a byte and as U+009B, marks of direction, separators, a tag and a
 # line that looks like ours.
 EVIL_TEXT = "e\x1b]0;pwn\x07\x1b[2J\x7f\x9b31m\u202e\u2066\u061c\u2028\ufeff\ufffe\U000e0041\nFORGED\r\t"
@@ -147,6 +147,9 @@ def table(f):
             ([causal, "--text", f["text"], "--role", EVIL_TEXT], USAGE, "text"),
             ([causal, "--text", f["text"], "--sort", EVIL], None, "text"),
             ([causal, "--words"], 0, "text"), ([bert, "--words"], 0, "text"),
+            ([causal, "--text", f["text"], "--random", 0, "--state", FOLDER / os.fsdecode(b"k" + EVIL)], 0, "text"),
+            ([causal, "--text", f["text"], "--state", f["odd"]], None, "text"),
+            ([causal, "--text", f["text"], "--state", FOLDER / os.fsdecode(EVIL) / "s"], NO_OUTPUT, "text"),
             (["--attention", f["maps.npy"], "--tokens", f["tokens.json"], "--details"], 0, "text"),
             (["--attention", f["maps.npy"], "--tokens", f["text"]], BAD_INPUT, "text"),
             (["--attention", f["q.npy"]], BAD_INPUT, "text"), (["--attention", f["odd"]], None, "text")],

@@ -16,6 +16,24 @@ def parts(*pieces):
     return CUT.join(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
 
 
+# ---- states of heads --------------------------------------------------------------------------
+
+def of_state():
+    """0: a state that is measured, then words of it written over; 1: bytes as they are."""
+    yield "whole", bytes([0, 1, 1, 1, 2, 1, 1, 2])
+    yield "no-heads", bytes([0, 0, 0, 1, 1, 0, 0, 0])
+    yield "means", bytes([0, 2, 1, 0, 2, 0, 0, 0])
+    # places 3, ... of the head: scores, layers, offsets, near, rank, relations, corpus, heads
+    for at in range(3, 14):
+        yield f"word-{at}", bytes([0, 1, 1, 1, 2, 1, 1, 2, 1, at, 33, 2, at % 2])
+    for at, bit in ((500, 62), (3000, 53), (7000, 63), (9000, 61)):
+        yield f"far-{at}", bytes([0, 1, 0, 1, 3, 0, 1, 3, 0]) + struct.pack(">I", at) + bytes([bit, 1, 0])
+    yield "short", bytes([0, 1, 1, 1, 2, 1, 1, 2, 1, 40, 5, 2, 0, 0, 0, 0, 200, 1])
+    words = [0x534441454841484D, 1, 0, 29, 1, 1, 2, 1, 0, 0, 0, 0, 0]
+    yield "bytes", b"\1" + struct.pack(f"<{len(words)}Q", *words)
+    yield "none", b"\1"
+
+
 # ---- safetensors, .npy ------------------------------------------------------------------------
 
 def floats(count, seed=0):

@@ -193,3 +193,36 @@ def test_a_thousand_heads(written, folder, open_page):  # noqa: F811
 
 def test_size(large):
     assert large.stat().st_size < 10_000_000
+
+
+def test_effects(folder, open_page):  # noqa: F811
+    """What --ablate measured: axes of the scatter, and on the card with interval and definition."""
+    model, path = folder / "induction", folder / "effects.html"
+    subprocess.run([PROGRAM, "train", "induction", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o", model],
+                   check=True, capture_output=True)
+    subprocess.run([PROGRAM, "heads", model, "--random", "3", "--ablate", "zero", "--ablate-heads", "2", "--pairs", "0",
+                    "-o", path, "--quiet"], check=True, capture_output=True)
+    data = json.loads(data_of(path.read_text()).group(2))
+    effects = {c["name"]: c["values"] for c in data["columns"]}
+    measured = [h for h, value in enumerate(effects["effect_repeats"]) if value]
+    assert 0 < len(measured) < len(data["heads"]) and all(effects["estimate_repeats"])
+    page = open_page(path, *SIZES[2])
+    page.select_option("#x", label="estimate_repeats")
+    page.select_option("#y", label="effect_repeats")
+    dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
+    assert sorted(h for h, _, _ in dots) == measured  # who was not measured has no place
+    by_x = [h for h, _, _ in sorted(dots, key=lambda d: d[1])]
+    assert by_x == sorted(measured, key=lambda h: effects["estimate_repeats"][h][0])
+    by_y = [h for h, _, _ in sorted(dots, key=lambda d: -d[2])]
+    assert by_y == sorted(measured, key=lambda h: effects["effect_repeats"][h][0])
+    page.locator(f"#layers [data-head='{measured[0]}']").click()
+    card = page.locator(".hcard")
+    card.get_by_role("button", name="effect_repeats", exact=True).click()
+    expect(card.locator(".measure .about")).to_contain_text("change without the head (zero ablation)")
+    expect(card.locator(".measure .about")).to_contain_text("95 %")
+    other = next(h for h in range(len(data["heads"])) if h not in measured)
+    page.locator(f"#layers [data-head='{other}']").click()
+    names = page.locator(".hcard .measure button").all_text_contents()
+    assert "estimate_repeats" in names and "effect_repeats" not in names
+    page.reload()
+    assert page.locator("#x").evaluate("e => e.selectedOptions[0].textContent") == "estimate_repeats"

@@ -1,0 +1,524 @@
+/* What was found as the folder that HeadVis (Luger et al. 2026) shows, as data_pipeline.py of its release
+ * describes it: config.json, scatter_data.json and heads/LxHy.json. Texts run a second and a third time:
+ * once for the largest weight of each head in each, by which they are dealt into ten intervals, once for
+ * the weights of those that are shown. */
+#include "common/arena.h"
+#include "common/files.h"
+#include "common/progress.h"
+#include "common/signals.h"
+#include "heads/heads.h"
+#include "heads/heads_folder.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum {
+    MOST_TEXTS = 200, /* that are looked at, evenly spread: 20 in each interval */
+    INTERVALS = 10,
+    SAMPLES = 5, /* shown of each: half a megabyte a head for texts of 256 tokens */
+    LARGEST = 8, /* weights kept of a row, each at least LEAST: what HeadVis advises */
+    EDGES = 20,  /* of distances: 0, 1, 2, 4, ... */
+    BARS = 20,   /* of largest weights */
+    TOP_TOKENS = 50,
+    NAME_BYTES = 96,
+    PATH_BYTES = 4096
+};
+#define LEAST 0.005F
+
+/* A head that is written. */
+typedef struct shown_head {
+    heads_row row;
+    float *most;       /* [count] largest weight in each text */
+    uint8_t *interval; /* [count] 1 .. INTERVALS; 0: not shown */
+    double *mass[2];   /* [kinds + 1] by the kind of the query's token, of the key's */
+    int64_t distances[EDGES];
+    int64_t written; /* sequences */
+} shown_head;
+
+typedef struct headvis {
+    const heads_options *options;
+    const heads_found *found;
+    text_model *model;
+    const heads_sources *sources;
+    const char *folder;
+    shown_head *heads;         /* [head_count] */
+    int64_t *head_at;          /* [layers, heads] its place in them, or -1 */
+    int64_t head_count, count; /* count: texts */
+    int64_t *texts;            /* [count] their sources */
+    mha_tensor gates;
+    /* of the present text */
+    bool writing;
+    int64_t text, tokens;
+    const text_tokens *read;
+    int64_t *kinds; /* [tokens] */
+    char **strings; /* [tokens] */
+    int64_t layer;
+    int64_t *used;   /* [heads] weights kept of the layer's heads */
+    int32_t *places; /* [heads][tokens * LARGEST] query * tokens + key */
+    float *weights;
+    progress progress;
+    cli_exit failed;
+} headvis;
+
+static shown_head *head_of(const headvis *v, int64_t layer, int64_t head)
+{
+    const int64_t at = v->head_at[layer * v->found->model->heads + head];
+    return at < 0 ? NULL : &v->heads[at];
+}
+
+/* ---- rows ------------------------------------------------------------------------------------- */
+
+/* The largest weights of a row, by key. */
+static int64_t keep_row(const float *row, int64_t step, int64_t keys, int64_t found[LARGEST])
+{
+    int64_t held = 0;
+    for (int64_t j = 0; j < keys; j++) {
+        const float w = row[j * step];
+        if (w < LEAST || (held == LARGEST && w <= row[found[LARGEST - 1] * step])) continue;
+        int64_t at = held < LARGEST ? held++ : LARGEST - 1;
+        for (; at > 0 && row[found[at - 1] * step] < w; at--) found[at] = found[at - 1];
+        found[at] = j;
+    }
+    return held;
+}
+
+/* Without the diagonal, the first row and the first column, as HeadVis takes it. */
+static void find_most(shown_head *head, int64_t text, const float *row, int64_t step, int64_t i,
+                      int64_t keys)
+{
+    for (int64_t j = 1; i > 0 && j < keys; j++)
+        if (j != i && row[j * step] > head->most[text]) head->most[text] = row[j * step];
+}
+
+static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    headvis *v = user;
+    const int64_t step = p->stride[2], keys = p->shape[2];
+    (void)b;
+    for (int64_t h = 0; h < p->shape[0]; h++) {
+        shown_head *head = head_of(v, v->layer, h);
+        if (!head || (v->writing && !head->interval[v->text])) continue;
+        for (int64_t r = 0; r < p->shape[1]; r++) {
+            const float *from = (const float *)p->data + h * p->stride[0] + r * p->stride[1];
+            int64_t kept[LARGEST];
+            if (!v->writing) {
+                find_most(head, v->text, from, step, row + r, keys);
+                continue;
+            }
+            const int64_t count = keep_row(from, step, keys, kept);
+            for (int64_t n = 0; n < count; n++) {
+                const int64_t at = h * v->tokens * LARGEST + v->used[h]++;
+                v->places[at] = (int32_t)((row + r) * keys + kept[n]);
+                v->weights[at] = from[kept[n] * step];
+            }
+        }
+    }
+    return MHA_OK;
+}
+
+/* ---- a head's file ---------------------------------------------------------------------------- */
+
+typedef void put_fn(const headvis *v, shown_head *head, json_out *json);
+
+typedef struct appended {
+    const headvis *v;
+    shown_head *head;
+    put_fn *put;
+} appended;
+
+static mha_status draw_appended(const void *user, const mha_sink *sink)
+{
+    const appended *a = user;
+    json_out json = {.sink = sink};
+    a->put(a->v, a->head, &json);
+    return json.status;
+}
+
+/* What put prints, after what the head's file has. */
+static cli_exit append(const headvis *v, shown_head *head, put_fn *put)
+{
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/heads/L%" PRId64 "H%" PRId64 ".json", v->folder,
+             head->row.layer, head->row.head);
+    return cli_check(HEADS, files_append(path, draw_appended, &(appended){v, head, put}));
+}
+
+static void put_sequence(const headvis *v, shown_head *head, json_out *json)
+{
+    const int64_t h = head->row.head, n = v->tokens, first = h * n * LARGEST;
+    json_print(json, "%s{\"sequence_id\": %" PRId64 ", \"interval\": %d, \"seq_len\": %" PRId64,
+               head->written++ ? ",\n" : "{\"sequences\": [\n", v->texts[v->text],
+               (int)head->interval[v->text], n);
+    json_print(json, ", \"max_activation\": %.4f, \"tokens\": [", (double)head->most[v->text]);
+    for (int64_t i = 0; i < n; i++) {
+        if (i) json_print(json, ", ");
+        json_text(json, v->strings[i]);
+    }
+    json_print(json, "], \"attention_indices\": [");
+    for (int64_t i = 0; i < v->used[h]; i++)
+        json_print(json, "%s%d", i ? "," : "", (int)v->places[first + i]);
+    json_print(json, "], \"attention_values\": [");
+    for (int64_t i = 0; i < v->used[h]; i++) {
+        const int64_t q = v->places[first + i] / n, k = v->places[first + i] % n;
+        const double w = (double)v->weights[first + i];
+        int64_t distance = q > k ? q - k : k - q, bin = 0;
+        json_print(json, "%s%.4f", i ? "," : "", w);
+        head->mass[0][v->kinds[q]] += w;
+        head->mass[1][v->kinds[k]] += w;
+        for (; distance > 0 && bin < EDGES - 2; distance /= 2) bin++;
+        head->distances[bin]++;
+    }
+    json_print(json, "]}");
+}
+
+static mha_status look_at_layer(void *user, const mha_activations *kept, int64_t layer)
+{
+    headvis *v = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    bool any = false;
+    for (int64_t h = 0; h < v->found->heads[layer]; h++) {
+        const shown_head *head = head_of(v, layer, h);
+        any = any || (head && (!v->writing || head->interval[v->text]));
+        v->used[h] = 0;
+    }
+    if (!any) return MHA_OK;
+    progress_show(&v->progress,
+                  ((v->writing ? (double)v->count : 0) + (double)v->text +
+                   (double)layer / (double)v->found->layers) /
+                      (2 * (double)v->count),
+                  "HeadVis: %s, text %" PRId64 " of %" PRId64,
+                  v->writing ? "weights" : "largest weights", v->text + 1, v->count);
+    v->layer = layer;
+    mha_status status = mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view);
+    if (status == MHA_OK)
+        status = mha_attention_visit_rows(v->found->model->context, &view.attention, &view.q,
+                                          &view.k, 0, take_rows, v);
+    for (int64_t h = 0; status == MHA_OK && v->writing && h < v->found->heads[layer]; h++) {
+        shown_head *head = head_of(v, layer, h);
+        if (!head || !head->interval[v->text]) continue;
+        v->failed = append(v, head, put_sequence);
+        if (v->failed != CLI_OK) return MHA_ERR_CALLBACK;
+    }
+    return status;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------ */
+
+static bool is_shown(const headvis *v)
+{
+    for (int64_t i = 0; i < v->head_count; i++)
+        if (v->heads[i].interval[v->text]) return true;
+    return false;
+}
+
+static cli_exit read_text(headvis *v, text_tokens *tokens)
+{
+    const heads_source *source = &v->sources->items[v->texts[v->text]];
+    const text_limits limits = {.most = v->options->max_tokens, .truncate = v->options->truncate};
+    const int64_t heads = v->found->model->heads;
+    text_model_where(v->model, source->file, source->line);
+    CLI_TRY(text_model_encode(v->model, &limits, source->text, source->bytes, NULL, 0, tokens));
+    v->read = tokens;
+    v->tokens = tokens->list.count;
+    if (v->tokens > INT16_MAX)
+        return cli_fail(CLI_UNSUPPORTED, HEADS,
+                        "--headvis: a text has %" PRId64 " tokens, at most %d; cut it with --cut",
+                        v->tokens, INT16_MAX);
+    CLI_TRY(ARENA_ALLOC(HEADS, heads, &v->used));
+    if (!v->writing) return CLI_OK;
+    CLI_TRY(heads_corpus_ids(v->found, tokens, &v->kinds));
+    CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->places));
+    CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->weights));
+    CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->strings));
+    for (int64_t i = 0; i < v->tokens; i++)
+        CLI_TRY(heads_report_spelled(source, tokens, i, &v->strings[i]));
+    return CLI_OK;
+}
+
+static cli_exit run_texts(headvis *v, bool writing)
+{
+    v->writing = writing;
+    for (v->text = 0; v->text < v->count; v->text++) {
+        const size_t mark = arena_mark();
+        text_tokens tokens;
+        const text_visit visit = {
+            .after_layer = look_at_layer, .user = v, .gates = v->found->gates ? &v->gates : NULL};
+        if (signals_came()) return cli_fail_status(HEADS, MHA_ERR_CALLBACK); /* silent */
+        if (writing && !is_shown(v)) continue;
+        CLI_TRY(read_text(v, &tokens));
+        const mha_status status = text_model_run(v->model, &tokens, &visit);
+        progress_clear(&v->progress);
+        CLI_TRY(v->failed);
+        CLI_TRY(cli_check(HEADS, status));
+        arena_release(mark);
+    }
+    return CLI_OK;
+}
+
+/* ---- intervals -------------------------------------------------------------------------------- */
+
+typedef struct ranked {
+    float most;
+    int64_t text;
+} ranked;
+
+static int by_most(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+    if (x->most != y->most) return x->most < y->most ? -1 : 1;
+    return x->text < y->text ? -1 : x->text > y->text;
+}
+
+/* Texts in the order of their largest weights, in ten equal intervals; of each, evenly spread ones. */
+static cli_exit deal(headvis *v, shown_head *head)
+{
+    const size_t mark = arena_mark();
+    ranked *order;
+    CLI_TRY(ARENA_ALLOC(HEADS, v->count, &order));
+    for (int64_t i = 0; i < v->count; i++) order[i] = (ranked){head->most[i], i};
+    qsort(order, (size_t)v->count, sizeof *order, by_most);
+    for (int interval = 0; interval < INTERVALS; interval++) {
+        const int64_t begin = interval * v->count / INTERVALS,
+                      end = (interval + 1) * v->count / INTERVALS;
+        const int64_t shown = end - begin < SAMPLES ? end - begin : SAMPLES;
+        for (int64_t i = 0; i < shown; i++)
+            head->interval[order[begin + i * (end - begin) / shown].text] = (uint8_t)(interval + 1);
+    }
+    arena_release(mark);
+    return CLI_OK;
+}
+
+/* ---- the ends of files, and the others -------------------------------------------------------- */
+
+static void put_tokens(const headvis *v, const shown_head *head, int side, json_out *json)
+{
+    const int64_t kinds = v->found->kinds + 1;
+    double all = 0;
+    int64_t top[TOP_TOKENS], held = 0;
+    const double *mass = head->mass[side];
+    for (int64_t i = 0; i < kinds; i++) {
+        all += mass[i];
+        if (!(mass[i] > 0) || (held == TOP_TOKENS && mass[i] <= mass[top[held - 1]])) continue;
+        int64_t at = held < TOP_TOKENS ? held++ : TOP_TOKENS - 1;
+        for (; at > 0 && mass[top[at - 1]] < mass[i]; at--) top[at] = top[at - 1];
+        top[at] = i;
+    }
+    json_print(json, "[");
+    for (int64_t i = 0; i < held; i++) {
+        const size_t mark = arena_mark();
+        char *text = NULL;
+        if (top[i] < v->found->kinds &&
+            text_model_token(v->model, (int32_t)v->found->id_of[top[i]], &text) != CLI_OK)
+            json->status = MHA_ERR_CALLBACK;
+        json_print(json, "%s{\"token\": ", i ? ", " : "");
+        json_text(json, top[i] < v->found->kinds ? text : "(special tokens)");
+        json_print(json, ", \"weight\": %.4f}", mass[top[i]] / all);
+        arena_release(mark);
+    }
+    json_print(json, "]");
+}
+
+static void put_bins(json_out *json, const int64_t *values, int64_t count)
+{
+    json_print(json, "], \"bin_values\": [");
+    for (int64_t i = 0; i < count; i++) json_print(json, "%s%" PRId64, i ? ", " : "", values[i]);
+    json_print(json, "]}");
+}
+
+static void put_end(const headvis *v, shown_head *head, json_out *json)
+{
+    int64_t bars[BARS] = {0};
+    double sum = 0;
+    json_print(json, "%s],\n\"qk_distance_histogram\": {\"bin_edges\": [0",
+               head->written ? "\n" : "{\"sequences\": [");
+    for (int i = 1; i < EDGES; i++) json_print(json, ", %" PRId64, INT64_C(1) << (i - 1));
+    put_bins(json, head->distances, EDGES - 1);
+    json_print(json, ",\n\"top_query_tokens\": ");
+    put_tokens(v, head, 0, json);
+    json_print(json, ",\n\"top_key_tokens\": ");
+    put_tokens(v, head, 1, json);
+    for (int64_t i = 0; i < v->count; i++) {
+        const int bar = (int)(head->most[i] * BARS);
+        bars[bar < 0 ? 0 : bar < BARS ? bar : BARS - 1]++;
+        sum += (double)head->most[i];
+    }
+    json_print(json, ",\n\"histogram\": {\"bin_edges\": [0");
+    for (int i = 1; i <= BARS; i++) json_print(json, ", %.2f", (double)i / BARS);
+    put_bins(json, bars, BARS);
+    json_print(json, ",\n\"statistics\": {\"mean_max_activation\": %.4f}}\n",
+               v->count > 0 ? sum / (double)v->count : 0);
+}
+
+/* A score is an axis if every head that is shown has it. */
+static bool is_axis(const headvis *v, int64_t score)
+{
+    for (int64_t i = 0; i < v->head_count; i++)
+        if (heads_score(v->found, v->heads[i].row.layer, v->heads[i].row.head, score).rows == 0)
+            return false;
+    return true;
+}
+
+static mha_status draw_scatter(const void *user, const mha_sink *sink)
+{
+    const headvis *v = user;
+    json_out json = {.sink = sink};
+    char name[NAME_BYTES];
+    for (int64_t i = 0; i < v->head_count; i++) {
+        const heads_row *row = &v->heads[i].row;
+        json_print(&json, "%s{\"layer\": %" PRId64 ", \"head\": %" PRId64, i ? ",\n" : "[",
+                   row->layer, row->head);
+        for (int64_t s = 0; s < heads_score_count(v->found); s++) {
+            if (!is_axis(v, s)) continue;
+            heads_score_name(v->found, s, name, sizeof name);
+            json_print(&json, ", ");
+            json_text(&json, name);
+            json_number(&json, heads_score(v->found, row->layer, row->head, s).value, ": ");
+        }
+        json_print(&json, "}");
+    }
+    json_print(&json, "]\n");
+    return json.status;
+}
+
+/* Names of all axes, or of all with their definitions. */
+static void put_axes(const headvis *v, json_out *json, bool text)
+{
+    char name[NAME_BYTES];
+    bool first = true;
+    for (int64_t s = 0; s < heads_score_count(v->found); s++) {
+        if (!is_axis(v, s)) continue;
+        heads_score_name(v->found, s, name, sizeof name);
+        if (!first) json_print(json, ", ");
+        first = false;
+        json_text(json, name);
+        if (!text) continue;
+        json_print(json, ": ");
+        json_text(json, heads_score_text(s));
+    }
+}
+
+static mha_status draw_config(const void *user, const mha_sink *sink)
+{
+    const headvis *v = user;
+    json_out json = {.sink = sink};
+    json_print(&json, "{\"model_name\": ");
+    json_text(&json, v->found->model->name);
+    json_print(&json, ",\n \"heads\": [");
+    for (int64_t i = 0; i < v->head_count; i++)
+        json_print(&json, "%s[%" PRId64 ", %" PRId64 "]", i ? ", " : "", v->heads[i].row.layer,
+                   v->heads[i].row.head);
+    json_print(&json, "],\n \"n_layers\": %" PRId64 ", \"n_heads\": %" PRId64, v->found->layers,
+               v->found->model->heads);
+    json_print(&json, ", \"n_intervals\": %d,\n \"metrics\": [", (int)INTERVALS);
+    put_axes(v, &json, false);
+    json_print(&json, "],\n \"metric_descriptions\": {");
+    put_axes(v, &json, true);
+    json_print(&json, "},\n \"head_data_pattern\": \"L{layer}H{head}.json\", \"has_umap\": false, "
+                      "\"umap_heads\": [],\n");
+    json_print(&json, " \"custom_plots\": [{\"key\": \"qk_distance_histogram\", "
+                      "\"label\": \"Q-K distance\"},\n");
+    json_print(&json, "  {\"key\": \"histogram\", \"label\": \"Largest weight of a text\"}],\n");
+    json_print(&json, " \"custom_tables\": [{\"key\": \"top_query_tokens\", "
+                      "\"label\": \"Top query tokens\"},\n");
+    json_print(&json, "  {\"key\": \"top_key_tokens\", \"label\": \"Top key tokens\"}],\n");
+    json_print(&json, " \"statistics_display\": {\"mean_max_activation\": "
+                      "{\"label\": \"Mean max activation\", \"format\": \"default\"}}}\n");
+    return json.status;
+}
+
+static mha_status draw_nothing(const void *user, const mha_sink *sink)
+{
+    (void)user;
+    return sink->write(sink->user, "{}\n", 3);
+}
+
+/* ---- all -------------------------------------------------------------------------------------- */
+
+cli_exit heads_headvis_check(const heads_options *options)
+{
+    if (options->headvis && (!options->model || options->words))
+        return cli_fail(CLI_USAGE, HEADS, "--headvis requires a model and texts");
+    return heads_folder_check("--headvis", options->headvis);
+}
+
+static cli_exit make_heads(headvis *v, const heads_row *rows)
+{
+    const int64_t all = v->found->layers * v->found->model->heads;
+    CLI_TRY(ARENA_ALLOC(HEADS, all, &v->head_at));
+    CLI_TRY(ARENA_ALLOC(HEADS, v->head_count, &v->heads));
+    CLI_TRY(ARENA_ALLOC(HEADS, v->count, &v->texts));
+    for (int64_t i = 0; i < v->count; i++) v->texts[i] = i * v->found->text_count / v->count;
+    for (int64_t i = 0; i < all; i++) v->head_at[i] = -1;
+    for (int64_t i = 0; i < v->head_count; i++) {
+        shown_head *head = &v->heads[i];
+        head->row = rows[i];
+        v->head_at[rows[i].layer * v->found->model->heads + rows[i].head] = i;
+        CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->most));
+        CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->interval));
+        for (int side = 0; side < 2; side++)
+            CLI_TRY(ARENA_ALLOC(HEADS, v->found->kinds + 1, &head->mass[side]));
+    }
+    v->gates = mha_tensor_contiguous(v->found->gates, MHA_F32, 2,
+                                     (int64_t[]){v->found->layers, v->found->model->heads});
+    return CLI_OK;
+}
+
+static cli_exit make_subfolder(const headvis *v, const char *name)
+{
+    char path[PATH_BYTES];
+    if (snprintf(path, sizeof path, "%s/%s", v->folder, name) >= (int)sizeof path)
+        return cli_fail(CLI_NO_OUTPUT, HEADS, "%s: its path is too long", name);
+    return mkdir(path, 0777) == 0 ? CLI_OK : heads_folder_fail(path);
+}
+
+static cli_exit fill(headvis *v)
+{
+    char path[PATH_BYTES + 16];
+    CLI_TRY(make_subfolder(v, "heads"));
+    CLI_TRY(make_subfolder(v, "attributions"));
+    CLI_TRY(run_texts(v, false));
+    for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(deal(v, &v->heads[i]));
+    CLI_TRY(run_texts(v, true));
+    for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(append(v, &v->heads[i], put_end));
+    CLI_TRY(cli_check(HEADS, files_draw_in(v->folder, "scatter_data.json", draw_scatter, v)));
+    CLI_TRY(cli_check(HEADS, files_draw_in(v->folder, "server_config.json", draw_nothing, v)));
+    snprintf(path, sizeof path, "%s/attributions", v->folder);
+    CLI_TRY(cli_check(HEADS, files_draw_in(path, "manifest.json", draw_nothing, v)));
+    return cli_check(HEADS, files_draw_in(v->folder, "config.json", draw_config, v));
+}
+
+cli_exit heads_write_headvis(const heads_options *options, text_model *model,
+                             const heads_sources *sources, const heads_found *found,
+                             const heads_row *rows, int64_t count)
+{
+    headvis v = {.options = options,
+                 .found = found,
+                 .model = model,
+                 .sources = sources,
+                 .head_count = count,
+                 .count = found->text_count < MOST_TEXTS ? found->text_count : MOST_TEXTS,
+                 .progress = progress_begin(options->quiet)};
+    char *folder = NULL;
+    if (v.count == 0)
+        return cli_fail(CLI_USAGE, HEADS, "--headvis shows heads in texts; give --text FILE");
+    if (found->stopped) {
+        cli_note(false, "interrupted: %s is not written", options->headvis);
+        return CLI_OK;
+    }
+    CLI_TRY(make_heads(&v, rows));
+    signals_hold(); /* it ends after the present text, and cleans up */
+    cli_exit result = heads_folder_make(options->headvis, &folder);
+    v.folder = folder;
+    if (result == CLI_OK) result = fill(&v);
+    result = heads_folder_finish(options->headvis, folder, result);
+    signals_release();
+    if (result != CLI_OK && signals_came()) signals_end();
+    CLI_TRY(result);
+    cli_note(options->quiet, "wrote %s: %" PRId64 " heads in %" PRId64 " texts, for HeadVis",
+             options->headvis, count, v.count);
+    return CLI_OK;
+}

@@ -1,0 +1,313 @@
+/* What was found as NumPy arrays in a folder (--npy), with an index that names each array, its axes and
+ * definition: docs/heads-corpus.md. The folder appears with everything in it, or not at all. */
+#include "common/arena.h"
+#include "common/commands.h"
+#include "common/files.h"
+#include "common/json_out.h"
+#include "common/signals.h"
+#include "heads/heads.h"
+#include "heads/heads_effects.h"
+#include "heads/heads_folder.h"
+
+#include <multihead/io.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NAME_BYTES = 96, DECILES = 11 };
+
+typedef struct arrays {
+    const heads_options *options;
+    const heads_found *found;
+    char *folder;     /* being filled, beside the one asked for; NULL: there is none */
+    mha_buffer index; /* members of "arrays" */
+    json_out json;    /* into it */
+    mha_sink sink;
+    int64_t layers, heads, count;
+} arrays;
+
+cli_exit heads_npy_check(const heads_options *options)
+{
+    if (options->npy && (!options->model || options->words))
+        return cli_fail(CLI_USAGE, HEADS, "--npy requires a model and texts");
+    return heads_folder_check("--npy", options->npy);
+}
+
+/* ---- arrays ----------------------------------------------------------------------------------- */
+
+static mha_status draw_array(const void *user, const mha_sink *sink)
+{
+    return mha_npy_write_to(sink, user);
+}
+
+/* A file and its line of the index. axes: JSON; definition may be anything. */
+static cli_exit put(arrays *a, const char *file, const char *name, const char *part,
+                    const mha_tensor *data, const char *axes, const char *definition)
+{
+    json_out *json = &a->json;
+    char path[NAME_BYTES + 8];
+    snprintf(path, sizeof path, "%s.npy", file);
+    CLI_TRY(cli_check(HEADS, files_draw_in(a->folder, path, draw_array, data)));
+    json_print(json, "%s\n    {\"file\": ", a->count++ ? "," : "");
+    json_text(json, path);
+    json_print(json, ", \"name\": ");
+    json_text(json, name);
+    json_print(json, ", \"part\": ");
+    json_text(json, part);
+    json_print(json, ",\n     \"dtype\": \"%s\", \"shape\": [",
+               data->dtype == MHA_I64   ? "int64"
+               : data->dtype == MHA_F32 ? "float32"
+                                        : "float64");
+    for (int i = 0; i < data->ndim; i++)
+        json_print(json, "%s%" PRId64, i ? ", " : "", data->shape[i]);
+    json_print(json, "], \"axes\": %s,\n     \"definition\": ", axes);
+    json_text(json, definition);
+    json_print(json, "}");
+    return cli_check(HEADS, json->status);
+}
+
+#define HEAD_AXES "[\"layer\", \"head\"]"
+
+/* One number of each head, and `more` numbers if that is not 1. */
+static mha_tensor of_heads(const arrays *a, void *data, mha_dtype dtype, int64_t more)
+{
+    return mha_tensor_contiguous(data, dtype, more == 1 ? 2 : 3,
+                                 (int64_t[]){a->layers, a->heads, more});
+}
+
+static cli_exit empty(const arrays *a, int64_t more, double **numbers)
+{
+    const int64_t count = a->layers * a->heads * more;
+    CLI_TRY(ARENA_ALLOC(HEADS, count, numbers));
+    for (int64_t i = 0; i < count; i++) (*numbers)[i] = NAN;
+    return CLI_OK;
+}
+
+/* Parts of a name: NAME.npy, NAME.PART.npy. */
+static cli_exit put_part(arrays *a, const char *file, const char *name, const char *part,
+                         void *data, mha_dtype dtype, int64_t more, const char *axes,
+                         const char *definition)
+{
+    char whole[2 * NAME_BYTES];
+    const mha_tensor tensor = of_heads(a, data, dtype, more);
+    if (!strcmp(part, "value"))
+        snprintf(whole, sizeof whole, "%.80s", file);
+    else
+        snprintf(whole, sizeof whole, "%.70s.%s", file, part);
+    return put(a, whole, name, part, &tensor, axes, definition);
+}
+
+static cli_exit put_distribution(arrays *a, const char *name, mha_head_measure which)
+{
+    double *low, *high, *deciles;
+    CLI_TRY(empty(a, 1, &low));
+    CLI_TRY(empty(a, 1, &high));
+    CLI_TRY(empty(a, DECILES, &deciles));
+    for (int64_t l = 0; l < a->layers; l++)
+        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+            const int64_t i = l * a->heads + h;
+            const mha_head_distribution d =
+                mha_head_corpus_distribution(a->found->corpus, l, h, which);
+            if (d.rows == 0) continue;
+            low[i] = d.low;
+            high[i] = d.high;
+            memcpy(deciles + i * DECILES, d.deciles, sizeof d.deciles);
+        }
+    CLI_TRY(put_part(a, name, name, "low", low, MHA_F64, 1, HEAD_AXES,
+                     "2.5 % of the bootstrap over texts"));
+    CLI_TRY(put_part(a, name, name, "high", high, MHA_F64, 1, HEAD_AXES,
+                     "97.5 % of the bootstrap over texts"));
+    return put_part(a, name, name, "deciles", deciles, MHA_F64, DECILES,
+                    "[\"layer\", \"head\", \"decile\"]",
+                    "of rows: the smallest, 10 %, ... 90 %, the largest");
+}
+
+/* Relations are named by files: theirs are numbered. */
+static cli_exit put_score(arrays *a, int64_t score)
+{
+    const int64_t relations = heads_score_count(a->found) - 2 * a->found->relation_count;
+    char name[NAME_BYTES], file[NAME_BYTES];
+    double *value, *chance;
+    int64_t *rows, all = 0;
+    heads_score_name(a->found, score, name, sizeof name);
+    snprintf(file, sizeof file, "%s", name);
+    if (score >= relations) snprintf(file, sizeof file, "relation_%" PRId64, score - relations);
+    CLI_TRY(empty(a, 1, &value));
+    CLI_TRY(empty(a, 1, &chance));
+    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads, &rows));
+    for (int64_t l = 0; l < a->layers; l++)
+        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+            const int64_t i = l * a->heads + h;
+            const mha_head_score s = heads_score(a->found, l, h, score);
+            rows[i] = s.rows;
+            all += s.rows;
+            if (s.rows > 0) value[i] = s.value, chance[i] = s.chance;
+        }
+    if (all == 0) return CLI_OK;
+    CLI_TRY(
+        put_part(a, file, name, "value", value, MHA_F64, 1, HEAD_AXES, heads_score_text(score)));
+    CLI_TRY(put_part(a, file, name, "chance", chance, MHA_F64, 1, HEAD_AXES,
+                     "of uniform attention over the same rows"));
+    CLI_TRY(put_part(a, file, name, "rows", rows, MHA_I64, 1, HEAD_AXES, "that count"));
+    if (score >= MHA_MEASURES || !a->found->corpus) return CLI_OK;
+    return put_distribution(a, name, (mha_head_measure)score);
+}
+
+static cli_exit put_positions(arrays *a)
+{
+    static const char axes[] = "[\"layer\", \"head\", \"position: 0, 1, 2-3, 4-7, ...\"]";
+    enum { BINS = MHA_HEAD_CORPUS_POSITIONS };
+    double *entropy, *distance, *mass, *moved;
+    int64_t *rows;
+    CLI_TRY(empty(a, BINS, &entropy));
+    CLI_TRY(empty(a, BINS, &distance));
+    CLI_TRY(empty(a, 1, &mass));
+    CLI_TRY(empty(a, 1, &moved));
+    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads * BINS, &rows));
+    for (int64_t l = 0; l < a->layers; l++)
+        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+            mha_head_position bins[BINS];
+            const int64_t i = l * a->heads + h;
+            const int64_t count = mha_head_corpus_positions(a->found->corpus, l, h, bins);
+            const mha_head_rest rest = mha_head_corpus_rest(a->found->corpus, l, h);
+            if (rest.rows > 0) mass[i] = rest.mass;
+            if (rest.moved_rows > 0) moved[i] = rest.moved;
+            for (int64_t n = 0; n < count; n++) {
+                rows[i * BINS + n] = bins[n].rows;
+                if (bins[n].rows == 0) continue;
+                entropy[i * BINS + n] = bins[n].entropy;
+                distance[i * BINS + n] = bins[n].distance;
+            }
+        }
+    CLI_TRY(put_part(a, "positions", "positions", "entropy", entropy, MHA_F64, BINS, axes,
+                     "mean entropy by the position of the query, nats"));
+    CLI_TRY(put_part(a, "positions", "positions", "distance", distance, MHA_F64, BINS, axes,
+                     "mean distance by the position of the query, tokens"));
+    CLI_TRY(put_part(a, "positions", "positions", "rows", rows, MHA_I64, BINS, axes,
+                     "of each position"));
+    CLI_TRY(put_part(a, "first_token", "first_token", "mass", mass, MHA_F64, 1, HEAD_AXES,
+                     "mean weight on the first token"));
+    return put_part(a, "first_token", "first_token", "moved", moved, MHA_F64, 1, HEAD_AXES,
+                    "share of what arrives that comes from the first token");
+}
+
+static cli_exit put_composition(arrays *a)
+{
+    static const char *const files[HEADS_COMPOSITIONS] = {"composition_q", "composition_k",
+                                                          "composition_v"};
+    const int64_t shape[] = {a->layers, a->heads, a->layers, a->heads};
+    for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
+        const mha_tensor data = mha_tensor_contiguous(a->found->composition[n], MHA_F32, 4, shape);
+        CLI_TRY(put(a, files[n], files[n], "value", &data,
+                    "[\"layer\", \"head\", \"writer's layer\", \"writer's head\"]",
+                    "how much a head reads what an earlier one writes, from the weights"));
+    }
+    return CLI_OK;
+}
+
+/* Columns that the page has too, for these rows. */
+typedef void values_fn(const heads_found *found, const heads_row *row, mha_heads_value *values);
+
+static cli_exit put_columns(arrays *a, const mha_heads_column *columns, int64_t count,
+                            values_fn *values_of, const heads_row *rows, int64_t row_count)
+{
+    for (int64_t c = 0; c < count; c++) {
+        double *value, *low, *high;
+        bool interval = false;
+        CLI_TRY(empty(a, 1, &value));
+        CLI_TRY(empty(a, 1, &low));
+        CLI_TRY(empty(a, 1, &high));
+        for (int64_t r = 0; r < row_count; r++) {
+            mha_heads_value values[EFFECT_COLUMNS + HEADS_CIRCUIT_COLUMNS];
+            const int64_t i = rows[r].layer * a->heads + rows[r].head;
+            values_of(a->found, &rows[r], values);
+            if (values[c].rows == 0) continue;
+            value[i] = values[c].value;
+            low[i] = values[c].low;
+            high[i] = values[c].high;
+            interval = interval || !isnan(values[c].low);
+        }
+        const char *name = columns[c].name;
+        CLI_TRY(put_part(a, name, name, "value", value, MHA_F64, 1, HEAD_AXES, columns[c].text));
+        if (!interval) continue;
+        CLI_TRY(put_part(a, name, name, "low", low, MHA_F64, 1, HEAD_AXES,
+                         "2.5 % of the bootstrap over texts"));
+        CLI_TRY(put_part(a, name, name, "high", high, MHA_F64, 1, HEAD_AXES,
+                         "97.5 % of the bootstrap over texts"));
+    }
+    return CLI_OK;
+}
+
+static cli_exit all_rows(const arrays *a, heads_row **rows, int64_t *count)
+{
+    *count = 0;
+    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads, rows));
+    for (int64_t l = 0; l < a->layers; l++)
+        for (int64_t h = 0; h < a->found->heads[l]; h++)
+            (*rows)[(*count)++] = (heads_row){.layer = l, .head = h};
+    return CLI_OK;
+}
+
+/* ---- all -------------------------------------------------------------------------------------- */
+
+static mha_status draw_index(const void *user, const mha_sink *sink)
+{
+    const arrays *a = user;
+    const heads_found *f = a->found;
+    json_out json = {.sink = sink};
+    json_print(&json, "{\n  \"format\": \"multihead-heads-arrays\",\n  \"version\": 1,\n");
+    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"source\": {\"name\": ");
+    json_text(&json, f->model->name);
+    json_print(&json, ", \"architecture\": ");
+    json_text(&json, f->model->architecture);
+    json_print(&json, ", \"layers\": %" PRId64 ", \"heads\": %" PRId64 "},\n", a->layers, a->heads);
+    json_print(&json, "  \"texts\": %" PRId64 ", \"tokens\": %" PRId64 ", \"random\": %" PRId64,
+               f->text_count, f->token_count, f->random_count);
+    if (f->corpus) heads_corpus_json_luck(&json, f);
+    if (f->composition[0])
+        json_number(&json, f->composition_chance, ",\n  \"composition_chance\": ");
+    json_print(&json, ",\n  \"arrays\": [");
+    json_put(&json, a->index.data, a->index.size);
+    json_print(&json, "\n  ]\n}\n");
+    return json.status;
+}
+
+static cli_exit fill(arrays *a, const heads_row *rows, int64_t count)
+{
+    heads_row *every;
+    int64_t all, effects = 0;
+    mha_heads_column columns[EFFECT_COLUMNS + HEADS_CIRCUIT_COLUMNS];
+    CLI_TRY(all_rows(a, &every, &all));
+    for (int64_t s = 0; s < heads_score_count(a->found); s++) CLI_TRY(put_score(a, s));
+    if (a->found->corpus) CLI_TRY(put_positions(a));
+    if (a->found->composition[0]) CLI_TRY(put_composition(a));
+    if (a->found->circuits) {
+        heads_circuits_columns(columns);
+        CLI_TRY(put_columns(a, columns, HEADS_CIRCUIT_COLUMNS, heads_circuits_values, rows, count));
+    }
+    if (a->found->effects) {
+        CLI_TRY(heads_effects_columns(a->found, columns, &effects));
+        CLI_TRY(put_columns(a, columns, effects, heads_effects_values, every, all));
+    }
+    return cli_check(HEADS, files_draw_in(a->folder, "index.json", draw_index, a));
+}
+
+cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
+                         const heads_row *rows, int64_t count)
+{
+    arrays a = {
+        .options = options, .found = found, .layers = found->layers, .heads = found->model->heads};
+    a.sink = mha_buffer_sink(&a.index);
+    a.json.sink = &a.sink;
+    signals_hold(); /* it ends in a moment, and cleans up */
+    cli_exit result = heads_folder_make(options->npy, &a.folder);
+    if (result == CLI_OK) result = fill(&a, rows, count);
+    result = heads_folder_finish(options->npy, a.folder, result);
+    mha_buffer_free(&a.index);
+    signals_release();
+    CLI_TRY(result);
+    cli_note(options->quiet, "wrote %s: %" PRId64 " arrays and index.json", options->npy, a.count);
+    return CLI_OK;
+}

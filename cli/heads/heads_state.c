@@ -1,0 +1,347 @@
+/* See heads_state.h. */
+#include "heads/heads_state.h"
+
+#include "common/arena.h"
+#include "common/files.h"
+#include "common/signals.h"
+
+#include <multihead/head_state.h>
+#include <multihead/multihead.h>
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define MAGIC UINT64_C(0x53444145484E554D) /* "MUNHEADS" */
+#define FIRST_PRINT UINT64_C(0xCBF29CE484222325)
+enum { VERSION = 1, PIECE = 1 << 16, MOST_FILES = 4096 };
+
+/* Invertible in both: no single word can change unseen. */
+uint64_t heads_state_mix(uint64_t print, uint64_t word)
+{
+    print = (print ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+    return print ^ print >> 32;
+}
+
+static uint64_t get_word(const uint8_t *from)
+{
+    uint64_t word = 0;
+    for (int i = 0; i < 8; i++) word |= (uint64_t)from[i] << 8 * i;
+    return word;
+}
+
+/* ---- fingerprints of the model ---------------------------------------------------------------- */
+
+static uint64_t print_of_bytes(uint64_t print, const uint8_t *bytes, size_t count)
+{
+    size_t at = 0;
+    for (; at + 8 <= count; at += 8) print = heads_state_mix(print, get_word(bytes + at));
+    uint8_t last[8] = {0};
+    memcpy(last, bytes + at, count - at);
+    return count > at ? heads_state_mix(print, get_word(last)) : print;
+}
+
+static cli_exit print_of_file(const char *path, uint64_t *print)
+{
+    uint64_t size = 0;
+    uint8_t *piece;
+    size_t count;
+    const size_t mark = arena_mark();
+    CLI_TRY(ARENA_ALLOC(HEADS, PIECE, &piece));
+    FILE *file = fopen(path, "rb");
+    if (!file) return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", path);
+    while ((count = fread(piece, 1, PIECE, file)) > 0) {
+        *print = print_of_bytes(*print, piece, count);
+        size += count;
+    }
+    const bool failed = ferror(file) != 0;
+    fclose(file);
+    if (failed) return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", path);
+    *print = heads_state_mix(*print, size);
+    arena_release(mark);
+    return CLI_OK;
+}
+
+/* What a folder is loaded from, tokenizers apart: what these do is in the fingerprints of texts. */
+static bool is_of_model(const char *name)
+{
+    const char *end = strrchr(name, '.');
+    return !strcmp(name, "config.json") || (end && !strcmp(end, ".safetensors"));
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static cli_exit list_files(const char *folder, char ***names, int64_t *count)
+{
+    cli_exit result = CLI_OK;
+    DIR *open = opendir(folder);
+    if (!open) return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", folder);
+    *count = 0;
+    result = ARENA_ALLOC(HEADS, MOST_FILES, names);
+    for (struct dirent *e; result == CLI_OK && *count < MOST_FILES && (e = readdir(open));)
+        if (is_of_model(e->d_name))
+            result = arena_text(HEADS, e->d_name, strlen(e->d_name), &(*names)[(*count)++]);
+    closedir(open);
+    if (result == CLI_OK) qsort(*names, (size_t)*count, sizeof **names, by_name);
+    return result;
+}
+
+static cli_exit print_of_model(const char *path, uint64_t *print)
+{
+    struct stat status;
+    char **names, whole[4096];
+    int64_t count = 0;
+    *print = FIRST_PRINT;
+    if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return print_of_file(path, print);
+    const size_t mark = arena_mark();
+    CLI_TRY(list_files(path, &names, &count));
+    for (int64_t i = 0; i < count; i++) {
+        *print = print_of_bytes(*print, (const uint8_t *)names[i], strlen(names[i]));
+        if (snprintf(whole, sizeof whole, "%s/%s", path, names[i]) >= (int)sizeof whole)
+            return cli_fail(CLI_NO_INPUT, HEADS, "%s: its path is too long", names[i]);
+        CLI_TRY(print_of_file(whole, print));
+    }
+    arena_release(mark);
+    return CLI_OK;
+}
+
+static uint64_t print_of_gates(const heads_found *found)
+{
+    uint64_t print = FIRST_PRINT;
+    for (int64_t i = 0; found->gates && i < found->layers * found->model->heads; i++)
+        if (found->gates[i] == 0) print = heads_state_mix(print, (uint64_t)i);
+    return print;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------- */
+
+static cli_exit damaged(const heads_state *state)
+{
+    return cli_fail(CLI_BAD_INPUT, HEADS,
+                    "%s: is no state of 'multihead heads', or is damaged; remove it to begin anew",
+                    state->path);
+}
+
+static cli_exit refuse(const heads_state *state, const char *what)
+{
+    return cli_fail(CLI_USAGE, HEADS, "%s: %s; remove it to begin anew, or name another file",
+                    state->path, what);
+}
+
+/* Words, fingerprints and their check, and how long the rest is. */
+static cli_exit read_head(heads_state *state, const uint8_t *bytes, size_t size)
+{
+    uint64_t *was = state->was, check = FIRST_PRINT;
+    if (size < 8 * (STATE_WORDS + 2)) return damaged(state);
+    for (int i = 0; i < STATE_WORDS; i++) was[i] = get_word(bytes + (size_t)i * 8);
+    if (was[STATE_MAGIC] != MAGIC) return damaged(state);
+    if (was[STATE_VERSION] != VERSION || was[STATE_PRODUCER] != state->word[STATE_PRODUCER])
+        return refuse(state, "was made by another version of multihead");
+    const size_t left = size / 8 - STATE_WORDS - 2;
+    if (was[STATE_TEXTS] > left) return damaged(state);
+    const size_t words = STATE_WORDS + 1 + (size_t)was[STATE_TEXTS];
+    for (size_t i = 0; i < words; i++) check = heads_state_mix(check, get_word(bytes + i * 8));
+    const size_t rest = size - 8 * (words + 1);
+    if (check != get_word(bytes + 8 * words) || was[STATE_OF_TEXTS] > rest ||
+        was[STATE_OF_RANDOM] != rest - was[STATE_OF_TEXTS] || was[STATE_TOKENS] > INT64_MAX ||
+        was[STATE_LOST_LINKS] > INT64_MAX || was[STATE_SEQUENCES] > INT64_MAX ||
+        (was[STATE_TEXTS] > 0 && was[STATE_OF_TEXTS] == 0) ||
+        (was[STATE_SEQUENCES] > 0 && was[STATE_OF_RANDOM] == 0))
+        return damaged(state);
+    state->were = bytes + (size_t)8 * STATE_WORDS;
+    state->of_texts = (const char *)bytes + 8 * (words + 1);
+    state->of_random = state->of_texts + was[STATE_OF_TEXTS];
+    return CLI_OK;
+}
+
+/* Not as texts are read: there is no limit, a state of 1,000 heads has some 400 MB. */
+static cli_exit read_bytes(heads_state *state, int64_t size)
+{
+    CLI_TRY(ARENA_ALLOC(HEADS, size, &state->file));
+    FILE *file = fopen(state->path, "rb");
+    const bool whole = file && fread(state->file, 1, (size_t)size, file) == (size_t)size;
+    if (file) fclose(file);
+    if (whole) return CLI_OK;
+    return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", state->path);
+}
+
+cli_exit heads_state_begin(const heads_options *options, const heads_found *found,
+                           heads_state *state)
+{
+    struct stat status;
+    char what[160];
+    *state = (heads_state){.path = options->state,
+                           .every = options->save_every < 0 ? 60 : (double)options->save_every,
+                           .due = seconds_now()};
+    if (!state->path) return CLI_OK;
+    state->due += state->every;
+    uint64_t *word = state->word;
+    word[STATE_MAGIC] = MAGIC;
+    word[STATE_VERSION] = VERSION;
+    word[STATE_PRODUCER] =
+        ((uint64_t)MHA_VERSION_MAJOR << 16 | MHA_VERSION_MINOR) << 16 | MHA_VERSION_PATCH;
+    word[STATE_WITHOUT] = print_of_gates(found);
+    CLI_TRY(print_of_model(options->model, &word[STATE_MODEL]));
+    if (stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
+    CLI_TRY(read_bytes(state, (int64_t)status.st_size));
+    CLI_TRY(read_head(state, (const uint8_t *)state->file, (size_t)status.st_size));
+    if (state->was[STATE_MODEL] != word[STATE_MODEL])
+        return refuse(state, "was measured on another model, or its files have changed");
+    if (state->was[STATE_WITHOUT] != word[STATE_WITHOUT])
+        return refuse(state, "was measured with other heads left out (--without)");
+    if (state->was[STATE_SEQUENCES] > (uint64_t)options->random) {
+        snprintf(what, sizeof what, "has %" PRIu64 " random sequences, --random asks for %" PRId64,
+                 state->was[STATE_SEQUENCES], options->random);
+        return refuse(state, what);
+    }
+    state->kept = true; /* until something is measured */
+    return CLI_OK;
+}
+
+/* A file may say anything: pages look these places up. */
+static bool places_are_there(const heads_state *state, const mha_head_corpus *corpus, int64_t layer,
+                             int64_t head, int64_t texts)
+{
+    mha_head_place places[MHA_HEAD_CORPUS_MOST_PLACES];
+    for (int n = 0; n < MHA_MEASURES; n++)
+        for (int least = 0; least < 2; least++) {
+            const int64_t count =
+                mha_head_corpus_places(corpus, layer, head, (mha_head_measure)n, least, places,
+                                       MHA_HEAD_CORPUS_MOST_PLACES);
+            for (int64_t i = 0; i < count; i++)
+                if (places[i].text >= texts || places[i].row >= state->lengths[places[i].text] ||
+                    places[i].key >= state->lengths[places[i].text])
+                    return false;
+        }
+    return true;
+}
+
+/* Read sums into those of this run, which are of the same description or refuse. */
+static cli_exit take(const heads_state *state, const heads_found *found, const char *bytes,
+                     uint64_t size, mha_head_measures *measures, mha_head_corpus *corpus)
+{
+    mha_head_measures *m = NULL;
+    mha_head_corpus *c = NULL;
+    mha_status status =
+        mha_head_state_read(found->model->context, bytes, (size_t)size, NULL, &m, &c);
+    if (status == MHA_ERR_NOMEM) return cli_fail_status(HEADS, status);
+    if (status == MHA_OK && (c == NULL) != (corpus == NULL)) status = MHA_ERR_FORMAT;
+    if (status == MHA_OK) status = mha_head_measures_merge(measures, m);
+    if (status == MHA_OK && corpus) status = mha_head_corpus_merge(corpus, c);
+    mha_head_corpus_destroy(c);
+    mha_head_measures_destroy(m);
+    return status == MHA_OK ? CLI_OK : damaged(state);
+}
+
+cli_exit heads_state_take_texts(heads_state *state, const heads_options *options,
+                                heads_found *found, int64_t texts, int64_t *done)
+{
+    char what[160];
+    const int64_t had = (int64_t)state->was[STATE_TEXTS];
+    *done = 0;
+    if (!state->path || had == 0) return CLI_OK;
+    if (had > texts) {
+        snprintf(what, sizeof what, "has %" PRId64 " texts, but %" PRId64 " are given", had, texts);
+        return refuse(state, what);
+    }
+    for (int64_t i = 0; i <= had; i++) {
+        if (get_word(state->were + 8 * i) == state->prints[i]) continue;
+        snprintf(what, sizeof what, "was measured on other texts: text %" PRId64 " differs", i);
+        return refuse(state, i == 0 ? "was measured with other options of gold links" : what);
+    }
+    if (state->was[STATE_RANKS] != state->word[STATE_RANKS])
+        return refuse(state, "was measured when there were other texts after those that it has: "
+                             "ranks of tokens by frequency, for rare words, are of all texts");
+    CLI_TRY(take(state, found, state->of_texts, state->was[STATE_OF_TEXTS], found->texts,
+                 found->corpus));
+    for (int64_t l = 0; l < found->layers; l++)
+        for (int64_t h = 0; h < found->heads[l]; h++)
+            if (!places_are_there(state, found->corpus, l, h, had)) return damaged(state);
+    state->word[STATE_TOKENS] = state->was[STATE_TOKENS];
+    found->lost_links = (int64_t)state->was[STATE_LOST_LINKS];
+    cli_note(options->quiet,
+             "%s: goes on after %" PRId64 " of %" PRId64 " texts and %" PRIu64 " random sequences",
+             state->path, had, texts, state->was[STATE_SEQUENCES]);
+    *done = had;
+    return CLI_OK;
+}
+
+cli_exit heads_state_take_random(heads_state *state, heads_found *found)
+{
+    if (!state->path || state->was[STATE_SEQUENCES] == 0) return CLI_OK;
+    if (state->was[STATE_RANDOM] != state->word[STATE_RANDOM])
+        return refuse(state, "was measured on other random tokens");
+    return take(state, found, state->of_random, state->was[STATE_OF_RANDOM], found->random, NULL);
+}
+
+/* ---- writing ---------------------------------------------------------------------------------- */
+
+typedef struct saving {
+    const heads_state *state;
+    const heads_found *found;
+} saving;
+
+static mha_status put_words(const mha_sink *sink, const uint64_t *words, int64_t count,
+                            uint64_t *check)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint8_t bytes[8];
+        for (int n = 0; n < 8; n++) bytes[n] = (uint8_t)(words[i] >> 8 * n & 0xFF);
+        *check = heads_state_mix(*check, words[i]);
+        const mha_status status = sink->write(sink->user, bytes, sizeof bytes);
+        if (status != MHA_OK) return status;
+    }
+    return MHA_OK;
+}
+
+static mha_status draw(const void *user, const mha_sink *sink)
+{
+    const saving *s = user;
+    uint64_t word[STATE_WORDS], check = FIRST_PRINT;
+    memcpy(word, s->state->word, sizeof word);
+    word[STATE_OF_TEXTS] = (uint64_t)mha_head_state_bytes(s->found->texts);
+    word[STATE_OF_RANDOM] = (uint64_t)mha_head_state_bytes(s->found->random);
+    mha_status status = put_words(sink, word, STATE_WORDS, &check);
+    const uint64_t none = FIRST_PRINT, *prints = s->state->prints ? s->state->prints : &none;
+    if (status == MHA_OK) status = put_words(sink, prints, (int64_t)word[STATE_TEXTS] + 1, &check);
+    const uint64_t whole = check;
+    if (status == MHA_OK) status = put_words(sink, &whole, 1, &check);
+    if (status == MHA_OK && s->found->texts) status = mha_head_state_write(s->found->texts, sink);
+    if (status == MHA_OK && s->found->random) status = mha_head_state_write(s->found->random, sink);
+    return status;
+}
+
+static mha_status save(heads_state *state, const heads_found *found)
+{
+    const mha_status status =
+        files_draw(state->path, draw, &(saving){.state = state, .found = found});
+    state->due = seconds_now() + state->every;
+    state->kept = status == MHA_OK;
+    return status;
+}
+
+/* A signal in the middle of it is no failure: the work ends, and it is saved then. */
+void heads_state_save(heads_state *state, const heads_found *found)
+{
+    if (!state->path || state->kept) return;
+    const mha_status status = save(state, found);
+    if (status != MHA_OK && status != MHA_ERR_CALLBACK)
+        cli_warn(HEADS, "%s; the work goes on", mha_error_detail());
+}
+
+void heads_state_save_if_due(heads_state *state, const heads_found *found)
+{
+    if (state->path && seconds_now() >= state->due) heads_state_save(state, found);
+}
+
+cli_exit heads_state_end(heads_state *state, const heads_found *found)
+{
+    if (!state->path || state->kept) return CLI_OK;
+    return cli_check(HEADS, save(state, found));
+}

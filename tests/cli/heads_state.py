@@ -1,0 +1,279 @@
+"""multihead heads --state: a measurement that is stopped, killed or out of disk goes on, and ends in the
+bytes of one that never stopped; what was measured on something else is refused, and says on what."""
+import json
+import os
+import random
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+
+USAGE, NO_INPUT, BAD_INPUT, NO_OUTPUT = 2, 3, 4, 6
+SEED = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
+chance = random.Random(SEED)
+WORDS = "the cat dog sat on a mat and saw it by river bank near old tree . !".split()
+GOLD = """1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_
+2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_
+3\tsat\t_\t_\t_\t_\t0\troot\t_\t_
+
+1\tdogs\t_\t_\t_\t_\t2\tnsubj\t_\t_
+2\tsee\t_\t_\t_\t_\t0\troot\t_\t_
+3\tit\t_\t_\t_\t_\t2\tobj\t_\t_
+"""
+
+
+def heads(*arguments, **keywords):
+    return run("heads", *arguments, **keywords)
+
+
+def corpus(name, texts, seed=1, words=(5, 30)):
+    draw = random.Random(seed)
+    path = FOLDER / name
+    path.write_text("".join(" ".join(draw.choices(WORDS, k=draw.randint(*words))) + "\n"
+                            for _ in range(texts)))
+    return path
+
+
+def measured(text, *more):
+    result = heads(MODEL, "--text", text, "--json", "--corpus", "--random", 3, *more)
+    check_good(result, f"{text} {more}")
+    return result
+
+
+def same_with_and_without():
+    text, state = corpus("some.txt", 12), FOLDER / "some.state"
+    plain = measured(text)
+    first = measured(text, "--state", state)
+    check(first.out == plain.out, "a state changes no number")
+    check(first.errors == [], f"{first.errors}")
+    size, when = state.stat().st_size, state.stat().st_mtime_ns
+    again = measured(text, "--state", state)
+    check(again.out == plain.out, "read back, the same")
+    check("goes on after 12 of 12 texts and 3 random sequences" in " ".join(again.errors), f"{again.errors}")
+    check((state.stat().st_size, state.stat().st_mtime_ns) == (size, when), "nothing new, not written")
+    check(measured(text, "--state", state, "-q").errors == [], "--quiet")
+    for options in ([], ["--csv"], ["--json"], ["--details"], ["--threads", 5]):
+        options = [MODEL, "--text", text, "--random", 3, *options]
+        check(heads(*options, "--state", state).out == heads(*options).out, f"{options}")
+    pages = [FOLDER / "state.html", FOLDER / "plain.html"]
+    for page, more in zip(pages, (["--state", state], [])):
+        check_good(heads(MODEL, "--text", text, "--random", 3, "-o", page, *more), "-o")
+    check(pages[0].read_bytes() == pages[1].read_bytes(), "the page of a state")
+    check(heads(MODEL, "--text", text, "--random", 5, "--json", "--state", state).out ==
+          heads(MODEL, "--text", text, "--random", 5, "--json").out, "more random sequences go on")
+    empty = FOLDER / "empty.state"
+    empty.write_bytes(b"")
+    check(measured(text, "--state", empty).out == plain.out and empty.stat().st_size == size,
+          "an empty file is a new state")
+    alone = FOLDER / "random.state"
+    for _ in range(2):
+        check(heads(MODEL, "--json", "--state", alone).out == heads(MODEL, "--json").out, "random alone")
+
+
+def gold_links():
+    gold, state = FOLDER / "gold.conllu", FOLDER / "gold.state"
+    gold.write_text(GOLD)
+    options = [MODEL, "--conllu", gold, "--json", "--without", "L0H1", "-q"]
+    plain = heads(*options)
+    for _ in range(2):
+        check(heads(*options, "--state", state).out == plain.out, "gold links and --without")
+    check_error(heads(*options, "--predict", "--state", state), USAGE, "options of gold links",
+                command="heads")
+    gold.write_text(GOLD.replace("2\tobj", "1\tobj"))
+    check_error(heads(*options, "--state", state), USAGE, "text 2 differs", command="heads")
+
+
+def start(text, state, *more, **keywords):
+    return subprocess.Popen([PROGRAM, "heads", MODEL, "--text", text, "--json", "--corpus", "--random",
+                             "40", "--state", state, "--save-every", "0", *more],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+                            **keywords)
+
+
+def progress(state):
+    """Texts and random sequences that a file has."""
+    try:
+        words = struct.unpack("<13Q", state.read_bytes()[:104])
+    except (FileNotFoundError, struct.error):
+        return 0
+    return words[7] + words[10]
+
+
+def stopped(number, plain, text):
+    """Stopped again and again when it has got a little further, until it has ended by itself. Gives how
+    often work was taken up."""
+    state, taken = FOLDER / f"{number.name}.state", 0
+    while True:
+        done = progress(state)
+        process = start(text, state)
+        until = done + chance.randint(1, 60)
+        both = []  # read meanwhile: a full pipe would stop it
+        reader = threading.Thread(target=lambda: both.extend(process.communicate(timeout=HANGS)))
+        reader.start()
+        while reader.is_alive() and progress(state) < until:
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.02))
+        process.send_signal(number)
+        reader.join()
+        out, err = both
+        told = re.search(rb"goes on after (\d+) of 150 texts and (\d+)", err)
+        check(done == 0 or (told and int(told[1]) + int(told[2]) == done), f"after {done}: {err!r}")
+        taken += done > 0
+        if process.returncode == 0:
+            check(out == plain, f"{number.name}: another result, taken up {taken} times")
+            break
+        if not check(process.returncode == -number and progress(state) >= until,
+                     f"{number.name}: exit {process.returncode}, {progress(state)}, {err[-300:]!r}"):
+            break
+        said = re.search(rb"interrupted: (\d+) of (\d+) (texts|random)", err)
+        if said:  # else it came while the result was printed
+            texts = json.loads(out)["texts"]
+            check(texts == (150 if said[3] == b"random" else int(said[1])), f"{err[-200:]!r}")
+    check(leftovers() == [], f"{number.name}: {leftovers()}")
+    return taken
+
+
+def stopped_at_any_moment():
+    text = corpus("many.txt", 150, words=(10, 60))
+    process = start(text, FOLDER / "whole.state")
+    out, err = process.communicate(timeout=HANGS)
+    check(process.returncode == 0 and err == b"", f"{err[-300:]!r}")
+    plain = heads(MODEL, "--text", text, "--json", "--corpus", "--random", 40)
+    check(out == plain.out, "saved after each text")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        check(stopped(number, plain.out, text) > 0, f"{number.name}: never stopped in the middle; the test is worth nothing")
+
+
+def something_else():
+    text, state = corpus("else.txt", 10), FOLDER / "else.state"
+    measured(text, "--state", state)
+    kept = state.read_bytes()
+
+    def refused(*parts, arguments=(), model=MODEL, file=text):
+        check_error(heads(model, "--text", file, "--random", 3, *arguments, "--state", state), USAGE,
+                    "else.state: ", *parts, "remove it to begin anew", command="heads")
+        check(state.read_bytes() == kept, f"{parts}: the state is changed")
+
+    lines = text.read_text().splitlines(True)
+    other = FOLDER / "other.txt"
+    other.write_text("".join([*lines[:4], lines[4].replace("\n", " cat\n"), *lines[5:]]))
+    refused("other texts: text 5 differs", file=other)
+    other.write_text("".join(lines[:7]))
+    refused("has 10 texts, but 7 are given", file=other)
+    other.write_text("".join([*lines, "the old cat .\n"]))
+    refused("other texts after those", "ranks", file=other)
+    refused("other texts: text 1 differs", arguments=["--cut", 8])
+    refused("heads left out (--without)", arguments=["--without", "L0H0"])
+    refused("3 random sequences, --random asks for 2", arguments=["--random", 2])
+    model = copy_model("other-model")
+    check_good(heads(model, "--text", text, "--random", 3, "--state", state), "a copy of the model")
+    header, weights = read_safetensors(model / "model.safetensors")
+    (model / "model.safetensors").write_bytes(safetensors_bytes(header, weights[:-1] + b"\x01"))
+    refused("another model", model=model)
+    model = copy_model("other-config")
+    change_config(model, layer_norm_eps=1e-5)
+    refused("another model", model=model)
+    check_error(heads(MODEL, "the cat", "--state", state, "--random", 3), USAGE, "10 texts, but 1",
+                command="heads")
+    check_error(heads(MODEL, "--state", state, "--random", 3), USAGE, "10 texts, but 0", command="heads")
+
+
+def mix(h, word):
+    h = (h ^ word) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+    return h ^ h >> 32
+
+
+def damaged():
+    text, state = corpus("damaged.txt", 6), FOLDER / "damaged.state"
+    measured(text, "--state", state)
+    kept = state.read_bytes()
+
+    def refused(what, content, exit_code=BAD_INPUT):
+        state.write_bytes(content)
+        check_error(heads(MODEL, "--text", text, "--random", 3, "--state", state), exit_code,
+                    "damaged.state", "remove it", command="heads", name=what)
+        check(state.read_bytes() == content, f"{what}: changed")
+
+    for size in (1, 7, 103, 104, 200, len(kept) // 2, len(kept) - 8, len(kept) - 1):
+        refused(f"cut at {size}", kept[:size])
+    refused("longer", kept + b"\0" * 8)
+    for at in [*range(24, 168, 7), *(chance.randrange(168, len(kept)) for _ in range(10))]:
+        refused(f"byte {at}", kept[:at] + bytes([kept[at] ^ chance.randrange(1, 256)]) + kept[at + 1:])
+    refused("another version", kept[:8] + b"\2" + kept[9:], USAGE)
+    refused("another file", b"What heads do.\n" * 200)
+
+    # Places of long texts under the fingerprints of short ones, all checks made right.
+    short, brief = FOLDER / "short.txt", FOLDER / "short.state"
+    lines = [line.split() for line in text.read_text().splitlines()]
+    kinds = sorted({word for line in lines for word in line})
+    short.write_text("".join(f"{' '.join(kinds[i * 3:i * 3 + 3])}\n" for i in range(6)))
+    measured(short, "--state", brief)
+    head = list(struct.unpack("<13Q", brief.read_bytes()[:104]))
+    prints = struct.unpack("<7Q", brief.read_bytes()[104:160])
+    head[11:13] = struct.unpack("<2Q", kept[88:104])
+    check_of = 0xCBF29CE484222325
+    for word in (*head, *prints):
+        check_of = mix(check_of, word)
+    state.write_bytes(struct.pack("<21Q", *head, *prints, check_of) + kept[168:])
+    check_error(heads(MODEL, "--text", short, "--random", 3, "--state", state), BAD_INPUT, "damaged",
+                command="heads", name="places beyond a text")
+
+
+def places():
+    text = corpus("place.txt", 3)
+
+    def refused(state, code, *parts, arguments=()):
+        check_error(heads(MODEL, "--text", text, *arguments, "--state", state), code, *parts,
+                    command="heads")
+
+    refused("/dev/full", USAGE, "no regular file")
+    refused("-", USAGE, "no regular file")
+    refused(FOLDER, USAGE, "no regular file")
+    refused(FOLDER / "none" / "x", NO_OUTPUT, "no such folder")
+    refused(text, USAGE, "the same file")
+    refused("page.html", USAGE, "the same file", arguments=["-o", "./page.html"])
+    refused("x.state", USAGE, "--clusters", arguments=["--clusters", "0.2"])
+    check_error(heads(MODEL, "--text", text, "--save-every", 3), USAGE, "requires --state", command="heads")
+    check_error(heads("--attention", "maps.npy", "--state", "x.state"), USAGE, "requires a model",
+                command="heads")
+    check(not (FOLDER / "x.state").exists(), "nothing is written by what is refused")
+    if os.geteuid() != 0:
+        closed = FOLDER / "closed.state"
+        closed.write_bytes(b"")
+        closed.chmod(0o400)
+        refused(closed, NO_OUTPUT, "cannot write")
+
+
+def disk_full():
+    """Files may have 64 KB: nothing is saved, with warnings, and the results are told all the same."""
+    text, state = corpus("full.txt", 8), FOLDER / "full.state"
+    measured(corpus("full-before.txt", 8), "--state", state)
+    kept = state.read_bytes()
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
+    for what in (state, FOLDER / "full-new.state"):
+        # restore_signals=False: Python ignores SIGXFSZ, and so does what it starts
+        process = start(text, what, preexec_fn=limit, restore_signals=False)
+        out, err = process.communicate(timeout=HANGS)
+        check(process.returncode == NO_OUTPUT, f"exit {process.returncode}: {err[-300:]!r}")
+        check(err.count(b"warning: ") >= 8 and b"the work goes on" in err, f"{err[-300:]!r}")
+        check(json.loads(out)["texts"] == 8, "the result is told")
+    check(state.read_bytes() == kept, "the older state is unchanged")
+    check(not (FOLDER / "full-new.state").exists() and leftovers() == [], f"{leftovers()}")
+
+
+print(f"seed {SEED} (repeat with MHA_TEST_SEED={SEED})")
+same_with_and_without()
+gold_links()
+stopped_at_any_moment()
+something_else()
+damaged()
+places()
+disk_full()
+finish()
