@@ -22,6 +22,7 @@
 #define MULTIHEAD_TRAINING_H
 
 #include <multihead/transformer.h>
+#include <multihead/transport.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,6 +45,16 @@ typedef struct mha_trainer_desc {
      * mha_transformer_init.head_grade scales their initial values: heads that start alike diverge;
      * 0: 1 */
     double head_grade;
+    /* The ranks that train together (transport.h); NULL: this process alone. Copied; what user
+     * points to must outlive the trainer. All ranks create a trainer alike, with the same
+     * parameters, and make the same steps with the same batches; each computes the gradient of some
+     * sequences, and all get the same parameters, which are those of one process, bit by bit */
+    const mha_transport *transport;
+    /* A batch is divided into at most so many slices, but none of less than a sequence or, where
+     * there are more, of less than about 128 tokens; gradients of slices are added in a fixed tree.
+     * It belongs to the bits, which therefore depend on it but not on the number of ranks, and more
+     * ranks than slices gain nothing. 0: 8; at most 1024 */
+    int64_t slices;
 } mha_trainer_desc;
 
 /* A batch to train on or to evaluate. Everything is borrowed for the call. */
