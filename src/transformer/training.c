@@ -13,9 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Leaves of a batch at most, unless the caller wants others. */
-enum { SLICES = 8 };
-
 /* ---- making ---------------------------------------------------------------------------------- */
 
 /* rows * cols floats; 0 rows: none. */
@@ -155,7 +152,7 @@ static mha_status check_desc(mha_context *context, const mha_trainer_desc *d, bo
     if (!(d->head_grade >= 0 && d->head_grade <= 1))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_desc: head_grade is %g, expected 0 .. 1",
                         d->head_grade);
-    if (d->slices < 1 || d->slices > MHAI_MOST_LEAVES)
+    if (d->slices < 0 || d->slices > MHAI_MOST_LEAVES)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_desc: slices is %lld, expected 0..%d",
                         (long long)d->slices, (int)MHAI_MOST_LEAVES);
     return check_optimizer(context, d);
@@ -247,7 +244,6 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
                              offsetof(mha_trainer_desc, transport), desc));
     if (d.transport) MHA_TRY(mhai_ranks_check(d.transport));
     d.struct_size = sizeof d;
-    if (d.slices == 0) d.slices = SLICES;
     const mha_allocator a = mha_context_allocator(context);
     mha_trainer *t = a.alloc(a.user, sizeof *t, _Alignof(mha_trainer));
     if (!t)

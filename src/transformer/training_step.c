@@ -273,7 +273,7 @@ static mha_status check_outputs(const mha_transformer_input *input)
 static mha_status learn(mha_trainer *t, const views *v, double *loss)
 {
     const int64_t *shape = v->input.tokens->shape;
-    mhai_nodes own = {.leaves = mhai_tree_leaves(shape[0], shape[1], t->desc.slices)};
+    mhai_nodes own = {.leaves = mhai_tree_leaves(shape[0], shape[1], t->size, t->desc.slices)};
     const mha_scratch_mark mark = mha_scratch_top(t->context);
     mha_status status = mha_transport_agree(&t->transport, learn_leaves(t, v, &own));
     if (status == MHA_OK && t->transport.size > 1)

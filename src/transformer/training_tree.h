@@ -5,7 +5,7 @@
  * (j + 1) 2^k - 1 that there are, the sum of its two halves, or its first half where the second has
  * none. Each rank adds up its leaves as far as the tree allows; what is left, its partial sums, are
  * nodes whose siblings belong to others. Rank r then owns a piece of the gradient: it collects that
- * piece of all partial sums, goes on with the tree, and sends the result to all. */
+ * piece of all partial sums, continues the tree, and sends the result to all. */
 #ifndef MHAI_TRAINING_TREE_H
 #define MHAI_TRAINING_TREE_H
 
@@ -30,8 +30,9 @@ typedef struct mhai_nodes {
     mhai_node nodes[MHAI_MOST_PARTS];
 } mhai_nodes;
 
-/* The number of leaves of `sequences` of `length` tokens, at most `most`. */
-int64_t mhai_tree_leaves(int64_t sequences, int64_t length, int64_t most);
+/* The number of leaves of `sequences` of `length` tokens, for a gradient of `size` floats; slices as in
+ * mha_trainer_desc. */
+int64_t mhai_tree_leaves(int64_t sequences, int64_t length, int64_t size, int64_t slices);
 
 /* Where share i of n begins: of sequences for leaves, of leaves for ranks. */
 int64_t mhai_tree_share(int64_t count, int64_t n, int64_t i);
