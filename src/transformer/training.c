@@ -223,8 +223,9 @@ static mha_status compare(const mha_trainer *t, mha_status status)
         int64_t sizes[2];
     } all = {t->desc, {t->main.size, t->encoder.size}};
     all.desc.transport = NULL;
+    MHA_TRY(mha_transport_agree(&t->transport, status));
     return mha_transport_same(&t->transport, "description of the trainer, or size of the model",
-                              &all, sizeof all, status);
+                              &all, sizeof all, MHA_OK);
 }
 
 static const mha_transport alone = {.struct_size = sizeof alone, .size = 1};

@@ -348,8 +348,9 @@ static mha_status compare(mha_trainer *t, const views *v, mha_status status)
 {
     uint64_t batch = 0, state = 0;
     if (t->transport.size == 1) return status;
-    if (status == MHA_OK) batch = hash_of_batch(v);
-    MHA_TRY(mha_transport_same(&t->transport, "batch", &batch, sizeof batch, status));
+    MHA_TRY(mha_transport_agree(&t->transport, status));
+    batch = hash_of_batch(v);
+    MHA_TRY(mha_transport_same(&t->transport, "batch", &batch, sizeof batch, MHA_OK));
     if (t->compared) return MHA_OK;
     state = hash_of_state(t);
     MHA_TRY(mha_transport_same(&t->transport, "model or state of training", &state, sizeof state,
