@@ -240,9 +240,8 @@ cli_exit ranks_share(const char *command, void *bytes, size_t count)
     return ranks_check(command, mha_transport_broadcast(ranks.transport, 0, bytes, count));
 }
 
-void ranks_release(const char *command)
+void ranks_release(void)
 {
-    ranks.command = command;
     ranks.released = true;
 }
 
@@ -259,10 +258,11 @@ static void print_message(cli_exit code)
         cli_fail(code, command, "%s", text);
 }
 
-cli_exit ranks_end(cli_exit code)
+cli_exit ranks_end(const char *command, cli_exit code)
 {
     if (!ranks.transport) return code;
-    if (!ranks.released && !ranks.agreed) code = ranks_agree(ranks.command, code);
+    if (!ranks.released && !ranks.agreed) code = ranks_agree(command, code);
+    if (!ranks.command) ranks.command = command;
     if (code != CLI_OK && (ranks.lost || ranks.transport->rank == 0)) print_message(code);
 #ifdef CLI_HAS_MPI
     if (ranks.lost) ranks.abort(ranks.mpi, (int)code);

@@ -33,9 +33,9 @@ cli_exit ranks_share(const char *command, void *bytes, size_t count);
 cli_exit ranks_check(const char *command, mha_status status);
 
 /* From here on only rank 0 has something to do; the others return. */
-void ranks_release(const char *command);
+void ranks_release(void);
 
-/* main()'s last call: agree on how it ended, say so, and leave. */
-cli_exit ranks_end(cli_exit code);
+/* main()'s last call: agree on how the subcommand (NULL: none) ended, say so, and leave. */
+cli_exit ranks_end(const char *command, cli_exit code);
 
 #endif

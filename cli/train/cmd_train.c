@@ -423,7 +423,7 @@ static cli_exit run_training(const train_options *options, const train_task *tas
     const cli_exit code = learn(options, &run, &verdict);
     signals_release();
     CLI_TRY(code);
-    ranks_release(TRAIN);
+    ranks_release();
     if (!ranks_first()) return CLI_OK;
     CLI_TRY(finish(options, &run, verdict));
     if (!ranks_transport()) signals_end(); /* all is saved */
