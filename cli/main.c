@@ -1,6 +1,7 @@
 /* The program: finds the subcommand, hands it its arguments and ends what it leaves in the arena. */
 #include "common/arena.h"
 #include "common/commands.h"
+#include "common/ranks.h"
 #include "help/help.h"
 
 #include <fcntl.h>
@@ -9,13 +10,20 @@
 #include <string.h>
 #include <unistd.h>
 
-static cli_exit run_command(const char *name, int count, char *const *arguments)
+static cli_exit run_command(const char **known, const char *name, int count, char *const *arguments)
 {
     const cli_command *command;
     bool done;
     CLI_TRY(cli_command_find(name, &command));
+    *known = command->name;
     CLI_TRY(args_help(command->page, count, arguments, &done));
-    return done ? CLI_OK : command->run(count, arguments);
+    if (done) return CLI_OK;
+    if (ranks_transport() && !cli_command_knows_ranks(command))
+        return cli_fail(CLI_USAGE, name,
+                        "started on %d ranks, but this subcommand runs on one; start it without a "
+                        "launcher",
+                        (int)ranks_transport()->size);
+    return command->run(count, arguments);
 }
 
 /* A file that is opened must never get the number of a standard stream that the caller closed.
@@ -31,9 +39,11 @@ int main(int count, char **arguments)
     occupy_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* a closed pipe becomes a failed write */
     signal(SIGXFSZ, SIG_IGN); /* and so does a limit on the size of files (ulimit -f) */
-    const char *first = count > 1 ? arguments[1] : "";
-    cli_exit code = CLI_OK;
-    if (count < 2) {
+    const char *first = count > 1 ? arguments[1] : "", *command = NULL;
+    cli_exit code = ranks_begin(count, arguments);
+    if (code != CLI_OK) {
+        /* all is said */
+    } else if (count < 2) {
         help_overview(stderr);
         code = CLI_USAGE;
     } else if (!strcmp(first, "--version")) {
@@ -45,8 +55,8 @@ int main(int count, char **arguments)
             cli_fail(CLI_USAGE, NULL,
                      "unknown option '%s'; options of a subcommand stand behind its name", first);
     } else {
-        code = run_command(first, count - 2, arguments + 2);
+        code = run_command(&command, first, count - 2, arguments + 2);
     }
     arena_close();
-    return (int)cli_finish_stdout(NULL, code);
+    return (int)ranks_end(command, cli_finish_stdout(NULL, code));
 }

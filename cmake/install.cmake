@@ -2,7 +2,7 @@
 # find_package(multihead) and pkg-config need. Everything is relative to its own place, so an installed
 # tree can be moved. Components: packages.cmake makes a package of each.
 #
-#   library model_library render_library circuits_library   the shared libraries
+#   library model_library render_library circuits_library mpi_library   the shared libraries
 #   development                            all that a compiler needs, and the manual of the headers
 #   program                                the program, its manual, completions
 #   documentation                          docs, examples
@@ -53,6 +53,11 @@ if(MHA_CIRCUITS)
     "Circuits of the heads of transformers for multihead" "multihead" "lapacke")
 else()
   list(APPEND headers_left_out circuits)
+endif()
+if(MHA_MPI)
+  mha_install(multihead_mpi mpi_library "Ranks of MPI for multihead" "multihead" "")
+else()
+  list(APPEND headers_left_out mpi)
 endif()
 list(JOIN headers_left_out "|" headers_left_out)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/multihead

@@ -1,6 +1,6 @@
 # Debian packages by CPack: `cpack` in a build folder that script/packages configured (prefix /usr).
 #
-#   libmultihead0, libmultihead-model0, -render0, -circuits0   the shared libraries
+#   libmultihead0, libmultihead-model0, -render0, -circuits0, -mpi0   the shared libraries
 #   libmultihead-dev   headers, static libraries, pkg-config, CMake, manual of the headers
 #   multihead          the program
 #   multihead-doc      docs and examples
@@ -93,6 +93,14 @@ if(MHA_CIRCUITS)
   string(APPEND libraries ", libmultihead-circuits${PROJECT_VERSION_MAJOR} ${same_version}")
   string(APPEND needs ", liblapacke-dev")
 endif()
+if(MHA_MPI)
+  mha_library_package(mpi_library libmultihead-mpi
+    "several machines for multi-head attention in C"
+    "This package has the library by which processes reach each other, over MPI.\nThe program loads it when mpirun or Slurm started it."
+    PACKAGE_DEPENDS "${libmultihead}")
+  string(APPEND libraries ", libmultihead-mpi${PROJECT_VERSION_MAJOR} ${same_version}")
+  string(APPEND needs ", libopenmpi-dev")
+endif()
 mha_package(development libmultihead-dev "multi-head attention in C, development files"
   "This package has what a compiler needs: headers and their man pages, static\nlibraries, files of pkg-config and CMake."
   PACKAGE_SECTION libdevel PACKAGE_DEPENDS "${libraries}${needs}" PACKAGE_SUGGESTS multihead-doc)
@@ -100,7 +108,7 @@ if(TARGET multihead_program)
   mha_package(program multihead "see what the heads of multi-head attention attend to"
     "This package has the program, which draws and measures the heads of models."
     PACKAGE_SECTION science PACKAGE_SHLIBDEPS ON PACKAGE_RECOMMENDS fonts-dejavu-core
-    PACKAGE_SUGGESTS multihead-doc)
+    PACKAGE_SUGGESTS "multihead-doc, libmultihead-mpi${PROJECT_VERSION_MAJOR}")
 endif()
 mha_package(documentation multihead-doc "multi-head attention in C, documentation"
   "This package has the documentation and the examples."

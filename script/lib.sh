@@ -43,6 +43,7 @@ want_build() {
     want_module libpng libpng-dev
     want_module freetype2 libfreetype-dev
     want_module lapacke liblapacke-dev
+    want_command mpicc libopenmpi-dev
     want_module libmicrohttpd libmicrohttpd-dev
     want_file /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf fonts-dejavu-core
 }

@@ -44,6 +44,8 @@ def library_of(header):
         return "multihead-render"
     if header in check_layers.CIRCUITS:
         return "multihead-circuits"
+    if header in check_layers.MPI:
+        return "multihead-mpi"
     return "multihead-model" if header in check_layers.MODEL else "multihead"
 
 

@@ -12,8 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint"}
 RENDER = {"render", "render_heads", "render_live"}
 CIRCUITS = {"circuits"}
+MPI = {"mpi"}
 # The headers of the compute library: all that are no companion's.
-PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - CIRCUITS
+PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - CIRCUITS - MPI
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "sink"}),
@@ -31,24 +32,25 @@ ALLOWED = {
     "src/module": ({"module", "attend", "cache", "nn", "kernels", "base"},
                    {"module", "module_backward", "attention", "backward", "base", "cache",
                     "component", "nn", "position"}),
-    "src/transformer": ({"transformer", "attend", "cache", "nn", "base"},
+    "src/transformer": ({"transformer", "attend", "cache", "nn", "ranks", "base"},
                         {"nn", "optimizer", "transformer", "training", "sampling", "attention",
-                         "backward", "cache", "position", "base", "component"}),
+                         "backward", "cache", "position", "transport", "base", "component"}),
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
     "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
     "src/render": ({"render"}, RENDER | {"base", "component", "sink"}),
     "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
+    "src/mpi": ({"mpi"}, {"mpi", "transport", "base", "component"}),
     "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
-    "examples": (set(), PUBLIC | MODEL | RENDER | CIRCUITS),
-    "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | CIRCUITS),
+    "examples": (set(), PUBLIC | MODEL | RENDER | CIRCUITS | MPI),
+    "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | CIRCUITS | MPI),
     "tests/support": ({"support"}, PUBLIC),
     "tests/fuzz": ({"fuzz", "support", "serve", "common"}, PUBLIC | MODEL | RENDER | CIRCUITS),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
-PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS
+PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS | MPI
 ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
          "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",),
          "serve": ("view",)}

@@ -18,6 +18,7 @@ import headers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARIES = {"render": "multihead-render", "render_heads": "multihead-render", "circuits": "multihead-circuits",
+             "mpi": "multihead-mpi",
              **dict.fromkeys(("checkpoint", "gguf", "io", "model", "state", "tokenizer"),
                              "multihead-model")}
 ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha",
@@ -40,11 +41,13 @@ computes and needs the C library only.
 .B libmultihead\\-model
 reads and writes model folders, GGUF files and tokenizers,
 .B libmultihead\\-render
-draws matrices, and
+draws matrices,
 .B libmultihead\\-circuits
-decomposes the weights of heads. pkg\\-config knows them by these names without \\(lqlib\\(rq, and CMake as
-multihead::multihead, multihead::multihead_model, multihead::multihead_render and
-multihead::multihead_circuits.
+decomposes the weights of heads, and
+.B libmultihead\\-mpi
+connects processes. pkg\\-config knows them by these names without \\(lqlib\\(rq, and CMake as
+multihead::multihead, multihead::multihead_model, multihead::multihead_render,
+multihead::multihead_circuits and multihead::multihead_mpi.
 .PP
 Beside the headers, docs/ in comments means share/doc/multihead/docs of the installation.
 .SH HEADERS

@@ -16,6 +16,11 @@ const cli_command *cli_command_at(int i)
     return i < COMMAND_COUNT ? &commands[i] : NULL;
 }
 
+bool cli_command_knows_ranks(const cli_command *command)
+{
+    return !strcmp(command->name, "train") || !strcmp(command->name, "help");
+}
+
 cli_exit cli_command_find(const char *name, const cli_command **command)
 {
     const char *names[COMMAND_COUNT];

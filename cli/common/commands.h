@@ -54,6 +54,9 @@ typedef struct cli_command {
 /* In the order of the list; NULL after the last. */
 const cli_command *cli_command_at(int i);
 
+/* Whether it may be started on several ranks (ranks.h). */
+bool cli_command_knows_ranks(const cli_command *command);
+
 /* The one of that name; an error suggests the nearest. */
 cli_exit cli_command_find(const char *name, const cli_command **command);
 

@@ -24,6 +24,7 @@ static const struct {
     {MHA_ERR_CALLBACK, CLI_NO_OUTPUT},
     {MHA_ERR_NOMEM, CLI_NO_MEMORY},
     {MHA_ERR_UNSUPPORTED, CLI_UNSUPPORTED},
+    {MHA_ERR_RANK, CLI_NO_RANK},
 };
 
 /* A line on stderr; kind NULL: a note, without the program's name before it. */
@@ -71,6 +72,13 @@ cli_exit cli_fail_status(const char *command, mha_status status)
     if (status == MHA_ERR_CALLBACK) return code;
     const char *detail = mha_error_detail();
     return cli_fail(code, command, "%s", *detail ? detail : mha_status_text(status));
+}
+
+mha_status cli_status_of(cli_exit code)
+{
+    for (size_t i = 0; i < sizeof exit_of_status / sizeof *exit_of_status; i++)
+        if (exit_of_status[i].code == code) return exit_of_status[i].status;
+    return MHA_ERR_OVERLAP; /* not in the table: CLI_INTERNAL */
 }
 
 cli_exit cli_check(const char *command, mha_status status)

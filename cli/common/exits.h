@@ -17,7 +17,8 @@
       "too long, not UTF-8")                                                        \
     X(CLI_UNSUPPORTED, 5, "a kind of model, file or machine that is not supported") \
     X(CLI_NO_OUTPUT, 6, "an output cannot be written; silent if a pipe was closed") \
-    X(CLI_NO_MEMORY, 7, "out of memory")
+    X(CLI_NO_MEMORY, 7, "out of memory")                                            \
+    X(CLI_NO_RANK, 8, "another rank of the run is lost or cannot be reached")
 
 typedef enum cli_exit {
 #define CLI_EXIT_ENUM(name, value, text) name = value,
@@ -43,6 +44,9 @@ cli_exit cli_fail_status(const char *command, mha_status status);
 /* From here on messages of cli_fail() become a text in room, cut to size bytes with its NUL; NULL: they
  * go to stderr again. For a subcommand that answers others, who must learn what was wrong. */
 void cli_fail_into(char *room, size_t size);
+
+/* The library's status for a code: the one that cli_fail_status() turns into it. */
+mha_status cli_status_of(cli_exit code);
 
 /* CLI_OK for MHA_OK, else cli_fail_status(). */
 cli_exit cli_check(const char *command, mha_status status);

@@ -47,9 +47,16 @@ typedef struct page {
     char bytes[1024];
 } page;
 
+static bool silent;
+
+void cli_print_silence(bool is_silent)
+{
+    silent = is_silent;
+}
+
 static void flush_page(page *out)
 {
-    fwrite(out->bytes, 1, out->used, out->file);
+    if (!silent || out->file != stderr) fwrite(out->bytes, 1, out->used, out->file);
     out->used = 0;
 }
 

@@ -12,6 +12,7 @@
 #include <multihead/base.h>
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 /* printf() of d i u x c s e f g and %%, with flags - + 0, width, precision and l ll z j. A width is
@@ -20,6 +21,9 @@
 int cli_print(const char *format, ...) MHA_PRINTF(1, 2);
 int cli_print_to(FILE *file, const char *format, ...) MHA_PRINTF(2, 3);
 int cli_print_list(FILE *file, const char *format, va_list arguments) MHA_PRINTF(2, 0);
+
+/* Whether nothing is written to stderr from here on. */
+void cli_print_silence(bool silent);
 
 /* text on stdout behind label, broken at spaces where the width ends, each further line indented by
  * the label's columns. */

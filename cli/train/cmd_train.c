@@ -2,6 +2,7 @@
 #include "common/args.h"
 #include "common/commands.h"
 #include "common/contexts.h"
+#include "common/ranks.h"
 #include "common/screen.h"
 #include "common/signals.h"
 #include "train/train_print.h"
@@ -189,13 +190,32 @@ static void show_progress(const train_options *options, const train_run *run, co
 
 /* ---- training ------------------------------------------------------------------------------ */
 
+/* Whether a signal wants training to end: all ranks stop after the same step. */
+static bool stopped(const train_run *run)
+{
+    return ranks_transport() ? run->stopped : signals_came();
+}
+
+/* A step; or, where a signal came to a rank, none. That rank takes part in the agreement with which a
+ * step begins. */
+static cli_exit step(train_run *run)
+{
+    if (ranks_transport() && signals_came()) {
+        mha_status status = mha_fail(MHA_ERR_CALLBACK, "stopped by a signal");
+        status = mha_transport_agree(ranks_transport(), status);
+        run->stopped = status == MHA_ERR_CALLBACK;
+        return run->stopped ? CLI_OK : ranks_check(TRAIN, status);
+    }
+    return train_model_step(&run->model, &run->stopped);
+}
+
 /* Steps until the next look; the time they took joins the run's. */
 static cli_exit train_on(train_run *run, int64_t until, pace *p)
 {
     const double begin = seconds_now();
     *p = (pace){.steps = -run->model.step};
-    while (run->model.step < until && !signals_came()) {
-        CLI_TRY(train_model_step(&run->model));
+    while (run->model.step < until && !stopped(run)) {
+        CLI_TRY(step(run));
         p->tokens += (double)run->model.batch.B * (double)run->model.batch.T;
     }
     p->seconds = seconds_now() - begin;
@@ -204,23 +224,34 @@ static cli_exit train_on(train_run *run, int64_t until, pace *p)
     return CLI_OK;
 }
 
+/* After some steps rank 0 looks at held-out data, and all do what it decides. */
+static cli_exit look(const train_options *options, train_run *run, const pace *p,
+                     train_verdict *verdict)
+{
+    const train_recipe *recipe = &run->model.recipe;
+    if (ranks_first()) {
+        train_scores s;
+        CLI_TRY(train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s));
+        *verdict = run->model.task->judge(recipe, run->model.step, &s);
+        show_progress(options, run, &s, p);
+        run->done = *verdict == TRAIN_DONE;
+        CLI_TRY(train_save_point(run, &s));
+        if (run->done) *verdict = TRAIN_DONE; /* by patience, too */
+    }
+    return train_save_share(run, verdict);
+}
+
 static cli_exit train_try(const train_options *options, train_run *run, train_verdict *verdict)
 {
     const train_recipe *recipe = &run->model.recipe;
     *verdict = run->done ? TRAIN_DONE : TRAIN_GO_ON; /* an earlier call came to the end */
-    while (*verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps && !signals_came() &&
+    while (*verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps && !stopped(run) &&
            (options->seconds == 0 || run->seconds < (double)options->seconds)) {
-        train_scores s;
         pace speed;
         int64_t next = train_save_looked(run) + recipe->every;
         CLI_TRY(train_on(run, next < recipe->steps ? next : recipe->steps, &speed));
-        if (signals_came()) break;
-        CLI_TRY(train_model_score(&run->model, TRAIN_SPLIT_STOP, recipe->probes_to_stop, NULL, &s));
-        *verdict = run->model.task->judge(recipe, run->model.step, &s);
-        show_progress(options, run, &s, &speed);
-        run->done = *verdict == TRAIN_DONE;
-        CLI_TRY(train_save_point(run, &s));
-        if (run->done) *verdict = TRAIN_DONE; /* by patience, too */
+        if (stopped(run)) break;
+        CLI_TRY(look(options, run, &speed, verdict));
     }
     return CLI_OK;
 }
@@ -232,7 +263,7 @@ static cli_exit train_all(const train_options *options, train_run *run, train_ve
         CLI_TRY(train_try(options, run, verdict));
         const bool more = run->attempt + 1 < run->model.recipe.tries;
         const bool out_of_time = options->seconds > 0 && run->seconds >= (double)options->seconds;
-        if (*verdict == TRAIN_DONE || signals_came() || out_of_time || !more) return CLI_OK;
+        if (*verdict == TRAIN_DONE || stopped(run) || out_of_time || !more) return CLI_OK;
         cli_note(
             options->quiet, "%sstuck at step %" PRId64 ": again, with the seed of try %" PRId64,
             screen_shows_progress(options->quiet) ? "\n" : "", run->model.step, run->attempt + 2);
@@ -328,7 +359,7 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
 {
     const train_model *model = &run->model;
     if (screen_shows_progress(options->quiet)) cli_print_to(stderr, "\n");
-    if (signals_came()) {
+    if (stopped(run)) {
         cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
                  options->folder ? "; run it again with the same folder to resume" : "");
         return;
@@ -355,7 +386,7 @@ static cli_exit finish(const train_options *options, train_run *run, train_verdi
     train_finding found;
     const cli_exit code = train_save_folder(run);
     say_how_it_ended(options, run, verdict);
-    if (code != CLI_OK || options->no_report || signals_came()) return code;
+    if (code != CLI_OK || options->no_report || stopped(run) || signals_came()) return code;
     CLI_TRY(train_report_print(&run->model, options->quiet, &found));
     CLI_TRY(train_report_pictures(run, &found, options->quiet));
     if (run->folder)
@@ -382,9 +413,9 @@ static cli_exit run_training(const train_options *options, const train_task *tas
 {
     train_verdict verdict = TRAIN_GO_ON;
     train_run run = {.model.task = task,
-                     .folder = options->folder,
+                     .folder = ranks_first() ? options->folder : NULL,
                      .seed = (uint64_t)options->seed,
-                     .pictures = !options->no_report};
+                     .pictures = !options->no_report && ranks_first()};
     CLI_TRY(make_recipe(options, task, &run.model.recipe));
     CLI_TRY(context_make(TRAIN, MHA_ISA_AUTO, options->threads, &run.model.context));
     /* From the first file on, so that no moment is left in which a signal loses what was done. */
@@ -392,8 +423,10 @@ static cli_exit run_training(const train_options *options, const train_task *tas
     const cli_exit code = learn(options, &run, &verdict);
     signals_release();
     CLI_TRY(code);
+    ranks_release();
+    if (!ranks_first()) return CLI_OK;
     CLI_TRY(finish(options, &run, verdict));
-    signals_end(); /* all is saved */
+    if (!ranks_transport()) signals_end(); /* all is saved */
     return CLI_OK;
 }
 

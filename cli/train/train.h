@@ -160,8 +160,8 @@ struct train_model {
 /* Context, task and recipe are there; the rest is made anew. */
 cli_exit train_model_make(uint64_t seed, train_model *model);
 
-/* One step: draw, then a trainer's. */
-cli_exit train_model_step(train_model *model);
+/* One step: draw, then a trainer's. *stopped: another rank made none, since a signal came to it. */
+cli_exit train_model_step(train_model *model, bool *stopped);
 
 /* Scores over `count` sequences of held-out data. gates [L,H] (NULL: 1) switch heads off. */
 cli_exit train_model_score(train_model *model, train_split split, int64_t count,

@@ -1,6 +1,9 @@
 /* A model in training (training.h), and the batches that it learns from and is looked at with. */
 #include "common/arena.h"
+#include "common/ranks.h"
 #include "train/train.h"
+
+#include <multihead/component.h>
 
 enum { PROBE_SEQUENCES = 60 };
 
@@ -43,9 +46,10 @@ static cli_exit make_trainer(train_model *model)
                                    .beta2 = r->beta2,
                                    .weight_decay = r->weight_decay,
                                    .clip = r->clip,
-                                   .head_grade = grade > 0 && grade < 1 ? grade : 0};
-    CLI_TRY(cli_check(TRAIN, mha_trainer_create(model->context, model->decoder, model->encoder,
-                                                &desc, &model->trainer)));
+                                   .head_grade = grade > 0 && grade < 1 ? grade : 0,
+                                   .transport = ranks_transport()};
+    CLI_TRY(ranks_check(TRAIN, mha_trainer_create(model->context, model->decoder, model->encoder,
+                                                  &desc, &model->trainer)));
     return arena_keep(TRAIN, model->trainer, destroy_trainer);
 }
 
@@ -109,7 +113,7 @@ static void drop(const train_model *model, views *v)
     v->encoder.dropout_seed = random_next(&r);
 }
 
-cli_exit train_model_step(train_model *model)
+cli_exit train_model_step(train_model *model, bool *stopped)
 {
     views v;
     random_source r = random_make(model->seed, (uint64_t)model->step);
@@ -122,12 +126,14 @@ cli_exit train_model_step(train_model *model)
     v.batch.weights = &v.weights;
     drop(model, &v);
     mha_status status = mha_trainer_step(model->trainer, &v.batch, &model->loss);
+    *stopped = status == MHA_ERR_CALLBACK;
+    if (*stopped) return CLI_OK;
     if (status == MHA_ERR_NUMERIC)
-        return cli_fail(CLI_BAD_INPUT, TRAIN,
-                        "the loss is not finite after step %lld"
-                        "; give a smaller --learning-rate, and --fresh to begin anew",
-                        (long long)model->step + 1);
-    CLI_TRY(cli_check(TRAIN, status));
+        status = mha_fail(MHA_ERR_NUMERIC,
+                          "the loss is not finite after step %lld"
+                          "; give a smaller --learning-rate, and --fresh to begin anew",
+                          (long long)model->step + 1);
+    CLI_TRY(ranks_check(TRAIN, status));
     model->step = mha_trainer_steps(model->trainer);
     return CLI_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "common/arena.h"
 #include "common/files.h"
+#include "common/ranks.h"
 
 #include <multihead/checkpoint.h>
 #include <multihead/io.h>
@@ -143,6 +144,7 @@ static cli_exit foreign(const char *path, const char *what)
 /* The model of a try, and all that is kept of one: what the last one had ends. */
 static cli_exit make_try(train_run *run)
 {
+    CLI_TRY(ranks_share(TRAIN, &run->attempt, sizeof run->attempt));
     arena_release(run->mark);
     run->curve = NULL;
     run->looks = run->room = run->best_step = 0;
@@ -226,6 +228,15 @@ static cli_exit read_frames(train_run *run, const char *path, const mha_safetens
     return CLI_OK;
 }
 
+/* Parameters and state have changed: whatever is made of them is made anew. */
+static cli_exit take_parameters(train_run *run)
+{
+    CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.decoder)));
+    if (run->model.encoder)
+        CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.encoder)));
+    return cli_check(TRAIN, mha_trainer_resume(run->model.trainer, run->model.step));
+}
+
 static cli_exit read_parameters(train_run *run, const char *path, const mha_safetensors *file)
 {
     state_list list;
@@ -234,10 +245,7 @@ static cli_exit read_parameters(train_run *run, const char *path, const mha_safe
         if (!read_array(file, list.names[i], MHA_F32, list.tensors[i].shape[0],
                         list.tensors[i].data))
             return foreign(path, "it holds another model than these options make");
-    CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.decoder)));
-    if (run->model.encoder)
-        CLI_TRY(cli_check(TRAIN, mha_transformer_update(run->model.context, run->model.encoder)));
-    return cli_check(TRAIN, mha_trainer_resume(run->model.trainer, run->model.step));
+    return take_parameters(run);
 }
 
 /* Seed, try and settings first: they say which model it was. */
@@ -287,11 +295,58 @@ static cli_exit read_state(const char *path, const mha_safetensors *file, train_
     return CLI_OK;
 }
 
-cli_exit train_save_begin(bool fresh, train_run *run)
+/* ---- other ranks ----------------------------------------------------------------------------- */
+
+typedef struct shared_look {
+    double seconds, point[TRAIN_CURVE_COLUMNS];
+    int64_t step, looks;
+    int32_t done, verdict;
+} shared_look;
+
+cli_exit train_save_share(train_run *run, train_verdict *verdict)
+{
+    shared_look x = {.seconds = run->seconds,
+                     .step = run->model.step,
+                     .looks = run->looks,
+                     .done = run->done,
+                     .verdict = (int32_t)*verdict};
+    if (!ranks_transport()) return CLI_OK;
+    if (run->looks > 0)
+        memcpy(x.point, run->curve + (run->looks - 1) * TRAIN_CURVE_COLUMNS, sizeof x.point);
+    CLI_TRY(ranks_share(TRAIN, &x, sizeof x));
+    if (ranks_first()) return CLI_OK;
+    run->seconds = x.seconds;
+    run->model.step = x.step;
+    run->done = x.done;
+    *verdict = (train_verdict)x.verdict;
+    if (x.looks == 0) return CLI_OK;
+    CLI_TRY(grow_curve(run, 1)); /* the last point is enough to go by */
+    memcpy(run->curve, x.point, sizeof x.point);
+    run->looks = 1;
+    return CLI_OK;
+}
+
+/* What rank 0 read: only it needs the file. */
+static cli_exit share_state(train_run *run)
+{
+    train_verdict verdict = TRAIN_GO_ON;
+    state_list list;
+    if (!ranks_transport()) return CLI_OK;
+    CLI_TRY(train_save_share(run, &verdict));
+    if (run->model.step == 0) return CLI_OK; /* all made the same */
+    list_state(run, &list);
+    for (int64_t i = 0; i < list.count && list.tensors[i].dtype == MHA_F32 &&
+                        list.tensors[i].data != run->best && list.tensors[i].ndim == 1;
+         i++)
+        CLI_TRY(ranks_share(TRAIN, list.tensors[i].data,
+                            (size_t)list.tensors[i].shape[0] * sizeof(float)));
+    return ranks_first() ? CLI_OK : take_parameters(run);
+}
+
+static cli_exit begin(bool fresh, train_run *run)
 {
     char path[PATH_BYTES];
     struct stat there;
-    run->mark = arena_mark();
     if (run->folder) CLI_TRY(folder_path(run, STATE, path));
     /* A state that is there and cannot be looked at is not one to begin anew over. */
     if (!run->folder || fresh ||
@@ -307,6 +362,13 @@ cli_exit train_save_begin(bool fresh, train_run *run)
     const cli_exit code = read_state(path, file, run);
     mha_safetensors_close(file);
     return code;
+}
+
+cli_exit train_save_begin(bool fresh, train_run *run)
+{
+    run->mark = arena_mark();
+    CLI_TRY(begin(fresh, run));
+    return share_state(run);
 }
 
 cli_exit train_save_try(train_run *run)

@@ -28,6 +28,7 @@ typedef struct train_run {
     float *best; /* the parameters of the lowest held-out loss; NULL: the recipe has no patience */
     int64_t best_step;
     double best_loss;
+    bool stopped;  /* of several ranks: a signal came to one of them */
     bool pictures; /* snapshots are wanted */
     train_frames frames;
     size_t mark; /* of the arena: what came after it ends with a try */
@@ -35,6 +36,10 @@ typedef struct train_run {
 
 /* A new model, or the state of the folder's training. run->model knows context, task and recipe. */
 cli_exit train_save_begin(bool fresh, train_run *run);
+
+/* All ranks: the last look's point of the curve, what it decided and how long training took, as rank
+ * 0 has them. */
+cli_exit train_save_share(train_run *run, train_verdict *verdict);
 
 /* Try run->attempt begins: model, curve and snapshots are new, and those of the last try end. */
 cli_exit train_save_try(train_run *run);

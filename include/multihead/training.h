@@ -22,6 +22,7 @@
 #define MULTIHEAD_TRAINING_H
 
 #include <multihead/transformer.h>
+#include <multihead/transport.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,6 +45,17 @@ typedef struct mha_trainer_desc {
      * mha_transformer_init.head_grade scales their initial values: heads that start alike diverge;
      * 0: 1 */
     double head_grade;
+    /* The ranks that train together (transport.h); NULL: this process alone. Copied; what user
+     * points to must outlive the trainer. All ranks create a trainer alike, with the same
+     * parameters, and make the same steps with the same batches; each computes the gradient of some
+     * sequences, and all get the same parameters, which are those of one process, bit by bit */
+    const mha_transport *transport;
+    /* A batch is divided into so many slices of whole sequences, and their gradients are added in a
+     * fixed tree. It belongs to the bits, which therefore depend on it but not on the number of
+     * ranks; more ranks than slices gain nothing. At most 1024, and a slice has at least a sequence.
+     * 0: up to 8, of at least 64 tokens, or 512 in models of 2^20 parameters and more, which costs
+     * one process 2 % at most */
+    int64_t slices;
 } mha_trainer_desc;
 
 /* A batch to train on or to evaluate. Everything is borrowed for the call. */
@@ -69,6 +81,8 @@ typedef struct mha_training_batch {
  * The caller owns and initialises both; each step updates them. After any other change to them,
  * call mha_transformer_update().
  *
+ * With a transport all its ranks make the call.
+ *
  * Memory   the caller owns *trainer; context and transformers must outlive it. Three floats for
  *          each parameter (four with head_grade), activations for max_tokens and max_source, the
  *          logits [max_tokens,V] and twice [max_source,E].
@@ -92,14 +106,20 @@ MHA_API void mha_trainer_destroy(mha_trainer *trainer);
  *
  *   loss out   of the batch before the step; NULL: not requested
  *
- * Memory   scratch from the context.
+ * With a transport all its ranks make the call, with the same batch; an error of one is an error of
+ * all, its text preceded by "rank 3:".
+ *
+ * Memory   scratch from the context; for n slices 1 + log2 n floats for each parameter, and with
+ *          ranks up to as many again.
  * Errors   MHA_ERR_NULL, _STRIDE, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (also if no row
  *          counts); MHA_ERR_SIZE (more tokens than the trainer was created for); MHA_ERR_NUMERIC (a
  *          weight of the batch is not finite; the loss or the gradient is not, because a parameter
- *          is not or the learning rate is too large: the detail says which); those of the
- *          transformer's calls. Parameters, state and count of steps are then unchanged.
+ *          is not or the learning rate is too large: the detail says which); MHA_ERR_UNSUPPORTED
+ *          (last_hidden, outputs, after_layer); those of the transformer's calls and of the
+ *          transport. Parameters, state and count of steps are then unchanged, except after
+ *          MHA_ERR_RANK of a lost rank, after which some ranks may have made the step.
  * Threads  one call at a time per context.
- * Accuracy the same bits for any number of threads.
+ * Accuracy the same bits for any number of threads and of ranks.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,

@@ -34,19 +34,21 @@ done
 [ "$components" = 'model;render' ] || components=''
 circuits=''
 [ ! -e "$PKG_CONFIG_PATH/multihead-circuits.pc" ] || circuits=multihead-circuits
+ranks=''
+[ ! -e "$PKG_CONFIG_PATH/multihead-mpi.pc" ] || ranks=multihead-mpi
 
-echo "== find_package, components '$components'${circuits:+ and circuits}"
+echo "== find_package, components '$components'${circuits:+ and circuits}${ranks:+ and mpi}"
 "$cmake" -S "$here" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
-    -DCOMPONENTS="$components" -DCIRCUITS="$circuits" >"$work/log" || { cat "$work/log"; exit 1; }
+    -DCOMPONENTS="$components" -DCIRCUITS="$circuits" -DRANKS="$ranks" >"$work/log" || { cat "$work/log"; exit 1; }
 "$cmake" --build "$work/consumer" >"$work/log" || { cat "$work/log"; exit 1; }
-for program in compute companions circuits; do
+for program in compute companions circuits mpi; do
     for suffix in '' _static; do
         [ ! -x "$work/consumer/$program$suffix" ] || "$work/consumer/$program$suffix"
     done
 done
 
-echo "== pkg-config, modules $modules $circuits"
-for module in $modules $circuits; do pkg-config --print-errors --modversion "$module"; done
+echo "== pkg-config, modules $modules $circuits $ranks"
+for module in $modules $circuits $ranks; do pkg-config --print-errors --modversion "$module"; done
 # shellcheck disable=SC2046  # lists of flags
 "$cc" "$here/compute.c" -o "$work/shared" $(pkg-config --cflags --libs multihead)
 LD_LIBRARY_PATH=$library_dir "$work/shared"
@@ -66,6 +68,11 @@ if [ -n "$circuits" ]; then
     # shellcheck disable=SC2046
     "$cc" "$here/circuits.c" -o "$work/circuits" $(pkg-config --cflags --libs $circuits)
     LD_LIBRARY_PATH=$library_dir "$work/circuits"
+fi
+if [ -n "$ranks" ]; then
+    # shellcheck disable=SC2046
+    "$cc" "$here/mpi.c" -o "$work/mpi" $(pkg-config --cflags --libs $ranks)
+    LD_LIBRARY_PATH=$library_dir "$work/mpi"
 fi
 
 if [ -x "$prefix/bin/multihead" ]; then

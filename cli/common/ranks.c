@@ -1,0 +1,272 @@
+/* See ranks.h. */
+#include "common/ranks.h"
+
+#include "common/commands.h"
+
+#include <multihead/component.h>
+#ifdef CLI_HAS_MPI
+#include <multihead/mpi.h>
+
+#include <dlfcn.h>
+#endif
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MPI_LIBRARY "libmultihead-mpi.so." CLI_TEXT_OF(MHA_VERSION_MAJOR)
+#define COMPUTE_LIBRARY "libmultihead.so." CLI_TEXT_OF(MHA_VERSION_MAJOR)
+
+enum { PATH_BYTES = 4096 };
+
+static struct {
+    const mha_transport *transport;
+    const char *command; /* of the message */
+    char message[1024];  /* of the last error, which is not printed where it occurs */
+    bool agreed;         /* all ranks know of it */
+    bool lost;           /* a rank is gone, and nobody can be told */
+    bool released;
+#ifdef CLI_HAS_MPI
+    mha_mpi *mpi;
+    void (*finish)(mha_mpi *mpi);
+    void (*abort)(mha_mpi *mpi, int exit_status);
+#endif
+} ranks;
+
+const mha_transport *ranks_transport(void)
+{
+    return ranks.transport;
+}
+
+bool ranks_first(void)
+{
+    return !ranks.transport || ranks.transport->rank == 0;
+}
+
+/* ---- what the launcher says ------------------------------------------------------------------ */
+
+static int64_t number_of(const char *name)
+{
+    const char *text = getenv(name);
+    return text && *text >= '0' && *text <= '9' ? strtoll(text, NULL, 10) : -1;
+}
+
+/* Open MPI, MPICH and its relatives, and what Slurm starts with PMIx. */
+static int64_t launched(void)
+{
+    const int64_t open_mpi = number_of("OMPI_COMM_WORLD_SIZE"), pmi = number_of("PMI_SIZE");
+    if (open_mpi > 0 || pmi > 0) return open_mpi > pmi ? open_mpi : pmi;
+    return getenv("PMIX_RANK") ? number_of("SLURM_STEP_NUM_TASKS") : 1;
+}
+
+static int64_t launched_rank(void)
+{
+    const int64_t ranked[] = {number_of("OMPI_COMM_WORLD_RANK"), number_of("PMI_RANK"),
+                              number_of("PMIX_RANK")};
+    for (int i = 0; i < 3; i++)
+        if (ranked[i] >= 0) return ranked[i];
+    return 0;
+}
+
+/* ---- joining --------------------------------------------------------------------------------- */
+
+#ifdef CLI_HAS_MPI
+
+/* The folder of the program with name behind it, or an empty text. */
+static void beside(const char *name, char path[PATH_BYTES])
+{
+    const ssize_t length = readlink("/proc/self/exe", path, PATH_BYTES - 1);
+    path[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(path, '/');
+    const size_t used = slash ? (size_t)(slash - path) + 1 : 0;
+    if (!slash || used + strlen(name) >= PATH_BYTES) {
+        *path = '\0';
+        return;
+    }
+    strcpy(path + used, name);
+}
+
+/* The companion of this program's folder, with the library that it needs, which may be in no path of
+ * the system. Functions of the program itself come before those of that library, so that there is one
+ * text of the last error. */
+static void *open_beside(const char *folder)
+{
+    char name[PATH_BYTES], path[PATH_BYTES];
+    snprintf(name, sizeof name, "%s" COMPUTE_LIBRARY, folder);
+    beside(name, path);
+    if (*path && access(path, R_OK) == 0) (void)dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    snprintf(name, sizeof name, "%s" MPI_LIBRARY, folder);
+    beside(name, path);
+    return *path && access(path, R_OK) == 0 ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
+}
+
+/* Plug-ins of Open MPI look for its functions among all that are loaded: RTLD_GLOBAL. */
+static void *open_library(void)
+{
+    const char *named = getenv("MHA_MPI_LIBRARY");
+    if (named && *named) return dlopen(named, RTLD_NOW | RTLD_GLOBAL);
+    void *library = open_beside("");
+    if (!library) library = open_beside(CLI_LIBRARY_FOLDER "/");
+    return library ? library : dlopen(MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
+}
+
+/* The address of a function; pointers to functions and to data are as wide. */
+static bool find(void *library, const char *name, void *function)
+{
+    void *address = dlsym(library, name);
+    memcpy(function, &address, sizeof address);
+    return address;
+}
+
+static cli_exit read_deadline(double *deadline)
+{
+    const char *text = getenv("MHA_MPI_DEADLINE");
+    char *end = NULL;
+    *deadline = 0;
+    if (!text || !*text) return CLI_OK;
+    *deadline = strtod(text, &end);
+    if (*end == '\0' && *deadline > 0 && *deadline < 1e9) return CLI_OK;
+    return cli_fail(CLI_USAGE, NULL,
+                    "MHA_MPI_DEADLINE is '%s', expected seconds that a rank may wait for another",
+                    text);
+}
+
+static cli_exit join(int64_t size)
+{
+    mha_status (*start)(const mha_mpi_desc *, mha_mpi **);
+    const mha_transport *(*transport)(const mha_mpi *);
+    const char *(*name)(const mha_mpi *);
+    mha_mpi_desc desc = {.struct_size = sizeof desc};
+    CLI_TRY(read_deadline(&desc.deadline));
+    void *library = open_library();
+    if (!library)
+        return cli_fail(CLI_UNSUPPORTED, NULL,
+                        "started as one of %" PRId64 " ranks, which needs " MPI_LIBRARY
+                        " (Debian: libmultihead-mpi%d; or its path in MHA_MPI_LIBRARY): %s",
+                        size, MHA_VERSION_MAJOR, dlerror());
+    if (!find(library, "mha_mpi_start", &start) || !find(library, "mha_mpi_library", &name) ||
+        !find(library, "mha_mpi_transport", &transport) ||
+        !find(library, "mha_mpi_finish", &ranks.finish) ||
+        !find(library, "mha_mpi_abort", &ranks.abort))
+        return cli_fail(CLI_UNSUPPORTED, NULL,
+                        "MHA_MPI_LIBRARY: not a libmultihead-mpi of this version: %s", dlerror());
+    CLI_TRY(cli_check(NULL, start(&desc, &ranks.mpi)));
+    const mha_transport *joined = transport(ranks.mpi);
+    if (joined->size != size) {
+        cli_fail(CLI_UNSUPPORTED, NULL,
+                 "the launcher started %" PRId64 " ranks, but %s sees %d: it is another MPI's "
+                 "launcher; use that of the MPI which libmultihead-mpi was built with",
+                 size, name(ranks.mpi), (int)joined->size);
+        ranks.finish(ranks.mpi);
+        return CLI_UNSUPPORTED;
+    }
+    ranks.transport = joined;
+    return CLI_OK;
+}
+
+#else
+
+static cli_exit join(int64_t size)
+{
+    return cli_fail(CLI_UNSUPPORTED, NULL,
+                    "started as one of %" PRId64 " ranks, but this build is without MPI", size);
+}
+
+#endif
+
+/* Everybody's stdout but that of rank 0 leads nowhere, and notes are not printed. */
+static void be_silent(void)
+{
+    const int nowhere = open("/dev/null", O_WRONLY);
+    if (nowhere >= 0) dup2(nowhere, 1);
+    if (nowhere > 2) close(nowhere);
+    cli_print_silence(true);
+}
+
+static cli_exit compare(int count, char *const *arguments)
+{
+    char all[PATH_BYTES] = "";
+    size_t used = 0;
+    const char *version = CLI_VERSION CLI_LEFT_OUT;
+    mha_status status = mha_transport_same(ranks.transport, "version of multihead", version,
+                                           strlen(version), MHA_OK);
+    for (int i = 1; i < count && used < sizeof all; i++)
+        used += (size_t)snprintf(all + used, sizeof all - used, "%zu %s ", strlen(arguments[i]),
+                                 arguments[i]);
+    if (status == MHA_OK)
+        status = mha_transport_same(ranks.transport, "command line", all, strlen(all), MHA_OK);
+    return ranks_check(NULL, status);
+}
+
+cli_exit ranks_begin(int count, char *const *arguments)
+{
+    const int64_t size = launched();
+    const char *named = getenv("MHA_MPI_LIBRARY");
+    if (size <= 1 || (named && !strcmp(named, "none"))) return CLI_OK;
+    if (launched_rank() > 0) be_silent();
+    CLI_TRY(join(size));
+    cli_fail_into(ranks.message, sizeof ranks.message);
+    return compare(count, arguments);
+}
+
+/* ---- agreeing -------------------------------------------------------------------------------- */
+
+cli_exit ranks_check(const char *command, mha_status status)
+{
+    if (status != MHA_OK && ranks.transport) {
+        ranks.lost = ranks.lost || status == MHA_ERR_RANK;
+        ranks.agreed = true;
+        ranks.command = command;
+    }
+    return cli_check(command, status);
+}
+
+cli_exit ranks_agree(const char *command, cli_exit code)
+{
+    mha_status status = MHA_OK;
+    if (!ranks.transport) return code;
+    if (code != CLI_OK)
+        status =
+            mha_fail(*ranks.message ? cli_status_of(code) : MHA_ERR_CALLBACK, "%s", ranks.message);
+    return ranks_check(command, mha_transport_agree(ranks.transport, status));
+}
+
+cli_exit ranks_share(const char *command, void *bytes, size_t count)
+{
+    if (!ranks.transport) return CLI_OK;
+    CLI_TRY(ranks_agree(command, CLI_OK));
+    return ranks_check(command, mha_transport_broadcast(ranks.transport, 0, bytes, count));
+}
+
+void ranks_release(void)
+{
+    ranks.released = true;
+}
+
+/* The command line is everybody's, so whose turn it was to refuse it does not matter. */
+static void print_message(cli_exit code)
+{
+    const char *text = ranks.message, *command = ranks.command;
+    if (code == CLI_USAGE && !strncmp(text, "rank 0: ", 8)) text += 8;
+    cli_fail_into(NULL, 0);
+    cli_print_silence(false);
+    if (ranks.lost)
+        cli_fail(code, command, "rank %d: %s", (int)ranks.transport->rank, text);
+    else if (*text)
+        cli_fail(code, command, "%s", text);
+}
+
+cli_exit ranks_end(const char *command, cli_exit code)
+{
+    if (!ranks.transport) return code;
+    if (!ranks.released && !ranks.agreed) code = ranks_agree(command, code);
+    if (!ranks.command) ranks.command = command;
+    if (code != CLI_OK && (ranks.lost || ranks.transport->rank == 0)) print_message(code);
+#ifdef CLI_HAS_MPI
+    if (ranks.lost) ranks.abort(ranks.mpi, (int)code);
+    ranks.finish(ranks.mpi);
+#endif
+    return code;
+}

@@ -1,0 +1,92 @@
+/* multihead: ranks that are processes of MPI. libmultihead-mpi, which needs an MPI library (Open MPI,
+ * MPICH); nothing else of multihead does.
+ *
+ *   mha_mpi *mpi;
+ *   mha_mpi_start(NULL, &mpi);                            all processes that mpirun started
+ *   const mha_transport *ranks = mha_mpi_transport(mpi);  for every call that takes a transport
+ *   ...
+ *   mha_mpi_finish(mpi);
+ *
+ * Messages are MPI's, between two ranks, by the thread that called mha_mpi_start() only
+ * (MPI_THREAD_FUNNELED). More than 1 GiB travels as several messages. A wait calls MPI_Test until the
+ * transfer is complete, yielding the processor, and from 2 ms on sleeps 50 microseconds between calls.
+ *
+ * Stability: may change in a minor version (docs/stability.md).
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_MPI_H
+#define MULTIHEAD_MPI_H
+
+#include <multihead/transport.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A communicator of the library's own, and what is on its way in it. */
+typedef struct mha_mpi mha_mpi;
+
+typedef struct mha_mpi_desc {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    /* The address of an MPI_Comm whose ranks take part; NULL: MPI_COMM_WORLD. It is duplicated */
+    const void *communicator;
+    /* Seconds that a wait may last before its rank counts as lost; 0: 300. It must be longer than
+     * any rank ever computes while another waits for it. Where a process ends, mpirun ends all
+     * others within a second and this does not matter: it is for networks that are cut */
+    double deadline;
+} mha_mpi_desc;
+
+/**
+ * Join the ranks. All of them make the call.
+ *
+ * MPI is initialised if it is not, and then mha_mpi_finish() finalises it; a program that calls
+ * MPI_Init() itself does so before and finalises afterwards.
+ *
+ *   desc   NULL: all defaults
+ *
+ * Memory   the caller owns *mpi.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (deadline), _UNSUPPORTED (reserved); MHA_ERR_RANK (an error of
+ *          MPI, with its text; MPI is finalised); MHA_ERR_NOMEM. MPI_Init() itself ends the process
+ *          where it fails: MPI has no other way before it is initialised.
+ * Threads  one thread of a process, the same for all calls with this transport.
+ * Since    1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_mpi_start(const mha_mpi_desc *desc, mha_mpi **mpi);
+
+/**
+ * The transport. An error of it (MHA_ERR_RANK: an error of MPI, a wait beyond the deadline; with the
+ * other rank's number) is final: every call after it fails at once, and the memory of transfers that
+ * are not complete must stay until the process ends.
+ *
+ * Memory   lives as long as mpi.   Errors  none; NULL for NULL.   Threads  as mha_mpi_start().
+ * Since  1.0
+ */
+MHA_API const mha_transport *mha_mpi_transport(const mha_mpi *mpi);
+
+/** What MPI calls itself: "Open MPI v4.1.4, ...", one line. Memory lives as long as mpi. Errors
+ * none; "" for NULL. Threads any. Since 1.0 */
+MHA_API const char *mha_mpi_library(const mha_mpi *mpi);
+
+/**
+ * Leave the ranks, and finalise MPI if mha_mpi_start() initialised it. All ranks make the call, after
+ * every transfer is complete; it may wait for the others. After an error of the transport it frees
+ * memory and leaves MPI as it is.
+ *
+ * Memory   frees all; NULL is fine.   Errors  none.   Threads  as mha_mpi_start().   Since  1.0
+ */
+MHA_API void mha_mpi_finish(mha_mpi *mpi);
+
+/**
+ * End the processes of all ranks, wherever they are, this one included, with an exit status: what
+ * a program does when a rank is lost and the others may be waiting. It does not return, unless mpi is
+ * NULL.
+ *
+ * Memory   none.   Errors  none.   Threads  as mha_mpi_start().   Since  1.0
+ */
+MHA_API void mha_mpi_abort(mha_mpi *mpi, int exit_status);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

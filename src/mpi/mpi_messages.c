@@ -1,0 +1,172 @@
+/* Messages by MPI: begun without waiting, tested until they are complete or the deadline is past. */
+#include "mpi/mpi_parts.h"
+
+#include <multihead/component.h>
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* MPI counts by int, so no message has more bytes than this; and TAG is the one of all. */
+enum { PIECE = 1 << 30, TAG = 20 };
+
+/* A wait yields its processor; from IMPATIENT seconds on, when the other side is at work and not just
+ * a message away, it sleeps between two tests, so that ranks that share a machine compute at full
+ * speed. 50 us of a stream at 10 Gb/s are 60 KB, which sockets buffer. */
+static const double IMPATIENT = 0.002;
+static const struct timespec NAP = {.tv_nsec = 50000};
+
+/* What words[0] of a transfer leads to; NULL: it is complete. */
+typedef struct pieces {
+    int32_t other;
+    bool sends;
+    size_t count, bytes;
+    MPI_Request requests[];
+} pieces;
+
+mha_status mhai_mpi_check(int32_t other, const char *what, int error)
+{
+    char text[MPI_MAX_ERROR_STRING] = "unknown error";
+    int length;
+    if (error == MPI_SUCCESS) return MHA_OK;
+    MPI_Error_string(error, text, &length);
+    text[strcspn(text, "\r\n")] = '\0';
+    if (other < 0) return mha_fail(MHA_ERR_RANK, "%s: %s", what, text);
+    return mha_fail(MHA_ERR_RANK, "rank %d cannot be reached: %s: %s", (int)other, what, text);
+}
+
+static mha_status check_usable(const mha_mpi *mpi, int32_t other)
+{
+    if (other < 0 || other >= mpi->transport.size)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: rank %d of %d", (int)other,
+                        (int)mpi->transport.size);
+    if (!mpi->broken) return MHA_OK;
+    return mha_fail(MHA_ERR_RANK, "a rank was lost before; no message can be sent or received");
+}
+
+static pieces *of(const mha_transfer *transfer)
+{
+    return (pieces *)(uintptr_t)transfer->words[0];
+}
+
+static void forget(mha_transfer *transfer)
+{
+    free(of(transfer));
+    *transfer = (mha_transfer){{0}};
+}
+
+/* One request for each piece; sends do not write to bytes. */
+static mha_status begin(mha_mpi *mpi, int32_t other, bool sends, void *bytes, size_t count,
+                        mha_transfer *transfer)
+{
+    const size_t most = count / PIECE + 1;
+    *transfer = (mha_transfer){{0}};
+    MHA_TRY(check_usable(mpi, other));
+    pieces *p = malloc(sizeof *p + most * sizeof *p->requests);
+    if (!p) return mha_fail(MHA_ERR_NOMEM, "mha_transport: out of memory for a message");
+    *p = (pieces){.other = other, .sends = sends, .bytes = count};
+    for (size_t at = 0; p->count == 0 || at < count; at += PIECE) {
+        const int size = (int)(count - at < PIECE ? count - at : PIECE);
+        unsigned char *piece = size > 0 ? (unsigned char *)bytes + at : NULL;
+        MPI_Request *request = &p->requests[p->count];
+        const int error = sends ? MPI_Isend(piece, size, MPI_BYTE, other, TAG, mpi->comm, request)
+                                : MPI_Irecv(piece, size, MPI_BYTE, other, TAG, mpi->comm, request);
+        if (error != MPI_SUCCESS) {
+            mpi->broken = true;
+            free(p);
+            return mhai_mpi_check(other, sends ? "MPI_Isend" : "MPI_Irecv", error);
+        }
+        p->count++;
+    }
+    transfer->words[0] = (uint64_t)(uintptr_t)p;
+    return MHA_OK;
+}
+
+mha_status mhai_mpi_send(void *user, int32_t to, const void *bytes, size_t count,
+                         mha_transfer *transfer)
+{
+    return begin(user, to, true, (void *)(uintptr_t)bytes, count, transfer);
+}
+
+mha_status mhai_mpi_receive(void *user, int32_t from, void *bytes, size_t count,
+                            mha_transfer *transfer)
+{
+    return begin(user, from, false, bytes, count, transfer);
+}
+
+/* The last piece of a transfer that is not complete, which is then forgotten piece by piece. */
+static mha_status advance(pieces *p)
+{
+    while (p->count > 0) {
+        MPI_Status status;
+        int done = 0, size = 0;
+        const int error = MPI_Test(&p->requests[p->count - 1], &done, &status);
+        MHA_TRY(mhai_mpi_check(p->other, p->sends ? "sending" : "receiving", error));
+        if (!done) return MHA_OK;
+        const size_t expected = p->count == p->bytes / PIECE + 1 ? p->bytes % PIECE : PIECE;
+        if (!p->sends) {
+            MHA_TRY(
+                mhai_mpi_check(p->other, "MPI_Get_count", MPI_Get_count(&status, MPI_BYTE, &size)));
+            if ((size_t)size != expected)
+                return mha_fail(MHA_ERR_RANK, "rank %d sent %d bytes, expected %zu", (int)p->other,
+                                size, expected);
+        }
+        p->count--;
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_mpi_test(void *user, mha_transfer *transfer, bool *complete)
+{
+    mha_mpi *mpi = user;
+    pieces *p = of(transfer);
+    *complete = true;
+    if (!p) return MHA_OK;
+    MHA_TRY(check_usable(mpi, p->other));
+    const mha_status status = advance(p);
+    *complete = status == MHA_OK && p->count == 0;
+    if (status != MHA_OK) mpi->broken = true;
+    if (*complete) forget(transfer);
+    return status;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* What a lost rank still sends must not arrive in memory that is used again. */
+static void cancel(pieces *p)
+{
+    for (size_t i = 0; !p->sends && i < p->count; i++)
+        if (p->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&p->requests[i]);
+}
+
+mha_status mhai_mpi_wait(void *user, mha_transfer *transfer)
+{
+    mha_mpi *mpi = user;
+    pieces *p = of(transfer);
+    double begin_time = 0;
+    for (;;) {
+        bool complete;
+        MHA_TRY(mhai_mpi_test(mpi, transfer, &complete));
+        if (complete) return MHA_OK;
+        const double t = now();
+        if (begin_time <= 0) begin_time = t;
+        if (t - begin_time > mpi->deadline) break;
+        if (t - begin_time > IMPATIENT)
+            nanosleep(&NAP, NULL);
+        else
+            sched_yield();
+    }
+    mpi->broken = true;
+    cancel(p);
+    return mha_fail(
+        MHA_ERR_RANK,
+        "rank %d is lost: %s %zu bytes was not complete after %g seconds; it has ended, "
+        "hangs, or the network is cut (deadline in mha_mpi_desc)",
+        (int)p->other, p->sends ? "sending" : "receiving", p->bytes, mpi->deadline);
+}

@@ -1,0 +1,32 @@
+/* Inside the trainer: what it has. */
+#ifndef MHAI_TRAINING_PARTS_H
+#define MHAI_TRAINING_PARTS_H
+
+#include <multihead/training.h>
+
+/* The transformer, or its encoder. */
+typedef struct mhai_trained {
+    mha_transformer *net;
+    mha_transformer_desc d;
+    mha_activations *kept;
+    int64_t size;
+    float *memory; /* what the next ones point into */
+    float *m, *v;
+    float *rates;    /* NULL: 1 everywhere */
+    float *gradient; /* in the trainer's */
+} mhai_trained;
+
+struct mha_trainer {
+    mha_context *context;
+    mha_allocator allocator;
+    mha_trainer_desc desc;
+    mha_transport transport;         /* of size 1: alone */
+    bool compared;                   /* all ranks have the same parameters and state */
+    mhai_trained main, encoder;      /* encoder.net NULL: none */
+    int64_t steps, size;             /* size: of both */
+    float *gradient;                 /* [size] of both */
+    float *logits;                   /* [max_tokens,V] */
+    float *memory, *memory_gradient; /* [max_source,E] */
+};
+
+#endif

@@ -1,0 +1,199 @@
+"""Training on several ranks, started by mpirun: the model of one process, byte by byte; what rank 0 alone says;
+errors of one rank, told once; ranks that are killed, and what goes on from there with any number of ranks.
+
+Skipped where there is no mpirun or the program has no libmultihead-mpi beside it. MHA_TEST_LONG=1 kills 30 times.
+"""
+import hashlib
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+from harness import *  # noqa: E402,F403
+import mpirun  # noqa: E402
+
+LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+SEED = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
+TRAIN = [PROGRAM, "train", "sentences", "--threads", "1", "--no-report", "--steps", "30", "--every", "5", "--tries",
+         "1", "-o"]
+MOST = 10  # seconds until all ranks are gone
+chance = random.Random(SEED)
+
+
+def bits(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def alone(folder, *more):
+    return subprocess.run([*TRAIN, folder, *more], capture_output=True, text=True, env=environment())
+
+
+def ranks(count, program, **more):
+    done = mpirun.run(count, program, timeout=120, **more)
+    done.stderr = "\n".join(line for line in done.stderr.splitlines() if line.strip())
+    return done
+
+
+def same_bits(whole):
+    for count in (2, 3) if not LONG else (1, 2, 3, 5, 8, 11):
+        folder = FOLDER / f"ranks-{count}"
+        done = ranks(count, [*TRAIN, folder])
+        if check(done.returncode == 0, f"{count} ranks: {done}"):
+            check(bits(folder) == bits(whole), f"{count} ranks: other bits")
+            check(files(folder) == files(whole), f"{count} ranks: {files(folder)}")
+            check(done.stdout.count("Goal missed after 30 steps") == 1, f"{count} ranks: {done.stdout}")
+            check(done.stderr.count("step 30/30") == 1, f"{count} ranks: {done.stderr}")
+
+
+def other_numbers_of_ranks(whole):
+    """A training that stops, and goes on with more or fewer ranks."""
+    folder = FOLDER / "moved"
+    alone(folder, "--steps", "10")
+    for count, steps in ((3, 20), (2, 25)):
+        done = ranks(count, [*TRAIN, folder, "--steps", steps])
+        check(done.returncode == 0, f"resumed with {count}: {done}")
+    alone(folder)
+    check(bits(folder) == bits(whole), "resumed with 1, 3, 2, 1 ranks: other bits")
+    reverse = [PROGRAM, "train", "reverse", "--threads", "1", "--no-report", "--every", "4", "--dropout", "0.1",
+               "--quiet", "-o"]
+    for number, name in ((1, "encoder-1"), (3, "encoder-3")):
+        for steps in ("4", "8"):
+            more = [*reverse, FOLDER / name, "--steps", steps]
+            done = ranks(number, more) if number > 1 else subprocess.run(more, capture_output=True, text=True)
+            check(done.returncode == 0, f"reverse, {number} ranks: {done}")
+    for part in ("encoder", "decoder"):
+        check(bits(FOLDER / "encoder-1" / part) == bits(FOLDER / "encoder-3" / part), f"reverse: another {part}")
+
+
+def text_of_ranks():
+    text = FOLDER / "text.txt"
+    text.write_text("the cat sat on the mat , and the dog sat on the log .\n" * 200)
+    folders = [FOLDER / "text-1", FOLDER / "text-2"]
+    more = [PROGRAM, "train", "--text", text, "--threads", "1", "--no-report", "--quiet", "--steps", "10", "--every",
+            "2", "-o"]
+    one = subprocess.run([*more, folders[0]], capture_output=True, text=True)
+    two = ranks(2, [*more, folders[1]])
+    check(one.returncode == two.returncode == 0 and bits(folders[0]) == bits(folders[1]), f"--text: {one} {two}")
+
+
+def refusals():
+    """(ranks, what is started, exit code, the only line on stderr)."""
+    one_differs = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
+    no_memory = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ]; then ulimit -v 1000000; fi; exec "$0" "$@"'
+    large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "256", "--embed", "1024",
+             "--layers", "12", "--quiet", "--no-report"]
+    rows = (
+        (3, [PROGRAM, "view", MODEL, "a text"], 2, "view: started on 3 ranks, but this subcommand runs on one"),
+        (2, [PROGRAM, "train", "sentenced"], 2, "train: unknown task 'sentenced'; did you mean 'sentences'?"),
+        (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
+        (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
+        (3, ["sh", "-c", no_memory, *large], 7, "train: rank 2: "))
+    for count, program, code, line in rows:
+        begun = time.monotonic()
+        done = ranks(count, program)
+        said = [text for text in done.stderr.splitlines() if text.startswith("multihead")]
+        check(done.returncode == code, f"{line}: exit {done.returncode}: {done.stderr}")
+        check(len(said) == 1 and said[0].startswith(f"multihead: {line}"), f"{line}: {done.stderr}")
+        check(done.stdout == "", f"{line}: {done.stdout}")
+        check(time.monotonic() - begun < 60, f"{line}: took too long")
+    done = ranks(2, TRAIN[:-1], MHA_MPI_LIBRARY="/nowhere/libmultihead-mpi.so")
+    check(done.returncode == 5 and done.stderr.count("MHA_MPI_LIBRARY") == 1, f"no library: {done}")
+    done = ranks(2, [PROGRAM, "--version"])
+    check(done.stdout.count("multihead") == 1, f"--version: {done}")
+
+
+def children(process):
+    """Processes of the program below a launcher."""
+    found, todo = [], [process]
+    while todo:
+        for path in pathlib.Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            try:
+                below = [int(number) for number in path.read_text().split()]
+            except OSError:
+                continue
+            todo += below
+            found += below
+    return [number for number in found if is_program(number)]
+
+
+def is_program(number):
+    try:
+        return os.path.realpath(f"/proc/{number}/exe") == os.path.realpath(PROGRAM)
+    except OSError:
+        return False
+
+
+def killed(whole, times):
+    """A rank is killed at a random moment: all are gone soon, what is there is whole, and goes on."""
+    folder, done, ended = FOLDER / "killed-0", 0, 0
+    while done < times:
+        count = chance.choice((2, 3))
+        running = mpirun.start(count, [*TRAIN, folder, "--quiet"])
+        begun = time.monotonic()
+        until = begun + chance.uniform(0.3, 3)
+        while time.monotonic() < until and running.poll() is None:
+            time.sleep(0.02)
+        found = children(running.pid)
+        if running.poll() is None and found:
+            victim = chance.choice(found)
+            os.kill(victim, signal.SIGKILL)
+            begun = time.monotonic()
+            done += 1
+        try:
+            running.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            check(False, f"kill {done}: a hang")
+            os.killpg(running.pid, signal.SIGKILL)
+            running.communicate()
+        check(time.monotonic() - begun < MOST or not found, f"kill {done}: {time.monotonic() - begun:.1f} s")
+        check(not [number for number in found if is_program(number)], f"kill {done}: a rank is left")
+        if running.returncode == 0:  # it was over before
+            check(bits(folder) == bits(whole), f"after {done} kills: other bits")
+            ended += 1
+            folder = FOLDER / f"killed-{ended}"
+    last = ranks(chance.choice((1, 2, 3)), [*TRAIN, folder])
+    check(last.returncode == 0 and bits(folder) == bits(whole), f"after {done} kills: {last}")
+    print(f"{done} kills, {ended + 1} trainings")
+
+
+def stopped_by_a_signal(whole):
+    """SIGTERM to one rank: all stop after the same step, and rank 0 saves."""
+    folder = FOLDER / "stopped"
+    running = mpirun.start(2, [*TRAIN, folder, "--steps", "100000", "--every", "100000"])
+    while not (folder / "training.safetensors").exists() and running.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.kill(max(children(running.pid)), signal.SIGTERM)
+    _, errors = running.communicate(timeout=60)
+    check("interrupted after step" in errors, f"SIGTERM: {errors}")
+
+
+def main():
+    why = mpirun.missing()
+    library = pathlib.Path(PROGRAM).parent / "libmultihead-mpi.so.0"
+    if why or not library.exists():
+        print(f"skipped: {why or f'there is no {library}'}")
+        return 77
+    whole = FOLDER / "whole"
+    alone(whole)
+    same_bits(whole)
+    other_numbers_of_ranks(whole)
+    text_of_ranks()
+    refusals()
+    stopped_by_a_signal(whole)
+    killed(whole, 30 if LONG else 3)
+    print(f"seed {SEED}")
+    return finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,9 @@
+/* Links the installed library of MPI's ranks; starts nothing, since nobody launched it. */
+#include <multihead/mpi.h>
+#include <multihead/multihead.h>
+
+int main(void)
+{
+    mha_mpi_finish(NULL);
+    return !mha_version() || mha_mpi_transport(NULL) || *mha_mpi_library(NULL);
+}

@@ -1,0 +1,173 @@
+/* What one rank of tests/mpi/run.py does, by its argument:
+ *
+ *   messages   messages of all sizes between all pairs, trees, agreement; with a second transport over
+ *              a communicator of the caller's own
+ *   large      one of more than 1 GiB, which travels in pieces
+ *   silent     rank 1 sends nothing: the others' wait ends at the deadline, and names it
+ *   wrong      rank 1 sends fewer bytes than are expected
+ *   abort      rank 1 ends all, while the others wait for ever
+ *
+ * Prints a line and exits with 0 if all was as it should be. */
+#include <multihead/component.h>
+#include <multihead/mpi.h>
+
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Leave with a message that says where. */
+#define CHECK(condition)                                                       \
+    do {                                                                       \
+        if (!(condition)) {                                                    \
+            fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #condition, \
+                    mha_error_detail());                                       \
+            exit(1);                                                           \
+        }                                                                      \
+    } while (0)
+
+static unsigned char byte_of(int from, int to, size_t i)
+{
+    return (unsigned char)((size_t)from * 31 + (size_t)to * 7 + i * 13 + i / 251);
+}
+
+/* Everybody sends to everybody, all at once, then waits for all in another order. */
+static void exchange(const mha_transport *t, size_t count)
+{
+    mha_transfer in[64], out[64];
+    unsigned char *sent = malloc((size_t)t->size * count + 1);
+    unsigned char *got = calloc((size_t)t->size * count + 1, 1);
+    CHECK(sent && got && t->size <= 64);
+    for (int r = 0; r < t->size; r++)
+        for (size_t i = 0; i < count; i++) sent[(size_t)r * count + i] = byte_of(t->rank, r, i);
+    for (int r = 0; r < t->size; r++) {
+        if (r == t->rank) continue;
+        CHECK(!t->receive(t->user, r, got + (size_t)r * count, count, &in[r]));
+        CHECK(!t->send(t->user, r, sent + (size_t)r * count, count, &out[r]));
+    }
+    for (int r = t->size - 1; r >= 0; r--) {
+        bool complete;
+        if (r == t->rank) continue;
+        CHECK(!t->test(t->user, &in[r], &complete));
+        CHECK(!t->wait(t->user, &in[r]));
+        CHECK(!t->test(t->user, &in[r], &complete) && complete);
+        CHECK(!t->wait(t->user, &out[r]));
+        for (size_t i = 0; i < count; i++)
+            CHECK(got[(size_t)r * count + i] == byte_of(r, t->rank, i));
+    }
+    free(sent);
+    free(got);
+}
+
+static void messages(const mha_transport *t)
+{
+    static const size_t counts[] = {0, 1, 17, 4096, 70001, 3000000};
+    int32_t shared = t->rank == t->size - 1 ? 4711 : 0, all[64];
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) exchange(t, counts[i]);
+    CHECK(!mha_transport_broadcast(t, t->size - 1, &shared, sizeof shared) && shared == 4711);
+    CHECK(!mha_transport_gather(t, 0, &t->rank, sizeof t->rank, all));
+    for (int r = 0; t->rank == 0 && r < t->size; r++) CHECK(all[r] == r);
+    CHECK(!mha_transport_agree(t, MHA_OK));
+    if (t->size == 1) return;
+    const bool fails = t->rank == t->size - 1;
+    CHECK(mha_transport_agree(t, fails ? mha_fail(MHA_ERR_NOMEM, "none left") : MHA_OK) ==
+          MHA_ERR_NOMEM);
+    char expected[64];
+    snprintf(expected, sizeof expected, "rank %d: none left", t->size - 1);
+    CHECK(!strcmp(mha_error_detail(), expected));
+    CHECK(mha_transport_same(t, "number", &t->rank, sizeof t->rank, MHA_OK) == MHA_ERR_ARGUMENT);
+}
+
+static void with_communicator(void)
+{
+    MPI_Comm comm;
+    mha_mpi *mpi = NULL;
+    mha_mpi_desc desc = {.struct_size = sizeof desc, .communicator = &comm};
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &comm);
+    CHECK(!mha_mpi_start(&desc, &mpi));
+    const mha_transport *t = mha_mpi_transport(mpi);
+    int32_t first = rank;
+    CHECK(!mha_transport_broadcast(t, 0, &first, sizeof first) && first % 2 == rank % 2);
+    CHECK(first >= rank); /* they are counted from the last */
+    messages(t);
+    mha_mpi_finish(mpi);
+    MPI_Comm_free(&comm);
+}
+
+static void large(const mha_transport *t)
+{
+    const size_t count = ((size_t)1 << 30) + 5;
+    unsigned char *bytes = calloc(count, 1);
+    mha_transfer transfer;
+    CHECK(bytes && t->size == 2);
+    for (size_t i = 0; t->rank == 0 && i < count; i += 4093) bytes[i] = byte_of(0, 1, i);
+    if (t->rank == 0) bytes[count - 1] = 42;
+    CHECK(!(t->rank == 0 ? t->send(t->user, 1, bytes, count, &transfer)
+                         : t->receive(t->user, 0, bytes, count, &transfer)));
+    CHECK(!t->wait(t->user, &transfer));
+    for (size_t i = 0; i < count - 1; i += 4093) CHECK(bytes[i] == byte_of(0, 1, i));
+    CHECK(bytes[count - 1] == 42);
+    free(bytes);
+}
+
+/* The wait ends, with the number of the rank, and nothing works afterwards. */
+static void lost(const mha_transport *t, const char *sentence)
+{
+    char bytes[16];
+    mha_transfer transfer, later;
+    CHECK(!t->receive(t->user, 1, bytes, sizeof bytes, &transfer));
+    CHECK(t->wait(t->user, &transfer) == MHA_ERR_RANK);
+    CHECK(strstr(mha_error_detail(), sentence));
+    CHECK(t->receive(t->user, 1, bytes, sizeof bytes, &later) == MHA_ERR_RANK);
+    CHECK(mha_transport_agree(t, MHA_OK) == MHA_ERR_RANK);
+}
+
+int main(int count, char **arguments)
+{
+    const char *what = count == 2 ? arguments[1] : "";
+    mha_mpi *mpi = NULL;
+    const bool silent = !strcmp(what, "silent"), wrong = !strcmp(what, "wrong");
+    const mha_mpi_desc desc = {.struct_size = sizeof desc, .deadline = silent ? 0.5 : 0};
+    mha_mpi_desc bad = desc;
+    bad.deadline = -1;
+    CHECK(mha_mpi_start(&bad, &mpi) == MHA_ERR_ARGUMENT);
+    bad = desc;
+    bad.reserved = 1;
+    CHECK(mha_mpi_start(&bad, &mpi) == MHA_ERR_UNSUPPORTED && !mpi);
+    CHECK(mha_mpi_start(&desc, NULL) == MHA_ERR_NULL);
+    CHECK(!mha_mpi_start(&desc, &mpi));
+    const mha_transport *t = mha_mpi_transport(mpi);
+    CHECK(strstr(mha_mpi_library(mpi), "MPI"));
+    if (!strcmp(what, "messages")) {
+        messages(t);
+        with_communicator();
+    } else if (!strcmp(what, "large")) {
+        large(t);
+    } else if (silent && t->rank != 1) {
+        lost(t, "rank 1 is lost: receiving 16 bytes was not complete after 0.5 seconds");
+    } else if (silent) { /* no message, but it is there until the others have given up */
+        char bytes[4];
+        mha_transfer transfer;
+        CHECK(!t->receive(t->user, 0, bytes, sizeof bytes, &transfer));
+        CHECK(t->wait(t->user, &transfer) == MHA_ERR_RANK);
+    } else if (wrong && t->rank == 1) {
+        mha_transfer transfer;
+        CHECK(!t->send(t->user, 0, "short", 5, &transfer));
+        CHECK(!t->wait(t->user, &transfer));
+    } else if (wrong && t->rank == 0) {
+        lost(t, "rank 1 sent 5 bytes, expected 16");
+    } else if (!strcmp(what, "abort")) {
+        char bytes[4];
+        mha_transfer transfer;
+        if (t->rank == 1) mha_mpi_abort(mpi, 8);
+        CHECK(!t->receive(t->user, 1, bytes, sizeof bytes, &transfer));
+        CHECK(!t->wait(t->user, &transfer));
+    }
+    printf("rank %d of %d: %s\n", t->rank, t->size, what);
+    fflush(stdout);
+    if (silent || wrong) _Exit(0); /* there is no orderly end without rank 1 */
+    mha_mpi_finish(mpi);
+    return 0;
+}

@@ -1,0 +1,45 @@
+"""The transport of MPI: messages of all sizes, ranks that are lost, an end for all (mpi_ranks.c).
+
+The variable MPI_RANKS names the program, MPIEXEC what starts it. With MHA_TEST_LONG=1 also a message of more
+than 1 GiB.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import mpirun  # noqa: E402
+
+
+def ranks(count, what):
+    return mpirun.run(count, [os.environ["MPI_RANKS"], what], timeout=120)
+
+
+def main():
+    why = mpirun.missing()
+    if why:
+        print(f"skipped: {why}")
+        return 77
+    for count in (1, 2, 3, 5):
+        done = ranks(count, "messages")
+        assert done.returncode == 0, done
+        assert sorted(done.stdout.split("\n")) == sorted(
+            ["", *(f"rank {r} of {count}: messages" for r in range(count))]), done.stdout
+    for what in ("silent", "wrong"):
+        done = ranks(2, what)
+        assert "rank 0 of 2" in done.stdout, (what, done)
+    begin = time.monotonic()
+    done = ranks(3, "abort")
+    assert done.returncode != 0 and "rank 0 of 3" not in done.stdout, done
+    assert time.monotonic() - begin < 30, "the others did not end"
+    if os.environ.get("MHA_TEST_LONG"):
+        done = ranks(2, "large")
+        assert done.returncode == 0 and done.stdout.count("large") == 2, done
+    print("mpi: messages of 1, 2, 3, 5 ranks; silent, wrong and aborting ranks")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

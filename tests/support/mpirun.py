@@ -1,0 +1,42 @@
+"""Starting programs on several ranks, for tests: Open MPI's mpirun or MPICH's.
+
+MPIEXEC names the launcher, else it is the mpirun of the PATH. More ranks than cores are wanted here, and
+containers are root.
+"""
+import os
+import shutil
+import subprocess
+
+
+def launcher():
+    return os.environ.get("MPIEXEC") or shutil.which("mpirun") or ""
+
+
+def missing():
+    """Why nothing can be started; empty if it can."""
+    return "" if launcher() and shutil.which(launcher()) else "no mpirun (Debian: openmpi-bin)"
+
+
+def is_open_mpi():
+    told = subprocess.run([launcher(), "--version"], capture_output=True, text=True)
+    return "Open MPI" in told.stdout + told.stderr or "OpenRTE" in told.stdout
+
+
+def command(count, program):
+    more = ["--map-by", ":OVERSUBSCRIBE", "--quiet"] if is_open_mpi() else []
+    return [launcher(), *more, "-n", str(count), *map(str, program)]
+
+
+def environment(**more):
+    return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **more}
+
+
+def run(count, program, timeout=300, **more):
+    return subprocess.run(command(count, program), env=environment(**more), capture_output=True, text=True,
+                          timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+def start(count, program, **more):
+    """A running launcher; its children are in its session."""
+    return subprocess.Popen(command(count, program), env=environment(**more), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
