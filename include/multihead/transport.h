@@ -47,8 +47,8 @@ typedef struct mha_transport {
     /* Whether it is complete, at once; if so, wait() returns at once too. NULL: not known. Called
      * between two pieces of work, so that messages proceed meanwhile. */
     mha_status (*test)(void *user, mha_transfer *transfer, bool *complete);
-    /* After a failure: a transfer that was begun and not waited for is given up. When it returns, bytes is
-     * no longer read or written. */
+    /* After a failure: a transfer that was begun and not waited for is given up. A receive writes
+     * nothing from then on; what is sent may still be read, so that its memory must stay. */
     void (*cancel)(void *user, mha_transfer *transfer);
 } mha_transport;
 

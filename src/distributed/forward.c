@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
-#include "ranks/ranks.h"
+#include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
 

@@ -568,14 +568,15 @@ static mha_status go(run *x)
     return tidy(x, true);
 }
 
-/* What a failure leaves. */
-static void abandon(run *x, box *list)
+/* What a failure leaves; sends that are not complete keep their memory. */
+static void abandon(run *x, box *list, bool sent_list)
 {
     while (list) {
         box *b = list;
         list = b->next;
+        const bool sent = sent_list && settle(x->t, false, b) == MHA_OK && b->pending;
         if (b->pending) x->t->cancel(x->t->user, &b->transfer);
-        free_box(x, b);
+        if (!sent) free_box(x, b);
     }
 }
 
@@ -590,8 +591,8 @@ mha_status mhai_relay_run(mhai_relay *r)
     x.posted = x.next + r->visit_count;
     x.arriving = (box **)(void *)(x.posted + r->visit_count);
     const mha_status status = go(&x);
-    abandon(&x, x.home);
-    abandon(&x, x.sending);
-    for (int64_t visit = 0; visit < r->visit_count; visit++) abandon(&x, x.arriving[visit]);
+    abandon(&x, x.home, false);
+    abandon(&x, x.sending, true);
+    for (int64_t visit = 0; visit < r->visit_count; visit++) abandon(&x, x.arriving[visit], false);
     return status;
 }

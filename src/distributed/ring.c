@@ -6,7 +6,7 @@
 #include "distributed/ring.h"
 
 #include "base/checked.h"
-#include "ranks/ranks.h"
+#include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
 

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <time.h>
 
-/* MPI counts by int, so no message has more bytes than this; and TAG is the one of all. */
-enum { PIECE = 1 << 30, TAG = 20 };
+/* MPI counts by int, so no message has more bytes than this. */
+enum { PIECE = 1 << 30 };
 
 /* A wait yields its processor; from IMPATIENT seconds on, when the other side is at work and not just
  * a message away, it sleeps between two tests, so that ranks that share a machine compute at full
@@ -57,8 +57,8 @@ static void forget(mha_transfer *transfer)
 }
 
 /* One request for each piece; sends do not write to bytes. */
-static mha_status begin(mha_mpi *mpi, int32_t other, bool sends, void *bytes, size_t count,
-                        mha_transfer *transfer)
+static mha_status begin(mha_mpi *mpi, int32_t other, int32_t tag, bool sends, void *bytes,
+                        size_t count, mha_transfer *transfer)
 {
     const size_t most = count / PIECE + 1;
     *transfer = (mha_transfer){{0}};
@@ -70,8 +70,8 @@ static mha_status begin(mha_mpi *mpi, int32_t other, bool sends, void *bytes, si
         const int size = (int)(count - at < PIECE ? count - at : PIECE);
         unsigned char *piece = size > 0 ? (unsigned char *)bytes + at : NULL;
         MPI_Request *request = &p->requests[p->count];
-        const int error = sends ? MPI_Isend(piece, size, MPI_BYTE, other, TAG, mpi->comm, request)
-                                : MPI_Irecv(piece, size, MPI_BYTE, other, TAG, mpi->comm, request);
+        const int error = sends ? MPI_Isend(piece, size, MPI_BYTE, other, tag, mpi->comm, request)
+                                : MPI_Irecv(piece, size, MPI_BYTE, other, tag, mpi->comm, request);
         if (error != MPI_SUCCESS) {
             mpi->broken = true;
             free(p);
@@ -83,16 +83,16 @@ static mha_status begin(mha_mpi *mpi, int32_t other, bool sends, void *bytes, si
     return MHA_OK;
 }
 
-mha_status mhai_mpi_send(void *user, int32_t to, const void *bytes, size_t count,
+mha_status mhai_mpi_send(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
                          mha_transfer *transfer)
 {
-    return begin(user, to, true, (void *)(uintptr_t)bytes, count, transfer);
+    return begin(user, to, tag, true, (void *)(uintptr_t)bytes, count, transfer);
 }
 
-mha_status mhai_mpi_receive(void *user, int32_t from, void *bytes, size_t count,
+mha_status mhai_mpi_receive(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
                             mha_transfer *transfer)
 {
-    return begin(user, from, false, bytes, count, transfer);
+    return begin(user, from, tag, false, bytes, count, transfer);
 }
 
 /* The last piece of a transfer that is not complete, which is then forgotten piece by piece. */
@@ -143,6 +143,17 @@ static void cancel(pieces *p)
 {
     for (size_t i = 0; !p->sends && i < p->count; i++)
         if (p->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&p->requests[i]);
+}
+
+void mhai_mpi_cancel(void *user, mha_transfer *transfer)
+{
+    pieces *p = of(transfer);
+    (void)user;
+    if (!p) return;
+    cancel(p);
+    for (size_t i = 0; i < p->count; i++)
+        if (p->requests[i] != MPI_REQUEST_NULL) MPI_Request_free(&p->requests[i]);
+    forget(transfer);
 }
 
 mha_status mhai_mpi_wait(void *user, mha_transfer *transfer)

@@ -16,11 +16,12 @@ struct mha_mpi {
 };
 
 /* The functions of the transport. */
-mha_status mhai_mpi_send(void *user, int32_t to, const void *bytes, size_t count,
+mha_status mhai_mpi_send(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
                          mha_transfer *transfer);
-mha_status mhai_mpi_receive(void *user, int32_t from, void *bytes, size_t count,
+mha_status mhai_mpi_receive(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
                             mha_transfer *transfer);
 mha_status mhai_mpi_wait(void *user, mha_transfer *transfer);
+void mhai_mpi_cancel(void *user, mha_transfer *transfer);
 mha_status mhai_mpi_test(void *user, mha_transfer *transfer, bool *complete);
 
 /* MHA_OK for MPI_SUCCESS, or MHA_ERR_RANK: "rank 3: what it was: MPI's text". other -1: nobody's. */

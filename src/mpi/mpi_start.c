@@ -42,6 +42,14 @@ static mha_status initialise(bool *finalises)
     return MHA_OK;
 }
 
+static int32_t find_most_tag(MPI_Comm comm)
+{
+    void *value = NULL;
+    int there = 0;
+    if (MPI_Comm_get_attr(comm, MPI_TAG_UB, &value, &there) != MPI_SUCCESS || !there) return 32767;
+    return *(const int *)value;
+}
+
 static mha_status join(mha_mpi *mpi, MPI_Comm from)
 {
     int rank, size, length;
@@ -58,11 +66,13 @@ static mha_status join(mha_mpi *mpi, MPI_Comm from)
     mpi->transport = (mha_transport){.struct_size = sizeof mpi->transport,
                                      .rank = rank,
                                      .size = size,
+                                     .most_tag = find_most_tag(mpi->comm),
                                      .user = mpi,
                                      .send = mhai_mpi_send,
                                      .receive = mhai_mpi_receive,
                                      .wait = mhai_mpi_wait,
-                                     .test = mhai_mpi_test};
+                                     .test = mhai_mpi_test,
+                                     .cancel = mhai_mpi_cancel};
     return MHA_OK;
 }
 

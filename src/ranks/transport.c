@@ -1,6 +1,6 @@
 /* Messages to and from all ranks, made of those between two. Trees are binomial: rank r, counted from
  * the root, has the parent r without its lowest bit. */
-#include "ranks/ranks.h"
+#include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
 

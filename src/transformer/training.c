@@ -4,7 +4,7 @@
 
 #include "base/checked.h"
 #include "base/struct_copy.h"
-#include "ranks/ranks.h"
+#include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
 #include <multihead/optimizer.h>

@@ -2,7 +2,7 @@
 #include "transformer/training_tree.h"
 
 #include "base/checked.h"
-#include "ranks/ranks.h"
+#include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
 
@@ -120,14 +120,14 @@ static mha_status send_floats(exchange *x, int32_t to, const float *from, int64_
 {
     const mha_transport *t = x->transport;
     if (count == 0) return MHA_OK;
-    return t->send(t->user, to, from, (size_t)count * sizeof *from, &x->transfers[x->begun++]);
+    return t->send(t->user, to, 0, from, (size_t)count * sizeof *from, &x->transfers[x->begun++]);
 }
 
 static mha_status receive_floats(exchange *x, int32_t from, float *to, int64_t count)
 {
     const mha_transport *t = x->transport;
     if (count == 0) return MHA_OK;
-    return t->receive(t->user, from, to, (size_t)count * sizeof *to, &x->transfers[x->begun++]);
+    return t->receive(t->user, from, 0, to, (size_t)count * sizeof *to, &x->transfers[x->begun++]);
 }
 
 static mha_status wait_all(exchange *x)

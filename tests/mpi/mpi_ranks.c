@@ -42,8 +42,8 @@ static void exchange(const mha_transport *t, size_t count)
         for (size_t i = 0; i < count; i++) sent[(size_t)r * count + i] = byte_of(t->rank, r, i);
     for (int r = 0; r < t->size; r++) {
         if (r == t->rank) continue;
-        CHECK(!t->receive(t->user, r, got + (size_t)r * count, count, &in[r]));
-        CHECK(!t->send(t->user, r, sent + (size_t)r * count, count, &out[r]));
+        CHECK(!t->receive(t->user, r, 7, got + (size_t)r * count, count, &in[r]));
+        CHECK(!t->send(t->user, r, 7, sent + (size_t)r * count, count, &out[r]));
     }
     for (int r = t->size - 1; r >= 0; r--) {
         bool complete;
@@ -104,8 +104,8 @@ static void large(const mha_transport *t)
     CHECK(bytes && t->size == 2);
     for (size_t i = 0; t->rank == 0 && i < count; i += 4093) bytes[i] = byte_of(0, 1, i);
     if (t->rank == 0) bytes[count - 1] = 42;
-    CHECK(!(t->rank == 0 ? t->send(t->user, 1, bytes, count, &transfer)
-                         : t->receive(t->user, 0, bytes, count, &transfer)));
+    CHECK(!(t->rank == 0 ? t->send(t->user, 1, 0, bytes, count, &transfer)
+                         : t->receive(t->user, 0, 0, bytes, count, &transfer)));
     CHECK(!t->wait(t->user, &transfer));
     for (size_t i = 0; i < count - 1; i += 4093) CHECK(bytes[i] == byte_of(0, 1, i));
     CHECK(bytes[count - 1] == 42);
@@ -117,10 +117,10 @@ static void lost(const mha_transport *t, const char *sentence)
 {
     char bytes[16];
     mha_transfer transfer, later;
-    CHECK(!t->receive(t->user, 1, bytes, sizeof bytes, &transfer));
+    CHECK(!t->receive(t->user, 1, 0, bytes, sizeof bytes, &transfer));
     CHECK(t->wait(t->user, &transfer) == MHA_ERR_RANK);
     CHECK(strstr(mha_error_detail(), sentence));
-    CHECK(t->receive(t->user, 1, bytes, sizeof bytes, &later) == MHA_ERR_RANK);
+    CHECK(t->receive(t->user, 1, 0, bytes, sizeof bytes, &later) == MHA_ERR_RANK);
     CHECK(mha_transport_agree(t, MHA_OK) == MHA_ERR_RANK);
 }
 
@@ -150,11 +150,11 @@ int main(int count, char **arguments)
     } else if (silent) { /* no message, but it is there until the others have given up */
         char bytes[4];
         mha_transfer transfer;
-        CHECK(!t->receive(t->user, 0, bytes, sizeof bytes, &transfer));
+        CHECK(!t->receive(t->user, 0, 0, bytes, sizeof bytes, &transfer));
         CHECK(t->wait(t->user, &transfer) == MHA_ERR_RANK);
     } else if (wrong && t->rank == 1) {
         mha_transfer transfer;
-        CHECK(!t->send(t->user, 0, "short", 5, &transfer));
+        CHECK(!t->send(t->user, 0, 0, "short", 5, &transfer));
         CHECK(!t->wait(t->user, &transfer));
     } else if (wrong && t->rank == 0) {
         lost(t, "rank 1 sent 5 bytes, expected 16");
@@ -162,7 +162,7 @@ int main(int count, char **arguments)
         char bytes[4];
         mha_transfer transfer;
         if (t->rank == 1) mha_mpi_abort(mpi, 8);
-        CHECK(!t->receive(t->user, 1, bytes, sizeof bytes, &transfer));
+        CHECK(!t->receive(t->user, 1, 0, bytes, sizeof bytes, &transfer));
         CHECK(!t->wait(t->user, &transfer));
     }
     printf("rank %d of %d: %s\n", t->rank, t->size, what);

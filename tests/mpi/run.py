@@ -1,6 +1,7 @@
-"""The transport of MPI: messages of all sizes, ranks that are lost, an end for all (mpi_ranks.c).
+"""The transport of MPI: messages of all sizes, ranks that are lost, an end for all (mpi_ranks.c); and
+attention over ranks, forward and backward, against one process (mpi_attention.c).
 
-The variable MPI_RANKS names the program, MPIEXEC what starts it. With MHA_TEST_LONG=1 also a message of more
+The variables MPI_RANKS and MPI_ATTENTION name the programs, MPIEXEC what starts it. With MHA_TEST_LONG=1 also a message of more
 than 1 GiB.
 """
 import os
@@ -37,7 +38,10 @@ def main():
     if os.environ.get("MHA_TEST_LONG"):
         done = ranks(2, "large")
         assert done.returncode == 0 and done.stdout.count("large") == 2, done
-    print("mpi: messages of 1, 2, 3, 5 ranks; silent, wrong and aborting ranks")
+    for count in (1, 2, 3, 5):
+        done = mpirun.run(count, [os.environ["MPI_ATTENTION"], "bits"], timeout=120)
+        assert done.returncode == 0 and done.stdout.count("the same bits") == 4, (count, done)
+    print("mpi: messages of 1, 2, 3, 5 ranks; silent, wrong and aborting ranks; attention over ranks")
     return 0
 
 

@@ -1,7 +1,7 @@
 /* Inside the library: messages between ranks. A call of several ranks checks its transport, then
  * agrees (transport.h), and then uses these, which check nothing. */
-#ifndef MHAI_RANKS_H
-#define MHAI_RANKS_H
+#ifndef MHAI_RANK_MESSAGES_H
+#define MHAI_RANK_MESSAGES_H
 
 #include <multihead/transport.h>
 
