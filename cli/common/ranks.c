@@ -245,7 +245,7 @@ void ranks_release(void)
     ranks.released = true;
 }
 
-/* The command line is everybody's, so whose turn it was to refuse it does not matter. */
+/* The command line is the same at all ranks: which one refused it does not matter. */
 static void print_message(cli_exit code)
 {
     const char *text = ranks.message, *command = ranks.command;

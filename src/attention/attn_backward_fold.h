@@ -9,7 +9,7 @@ typedef struct mhai_backward_fold {
     mhai_backward_plan plan;
     mhai_attn_part part;
     mhai_cells_job job;
-    float *dq; /* [batch, H, rows][D padded]; NULL: not wanted */
+    float *dq; /* [batch, H, rows][D padded]; NULL: not requested */
 } mhai_backward_fold;
 
 /* A block of keys of one key/value head of sequence b, with its sums so far. */
