@@ -18,7 +18,11 @@ const cli_command *cli_command_at(int i)
 
 bool cli_command_knows_ranks(const cli_command *command)
 {
-    return !strcmp(command->name, "train") || !strcmp(command->name, "help");
+    static const char *const names[] = {"train", "heads", "help"};
+    bool knows = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        knows |= !strcmp(command->name, names[i]);
+    return knows;
 }
 
 cli_exit cli_command_find(const char *name, const cli_command **command)

@@ -4,6 +4,7 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/option_rows.h"
+#include "common/ranks.h"
 #include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_effects.h"
@@ -209,6 +210,10 @@ static cli_exit check(const heads_options *options)
     if (!options->model && !maps)
         return cli_fail(CLI_USAGE, HEADS,
                         "the model folder is missing: multihead heads MODEL --text FILE");
+    if (ranks_transport() && (options->state || options->clusters.given))
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--state and --clusters run on one rank; start it "
+                        "without a launcher");
     if (options->csv && options->json)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
     if (options->corpus && !options->json && !options->page && !options->npy && !options->headvis)
@@ -325,6 +330,8 @@ static cli_exit heads(const heads_options *options)
     heads_sources sources = {0};
     heads_found found = {0};
     heads_effects *effects = NULL;
+    if (options->attention.count > 0 || options->words) ranks_release();
+    if (!ranks_first() && (options->attention.count > 0 || options->words)) return CLI_OK;
     if (options->attention.count > 0) {
         CLI_TRY(heads_measure_arrays(options, &model, &found));
         return show(options, &model, &sources, &found);
@@ -338,6 +345,8 @@ static cli_exit heads(const heads_options *options)
     CLI_TRY(heads_sources_read(options, &model, &sources));
     if (options->ablate) CLI_TRY(heads_effects_begin(options, &model, &sources, &effects));
     CLI_TRY(heads_measure(options, &model, &sources, &found));
+    ranks_release();
+    if (!ranks_first()) return CLI_OK;
     if (effects && !found.stopped) CLI_TRY(heads_effects_make(options, &model, effects, &found));
     CLI_TRY(show(options, &model, &sources, &found));
     if (found.stopped) signals_end();

@@ -165,6 +165,13 @@ void heads_print(const heads_options *options, const heads_found *found, const h
 
 /* What is kept of a corpus (heads_corpus.c): made for the texts of found, whose tokens were counted;
  * the kinds of a text's tokens; a text cut into pieces of options->cut tokens. */
+/* Texts over ranks (heads_ranks.c): whether number `number` of count is this rank's; its number in the
+ * corpus; and, with the code so far of every rank, what all have measured, at rank 0. */
+bool heads_ranks_mine(int64_t number, int64_t count);
+cli_exit heads_ranks_number(heads_found *found, int64_t number);
+cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
+                            mha_head_corpus *corpus, cli_exit code);
+
 cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size);
 cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids);
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,

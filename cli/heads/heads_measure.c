@@ -2,6 +2,7 @@
  * random tokens. */
 #include "common/arena.h"
 #include "common/progress.h"
+#include "common/ranks.h"
 #include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_state.h"
@@ -283,7 +284,10 @@ static cli_exit create(const job *j, const heads_sources *sources, mha_head_meas
 static cli_exit next_text(job *j, text_model *model, const heads_sources *sources)
 {
     heads_state *s = &j->state;
-    CLI_TRY(measure_text(j, model, &sources->items[j->number]));
+    if (heads_ranks_mine(j->number, j->count)) {
+        CLI_TRY(heads_ranks_number(j->found, j->number));
+        CLI_TRY(measure_text(j, model, &sources->items[j->number]));
+    }
     s->word[STATE_TOKENS] += (uint64_t)s->lengths[j->number];
     s->word[STATE_TEXTS] = (uint64_t)++j->number;
     s->word[STATE_LOST_LINKS] = (uint64_t)j->found->lost_links;
@@ -317,7 +321,8 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     if (stopped && result == CLI_OK && j->number > 0)
         j->found->unsaved = heads_state_end(state, j->found);
     signals_release();
-    CLI_TRY(result);
+    if (ranks_transport() && signals_came()) signals_end();
+    CLI_TRY(heads_ranks_gather(j->found, j->found->texts, j->found->corpus, result));
     j->found->text_count = j->number;
     if (stopped) {
         if (j->number == 0) signals_end();
@@ -417,7 +422,7 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
     begin_progress(j, "random tokens", sequences);
     signals_hold();
     while (result == CLI_OK && j->number < sequences && !signals_came()) {
-        result = measure_drawn(j, plan, j->number, false);
+        result = measure_drawn(j, plan, j->number, !heads_ranks_mine(j->number, j->count));
         if (result != CLI_OK) break;
         j->number++;
         heads_state_save_if_due(&j->state, j->found);
@@ -425,7 +430,8 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
     const bool stopped = signals_came() && j->number < sequences;
     if (result == CLI_OK) j->found->unsaved = heads_state_end(&j->state, j->found);
     signals_release();
-    CLI_TRY(result);
+    if (ranks_transport() && signals_came()) signals_end();
+    CLI_TRY(heads_ranks_gather(j->found, j->found->random, NULL, result));
     if (!stopped) return CLI_OK;
     if (j->number == 0 && !j->found->texts) signals_end();
     cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequences were measured",
@@ -500,5 +506,6 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",
                  found->lost_links);
-    return options->composition ? heads_composition_make(options, found) : CLI_OK;
+    const bool composition = options->composition && ranks_first();
+    return composition ? heads_composition_make(options, found) : CLI_OK;
 }

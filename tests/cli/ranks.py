@@ -1,5 +1,6 @@
-"""Training on several ranks, started by mpirun: the model of one process, byte by byte; what rank 0 alone says;
-errors of one rank, told once; ranks that are killed, and what goes on from there with any number of ranks.
+"""Training, and heads over texts, on several ranks, started by mpirun: the model, the scores and the page of one
+process, byte by byte; what rank 0 alone says; errors of one rank, told once; ranks that are killed, and what
+continues from there with any number of ranks.
 
 Skipped where there is no mpirun or the program has no libmultihead-mpi beside it. MHA_TEST_LONG=1 kills 30 times.
 """
@@ -85,6 +86,32 @@ def text_of_ranks():
     check(one.returncode == two.returncode == 0 and bits(folders[0]) == bits(folders[1]), f"--text: {one} {two}")
 
 
+def heads():
+    """The scores of 200 texts: the JSON and the page of one process, byte by byte."""
+    words = "the cat sat on a mat and it was too tired to cross street because dog ran".split()
+    texts, few = FOLDER / "texts.txt", FOLDER / "few.txt"
+    lines = [" ".join(chance.choices(words, k=chance.randrange(3, 25))) for _ in range(200)]
+    texts.write_text("\n".join(lines) + "\n")
+    few.write_text("\n".join(lines[:2]) + "\n")
+    for text, counts, random_texts in ((texts, (2, 3, 5), 7), (few, (4,), 1)):
+        more = [PROGRAM, "heads", MODEL, "--text", text, "--random", random_texts, "--json", "--corpus", "--threads",
+                "1", "-q", "-o"]
+        whole = subprocess.run(list(map(str, [*more, FOLDER / "one.html"])), capture_output=True, text=True)
+        check(whole.returncode == 0, f"heads: {whole.stderr}")
+        for count in counts:
+            done = ranks(count, [*more, FOLDER / "ranks.html"])
+            check(done.returncode == 0 and done.stdout == whole.stdout, f"heads, {count} ranks: {done.stderr}")
+            check((FOLDER / "ranks.html").read_bytes() == (FOLDER / "one.html").read_bytes(), f"{count} ranks: the page")
+    begun = time.monotonic()
+    running = mpirun.start(3, [PROGRAM, "heads", MODEL, "--text", texts, "--random", "10000", "-q"])
+    time.sleep(1)
+    found = children(running.pid)
+    check(len(found) == 3, f"{len(found)} ranks of heads")
+    os.kill(chance.choice(found), signal.SIGKILL)
+    running.communicate(timeout=60)
+    check(running.returncode != 0 and time.monotonic() - begun < MOST + 1, "heads: a rank that is killed ends all")
+
+
 def refusals():
     """(ranks, what is started, exit code, the only line on stderr)."""
     one_differs = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
@@ -96,6 +123,8 @@ def refusals():
         (2, [PROGRAM, "train", "sentenced"], 2, "train: unknown task 'sentenced'; did you mean 'sentences'?"),
         (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
         (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
+        (2, [PROGRAM, "heads", MODEL, "a text", "--state", FOLDER / "state"], 2, "heads: --state and --clusters"),
+        (2, [PROGRAM, "heads", MODEL, "--text", FOLDER / "none.txt"], 3, "heads: "),
         (3, ["sh", "-c", no_memory, *large], 7, "train: rank 2: "))
     for count, program, code, line in rows:
         begun = time.monotonic()
@@ -188,6 +217,7 @@ def main():
     same_bits(whole)
     other_numbers_of_ranks(whole)
     text_of_ranks()
+    heads()
     refusals()
     stopped_by_a_signal(whole)
     killed(whole, 30 if LONG else 3)

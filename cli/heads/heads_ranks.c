@@ -1,0 +1,96 @@
+/* Texts over several ranks, each of which has a run of them: what they measure is merged in the order of
+ * texts, so that numbers of texts are right, and sums of scores are integers, so that their bits are. */
+#include "common/arena.h"
+#include "common/ranks.h"
+#include "heads/heads.h"
+
+#include <multihead/component.h>
+#include <multihead/head_state.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+bool heads_ranks_mine(int64_t number, int64_t count)
+{
+    const mha_transport *t = ranks_transport();
+    if (!t) return true;
+    const int64_t most = count / t->size,
+                  more = count % t->size; /* the first `more` have one more */
+    const int64_t begin = most * t->rank + (t->rank < more ? t->rank : more);
+    return number >= begin && number < begin + most + (t->rank < more);
+}
+
+cli_exit heads_ranks_number(heads_found *found, int64_t number)
+{
+    if (!ranks_transport() || !found->corpus) return CLI_OK;
+    return cli_check(HEADS, mha_head_corpus_number(found->corpus, number));
+}
+
+static mha_status pass(const mha_transport *t, int32_t other, bool sends, void *bytes, size_t size)
+{
+    mha_transfer transfer;
+    MHA_TRY(sends ? t->send(t->user, other, 0, bytes, size, &transfer)
+                  : t->receive(t->user, other, 0, bytes, size, &transfer));
+    return t->wait(t->user, &transfer);
+}
+
+static mha_status merge(mha_context *context, const void *bytes, size_t size,
+                        mha_head_measures *measures, mha_head_corpus *corpus)
+{
+    mha_head_measures *m = NULL;
+    mha_head_corpus *c = NULL;
+    mha_status status = mha_head_state_read(context, bytes, size, NULL, &m, &c);
+    if (status == MHA_OK && !c != !corpus)
+        status = mha_fail(MHA_ERR_FORMAT, "another rank measured another kind of corpus");
+    if (status == MHA_OK) status = mha_head_measures_merge(measures, m);
+    if (status == MHA_OK && corpus) status = mha_head_corpus_merge(corpus, c);
+    mha_head_corpus_destroy(c);
+    mha_head_measures_destroy(m);
+    return status;
+}
+
+/* What rank `from` has measured, into rank 0's. */
+static mha_status add_rank(const mha_transport *t, mha_context *context, int32_t from, int64_t size,
+                           mha_head_measures *measures, mha_head_corpus *corpus)
+{
+    void *bytes = malloc((size_t)size + 1);
+    if (!bytes) return mha_fail(MHA_ERR_NOMEM, "out of memory for what a rank has measured");
+    mha_status status = pass(t, from, false, bytes, (size_t)size);
+    if (status == MHA_OK) status = merge(context, bytes, (size_t)size, measures, corpus);
+    free(bytes);
+    return status;
+}
+
+/* Sizes, links that were left out, then the sums of one rank after the other. */
+static mha_status gather(const mha_transport *t, mha_buffer *own, heads_found *found,
+                         mha_head_measures *measures, mha_head_corpus *corpus)
+{
+    int64_t *all = calloc((size_t)t->size, 2 * sizeof *all);
+    const int64_t mine[2] = {(int64_t)own->size, found->lost_links};
+    mha_status status =
+        all ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "out of memory for the sizes of all ranks");
+    status = mha_transport_agree(t, status);
+    if (status == MHA_OK) status = mha_transport_gather(t, 0, mine, sizeof mine, all);
+    if (status == MHA_OK && t->rank != 0) status = pass(t, 0, true, own->data, own->size);
+    for (int32_t r = 1; status == MHA_OK && t->rank == 0 && r < t->size; r++) {
+        found->lost_links += all[2 * r + 1];
+        status = add_rank(t, found->model->context, r, all[2 * r], measures, corpus);
+    }
+    free(all);
+    return status;
+}
+
+cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
+                            mha_head_corpus *corpus, cli_exit code)
+{
+    const mha_transport *t = ranks_transport();
+    mha_buffer own = {0};
+    if (!t || !measures) return code;
+    const mha_sink sink = mha_buffer_sink(&own);
+    if (code == CLI_OK && t->rank != 0)
+        code = cli_check(HEADS, mha_head_state_write(measures, &sink));
+    code = ranks_agree(HEADS, code);
+    if (code == CLI_OK) code = ranks_check(HEADS, gather(t, &own, found, measures, corpus));
+    mha_buffer_free(&own);
+    return code;
+}
