@@ -45,7 +45,7 @@ enum { MHA_SPLIT_ROWS = 112 };
 
 /**
  * Cut `length` rows for `size` ranks, and say which pieces rank `rank` has, ascending. Cuts are at
- * multiples of MHA_SPLIT_ROWS where that leaves no piece without rows.
+ * multiples of MHA_SPLIT_ROWS; of a short sequence some pieces are empty.
  *
  *   pieces [2] out    count out: 1 or 2, of which some may be empty
  *

@@ -12,11 +12,10 @@
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-/* The first row of piece i of count: in whole chunks if there are enough of them. */
+/* The first row of piece i of count: whole chunks. */
 static int64_t cut_at(int64_t length, int64_t i, int64_t count)
 {
     const int64_t chunks = mhai_ceil_div(length, MHA_SPLIT_ROWS);
-    if (chunks < count) return length / count * i + length % count * i / count;
     return mhai_min_i64(length, (chunks / count * i + chunks % count * i / count) * MHA_SPLIT_ROWS);
 }
 

@@ -409,7 +409,7 @@ def help_everywhere():
     check(result.code == 2 and not result.out and b"Examples:" in result.err, "view without arguments")
     check(re.fullmatch(rb"multihead \d+\.\d+\.\d+\n", run("--version").out), "--version")
     codes = run("help", "exit-codes").out.decode()
-    check([int(line.split()[0]) for line in codes.splitlines()[1:]] == list(range(8)), "exit codes")
+    check([int(line.split()[0]) for line in codes.splitlines()[1:]] == list(range(9)), "exit codes")
     manual = (ROOT / "docs" / "program.md").read_text()
     for option in re.findall(r"--[a-z][a-z-]+", run("help", "view").out.decode()):
         check(f"{option}" in manual, f"docs/program.md does not mention {option}")

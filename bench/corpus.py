@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Tokens per second of `multihead heads --json` over a text, beside torch computing means of a few of the same scores.
+
+  bench/corpus.py MODEL.gguf TEXT [--cut 256] [--pieces 10] [--threads 2] [--program PATH]
+
+torch: the model in f32 as transformers opens it, with eager attention and its weights returned; of every head the mean
+over rows of the mass on the token before, after, itself and the first one, of entropy, of the largest weight and of the
+distance, and of the mass on earlier places of the same token and on what followed them. The program computes all its
+scores (28), with intervals, deciles and places. Reading the model is left out of both.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import tempfile
+import time
+
+
+def program(options, text, pieces):
+    """Seconds of a run with the first pieces of a text."""
+    command = [options.program, "heads", options.model, "--text", text, "--whole", "--cut", options.cut, "--random", 0,
+               "--threads", options.threads, "--corpus", "--json", "-q"]
+    begun = time.perf_counter()
+    done = subprocess.run(list(map(str, command)), capture_output=True, check=True)
+    return time.perf_counter() - begun, json.loads(done.stdout)["tokens"]
+
+
+def torch_scores(torch, ids, weights):
+    n = ids.shape[0]
+    rows = torch.arange(n)
+    same = (ids[:, None] == ids[None, :]) & (rows[None, :] < rows[:, None])
+    after = torch.zeros_like(same)
+    after[:, 1:] = same[:, :-1]
+    after &= rows[None, :] <= rows[:, None]
+    distance = (rows[:, None] - rows[None, :]).clamp(min=0).float()
+    found = []
+    for layer in weights:
+        p = layer[0]
+        log = torch.where(p > 0, p.log(), torch.zeros_like(p))
+        found.append(torch.stack([
+            p.diagonal(-1, 1, 2).mean(-1), p.diagonal(1, 1, 2).mean(-1), p.diagonal(0, 1, 2).mean(-1),
+            p[:, :, 0].mean(-1), -(p * log).sum(-1).mean(-1), p.max(-1).values.mean(-1),
+            (p * distance).sum(-1).mean(-1), (p * same).sum(-1).mean(-1), (p * after).sum(-1).mean(-1)]))
+    return torch.stack(found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("text")
+    parser.add_argument("--cut", type=int, default=256)
+    parser.add_argument("--pieces", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--program", default="build/multihead")
+    options = parser.parse_args()
+    import torch
+    import transformers
+    torch.set_num_threads(options.threads)
+    path = pathlib.Path(options.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    net = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32,
+                                                            attn_implementation="eager").eval()
+    whole = pathlib.Path(options.text).read_text(errors="replace")
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        short, longer = pathlib.Path(folder, "short.txt"), pathlib.Path(folder, "long.txt")
+        ids = tokenizer(whole[:8 * options.cut * options.pieces], return_tensors="pt").input_ids[0]
+        short.write_text(tokenizer.decode(ids[:options.cut]))
+        longer.write_text(tokenizer.decode(ids[:options.cut * (options.pieces + 1)]))
+        a, b = program(options, short, 1), program(options, longer, options.pieces + 1)
+        ours = (b[1] - a[1]) / (b[0] - a[0])
+        begun = time.perf_counter()
+        for i in range(options.pieces):
+            piece = ids[i * options.cut:(i + 1) * options.cut]
+            torch_scores(torch, piece, net(piece[None], output_attentions=True).attentions)
+        theirs = options.pieces * options.cut / (time.perf_counter() - begun)
+    print(f"multihead {ours:.0f} tokens/s (28 scores, intervals, places), torch {theirs:.0f} tokens/s (9 means): "
+          f"{ours / theirs:.2f}")
+
+
+if __name__ == "__main__":
+    main()
