@@ -107,8 +107,12 @@ static void *open_library(void)
 {
     const char *named = getenv("MHA_MPI_LIBRARY");
     if (named && *named) return dlopen(named, RTLD_NOW | RTLD_GLOBAL);
-    void *library = open_beside("");
-    if (!library) library = open_beside(CLI_LIBRARY_FOLDER "/");
+    /* Where a build and where an installed tree has it. A path from CMake would make the program depend on
+     * where it is installed. */
+    static const char *const folders[] = {"", "../lib/", "../lib64/"};
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof folders / sizeof *folders; i++)
+        library = open_beside(folders[i]);
     return library ? library : dlopen(MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
 }
 
