@@ -55,7 +55,7 @@ def same_bits(whole):
 
 
 def other_numbers_of_ranks(whole):
-    """A training that stops, and goes on with more or fewer ranks."""
+    """A training that stops, and continues with more or fewer ranks."""
     folder = FOLDER / "moved"
     alone(folder, "--steps", "10")
     for count, steps in ((3, 20), (2, 25)):

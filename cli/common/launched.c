@@ -1,5 +1,5 @@
-/* See ranks.h. */
-#include "common/ranks.h"
+/* See launched.h. */
+#include "common/launched.h"
 
 #include "common/commands.h"
 
@@ -245,7 +245,7 @@ void ranks_release(void)
     ranks.released = true;
 }
 
-/* The command line is everybody's, so whose turn it was to refuse it does not matter. */
+/* The command line is everybody's, so which rank refused it does not matter. */
 static void print_message(cli_exit code)
 {
     const char *text = ranks.message, *command = ranks.command;
