@@ -1,7 +1,7 @@
 /* The program: finds the subcommand, hands it its arguments and ends what it leaves in the arena. */
 #include "common/arena.h"
 #include "common/commands.h"
-#include "common/ranks.h"
+#include "common/launched.h"
 #include "help/help.h"
 
 #include <fcntl.h>

@@ -54,7 +54,7 @@ typedef struct cli_command {
 /* In the order of the list; NULL after the last. */
 const cli_command *cli_command_at(int i);
 
-/* Whether it may be started on several ranks (ranks.h). */
+/* Whether it may be started on several ranks (launched.h). */
 bool cli_command_knows_ranks(const cli_command *command);
 
 /* The one of that name; an error suggests the nearest. */

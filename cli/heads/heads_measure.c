@@ -1,8 +1,8 @@
 /* The passes of 'multihead heads' (head_pass.h): what the tokens of each text are, then repeated
  * random tokens. */
 #include "common/arena.h"
+#include "common/launched.h"
 #include "common/progress.h"
-#include "common/ranks.h"
 #include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_state.h"

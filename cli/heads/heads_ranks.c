@@ -1,7 +1,7 @@
 /* Texts over several ranks, each of which has a run of them: what they measure is merged in the order of
  * texts, so that numbers of texts are right, and sums of scores are integers, so that their bits are. */
 #include "common/arena.h"
-#include "common/ranks.h"
+#include "common/launched.h"
 #include "heads/heads.h"
 
 #include <multihead/component.h>

@@ -2,7 +2,7 @@
 #include "common/args.h"
 #include "common/commands.h"
 #include "common/contexts.h"
-#include "common/ranks.h"
+#include "common/launched.h"
 #include "common/screen.h"
 #include "common/signals.h"
 #include "train/train_print.h"

@@ -1,6 +1,6 @@
 /* A model in training (training.h), and the batches that it learns from and is looked at with. */
 #include "common/arena.h"
-#include "common/ranks.h"
+#include "common/launched.h"
 #include "train/train.h"
 
 #include <multihead/component.h>

@@ -4,7 +4,7 @@
 
 #include "common/arena.h"
 #include "common/files.h"
-#include "common/ranks.h"
+#include "common/launched.h"
 
 #include <multihead/checkpoint.h>
 #include <multihead/io.h>

@@ -1,6 +1,5 @@
 /* A transformer in training: making a trainer, and the state it has. */
-#include "transformer/training_parts.h"
-#include "transformer/training_tree.h"
+#include "transformer/training_leaves.h"
 
 #include "base/checked.h"
 #include "base/struct_copy.h"
@@ -57,6 +56,7 @@ static void part_free(const mha_trainer *t, mhai_trained *p)
 void mha_trainer_destroy(mha_trainer *t)
 {
     if (!t) return;
+    mhai_helpers_free(t);
     part_free(t, &t->main);
     part_free(t, &t->encoder);
     give(t, t->gradient, 1, t->size);

@@ -4,6 +4,8 @@
 
 #include <multihead/training.h>
 
+#include <pthread.h>
+
 /* The transformer, or its encoder. */
 typedef struct mhai_trained {
     mha_transformer *net;
@@ -16,6 +18,22 @@ typedef struct mhai_trained {
     float *gradient; /* in the trainer's */
 } mhai_trained;
 
+/* Where a leaf is computed. */
+typedef struct mhai_desk {
+    mha_context *context;
+    mha_activations *kept, *encoder_kept;
+    float *logits;                   /* [tokens,V] */
+    float *memory, *memory_gradient; /* [source,E] */
+} mhai_desk;
+
+/* Desks of one thread each, for models so small that threads would wait for each other at every
+ * layer. Their memory comes from the trainer's allocator, one request at a time. */
+typedef struct mhai_helpers {
+    pthread_mutex_t mutex;
+    int64_t count, tokens, source; /* of each */
+    mhai_desk *desks;
+} mhai_helpers;
+
 struct mha_trainer {
     mha_context *context;
     mha_allocator allocator;
@@ -27,6 +45,7 @@ struct mha_trainer {
     float *gradient;                 /* [size] of both */
     float *logits;                   /* [max_tokens,V] */
     float *memory, *memory_gradient; /* [max_source,E] */
+    mhai_helpers helpers;
 };
 
 #endif

@@ -1,9 +1,7 @@
 /* A step of training, and an evaluation: a batch as tensors; the gradient, leaf by leaf; what it moves. */
-#include "transformer/training_parts.h"
-#include "transformer/training_tree.h"
+#include "transformer/training_leaves.h"
 
 #include "base/checked.h"
-#include "base/split_mix.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -16,15 +14,6 @@
 #include <string.h>
 
 /* ---- a batch --------------------------------------------------------------------------------- */
-
-/* A batch as tensors. */
-typedef struct views {
-    mha_training_batch batch;
-    mha_transformer_input input, source;
-    mha_tensor memory, memory_gradient, logits;
-    mha_tensor rows, targets, weights; /* [B T,V], [B T] */
-    int64_t counted;                   /* targets that are not -1 */
-} views;
 
 static mha_status copy_input(const char *name, const mha_transformer_input *given, int64_t most,
                              mha_transformer_input *input)
@@ -62,7 +51,7 @@ static mha_status flatten(const char *name, const mha_tensor *given, mha_dtype d
     return MHA_OK;
 }
 
-static mha_status see_source(mha_trainer *t, views *v)
+static mha_status see_source(mha_trainer *t, mhai_views *v)
 {
     const bool encoded = t->encoder.net;
     if (encoded != !!v->batch.source || (encoded && v->input.memory))
@@ -85,7 +74,7 @@ static mha_status see_source(mha_trainer *t, views *v)
     return MHA_OK;
 }
 
-static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targets, views *v)
+static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targets, mhai_views *v)
 {
     const int64_t V = t->main.d.vocab_size;
     MHA_TRY(
@@ -105,7 +94,7 @@ static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targ
 }
 
 /* What cross-entropy does not check: that there is a row to learn from, and finite weights. */
-static mha_status check_rows(views *v, bool learns)
+static mha_status check_rows(mhai_views *v, bool learns)
 {
     const int64_t T = v->input.tokens->shape[1];
     bool any = false;
@@ -141,124 +130,14 @@ static mha_status forward(mha_trainer *t, const mha_transformer_input *input,
                                    probabilities, cross_probabilities);
 }
 
-static mha_status loss_of(mha_trainer *t, views *v, double *loss)
+static mha_status loss_of(mha_trainer *t, mhai_views *v, double *loss)
 {
     MHA_TRY(check_rows(v, false));
     return mha_cross_entropy(t->context, &v->rows, &v->targets,
                              v->batch.weights ? &v->weights : NULL, loss, NULL, NULL);
 }
 
-/* ---- leaves ---------------------------------------------------------------------------------- */
-
-static mha_tensor sequences(const mha_tensor *x, int64_t begin, int64_t end)
-{
-    mha_tensor part = *x;
-    part.data = (char *)x->data + (size_t)(begin * x->stride[0]) * mha_dtype_size(x->dtype);
-    part.shape[0] = end - begin;
-    return part;
-}
-
-/* Sequences begin .. end - 1 of an input. Its tensors are in *tokens and *types. */
-static mha_transformer_input input_of(const mha_transformer_input *all, int64_t begin, int64_t end,
-                                      mha_tensor *tokens, mha_tensor *types)
-{
-    mha_transformer_input part = *all;
-    uint64_t state = all->dropout_seed ^ ((uint64_t)begin << 32);
-    *tokens = sequences(all->tokens, begin, end);
-    part.tokens = tokens;
-    if (all->token_types) {
-        *types = sequences(all->token_types, begin, end);
-        part.token_types = types;
-    }
-    if (all->lengths) part.lengths = all->lengths + begin;
-    /* Attention counts sequences from 0: another leaf draws from another seed. */
-    if (begin > 0) part.dropout_seed = mhai_split_mix(&state);
-    return part;
-}
-
-/* Leaf number i of a batch. */
-typedef struct leaf {
-    mha_transformer_input input, source;
-    mha_tensor tokens, types, source_tokens, source_types;
-    mha_tensor memory, memory_gradient, logits; /* [b,..] */
-    mha_tensor rows, targets, weights;          /* [b T,V], [b T] */
-} leaf;
-
-/* With weights NULL every row has that of a mean over the batch, which each leaf must be told. */
-static void cut(const views *v, int64_t begin, int64_t end, const float *mean, leaf *part)
-{
-    const int64_t T = v->input.tokens->shape[1], rows = (end - begin) * T;
-    *part = (leaf){.logits = v->logits, .rows = v->rows, .targets = v->targets};
-    part->input = input_of(&v->input, begin, end, &part->tokens, &part->types);
-    part->logits.shape[0] = end - begin;
-    part->rows.shape[0] = rows;
-    part->targets = sequences(&v->targets, begin * T, end * T);
-    if (v->batch.weights)
-        part->weights = sequences(&v->weights, begin * T, end * T);
-    else
-        part->weights = (mha_tensor){.data = (void *)(uintptr_t)mean,
-                                     .dtype = MHA_F32,
-                                     .ndim = 1,
-                                     .shape = {rows},
-                                     .stride = {0}};
-    if (!v->batch.source) return;
-    part->source = input_of(&v->source, begin, end, &part->source_tokens, &part->source_types);
-    part->memory = v->memory;
-    part->memory_gradient = v->memory_gradient;
-    part->memory.shape[0] = part->memory_gradient.shape[0] = end - begin;
-    part->input.memory = &part->memory;
-    part->input.memory_lengths = part->source.lengths;
-}
-
-/* gradient [size] of the parameters, and the loss, of a leaf. */
-static mha_status learn_leaf(mha_trainer *t, leaf *part, float *gradient, double *loss)
-{
-    const bool encoded = t->encoder.net;
-    mha_transformer_gradients out = {.struct_size = sizeof out,
-                                     .parameters = gradient,
-                                     .memory = encoded ? &part->memory_gradient : NULL};
-    memset(gradient, 0, (size_t)t->size * sizeof *gradient);
-    MHA_TRY(forward(t, &part->input, &part->source, &part->memory, &part->logits, NULL, NULL));
-    MHA_TRY(mha_cross_entropy(t->context, &part->rows, &part->targets, &part->weights, loss, NULL,
-                              &part->rows));
-    if (encoded) {
-        const int64_t *s = part->memory.shape;
-        memset(t->memory_gradient, 0, (size_t)(s[0] * s[1] * s[2]) * sizeof(float));
-    }
-    MHA_TRY(mha_transformer_backward(t->context, t->main.net, &part->input, t->main.kept,
-                                     &part->logits, &out));
-    if (!encoded) return MHA_OK;
-    out = (mha_transformer_gradients){.struct_size = sizeof out,
-                                      .parameters = gradient + t->main.size};
-    return mha_transformer_backward(t->context, t->encoder.net, &part->source, t->encoder.kept,
-                                    &part->memory_gradient, &out);
-}
-
-/* The leaves of this rank, added up as far as the tree allows; sums are on the scratch stack, the
- * first of them in the trainer's own gradient. */
-static mha_status learn_leaves(mha_trainer *t, const views *v, mhai_nodes *own)
-{
-    const int64_t B = v->input.tokens->shape[0], L = own->leaves, ranks = t->transport.size;
-    const int64_t first = mhai_tree_share(L, ranks, t->transport.rank);
-    const int64_t end = mhai_tree_share(L, ranks, t->transport.rank + 1);
-    const int64_t depth = mhai_tree_depth(L, first, end);
-    const float mean = v->counted > 0 ? 1.0f / (float)v->counted : 0;
-    float *buffers[MHAI_MOST_PARTS] = {t->gradient};
-    for (int64_t i = 1; i < depth; i++) {
-        void *memory;
-        MHA_TRY(mha_scratch_alloc(t->context, t->size, sizeof(float), &memory));
-        buffers[i] = memory;
-    }
-    for (int64_t i = first; i < end; i++) {
-        /* Each node has the buffer of its place: a sum stays where its first half was. */
-        mhai_node node = {.begin = i, .end = i + 1, .gradient = buffers[own->count]};
-        leaf part;
-        cut(v, mhai_tree_share(B, L, i), mhai_tree_share(B, L, i + 1), &mean, &part);
-        MHA_TRY(learn_leaf(t, &part, node.gradient, &node.loss));
-        mhai_tree_add(t->context, own, node, t->size);
-    }
-    return MHA_OK;
-}
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 /* What a forward call writes of a whole batch, which a step does not see at once. */
 static mha_status check_outputs(const mha_transformer_input *input)
@@ -270,12 +149,12 @@ static mha_status check_outputs(const mha_transformer_input *input)
 }
 
 /* The gradient of the whole batch, at every rank. */
-static mha_status learn(mha_trainer *t, const views *v, double *loss)
+static mha_status learn(mha_trainer *t, const mhai_views *v, double *loss)
 {
     const int64_t *shape = v->input.tokens->shape;
     mhai_nodes own = {.leaves = mhai_tree_leaves(shape[0], shape[1], t->size, t->desc.slices)};
     const mha_scratch_mark mark = mha_scratch_top(t->context);
-    mha_status status = mha_transport_agree(&t->transport, learn_leaves(t, v, &own));
+    mha_status status = mha_transport_agree(&t->transport, mhai_leaves_learn(t, v, &own));
     if (status == MHA_OK && t->transport.size > 1)
         status = mhai_tree_reduce(t->context, &t->transport, &own, t->size, t->gradient, loss);
     else if (status == MHA_OK)
@@ -318,7 +197,7 @@ static void mix_input(uint64_t *hash, const mha_transformer_input *input)
     for (int64_t b = 0; input->lengths && b < shape[0]; b++) mix(hash, (uint64_t)input->lengths[b]);
 }
 
-static uint64_t hash_of_batch(const views *v)
+static uint64_t hash_of_batch(const mhai_views *v)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     mix_input(&hash, &v->input);
@@ -344,7 +223,7 @@ static uint64_t hash_of_state(const mha_trainer *t)
 }
 
 /* That all ranks were given the same; and, before the first step, that they begin alike. */
-static mha_status compare(mha_trainer *t, const views *v, mha_status status)
+static mha_status compare(mha_trainer *t, const mhai_views *v, mha_status status)
 {
     uint64_t batch = 0, state = 0;
     if (t->transport.size == 1) return status;
@@ -442,7 +321,7 @@ static mha_status move(mha_trainer *t, double rate, double norm)
 
 mha_status mha_trainer_step(mha_trainer *t, const mha_training_batch *batch, double *loss)
 {
-    views v;
+    mhai_views v;
     double found = 0, rate = 0, norm = 0;
     if (!t || !batch)
         return mha_fail(MHA_ERR_NULL, "mha_trainer_step: %s is NULL", t ? "batch" : "trainer");
@@ -464,7 +343,7 @@ mha_status mha_trainer_evaluate(mha_trainer *t, const mha_training_batch *batch,
                                 const mha_tensor *cross_probabilities, mha_tensor *logits,
                                 double *loss)
 {
-    views v;
+    mhai_views v;
     if (!t || !batch)
         return mha_fail(MHA_ERR_NULL, "mha_trainer_evaluate: %s is NULL", t ? "batch" : "trainer");
     MHA_TRY(see(t, batch, loss, &v));

@@ -16,9 +16,14 @@ enum { LEAVES = 8, LEAST = 64, LEAST_LARGE = 512, LARGE = 1 << 20 };
 
 enum { PIECE = 16384 /* floats of an item of work */ };
 
+bool mhai_tree_small(int64_t size)
+{
+    return size < LARGE;
+}
+
 int64_t mhai_tree_leaves(int64_t sequences, int64_t length, int64_t size, int64_t slices)
 {
-    const int64_t tokens = sequences * length / (size < LARGE ? LEAST : LEAST_LARGE);
+    const int64_t tokens = sequences * length / (mhai_tree_small(size) ? LEAST : LEAST_LARGE);
     const int64_t most = slices > 0 ? slices : mhai_min_i64(LEAVES, tokens);
     return mhai_max_i64(mhai_min_i64(sequences, most), 1);
 }

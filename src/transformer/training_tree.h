@@ -34,6 +34,9 @@ typedef struct mhai_nodes {
  * mha_trainer_desc. */
 int64_t mhai_tree_leaves(int64_t sequences, int64_t length, int64_t size, int64_t slices);
 
+/* Whether a gradient of `size` floats stays in a core's cache. */
+bool mhai_tree_small(int64_t size);
+
 /* Where share i of n begins: of sequences for leaves, of leaves for ranks. */
 int64_t mhai_tree_share(int64_t count, int64_t n, int64_t i);
 

@@ -20,6 +20,7 @@ typedef struct course {
     uint64_t seed;
     int64_t B, T, steps, slices;
     bool encoded, weights, lengths, tied;
+    bool alike; /* all sequences, of a gradient alone */
     float dropout;
     int spoiled; /* the rank that differs in ... */
     enum { NOTHING, TOKEN, BATCH, PARAMETER, SETTING, SLICES } how;
@@ -250,6 +251,11 @@ static void gradient_of(const course *c, int64_t begin, int64_t end, int64_t sli
     expect_ok(mha_context_create(&d, &context));
     expect_ok(make_trainer(context, &part, NULL, nets, &trainer));
     draw(c, 0, &b);
+    for (int64_t i = 0; c->alike && i < c->B * c->T; i++) {
+        b.tokens[i] = b.tokens[i % c->T];
+        b.targets[i] = b.targets[i % c->T];
+        b.weights[i] = 1;
+    }
     for (int i = 0; i < 3; i++) {
         b.views[i].shape[0] = end - begin;
         b.views[i].data = (char *)b.views[i].data + 4 * begin * c->T;
@@ -294,6 +300,31 @@ static void slices_are_added_in_a_tree(void **state)
                 ((losses[0] + losses[1]) + (losses[2] + losses[3])) + losses[4] <= loss);
     gradient_of(&c, 0, 7, 1, parts[1], &loss); /* another order, other bits */
     assert_memory_not_equal(parts[0], parts[1], sizeof whole);
+}
+
+/* Two equal sequences in two slices: without dropout twice the gradient of one, with it something else. */
+static void slices_drop_other_weights(void **state)
+{
+    (void)state;
+    static float one[FLOATS], two[FLOATS];
+    for (int drops = 0; drops < 2; drops++) {
+        double loss;
+        const course c = {.seed = rng_run_seed(),
+                          .B = 2,
+                          .T = MOST_T,
+                          .steps = 1,
+                          .weights = true,
+                          .alike = true,
+                          .dropout = drops ? 0.5f : 0,
+                          .spoiled = -1};
+        gradient_of(&c, 0, 1, 1, one, &loss);
+        gradient_of(&c, 0, 2, 2, two, &loss);
+        for (int i = 0; i < FLOATS; i++) one[i] *= 2;
+        if (drops)
+            assert_memory_not_equal(one, two, sizeof one);
+        else
+            assert_memory_equal(one, two, sizeof one);
+    }
 }
 
 /* ---- refusals, a lost rank ------------------------------------------------------------------- */
@@ -354,4 +385,5 @@ static void a_lost_rank_ends_the_step(void **state)
 }
 
 RUN_TESTS(TEST(any_number_of_ranks_gives_the_same_bits), TEST(slices_are_added_in_a_tree),
-          TEST(one_rank_refuses_for_all), TEST(a_lost_rank_ends_the_step))
+          TEST(slices_drop_other_weights), TEST(one_rank_refuses_for_all),
+          TEST(a_lost_rank_ends_the_step))

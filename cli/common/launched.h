@@ -6,8 +6,8 @@
  * ranks_agree(), ranks_share(), the library's calls with a transport, or the end of main(). So a
  * failing rank returns its exit code as if it were alone, and needs to tell nobody.
  */
-#ifndef CLI_RANKS_H
-#define CLI_RANKS_H
+#ifndef CLI_LAUNCHED_H
+#define CLI_LAUNCHED_H
 
 #include "common/exits.h"
 

@@ -1,5 +1,5 @@
-/* See ranks.h. */
-#include "common/ranks.h"
+/* See launched.h. */
+#include "common/launched.h"
 
 #include "common/commands.h"
 

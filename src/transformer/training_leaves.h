@@ -1,0 +1,23 @@
+/* The leaves of a batch (training_tree.h): what their gradients are. */
+#ifndef MHAI_TRAINING_LEAVES_H
+#define MHAI_TRAINING_LEAVES_H
+
+#include "transformer/training_parts.h"
+#include "transformer/training_tree.h"
+
+/* A batch as tensors. */
+typedef struct mhai_views {
+    mha_training_batch batch;
+    mha_transformer_input input, source;
+    mha_tensor memory, memory_gradient, logits;
+    mha_tensor rows, targets, weights; /* [B T,V], [B T] */
+    int64_t counted;                   /* targets that are not -1 */
+} mhai_views;
+
+/* The leaves of this rank, added up as far as the tree allows. Sums are on the context's scratch
+ * stack, the first of them in the trainer's own gradient. own->leaves is given. */
+MHA_NODISCARD mha_status mhai_leaves_learn(mha_trainer *t, const mhai_views *v, mhai_nodes *own);
+
+void mhai_helpers_free(mha_trainer *t);
+
+#endif
