@@ -15,9 +15,10 @@
 
 enum { MOST_B = 13, MOST_T = 7, S = 4, V = 11, E = 8, MOST_STEPS = 50, FLOATS = 8192 };
 
-/* A training: what it is, and what each step is given is drawn from the seed. */
+/* How a rank can differ. */
 enum { NOTHING, TOKEN, BATCH, PARAMETER, SETTING, SLICES };
 
+/* A training: what it is, and what each step is given is drawn from the seed. */
 typedef struct course {
     uint64_t seed;
     int64_t B, T, steps, slices;
@@ -25,7 +26,7 @@ typedef struct course {
     bool alike; /* all sequences, of a gradient alone */
     float dropout;
     int spoiled; /* the rank that differs in ... */
-    int how; /* NOTHING, TOKEN, ... */
+    int how;     /* NOTHING, TOKEN, ... */
 } course;
 
 /* What a rank has afterwards. */
