@@ -252,6 +252,9 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
                          const heads_row *rows, int64_t count);
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
+/* Who made a file, and of what: lines of its JSON. */
+void heads_json_source(json_out *json, const heads_found *found, int64_t heads);
+
 cli_exit heads_write_json(const heads_options *options, const heads_found *found,
                           const heads_row *rows, int64_t count);
 

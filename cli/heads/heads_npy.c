@@ -258,11 +258,7 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     const heads_found *f = a->found;
     json_out json = {.sink = sink};
     json_print(&json, "{\n  \"format\": \"multihead-heads-arrays\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"source\": {\"name\": ");
-    json_text(&json, f->model->name);
-    json_print(&json, ", \"architecture\": ");
-    json_text(&json, f->model->architecture);
-    json_print(&json, ", \"layers\": %" PRId64 ", \"heads\": %" PRId64 "},\n", a->layers, a->heads);
+    heads_json_source(&json, f, a->heads);
     json_print(&json, "  \"texts\": %" PRId64 ", \"tokens\": %" PRId64 ", \"random\": %" PRId64,
                f->text_count, f->token_count, f->random_count);
     if (f->corpus) heads_corpus_json_luck(&json, f);

@@ -201,17 +201,22 @@ static void put_without(json_out *json, const heads_found *found)
     json_print(json, "]");
 }
 
+void heads_json_source(json_out *json, const heads_found *found, int64_t heads)
+{
+    json_print(json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"source\": {\"name\": ");
+    json_text(json, found->model->name);
+    json_print(json, ", \"architecture\": ");
+    json_text(json, found->model->architecture);
+    json_print(json, ", \"layers\": %" PRId64 ", \"heads\": %" PRId64 "},\n", found->layers, heads);
+}
+
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const json_job *job = user;
     const heads_found *f = job->found;
     json_out json = {.sink = sink};
     json_print(&json, "{\n  \"format\": \"multihead-heads\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"source\": {\"name\": ");
-    json_text(&json, f->model->name);
-    json_print(&json, ", \"architecture\": ");
-    json_text(&json, f->model->architecture);
-    json_print(&json, ", \"layers\": %" PRId64 ", \"heads\": %" PRId64 "},\n", f->layers, f->count);
+    heads_json_source(&json, f, f->count);
     json_print(&json, "  \"texts\": %" PRId64 ", \"tokens\": %" PRId64 ",\n", f->text_count,
                f->token_count);
     json_print(&json, "  \"random\": {\"sequences\": %" PRId64 ", \"tokens\": %" PRId64,

@@ -3,6 +3,7 @@
 #include "common/arena.h"
 #include "common/launched.h"
 #include "heads/heads.h"
+#include "heads/heads_state.h"
 
 #include <multihead/component.h>
 #include <multihead/head_state.h>
@@ -26,37 +27,14 @@ cli_exit heads_ranks_number(heads_found *found, int64_t number)
     return cli_check(HEADS, mha_head_corpus_number(found->corpus, number));
 }
 
-static mha_status pass(const mha_transport *t, int32_t other, bool sends, void *bytes, size_t size)
-{
-    mha_transfer transfer;
-    MHA_TRY(sends ? t->send(t->user, other, 0, bytes, size, &transfer)
-                  : t->receive(t->user, other, 0, bytes, size, &transfer));
-    return t->wait(t->user, &transfer);
-}
-
-static mha_status merge(mha_context *context, const void *bytes, size_t size,
-                        mha_head_measures *measures, mha_head_corpus *corpus)
-{
-    mha_head_measures *m = NULL;
-    mha_head_corpus *c = NULL;
-    mha_status status = mha_head_state_read(context, bytes, size, NULL, &m, &c);
-    if (status == MHA_OK && !c != !corpus)
-        status = mha_fail(MHA_ERR_FORMAT, "another rank measured another kind of corpus");
-    if (status == MHA_OK) status = mha_head_measures_merge(measures, m);
-    if (status == MHA_OK && corpus) status = mha_head_corpus_merge(corpus, c);
-    mha_head_corpus_destroy(c);
-    mha_head_measures_destroy(m);
-    return status;
-}
-
 /* What rank `from` has measured, into rank 0's. */
-static mha_status add_rank(const mha_transport *t, mha_context *context, int32_t from, int64_t size,
-                           mha_head_measures *measures, mha_head_corpus *corpus)
+static mha_status add_rank(const mha_transport *t, const heads_found *found, int32_t from,
+                           int64_t size, mha_head_measures *measures, mha_head_corpus *corpus)
 {
     void *bytes = malloc((size_t)size + 1);
     if (!bytes) return mha_fail(MHA_ERR_NOMEM, "out of memory for what a rank has measured");
-    mha_status status = pass(t, from, false, bytes, (size_t)size);
-    if (status == MHA_OK) status = merge(context, bytes, (size_t)size, measures, corpus);
+    mha_status status = mha_transport_receive(t, from, bytes, (size_t)size);
+    if (status == MHA_OK) status = heads_state_merge(found, bytes, (size_t)size, measures, corpus);
     free(bytes);
     return status;
 }
@@ -71,10 +49,10 @@ static mha_status gather(const mha_transport *t, mha_buffer *own, heads_found *f
         all ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "out of memory for the sizes of all ranks");
     status = mha_transport_agree(t, status);
     if (status == MHA_OK) status = mha_transport_gather(t, 0, mine, sizeof mine, all);
-    if (status == MHA_OK && t->rank != 0) status = pass(t, 0, true, own->data, own->size);
+    if (status == MHA_OK && t->rank != 0) status = mha_transport_send(t, 0, own->data, own->size);
     for (int32_t r = 1; status == MHA_OK && t->rank == 0 && r < t->size; r++) {
         found->lost_links += all[2 * r + 1];
-        status = add_rank(t, found->model->context, r, all[2 * r], measures, corpus);
+        status = add_rank(t, found, r, all[2 * r], measures, corpus);
     }
     free(all);
     return status;

@@ -222,20 +222,25 @@ static bool places_are_there(const heads_state *state, const mha_head_corpus *co
     return true;
 }
 
-/* Read sums into those of this run, which are of the same description or refuse. */
-static cli_exit take(const heads_state *state, const heads_found *found, const char *bytes,
-                     uint64_t size, mha_head_measures *measures, mha_head_corpus *corpus)
+mha_status heads_state_merge(const heads_found *found, const void *bytes, size_t size,
+                             mha_head_measures *measures, mha_head_corpus *corpus)
 {
     mha_head_measures *m = NULL;
     mha_head_corpus *c = NULL;
-    mha_status status =
-        mha_head_state_read(found->model->context, bytes, (size_t)size, NULL, &m, &c);
-    if (status == MHA_ERR_NOMEM) return cli_fail_status(HEADS, status);
+    mha_status status = mha_head_state_read(found->model->context, bytes, size, NULL, &m, &c);
     if (status == MHA_OK && (c == NULL) != (corpus == NULL)) status = MHA_ERR_FORMAT;
     if (status == MHA_OK) status = mha_head_measures_merge(measures, m);
     if (status == MHA_OK && corpus) status = mha_head_corpus_merge(corpus, c);
     mha_head_corpus_destroy(c);
     mha_head_measures_destroy(m);
+    return status;
+}
+
+static cli_exit take(const heads_state *state, const heads_found *found, const char *bytes,
+                     uint64_t size, mha_head_measures *measures, mha_head_corpus *corpus)
+{
+    const mha_status status = heads_state_merge(found, bytes, (size_t)size, measures, corpus);
+    if (status == MHA_ERR_NOMEM) return cli_fail_status(HEADS, status);
     return status == MHA_OK ? CLI_OK : damaged(state);
 }
 

@@ -58,6 +58,10 @@ cli_exit heads_state_take_random(heads_state *state, heads_found *found);
 void heads_state_save(heads_state *state, const heads_found *found);
 void heads_state_save_if_due(heads_state *state, const heads_found *found);
 
+/* Read sums and add them to those of this run, which are of the same description, or refuse. */
+mha_status heads_state_merge(const heads_found *found, const void *bytes, size_t size,
+                             mha_head_measures *measures, mha_head_corpus *corpus);
+
 /* At the end: what could not be saved is an error. */
 cli_exit heads_state_end(heads_state *state, const heads_found *found);
 

@@ -52,6 +52,14 @@ typedef struct mha_transport {
     void (*cancel)(void *user, mha_transfer *transfer);
 } mha_transport;
 
+/** Send to a rank, or receive from it, with tag 0, and wait. Memory none. Errors those of the transport.
+ * Threads one. Since 1.0 */
+MHA_API MHA_NODISCARD mha_status mha_transport_send(const mha_transport *transport, int32_t to,
+                                                    const void *bytes, size_t count);
+/** See mha_transport_send(). Memory none. Errors those of the transport. Threads one. Since 1.0 */
+MHA_API MHA_NODISCARD mha_status mha_transport_receive(const mha_transport *transport, int32_t from,
+                                                       void *bytes, size_t count);
+
 /**
  * Send `count` bytes of the rank `root` to all others: a binomial tree. All ranks make the call.
  *

@@ -64,6 +64,10 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
                                          bool need_data, const mhai_attn_part *part,
                                          mhai_attn_problem *problem);
 
+/* starts [sequences + 1] of a ragged batch of so many rows; *longest out. */
+MHA_NODISCARD mha_status mhai_attn_check_starts(const char *name, const int64_t *starts,
+                                                int64_t sequences, int64_t rows, int64_t *longest);
+
 /* 1 / sqrt(D). */
 float mhai_attn_default_scale(int64_t head_dim);
 

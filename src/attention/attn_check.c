@@ -26,8 +26,8 @@ static mha_status check_tensor(const char *name, const mha_tensor *given, const 
 
 /* ---- lengths ------------------------------------------------------------------------------- */
 
-static mha_status check_starts(const char *name, const int64_t *starts, int64_t sequences,
-                               int64_t rows, int64_t *longest)
+mha_status mhai_attn_check_starts(const char *name, const int64_t *starts, int64_t sequences,
+                                  int64_t rows, int64_t *longest)
 {
     *longest = 0;
     if (starts[0] != 0 || starts[sequences] != rows)
@@ -55,8 +55,9 @@ static mha_status check_ragged(const mha_attention_desc *desc, mhai_attn_problem
                         (long long)p->B);
     if (desc->keep_blocks)
         return mha_fail(MHA_ERR_UNSUPPORTED, "keep_blocks does not go with a ragged batch");
-    MHA_TRY(check_starts("query_starts", desc->query_starts, desc->sequences, p->T, &p->T));
-    MHA_TRY(check_starts("key_starts", desc->key_starts, desc->sequences, p->S, &p->S));
+    MHA_TRY(
+        mhai_attn_check_starts("query_starts", desc->query_starts, desc->sequences, p->T, &p->T));
+    MHA_TRY(mhai_attn_check_starts("key_starts", desc->key_starts, desc->sequences, p->S, &p->S));
     p->B = desc->sequences;
     p->query_starts = desc->query_starts;
     p->key_starts = desc->key_starts;

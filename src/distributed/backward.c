@@ -32,8 +32,7 @@ typedef struct back_call {
     mhai_relay relay;
     mhai_backward_fold *folds; /* of the slices with rows */
     int64_t fold_count;
-    const mhai_cells_job *job; /* how results are written */
-    mhai_cells_job none;
+    mhai_cells_job writing; /* of gradients of keys: a rank may have no queries */
     mhai_backward_problem problem;
 } back_call;
 
@@ -200,10 +199,10 @@ static void come_home(void *user, const mhai_relay_block *block, int64_t local, 
     back_call *c = user;
     const int64_t batch = c->whole.desc.key_starts ? 0 : block->b;
     if (c->gradients.k)
-        mhai_cells_write_rows(&c->none, c->gradients.k, batch, block->hk, local, rows, dk,
+        mhai_cells_write_rows(&c->writing, c->gradients.k, batch, block->hk, local, rows, dk,
                               c->problem.p.scale);
     if (c->gradients.v)
-        mhai_cells_write_rows(&c->none, c->gradients.v, batch, block->hk, local, rows, dv, 1);
+        mhai_cells_write_rows(&c->writing, c->gradients.v, batch, block->hk, local, rows, dv, 1);
 }
 
 /* What writing needs, at a rank that may have no queries. */
@@ -213,30 +212,16 @@ static void prepare_writing(back_call *c)
     const bool chosen = given == 0 && !(c->whole.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
     c->problem.accumulate = c->gradients.flags & MHA_GRADIENTS_ACCUMULATE;
     c->problem.p.scale = chosen ? mhai_attn_default_scale(c->common.head_dim) : given;
-    c->none = (mhai_cells_job){
+    c->writing = (mhai_cells_job){
         .x = &c->problem, .p = &c->problem.p, .kernels = mhai_kernels_for(c->context->isa)};
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* As many threads as any rank has: key/value heads that go side by side. */
-static mha_status find_together(const back_call *c, const mha_transport *t, int64_t *together)
-{
-    int32_t most = c->context->num_threads;
-    for (int32_t r = 0; r < t->size; r++) {
-        int32_t other = c->context->num_threads;
-        MHA_TRY(mha_transport_broadcast(t, r, &other, sizeof other));
-        if (other > most) most = other;
-    }
-    *together = most < 64 ? most : 64;
-    return MHA_OK;
-}
-
 static mha_status begin(back_call *c, const mha_sequence_split *given,
                         const mha_attention_gradients *gradients)
 {
     const mha_transport *t = given->transport;
-    int64_t together;
     if (c->whole.status == MHA_OK) c->whole.status = mhai_split_check(given, &c->split);
     mha_status status = mhai_slice_check(&c->whole, &c->split, &c->common);
     if (status == MHA_OK) status = check_given(c, gradients);
@@ -244,15 +229,13 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
         (c->gradients.q != NULL) | (c->gradients.k != NULL) << 1 | (c->gradients.v != NULL) << 2;
     MHA_TRY(mha_transport_same(t, "description", &c->common, sizeof c->common, status));
     MHA_TRY(mhai_split_make(c->context, &c->whole.desc, c->common.batch, false, &c->split));
-    MHA_TRY(find_together(c, t, &together));
     status = mhai_slice_make(c->context, &c->whole, &c->split, &c->slices, &c->count);
     if (status == MHA_OK) status = make_more(c);
     if (status == MHA_OK) status = take_folds(c);
     if (status == MHA_OK)
         status = mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring);
     if (status == MHA_OK)
-        status =
-            mhai_relay_make(c->context, &c->split, &c->common, &c->whole.desc, together, &c->relay);
+        status = mhai_relay_make(c->context, &c->split, &c->common, &c->whole.desc, &c->relay);
     return mha_transport_agree(t, status);
 }
 

@@ -18,7 +18,8 @@ typedef struct mhai_slice_common {
     int64_t batch, heads, kv_heads, head_dim, value_dim, queries, keys;
     int64_t q_offset, left_keys, right_keys, sink_keys, block_queries, block_keys, t5_max_distance;
     int64_t sequences, version;
-    uint64_t dropout_seed, lists, given; /* lists: a hash of all lengths, starts and offsets */
+    uint64_t dropout_seed, given;
+    uint64_t lists; /* a hash of all lengths, starts and offsets */
     int32_t k_type, v_type, compute, path;
     int32_t scores;    /* are wanted: of all keys, visible or not */
     int32_t gradients; /* of q, k, v: bits 0, 1, 2 */

@@ -27,19 +27,15 @@ typedef struct call {
 
 /* ---- planning -------------------------------------------------------------------------------- */
 
-static mha_status plan_slice(call *c, int64_t i, bool need_data, mhai_attn_plan *plan)
+static mha_status plan_slice(const call *c, int64_t i, bool need_data, mhai_attn_plan *plan)
 {
     mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
-    mhai_attn_part part = c->slices[i].part;
     mha_tensor k = *c->whole.k, v = *c->whole.v;
     /* Rows of keys and values are those of the whole: only their number counts here. */
     k.shape[2] = v.shape[2] = c->split.given.keys;
     k.stride[2] = v.stride[2] = 0;
-    made.k = &k, made.v = &v, made.part = &part;
-    MHA_TRY(mhai_attn_plan_call(c->context, &made, need_data, plan));
-    c->slices[i].part = part;
-    plan->p.part = &c->slices[i].part;
-    return MHA_OK;
+    made.k = &k, made.v = &v;
+    return mhai_attn_plan_call(c->context, &made, need_data, plan);
 }
 
 static void choose_mode(call *c, const mhai_attn_plan *plan)
@@ -53,7 +49,7 @@ static void choose_mode(call *c, const mhai_attn_plan *plan)
                     : "outputs of the probabilities read the keys twice, so all are gathered first";
 }
 
-/* Every slice's plan, and what it says of the call; a rank without queries has one of no rows. */
+/* Every slice's plan, and how its keys come. To other ranks it is the same: what travels is. */
 static mha_status plan_call(call *c, bool need_data)
 {
     c->streamed = true;
@@ -98,6 +94,7 @@ static mha_status take_folds(call *c)
 static mha_status take_memory(call *c)
 {
     MHA_TRY(mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring));
+    MHA_TRY(mhai_ring_take_slots(c->context, &c->ring));
     if (c->streamed) return take_folds(c);
     MHA_TRY(take_gathered(c, c->whole.k, &c->k));
     return take_gathered(c, c->whole.v, &c->v);
@@ -154,7 +151,7 @@ static mha_status gather(call *c)
         mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
         c->slices[i].part.first_key = 0;
         c->slices[i].part.keys = c->split.given.keys;
-        made.k = &c->k, made.v = &c->v, made.part = &c->slices[i].part;
+        made.k = &c->k, made.v = &c->v;
         MHA_TRY(mhai_attn_forward(c->context, &made));
     }
     return MHA_OK;
@@ -174,16 +171,7 @@ static mha_status begin(call *c, const mha_sequence_split *given, bool need_data
     MHA_TRY(mhai_split_make(c->context, &c->whole.desc, common.batch, common.scores, &c->split));
     status = mhai_slice_make(c->context, &c->whole, &c->split, &c->slices, &c->count);
     if (status == MHA_OK) status = plan_call(c, need_data);
-    MHA_TRY(mha_transport_agree(given->transport, status));
-    /* What one rank cannot stream no rank does. */
-    const mha_status streams = c->streamed ? MHA_OK : mha_fail(MHA_ERR_UNSUPPORTED, "gather");
-    const mha_status all = mha_transport_agree(given->transport, streams);
-    if (all != MHA_OK && all != MHA_ERR_UNSUPPORTED) return all;
-    if (all != MHA_OK && c->streamed) {
-        c->streamed = false;
-        c->reason = "another rank cannot let keys pass through, so all gather them";
-    }
-    return MHA_OK;
+    return mha_transport_agree(given->transport, status);
 }
 
 mha_status mha_distributed_forward(mha_context *context, const mha_sequence_split *split,
@@ -218,7 +206,7 @@ static mha_status count_scratch(const call *c, size_t *bytes)
     if (c->streamed) {
         for (int64_t i = 0; i < c->count; i++) {
             mhai_attn_plan plan;
-            MHA_TRY(plan_slice((call *)(uintptr_t)c, i, false, &plan));
+            MHA_TRY(plan_slice(c, i, false, &plan));
             MHA_TRY(mhai_attn_fold_bytes(&plan, &more));
             MHA_TRY(mhai_attn_add_scratch(bytes, more, 1));
             MHA_TRY(mhai_attn_add_scratch(bytes, plan.scratch.worker, plan.threads));

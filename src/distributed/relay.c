@@ -12,10 +12,14 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
 
 #include <string.h>
+
+/* Key/value heads whose blocks go side by side, one for each thread of the rank with the most. */
+enum { MOST_TOGETHER = 64 };
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
@@ -114,8 +118,9 @@ static mha_status number_visits(mhai_relay *r, int64_t together)
 
 mha_status mhai_relay_make(mha_context *context, const mhai_split *s,
                            const mhai_slice_common *common, const mha_attention_desc *desc,
-                           int64_t together, mhai_relay *r)
+                           mhai_relay *r)
 {
+    const int64_t together = mhai_min_i64(s->threads, MOST_TOGETHER);
     const int64_t sequences = sequences_of(desc, common->batch);
     int64_t cells;
     void *memory;
@@ -196,7 +201,7 @@ typedef struct run {
     box *home, *sending;
     int64_t launched, out; /* own blocks: next to look at; on their way */
     int64_t chosen_count;
-    box *chosen[64];
+    box *chosen[MOST_TOGETHER];
 } run;
 
 static size_t rounded(size_t bytes)
@@ -255,16 +260,6 @@ static int32_t tag_of(const run *x, int64_t n, int64_t kind)
 {
     const int64_t blocks = x->t->most_tag / x->r->tags;
     return (int32_t)(blocks > 0 ? n % blocks * x->r->tags + kind : 0);
-}
-
-static mha_status settle(const mha_transport *t, bool wait, box *b)
-{
-    bool complete = wait;
-    if (!b->pending) return MHA_OK;
-    if (!wait && t->test) MHA_TRY(t->test(t->user, &b->transfer, &complete));
-    if (!complete) return MHA_OK;
-    b->pending = false;
-    return t->wait(t->user, &b->transfer);
 }
 
 static mha_status send_box(run *x, int32_t to, int64_t kind, box *b, const void *bytes,
@@ -443,7 +438,7 @@ static mha_status check_head(const box *b)
 static mha_status choose(run *x)
 {
     mhai_relay *r = x->r;
-    const int64_t most = mhai_min_i64(r->context->num_threads, 64);
+    const int64_t most = mhai_min_i64(r->context->num_threads, MOST_TOGETHER);
     x->chosen_count = 0;
     for (int64_t visit = r->visit_count - 1; visit >= 0 && x->chosen_count < most; visit--) {
         if (r->visits[visit].rank != x->t->rank) continue;
@@ -452,7 +447,7 @@ static mha_status choose(run *x)
             while (x->next[visit] < r->block_count && !is_visited(r, x->next[visit], visit))
                 x->next[visit]++;
             if (b->n != x->next[visit]) break;
-            MHA_TRY(settle(x->t, false, b));
+            MHA_TRY(mhai_ranks_settle(x->t, false, &b->transfer, &b->pending));
             if (b->pending) break;
             MHA_TRY(check_head(b));
             bool other = true;
@@ -515,7 +510,7 @@ static mha_status tidy(run *x, bool wait)
 {
     for (box **at = &x->sending; *at;) {
         box *b = *at;
-        MHA_TRY(settle(x->t, wait, b));
+        MHA_TRY(mhai_ranks_settle(x->t, wait, &b->transfer, &b->pending));
         if (b->pending) {
             at = &b->next;
             continue;
@@ -525,7 +520,7 @@ static mha_status tidy(run *x, bool wait)
     }
     for (box **at = &x->home; *at;) {
         box *b = *at;
-        MHA_TRY(settle(x->t, false, b));
+        MHA_TRY(mhai_ranks_settle(x->t, false, &b->transfer, &b->pending));
         if (b->pending) {
             at = &b->next;
             continue;
@@ -547,7 +542,7 @@ static mha_status wait_for_one(run *x, bool *any)
     for (box *b = x->home; b; b = b->next)
         if (b->pending && (!first || b->n < first->n)) first = b;
     *any = first != NULL;
-    return first ? settle(x->t, true, first) : MHA_OK;
+    return first ? mhai_ranks_settle(x->t, true, &first->transfer, &first->pending) : MHA_OK;
 }
 
 static mha_status go(run *x)
@@ -574,7 +569,9 @@ static void abandon(run *x, box *list, bool sent_list)
     while (list) {
         box *b = list;
         list = b->next;
-        const bool sent = sent_list && settle(x->t, false, b) == MHA_OK && b->pending;
+        const bool sent = sent_list &&
+                          mhai_ranks_settle(x->t, false, &b->transfer, &b->pending) == MHA_OK &&
+                          b->pending;
         if (b->pending) x->t->cancel(x->t->user, &b->transfer);
         if (!sent) free_box(x, b);
     }

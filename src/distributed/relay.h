@@ -42,11 +42,10 @@ typedef struct mhai_relay {
     void *user;
 } mhai_relay;
 
-/* Cut blocks and visits, in scratch. together: key/value heads whose blocks go side by side. */
+/* Cut blocks and visits, in scratch. */
 MHA_NODISCARD mha_status mhai_relay_make(mha_context *context, const mhai_split *split,
                                          const mhai_slice_common *common,
-                                         const mha_attention_desc *desc, int64_t together,
-                                         mhai_relay *relay);
+                                         const mha_attention_desc *desc, mhai_relay *relay);
 
 /* All blocks past all queries, and home. */
 MHA_NODISCARD mha_status mhai_relay_run(mhai_relay *relay);

@@ -157,11 +157,6 @@ mha_status mhai_ring_take(mha_context *context, const mhai_split *s, const mha_t
 {
     void *memory;
     *ring = (mhai_ring){.s = s, .k = *k, .v = *v};
-    MHA_TRY(most_bytes(k, v, &ring->slot_bytes));
-    for (int i = 0; i < MHAI_RING_SLOTS; i++) {
-        MHA_TRY(mha_scratch_alloc(context, 1, ring->slot_bytes, &memory));
-        ring->slots[i] = (mhai_ring_slot){.parcel = -1, .bytes = memory};
-    }
     ring->fragment_count = list_fragments(s, NULL);
     MHA_TRY(mha_scratch_alloc(context, ring->fragment_count, sizeof *ring->fragments, &memory));
     ring->fragments = memory;
@@ -170,6 +165,18 @@ mha_status mhai_ring_take(mha_context *context, const mhai_split *s, const mha_t
         mhai_ring_fragment *f = &ring->fragments[i];
         MHA_TRY(mha_scratch_alloc(context, 1, fragment_bytes(ring, f), &memory));
         f->bytes = memory;
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_ring_take_slots(mha_context *context, mhai_ring *ring)
+{
+    size_t bytes;
+    MHA_TRY(most_bytes(&ring->k, &ring->v, &bytes));
+    for (int i = 0; i < MHAI_RING_SLOTS; i++) {
+        void *memory;
+        MHA_TRY(mha_scratch_alloc(context, 1, bytes, &memory));
+        ring->slots[i] = (mhai_ring_slot){.parcel = -1, .bytes = memory};
     }
     return MHA_OK;
 }
@@ -186,8 +193,6 @@ static mha_status start_fragment(mhai_ring *ring, mhai_ring_fragment *f)
 {
     const mha_transport *t = ring->s->t;
     const size_t bytes = message_bytes(&ring->k, &ring->v, f->rows);
-    ring->messages[f->rank != t->rank]++;
-    ring->bytes[f->rank != t->rank] += (double)bytes;
     if (f->rank != t->rank) return t->receive(t->user, f->rank, 0, f->bytes, bytes, &f->transfer);
     const int64_t local = local_row(ring->s, f->first);
     pack_part(&ring->k, local, f->rows, f->rows, 0, f->bytes);
@@ -281,8 +286,6 @@ static mha_status send_on(mhai_ring *ring, mhai_ring_slot *slot)
     const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[slot->parcel].rows);
     MHA_TRY(t->send(t->user, to, 0, slot->bytes, bytes, &slot->out));
     slot->sending = true;
-    ring->messages[0]++;
-    ring->bytes[0] += (double)bytes;
     return MHA_OK;
 }
 
@@ -300,8 +303,6 @@ static mha_status start_parcel(mhai_ring *ring, int64_t n)
     MHA_TRY(t->receive(t->user, mhai_split_before(ring->s, n, t->rank), 0, slot->bytes, bytes,
                        &slot->in));
     slot->receiving = true;
-    ring->messages[1]++;
-    ring->bytes[1] += (double)bytes;
     return MHA_OK;
 }
 
@@ -309,18 +310,6 @@ static bool concerns(const mhai_ring *ring, int64_t n)
 {
     return ring->s->parcels[n].owner == ring->s->t->rank ||
            mhai_split_needs(ring->s, n, ring->s->t->rank);
-}
-
-/* Complete a transfer: at once or not (*complete false), or by waiting. */
-static mha_status complete_transfer(const mha_transport *t, bool wait, mha_transfer *transfer,
-                                    bool *pending)
-{
-    bool complete = wait;
-    if (!*pending) return MHA_OK;
-    if (!wait && t->test) MHA_TRY(t->test(t->user, transfer, &complete));
-    if (!complete) return MHA_OK;
-    *pending = false;
-    return t->wait(t->user, transfer);
 }
 
 /* Start parcels up to n, and as many more as there are slots for; those whose slots are still being
@@ -331,7 +320,7 @@ static mha_status start_ahead(mhai_ring *ring, int64_t n)
          ring->ahead++) {
         mhai_ring_slot *slot = &ring->slots[ring->ahead % MHAI_RING_SLOTS];
         if (!concerns(ring, ring->ahead)) continue;
-        MHA_TRY(complete_transfer(ring->s->t, ring->ahead <= n, &slot->out, &slot->sending));
+        MHA_TRY(mhai_ranks_settle(ring->s->t, ring->ahead <= n, &slot->out, &slot->sending));
         if (slot->sending) return MHA_OK;
         MHA_TRY(start_parcel(ring, ring->ahead));
     }
@@ -344,7 +333,7 @@ static mha_status pass_on(mhai_ring *ring, int64_t n)
     for (; ring->passed < ring->ahead; ring->passed++) {
         mhai_ring_slot *slot = &ring->slots[ring->passed % MHAI_RING_SLOTS];
         if (!concerns(ring, ring->passed)) continue;
-        MHA_TRY(complete_transfer(ring->s->t, ring->passed <= n, &slot->in, &slot->receiving));
+        MHA_TRY(mhai_ranks_settle(ring->s->t, ring->passed <= n, &slot->in, &slot->receiving));
         if (slot->receiving) return MHA_OK;
         MHA_TRY(send_on(ring, slot));
     }
@@ -367,7 +356,7 @@ mha_status mhai_ring_poll(mhai_ring *ring)
 static mha_status finish(mhai_ring *ring)
 {
     for (int i = 0; i < MHAI_RING_SLOTS; i++)
-        MHA_TRY(complete_transfer(ring->s->t, true, &ring->slots[i].out, &ring->slots[i].sending));
+        MHA_TRY(mhai_ranks_settle(ring->s->t, true, &ring->slots[i].out, &ring->slots[i].sending));
     return MHA_OK;
 }
 

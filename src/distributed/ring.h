@@ -26,15 +26,12 @@ typedef struct mhai_ring_fragment {
 typedef struct mhai_ring {
     const mhai_split *s;
     mha_tensor k, v; /* of this rank */
-    size_t slot_bytes;
     mhai_ring_slot slots[MHAI_RING_SLOTS];
     mhai_ring_fragment *fragments; /* that this rank sends or is sent, in the order of rows */
     int64_t fragment_count;
     /* Parcels below these, as far as they concern this rank: have been handed out; have been started;
      * are here, and have been sent on. */
     int64_t next, ahead, passed;
-    int64_t messages[2]; /* sent, received */
-    double bytes[2];
 } mhai_ring;
 
 /* A parcel's keys and values, as long as no other is asked for. */
@@ -51,9 +48,10 @@ MHA_NODISCARD mha_status mhai_ring_bytes(const mhai_split *s, const mha_tensor *
 void mhai_ring_count(const mhai_split *s, const mha_tensor *k, const mha_tensor *v,
                      int64_t messages[2], double bytes[2]);
 
-/* Take scratch, and join blocks that several ranks have. */
+/* Take scratch for blocks that several ranks have; for parcels on their way; and join the former. */
 MHA_NODISCARD mha_status mhai_ring_take(mha_context *context, const mhai_split *s,
                                         const mha_tensor *k, const mha_tensor *v, mhai_ring *ring);
+MHA_NODISCARD mha_status mhai_ring_take_slots(mha_context *context, mhai_ring *ring);
 MHA_NODISCARD mha_status mhai_ring_begin(mhai_ring *ring);
 
 /* The next parcel that this rank needs, in the order of keys; *more false: there is none. */

@@ -2,6 +2,7 @@
 #include "distributed/distributed.h"
 
 #include "base/checked.h"
+#include "base/hash.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "ranks/rank_messages.h"
@@ -40,16 +41,6 @@ mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, con
 
 /* ---- what all ranks have alike --------------------------------------------------------------- */
 
-static mha_status check_starts(const char *name, const int64_t *starts, int64_t sequences,
-                               int64_t rows)
-{
-    bool fine = starts[0] == 0 && starts[sequences] == rows;
-    for (int64_t b = 0; b < sequences; b++) fine &= starts[b] <= starts[b + 1];
-    if (fine) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "%s: expected 0 to %lld, never falling", name,
-                    (long long)rows);
-}
-
 static mha_status check_ragged(const mhai_slice_call *call, const mhai_split *split)
 {
     const mha_attention_desc *d = &call->desc;
@@ -60,8 +51,11 @@ static mha_status check_ragged(const mhai_slice_call *call, const mhai_split *sp
     if (call->q->shape[0] != 1)
         return mha_fail(MHA_ERR_SHAPE, "q: dim 0 is %lld, a ragged batch is packed into 1",
                         (long long)call->q->shape[0]);
-    MHA_TRY(check_starts("query_starts", d->query_starts, d->sequences, split->given.queries));
-    return check_starts("key_starts", d->key_starts, d->sequences, split->given.keys);
+    int64_t longest;
+    MHA_TRY(mhai_attn_check_starts("query_starts", d->query_starts, d->sequences,
+                                   split->given.queries, &longest));
+    return mhai_attn_check_starts("key_starts", d->key_starts, d->sequences, split->given.keys,
+                                  &longest);
 }
 
 static mha_status check_rows(const char *name, const mha_tensor *x, int64_t rows)
@@ -75,19 +69,19 @@ static mha_status check_rows(const char *name, const mha_tensor *x, int64_t rows
 
 static uint64_t add_list(uint64_t hash, const int64_t *list, int64_t count)
 {
-    hash = (hash ^ (list ? (uint64_t)count + 1 : 0)) * 1099511628211u;
-    for (int64_t i = 0; list && i < count; i++) hash = (hash ^ (uint64_t)list[i]) * 1099511628211u;
-    return hash;
+    const bool given = list != NULL;
+    hash = mhai_hash(hash, &given, sizeof given);
+    return given ? mhai_hash(hash, list, (size_t)count * sizeof *list) : hash;
 }
 
-/* Which tensors the descriptor has, and of those that must be whole everywhere their shapes. */
+/* Which inputs there are, a bit each. */
 static uint64_t given_of(const mha_attention_desc *d)
 {
-    uint64_t hash = 14695981039346656037u;
-#define GIVEN(name, ...) hash = (hash ^ (d->name != NULL)) * 1099511628211u;
+    uint64_t bits = d->keep_callback != NULL;
+#define GIVEN(name, ...) bits = bits << 1 | (d->name != NULL);
     MHA_ATTENTION_INPUTS(GIVEN)
 #undef GIVEN
-    return (hash ^ (d->keep_callback != NULL)) * 1099511628211u;
+    return bits;
 }
 
 static void fill_common(const mhai_slice_call *call, const mhai_split *split, mhai_slice_common *c)
@@ -102,7 +96,7 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
     c->sink_keys = d->sink_keys, c->block_queries = d->block_queries;
     c->block_keys = d->block_keys, c->t5_max_distance = d->t5_max_distance;
     c->sequences = d->sequences, c->dropout_seed = d->dropout_seed;
-    c->lists = add_list(1, d->q_offsets, batch);
+    c->lists = add_list(MHAI_HASH_START, d->q_offsets, batch);
     c->lists = add_list(c->lists, d->key_lengths, batch);
     c->lists = add_list(c->lists, d->key_begins, batch);
     c->lists = add_list(c->lists, d->query_starts, batch + 1);
@@ -276,6 +270,9 @@ mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
 
 mhai_attn_call mhai_slice_call_of(const mhai_slice *s)
 {
-    return (mhai_attn_call){
-        .desc = &s->desc, .q = &s->q, .o = s->has_o ? &s->o : NULL, .outputs = &s->outputs};
+    return (mhai_attn_call){.desc = &s->desc,
+                            .q = &s->q,
+                            .o = s->has_o ? &s->o : NULL,
+                            .outputs = &s->outputs,
+                            .part = &s->part};
 }

@@ -2,6 +2,7 @@
 #include "distributed/split.h"
 
 #include "base/checked.h"
+#include "base/context.h"
 #include "base/struct_copy.h"
 #include "ranks/rank_messages.h"
 
@@ -252,17 +253,6 @@ int32_t mhai_split_after(const mhai_split *s, int64_t parcel, int32_t rank)
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-/* The most that a rank has of each. */
-static mha_status find_most(const mha_transport *t, int64_t *counts, int64_t most[2])
-{
-    const size_t bytes = 2 * sizeof *counts;
-    MHA_TRY(mha_transport_gather(t, 0, most, bytes, counts));
-    MHA_TRY(mha_transport_broadcast(t, 0, counts, (size_t)t->size * bytes));
-    for (int64_t i = 0; i < 2 * (int64_t)t->size; i++)
-        most[i % 2] = mhai_max_i64(most[i % 2], counts[i]);
-    return MHA_OK;
-}
-
 static mha_status make_parcels(mha_context *context, const mha_attention_desc *d, mhai_split *s)
 {
     void *memory;
@@ -283,12 +273,10 @@ mha_status mhai_split_make(mha_context *context, const mha_attention_desc *desc,
 {
     const mha_transport *t = s->t;
     mha_status status = make_parcels(context, desc, s);
-    void *counts = NULL;
-    if (status == MHA_OK)
-        status = mha_scratch_alloc(context, 2 * (int64_t)t->size, sizeof(int64_t), &counts);
     MHA_TRY(mha_transport_agree(t, status));
-    int64_t most[2] = {s->given.query_piece_count, s->given.key_piece_count};
-    MHA_TRY(find_most(t, counts, most));
+    int64_t most[] = {s->given.query_piece_count, s->given.key_piece_count, context->num_threads};
+    MHA_TRY(mhai_ranks_most(t, most, 3));
+    s->threads = most[2];
     mhai_owned *own[2] = {NULL, NULL};
     status = take_pieces(context, t, most[0], &s->queries, &own[0]);
     if (status == MHA_OK) status = take_pieces(context, t, most[1], &s->keys, &own[1]);

@@ -28,6 +28,7 @@ typedef struct mhai_split {
     mhai_parcel *parcels;
     int64_t parcel_count;
     uint8_t *needed;        /* [parcels][ranks] */
+    int64_t threads;        /* of the rank with the most */
     int64_t rows, key_rows; /* at this rank */
 } mhai_split;
 

@@ -7,10 +7,12 @@
 
 MHA_NODISCARD mha_status mhai_ranks_check(const mha_transport *transport);
 
-/* Begun and waited for. */
-MHA_NODISCARD mha_status mhai_ranks_send(const mha_transport *transport, int32_t to,
-                                         const void *bytes, size_t count);
-MHA_NODISCARD mha_status mhai_ranks_receive(const mha_transport *transport, int32_t from,
-                                            void *bytes, size_t count);
+/* Each of count numbers becomes the largest that any rank has. */
+MHA_NODISCARD mha_status mhai_ranks_most(const mha_transport *transport, int64_t *numbers,
+                                         int64_t count);
+
+/* Complete a transfer that is pending: by waiting, or only if that takes no time. */
+MHA_NODISCARD mha_status mhai_ranks_settle(const mha_transport *transport, bool wait,
+                                           mha_transfer *transfer, bool *pending);
 
 #endif

@@ -2,6 +2,8 @@
  * the root, has the parent r without its lowest bit. */
 #include "ranks/rank_messages.h"
 
+#include "base/hash.h"
+
 #include <multihead/component.h>
 
 #include <stdio.h>
@@ -23,18 +25,29 @@ mha_status mhai_ranks_check(const mha_transport *t)
     return MHA_OK;
 }
 
-mha_status mhai_ranks_send(const mha_transport *t, int32_t to, const void *bytes, size_t count)
+mha_status mha_transport_send(const mha_transport *t, int32_t to, const void *bytes, size_t count)
 {
     mha_transfer transfer;
     MHA_TRY(t->send(t->user, to, 0, bytes, count, &transfer));
     return t->wait(t->user, &transfer);
 }
 
-mha_status mhai_ranks_receive(const mha_transport *t, int32_t from, void *bytes, size_t count)
+mha_status mha_transport_receive(const mha_transport *t, int32_t from, void *bytes, size_t count)
 {
     mha_transfer transfer;
     MHA_TRY(t->receive(t->user, from, 0, bytes, count, &transfer));
     return t->wait(t->user, &transfer);
+}
+
+mha_status mhai_ranks_settle(const mha_transport *t, bool wait, mha_transfer *transfer,
+                             bool *pending)
+{
+    bool complete = wait;
+    if (!*pending) return MHA_OK;
+    if (!wait && t->test) MHA_TRY(t->test(t->user, transfer, &complete));
+    if (!complete) return MHA_OK;
+    *pending = false;
+    return t->wait(t->user, transfer);
 }
 
 static mha_status check_root(const mha_transport *t, int32_t root, const void *bytes, size_t count)
@@ -58,10 +71,10 @@ mha_status mha_transport_broadcast(const mha_transport *t, int32_t root, void *b
     const int64_t place = ((int64_t)t->rank - root + t->size) % t->size;
     int64_t bit = 1;
     while (bit < t->size && !(place & bit)) bit <<= 1;
-    if (place > 0) MHA_TRY(mhai_ranks_receive(t, rank_of(t, root, place - bit), bytes, count));
+    if (place > 0) MHA_TRY(mha_transport_receive(t, rank_of(t, root, place - bit), bytes, count));
     for (bit >>= 1; bit > 0; bit >>= 1)
         if (place + bit < t->size)
-            MHA_TRY(mhai_ranks_send(t, rank_of(t, root, place + bit), bytes, count));
+            MHA_TRY(mha_transport_send(t, rank_of(t, root, place + bit), bytes, count));
     return MHA_OK;
 }
 
@@ -69,16 +82,35 @@ mha_status mha_transport_gather(const mha_transport *t, int32_t root, const void
                                 size_t count, void *all)
 {
     MHA_TRY(check_root(t, root, bytes, count));
-    if (t->rank != root) return mhai_ranks_send(t, root, bytes, count);
+    if (t->rank != root) return mha_transport_send(t, root, bytes, count);
     if (!all && count > 0) return mha_fail(MHA_ERR_NULL, "mha_transport_gather: all is NULL");
     for (int32_t r = 0; r < t->size; r++) {
         unsigned char *to = (unsigned char *)all + (size_t)r * count;
         if (r != root)
-            MHA_TRY(mhai_ranks_receive(t, r, to, count));
+            MHA_TRY(mha_transport_receive(t, r, to, count));
         else if (count > 0)
             memcpy(to, bytes, count);
     }
     return MHA_OK;
+}
+
+mha_status mhai_ranks_most(const mha_transport *t, int64_t *numbers, int64_t count)
+{
+    enum { MOST = 8 };
+    int64_t others[MOST];
+    if (count > MOST) return mha_fail(MHA_ERR_SIZE, "mha_transport: too many numbers");
+    const size_t bytes = (size_t)count * sizeof *numbers;
+    for (int64_t bit = 1; bit < t->size; bit <<= 1) {
+        if (t->rank & bit) {
+            MHA_TRY(mha_transport_send(t, (int32_t)(t->rank - bit), numbers, bytes));
+            break;
+        }
+        if (t->rank + bit >= t->size) continue;
+        MHA_TRY(mha_transport_receive(t, (int32_t)(t->rank + bit), others, bytes));
+        for (int64_t i = 0; i < count; i++)
+            if (others[i] > numbers[i]) numbers[i] = others[i];
+    }
+    return mha_transport_broadcast(t, 0, numbers, bytes);
 }
 
 /* ---- agreeing -------------------------------------------------------------------------------- */
@@ -93,10 +125,11 @@ typedef struct verdict {
 static mha_status collect(const mha_transport *t, verdict *mine)
 {
     for (int64_t bit = 1; bit < t->size; bit <<= 1) {
-        if (t->rank & bit) return mhai_ranks_send(t, (int32_t)(t->rank - bit), mine, sizeof *mine);
+        if (t->rank & bit)
+            return mha_transport_send(t, (int32_t)(t->rank - bit), mine, sizeof *mine);
         verdict other;
         if (t->rank + bit >= t->size) continue;
-        MHA_TRY(mhai_ranks_receive(t, (int32_t)(t->rank + bit), &other, sizeof other));
+        MHA_TRY(mha_transport_receive(t, (int32_t)(t->rank + bit), &other, sizeof other));
         if (other.status != MHA_OK && (mine->status == MHA_OK || other.rank < mine->rank))
             *mine = other;
     }
@@ -117,21 +150,12 @@ mha_status mha_transport_agree(const mha_transport *t, mha_status status)
     return mha_fail((mha_status)v.status, "rank %d: %s", (int)v.rank, v.detail);
 }
 
-/* The first of a pass over many bytes: FNV-1a, 64 bits. */
-static uint64_t hash_of(const void *bytes, size_t count)
-{
-    const unsigned char *at = bytes;
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * 1099511628211u;
-    return hash;
-}
-
 mha_status mha_transport_same(const mha_transport *t, const char *what, const void *bytes,
                               size_t count, mha_status status)
 {
     MHA_TRY(mhai_ranks_check(t));
     if (t->size == 1) return status;
-    uint64_t first[2] = {hash_of(bytes, count), count};
+    uint64_t first[2] = {mhai_hash(MHAI_HASH_START, bytes, count), count};
     const uint64_t own[2] = {first[0], first[1]};
     MHA_TRY(mha_transport_broadcast(t, 0, first, sizeof first));
     if (status == MHA_OK && memcmp(first, own, sizeof own) != 0)

@@ -2,6 +2,7 @@
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
+#include "base/hash.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -167,8 +168,7 @@ static mha_status learn(mha_trainer *t, const mhai_views *v, double *loss)
 
 static void mix(uint64_t *hash, uint64_t number)
 {
-    *hash = (*hash ^ number) * UINT64_C(0x100000001b3);
-    *hash ^= *hash >> 29;
+    *hash = mhai_hash(*hash, &number, sizeof number);
 }
 
 static void mix_tensor(uint64_t *hash, const mha_tensor *x)
@@ -176,10 +176,8 @@ static void mix_tensor(uint64_t *hash, const mha_tensor *x)
     const size_t size = mha_dtype_size(x->dtype); /* of i32 and f32 */
     for (int64_t i = 0; i < x->shape[0]; i++)
         for (int64_t j = 0; j < (x->ndim > 1 ? x->shape[1] : 1); j++) {
-            uint32_t bits;
             const int64_t at = i * x->stride[0] + (x->ndim > 1 ? j * x->stride[1] : 0);
-            memcpy(&bits, (const char *)x->data + (size_t)at * size, sizeof bits);
-            mix(hash, bits);
+            *hash = mhai_hash(*hash, (const char *)x->data + (size_t)at * size, size);
         }
 }
 
@@ -199,7 +197,7 @@ static void mix_input(uint64_t *hash, const mha_transformer_input *input)
 
 static uint64_t hash_of_batch(const mhai_views *v)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    uint64_t hash = MHAI_HASH_START;
     mix_input(&hash, &v->input);
     if (v->batch.source) mix_input(&hash, &v->source);
     mix_tensor(&hash, &v->targets);

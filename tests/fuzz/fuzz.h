@@ -70,6 +70,10 @@ void fuzz_touch(const mha_tensor *tensor);
  * half-written file, is checked. */
 int fuzz_program(const char *const *arguments);
 
+/* A model that the program has trained for a step, of one layer of two heads: it takes any word, and those
+ * that it does not know are <unk>. */
+void fuzz_make_model(char model[FUZZ_PATH_BYTES]);
+
 /* ---- mutation ------------------------------------------------------------------------------ */
 
 /* A letter a part: t text, s safetensors, n .npy, b bytes. Numbers in texts are replaced by others,

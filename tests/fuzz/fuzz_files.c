@@ -127,3 +127,21 @@ int fuzz_program(const char *const *arguments)
     free(said[0]), free(said[1]);
     return code;
 }
+
+void fuzz_make_model(char model[FUZZ_PATH_BYTES])
+{
+    static const char line[] = "the animal did not cross the street because it was too tired .\n";
+    char text[FUZZ_PATH_BYTES], *lines = calloc(20, sizeof line);
+    fuzz_must(lines != NULL, "out of memory");
+    for (size_t i = 0; i < 20; i++) memcpy(lines + i * (sizeof line - 1), line, sizeof line - 1);
+    fuzz_write("text", (fuzz_part){(const uint8_t *)lines, 20 * (sizeof line - 1)});
+    free(lines);
+    fuzz_path("text", text);
+    fuzz_path("model", model);
+    const char *const arguments[] = {"train", "--text",    text,  "--layers",  "1", "--heads",
+                                     "2",     "--embed",   "4",   "--ff",      "0", "--batch",
+                                     "1",     "--every",   "1",   "--steps",   "1", "--tries",
+                                     "1",     "--context", "16",  "--threads", "1", "--no-report",
+                                     "-q",    "-o",        model, NULL};
+    fuzz_must(fuzz_program(arguments) == 0, "no model");
+}

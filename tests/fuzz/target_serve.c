@@ -20,25 +20,11 @@ static serve_site site = {.token = "0123456789abcdef0123456789abcdef",
                           .work = &serve_model_work,
                           .user = &served};
 
-/* One that takes any word, of one layer of two heads. Its arena is kept: a mark of each request goes
- * back to what is here now. */
+/* Its arena is kept: a mark of each request goes back to what is here now. */
 static void make_model(void)
 {
-    static const char line[] = "the animal did not cross the street because it was too tired .\n";
-    static char model[FUZZ_PATH_BYTES];
-    char text[FUZZ_PATH_BYTES], *lines = calloc(20, sizeof line);
-    fuzz_must(lines != NULL, "out of memory");
-    for (size_t i = 0; i < 20; i++) memcpy(lines + i * (sizeof line - 1), line, sizeof line - 1);
-    fuzz_write("text", (fuzz_part){(const uint8_t *)lines, 20 * (sizeof line - 1)});
-    free(lines);
-    fuzz_path("text", text);
-    fuzz_path("model", model);
-    const char *const arguments[] = {"train", "--text",    text,  "--layers",  "1", "--heads",
-                                     "2",     "--embed",   "4",   "--ff",      "0", "--batch",
-                                     "1",     "--every",   "1",   "--steps",   "1", "--tries",
-                                     "1",     "--context", "16",  "--threads", "1", "--no-report",
-                                     "-q",    "-o",        model, NULL};
-    fuzz_must(fuzz_program(arguments) == 0, "no model");
+    char model[FUZZ_PATH_BYTES];
+    fuzz_make_model(model);
     fuzz_must(text_model_open(SERVE, model, 1, &served.model) == CLI_OK, "the model does not open");
     served.most_tokens = 16;
     served.most_bytes = 1e6;

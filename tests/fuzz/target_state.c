@@ -3,6 +3,8 @@
  * with itself until that is refused, is measured on further, and all that it says can be read. */
 #include "fuzz.h"
 
+#include "support/state_words.h"
+
 #include <multihead/head_state.h>
 
 #include <math.h>
@@ -13,29 +15,12 @@ enum { KEYS = 9, MOST_BYTES = 1 << 20 };
 
 FUZZ_MUTATOR("b")
 
-static uint64_t word_at(const uint8_t *bytes, size_t at)
-{
-    uint64_t word = 0;
-    for (int i = 0; i < 8; i++) word |= (uint64_t)bytes[8 * at + (size_t)i] << 8 * i;
-    return word;
-}
-
-static void set_word(uint8_t *bytes, size_t at, uint64_t word)
-{
-    for (int i = 0; i < 8; i++) bytes[8 * at + (size_t)i] = (uint8_t)(word >> 8 * i);
-}
-
-/* As head_state.h states it. */
+/* The length and the check, as the header states them. */
 static void seal(uint8_t *bytes, size_t words)
 {
-    uint64_t h = UINT64_C(0xCBF29CE484222325);
     if (words < 4) return;
-    set_word(bytes, 2, 8 * words);
-    for (size_t i = 0; i + 1 < words; i++) {
-        h = (h ^ word_at(bytes, i)) * UINT64_C(0x9E3779B97F4A7C15);
-        h ^= h >> 32;
-    }
-    set_word(bytes, words - 1, h);
+    state_set_word(bytes, 2, 8 * words);
+    state_seal(bytes, words);
 }
 
 /* A text of equal weights for every layer that has heads. */
@@ -181,9 +166,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const int64_t add = fuzz_pick(&rest, -2, 2);
         if (at == 40) words = 4 + (size_t)fuzz_pick(&rest, 0, (int64_t)words - 4);
         if (at % words > 2)
-            set_word(bytes, at % words,
-                     fuzz_pick(&rest, 0, 1) ? word_at(bytes, at % words) + (uint64_t)add
-                                            : bit + (uint64_t)add);
+            state_set_word(bytes, at % words,
+                           fuzz_pick(&rest, 0, 1) ? state_word(bytes, at % words) + (uint64_t)add
+                                                  : bit + (uint64_t)add);
     }
     seal(bytes, words);
     look(bytes, 8 * words);

@@ -9,25 +9,6 @@ FUZZ_MUTATOR("btt")
 
 static char model[FUZZ_PATH_BYTES];
 
-/* One that takes any word: those that it does not know are <unk>. */
-static void make_model(void)
-{
-    static const char line[] = "the animal did not cross the street because it was too tired .\n";
-    char text[FUZZ_PATH_BYTES], *lines = calloc(20, sizeof line);
-    fuzz_must(lines != NULL, "out of memory");
-    for (size_t i = 0; i < 20; i++) memcpy(lines + i * (sizeof line - 1), line, sizeof line - 1);
-    fuzz_write("text", (fuzz_part){(const uint8_t *)lines, 20 * (sizeof line - 1)});
-    free(lines);
-    fuzz_path("text", text);
-    fuzz_path("model", model);
-    const char *const arguments[] = {"train", "--text",    text,  "--layers",  "1", "--heads",
-                                     "2",     "--embed",   "4",   "--ff",      "0", "--batch",
-                                     "1",     "--every",   "1",   "--steps",   "1", "--tries",
-                                     "1",     "--context", "16",  "--threads", "1", "--no-report",
-                                     "-q",    "-o",        model, NULL};
-    fuzz_must(fuzz_program(arguments) == 0, "no model");
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const ways[][8] = {
@@ -43,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         {"prune", "--dry-run", "--step", "1", "--text"}};
     fuzz_part parts[3];
     char file[FUZZ_PATH_BYTES];
-    if (!*model) make_model();
+    if (!*model) fuzz_make_model(model);
     fuzz_cut(data, size, parts, 3);
     fuzz_path("file", file);
     fuzz_write("file", parts[1]);

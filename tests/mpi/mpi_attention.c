@@ -5,6 +5,8 @@
  *                                               ranks have begun, until its rows are there
  *
  * Rank 0 prints a line for each. With one rank `speed` is what to compare with. */
+#include "check.h"
+
 #include <multihead/component.h>
 #include <multihead/distributed.h>
 #include <multihead/mpi.h>
@@ -13,15 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #condition, \
-                    mha_error_detail());                                       \
-            exit(1);                                                           \
-        }                                                                      \
-    } while (0)
 
 enum { Q, K, V, O, G, DQ, DK, DV, TENSORS };
 

@@ -8,6 +8,8 @@
  *   abort      rank 1 ends all, while the others wait for ever
  *
  * Prints a line and exits with 0 if all was as it should be. */
+#include "check.h"
+
 #include <multihead/component.h>
 #include <multihead/mpi.h>
 
@@ -15,16 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Leave with a message that says where. */
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #condition, \
-                    mha_error_detail());                                       \
-            exit(1);                                                           \
-        }                                                                      \
-    } while (0)
 
 static unsigned char byte_of(int from, int to, size_t i)
 {

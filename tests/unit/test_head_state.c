@@ -4,6 +4,7 @@
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/rng.h"
+#include "support/state_words.h"
 #include "support/suite.h"
 
 #include <multihead/component.h>
@@ -264,29 +265,6 @@ static void merging_what_was_read_is_merging(void **state)
 
 /* ---- bytes that are not what was written ------------------------------------------------------ */
 
-static uint64_t word_at(const uint8_t *bytes, size_t at)
-{
-    uint64_t word = 0;
-    for (int i = 0; i < 8; i++) word |= (uint64_t)bytes[8 * at + (size_t)i] << 8 * i;
-    return word;
-}
-
-static void set_word(uint8_t *bytes, size_t at, uint64_t word)
-{
-    for (int i = 0; i < 8; i++) bytes[8 * at + (size_t)i] = (uint8_t)(word >> 8 * i);
-}
-
-/* The check as the header states it. */
-static void seal(uint8_t *bytes, size_t words)
-{
-    uint64_t h = UINT64_C(0xCBF29CE484222325);
-    for (size_t i = 0; i + 1 < words; i++) {
-        h = (h ^ word_at(bytes, i)) * UINT64_C(0x9E3779B97F4A7C15);
-        h ^= h >> 32;
-    }
-    set_word(bytes, words - 1, h);
-}
-
 /* One head, so that every byte can be tried. */
 static mha_buffer small_state(bool with_corpus)
 {
@@ -387,8 +365,8 @@ static void sealed_truncations_are_noticed(void **state)
         uint8_t *cut = malloc(8 * count);
         assert_non_null(cut);
         memcpy(cut, b.data, 8 * count);
-        set_word(cut, 2, 8 * count);
-        seal(cut, count);
+        state_set_word(cut, 2, 8 * count);
+        state_seal(cut, count);
         assert_int_equal(try_read(cut, 8 * count), MHA_ERR_FORMAT);
         free(cut);
     }
@@ -445,19 +423,19 @@ static void sealed_lies_do_no_harm(void **state)
     uint8_t *bytes = (uint8_t *)b.data;
     const size_t words = b.size / 8;
     for (size_t at = 0; at + 1 < words; at++) {
-        const uint64_t kept = word_at(bytes, at);
+        const uint64_t kept = state_word(bytes, at);
         /* bins and tokens are much alike: a few of them */
         const bool all = at < 300 || rng_between(&r, 0, 31) == 0;
         for (int i = 0; i < LIES; i++) {
             if (!all && rng_between(&r, 0, LIES - 1) != 0) continue;
-            set_word(bytes, at, lies[i]);
-            seal(bytes, words);
+            state_set_word(bytes, at, lies[i]);
+            state_seal(bytes, words);
             if (survives(bytes, b.size))
                 read++;
             else
                 refused++;
         }
-        set_word(bytes, at, kept);
+        state_set_word(bytes, at, kept);
     }
     assert_true(read > 100 && refused > 1000);
     mha_buffer_free(&b);
@@ -503,8 +481,8 @@ static void calls_are_refused(void **state)
     b.data[0]++;
     expect_error(READ(b.size, NULL), MHA_ERR_FORMAT, "does not begin with MHAHEADS");
     b.data[0]--;
-    set_word((uint8_t *)b.data, 3, 99);
-    seal((uint8_t *)b.data, b.size / 8);
+    state_set_word((uint8_t *)b.data, 3, 99);
+    state_seal((uint8_t *)b.data, b.size / 8);
     expect_error(READ(b.size, NULL), MHA_ERR_UNSUPPORTED, "has 99 scores");
     mha_buffer_free(&b);
 

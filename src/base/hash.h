@@ -1,0 +1,18 @@
+/* FNV-1a, 64 bits: whether two ranks have the same bytes. No protection from anybody who means harm. */
+#ifndef MHAI_HASH_H
+#define MHAI_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+static const uint64_t MHAI_HASH_START = UINT64_C(14695981039346656037);
+
+/* The hash of what was hashed before, and then of these bytes. */
+static inline uint64_t mhai_hash(uint64_t hash, const void *bytes, size_t count)
+{
+    const unsigned char *at = bytes;
+    for (size_t i = 0; i < count; i++) hash = (hash ^ at[i]) * UINT64_C(1099511628211);
+    return hash;
+}
+
+#endif
