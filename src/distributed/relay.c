@@ -286,7 +286,7 @@ static int32_t keeper_of(const mhai_split *s, int64_t first, int64_t end, int64_
 }
 
 /* The owner has the sums: its own rows are done, others go to those who have the keys. */
-static mha_status deliver(run *x, box *b)
+static mha_status hand_out(run *x, const box *b)
 {
     mhai_relay *r = x->r;
     const mhai_relay_block *k = &r->blocks[b->n];
@@ -303,9 +303,16 @@ static mha_status deliver(run *x, box *b)
         memcpy(part->dk + rows * r->D, b->dv + at * r->Dv, (size_t)(rows * r->Dv) * sizeof(float));
         MHA_TRY(send_box(x, rank, TO_KEEPER, part, part->dk, sums_bytes(r, rows)));
     }
+    return MHA_OK;
+}
+
+/* Takes the box, which is in no list, even if it fails. */
+static mha_status deliver(run *x, box *b)
+{
+    const mha_status status = hand_out(x, b);
     x->out--;
     free_box(x, b);
-    return MHA_OK;
+    return status;
 }
 
 /* Rows of this rank in blocks of others. */
@@ -382,13 +389,13 @@ static mha_status launch(run *x)
         const mhai_relay_block *k = &r->blocks[n];
         box *b;
         if (owner_of(r, n) != x->t->rank) continue;
+        MHA_TRY(expect_home(x, n));
         MHA_TRY(make_box(x, n, -1, &b));
         memset(b->dk, 0, sums_bytes(r, k->rows));
         const int64_t batch = r->desc->key_starts ? 0 : k->b;
         mhai_ring_rows(r->ring, k->parcel, batch, k->hk, k->first, k->rows, b->k, b->v);
         b->started = true;
         x->out++;
-        MHA_TRY(expect_home(x, n));
         MHA_TRY(pass_on(x, b, 0));
     }
     return MHA_OK;

@@ -25,6 +25,12 @@ MASKED = 0x7FC0A5A5
 WORDS = "the animal didn't cross the street because it was too tired"
 
 
+def measurable():
+    """The environment of a program whose memory is measured: AddressSanitizer keeps little of what is freed."""
+    options = os.environ.get("ASAN_OPTIONS")
+    return environment(ASAN_OPTIONS=options and f"{options}:quarantine_size_mb=1")
+
+
 class Server:
     """A server of a model; ends with the block."""
 
@@ -32,7 +38,7 @@ class Server:
         self.errors = (FOLDER / "serve.err").open("wb+")
         self.process = subprocess.Popen(
             [PROGRAM, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=self.errors,
-            stdin=subprocess.DEVNULL, env=environment(), cwd=FOLDER,
+            stdin=subprocess.DEVNULL, env=measurable(), cwd=FOLDER,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a test in the background
         line = self.process.stdout.readline().decode()
         match = ADDRESS.fullmatch(line)
