@@ -168,12 +168,12 @@ typedef struct described {
 static mha_status check_bytes(mhai_state_io *io, const uint8_t *bytes, size_t size, size_t *used)
 {
     uint64_t head[HEAD_WORDS], check = FIRST_CHECK, word;
+    if (size < sizeof head) /* bytes may be NULL, which io would take for writing */
+        return mha_fail(MHA_ERR_FORMAT, "state of heads: too short to be one");
     *io = (mhai_state_io){.from = bytes, .count = (int64_t)(size / 8), .what = "the head"};
     for (int i = 0; i < HEAD_WORDS; i++) mhai_state_word(io, &head[i]);
-    if (io->status != MHA_OK || head[0] != MAGIC)
-        return mha_fail(MHA_ERR_FORMAT, "state of heads: %s",
-                        size < 8 * HEAD_WORDS ? "too short to be one"
-                                              : "does not begin with MHAHEADS");
+    if (head[0] != MAGIC)
+        return mha_fail(MHA_ERR_FORMAT, "state of heads: does not begin with MHAHEADS");
     if (head[1] != VERSION)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "state of heads: version %llu; this library reads version %d",
