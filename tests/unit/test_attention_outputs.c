@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLE = 150, ALL = 5000, THREADED = 25 };
+enum { SAMPLE = 80, ALL = 5000, THREADED = 12 };
 
 typedef struct score_card {
     tally entropy, raw, capped, biased, dropped;
@@ -485,7 +485,7 @@ static void any_number_of_threads(void **state)
     static const int numbers[] = {1, 2, 3, 8};
     machines all[4];
     for (int i = 0; i < 4; i++) all[i] = machines_make(numbers[i]);
-    for (int n = 0; n < rng_cases(THREADED, 20 * THREADED); n++) {
+    for (int n = 0; n < rng_cases(THREADED, 40 * THREADED); n++) {
         rng r = rng_make(rng_run_seed(), 500000 + (uint64_t)n);
         trial x;
         make_trial(&x, &r, 500000 + n);

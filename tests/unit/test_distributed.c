@@ -263,7 +263,7 @@ static void the_bits_of_one_call(void **state)
 {
     int first, end;
     (void)state;
-    for (rng_range(120, 2000, &first, &end); first < end; first++)
+    for (rng_range(60, 2000, &first, &end); first < end; first++)
         check_case(first, 1u << EXTRA_LSE);
 }
 
@@ -271,7 +271,7 @@ static void all_outputs(void **state)
 {
     int first, end;
     (void)state;
-    for (rng_range(40, 500, &first, &end); first < end; first++) {
+    for (rng_range(20, 500, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first);
         check_case(first, (unsigned)rng_between(&r, 1, EXTRAS_ALL));
     }
@@ -430,7 +430,7 @@ static void gradients_have_the_bits_of_one_call(void **state)
 {
     int first, end;
     (void)state;
-    for (rng_range(90, 1500, &first, &end); first < end; first++) check_back_case(first);
+    for (rng_range(45, 1500, &first, &end); first < end; first++) check_back_case(first);
 }
 
 enum { PLAIN_RANKS = 3 };
