@@ -18,6 +18,7 @@ from harness import *  # noqa: E402,F403
 USAGE, NO_INPUT, BAD_INPUT, NO_OUTPUT = 2, 3, 4, 6
 SEED = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
 chance = random.Random(SEED)
+TEXTS = 40 if int(os.environ.get("MHA_TEST_SHORT", "1")) > 1 else 150  # of what is stopped
 WORDS = "the cat dog sat on a mat and saw it by river bank near old tree . !".split()
 GOLD = """1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_
@@ -113,7 +114,7 @@ def stopped(number, plain, text):
     while True:
         done = progress(state)
         process = start(text, state)
-        until = done + chance.randint(1, 60)
+        until = done + chance.randint(1, TEXTS * 2 // 5)
         both = []  # read meanwhile: a full pipe would stop it
         reader = threading.Thread(target=lambda: both.extend(process.communicate(timeout=HANGS)))
         reader.start()
@@ -123,7 +124,7 @@ def stopped(number, plain, text):
         process.send_signal(number)
         reader.join()
         out, err = both
-        told = re.search(rb"goes on after (\d+) of 150 texts and (\d+)", err)
+        told = re.search(rb"goes on after (\d+) of %d texts and (\d+)" % TEXTS, err)
         check(done == 0 or (told and int(told[1]) + int(told[2]) == done), f"after {done}: {err!r}")
         taken += done > 0
         if process.returncode == 0:
@@ -135,14 +136,14 @@ def stopped(number, plain, text):
         said = re.search(rb"interrupted: (\d+) of (\d+) (texts|random)", err)
         if said:  # else it came while the result was printed
             texts = json.loads(out)["texts"]
-            check(texts == (150 if said[3] == b"random" else int(said[1])), f"{err[-200:]!r}")
+            check(texts == (TEXTS if said[3] == b"random" else int(said[1])), f"{err[-200:]!r}")
     check(leftovers() == [], f"{number.name}: {leftovers()}")
     return taken
 
 
 def stopped_at_any_moment():
-    text = corpus("many.txt", 150, words=(10, 60))
-    process = start(text, FOLDER / "whole.state")
+    text = corpus("many.txt", TEXTS, words=(10, 60))
+    process = start(text, FOLDER / "whole.state", "--quiet")
     out, err = process.communicate(timeout=HANGS)
     check(process.returncode == 0 and err == b"", f"{err[-300:]!r}")
     plain = heads(MODEL, "--text", text, "--json", "--corpus", "--random", 40)
