@@ -891,6 +891,12 @@ static void log_of_negative(mha_figure *f, mha_panel *p)
     f->scale = MHA_SCALE_LOG;
     p->values = values;
 }
+static void bad_mark(mha_figure *f, mha_panel *p)
+{
+    static const int64_t beside[2] = {1, 2};
+    (void)f;
+    p->mark = beside;
+}
 
 static void bad_figures_are_refused(void **state)
 {
@@ -913,6 +919,7 @@ static void bad_figures_are_refused(void **state)
         {"lo < hi", MHA_ERR_ARGUMENT, nan_range},
         {"pixel_ratio", MHA_ERR_ARGUMENT, bad_ratio},
         {"log", MHA_ERR_ARGUMENT, log_of_negative},
+        {"mark", MHA_ERR_ARGUMENT, bad_mark},
     };
     for (size_t r = 0; r < sizeof refusals / sizeof *refusals; r++)
         for (int i = 0; i < WRITERS; i++) {
