@@ -373,8 +373,6 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
         put_escaped(&html, made->title);
         put(&html, "</b>, ");
         put_escaped(&html, made->said);
-        put(&html, "; ");
-        put_escaped(&html, made->shown);
         json_print(&html, ".</figcaption>\n<a href=\"%s.svg\">", made->name);
         json_print(&html, "<img loading=\"lazy\" src=\"%s.svg\" alt=\"", made->name);
         put_escaped(&html, made->title);

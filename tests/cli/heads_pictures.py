@@ -2,7 +2,10 @@
 of 'view'; which heads and measures; errors before any work; a folder that is whole or not there."""
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
 import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
@@ -119,12 +122,29 @@ def errors():
         check(not (FOLDER / "new").exists() and not list(FOLDER.glob("*.part-*")), f"{arguments}: nothing is left")
 
 
+def stopped():
+    """A signal while pictures are drawn: no folder, no part of one. Each text takes a moment."""
+    (FOLDER / "many.txt").write_text("\n".join(f"{one} {one} {one} {one}" for one in SENTENCES * 10))
+    process = subprocess.Popen([PROGRAM, "heads", MODEL, "--text", FOLDER / "many.txt", "--random", "0", "--pictures",
+                                "stopped", "--png"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=FOLDER,
+                               env=environment())
+    deadline = time.monotonic() + HANGS
+    while not list(FOLDER.glob("stopped*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    code = process.wait(HANGS)
+    left = [path.name for path in FOLDER.glob("stopped*")]
+    check(code in (0, -signal.SIGINT) and left == (["stopped"] if code == 0 else []), f"{code}: {left}")
+    check(code != 0 or (FOLDER / "stopped" / "index.html").exists(), "whole")
+
+
 def main():
     TEXT_FILE.write_text("\n".join(SENTENCES) + "\n")
     same_as_json()
     which()
     long_text()
     errors()
+    stopped()
     finish()
 
 
