@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Tokens per second of `multihead heads --json` over a text, beside torch computing means of a few of the same scores.
 
-  bench/corpus.py MODEL.gguf TEXT [--cut 256] [--pieces 10] [--threads 2] [--program PATH]
+  bench/corpus.py MODEL.gguf TEXT [--cut 256] [--pieces 10] [--threads 2] [--rounds 5] [--program PATH]
 
 torch: the model in f32 as transformers opens it, with eager attention and its weights returned; of every head the mean
 over rows of the mass on the token before, after, itself and the first one, of entropy, of the largest weight and of the
 distance, and of the mass on earlier places of the same token and on what followed them. The program computes all its
-scores (28), with intervals, deciles and places. Reading the model is left out of both.
+scores (28), with intervals, deciles and places. Reading the model is left out of both. They take turns; the median of all
+rounds, the lowest and the highest are printed.
 """
 import argparse
 import json
 import pathlib
+import statistics
 import subprocess
 import tempfile
 import time
@@ -51,6 +53,7 @@ def main():
     parser.add_argument("--cut", type=int, default=256)
     parser.add_argument("--pieces", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--program", default="build/multihead")
     options = parser.parse_args()
     import torch
@@ -66,15 +69,18 @@ def main():
         ids = tokenizer(whole[:8 * options.cut * options.pieces], return_tensors="pt").input_ids[0]
         short.write_text(tokenizer.decode(ids[:options.cut]))
         longer.write_text(tokenizer.decode(ids[:options.cut * (options.pieces + 1)]))
-        a, b = program(options, short, 1), program(options, longer, options.pieces + 1)
-        ours = (b[1] - a[1]) / (b[0] - a[0])
-        begun = time.perf_counter()
-        for i in range(options.pieces):
-            piece = ids[i * options.cut:(i + 1) * options.cut]
-            torch_scores(torch, piece, net(piece[None], output_attentions=True).attentions)
-        theirs = options.pieces * options.cut / (time.perf_counter() - begun)
-    print(f"multihead {ours:.0f} tokens/s (28 scores, intervals, places), torch {theirs:.0f} tokens/s (9 means): "
-          f"{ours / theirs:.2f}")
+        ours, theirs = [], []
+        for _ in range(options.rounds):
+            a, b = program(options, short, 1), program(options, longer, options.pieces + 1)
+            ours.append((b[1] - a[1]) / (b[0] - a[0]))
+            begun = time.perf_counter()
+            for i in range(options.pieces):
+                piece = ids[i * options.cut:(i + 1) * options.cut]
+                torch_scores(torch, piece, net(piece[None], output_attentions=True).attentions)
+            theirs.append(options.pieces * options.cut / (time.perf_counter() - begun))
+    for name, rates in (("multihead, 28 scores, intervals, places", ours), ("torch, 9 means", theirs)):
+        print(f"{name}: {statistics.median(rates):.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f})")
+    print(f"{statistics.median(ours) / statistics.median(theirs):.2f} times torch")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ static const args_option option_table[] = {
         "a new folder of NumPy arrays, one for each score, and\nan index.json; implies --corpus"),
     ROW_TEXT("headvis", heads_options, headvis, "FOLDER",
              "a new folder for HeadVis: the selected heads in up to\n200 of the texts"),
+    ROW_TEXT(
+        "pictures", heads_options, pictures, "FOLDER",
+        "a new folder of pictures around the places with most\nof a score: of its best head, or "
+        "of up to 10 that are\nselected"),
+    ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: PNG beside SVG"),
     ROW_FLAG(0, "corpus", heads_options, corpus, 1,
              "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
              "luck"),
@@ -216,7 +221,8 @@ static cli_exit check(const heads_options *options)
                         "without a launcher");
     if (options->csv && options->json)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
-    if (options->corpus && !options->json && !options->page && !options->npy && !options->headvis)
+    if (options->corpus && !options->json && !options->page && !options->npy && !options->headvis &&
+        !options->pictures)
         return cli_fail(CLI_USAGE, HEADS, "--corpus requires --json, --npy or -o FILE.html");
     if (options->page && !strcmp(options->page, "-") && (options->json || options->csv))
         return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
@@ -236,6 +242,7 @@ static cli_exit check(const heads_options *options)
     CLI_TRY(check_state(options));
     CLI_TRY(heads_npy_check(options));
     CLI_TRY(heads_headvis_check(options));
+    CLI_TRY(heads_pictures_check(options));
     CLI_TRY(heads_effects_check(options));
     if (options->page && (maps || options->words))
         return cli_fail(CLI_USAGE, HEADS, "-o requires a model and texts");
@@ -290,6 +297,8 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     if (options->page) CLI_TRY(heads_write_page(options, model, sources, found, rows, count));
     if (options->npy) CLI_TRY(heads_write_npy(options, found, rows, count));
     if (options->headvis) CLI_TRY(heads_write_headvis(options, model, sources, found, rows, count));
+    if (options->pictures)
+        CLI_TRY(heads_write_pictures(options, model, sources, found, rows, count));
     if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
@@ -372,7 +381,7 @@ cli_exit cmd_heads(int count, char *const *arguments)
         options.corpus = 1;
         CLI_TRY(cli_check(HEADS, files_check_place(options.page)));
     }
-    if (options.npy || options.headvis) options.corpus = 1;
+    if (options.npy || options.headvis || options.pictures) options.corpus = 1;
     if (options.random < 0) options.random = DEFAULT_RANDOM;
     return heads(&options);
 }

@@ -31,6 +31,8 @@ typedef struct heads_options {
     int csv, json, details, quiet;
     const char *page;          /* FILE.html */
     const char *npy, *headvis; /* new folders: of arrays; of files for HeadVis */
+    const char *pictures;      /* a new folder of pictures, ... */
+    int png;                   /* as PNG too */
     int corpus;                /* distributions, places, tokens */
     int composition;           /* which earlier heads a head reads */
     int circuits;              /* what heads read and write by their weights */
@@ -241,6 +243,20 @@ cli_exit heads_headvis_check(const heads_options *options);
 cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                              const heads_sources *sources, const heads_found *found,
                              const heads_row *rows, int64_t count);
+
+/* The folder of --pictures (heads_pictures.c): likewise. */
+cli_exit heads_pictures_check(const heads_options *options);
+cli_exit heads_write_pictures(const heads_options *options, text_model *model,
+                              const heads_sources *sources, const heads_found *found,
+                              const heads_row *rows, int64_t count);
+
+/* The measures whose places are shown: those of rows, which a reader can see in a few tokens. */
+enum { HEADS_PLACED = 8 };
+extern const mha_head_measure heads_placed[HEADS_PLACED];
+
+/* "book.txt, text 3, token 17": where a place is. */
+void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
+                        size_t size);
 
 /* A token as its text has it, with the spaces in front. */
 cli_exit heads_report_spelled(const heads_source *source, const text_tokens *tokens, int64_t i,

@@ -14,11 +14,9 @@
 
 enum { AROUND = 12, AFTER = 4, FEW_PLACES = 3, FEW_TOKENS = 10, NAME_BYTES = 96 };
 
-/* Places are shown of the scores of rows: what a reader can see in a few tokens. */
-static const mha_head_measure placed[] = {
+const mha_head_measure heads_placed[HEADS_PLACED] = {
     MHA_MEASURE_PREVIOUS,  MHA_MEASURE_NEXT,     MHA_MEASURE_SELF,    MHA_MEASURE_DUPLICATE,
     MHA_MEASURE_INDUCTION, MHA_MEASURE_DISTANCE, MHA_MEASURE_ENTROPY, MHA_MEASURE_CONFIDENCE};
-enum { PLACED = sizeof placed / sizeof *placed };
 
 typedef struct report {
     const heads_options *options;
@@ -213,6 +211,18 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
     return CLI_OK;
 }
 
+void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
+                        size_t size)
+{
+    if (source->line > 0)
+        snprintf(where, size, "%s, line %" PRId64 ", token %" PRId64,
+                 source->file ? source->file : "text", source->line, place->row);
+    else
+        snprintf(where, size, "%s%stext %" PRId64 ", token %" PRId64,
+                 source->file ? source->file : "", source->file ? ", " : "", place->text + 1,
+                 place->row);
+}
+
 static cli_exit make_place(report *r, int64_t column, const mha_head_place *found,
                            mha_heads_place *place)
 {
@@ -220,13 +230,7 @@ static cli_exit make_place(report *r, int64_t column, const mha_head_place *foun
     char where[320], *kept;
     *place = (mha_heads_place){.column = column, .value = found->value};
     CLI_TRY(show_tokens(r, found, found->row, place));
-    if (source->line > 0)
-        snprintf(where, sizeof where, "%s, line %" PRId64 ", token %" PRId64,
-                 source->file ? source->file : "text", source->line, found->row);
-    else
-        snprintf(where, sizeof where, "%s%stext %" PRId64 ", token %" PRId64,
-                 source->file ? source->file : "", source->file ? ", " : "", found->text + 1,
-                 found->row);
+    heads_report_where(source, found, where, sizeof where);
     CLI_TRY(text_of(&kept, where));
     place->where = kept;
     return CLI_OK;
@@ -235,15 +239,15 @@ static cli_exit make_place(report *r, int64_t column, const mha_head_place *foun
 static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *card)
 {
     mha_heads_place *places;
-    CLI_TRY(ARENA_ALLOC(HEADS, PLACED * FEW_PLACES, &places));
-    for (int n = 0; n < PLACED; n++) {
+    CLI_TRY(ARENA_ALLOC(HEADS, HEADS_PLACED * FEW_PLACES, &places));
+    for (int n = 0; n < HEADS_PLACED; n++) {
         mha_head_place found[FEW_PLACES];
         const int64_t held = mha_head_corpus_places(r->found->corpus, row->layer, row->head,
-                                                    placed[n], false, found, FEW_PLACES);
-        if (r->column_of[placed[n]] < 0) continue;
+                                                    heads_placed[n], false, found, FEW_PLACES);
+        if (r->column_of[heads_placed[n]] < 0) continue;
         for (int64_t i = 0; i < held && i < FEW_PLACES; i++)
             if (found[i].row >= 0 && found[i].value > 0)
-                CLI_TRY(make_place(r, r->column_of[placed[n]], &found[i],
+                CLI_TRY(make_place(r, r->column_of[heads_placed[n]], &found[i],
                                    &places[card->place_count++]));
     }
     card->places = places;

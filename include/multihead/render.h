@@ -110,7 +110,7 @@ typedef struct mha_measure {
 } mha_measure;
 
 /* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. What follows
- * mask_stride is for reports (HTML) only. */
+ * mask_stride, but mark, is for reports (HTML) only. */
 typedef struct mha_panel {
     const float *values; /* NULL only if rows or cols is 0 */
     int64_t row_stride;  /* in elements; 0: cols */
@@ -135,6 +135,9 @@ typedef struct mha_panel {
      * q . k) these are q and k. Both NULL: none. */
     const float *queries, *keys;
     int64_t channels;
+    /* For pictures (SVG, PNG): [2] the row and column of a cell to point at. It is framed, and the
+     * labels and the edges of its row stand out. NULL: none. */
+    const int64_t *mark;
 } mha_panel;
 
 typedef struct mha_figure {
@@ -191,7 +194,7 @@ MHA_API MHA_NODISCARD mha_status mha_figure_extent(const mha_figure *figure, int
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (sizes not set, a group, an enum, lo >= hi, a log scale
- *          over negative values, a count of measures), MHA_ERR_SHAPE (negative sizes, strides
+ *          over negative values, a count of measures, a mark outside the panel), MHA_ERR_SHAPE (negative sizes, strides
  *          shorter than a row), MHA_ERR_SIZE (more than 2^31 cells or 2^16 panels), MHA_ERR_NOMEM,
  *          or what the sink returned.
  * Threads  any.   Since  0.1

@@ -27,6 +27,7 @@ typedef struct mhai_theme {
     mhai_color paper, ink, muted, frame;
     mhai_color mask_paper, mask_line; /* a hatch of the two; mask_line alone where cells are tiny */
     mhai_color bad;                   /* not finite: a cross, or the whole of a tiny cell */
+    mhai_color mark;                  /* what is pointed at: in no colour map */
 } mhai_theme;
 
 /* The cells of one panel. */

@@ -41,14 +41,20 @@ static void write_bold(const mhai_canvas *canvas, double x, double y, double siz
     if (*text) canvas->text(canvas->user, &pen, text);
 }
 
-static void draw_frame(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
-                       double width, double height)
+static void draw_sides(const mhai_canvas *canvas, double x, double y, double width, double height,
+                       double thick, mhai_color color)
 {
     const double sides[4][4] = {{x, y, x + width, y},
                                 {x, y + height, x + width, y + height},
                                 {x, y, x, y + height},
                                 {x + width, y, x + width, y + height}};
-    for (int i = 0; i < 4; i++) canvas->line(canvas->user, sides[i], 1, l->theme.frame);
+    for (int i = 0; i < 4; i++) canvas->line(canvas->user, sides[i], thick, color);
+}
+
+static void draw_frame(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
+                       double width, double height)
+{
+    draw_sides(canvas, x, y, width, height, 1, l->theme.frame);
 }
 
 static void draw_titles(const mhai_layout *l, const mhai_canvas *canvas)
@@ -158,21 +164,33 @@ static void draw_legend(const mhai_layout *l, const mhai_canvas *canvas)
     if (l->ranges.extent.not_finite) draw_key(l, canvas, x, y, false, mhai_layout_bad);
 }
 
-static void draw_row_labels(const mhai_layout *l, const mhai_canvas *canvas, double y)
+static mhai_pen label_pen(const mhai_layout *l, const mhai_axis *axis, bool marked)
+{
+    return (mhai_pen){.size = axis->font,
+                      .anchor = MHAI_END,
+                      .color = marked ? l->theme.mark : l->theme.ink,
+                      .bold = marked};
+}
+
+static void draw_row_labels(const mhai_layout *l, const mhai_canvas *canvas, double y,
+                            const int64_t *mark)
 {
     const mhai_axis *axis = &l->row;
     for (int64_t i = 0; i < axis->count; i += axis->step) {
         mhai_text label;
         mhai_layout_label(axis, i, &label);
         double at = y + ((double)(i / axis->pool) + 0.5) * axis->cell;
-        write_text(canvas, l->left - MHAI_LAYOUT_LABEL_GAP, at + middle_of_text * axis->font,
-                   axis->font, MHAI_END, l->theme.ink, label.text);
+        mhai_pen pen = label_pen(l, axis, mark && i == mark[0]);
+        pen.x = l->left - MHAI_LAYOUT_LABEL_GAP;
+        pen.y = at + middle_of_text * axis->font;
+        if (*label.text) canvas->text(canvas->user, &pen, label.text);
     }
     write_turned(canvas, l->left - axis->depth - 7, y + l->map_height / 2, SMALL, -90, MHAI_MIDDLE,
                  l->theme.muted, axis->title.text);
 }
 
-static void draw_col_labels(const mhai_layout *l, const mhai_canvas *canvas, double x, double y)
+static void draw_col_labels(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
+                            const int64_t *mark)
 {
     const mhai_axis *axis = &l->col;
     double size = axis->font, lift = middle_of_text * size;
@@ -180,11 +198,12 @@ static void draw_col_labels(const mhai_layout *l, const mhai_canvas *canvas, dou
         mhai_text label;
         mhai_layout_label(axis, i, &label);
         double at = x + ((double)(i / axis->pool) + 0.5) * axis->cell;
-        if (axis->angle == 0)
-            write_text(canvas, at, y + size + 3, size, MHAI_MIDDLE, l->theme.ink, label.text);
-        else
-            write_turned(canvas, at + lift, y + (axis->angle == -90 ? 4 : 7), size, axis->angle,
-                         MHAI_END, l->theme.ink, label.text);
+        mhai_pen pen = label_pen(l, axis, mark && i == mark[1]);
+        pen.x = axis->angle == 0 ? at : at + lift;
+        pen.y = axis->angle == 0 ? y + size + 3 : y + (axis->angle == -90 ? 4 : 7);
+        pen.angle = axis->angle;
+        if (axis->angle == 0) pen.anchor = MHAI_MIDDLE;
+        if (*label.text) canvas->text(canvas->user, &pen, label.text);
     }
 }
 
@@ -246,6 +265,16 @@ static void draw_values(const mhai_layout *l, const mhai_canvas *canvas, const m
         }
 }
 
+/* The edges of the row, and the cell in it. */
+static void draw_mark(const mhai_layout *l, const mhai_canvas *canvas, const int64_t mark[2],
+                      double x, double y)
+{
+    const double top = y + (double)(mark[0] / l->row.pool) * l->row.cell,
+                 left = x + (double)(mark[1] / l->col.pool) * l->col.cell;
+    draw_sides(canvas, x, top, l->map_width, l->row.cell, 1, l->theme.mark);
+    draw_sides(canvas, left, top, l->col.cell, l->row.cell, 2.5, l->theme.mark);
+}
+
 static void draw_panel(const mhai_layout *l, const mhai_canvas *canvas, int64_t i,
                        mhai_cells *cells)
 {
@@ -266,9 +295,10 @@ static void draw_panel(const mhai_layout *l, const mhai_canvas *canvas, int64_t 
         &l->palette, &l->theme, &l->figure,  l->tiny,     l->image, l->tooltips};
     canvas->map(canvas->user, &map);
     draw_frame(l, canvas, x, y, l->map_width, l->map_height);
+    if (panel.mark) draw_mark(l, canvas, panel.mark, x, y);
     if (l->values) draw_values(l, canvas, &map);
-    draw_col_labels(l, canvas, x, y + l->map_height);
-    if (l->places[i].grid_col == 0) draw_row_labels(l, canvas, y);
+    draw_col_labels(l, canvas, x, y + l->map_height, panel.mark);
+    if (l->places[i].grid_col == 0) draw_row_labels(l, canvas, y, panel.mark);
 }
 
 /* The name of a group stands beside the middle of its grid rows. */

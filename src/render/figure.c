@@ -43,6 +43,12 @@ static mha_status check_panel(const mha_figure *f, int64_t i)
                         i, panel.measure_count, MOST_MEASURES);
     if (panel.measure_count && !panel.measures)
         return mha_fail(MHA_ERR_NULL, "panel %" PRId64 ": measures is NULL", i);
+    if (panel.mark && (panel.mark[0] < 0 || panel.mark[0] >= f->rows || panel.mark[1] < 0 ||
+                       panel.mark[1] >= f->cols))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "panel %" PRId64 ": the mark is at row %" PRId64 ", column %" PRId64
+                        ", outside of %" PRId64 " x %" PRId64,
+                        i, panel.mark[0], panel.mark[1], f->rows, f->cols);
     return MHA_OK;
 }
 

@@ -102,6 +102,11 @@ def heads():
             done = ranks(count, [*more, FOLDER / "ranks.html"])
             check(done.returncode == 0 and done.stdout == whole.stdout, f"heads, {count} ranks: {done.stderr}")
             check((FOLDER / "ranks.html").read_bytes() == (FOLDER / "one.html").read_bytes(), f"{count} ranks: the page")
+    more = [PROGRAM, "heads", MODEL, "--text", texts, "--random", "0", "--csv", "-q", "--pictures"]
+    check(ranks(3, [*more, FOLDER / "three"]).returncode == 0, "heads --pictures, 3 ranks")
+    run(*more[1:], FOLDER / "alone")
+    drawn = [{path.name: path.read_bytes() for path in (FOLDER / name).glob("*")} for name in ("three", "alone")]
+    check(len(drawn[0]) > 10 and drawn[0] == drawn[1], f"pictures of ranks: {sorted(drawn[0])}")
     begun = time.monotonic()
     running = mpirun.start(3, [PROGRAM, "heads", MODEL, "--text", texts, "--random", "10000", "-q"])
     time.sleep(1)

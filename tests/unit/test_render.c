@@ -178,6 +178,27 @@ static void svg_colors_known_cells(void **state)
         }
 }
 
+/* Two frames and both labels, in a colour that nothing else has; PNG differs as well. */
+static void a_marked_cell(void **state)
+{
+    (void)state;
+    static const int64_t cell[2] = {1, 0};
+    mha_panel panel = {.values = four};
+    mha_figure figure = figure_of(&panel, 1, 2, 2);
+    figure.row_labels = figure.col_labels = ab;
+    mha_buffer plain = draw(mha_render_svg, &figure), plain_png = draw(mha_render_png, &figure);
+    panel.mark = cell;
+    mha_buffer svg = draw(mha_render_svg, &figure), png = draw(mha_render_png, &figure);
+    assert_int_equal(count_of(plain.data, "#e5004c"), 0);
+    assert_int_equal(count_of(svg.data, "stroke=\"#e5004c\""), 8);
+    assert_int_equal(count_of(svg.data, "font-weight=\"600\" fill=\"#e5004c\""), 2);
+    assert_true(png.size != plain_png.size || memcmp(png.data, plain_png.data, png.size) != 0);
+    mha_buffer_free(&plain);
+    mha_buffer_free(&plain_png);
+    mha_buffer_free(&svg);
+    mha_buffer_free(&png);
+}
+
 static void svg_ranges(void **state)
 {
     (void)state;
@@ -891,6 +912,12 @@ static void log_of_negative(mha_figure *f, mha_panel *p)
     f->scale = MHA_SCALE_LOG;
     p->values = values;
 }
+static void bad_mark(mha_figure *f, mha_panel *p)
+{
+    static const int64_t beside[2] = {1, 2};
+    (void)f;
+    p->mark = beside;
+}
 
 static void bad_figures_are_refused(void **state)
 {
@@ -913,6 +940,7 @@ static void bad_figures_are_refused(void **state)
         {"lo < hi", MHA_ERR_ARGUMENT, nan_range},
         {"pixel_ratio", MHA_ERR_ARGUMENT, bad_ratio},
         {"log", MHA_ERR_ARGUMENT, log_of_negative},
+        {"mark", MHA_ERR_ARGUMENT, bad_mark},
     };
     for (size_t r = 0; r < sizeof refusals / sizeof *refusals; r++)
         for (int i = 0; i < WRITERS; i++) {
@@ -1084,8 +1112,8 @@ static void full_disk_is_an_error(void **state)
     }
 }
 
-RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), TEST(svg_scales),
-          TEST(svg_masked_and_not_finite), TEST(svg_escapes_hostile_text),
+RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), cmocka_unit_test(a_marked_cell),
+          TEST(svg_scales), TEST(svg_masked_and_not_finite), TEST(svg_escapes_hostile_text),
           TEST(svg_prints_values_in_small_figures), TEST(svg_labels_both_axes_and_groups),
           TEST(png_has_size_and_colors), TEST(png_font_errors), TEST(large_maps_keep_their_maximum),
           TEST(ramps_are_monotone), TEST(viridis_is_viridis), TEST(names_round_trip),

@@ -463,7 +463,7 @@ class Panel(Struct):
                 ("masked", C.c_void_p), ("mask_stride", C.c_int64), ("badge", C.c_char_p),
                 ("measures", C.POINTER(RenderedMeasure)), ("measure_count", C.c_int64),
                 ("twin", C.c_void_p), ("twin_stride", C.c_int64), ("queries", C.c_void_p),
-                ("keys", C.c_void_p), ("channels", C.c_int64)]
+                ("keys", C.c_void_p), ("channels", C.c_int64), ("mark", C.POINTER(C.c_int64))]
 
 
 class Figure(Struct):

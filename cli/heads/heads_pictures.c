@@ -1,0 +1,439 @@
+/* The folder of --pictures: attention around the places where heads have most of a measure, as 'view'
+ * draws it, and a page that shows all. The texts of these places run once more. */
+#include "common/arena.h"
+#include "common/files.h"
+#include "common/progress.h"
+#include "common/signals.h"
+#include "heads/heads.h"
+#include "heads/heads_folder.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    MOST_HEADS = 10, /* of a selection: up to 240 pictures */
+    FEW_PLACES = 3,  /* of a head and measure, as on the page of -o */
+    WINDOW = 48,     /* tokens: labels can be read, and the picture fits a screen */
+    BEFORE = 36,     /* of them before the query in a causal model, which sees only these */
+    AROUND_KEY = 2,  /* tokens on each side of a key that is further away */
+    MOST_COLUMNS = WINDOW + 2 * AROUND_KEY + 2,
+    LARGE_SCALE = 2, /* pixels of PNG per unit */
+    NAME_BYTES = 96,
+    TOKEN_BYTES = 64,
+    LINE_BYTES = 1024
+};
+#define ELLIPSIS "\xE2\x80\xA6"
+
+typedef struct picture {
+    heads_row row;
+    mha_head_measure measure;
+    mha_head_place place;
+    bool made;
+    char name[NAME_BYTES]; /* of its files, without what follows the dot */
+    char title[LINE_BYTES], said[LINE_BYTES], shown[LINE_BYTES];
+    /* while its text is there */
+    int64_t first, end;       /* rows */
+    int64_t at[MOST_COLUMNS]; /* [columns] tokens; -1: those between are left out */
+    int64_t columns, mark[2];
+    float *weights; /* [end - first, columns] */
+    double seen;    /* of the row's attention */
+} picture;
+
+typedef struct pictures {
+    const heads_options *options;
+    const heads_found *found;
+    text_model *model;
+    const heads_sources *sources;
+    const char *folder;
+    picture *items;
+    int64_t count, made;
+    mha_tensor gates;
+    int64_t text, layer; /* the present ones */
+    progress progress;
+} pictures;
+
+/* ---- which ------------------------------------------------------------------------------------ */
+
+static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure measure)
+{
+    mha_head_place places[FEW_PLACES];
+    const char *name = mha_measure_describe(measure).name;
+    const int64_t held = mha_head_corpus_places(p->found->corpus, row->layer, row->head, measure,
+                                                false, places, FEW_PLACES);
+    CLI_TRY(arena_grow(HEADS, p->count + FEW_PLACES, sizeof *p->items, &p->items));
+    for (int64_t i = 0; i < held && i < FEW_PLACES; i++) {
+        if (places[i].row < 0 || places[i].key < 0 || !(places[i].value > 0)) continue;
+        picture *made = &p->items[p->count++];
+        *made = (picture){.row = *row, .measure = measure, .place = places[i]};
+        snprintf(made->name, sizeof made->name, "L%" PRId64 "H%" PRId64 "-%s-%" PRId64, row->layer,
+                 row->head, name, i + 1);
+    }
+    return CLI_OK;
+}
+
+/* The head with the largest mean. */
+static heads_row best_head(const heads_found *found, mha_head_measure measure)
+{
+    heads_row best = {.layer = -1};
+    for (int64_t l = 0; l < found->layers; l++)
+        for (int64_t h = 0; h < found->heads[l]; h++) {
+            const mha_head_score score = heads_score(found, l, h, measure);
+            if (score.rows > 0 && (best.layer < 0 || score.value > best.key))
+                best = (heads_row){.layer = l, .head = h, .key = score.value};
+        }
+    return best;
+}
+
+static bool is_selected(const heads_options *o)
+{
+    return o->layers.count > 0 || o->heads.count > 0 || o->roles.count > 0 || o->min.given;
+}
+
+/* The measure that heads are sorted by, or all. */
+static bool is_wanted(const heads_options *options, mha_head_measure measure)
+{
+    bool sorted = false;
+    for (int n = 0; options->sort && n < HEADS_PLACED; n++)
+        sorted = sorted || !strcmp(options->sort, mha_measure_describe(heads_placed[n]).name);
+    return !sorted || !strcmp(options->sort, mha_measure_describe(measure).name);
+}
+
+static cli_exit choose(pictures *p, const heads_row *rows, int64_t count)
+{
+    const bool selected = is_selected(p->options);
+    const int64_t heads = !selected ? 1 : count < MOST_HEADS ? count : MOST_HEADS;
+    for (int64_t i = 0; i < heads; i++)
+        for (int n = 0; n < HEADS_PLACED; n++) {
+            if (!is_wanted(p->options, heads_placed[n])) continue;
+            const heads_row row = selected ? rows[i] : best_head(p->found, heads_placed[n]);
+            if (row.layer >= 0) CLI_TRY(add_places(p, &row, heads_placed[n]));
+        }
+    cli_note(p->options->quiet || !selected || count <= MOST_HEADS,
+             "--pictures: the first %d of %" PRId64
+             " heads; --head, --sort and --min choose others",
+             (int)MOST_HEADS, count);
+    if (p->count > 0) return CLI_OK;
+    return cli_fail(
+        CLI_BAD_INPUT, HEADS,
+        "%s: there is no picture to draw: no such head has a place in a text, whose rows "
+        "must see at least %d tokens",
+        p->options->pictures, (int)MHA_HEAD_CORPUS_PLACE_KEYS);
+}
+
+/* ---- what a picture shows --------------------------------------------------------------------- */
+
+/* Tokens from begin to end as columns. */
+static void add_columns(picture *made, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; i++) made->at[made->columns++] = i;
+}
+
+/* Rows around the query, the key among them if it is near, and these tokens as columns; a key that is
+ * further away has columns of its own. */
+static void set_window(picture *made, int64_t tokens, bool causal)
+{
+    const int64_t row = made->place.row, key = made->place.key;
+    int64_t first = row - (causal ? BEFORE : WINDOW / 2);
+    if (key < first && row - key < WINDOW) first = key;
+    if (key >= first + WINDOW && key - row < WINDOW) first = key + 1 - WINDOW;
+    if (first > tokens - WINDOW) first = tokens - WINDOW;
+    if (first < 0) first = 0;
+    const int64_t end = first + WINDOW < tokens ? first + WINDOW : tokens;
+    int64_t from = key > AROUND_KEY ? key - AROUND_KEY : 0,
+            to = key + AROUND_KEY + 1 < tokens ? key + AROUND_KEY + 1 : tokens;
+    made->first = first;
+    made->end = end;
+    made->columns = 0;
+    if (key < first) add_columns(made, from, to < first ? to : first);
+    if (key < first && to < first) made->at[made->columns++] = -1;
+    add_columns(made, first, end);
+    if (key >= end && from > end) made->at[made->columns++] = -1;
+    if (key >= end) add_columns(made, from > end ? from : end, to);
+    made->mark[0] = row - first;
+    for (int64_t c = 0; c < made->columns; c++)
+        if (made->at[c] == key) made->mark[1] = c;
+}
+
+static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    pictures *all = user;
+    (void)b;
+    for (int64_t i = 0; i < all->count; i++) {
+        picture *made = &all->items[i];
+        if (made->place.text != all->text || made->row.layer != all->layer) continue;
+        for (int64_t r = 0; r < p->shape[1]; r++) {
+            if (row + r < made->first || row + r >= made->end) continue;
+            const float *from =
+                (const float *)p->data + made->row.head * p->stride[0] + r * p->stride[1];
+            float *to = made->weights + (row + r - made->first) * made->columns;
+            for (int64_t c = 0; c < made->columns; c++)
+                if (made->at[c] >= 0 && made->at[c] < p->shape[2])
+                    to[c] = from[made->at[c] * p->stride[2]];
+        }
+    }
+    return MHA_OK;
+}
+
+static mha_status look_at_layer(void *user, const mha_activations *kept, int64_t layer)
+{
+    pictures *p = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    bool any = false;
+    for (int64_t i = 0; i < p->count; i++)
+        any = any || (p->items[i].place.text == p->text && p->items[i].row.layer == layer);
+    progress_show(&p->progress, (double)p->made / (double)p->count,
+                  "picture %" PRId64 " of %" PRId64, p->made + 1, p->count);
+    if (!any) return MHA_OK;
+    p->layer = layer;
+    MHA_TRY(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
+    return mha_attention_visit_rows(p->found->model->context, &view.attention, &view.q, &view.k, 0,
+                                    take_rows, p);
+}
+
+/* ---- drawing ---------------------------------------------------------------------------------- */
+
+static const char *label_of(const text_tokens *tokens, int64_t at)
+{
+    const maps_token *token = at < 0 ? NULL : &tokens->list.items[at];
+    return !token ? ELLIPSIS : token->label ? token->label : token->text ? token->text : "?";
+}
+
+/* What stands above and below the picture. */
+static void describe(const pictures *p, const text_tokens *tokens, picture *made)
+{
+    const mha_measure_info info = mha_measure_describe(made->measure);
+    const heads_source *source = &p->sources->items[made->place.text];
+    const float *row = made->weights + made->mark[0] * made->columns;
+    char where[320];
+    heads_report_where(source, &made->place, where, sizeof where);
+    for (int64_t c = 0; c < made->columns; c++) made->seen += (double)row[c];
+    snprintf(made->title, sizeof made->title, "L%" PRId64 "H%" PRId64 ": %s %.2f%s",
+             made->row.layer, made->row.head, info.name, made->place.value,
+             info.kind == MHA_KIND_NATS     ? " nats"
+             : info.kind == MHA_KIND_TOKENS ? " tokens"
+                                            : "");
+    snprintf(made->said, sizeof made->said,
+             "%s, \xE2\x80\x9C%.*s\xE2\x80\x9D looks most at token %" PRId64
+             ", \xE2\x80\x9C%.*s\xE2\x80\x9D: %.2f",
+             where, (int)TOKEN_BYTES, label_of(tokens, made->place.row), made->place.key,
+             (int)TOKEN_BYTES, label_of(tokens, made->place.key), (double)row[made->mark[1]]);
+    snprintf(made->shown, sizeof made->shown,
+             "tokens %" PRId64 " to %" PRId64 " of %" PRId64 "; %.0f %% of the marked row's "
+             "attention is on the columns shown",
+             made->first, made->end - 1, tokens->list.count, 100 * made->seen);
+}
+
+static mha_status draw_svg(const void *user, const mha_sink *sink)
+{
+    return mha_render_svg(user, sink);
+}
+
+static mha_status draw_png(const void *user, const mha_sink *sink)
+{
+    return mha_render_png(user, sink);
+}
+
+static cli_exit draw_picture(pictures *p, const text_tokens *tokens, picture *made)
+{
+    const int64_t rows = made->end - made->first, columns = made->columns;
+    const char **row_labels, **col_labels;
+    uint8_t *masked;
+    char file[NAME_BYTES + 8];
+    describe(p, tokens, made);
+    CLI_TRY(ARENA_ALLOC(HEADS, rows, &row_labels));
+    CLI_TRY(ARENA_ALLOC(HEADS, columns, &col_labels));
+    CLI_TRY(ARENA_ALLOC(HEADS, rows * columns, &masked));
+    for (int64_t r = 0; r < rows; r++) row_labels[r] = label_of(tokens, made->first + r);
+    for (int64_t c = 0; c < columns; c++) col_labels[c] = label_of(tokens, made->at[c]);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++)
+            masked[r * columns + c] =
+                made->at[c] < 0 || (p->model->causal && made->at[c] > made->first + r);
+    const mha_panel panel = {.values = made->weights, .masked = masked, .mark = made->mark};
+    const mha_figure figure = {.struct_size = sizeof figure,
+                               .panel_size = sizeof panel,
+                               .title = made->title,
+                               .subtitle = made->said,
+                               .footnote = made->shown,
+                               .row_axis = "query (looking)",
+                               .col_axis = "key (looked at)",
+                               .rows = rows,
+                               .cols = columns,
+                               .row_labels = row_labels,
+                               .col_labels = col_labels,
+                               .panels = &panel,
+                               .panel_count = 1,
+                               .pixel_ratio = LARGE_SCALE,
+                               .value_name = "weight"};
+    snprintf(file, sizeof file, "%s.svg", made->name);
+    CLI_TRY(cli_check(HEADS, files_draw_in(p->folder, file, draw_svg, &figure)));
+    snprintf(file, sizeof file, "%s.png", made->name);
+    if (p->options->png)
+        CLI_TRY(cli_check(HEADS, files_draw_in(p->folder, file, draw_png, &figure)));
+    made->made = true;
+    p->made++;
+    return CLI_OK;
+}
+
+/* All pictures of a text. */
+static cli_exit draw_text(pictures *p)
+{
+    const heads_source *source = &p->sources->items[p->text];
+    const text_limits limits = {.most = p->options->max_tokens, .truncate = p->options->truncate};
+    const text_visit visit = {
+        .after_layer = look_at_layer, .user = p, .gates = p->found->gates ? &p->gates : NULL};
+    text_tokens tokens;
+    text_model_where(p->model, source->file, source->line);
+    CLI_TRY(text_model_encode(p->model, &limits, source->text, source->bytes, NULL, 0, &tokens));
+    for (int64_t i = 0; i < p->count; i++) {
+        picture *made = &p->items[i];
+        if (made->place.text != p->text) continue;
+        set_window(made, tokens.list.count, p->model->causal);
+        CLI_TRY(ARENA_ALLOC(HEADS, (made->end - made->first) * made->columns, &made->weights));
+    }
+    const mha_status status = text_model_run(p->model, &tokens, &visit);
+    progress_clear(&p->progress);
+    CLI_TRY(cli_check(HEADS, status));
+    for (int64_t i = 0; i < p->count; i++)
+        if (p->items[i].place.text == p->text) CLI_TRY(draw_picture(p, &tokens, &p->items[i]));
+    return CLI_OK;
+}
+
+/* ---- the page --------------------------------------------------------------------------------- */
+
+static void put(json_out *html, const char *text)
+{
+    json_put(html, text, strlen(text));
+}
+
+static void put_escaped(json_out *html, const char *text)
+{
+    const char *end = text + strlen(text);
+    while (text < end) {
+        const char *from = text;
+        bool hidden;
+        mha_text_next(&text, end, &hidden);
+        if (hidden)
+            put(html, "\xEF\xBF\xBD");
+        else if (*from == '&' || *from == '<' || *from == '>' || *from == '"')
+            json_print(html, "&#%d;", *from);
+        else
+            json_put(html, from, (size_t)(text - from));
+    }
+}
+
+static const char style[] =
+    "<style>\nbody { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; "
+    "padding: 0 1rem; color: #1b1b1f; background: #fff }\n"
+    "figure { margin: 0 0 2.5rem }\nfigcaption { margin-bottom: .5rem }\n"
+    "img { max-width: 100%; height: auto }\n</style>\n";
+static const char guide[] = "A row is a token that looks, a column one that it looks at; the "
+                            "brighter a cell, the more of the "
+                            "row's attention goes there. The row of the place is marked, and in it "
+                            "the key that it looks at "
+                            "most. Tokens count from 0.";
+
+/* A head and a measure, before the first of their pictures. */
+static void put_heading(const pictures *p, const picture *made, json_out *html)
+{
+    const mha_measure_info info = mha_measure_describe(made->measure);
+    const mha_head_score score =
+        heads_score(p->found, made->row.layer, made->row.head, made->measure);
+    json_print(html, "<h2>L%" PRId64 "H%" PRId64 ", %s</h2>\n<p>", made->row.layer, made->row.head,
+               info.name);
+    put_escaped(html, info.text);
+    json_print(html, ": mean %.3f, chance %.3f, %" PRId64 " rows</p>\n", score.value, score.chance,
+               score.rows);
+}
+
+static mha_status draw_index(const void *user, const mha_sink *sink)
+{
+    const pictures *p = user;
+    json_out html = {.sink = sink};
+    put(&html, "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n"
+               "<meta name=\"viewport\" content=\"width=device-width\">\n<title>Heads of ");
+    put_escaped(&html, p->found->model->name);
+    put(&html, " in their texts</title>\n");
+    put(&html, style);
+    put(&html, "<h1>Heads of ");
+    put_escaped(&html, p->found->model->name);
+    json_print(&html, " in their texts</h1>\n<p>%" PRId64 " texts, %" PRId64 " tokens. ",
+               p->found->text_count, p->found->token_count);
+    put(&html, guide);
+    put(&html, "</p>\n");
+    for (int64_t i = 0; i < p->count; i++) {
+        const picture *made = &p->items[i], *before = i > 0 ? made - 1 : NULL;
+        if (!before || before->measure != made->measure || before->row.layer != made->row.layer ||
+            before->row.head != made->row.head)
+            put_heading(p, made, &html);
+        put(&html, "<figure>\n<figcaption><b>");
+        put_escaped(&html, made->title);
+        put(&html, "</b>, ");
+        put_escaped(&html, made->said);
+        json_print(&html, ".</figcaption>\n<a href=\"%s.svg\">", made->name);
+        json_print(&html, "<img loading=\"lazy\" src=\"%s.svg\" alt=\"", made->name);
+        put_escaped(&html, made->title);
+        put(&html, "\"></a>\n</figure>\n");
+    }
+    put(&html, "</html>\n");
+    return html.status;
+}
+
+/* ---- all -------------------------------------------------------------------------------------- */
+
+cli_exit heads_pictures_check(const heads_options *o)
+{
+    if (o->png && !o->pictures)
+        return cli_fail(CLI_USAGE, HEADS, "--png requires --pictures FOLDER");
+    if (!o->pictures) return CLI_OK;
+    if (!o->model || o->words ||
+        (!o->text_file && !o->conllu && !o->example && o->texts.count == 0))
+        return cli_fail(CLI_USAGE, HEADS, "--pictures requires a model and texts");
+    return heads_folder_check("--pictures", o->pictures);
+}
+
+static cli_exit fill(pictures *p)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        const size_t mark = arena_mark();
+        if (p->items[i].made) continue;
+        if (signals_came()) return cli_fail_status(HEADS, MHA_ERR_CALLBACK); /* silent */
+        p->text = p->items[i].place.text;
+        CLI_TRY(draw_text(p));
+        arena_release(mark);
+    }
+    return cli_check(HEADS, files_draw_in(p->folder, "index.html", draw_index, p));
+}
+
+cli_exit heads_write_pictures(const heads_options *options, text_model *model,
+                              const heads_sources *sources, const heads_found *found,
+                              const heads_row *rows, int64_t count)
+{
+    pictures p = {.options = options,
+                  .found = found,
+                  .model = model,
+                  .sources = sources,
+                  .gates = mha_tensor_contiguous(found->gates, MHA_F32, 2,
+                                                 (int64_t[]){found->layers, model->heads}),
+                  .progress = progress_begin(options->quiet)};
+    char *folder = NULL;
+    if (found->stopped) {
+        cli_note(false, "interrupted: %s is not written", options->pictures);
+        return CLI_OK;
+    }
+    CLI_TRY(choose(&p, rows, count));
+    signals_hold(); /* it ends after the present text, and cleans up */
+    cli_exit result = heads_folder_make(options->pictures, &folder);
+    p.folder = folder;
+    if (result == CLI_OK) result = fill(&p);
+    result = heads_folder_finish(options->pictures, folder, result);
+    signals_release();
+    if (result != CLI_OK && signals_came()) signals_end();
+    CLI_TRY(result);
+    cli_note(options->quiet, "wrote %s: %" PRId64 " pictures and index.html", options->pictures,
+             p.count);
+    return CLI_OK;
+}
