@@ -3,6 +3,7 @@
 #include "common/cache_options.h"
 #include "common/commands.h"
 #include "common/contexts.h"
+#include "common/launched.h"
 #include "common/option_rows.h"
 #include "common/signals.h"
 #include "common/whole_words.h"
@@ -243,7 +244,8 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
 {
     mha_model_options how = {.struct_size = sizeof how,
                              .flags = options->ids ? MHA_MODEL_NO_TOKENIZER : 0,
-                             .compute = (mha_compute)options->compute};
+                             .compute = (mha_compute)options->compute,
+                             .transport = ranks_transport()};
     char detail[512];
     mha_status status = mha_model_load(r->context, folder, &how, &r->model);
     if (status == MHA_OK) return arena_keep(GENERATE, r->model, destroy_model);
@@ -388,7 +390,8 @@ static cli_exit generate(run *r, const char *text, bool stats)
     double from = seconds_now();
     CLI_TRY(begin(r));
     r->seconds[0] = seconds_now() - from;
-    signals_hold(); /* before it, there is no text that must end well */
+    /* Before it, there is no text that must end well; of several ranks the launcher ends all. */
+    if (!ranks_transport()) signals_hold();
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();
     CLI_TRY(write_tokens(r, &made, &full));

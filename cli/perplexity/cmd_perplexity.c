@@ -2,6 +2,7 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/contexts.h"
+#include "common/launched.h"
 #include "common/option_rows.h"
 #include "common/progress.h"
 #include "common/signals.h"
@@ -73,7 +74,8 @@ static void destroy_model(void *model)
 static cli_exit load(perplexity_run *r)
 {
     const mha_model_options how = {.struct_size = sizeof how,
-                                   .compute = (mha_compute)r->options->compute};
+                                   .compute = (mha_compute)r->options->compute,
+                                   .transport = ranks_transport()};
     const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
     CLI_TRY(context_make(PERPLEXITY, MHA_ISA_AUTO, r->options->threads, &r->context));
     CLI_TRY(cli_check(PERPLEXITY, mha_model_load(r->context, r->folder, &how, &r->model)));
@@ -265,7 +267,7 @@ cli_exit cmd_perplexity(int argument_count, char *const *arguments)
     CLI_TRY(load(&r));
     CLI_TRY(read_text(&r));
     CLI_TRY(make_room(&r));
-    signals_hold();
+    if (!ranks_transport()) signals_hold(); /* of several ranks the launcher ends all */
     CLI_TRY(measure(&r));
     return report(&r);
 }
