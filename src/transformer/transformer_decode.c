@@ -272,7 +272,7 @@ mha_status mha_decoder_create(mha_context *context, const mha_transformer *trans
     mha_decoder *made = NULL;
     mha_status status = check_desc(transformer, desc, &own);
     if (status == MHA_OK) status = make(context, transformer, &own, &made);
-    status = mhai_spread_same(transformer, "decoder", &own, sizeof own, status);
+    status = mhai_spread_same(transformer, "transformer or decoder", &own, sizeof own, status);
     if (status == MHA_OK)
         *decoder = made;
     else
