@@ -722,7 +722,7 @@ typedef struct mha_decoder_desc {
     uint32_t reserved3;       /* 0 */
 } mha_decoder_desc;
 
-/* What the caches of a decoder take, in bytes. */
+/* What the caches of a decoder take, in bytes; over ranks those of all together. */
 typedef struct mha_decoder_sizes {
     uint32_t struct_size;
     uint32_t reserved;

@@ -124,13 +124,12 @@ static mha_status check_desc(const mha_transformer *t, const mha_decoder_desc *d
     return check_room(t, own);
 }
 
-/* What a layer keeps here; false: nothing. */
+/* What a layer keeps; false: nothing. */
 static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer,
                            bool cross, mha_kv_cache_desc *cache)
 {
     mha_attention_desc sees = t->layers[layer].self.attend.desc;
     if (cross && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) return false;
-    if (!mhai_spread_mine(t, layer)) return false;
     *cache = (mha_kv_cache_desc){.struct_size = sizeof *cache,
                                  .batch = d->batch,
                                  .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
@@ -242,7 +241,8 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
     MHA_TRY(allocate(d, 2 * layers, sizeof *d->caches, &memory));
     d->caches = memory;
     for (int64_t i = 0; i < 2 * layers; i++)
-        if (describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
+        if (mhai_spread_mine(t, i % layers) &&
+            describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
             MHA_TRY(mha_kv_cache_create(context, &cache, &d->caches[i]));
     MHA_TRY(make_sinks(d));
     return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
@@ -310,15 +310,6 @@ int64_t mha_decoder_length(const mha_decoder *d)
 
 /* ---- sizes --------------------------------------------------------------------------------- */
 
-size_t mha_decoder_cache_bytes(const mha_decoder *d)
-{
-    size_t bytes = (size_t)sink_floats(d->transformer, &d->desc, d->transformer->desc.num_layers) *
-                   sizeof(float);
-    for (int64_t i = 0; i < 2 * d->transformer->desc.num_layers; i++)
-        if (d->caches[i]) bytes += mha_kv_cache_bytes(d->caches[i]);
-    return bytes;
-}
-
 mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decoder_desc *desc,
                              mha_decoder_sizes *sizes)
 {
@@ -346,6 +337,13 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
     all.total_bytes += sink_floats(transformer, &own, layers) * (int64_t)sizeof(float);
     *sizes = all;
     return MHA_OK;
+}
+
+size_t mha_decoder_cache_bytes(const mha_decoder *d)
+{
+    mha_decoder_sizes sizes = {.struct_size = sizeof sizes};
+    return mha_decoder_count(d->transformer, &d->desc, &sizes) == MHA_OK ? (size_t)sizes.total_bytes
+                                                                         : 0;
 }
 
 /* ---- lengths ------------------------------------------------------------------------------- */
