@@ -83,8 +83,9 @@ const args_page generate_page = {
     .notes = "MODEL is a Hugging Face folder, a GGUF file, or what 'multihead train -o' saved.\n"
              "Without TEXT it starts from the beginning-of-text token. It ends at the\n"
              "end-of-text token, before a --stop, or when the model runs out of positions.\n"
-             "The text is written to stdout as it is generated. docs/program.md is the\n"
-             "manual.",
+             "The text is written to stdout as it is generated. Started on several ranks\n"
+             "(mpirun), each has the weights of some layers; the text is the same.\n"
+             "docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };

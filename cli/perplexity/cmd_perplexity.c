@@ -54,7 +54,8 @@ const args_page perplexity_page = {
     .notes = "Perplexity is exp of the mean negative log-likelihood of each token given those\n"
              "before it in its context; a context's first token is not predicted. MODEL is a\n"
              "Hugging Face folder, a GGUF file, or what 'multihead train -o' saved. Ctrl-C\n"
-             "ends with what was measured so far. docs/program.md is the manual.",
+             "ends with what was measured so far. Started on several ranks (mpirun), each has\n"
+             "the weights of some layers. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };

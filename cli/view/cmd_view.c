@@ -131,8 +131,8 @@ const args_page view_page = {
              "tokenizer.json), or one written by 'multihead train -o'. Rows are queries,\n"
              "columns are keys, and each row sums to 1. Heads count from 0: L0H3 is the\n"
              "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
-             "'multihead help exit-codes' lists the exit codes. docs/program.md is the\n"
-             "manual.",
+             "'multihead help exit-codes' lists the exit codes. Started on several ranks\n"
+             "(mpirun), each has the weights of some layers. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
