@@ -249,11 +249,13 @@ void ranks_release(void)
     ranks.released = true;
 }
 
-/* The command line is the same at all ranks: which one refused it does not matter. */
+/* The command line is the same at all ranks: which one refused it does not matter. What all fail at
+ * together has the number of the rank where it began. */
 static void print_message(cli_exit code)
 {
     const char *text = ranks.message, *command = ranks.command;
-    if (code == CLI_USAGE && !strncmp(text, "rank 0: ", 8)) text += 8;
+    if (!strncmp(text, "rank 0: ", 8) && (code == CLI_USAGE || !strncmp(text + 8, "rank ", 5)))
+        text += 8;
     cli_fail_into(NULL, 0);
     cli_print_silence(false);
     if (ranks.lost)

@@ -53,12 +53,13 @@ static void destroy_activations(void *activations)
 }
 
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
-                         text_model *model)
+                         const mha_transport *ranks, text_model *model)
 {
-    *model = (text_model){.command = command, .folder = folder};
+    const mha_model_options how = {.struct_size = sizeof how, .transport = ranks};
+    *model = (text_model){.command = command, .folder = folder, .ranks = ranks};
     CLI_TRY(maps_name_of_path(command, folder, &model->name));
     CLI_TRY(context_make(command, MHA_ISA_AUTO, threads, &model->context));
-    CLI_TRY(cli_check(command, mha_model_load(model->context, folder, NULL, &model->model)));
+    CLI_TRY(cli_check(command, mha_model_load(model->context, folder, &how, &model->model)));
     CLI_TRY(arena_keep(command, model->model, destroy_model));
     return cli_check(command, describe(model));
 }

@@ -22,7 +22,8 @@ typedef struct text_model {
     char *name;                   /* the folder's, as a title */
     char architecture[32];        /* model_type */
     mha_context *context;
-    mha_model *model; /* what is below is its own */
+    const mha_transport *ranks; /* over which the layers are spread; NULL: all are here */
+    mha_model *model;           /* what is below is its own */
     mha_transformer *net;
     mha_transformer_desc desc;
     mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
@@ -35,9 +36,10 @@ typedef struct text_model {
 } text_model;
 
 /* Open a folder, until the subcommand ends; what is read below lives in the arena. Errors are
- * printed. threads 0: the default. */
+ * printed. threads 0: the default. ranks: over which its layers are spread, all of which make the same
+ * calls; NULL: they are all here. */
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
-                         text_model *model);
+                         const mha_transport *ranks, text_model *model);
 
 /* For those who go on without it: its memory is free again. */
 void text_model_close(text_model *model);

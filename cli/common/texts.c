@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/args.h"
+#include "common/launched.h"
 #include "common/maps.h"
 
 #include <errno.h>
@@ -42,13 +43,23 @@ static cli_exit read_stream(const char *command, FILE *file, const char *path, c
     return CLI_OK;
 }
 
+/* A launcher gives it to rank 0 alone, which gives it to all. */
+static cli_exit read_stdin(const char *command, char **bytes, size_t *size)
+{
+    *size = 0;
+    if (ranks_first()) CLI_TRY(read_stream(command, stdin, "stdin", bytes, size));
+    CLI_TRY(ranks_share(command, size, sizeof *size));
+    if (!ranks_first()) CLI_TRY(ARENA_ALLOC(command, (int64_t)*size + 1, bytes));
+    return ranks_share(command, *bytes, *size);
+}
+
 cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size)
 {
-    bool standard = !strcmp(path, "-");
-    FILE *file = standard ? stdin : fopen(path, "rb");
+    if (!strcmp(path, "-")) return read_stdin(command, bytes, size);
+    FILE *file = fopen(path, "rb");
     if (!file) return cannot_read(command, path, errno);
-    const cli_exit code = read_stream(command, file, standard ? "stdin" : path, bytes, size);
-    if (!standard) fclose(file);
+    const cli_exit code = read_stream(command, file, path, bytes, size);
+    fclose(file);
     return code;
 }
 

@@ -3,6 +3,7 @@
 #include "common/cache_options.h"
 #include "common/commands.h"
 #include "common/contexts.h"
+#include "common/launched.h"
 #include "common/option_rows.h"
 #include "common/signals.h"
 #include "common/whole_words.h"
@@ -82,8 +83,9 @@ const args_page generate_page = {
     .notes = "MODEL is a Hugging Face folder, a GGUF file, or what 'multihead train -o' saved.\n"
              "Without TEXT it starts from the beginning-of-text token. It ends at the\n"
              "end-of-text token, before a --stop, or when the model runs out of positions.\n"
-             "The text is written to stdout as it is generated. docs/program.md is the\n"
-             "manual.",
+             "The text is written to stdout as it is generated. Started on several ranks\n"
+             "(mpirun), each has the weights of some layers; the text is the same.\n"
+             "docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -243,7 +245,8 @@ static cli_exit load_model(run *r, const generate_options *options, const char *
 {
     mha_model_options how = {.struct_size = sizeof how,
                              .flags = options->ids ? MHA_MODEL_NO_TOKENIZER : 0,
-                             .compute = (mha_compute)options->compute};
+                             .compute = (mha_compute)options->compute,
+                             .transport = ranks_transport()};
     char detail[512];
     mha_status status = mha_model_load(r->context, folder, &how, &r->model);
     if (status == MHA_OK) return arena_keep(GENERATE, r->model, destroy_model);
@@ -388,7 +391,8 @@ static cli_exit generate(run *r, const char *text, bool stats)
     double from = seconds_now();
     CLI_TRY(begin(r));
     r->seconds[0] = seconds_now() - from;
-    signals_hold(); /* before it, there is no text that must end well */
+    /* Before it, there is no text that must end well; of several ranks the launcher ends all. */
+    if (!ranks_transport()) signals_hold();
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();
     CLI_TRY(write_tokens(r, &made, &full));

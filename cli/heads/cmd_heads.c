@@ -345,7 +345,7 @@ static cli_exit heads(const heads_options *options)
         CLI_TRY(heads_measure_arrays(options, &model, &found));
         return show(options, &model, &sources, &found);
     }
-    CLI_TRY(text_model_open(HEADS, options->model, options->threads, &model));
+    CLI_TRY(text_model_open(HEADS, options->model, options->threads, NULL, &model));
     if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, HEADS,

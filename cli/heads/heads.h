@@ -169,7 +169,7 @@ void heads_print(const heads_options *options, const heads_found *found, const h
  * the kinds of a text's tokens; a text cut into pieces of options->cut tokens. */
 /* Texts over ranks (heads_ranks.c): whether number `number` of count is this rank's; its number in the
  * corpus; and, with the code so far of every rank, what all have measured, at rank 0. */
-bool heads_ranks_mine(int64_t number, int64_t count);
+bool heads_ranks_mine(const heads_found *found, int64_t number, int64_t count);
 cli_exit heads_ranks_number(heads_found *found, int64_t number);
 cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
                             mha_head_corpus *corpus, cli_exit code);

@@ -284,7 +284,7 @@ static cli_exit create(const job *j, const heads_sources *sources, mha_head_meas
 static cli_exit next_text(job *j, text_model *model, const heads_sources *sources)
 {
     heads_state *s = &j->state;
-    if (heads_ranks_mine(j->number, j->count)) {
+    if (heads_ranks_mine(j->found, j->number, j->count)) {
         CLI_TRY(heads_ranks_number(j->found, j->number));
         CLI_TRY(measure_text(j, model, &sources->items[j->number]));
     }
@@ -422,7 +422,8 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
     begin_progress(j, "random tokens", sequences);
     signals_hold();
     while (result == CLI_OK && j->number < sequences && !signals_came()) {
-        result = measure_drawn(j, plan, j->number, !heads_ranks_mine(j->number, j->count));
+        result =
+            measure_drawn(j, plan, j->number, !heads_ranks_mine(j->found, j->number, j->count));
         if (result != CLI_OK) break;
         j->number++;
         heads_state_save_if_due(&j->state, j->found);

@@ -11,9 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool heads_ranks_mine(int64_t number, int64_t count)
+/* The ranks that have texts of their own: none where they have layers of the model instead. */
+static const mha_transport *dealt(const heads_found *found)
 {
-    const mha_transport *t = ranks_transport();
+    return found->model->ranks ? NULL : ranks_transport();
+}
+
+bool heads_ranks_mine(const heads_found *found, int64_t number, int64_t count)
+{
+    const mha_transport *t = dealt(found);
     if (!t) return true;
     const int64_t most = count / t->size,
                   more = count % t->size; /* the first `more` have one more */
@@ -23,7 +29,7 @@ bool heads_ranks_mine(int64_t number, int64_t count)
 
 cli_exit heads_ranks_number(heads_found *found, int64_t number)
 {
-    if (!ranks_transport() || !found->corpus) return CLI_OK;
+    if (!dealt(found) || !found->corpus) return CLI_OK;
     return cli_check(HEADS, mha_head_corpus_number(found->corpus, number));
 }
 
@@ -61,7 +67,7 @@ static mha_status gather(const mha_transport *t, mha_buffer *own, heads_found *f
 cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
                             mha_head_corpus *corpus, cli_exit code)
 {
-    const mha_transport *t = ranks_transport();
+    const mha_transport *t = dealt(found);
     mha_buffer own = {0};
     if (!t || !measures) return code;
     const mha_sink sink = mha_buffer_sink(&own);

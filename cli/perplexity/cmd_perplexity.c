@@ -2,6 +2,7 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/contexts.h"
+#include "common/launched.h"
 #include "common/option_rows.h"
 #include "common/progress.h"
 #include "common/signals.h"
@@ -53,7 +54,8 @@ const args_page perplexity_page = {
     .notes = "Perplexity is exp of the mean negative log-likelihood of each token given those\n"
              "before it in its context; a context's first token is not predicted. MODEL is a\n"
              "Hugging Face folder, a GGUF file, or what 'multihead train -o' saved. Ctrl-C\n"
-             "ends with what was measured so far. docs/program.md is the manual.",
+             "ends with what was measured so far. Started on several ranks (mpirun), each has\n"
+             "the weights of some layers. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -73,7 +75,8 @@ static void destroy_model(void *model)
 static cli_exit load(perplexity_run *r)
 {
     const mha_model_options how = {.struct_size = sizeof how,
-                                   .compute = (mha_compute)r->options->compute};
+                                   .compute = (mha_compute)r->options->compute,
+                                   .transport = ranks_transport()};
     const uint32_t others = MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS;
     CLI_TRY(context_make(PERPLEXITY, MHA_ISA_AUTO, r->options->threads, &r->context));
     CLI_TRY(cli_check(PERPLEXITY, mha_model_load(r->context, r->folder, &how, &r->model)));
@@ -265,7 +268,7 @@ cli_exit cmd_perplexity(int argument_count, char *const *arguments)
     CLI_TRY(load(&r));
     CLI_TRY(read_text(&r));
     CLI_TRY(make_room(&r));
-    signals_hold();
+    if (!ranks_transport()) signals_hold(); /* of several ranks the launcher ends all */
     CLI_TRY(measure(&r));
     return report(&r);
 }

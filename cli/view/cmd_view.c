@@ -2,6 +2,7 @@
  * below; the work is in view_*.c. */
 #include "common/commands.h"
 #include "common/files.h"
+#include "common/launched.h"
 #include "view/view.h"
 #include "view/view_ask.h"
 #include "view/view_desk.h"
@@ -130,8 +131,8 @@ const args_page view_page = {
              "tokenizer.json), or one written by 'multihead train -o'. Rows are queries,\n"
              "columns are keys, and each row sums to 1. Heads count from 0: L0H3 is the\n"
              "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
-             "'multihead help exit-codes' lists the exit codes. docs/program.md is the\n"
-             "manual.",
+             "'multihead help exit-codes' lists the exit codes. Started on several ranks\n"
+             "(mpirun), each has the weights of some layers. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
@@ -290,6 +291,8 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
         CLI_TRY(view_model_maps(&drawn, model, &maps, &picks, NULL));
         CLI_TRY(view_check_picks(&drawn, &picks));
     }
+    ranks_release();
+    if (!ranks_first()) return CLI_OK;
     if (options->json) {
         CLI_TRY(cli_check(VIEW, files_draw(options->json, draw_answer, found)));
         if (strcmp(options->json, "-") != 0)
@@ -312,6 +315,7 @@ static cli_exit ask(const view_options *options)
     view_ask found;
     CLI_TRY(view_ask_measure(options, &model, &found));
     CLI_TRY(write_answer(options, &model, &found));
+    if (!ranks_first()) return CLI_OK;
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_ask_print(options, &found));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
     if (!view_has_files(options))
@@ -347,6 +351,8 @@ static cli_exit view(const view_options *options)
             : options->contrast ? view_contrast_maps(options, &model, &maps, &picks)
                                 : view_model_maps(options, &model, &maps, &picks, &roles));
     text_model_close(&model);
+    ranks_release();
+    if (!ranks_first()) return CLI_OK;
     view_warn_of_idle_names(options, &maps);
     choose_first(&drawn, &maps, &picks);
     CLI_TRY(view_write_files(&drawn, &maps, &picks));

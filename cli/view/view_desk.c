@@ -6,6 +6,7 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/json_out.h"
+#include "common/launched.h"
 #include "common/text_model.h"
 
 #include <multihead/attribution.h>
@@ -369,6 +370,8 @@ cli_exit view_desk(const view_options *options)
 {
     desk d = {.options = options};
     CLI_TRY(run(&d));
+    ranks_release();
+    if (!ranks_first()) return CLI_OK;
     if (view_has_files(options)) CLI_TRY(write_files(&d));
     if (options->terminal || !view_has_files(options)) print_desk(&d);
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));

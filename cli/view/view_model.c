@@ -1,5 +1,6 @@
 /* Maps of a model: load the folder, tokenise, run the encoder, keep the layers that are wanted. */
 #include "common/arena.h"
+#include "common/launched.h"
 #include "common/screen.h"
 #include "common/text_model.h"
 #include "common/texts.h"
@@ -207,7 +208,7 @@ cli_exit view_open_model(const view_options *options, text_model *model)
 {
     const progress_line progress = {.on = screen_shows_progress(options->quiet)};
     if (progress.on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
-    CLI_TRY(text_model_open(VIEW, options->model, options->threads, model));
+    CLI_TRY(text_model_open(VIEW, options->model, options->threads, ranks_transport(), model));
     clear_progress(&progress);
     return CLI_OK;
 }

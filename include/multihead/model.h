@@ -48,6 +48,10 @@ typedef struct mha_model_options {
      * MHA_COMPUTE_BF16: all linear layers are computed in bf16 arithmetic, likewise */
     mha_compute compute;
     uint32_t reserved; /* 0 */
+    /* Layers are spread over these ranks (mha_transformer_source in transformer.h): each reads the
+     * weights of its own from the same files. All ranks load together, and forward calls and steps
+     * of decoders are theirs together. It must outlive the model. NULL: all are here */
+    const mha_transport *transport;
 } mha_model_options;
 
 /**
@@ -55,14 +59,15 @@ typedef struct mha_model_options {
  * Weights that are all f32 are packed once. Where some are of another type, matrices stay as they
  * are stored and are converted where a product uses them (mha_transformer_create_from()), with the
  * bits that converted weights have. The prefix "bert." of weight names is optional; weights that
- * the encoder does not need (pooler, classifier) are ignored. options may be NULL.
+ * the encoder does not need (pooler, classifier) are ignored. options may be NULL. With a transport all
+ * ranks return the same status, that of the lowest rank that failed.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
  *          the model (the context need not); the tokenizer and what is only needed while loading
  *          use the C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing
  *          else of the folder stays open.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; a compute other than
- *          MHA_COMPUTE_F32 with MHA_MODEL_ARRAY);
+ *          MHA_COMPUTE_F32, or a transport, with MHA_MODEL_ARRAY; ranks whose files differ);
  *          MHA_ERR_FILE (folder or file missing);
  *          MHA_ERR_FORMAT (malformed JSON or safetensors); MHA_ERR_MODEL (a field of config.json
  *          missing, of a wrong type or absurd; a weight missing or of another shape than

@@ -28,6 +28,7 @@
 #include <multihead/cache.h>
 #include <multihead/nn.h>
 #include <multihead/position.h>
+#include <multihead/transport.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -199,6 +200,9 @@ typedef struct mha_transformer_source {
      * read them there, with the same bits. Returns NULL if they are not. NULL: no row is */
     const void *(*find_rows)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                              mha_dtype *type, int64_t *stride);
+    /* Layers are spread over these ranks, see below; NULL: all are here. It must outlive the
+     * transformer */
+    const mha_transport *transport;
 } mha_transformer_source;
 
 /* With compute = MHA_COMPUTE_INT8 a linear layer y = x W^T + b whose rows of W can be coded is
@@ -228,6 +232,20 @@ typedef struct mha_transformer_source {
  * Everything else (attention, norms, embeddings) is computed in f32 as without them. Forward calls,
  * decoders and views only: mha_transformer_backward() refuses; a transformer that is pruned from
  * one of these, or copied, computes in f32. */
+
+/* With a transport, each of its ranks computes a run of consecutive layers: as equal shares of all
+ * numbers as whole layers allow, in their order, the output being the last layer. More ranks than layers
+ * leave some without any. A rank reads the matrices of its own layers only, the first one also the token
+ * embedding, and all of them everything else; a decoder's caches are those of its layers.
+ *
+ * All ranks make the same calls with the same arguments, and each of them returns with what one
+ * process has, to the bit: forward calls, decoders, mha_transformer_logits(). Ranks wait for each other
+ * inside a call; one that cannot go on tells the others at its beginning or its end, and all return its
+ * status, with "rank 3: " before the sentence. In between the stream goes from rank to rank; if a
+ * call shows its layers (after_layer, outputs, probabilities, activations that are kept), what is kept of
+ * each layer goes to all. A forward call also compares transformers and tokens between ranks. Functions
+ * without a context concern one rank, but mha_decoder_truncate(), _truncate_sequence() and _fork().
+ * mha_transformer_backward() refuses; transformers that are pruned from it, or copied, are whole. */
 
 /**
  * Create a transformer whose matrices and token embedding stay where they are: each product reads
@@ -704,7 +722,7 @@ typedef struct mha_decoder_desc {
     uint32_t reserved3;       /* 0 */
 } mha_decoder_desc;
 
-/* What the caches of a decoder take, in bytes. */
+/* What the caches of a decoder take, in bytes; over ranks those of all together. */
 typedef struct mha_decoder_sizes {
     uint32_t struct_size;
     uint32_t reserved;

@@ -208,7 +208,7 @@ static mha_status score_block(mhai_effect_run *r, const mha_effect_term *terms, 
     const mha_tensor in = mhai_transformer_rows(r->in, count, E, E);
     const mha_tensor logits = mhai_transformer_rows(r->logits, count, V, V);
     const mha_tensor targets = mha_tensor_contiguous(r->targets, MHA_I32, 1, &count);
-    MHA_TRY(mhai_transformer_logits(r->context, r->t, &in, &logits));
+    MHA_TRY(mha_transformer_logits(r->context, r->t, &in, &logits));
     MHA_TRY(mhai_cross_entropy_rows(r->context, &logits, &targets, r->losses));
     for (int64_t k = 0; k < count; k++) values[terms[k].measure] -= terms[k].factor * r->losses[k];
     return MHA_OK;

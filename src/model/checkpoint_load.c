@@ -23,14 +23,15 @@ typedef struct loading {
     mha_context *context;
     const char *config; /* the path of config.json, for messages */
     mha_gguf *gguf;     /* NULL: a folder */
-    bool array;         /* parameters go into an array; else they stay where they are */
-    mha_compute compute;
+    const mha_model_options *how;
+    bool array; /* parameters go into an array; else they stay where they are */
     const mhai_family *family, *listed; /* listed: as family.c has it */
     mhai_family renamed;
     mhai_family_plan plan;
     mhai_stored *stored; /* the transformer's, if it has been created with it */
     bool *used;          /* [tensors of the file] */
     int64_t types;       /* as config.json says */
+    uint64_t mark;       /* of the weights */
     mha_transformer *made;
     mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
 } loading;
@@ -262,7 +263,8 @@ static mha_status check_all_used(const loading *l)
  * a product rounds its weights. */
 static mha_status create_from(loading *l)
 {
-    const bool packs = l->compute == MHA_COMPUTE_F32 && mhai_weights_are_f32(&l->stored->weights);
+    const mha_compute compute = l->how->compute;
+    const bool packs = compute == MHA_COMPUTE_F32 && mhai_weights_are_f32(&l->stored->weights);
     const mha_transformer_source source = {.struct_size = sizeof source,
                                            .flags = packs ? MHA_SOURCE_PACK : 0,
                                            .read = mhai_stored_read,
@@ -270,7 +272,8 @@ static mha_status create_from(loading *l)
                                            .find_rows = mhai_stored_find_rows,
                                            .release = mhai_stored_release,
                                            .user = l->stored,
-                                           .compute = l->compute};
+                                           .compute = compute,
+                                           .transport = l->how->transport};
     return l->array ? mha_transformer_create(l->context, &l->plan.desc, &l->made)
                     : mha_transformer_create_from(l->context, &l->plan.desc, &source, &l->made);
 }
@@ -278,7 +281,7 @@ static mha_status create_from(loading *l)
 /* That int8 arithmetic will find numbers to multiply. */
 static mha_status check_compute(const loading *l)
 {
-    if (l->compute != MHA_COMPUTE_INT8 || mhai_weights_have_blocks(&l->stored->weights))
+    if (l->how->compute != MHA_COMPUTE_INT8 || mhai_weights_have_blocks(&l->stored->weights))
         return MHA_OK;
     return mha_fail(
         MHA_ERR_UNSUPPORTED,
@@ -300,6 +303,7 @@ static mha_status create(loading *l)
 
 static mha_status load_body(loading *l)
 {
+    l->mark = mhai_weights_mark(&l->stored->weights);
     MHA_TRY(check_compute(l));
     MHA_TRY(check_embeddings(l));
     MHA_TRY(check_numbers(l));
@@ -366,14 +370,18 @@ static mha_status load_gguf(loading *l, const char *path)
     return status;
 }
 
-mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
-                                mha_compute compute, mha_tokenizer **tokenizer, mhai_loaded *loaded)
+mha_status mhai_model_load_part(mha_context *context, const char *path,
+                                const mha_model_options *how, mha_tokenizer **tokenizer,
+                                mhai_loaded *loaded)
 {
-    loading l = {.context = context, .array = array, .compute = compute, .tokenizer = tokenizer};
+    loading l = {.context = context,
+                 .how = how,
+                 .array = how->flags & MHA_MODEL_ARRAY,
+                 .tokenizer = tokenizer};
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types};
+        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.mark};
     else
         mha_transformer_destroy(l.made);
     return status;
@@ -387,8 +395,9 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
                         !context  ? "context"
                         : !folder ? "folder"
                                   : "transformer");
+    static const mha_model_options how = {.flags = MHA_MODEL_ARRAY};
     mhai_loaded loaded;
-    MHA_TRY(mhai_model_load_part(context, folder, true, MHA_COMPUTE_F32, NULL, &loaded));
+    MHA_TRY(mhai_model_load_part(context, folder, &how, NULL, &loaded));
     *transformer = loaded.transformer;
     return MHA_OK;
 }

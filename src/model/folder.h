@@ -21,14 +21,14 @@ typedef struct mhai_loaded {
     mha_transformer *transformer; /* the caller destroys it */
     const mhai_family *family;
     int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
+    uint64_t mark; /* of the weights' names, types and shapes */
 } mhai_loaded;
 
 /* The transformer of a folder or a GGUF file. tokenizer: that of a GGUF file is made too, if it has one,
- * from the same open file; NULL: it is not. array: its parameters are copied into an array; else
- * they stay in their files, which are open as long as the transformer lives, and its products are
- * computed as said. */
-MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path, bool array,
-                                              mha_compute compute, mha_tokenizer **tokenizer,
-                                              mhai_loaded *loaded);
+ * from the same open file; NULL: it is not. Without MHA_MODEL_ARRAY its parameters stay in their
+ * files, which are open as long as the transformer lives. */
+MHA_NODISCARD mha_status mhai_model_load_part(mha_context *context, const char *path,
+                                              const mha_model_options *how,
+                                              mha_tokenizer **tokenizer, mhai_loaded *loaded);
 
 #endif

@@ -61,6 +61,7 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
                                    .type_vocab_size = loaded->types ? loaded->types : 1,
                                    .parameters = mha_transformer_size(loaded->transformer)};
     model->transformer = loaded->transformer;
+    model->mark = loaded->mark;
 }
 
 /* A folder, or a GGUF file. */
@@ -69,8 +70,8 @@ static mha_status load_one(mha_context *context, const char *path, const mha_mod
 {
     mhai_loaded loaded;
     const bool tokens = !(options->flags & MHA_MODEL_NO_TOKENIZER);
-    MHA_TRY(mhai_model_load_part(context, path, options->flags & MHA_MODEL_ARRAY, options->compute,
-                                 tokens ? &model->tokenizer : NULL, &loaded));
+    MHA_TRY(
+        mhai_model_load_part(context, path, options, tokens ? &model->tokenizer : NULL, &loaded));
     describe(&loaded, model);
     if (model->tokenizer) return check_vocabulary(path, model);
     return tokens && !mhai_model_is_gguf(path) ? load_tokenizer(path, model) : MHA_OK;
@@ -158,7 +159,21 @@ static mha_status check_options(const mha_model_options *own)
                         "mha_model_options: compute %s multiplies weights as they are stored, "
                         "MHA_MODEL_ARRAY has them as f32; choose one",
                         mha_compute_name(own->compute));
+    if (own->transport && own->flags & MHA_MODEL_ARRAY)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_model_options: over ranks weights stay in their files, MHA_MODEL_ARRAY "
+            "copies them; choose one");
     return MHA_OK;
+}
+
+/* All ranks have a model, and of the same weights. */
+static mha_status agree(const mha_transport *ranks, const mha_model *model, mha_status status)
+{
+    if (!ranks) return status;
+    const uint64_t marks[] = {model->mark, model->encoder ? model->encoder->mark : 0};
+    MHA_TRY(mha_transport_agree(ranks, status));
+    return mha_transport_same(ranks, "model", marks, sizeof marks, MHA_OK);
 }
 
 /* ---- public -------------------------------------------------------------------------------- */
@@ -180,7 +195,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
     *made = (mha_model){.allocator = allocator};
-    mha_status status = load(context, folder, &own, made);
+    const mha_status status = agree(own.transport, made, load(context, folder, &own, made));
     if (status == MHA_OK)
         *model = made;
     else

@@ -72,6 +72,15 @@ static void carve_layer(carver *c, const mha_activations *a, int64_t index, mhai
     layer->act = carve(c, a->max_tokens, d->ff_dim);
 }
 
+float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *floats)
+{
+    carver counter = {0};
+    mhai_kept_layer unused = {0};
+    carve_layer(&counter, a, layer, &unused);
+    *floats = counter.used;
+    return a->layers[layer].self.step.x;
+}
+
 /* Neighbours take turns, since a layer writes where the next one begins. */
 static void carve_turns(carver *c, const mha_activations *a)
 {

@@ -5,6 +5,7 @@
 #include "base/context.h"
 #include "base/struct_copy.h"
 #include "nn/linear.h"
+#include "ranks/rank_messages.h"
 
 #include <multihead/position.h>
 
@@ -387,7 +388,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer lacks this one. */
+/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer, or this rank, lacks this one. */
 enum { LINEARS = 7 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
@@ -402,7 +403,7 @@ static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
     } else if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT)) {
         return NULL;
     }
-    return place->outputs > 0 ? place : NULL;
+    return place->outputs > 0 && mhai_spread_mine(t, i / LINEARS) ? place : NULL;
 }
 
 static mha_status make_linears(mha_context *context, mha_transformer *t)
@@ -432,6 +433,7 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
         const mhai_place_linear *place = linear_of(t, i);
         if (place) MHA_TRY(pack(context, t, place));
     }
+    if (t->ranks) mhai_spread_hash(t);
     return MHA_OK;
 }
 
@@ -515,6 +517,7 @@ static mha_status make_parts(mha_context *context, mha_transformer *t)
     t->layers = memory;
     MHA_TRY(lay_out(t));
     MHA_TRY(t->source.read ? make_held(t) : make_data(t));
+    MHA_TRY(mhai_spread_make(t));
     MHA_TRY(mhai_transformer_make_layers(context, t));
     MHA_TRY(make_linears(context, t));
     return t->source.read ? MHA_OK : mha_transformer_update(context, t);
@@ -585,6 +588,7 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
                         "mha_transformer_source: MHA_SOURCE_PACK is for MHA_COMPUTE_F32, not %s",
                         mha_compute_name(own.compute));
     if (!own.read) return mha_fail(MHA_ERR_NULL, "mha_transformer_source: read is NULL");
+    if (own.transport) MHA_TRY(mhai_ranks_check(own.transport));
     return make(context, desc, &own, transformer);
 }
 
@@ -609,6 +613,7 @@ void mha_transformer_destroy(mha_transformer *t)
     release(&a, t->owners, 1, sizeof *t->owners);
     release(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
     release(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
+    release(&a, t->ranks, t->desc.num_layers + 1, sizeof *t->ranks);
     mhai_transformer_free_encodings(t);
     if (t->source.release) t->source.release(t->source.user);
     a.release(a.user, t, sizeof *t);

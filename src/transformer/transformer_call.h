@@ -23,6 +23,21 @@ MHA_NODISCARD mha_status mhai_call_check(mhai_call *c, const mha_transformer_inp
                                          const mha_tensor *output);
 MHA_NODISCARD mha_status mhai_call_check_outputs(mhai_call *c, const mha_tensor *output);
 
+/* Agree that all ranks make this call. */
+MHA_NODISCARD mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output,
+                                         mha_status status);
+
+/* A layer is done where it is computed: give the stream to whoever goes on, and to all what the call
+ * shows of the layer. Errors are the transport's alone: a rank that failed sends what it has, so that
+ * nobody waits, until all agree at the end. */
+MHA_NODISCARD mha_status mhai_call_hand_on(const mhai_call *c, int64_t layer);
+
+/* Whether the stream after the last layer is here. */
+bool mhai_call_has_end(const mhai_call *c);
+
+/* A layer's [B,H,T,S] of what is wanted of all layers. */
+mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer);
+
 /* What else of a layer's attention is wanted; lse is the call's own. */
 MHA_NODISCARD mha_status mhai_call_read_outputs(const mha_attention_outputs *given, int64_t layer,
                                                 mha_attention_outputs *own);

@@ -241,11 +241,23 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
     MHA_TRY(allocate(d, 2 * layers, sizeof *d->caches, &memory));
     d->caches = memory;
     for (int64_t i = 0; i < 2 * layers; i++)
-        if (describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
+        if (mhai_spread_mine(t, i % layers) &&
+            describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
             MHA_TRY(mha_kv_cache_create(context, &cache, &d->caches[i]));
     MHA_TRY(make_sinks(d));
     return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
                                    &d->activations);
+}
+
+static mha_status make(mha_context *context, const mha_transformer *t, const mha_decoder_desc *own,
+                       mha_decoder **decoder)
+{
+    const mha_allocator *a = &context->allocator;
+    mha_decoder *made = a->alloc(a->user, sizeof *made, _Alignof(mha_decoder));
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", sizeof *made);
+    *made = (mha_decoder){.allocator = *a, .transformer = t, .desc = *own};
+    *decoder = made;
+    return make_parts(context, made);
 }
 
 mha_status mha_decoder_create(mha_context *context, const mha_transformer *transformer,
@@ -257,12 +269,10 @@ mha_status mha_decoder_create(mha_context *context, const mha_transformer *trans
                         : !transformer ? "transformer"
                                        : "decoder");
     mha_decoder_desc own;
-    MHA_TRY(check_desc(transformer, desc, &own));
-    const mha_allocator *a = &context->allocator;
-    mha_decoder *made = a->alloc(a->user, sizeof *made, _Alignof(mha_decoder));
-    if (!made) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", sizeof *made);
-    *made = (mha_decoder){.allocator = *a, .transformer = transformer, .desc = own};
-    mha_status status = make_parts(context, made);
+    mha_decoder *made = NULL;
+    mha_status status = check_desc(transformer, desc, &own);
+    if (status == MHA_OK) status = make(context, transformer, &own, &made);
+    status = mhai_spread_same(transformer, "transformer or decoder", &own, sizeof own, status);
     if (status == MHA_OK)
         *decoder = made;
     else
@@ -300,15 +310,6 @@ int64_t mha_decoder_length(const mha_decoder *d)
 
 /* ---- sizes --------------------------------------------------------------------------------- */
 
-size_t mha_decoder_cache_bytes(const mha_decoder *d)
-{
-    size_t bytes = (size_t)sink_floats(d->transformer, &d->desc, d->transformer->desc.num_layers) *
-                   sizeof(float);
-    for (int64_t i = 0; i < 2 * d->transformer->desc.num_layers; i++)
-        if (d->caches[i]) bytes += mha_kv_cache_bytes(d->caches[i]);
-    return bytes;
-}
-
 mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decoder_desc *desc,
                              mha_decoder_sizes *sizes)
 {
@@ -336,6 +337,13 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
     all.total_bytes += sink_floats(transformer, &own, layers) * (int64_t)sizeof(float);
     *sizes = all;
     return MHA_OK;
+}
+
+size_t mha_decoder_cache_bytes(const mha_decoder *d)
+{
+    mha_decoder_sizes sizes = {.struct_size = sizeof sizes};
+    return mha_decoder_count(d->transformer, &d->desc, &sizes) == MHA_OK ? (size_t)sizes.total_bytes
+                                                                         : 0;
 }
 
 /* ---- lengths ------------------------------------------------------------------------------- */
@@ -376,8 +384,10 @@ mha_status mha_decoder_truncate(mha_decoder *d, int64_t length)
     if (length < 0 || length > longest)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_truncate: length is %lld, expected 0..%lld",
                         (long long)length, (long long)longest);
-    for (int64_t b = 0; b < d->desc.batch; b++)
-        if (d->lengths[b] > length) MHA_TRY(check_length("mha_decoder_truncate", d, b, length));
+    mha_status status = MHA_OK;
+    for (int64_t b = 0; b < d->desc.batch && status == MHA_OK; b++)
+        if (d->lengths[b] > length) status = check_length("mha_decoder_truncate", d, b, length);
+    MHA_TRY(mhai_spread_agree(d->transformer, status));
     for (int64_t b = 0; b < d->desc.batch; b++)
         if (d->lengths[b] > length) MHA_TRY(cut(d, b, length));
     return MHA_OK;
@@ -388,7 +398,7 @@ mha_status mha_decoder_truncate_sequence(mha_decoder *d, int64_t b, int64_t leng
     static const char *const name = "mha_decoder_truncate_sequence";
     if (!d) return mha_fail(MHA_ERR_NULL, "%s: decoder is NULL", name);
     MHA_TRY(check_sequence(name, d, b));
-    MHA_TRY(check_length(name, d, b, length));
+    MHA_TRY(mhai_spread_agree(d->transformer, check_length(name, d, b, length)));
     return cut(d, b, length);
 }
 
@@ -406,7 +416,7 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
                         "%s: sinks that move with the window (MHA_DECODER_STREAMING) cannot be "
                         "shared; give each sequence its tokens",
                         name);
-    MHA_TRY(check_length(name, d, from, length));
+    MHA_TRY(mhai_spread_agree(d->transformer, check_length(name, d, from, length)));
     const int64_t layers = d->transformer->desc.num_layers;
     for (int64_t i = 0; i < 2 * layers; i++) {
         mha_kv_cache *cache = d->caches[i];
@@ -454,11 +464,15 @@ static mha_status store_memory(mha_context *context, mha_decoder *d, const mha_t
 {
     const mha_transformer *t = d->transformer;
     mha_tensor k, v;
-    float *rows;
-    MHA_TRY(reserve_memory(context, t, memory->shape[0] * memory->shape[1], &rows));
+    float *rows = NULL;
+    mha_status status = check_memory(d, memory, lengths);
+    if (status == MHA_OK)
+        status = reserve_memory(context, t, memory->shape[0] * memory->shape[1], &rows);
+    MHA_TRY(mhai_spread_agree(t, status));
     d->has_memory = false;
     for (int64_t i = 0; i < t->desc.num_layers; i++) {
         mha_kv_cache *cache = d->caches[t->desc.num_layers + i];
+        if (!cache) continue;
         MHA_TRY(mhai_transformer_project_memory(context, t, i, memory, rows, &k, &v));
         mha_kv_cache_reset(cache);
         MHA_TRY(mha_kv_cache_append(cache, &k, &v, lengths));
@@ -473,7 +487,6 @@ mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *d, const mh
     if (!context || !d)
         return mha_fail(MHA_ERR_NULL, "mha_decoder_set_memory: %s is NULL",
                         context ? "decoder" : "context");
-    MHA_TRY(check_memory(d, memory, memory_lengths));
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = store_memory(context, d, memory, memory_lengths);
     mha_scratch_release(context, mark);
@@ -573,15 +586,24 @@ static mha_status turn_step(mha_context *context, mha_decoder *d, const mhai_ste
     return MHA_OK;
 }
 
+static mha_status prepare_step(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
+                               const mhai_kv_rows *rows, mhai_step *step)
+{
+    MHA_TRY(check_tokens(d, tokens));
+    MHA_TRY(check_rows(d, rows));
+    MHA_TRY(place_rows(context, d, rows, step));
+    return d->sinks ? turn_step(context, d, step, rows->n) : MHA_OK;
+}
+
 static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tensor *tokens,
                             const mhai_kv_rows *rows, const mha_tensor *output)
 {
     mhai_step step;
-    MHA_TRY(place_rows(context, d, rows, &step));
-    if (d->sinks) MHA_TRY(turn_step(context, d, &step, rows->n));
-    const mha_status status =
-        mhai_transformer_step(context, d->transformer, d->activations, tokens, &step, output);
-    for (int64_t b = 0; b < d->desc.batch; b++)
+    mha_status status = prepare_step(context, d, tokens, rows, &step);
+    const bool prepared = status == MHA_OK;
+    status = mhai_transformer_step(context, d->transformer, d->activations, tokens, &step, output,
+                                   status);
+    for (int64_t b = 0; b < d->desc.batch && prepared; b++)
         if (status == MHA_OK)
             d->lengths[b] += step.counts[b];
         else
@@ -602,9 +624,7 @@ mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *d, const mha
     if (!context || !d)
         return mha_fail(MHA_ERR_NULL, "mha_decoder_step: %s is NULL",
                         context ? "decoder" : "context");
-    MHA_TRY(check_tokens(d, tokens));
-    const mhai_kv_rows rows = {tokens->shape[1], firsts, counts};
-    MHA_TRY(check_rows(d, &rows));
+    const mhai_kv_rows rows = {tokens ? tokens->shape[1] : 0, firsts, counts};
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = take_rows(context, d, tokens, &rows, output);
     mha_scratch_release(context, mark);

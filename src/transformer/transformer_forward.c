@@ -208,8 +208,7 @@ static void add_means(const mhai_call *c, float *heads, int64_t layer)
         }
 }
 
-/* A layer's [B,H,T,S] of what is wanted of all layers. */
-static mha_tensor layer_part(const mha_tensor *wanted, int64_t layer)
+mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer)
 {
     mha_tensor part = *wanted;
     part.data = (float *)part.data + layer * part.stride[0];
@@ -222,7 +221,7 @@ static mha_tensor layer_part(const mha_tensor *wanted, int64_t layer)
 /* 0 for the heads that a layer does not have. */
 static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
 {
-    const mha_tensor part = layer_part(wanted, layer);
+    const mha_tensor part = mhai_call_layer_part(wanted, layer);
     const int64_t rows = part.shape[2], missing = part.shape[1] - heads;
     for (int64_t i = 0; i < part.shape[0] * missing * rows; i++) {
         const int64_t b = i / (missing * rows), h = heads + i / rows % missing;
@@ -292,7 +291,7 @@ static mha_status prepare(const mhai_call *c, int64_t layer, bool cross, mhai_ca
                         (long long)layer);
     x->outputs.lse = &made->lse;
     if (!wanted) return MHA_OK;
-    made->probabilities = layer_part(wanted, layer);
+    made->probabilities = mhai_call_layer_part(wanted, layer);
     made->probabilities.shape[1] = x->q.shape[1];
     x->outputs.probabilities = &made->probabilities;
     return MHA_OK;
@@ -459,34 +458,59 @@ static mha_status write_logits(const mhai_call *c, const mha_tensor *output)
 
 static mha_status write_output(const mhai_call *c, const mha_tensor *output)
 {
+    if (!mhai_call_has_end(c)) return MHA_OK;
     if (mhai_transformer_pre_norm(c->t)) MHA_TRY(norm(c, &c->t->norm, c->a->x, NULL, c->a->last));
     if (c->input.last_hidden) write_rows(c, c->input.last_hidden);
     if (!output) return MHA_OK;
-    if (!mhai_transformer_has(c->t, MHA_TRANSFORMER_NO_OUTPUT)) return write_logits(c, output);
-    write_rows(c, output);
+    if (mhai_transformer_has(c->t, MHA_TRANSFORMER_NO_OUTPUT))
+        write_rows(c, output);
+    else if (mhai_spread_mine(c->t, c->t->desc.num_layers))
+        return write_logits(c, output);
     return MHA_OK;
 }
 
-static mha_status forward(mhai_call *c, const mha_tensor *output)
+static mha_status run_layer(const mhai_call *c, int64_t i)
 {
     const mha_transformer_desc *d = &c->t->desc;
-    MHA_TRY(load_tokens(c));
-    if (mhai_tokens(c->a) == 0) return MHA_OK;
-    c->a->first = c->input.first_layer;
-    c->a->given = c->input.stream;
-    MHA_TRY(begin_stream(c));
-    for (int64_t i = c->a->first; i < d->num_layers; i++) {
-        const mhai_place_layer *place = &c->t->layers[i];
-        const mhai_kept_layer *kept = &c->a->layers[i];
-        MHA_TRY(attend(c, &place->self, &kept->self, i, false, mhai_transformer_next(c->a, i, 0)));
-        if (d->flags & MHA_TRANSFORMER_CROSS)
-            MHA_TRY(
-                attend(c, &place->cross, &kept->cross, i, true, mhai_transformer_next(c->a, i, 1)));
-        if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)));
-        c->a->layer = i;
-        if (c->input.after_layer) MHA_TRY(c->input.after_layer(c->input.after_layer_user, c->a, i));
+    const mhai_place_layer *place = &c->t->layers[i];
+    const mhai_kept_layer *kept = &c->a->layers[i];
+    MHA_TRY(attend(c, &place->self, &kept->self, i, false, mhai_transformer_next(c->a, i, 0)));
+    if (d->flags & MHA_TRANSFORMER_CROSS)
+        MHA_TRY(attend(c, &place->cross, &kept->cross, i, true, mhai_transformer_next(c->a, i, 1)));
+    return d->ff_dim > 0 ? feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
+}
+
+/* After an error of its own a rank computes nothing more, but sends and receives what the others
+ * expect. */
+static mha_status forward(mhai_call *c, const mha_tensor *output)
+{
+    const mha_transformer *t = c->t;
+    mha_activations *a = c->a;
+    mha_status status = MHA_OK;
+    if (mhai_tokens(a) == 0) return MHA_OK;
+    a->first = c->input.first_layer;
+    a->given = c->input.stream;
+    if (mhai_spread_mine(t, a->first) || !a->passing) status = begin_stream(c);
+    for (int64_t i = a->first; i < t->desc.num_layers && (status == MHA_OK || t->ranks); i++) {
+        if (status == MHA_OK && mhai_spread_mine(t, i)) status = run_layer(c, i);
+        MHA_TRY(mhai_call_hand_on(c, i));
+        a->layer = i;
+        if (status == MHA_OK && c->input.after_layer)
+            status = c->input.after_layer(c->input.after_layer_user, a, i);
     }
-    return write_output(c, output);
+    if (status == MHA_OK) status = write_output(c, output);
+    if (output && !mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT) && t->ranks)
+        MHA_TRY(mhai_spread_tensor(t, t->ranks[t->desc.num_layers], output));
+    return status;
+}
+
+/* The whole call, of all ranks. status: whether this one can make it. */
+static mha_status run(mhai_call *c, const mha_tensor *output, mha_status status)
+{
+    if (status == MHA_OK) status = load_tokens(c);
+    MHA_TRY(mhai_call_begin(c, output, status));
+    status = forward(c, output);
+    return status == MHA_ERR_RANK ? status : mhai_spread_agree(c->t, status);
 }
 
 size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,
@@ -528,19 +552,25 @@ static mha_status reserve(const mhai_call *c)
 }
 
 /* With activations of the call's own. */
+static mha_status prepare_passing(mhai_call *c, const mha_transformer_input *input,
+                                  const mha_tensor *output)
+{
+    mha_activations *own = c->a;
+    MHA_TRY(mhai_call_check(c, input, output));
+    const int64_t B = own->B, T = own->T, S = own->S;
+    MHA_TRY(mhai_activations_pass(c->context, c->t, B * T, B * S, own));
+    own->B = B;
+    own->T = T;
+    own->S = S;
+    return reserve(c);
+}
+
 static mha_status forward_in_passing(mhai_call *c, const mha_transformer_input *input,
                                      const mha_tensor *output)
 {
     mha_activations own = {.transformer = c->t, .max_tokens = INT32_MAX, .max_memory = INT32_MAX};
     c->a = &own;
-    MHA_TRY(mhai_call_check(c, input, output));
-    const int64_t B = own.B, T = own.T, S = own.S;
-    MHA_TRY(mhai_activations_pass(c->context, c->t, B * T, B * S, &own));
-    own.B = B;
-    own.T = T;
-    own.S = S;
-    MHA_TRY(reserve(c));
-    return forward(c, output);
+    return run(c, output, prepare_passing(c, input, output));
 }
 
 mha_status mha_transformer_forward(mha_context *context, const mha_transformer *transformer,
@@ -562,19 +592,18 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
         mha_scratch_release(context, mark);
         return status;
     }
-    mha_status status = mhai_call_check(&c, input, output);
-    if (status == MHA_OK) status = forward(&c, output);
+    const mha_status status = run(&c, output, mhai_call_check(&c, input, output));
     if (status != MHA_OK) activations->T = -1; /* they hold no batch */
     return status;
 }
 
 mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t, mha_activations *a,
                                  const mha_tensor *tokens, const mhai_step *step,
-                                 const mha_tensor *output)
+                                 const mha_tensor *output, mha_status status)
 {
     mhai_call c = {.context = context, .t = t, .input = {.tokens = tokens}, .a = a, .step = step};
-    mha_status status = mhai_call_check_outputs(&c, output);
-    if (status == MHA_OK) status = forward(&c, output);
+    if (status == MHA_OK) status = mhai_call_check_outputs(&c, output);
+    status = run(&c, output, status);
     a->T = -1; /* keys of earlier tokens are not there: nothing for a backward call */
     return status;
 }

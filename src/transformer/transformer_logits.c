@@ -23,6 +23,8 @@ mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *
                                    const mha_tensor *hidden, const mha_tensor *logits)
 {
     cap_job job = {logits, (double)t->desc.logit_softcap};
+    if (!mhai_spread_mine(t, t->desc.num_layers))
+        return mha_fail(MHA_ERR_UNSUPPORTED, "transformer: its output is at another rank");
     MHA_TRY(mha_linear_forward(context, t->output.packed, MHA_ACTIVATION_NONE, hidden, logits));
     if (job.cap > 0) mha_parallel_for(context, logits->shape[0], cap_row, &job);
     return MHA_OK;
@@ -35,16 +37,29 @@ static mha_status check_rows(const char *name, const mha_tensor *x, int64_t rows
                     (long long)width);
 }
 
-mha_status mha_transformer_logits(mha_context *context, const mha_transformer *transformer,
-                                  const mha_tensor *hidden, const mha_tensor *logits)
+static mha_status check_call(const mha_transformer *t, const mha_tensor *hidden,
+                             const mha_tensor *logits)
 {
-    if (!context || !transformer || !hidden || !logits)
+    if (!hidden || !logits)
         return mha_fail(MHA_ERR_NULL, "mha_transformer_logits: an argument is NULL");
-    if (mhai_transformer_has(transformer, MHA_TRANSFORMER_NO_OUTPUT))
+    if (mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_logits: this transformer has no "
                                              "logits (MHA_TRANSFORMER_NO_OUTPUT)");
     const int64_t rows = hidden->ndim == 2 ? hidden->shape[0] : 0;
-    MHA_TRY(check_rows("hidden", hidden, rows, transformer->desc.embed_dim));
-    MHA_TRY(check_rows("logits", logits, rows, transformer->desc.vocab_size));
-    return mhai_transformer_logits(context, transformer, hidden, logits);
+    MHA_TRY(check_rows("hidden", hidden, rows, t->desc.embed_dim));
+    return check_rows("logits", logits, rows, t->desc.vocab_size);
+}
+
+mha_status mha_transformer_logits(mha_context *context, const mha_transformer *transformer,
+                                  const mha_tensor *hidden, const mha_tensor *logits)
+{
+    if (!context || !transformer)
+        return mha_fail(MHA_ERR_NULL, "mha_transformer_logits: an argument is NULL");
+    mha_status status = check_call(transformer, hidden, logits);
+    const int64_t end = transformer->desc.num_layers;
+    if (status == MHA_OK && mhai_spread_mine(transformer, end))
+        status = mhai_transformer_logits(context, transformer, hidden, logits);
+    if (!transformer->ranks) return status;
+    MHA_TRY(mhai_spread_agree(transformer, status));
+    return mhai_spread_tensor(transformer, transformer->ranks[end], logits);
 }

@@ -80,6 +80,8 @@ struct mha_transformer {
     int64_t *head_lists;         /* [2][L] what desc.layer_heads and layer_kv_heads are, or NULL */
     mha_layer_desc *layer_descs; /* [L] what desc.layers is, or NULL */
     mhai_encoding *encodings;    /* a list; NULL: positions need none */
+    int32_t *ranks; /* [L + 1] which rank has each layer, and the output; NULL: this one */
+    uint64_t hash;  /* with ranks: of what all of them know */
 };
 
 /* One owner more, if it has a source; else NULL. Each destroys it. */
@@ -163,6 +165,9 @@ struct mha_activations {
     float *x, *last; /* the stream after the last layer, and with its norm */
     float *gradient; /* [tokens,E] working memory of the backward call */
 };
+
+/* Where what is kept of a layer lies, which is one piece. */
+float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *floats);
 
 /* Fill *a for one call, in the context's scratch. */
 MHA_NODISCARD mha_status mhai_activations_pass(mha_context *context, const mha_transformer *t,
@@ -260,10 +265,37 @@ typedef struct mhai_step {
 } mhai_step;
 
 /* A forward call whose tokens follow what the caches hold. These hold the rows taken afterwards, some
- * of them also after an error. */
+ * of them also after an error. status: whether this rank can take part. */
 MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
                                                mha_activations *a, const mha_tensor *tokens,
-                                               const mhai_step *step, const mha_tensor *output);
+                                               const mhai_step *step, const mha_tensor *output,
+                                               mha_status status);
+
+/* transformer_spread.c: layers over ranks. Each function does nothing where a transformer is whole, and
+ * returns the status that it was given. */
+
+/* Decide which rank has which layer. */
+MHA_NODISCARD mha_status mhai_spread_make(mha_transformer *t);
+
+/* Once its numbers are read: what ranks compare. */
+void mhai_spread_hash(mha_transformer *t);
+
+/* Whether this rank computes a layer; L: the output. */
+static inline bool mhai_spread_mine(const mha_transformer *t, int64_t layer)
+{
+    return !t->ranks || t->ranks[layer] == t->source.transport->rank;
+}
+
+/* Whether all ranks can go on. */
+MHA_NODISCARD mha_status mhai_spread_agree(const mha_transformer *t, mha_status status);
+
+/* The same, and whether all have this transformer and these bytes. */
+MHA_NODISCARD mha_status mhai_spread_same(const mha_transformer *t, const char *what,
+                                          const void *bytes, size_t count, mha_status status);
+
+/* Rank `root` gives its numbers to all others. */
+MHA_NODISCARD mha_status mhai_spread_tensor(const mha_transformer *t, int32_t root,
+                                            const mha_tensor *tensor);
 
 /* Scratch of a linear layer with this many rows of inputs. */
 size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,

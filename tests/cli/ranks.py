@@ -1,14 +1,17 @@
-"""Training, and heads over texts, on several ranks, started by mpirun: the model, the scores and the page of one
-process, byte by byte; what rank 0 alone says; errors of one rank, told once; ranks that are killed, and what
-continues from there with any number of ranks.
+"""Training, heads over texts, and models that are spread, on several ranks, started by mpirun: the model, the scores,
+the text and the page of one process, byte by byte; what rank 0 alone says; errors of one rank, told once; ranks that
+are killed, and what continues from there with any number of ranks.
 
 Skipped where there is no mpirun or the program has no libmultihead-mpi beside it. MHA_TEST_LONG=1 kills 30 times.
 """
 import hashlib
+import json
 import os
 import pathlib
 import random
+import shutil
 import signal
+import struct
 import sys
 import time
 
@@ -117,6 +120,127 @@ def heads():
     check(running.returncode != 0 and time.monotonic() - begun < MOST + 1, "heads: a rank that is killed ends all")
 
 
+def large_model(folder):
+    """156 MB of a decoder without tokenizer."""
+    width, inner, layers, vocabulary = 512, 1408, 12, 512
+    shapes = {"model.embed_tokens.weight": (vocabulary, width), "lm_head.weight": (vocabulary, width),
+              "model.norm.weight": (width,)}
+    for i in range(layers):
+        at = f"model.layers.{i}."
+        shapes.update({f"{at}self_attn.{name}_proj.weight": (width, width) for name in "qkvo"})
+        shapes.update({f"{at}mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")})
+        shapes.update({f"{at}{name}_layernorm.weight": (width,) for name in ("input", "post_attention")})
+        shapes[f"{at}mlp.down_proj.weight"] = (width, inner)
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    block = struct.pack("<65521f", *(chance.gauss(0, 0.05) for _ in range(65521)))  # a prime: no two rows alike
+    folder.mkdir()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for left in range(end, 0, -len(block)):
+            file.write(block[:left])
+    (folder / "config.json").write_text(json.dumps(
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width, "hidden_act": "silu",
+         "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 8,
+         "vocab_size": vocabulary, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+         "tie_word_embeddings": False}))
+    return folder
+
+
+RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+MEASURED = """import os, resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0")
+open(sys.argv[1] + rank, "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10))
+sys.exit(code)"""
+
+
+def spread(whole, large):
+    """Texts, maps and losses of a model whose layers are spread, also over more ranks than it has."""
+    text = FOLDER / "perplexity.txt"
+    text.write_text("the animal didn't cross the street because it was too tired . " * 4)
+    sampled = ["--ids", "--max-tokens", "100", "--temperature", "1.5", "--seed", "7"]
+    rows = (["generate", large, "1 2 3 4 5", *sampled],
+            ["generate", whole, "1 2 3", "--ids", "--max-tokens", "20", "--window", "8", "--cache", "int8"],
+            ["view", whole, "the animal didn't cross the street because it was too tired .", "--json", "-"],
+            ["view", whole, "the animal was tired .", "--desk", "0", "--json", "-"],
+            ["view", whole, "the animal was tired .", "--from", "tired", "--to", "animal", "--json", "-"],
+            ["view", whole, "the animal was tired .", "--contrast", "the animal was wide .", "-o", "-"],
+            ["view", whole, "the animal was tired .", "-o", "-"],
+            ["view", MODEL, "The cat sat.", "It slept.", "--npy", FOLDER / "maps.npy", "--json", "-"],
+            ["perplexity", whole, "--text", text, "--json"])
+    for i, row in enumerate(rows):
+        program = [PROGRAM, *row, "-q", "--threads", "1"]
+        one = subprocess.run(list(map(str, program)), capture_output=True, text=True)
+        check(one.returncode == 0 and one.stdout, f"{row}: {one.stderr}")
+        for count in (2, 3, 5) if i == 0 or LONG else (chance.choice((2, 3)), 5):
+            done = ranks(count, program)
+            check(done.returncode == 0 and steady(done.stdout) == steady(one.stdout),
+                  f"{row}, {count} ranks: {done.stderr}")
+
+
+def steady(text):
+    """Without times, which two runs differ in."""
+    return "\n".join(line for line in text.splitlines() if "second" not in line)
+
+
+def memory_of_ranks(large):
+    """A rank has the weights of its layers: a quarter of 156 MB, and what every process has."""
+    most = {}
+    for count in (1, 4):
+        name = FOLDER / f"memory-{count}-"
+        program = [PROGRAM, "generate", large, "1 2", "--ids", "--max-tokens", "2", "-q", "--threads", "1"]
+        done = ranks(count, [sys.executable, "-c", MEASURED, name, *program])
+        check(done.returncode == 0, f"memory: {done.stderr}")
+        most[count] = max(int(path.read_text()) for path in FOLDER.glob(name.name + "*"))
+    print(f"MiB of one process {most[1]}, of each of 4 ranks at most {most[4]}")
+    check(most[1] > 150 and most[4] < most[1] / 4 + 40, f"memory: {most}")
+
+
+def files_that_differ(large):
+    """Rank 1 finds another file under the same name."""
+    for rank in "012":
+        (FOLDER / f"files-{rank}").mkdir()
+        (FOLDER / f"files-{rank}/m").symlink_to(large)
+    other = FOLDER / "files-1/m"
+    other.unlink()
+    shutil.copytree(large, other)
+    program = ["sh", "-c", f'cd "{FOLDER}/files-{RANK}"; exec "$0" "$@"', os.path.abspath(PROGRAM), "generate", "m",
+               "1 2", "--ids"]
+
+    def refused(code, line):
+        done = ranks(3, program)
+        said = [text for text in done.stderr.splitlines() if text.startswith("multihead")]
+        check(done.returncode == code and len(said) == 1 and said[0].startswith(f"multihead: generate: rank 1: {line}"),
+              f"{line}: {done.returncode} {done.stderr}")
+
+    weights = other / "model.safetensors"
+    with open(weights, "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.truncate(file.tell() - 5)
+    refused(4, "m/model.safetensors: ")
+    weights.unlink()
+    refused(3, "m/model.safetensors: no such file")
+    shutil.rmtree(other)
+    shutil.copytree(FOLDER / "whole", other)
+    refused(2, "has another model than rank 0")
+
+
+def killed_while_spread(large):
+    running = mpirun.start(3, [PROGRAM, "generate", large, "1 2", "--ids", "--max-tokens", "8000", "-q"])
+    time.sleep(2)
+    found = children(running.pid)
+    check(len(found) == 3, f"{len(found)} ranks of generate")
+    os.kill(chance.choice(found), signal.SIGKILL)
+    begun = time.monotonic()
+    running.communicate(timeout=1200)
+    check(running.returncode != 0 and time.monotonic() - begun < MOST, "generate: a rank that is killed ends all")
+    check(not [number for number in found if is_program(number)], "generate: a rank is left")
+
+
 def refusals():
     """(ranks, what is started, exit code, the only line on stderr)."""
     one_differs = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
@@ -124,7 +248,7 @@ def refusals():
     large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "256", "--embed", "1024",
              "--layers", "12", "--quiet", "--no-report"]
     rows = (
-        (3, [PROGRAM, "view", MODEL, "a text"], 2, "view: started on 3 ranks, but this subcommand runs on one"),
+        (3, [PROGRAM, "prune", MODEL], 2, "prune: started on 3 ranks, but this subcommand runs on one"),
         (2, [PROGRAM, "train", "sentenced"], 2, "train: unknown task 'sentenced'; did you mean 'sentences'?"),
         (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
         (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
@@ -221,6 +345,11 @@ def main():
     other_numbers_of_ranks(whole)
     text_of_ranks()
     heads()
+    large = large_model(FOLDER / "large")
+    spread(whole, large)
+    memory_of_ranks(large)
+    files_that_differ(large)
+    killed_while_spread(large)
     refusals()
     stopped_by_a_signal(whole)
     killed(whole, 30 if LONG else 3)

@@ -178,7 +178,7 @@ static void test_arguments(void **state)
         uint32_t more[2];
     } longer = {{.struct_size = sizeof longer}, {1}};
     expect_error(mha_model_load(context, TINY, &longer.options, &model), MHA_ERR_UNSUPPORTED,
-                 "byte 16 is set");
+                 "byte 24 is set");
     expect_error(mha_model_load(NULL, TINY, NULL, &model), MHA_ERR_NULL, "context");
     expect_error(mha_model_load(context, NULL, NULL, &model), MHA_ERR_NULL, "folder");
     expect_error(mha_model_load(context, TINY, NULL, NULL), MHA_ERR_NULL, "model");

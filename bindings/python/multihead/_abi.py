@@ -388,7 +388,7 @@ class HeadRole(Struct):
 
 class ModelOptions(Struct):
     c_name = "mha_model_options"
-    _fields_ = [SIZE, FLAGS, ("compute", C.c_int), RESERVED]
+    _fields_ = [SIZE, FLAGS, ("compute", C.c_int), RESERVED, ("transport", C.c_void_p)]
 
 
 class ModelInfo(Struct):
