@@ -207,7 +207,7 @@ typedef struct mha_key_split {
  * Memory   borrowed for the call. Scratch: Dv + 2 floats for each row; if ranks work at once also a float for
  *          each row and piece, twice, and 530 + Dv for each row and block of this rank.
  * Errors   those of the call that one process would make, at all ranks alike, with the number of the rank in
- *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces; ranks whose descriptors or pieces differ; a
+ *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces; ranks whose q, descriptors or pieces differ; a
  *          cache that holds another number of positions), MHA_ERR_SHAPE, MHA_ERR_UNSUPPORTED (other
  *          outputs, ragged batches, a cache with a window, the plain path, int8 and bf16 arithmetic,
  *          flags), MHA_ERR_RANK. On error no output byte is written.

@@ -411,9 +411,21 @@ static mha_status run(call *c)
 /* What all ranks must have alike, beside the shapes and the descriptor. */
 typedef struct decode_common {
     mhai_slice_common of_call;
-    uint64_t pieces;
+    uint64_t pieces, queries; /* hashes */
     int64_t cached, type, key_scales;
 } decode_common;
+
+/* Ranks that went different ways, such as by sampling other tokens, would add up sums of different rows. */
+static uint64_t hash_queries(const mha_tensor *q)
+{
+    uint64_t hash = MHAI_HASH_START;
+    for (int64_t b = 0; b < q->shape[0]; b++)
+        for (int64_t h = 0; h < q->shape[1]; h++)
+            for (int64_t t = 0; t < q->shape[2]; t++)
+                hash = mhai_hash(hash, mhai_attn_data(q, b, h, t),
+                                 (size_t)q->shape[3] * mha_dtype_size(q->dtype));
+    return hash;
+}
 
 /* What cannot even be agreed on. */
 static mha_status check_arguments(const char *name, const mha_context *context,
@@ -441,7 +453,7 @@ static mha_status take_call(const char *name, const mha_key_split *keys,
     return mhai_tensor_check("q", q, q->dtype, 4, (const int64_t[]){-1, -1, -1, -1});
 }
 
-static mha_status make_common(const call *c, decode_common *common)
+static mha_status make_common(const call *c, bool need_data, decode_common *common)
 {
     const mhai_split shapes = {
         .given = {.queries = c->whole.q->shape[2], .keys = c->keys, .query_piece_count = 1},
@@ -451,6 +463,7 @@ static mha_status make_common(const call *c, decode_common *common)
     MHA_TRY(mhai_slice_check(&c->whole, &shapes, &common->of_call));
     common->pieces = mhai_hash(MHAI_HASH_START, c->given.pieces,
                                (size_t)c->given.piece_count * sizeof *c->given.pieces);
+    if (need_data) common->queries = hash_queries(c->whole.q);
     common->cached = cache != NULL;
     if (!cache) return MHA_OK;
     common->type = (int64_t)cache->desc.type;
@@ -464,9 +477,9 @@ static mha_status agree(call *c, bool need_data, mha_status status)
     decode_common common;
     memset(&common, 0, sizeof common); /* padding too: it is compared as bytes */
     if (status == MHA_OK) status = plan_call(c, need_data);
-    if (status == MHA_OK) status = make_common(c, &common);
+    if (status == MHA_OK) status = make_common(c, need_data, &common);
     if (status == MHA_OK && need_data) status = take_memory(c);
-    return mha_transport_same(c->t, "description", &common, sizeof common, status);
+    return mha_transport_same(c->t, "q or description", &common, sizeof common, status);
 }
 
 mha_status mha_distributed_decode(mha_context *context, const mha_key_split *keys,

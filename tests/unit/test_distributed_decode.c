@@ -2,6 +2,7 @@
  * process for random descriptors, pieces and types of caches, and of each step of a growing text; what is
  * sent is what was said; refusals reach every rank; and a rank that is lost ends the call everywhere. */
 #include "support/cuts.h"
+#include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/suite.h"
@@ -516,10 +517,11 @@ static void refusals_reach_every_rank(void **state)
     static mha_key_piece other[] = {{512, 2}, {1024, 0}, {1536, 1}, {2400, 2}};
     static const int64_t starts[] = {0, 1};
     (void)state;
-    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", false, p->desc.scale = 3);
-    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", true,
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another q or description", false, p->desc.scale = 3);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another q or description", true,
             p->desc.flags = MHA_ATTENTION_CAUSAL);
-    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", false, p->keys.pieces = other);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another q or description", false,
+            p->keys.pieces = other);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: pieces[0] ends at key 1000", false,
             p->keys.pieces = (mha_key_piece[]){{1000, 1}, {2400, 1}}, p->keys.piece_count = 2);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_key_split: pieces[1] ends at key 512", false,
@@ -555,6 +557,57 @@ static void expect_refused(mha_status status, const char *words)
 {
     assert_int_equal(status, MHA_ERR_UNSUPPORTED);
     assert_non_null(strstr(mha_error_detail(), words));
+}
+
+/* A rank whose tokens are others. */
+static void other_queries_are_refused(void **state)
+{
+    (void)state;
+    job *j = make_plain(true, 0);
+    rank_part *p = &j->parts[1];
+    const mha_tensor q = cuts_copy(&j->cut, 1, &p->q, -1);
+    p->q = q;
+    ((float *)q.data)[77] += 1;
+    thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        assert_int_equal(j->parts[rank].status, MHA_ERR_ARGUMENT);
+        assert_non_null(strstr(j->parts[rank].detail, "rank 1: has another q or description"));
+        assert_true(is_untouched(&j->parts[rank]));
+    }
+    free(q.data);
+    free_plain(j);
+}
+
+/* Memory fails at rank 1: at all of them the call does, and nothing has been sent but that. */
+static mha_status run_short_of_memory(mha_context *context, failing_alloc *memory, void *user)
+{
+    job *j = user;
+    mha_status status = MHA_OK;
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        memset(j->parts[rank].o.data, 0xEE, 4);
+        memset(j->parts[rank].lse.data, 0xEE, 4);
+    }
+    mha_context *own = j->parts[1].context;
+    j->parts[1].context = context;
+    failing_from_here(memory);
+    thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+    j->parts[1].context = own;
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        status = j->parts[rank].status;
+        assert_int_equal(status, j->parts[1].status);
+        if (status != MHA_OK) assert_true(is_untouched(&j->parts[rank]));
+    }
+    return status;
+}
+
+static void short_of_memory(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        job *j = make_plain(way & 1, way & 2 ? KIND_DROPOUT : 0);
+        assert_true(failing_each(run_short_of_memory, j) > 0);
+        free_plain(j);
+    }
 }
 
 /* What cannot reach other ranks, or needs none. */
@@ -639,5 +692,5 @@ static void bytes_do_not_grow_with_the_keys(void **state)
 
 RUN_TESTS_BETWEEN(NULL, destroy_contexts, TEST(the_bits_of_one_process),
                   TEST(every_step_of_a_growing_text), TEST(refusals_reach_every_rank),
-                  TEST(refusals_of_one), TEST(a_lost_rank_ends_the_call),
-                  TEST(bytes_do_not_grow_with_the_keys))
+                  TEST(other_queries_are_refused), TEST(short_of_memory), TEST(refusals_of_one),
+                  TEST(a_lost_rank_ends_the_call), TEST(bytes_do_not_grow_with_the_keys))
