@@ -23,7 +23,7 @@ ALLOWED = {
     "src/attention": ({"attention", "kernels", "base"},
                       {"attention", "backward", "linear_attention", "merge", "patterns",
                        "position", "base", "component"}),
-    "src/distributed": ({"distributed", "attention", "ranks", "base"},
+    "src/distributed": ({"distributed", "cache", "attention", "ranks", "base"},
                         {"distributed", "transport", "attention", "backward", "base", "component"}),
     "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),
     "src/cache": ({"cache", "attention", "kernels", "base"}, {"cache", "attention", "base", "component"}),

@@ -15,6 +15,9 @@
  *   - a causal mask or a window spares what no row of a rank and of those after it sees
  *   - with a causal mask, pieces cut by MHA_SPLIT_ZIGZAG give all ranks as many pairs
  *
+ * Few queries of many keys, as in decoding: mha_distributed_decode() leaves keys and values where they are
+ * and sends the sums of rows.
+ *
  * Letters as in attention.h; T and S are those of the whole.
  *
  * Stability: may change in a minor version (docs/stability.md).
@@ -24,6 +27,7 @@
 #define MULTIHEAD_DISTRIBUTED_H
 
 #include <multihead/backward.h>
+#include <multihead/cache.h>
 #include <multihead/transport.h>
 
 #ifdef __cplusplus
@@ -148,6 +152,94 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_backward(
     mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
     const mha_tensor *q, const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
     const mha_tensor *lse, const mha_tensor *o_gradient, const mha_attention_gradients *gradients);
+
+/* ---- few queries, many keys: decoding -------------------------------------------------------- */
+
+/* Where cuts of keys are taken: at multiples of the block of a softmax step. */
+enum { MHA_SPLIT_KEYS = 512 };
+
+/* Keys from the end of the piece before (the first: from key 0) to `end` lie at `rank`. */
+typedef struct mha_key_piece {
+    int64_t end; /* a multiple of MHA_SPLIT_KEYS, or the end of the last piece; ascending */
+    int64_t rank;
+} mha_key_piece;
+
+/* Which rank has which keys and values of the text, and those of this rank: the rows of its pieces, one
+ * after the other, in a cache or in k and v. Of a batch the cuts are those of all sequences.
+ *
+ * Growing. Whoever has the last piece appends the keys and values of new tokens to its cache, and all ranks
+ * raise the piece's end; when it is as long as it should be, a new piece begins at another rank:
+ *
+ *   rank of position n = n / run % size      run a multiple of MHA_SPLIT_KEYS
+ *
+ * deals runs of positions around, so that no rank holds more than a run above the others. The sums go
+ * from piece to piece, so long runs are better: a quarter of the expected length over size, say. */
+typedef struct mha_key_split {
+    uint32_t struct_size;
+    uint32_t flags; /* 0 */
+    const mha_transport *transport;
+    const mha_key_piece *pieces; /* of all ranks in the order of keys; the same at every rank */
+    int64_t piece_count;
+    const mha_kv_cache *cache; /* no window; or NULL, and both of: */
+    const mha_tensor *k, *v;   /* [B,Hk,s,D], [B,Hk,s,Dv], s the rows of this rank's pieces */
+} mha_key_split;
+
+/**
+ * Attention forward of queries that all ranks have, on keys and values that lie over ranks. Every rank makes
+ * the call, with the same q, desc and pieces, and gets the whole result: the bits of
+ * mha_kv_cache_attention(), or of mha_attention_forward(), of one process that has all keys.
+ *
+ *   q [B,H,T,D] in    o [B,H,T,Dv] out    outputs: lse only, or none
+ *
+ * S is the end of the last piece. What is over keys has all S columns. key_lengths [B] are those of the whole
+ * (NULL: S, all of them); a cache holds of each sequence what of its length lies in the pieces of its rank.
+ * With a cache queries stand where mha_kv_cache_attention() puts them.
+ *
+ * How. With up to 56 rows (T times query heads of a key/value head; 12 with documents, global keys,
+ * keep_blocks or a callback), all ranks work at once: scores of their keys; an exchange of maxima, a number
+ * for each row and piece; then exp and products with the values, each with the maximum of all keys up to
+ * its block, as one process would. Then the rows' sums, Dv + 2 numbers for each, go from piece to piece in
+ * the order of keys, and each rank adds what its blocks came to; the last one sends them to all.
+ * Otherwise (more rows, dropout, shaw_values, f16 and bf16 tensors, Dv that is no multiple of 32, elements
+ * that are not finite) ranks work one after the other: each folds its keys into the sums that reach it.
+ * Keys and values never move, and but for the maxima nothing that is sent depends on their number.
+ *
+ * Memory   borrowed for the call. Scratch: Dv + 2 floats for each row; if ranks work at once also a float for
+ *          each row and piece, twice, and 530 + Dv for each row and block of this rank.
+ * Errors   those of the call that one process would make, at all ranks alike, with the number of the rank in
+ *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces; ranks whose q, descriptors or pieces differ; a
+ *          cache that holds another number of positions), MHA_ERR_SHAPE, MHA_ERR_UNSUPPORTED (other
+ *          outputs, ragged batches, a cache with a window, the plain path, int8 and bf16 arithmetic,
+ *          flags), MHA_ERR_RANK. On error no output byte is written.
+ * Threads  as mha_distributed_forward(); the cache does not change meanwhile.
+ * Accuracy as mha_attention_forward().
+ * Since    1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_distributed_decode(mha_context *context,
+                                                        const mha_key_split *keys,
+                                                        const mha_attention_desc *desc,
+                                                        const mha_tensor *q, const mha_tensor *o,
+                                                        const mha_attention_outputs *outputs);
+
+/* What such a call would do, if everything is finite. */
+typedef struct mha_decode_plan {
+    bool at_once;       /* ranks work on their keys at once; false: one after the other */
+    const char *reason; /* why, one sentence, static text */
+    int64_t hops;       /* of the sums from rank to rank, one after the other */
+    int64_t messages_sent, messages_received; /* by this rank, beside those of agreeing */
+    double bytes_sent, bytes_received;        /* likewise */
+    size_t scratch_bytes;
+} mha_decode_plan;
+
+/**
+ * Report what mha_distributed_decode() would do with the same arguments, with the same checks: all ranks
+ * make the call. Data pointers of tensors are not read.
+ *
+ * Memory   fills *plan.   Errors  as mha_distributed_decode().   Threads  as that.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_distributed_decode_explain(
+    mha_context *context, const mha_key_split *keys, const mha_attention_desc *desc,
+    const mha_tensor *q, const mha_attention_outputs *outputs, mha_decode_plan *plan);
 
 #ifdef __cplusplus
 }

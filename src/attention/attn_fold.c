@@ -97,7 +97,7 @@ static void fold_item(void *argument, int64_t i, int worker)
     mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
     mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, i);
     mhai_attn_place_rows(walk, &c, &w);
-    const int64_t begin = mhai_max_i64(0, -c.seq.k0);
+    const int64_t begin = mhai_max_i64(0, fold->begin - c.seq.k0);
     const int64_t end = mhai_min_i64(c.limit.end, fold->part.keys - c.seq.k0);
     if (begin >= end && fold->begun) return;
     load_rows(fold, &c, &w);
@@ -105,14 +105,42 @@ static void fold_item(void *argument, int64_t i, int worker)
         mhai_attn_walk_block(walk, &c, &w, key, &visitor);
 }
 
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mha_tensor *k,
-                         const mha_tensor *v, int64_t first)
+void mhai_attn_fold_place(mhai_attn_fold *fold, const mha_tensor *k, const mha_tensor *v,
+                          int64_t first, int64_t begin, int64_t end)
 {
     fold->plan.p.k = *k;
     fold->plan.p.v = *v;
     fold->part.first_key = first;
-    fold->part.keys = k->shape[2];
+    fold->part.keys = end;
+    fold->begin = begin;
+}
+
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold)
+{
     mha_parallel_for(context, fold->walk.tiling.items, fold_item, fold);
+    fold->begun = true;
+}
+
+typedef struct stretch_job {
+    const mhai_attn_fold *fold;
+    const mhai_attn_stretch *stretch;
+} stretch_job;
+
+static void join_item(void *argument, int64_t i, int worker)
+{
+    const stretch_job *job = argument;
+    mhai_attn_workspace w = mhai_attn_workspace_of(&job->fold->walk, worker);
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(&job->fold->walk, i);
+    mhai_attn_place_rows(&job->fold->walk, &c, &w);
+    load_rows(job->fold, &c, &w);
+    mhai_attn_stretch_join(job->stretch, i, &c, &w);
+}
+
+void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
+                            const mhai_attn_stretch *stretch)
+{
+    stretch_job job = {fold, stretch};
+    mha_parallel_for(context, fold->walk.tiling.items, join_item, &job);
     fold->begun = true;
 }
 
@@ -130,7 +158,7 @@ static void finish_item(void *argument, int64_t i, int worker)
 /* Without any key the rows have not been begun. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
 {
-    fold->part.first_key = fold->part.keys = 0;
+    fold->part.first_key = fold->part.keys = fold->begin = 0;
     if (!fold->begun) mha_parallel_for(context, fold->walk.tiling.items, fold_item, fold);
     mha_parallel_for(context, fold->walk.tiling.items, finish_item, fold);
 }

@@ -3,16 +3,18 @@
 #ifndef MHAI_ATTN_FOLD_H
 #define MHAI_ATTN_FOLD_H
 
-#include "attention/attn_tiles.h"
+#include "attention/attn_split.h"
 
 typedef struct mhai_attn_fold {
     mhai_attn_plan plan;
     mhai_attn_part part; /* of which the problem is; keys and first_key are those at hand */
+    int64_t begin;       /* rows of k and v before this one have been folded */
     mhai_attn_walk walk;
     float *o, *m, *l; /* [rows of all items][Dv padded], [rows] twice */
     float *shaw;      /* [rows][table padded] */
     int64_t rows;
-    bool begun;
+    bool
+        begun; /* the sums are there; set it where they come from elsewhere, unset it to begin anew */
 } mhai_attn_fold;
 
 /* Whether the tiled path in f32 takes a call, with no other outputs than o and lse. */
@@ -25,10 +27,17 @@ MHA_NODISCARD mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t
 MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
                                               mhai_attn_fold *fold);
 
-/* Rows first .. first + k's rows of the whole's keys and values. Calls come in the order of keys; each
- * begins and ends where blocks of each sequence do. */
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mha_tensor *k,
-                         const mha_tensor *v, int64_t first);
+/* The keys and values at hand: rows begin .. end - 1 of k and v, of which row r is row first + r of the
+ * whole. Problems with pages have rows in those: positions of each sequence. */
+void mhai_attn_fold_place(mhai_attn_fold *fold, const mha_tensor *k, const mha_tensor *v,
+                          int64_t first, int64_t begin, int64_t end);
+
+/* Fold them. Calls come in the order of keys; each begins and ends where blocks of each sequence do. */
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold);
+
+/* Likewise, a stretch of the keys at hand of which all but the joining is done (attn_split.h). */
+void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
+                            const mhai_attn_stretch *stretch);
 
 /* o and lse. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold);

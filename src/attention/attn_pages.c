@@ -115,17 +115,17 @@ static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key
     }
 }
 
-/* The runs of a block and those after it; for those that do not exist the last one again, which is fetched
- * and no more. */
-static void find_runs(const page_rows *x, const mhai_attn_sequence *seq, int64_t hk, int64_t key,
+/* The runs of the positions from `first` on, `left` of them, as far as they are of a block, and those after
+ * it; for those that do not exist the last one again, which is fetched and no more. */
+static void find_runs(const page_rows *x, int64_t b, int64_t hk, int64_t first, int64_t left,
                       unsigned char *gathered, mhai_run *runs)
 {
-    const int64_t left = mhai_ceil_div(seq->S - key, MHAI_RUN);
-    const int64_t block = mhai_min_i64(left, MHAI_BLOCK_RUNS), all = block + MHAI_RUNS_AHEAD;
-    const int64_t count = gathered ? block : mhai_min_i64(left, all);
-    if (!gathered) runs_in_place(x, seq->b, hk, key, count, runs);
+    const int64_t runs_left = mhai_ceil_div(left, MHAI_RUN);
+    const int64_t block = mhai_min_i64(runs_left, MHAI_BLOCK_RUNS), all = block + MHAI_RUNS_AHEAD;
+    const int64_t count = gathered ? block : mhai_min_i64(runs_left, all);
+    if (!gathered) runs_in_place(x, b, hk, first, count, runs);
     for (int64_t i = 0; gathered && i < count; i++) {
-        gather_run(x, seq->b, hk, key + i * MHAI_RUN, seq->S, gathered + i * x->bytes);
+        gather_run(x, b, hk, first + i * MHAI_RUN, first + left, gathered + i * x->bytes);
         runs[i] = run_at(x, gathered + i * x->bytes);
     }
     for (int64_t i = count; i < all; i++) runs[i] = runs[count - 1];
@@ -135,9 +135,10 @@ void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *s
                          int64_t key, mhai_attn_workspace *w)
 {
     const page_rows keys = keys_of(p), values = values_of(p);
+    const int64_t first = seq->k0 + key, left = mhai_attn_readable(p, seq, key);
     unsigned char *second = gathers(p) ? w->gathered + MHAI_BLOCK_RUNS * keys.bytes : NULL;
-    find_runs(&keys, seq, hk, key, gathers(p) ? w->gathered : NULL, w->key_runs);
-    find_runs(&values, seq, hk, key, second, w->value_runs);
+    find_runs(&keys, seq->b, hk, first, left, gathers(p) ? w->gathered : NULL, w->key_runs);
+    find_runs(&values, seq->b, hk, first, left, second, w->value_runs);
 }
 
 /* ---- one position -------------------------------------------------------------------------- */
@@ -156,7 +157,7 @@ static void read_row(const page_rows *x, const mhai_attn_sequence *seq, int64_t 
     const mha_dtype type = x->pages->type;
     const int64_t size = (int64_t)mha_dtype_size(type);
     int lane;
-    const unsigned char *run = run_of(x, seq->b, hk, s, &lane);
+    const unsigned char *run = run_of(x, seq->b, hk, seq->k0 + s, &lane);
     for (int64_t c = 0; c < x->width; c++) {
         const unsigned char *at =
             run + (x->turned ? c * MHAI_RUN + lane : lane * x->width + c) * size;

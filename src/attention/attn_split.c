@@ -9,8 +9,9 @@
  *   join      o = 2^(old maximum - new) o + p V, likewise the sum        in the order of keys
  *
  * Maxima are exact, so the bits are those of one thread. With non-finite elements everything
- * is recomputed on the general path, which handles them. */
-#include "attention/attn_tiles.h"
+ * is recomputed on the general path, which handles them. Ranks take the same passes, each over the
+ * stretches of keys that it has (src/distributed/decode.c). */
+#include "attention/attn_split.h"
 
 #include "base/checked.h"
 
@@ -28,8 +29,7 @@ typedef struct split_part {
 } split_part;
 
 typedef struct split_job {
-    const mhai_attn_walk *walk;
-    float *memory;
+    const mhai_attn_stretch *stretch;
     bool values; /* the pass at hand */
 } split_job;
 
@@ -45,13 +45,13 @@ int64_t mhai_attn_split_part(const mhai_attn_problem *p, const mhai_attn_tiling 
     return mhai_round_up(tiling->chunk_rows * row + 1, 16);
 }
 
-static split_part part_of(const split_job *job, int64_t chunk, int64_t block)
+static split_part part_of(const mhai_attn_stretch *stretch, int64_t chunk, int64_t block)
 {
-    const mhai_attn_tiling *tiling = &job->walk->tiling;
-    const int64_t rows = tiling->chunk_rows, cols = mhai_attn_padded_values(job->walk->p);
+    const mhai_attn_walk *walk = stretch->walk;
+    const int64_t rows = walk->tiling.chunk_rows, cols = mhai_attn_padded_values(walk->p);
     split_part part;
-    part.s = job->memory +
-             (chunk * tiling->split_blocks + block) * mhai_attn_split_part(job->walk->p, tiling);
+    part.s = stretch->parts +
+             (chunk * stretch->blocks + block) * mhai_attn_split_part(walk->p, &walk->tiling);
     part.o = part.s + rows * MHAI_SCORE_STRIDE;
     part.m = part.o + rows * cols;
     part.l = part.m + rows;
@@ -59,10 +59,10 @@ static split_part part_of(const split_job *job, int64_t chunk, int64_t block)
     return part;
 }
 
-/* m = the maximum of the row up to and with this block, whose rows have those before it. */
-static void raise_maximum(const split_part *part, int64_t row, float *m)
+/* m = the maximum of the row up to and with these keys, whose rows have those before it. */
+static void raise_maximum(float of_keys, float *m)
 {
-    if (part->m[row] > *m) *m = part->m[row];
+    if (of_keys > *m) *m = of_keys;
 }
 
 static bool split_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
@@ -70,9 +70,10 @@ static bool split_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspace
 {
     const split_item *item = user;
     const split_job *job = item->job;
-    const int64_t cols = mhai_attn_padded_values(job->walk->p);
-    const split_part part = part_of(job, item->chunk, item->block);
-    const mhai_tile_rows rows = mhai_attn_rows_of(job->walk->p, c, w, block, count);
+    const mhai_attn_walk *walk = job->stretch->walk;
+    const int64_t cols = mhai_attn_padded_values(walk->p);
+    const split_part part = part_of(job->stretch, item->chunk, item->block);
+    const mhai_tile_rows rows = mhai_attn_rows_of(walk->p, c, w, block, count);
     const mhai_tile *tiles[MHAI_ROWS_TILES] = {NULL};
     bool finite;
     for (int i = 0; i < count; i++) {
@@ -85,10 +86,10 @@ static bool split_rows(void *user, const mhai_attn_chunk *c, mhai_attn_workspace
         tiles[i] = &s->tile;
     }
     if (!job->values) {
-        job->walk->kernels->tile_rows_scores(tiles, &rows, &finite);
+        walk->kernels->tile_rows_scores(tiles, &rows, &finite);
         return finite;
     }
-    job->walk->kernels->tile_rows_values(tiles, &rows, &finite);
+    walk->kernels->tile_rows_values(tiles, &rows, &finite);
     const float *sums = rows.o;
     for (int i = 0; i < count; i++) {
         const int64_t floats = tiles[i]->rows * cols;
@@ -103,48 +104,87 @@ static void split_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspac
 {
     const split_item *item = user;
     (void)c, (void)w, (void)block, (void)s;
-    *part_of(item->job, item->chunk, item->block).unfinite = 1;
+    *part_of(item->job->stretch, item->chunk, item->block).unfinite = 1;
+}
+
+/* The maxima of a chunk's rows up to and with a block. */
+static void raise_to(const mhai_attn_stretch *stretch, const split_item *item,
+                     const mhai_attn_chunk *c, float *m)
+{
+    const float *before = stretch->before;
+    if (before) before += item->chunk * stretch->walk->tiling.chunk_rows;
+    for (int64_t r = 0; before && r < c->rows; r++) raise_maximum(before[r], &m[r]);
+    for (int64_t b = 0; b <= item->block; b++) {
+        const split_part part = part_of(stretch, item->chunk, b);
+        for (int64_t r = 0; r < c->rows; r++) raise_maximum(part.m[r], &m[r]);
+    }
 }
 
 static void run_part(void *argument, int64_t at, int worker)
 {
     const split_job *job = argument;
-    const int64_t blocks = job->walk->tiling.split_blocks;
-    split_item item = {job, at / blocks, at % blocks};
+    const mhai_attn_stretch *stretch = job->stretch;
+    split_item item = {job, at / stretch->blocks, at % stretch->blocks};
     const mhai_attn_visitor visitor = {.user = &item, .strip = split_strip, .rows = split_rows};
-    mhai_attn_workspace w = mhai_attn_workspace_of(job->walk, worker);
-    mhai_attn_chunk c = mhai_attn_chunk_of_item(job->walk, item.chunk);
-    mhai_attn_place_rows(job->walk, &c, &w);
-    mhai_attn_load_rows(job->walk, &c, &w);
-    for (int64_t b = 0; job->values && b <= item.block; b++) {
-        const split_part part = part_of(job, item.chunk, b);
-        for (int64_t r = 0; r < c.rows; r++) raise_maximum(&part, r, &w.m[r]);
-    }
-    mhai_attn_walk_block(job->walk, &c, &w, item.block * MHAI_KEY_BLOCK, &visitor);
+    mhai_attn_workspace w = mhai_attn_workspace_of(stretch->walk, worker);
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(stretch->walk, item.chunk);
+    mhai_attn_place_rows(stretch->walk, &c, &w);
+    mhai_attn_load_rows(stretch->walk, &c, &w);
+    if (job->values) raise_to(stretch, &item, &c, w.m);
+    mhai_attn_walk_block(stretch->walk, &c, &w, (stretch->first + item.block) * MHAI_KEY_BLOCK,
+                         &visitor);
 }
 
-static bool all_finite(const split_job *job)
+static bool run_pass(mha_context *context, const mhai_attn_stretch *stretch, bool values)
 {
-    const mhai_attn_tiling *tiling = &job->walk->tiling;
-    for (int64_t i = 0; i < tiling->items * tiling->split_blocks; i++)
-        if (*part_of(job, 0, i).unfinite != 0) return false;
+    split_job job = {stretch, values};
+    const int64_t parts = stretch->walk->tiling.items * stretch->blocks;
+    mha_parallel_for(context, parts, run_part, &job);
+    for (int64_t i = 0; i < parts; i++)
+        if (*part_of(stretch, 0, i).unfinite != 0) return false;
     return true;
 }
 
-/* The blocks of a chunk, whose rows have been loaded, one after the other. */
-static void join_parts(const split_job *job, int64_t chunk, const mhai_attn_chunk *c,
-                       mhai_attn_workspace *w)
+bool mhai_attn_stretch_scores(mha_context *context, const mhai_attn_stretch *stretch)
 {
-    const int64_t cols = mhai_attn_padded_values(job->walk->p);
-    memset(w->o, 0, (size_t)(c->rows * cols) * sizeof *w->o);
-    for (int64_t b = 0; b < job->walk->tiling.split_blocks; b++) {
-        const split_part part = part_of(job, chunk, b);
+    const mhai_attn_tiling *tiling = &stretch->walk->tiling;
+    for (int64_t i = 0; i < tiling->items * stretch->blocks; i++) {
+        const split_part part = part_of(stretch, 0, i);
+        for (int64_t r = 0; r < tiling->chunk_rows; r++) part.m[r] = NAN;
+        *part.unfinite = 0;
+    }
+    return run_pass(context, stretch, false);
+}
+
+bool mhai_attn_stretch_values(mha_context *context, const mhai_attn_stretch *stretch)
+{
+    return run_pass(context, stretch, true);
+}
+
+void mhai_attn_stretch_maxima(const mhai_attn_stretch *stretch, float *maxima)
+{
+    const mhai_attn_tiling *tiling = &stretch->walk->tiling;
+    for (int64_t i = 0; i < tiling->items; i++, maxima += tiling->chunk_rows) {
+        for (int64_t r = 0; r < tiling->chunk_rows; r++) maxima[r] = -INFINITY;
+        for (int64_t b = 0; b < stretch->blocks; b++)
+            for (int64_t r = 0; r < tiling->chunk_rows; r++)
+                raise_maximum(part_of(stretch, i, b).m[r], &maxima[r]);
+    }
+}
+
+void mhai_attn_stretch_join(const mhai_attn_stretch *stretch, int64_t item,
+                            const mhai_attn_chunk *c, mhai_attn_workspace *w)
+{
+    const mhai_attn_walk *walk = stretch->walk;
+    const int64_t cols = mhai_attn_padded_values(walk->p);
+    for (int64_t b = 0; b < stretch->blocks; b++) {
+        const split_part part = part_of(stretch, item, b);
         for (int64_t r = 0; r < c->rows; r++) {
             if (isnan(part.m[r])) continue;
             const float old = w->m[r];
-            raise_maximum(&part, r, &w->m[r]);
-            job->walk->kernels->join_row(w->o + r * cols, part.o + r * cols, cols, old, w->m[r],
-                                         part.l[r], &w->l[r]);
+            raise_maximum(part.m[r], &w->m[r]);
+            walk->kernels->join_row(w->o + r * cols, part.o + r * cols, cols, old, w->m[r],
+                                    part.l[r], &w->l[r]);
         }
     }
 }
@@ -155,28 +195,20 @@ mha_status mhai_attn_split(mha_context *context, const mhai_attn_walk *walk,
                            void *user, bool *done)
 {
     const mhai_attn_tiling *tiling = &walk->tiling;
-    const int64_t parts = tiling->items * tiling->split_blocks;
-    split_job job = {.walk = walk};
+    mhai_attn_stretch all = {.walk = walk, .blocks = tiling->split_blocks};
     void *memory;
     *done = false;
     MHA_TRY(mha_scratch_alloc(context, tiling->split_floats, sizeof(float), &memory));
-    job.memory = memory;
-    for (int64_t i = 0; i < parts; i++) {
-        const split_part part = part_of(&job, 0, i);
-        for (int64_t r = 0; r < tiling->chunk_rows; r++) part.m[r] = NAN;
-        *part.unfinite = 0;
-    }
-    mha_parallel_for(context, parts, run_part, &job);
-    if (!all_finite(&job)) return MHA_OK;
-    job.values = true;
-    mha_parallel_for(context, parts, run_part, &job);
-    if (!all_finite(&job)) return MHA_OK;
+    all.parts = memory;
+    if (!mhai_attn_stretch_scores(context, &all) || !mhai_attn_stretch_values(context, &all))
+        return MHA_OK;
     mhai_attn_workspace w = mhai_attn_workspace_of(walk, 0);
     for (int64_t i = 0; i < tiling->items; i++) {
         mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, i);
         mhai_attn_place_rows(walk, &c, &w);
         mhai_attn_load_rows(walk, &c, &w);
-        join_parts(&job, i, &c, &w);
+        memset(w.o, 0, (size_t)(c.rows * mhai_attn_padded_values(walk->p)) * sizeof *w.o);
+        mhai_attn_stretch_join(&all, i, &c, &w);
         finish(user, &c, &w);
     }
     *done = true;

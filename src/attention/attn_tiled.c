@@ -9,7 +9,7 @@
  * Each output row has one owner and its arithmetic depends on its keys' positions only, so chunks,
  * strips and threads may be cut anywhere without changing a bit. What else is wanted of the
  * probabilities takes further passes, when the final maximum and sum of each row are known. */
-#include "attention/attn_tiles.h"
+#include "attention/attn_split.h"
 
 #include "base/checked.h"
 

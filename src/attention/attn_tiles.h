@@ -146,6 +146,10 @@ void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_ch
 /* Tiling, kernels, scratch and the account's part of them, from the problem in the plan. */
 MHA_NODISCARD mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan);
 
+/* Whether blocks of keys may be worked on by themselves for chunks of so many rows: attn_split.c takes
+ * all that the problem has. */
+bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_rows);
+
 /* ---- attn_walk.c ----------------------------------------------------------------------------- */
 
 /* Chunks of a key/value head of so many queries. */
@@ -203,19 +207,6 @@ mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p);
 void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                            const mhai_attn_workspace *w, const mhai_attn_block *block,
                            const mhai_attn_strip *strip, mhai_dropout *dropout);
-
-/* ---- attn_split.c ---------------------------------------------------------------------------- */
-
-/* All chunks of a problem whose threads share key blocks; finish is called with the results of each
- * as a walk would leave them. *done false: something is not finite, and nothing has been finished.
- */
-MHA_NODISCARD mha_status mhai_attn_split(mha_context *context, const mhai_attn_walk *walk,
-                                         void (*finish)(void *user, const mhai_attn_chunk *c,
-                                                        mhai_attn_workspace *w),
-                                         void *user, bool *done);
-
-/* The scratch that it takes for one block of a chunk. */
-int64_t mhai_attn_split_part(const mhai_attn_problem *p, const mhai_attn_tiling *tiling);
 
 /* ---- attn_one_block.c ------------------------------------------------------------------------ */
 

@@ -1,5 +1,5 @@
 /* How the tiled path and int8 divide a problem, and the plan that they make of it. */
-#include "attention/attn_tiles.h"
+#include "attention/attn_split.h"
 
 #include "base/checked.h"
 #include "base/context.h"
@@ -75,6 +75,14 @@ static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_ro
     return rows > tile_rows && (p->uses & MHAI_MASKS & ~(intervals | dense));
 }
 
+bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_rows)
+{
+    const int takes = MHAI_MASKS | MHAI_BIASES | MHAI_USES(softcap) | MHAI_USES(shaw_keys) |
+                      MHAI_USES(sink_logits) | MHAI_USES(gates);
+    return !(p->uses & ~takes) && !composes_masks(p, rows, tile_rows) &&
+           mhai_attn_by_rows(p, rows, tile_rows);
+}
+
 /* The end of the keys that causal and lengths leave to some row. */
 static int64_t last_key(const mhai_attn_problem *p)
 {
@@ -100,16 +108,13 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
  * scores of all keys, which they keep, take much memory. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
-    const int takes = MHAI_MASKS | MHAI_BIASES | MHAI_USES(softcap) | MHAI_USES(shaw_keys) |
-                      MHAI_USES(sink_logits) | MHAI_USES(gates);
     enum { IN_VAIN = 8 }; /* blocks that a window hides take 1.5 of the 27 us of a group of 8 */
     int64_t floats;
     if (threads < 2 || t->items % threads == 0 || t->items >= 4 * (int64_t)threads) return;
-    if (p->uses & ~takes) return;
-    if (composes_masks(p, t->chunk_rows, tile_rows)) return;
+    if (!mhai_attn_takes_apart(p, t->chunk_rows, tile_rows)) return;
     const int64_t keys = last_key(p), blocks = mhai_ceil_div(keys, MHAI_KEY_BLOCK);
     const int64_t reach = keys_in_reach(p, keys);
-    if (blocks <= 2 || !mhai_attn_by_rows(p, t->chunk_rows, tile_rows)) return;
+    if (blocks <= 2) return;
     if (reach < keys / IN_VAIN || least_time(p) * (double)reach / (double)p->S < 200e3) return;
     if (!mhai_mul_i64(t->items, blocks, &floats)) return;
     if (!mhai_mul_i64(floats, mhai_attn_split_part(p, t), &floats) || floats > MOST_SPLIT_FLOATS)

@@ -391,15 +391,19 @@ mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, const mha_tensor *k, co
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
-/* Keys or values as attention wants them: of a tensor whose memory is not read, the shape. */
-static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, int64_t width)
+mha_tensor mhai_kv_cache_shape(const mha_kv_cache *cache, int64_t positions, int64_t width)
 {
-    const mha_kv_cache_desc *d = &cache->desc;
-    mha_tensor x = mha_tensor_contiguous(cache->memory, MHA_F32, 4,
-                                         (const int64_t[]){d->batch, d->kv_heads, 0, width});
-    for (int64_t b = 0; b < d->batch; b++) x.shape[2] = mhai_max_i64(x.shape[2], lengths[b]);
+    const int64_t shape[] = {cache->desc.batch, cache->desc.kv_heads, positions, width};
+    mha_tensor x = mha_tensor_contiguous(cache->memory, MHA_F32, 4, shape);
     x.stride[0] = x.stride[1] = x.stride[2] = 0;
     return x;
+}
+
+static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, int64_t width)
+{
+    int64_t longest = 0;
+    for (int64_t b = 0; b < cache->desc.batch; b++) longest = mhai_max_i64(longest, lengths[b]);
+    return mhai_kv_cache_shape(cache, longest, width);
 }
 
 /* Something in the call depends on where a query stands. */
@@ -407,6 +411,15 @@ static bool reads_positions(const mha_attention_desc *d)
 {
     return (d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW)) || d->alibi_slopes ||
            d->t5_table || d->shaw_keys || d->shaw_values;
+}
+
+void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_outputs *outputs,
+                                 const int64_t *lengths, int64_t B, int64_t T, int64_t *offsets)
+{
+    const bool reads = reads_positions(desc) || outputs->diagonal || outputs->offset_mass;
+    if (!reads || desc->q_offset != 0 || desc->q_offsets) return;
+    for (int64_t b = 0; b < B; b++) offsets[b] = lengths[b] - T;
+    desc->q_offsets = offsets;
 }
 
 /* A call sees no more than the cache's window; without one of its own it has that. */
@@ -516,11 +529,9 @@ mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
     const mha_tensor v = shape_of(cache, cache->lengths, cache->desc.value_head_dim);
     mha_scratch_mark mark = mha_scratch_top(context);
     MHA_TRY(mha_scratch_alloc(context, cache->desc.batch, sizeof(int64_t), &memory));
-    int64_t *offsets = memory;
-    for (int64_t b = 0; b < cache->desc.batch; b++) offsets[b] = cache->lengths[b] - q->shape[2];
     d.key_lengths = cache->lengths;
-    bool reads = reads_positions(&d) || wanted.diagonal || wanted.offset_mass;
-    if (reads && d.q_offset == 0 && !d.q_offsets) d.q_offsets = offsets;
+    mhai_kv_cache_place_queries(&d, &wanted, cache->lengths, cache->desc.batch, q->shape[2],
+                                memory);
     mha_status status = cache->desc.window > 0 ? check_window_held(cache, &d, firsts) : MHA_OK;
     if (status == MHA_OK)
         status = mhai_attn_forward(

@@ -89,6 +89,15 @@ void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_
 MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
                                                   const mhai_kv_rows *rows);
 
+/* Keys or values as attention wants them, of so many positions: of a tensor whose memory is not read, the
+ * shape. */
+mha_tensor mhai_kv_cache_shape(const mha_kv_cache *cache, int64_t positions, int64_t width);
+
+/* Where queries stand if a call does not say so: they are the last T positions of each of B sequences.
+ * offsets [B] is room for that. */
+void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_outputs *outputs,
+                                 const int64_t *lengths, int64_t B, int64_t T, int64_t *offsets);
+
 /* mha_kv_cache_attention(). firsts [B]: earlier rows are padding, which need not see all that a window
  * shows; NULL: none. */
 MHA_NODISCARD mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,

@@ -110,7 +110,9 @@ static mha_status stream(call *c)
         MHA_TRY(mhai_ring_next(&c->ring, &parcel, &more));
         if (!more) break;
         for (int64_t i = 0; i < c->count; i++) {
-            mhai_attn_fold_keys(c->context, &c->folds[i], &parcel.k, &parcel.v, parcel.first);
+            mhai_attn_fold_place(&c->folds[i], &parcel.k, &parcel.v, parcel.first, 0,
+                                 parcel.k.shape[2]);
+            mhai_attn_fold_keys(c->context, &c->folds[i]);
             MHA_TRY(mhai_ring_poll(&c->ring));
         }
     }

@@ -33,6 +33,8 @@ mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, con
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &call->desc, sizeof call->desc,
                              offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(mhai_attn_copy_outputs(outputs, &call->outputs));
+    call->desc.struct_size = sizeof call->desc; /* where the caller gave none */
+    call->outputs.struct_size = sizeof call->outputs;
     if (call->outputs.column_sums)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "column_sums: not over ranks; sum the probabilities of the rows instead");

@@ -13,7 +13,8 @@ enum {
     MHAI_PANEL = 32,       /* columns of a panel */
     MHAI_KEY_BLOCK = 512,  /* keys per softmax step; part of the bits contract, as is the next */
     MHAI_GEMM_BLOCK = 128, /* inputs whose products are summed before they join the output */
-    MHAI_MAX_ROWS = 16     /* no instruction set takes more rows at once */
+    MHAI_MAX_ROWS = 16,    /* no instruction set takes more rows at once */
+    MHAI_LEAST_ROWS = 12   /* all take so many */
 };
 
 /* How a cache keeps keys and values: MHAI_RUN positions of a head, the first of which is a multiple

@@ -1,7 +1,8 @@
 """The transport of MPI: messages of all sizes, ranks that are lost, an end for all (mpi_ranks.c); and
-attention over ranks, forward and backward, against one process (mpi_attention.c).
+attention over ranks, forward and backward, against one process (mpi_attention.c); decoding over a cache that
+ranks share (mpi_decode.c).
 
-The variables MPI_RANKS and MPI_ATTENTION name the programs, MPIEXEC what starts it. With MHA_TEST_LONG=1 also a message of more
+The variables MPI_RANKS, MPI_ATTENTION and MPI_DECODE name the programs, MPIEXEC what starts it. With MHA_TEST_LONG=1 also a message of more
 than 1 GiB.
 """
 import os
@@ -38,7 +39,9 @@ def main():
     for count in (1, 2, 3, 5):
         done = mpirun.run(count, [os.environ["MPI_ATTENTION"], "bits"], timeout=1200)
         assert done.returncode == 0 and done.stdout.count("the same bits") == 4, (count, done)
-    print("mpi: messages of 1, 2, 3, 5 ranks; silent, wrong and aborting ranks; attention over ranks")
+        done = mpirun.run(count, [os.environ["MPI_DECODE"], "bits"], timeout=1200)
+        assert done.returncode == 0 and done.stdout.count("the same bits") == 2, (count, done)
+    print("mpi: messages of 1, 2, 3, 5 ranks; silent, wrong and aborting ranks; attention and decoding over ranks")
     return 0
 
 

@@ -568,6 +568,34 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split", p->split.key_piece_count = -1);
 }
 
+static void run_bare(void *user, const mha_transport *t)
+{
+    rank_part *p = &((job *)user)->parts[t->rank];
+    p->split.transport = t;
+    p->status =
+        mha_distributed_forward(p->context, &p->split, NULL, &p->q, &p->k, &p->v, &p->o, NULL);
+}
+
+/* Neither a description nor outputs: what one call takes. */
+static void without_a_description(void **state)
+{
+    (void)state;
+    job *j = make_plain(10, 700);
+    const mha_tensor *q = &j->c.q.view;
+    rng r = rng_make(3, 3);
+    mha_tensor o = random_like(&r, 4, q->shape);
+    assert_int_equal(
+        mha_attention_forward(j->parts[0].context, NULL, q, &j->c.k.view, &j->c.v.view, &o, NULL),
+        MHA_OK);
+    thread_ranks_run(PLAIN_RANKS, run_bare, j, -1, 0);
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        assert_int_equal(j->parts[rank].status, MHA_OK);
+        assert_true(cuts_same(&j->queries, rank, &o, &j->parts[rank].o, 2));
+    }
+    free(o.data);
+    free_plain(j);
+}
+
 /* At whatever message a rank is lost, the others return, and whoever fails has written nothing. */
 static void a_lost_rank_ends_the_call(void **state)
 {
@@ -615,6 +643,6 @@ static void pieces_cover(void **state)
 }
 
 RUN_TESTS_BETWEEN(NULL, destroy_contexts, TEST(the_bits_of_one_call), TEST(all_outputs),
-                  TEST(gradients_have_the_bits_of_one_call), TEST(refusals_reach_every_rank),
-                  TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_the_backward),
-                  TEST(pieces_cover))
+                  TEST(gradients_have_the_bits_of_one_call), TEST(without_a_description),
+                  TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
+                  TEST(a_lost_rank_ends_the_backward), TEST(pieces_cover))

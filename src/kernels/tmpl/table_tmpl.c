@@ -34,6 +34,7 @@
 #include "kernels/tmpl/tile_bwd_tmpl.c"
 
 _Static_assert((int)TILE_ROWS <= (int)MHAI_MAX_ROWS, "raise MHAI_MAX_ROWS");
+_Static_assert((int)TILE_ROWS >= (int)MHAI_LEAST_ROWS, "lower MHAI_LEAST_ROWS");
 _Static_assert(MHAI_PANEL % (TILE_VECTORS * VF_LANES) == 0, "register blocks must fill panels");
 
 #define TABLE_(suffix) mhai_kernels_##suffix
