@@ -126,7 +126,7 @@ void mhai_ring_count(const mhai_split *s, const mha_tensor *k, const mha_tensor 
         const mhai_parcel *p = &s->parcels[n];
         const double size = (double)message_bytes(k, v, p->rows);
         const bool takes = p->owner != rank && mhai_split_needs(s, n, rank);
-        const bool gives = (takes || p->owner == rank) && mhai_split_after(s, n, rank) >= 0;
+        const bool gives = (takes || p->owner == rank) && s->ways[n].after >= 0;
         messages[0] += gives, bytes[0] += gives ? size : 0;
         messages[1] += takes, bytes[1] += takes ? size : 0;
         for (int64_t first = p->first; first < p->first + p->rows; first += rows) {
@@ -281,7 +281,7 @@ void mhai_ring_rows(const mhai_ring *ring, int64_t parcel, int64_t batch, int64_
 static mha_status send_on(mhai_ring *ring, mhai_ring_slot *slot)
 {
     const mha_transport *t = ring->s->t;
-    const int32_t to = mhai_split_after(ring->s, slot->parcel, t->rank);
+    const int32_t to = ring->s->ways[slot->parcel].after;
     if (to < 0) return MHA_OK;
     const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[slot->parcel].rows);
     MHA_TRY(t->send(t->user, to, 0, slot->bytes, bytes, &slot->out));
@@ -300,8 +300,7 @@ static mha_status start_parcel(mhai_ring *ring, int64_t n)
         return MHA_OK;
     }
     const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[n].rows);
-    MHA_TRY(t->receive(t->user, mhai_split_before(ring->s, n, t->rank), 0, slot->bytes, bytes,
-                       &slot->in));
+    MHA_TRY(t->receive(t->user, ring->s->ways[n].before, 0, slot->bytes, bytes, &slot->in));
     slot->receiving = true;
     return MHA_OK;
 }

@@ -234,26 +234,33 @@ static void find_needs(const mha_attention_desc *d, int64_t batch, bool all, mha
         }
 }
 
-int32_t mhai_split_before(const mhai_split *s, int64_t parcel, int32_t rank)
-{
-    const int32_t owner = s->parcels[parcel].owner, size = s->t->size;
-    if (rank == owner) return -1;
-    for (rank = (rank + size - 1) % size; rank != owner; rank = (rank + size - 1) % size)
-        if (mhai_split_needs(s, parcel, rank)) return rank;
-    return owner;
-}
+/* ---- the way of a parcel --------------------------------------------------------------------- */
 
-int32_t mhai_split_after(const mhai_split *s, int64_t parcel, int32_t rank)
+/* From its owner to the ranks that need it, in the order in which they own one themselves: whoever
+ * sends the next parcels has this one first, and those that own none any more come last, by number. So the
+ * stream never waits for a parcel to go round. turns [ranks]: room for each one's next parcel. */
+static void find_ways(mhai_split *s, int64_t *turns)
 {
-    const int32_t owner = s->parcels[parcel].owner, size = s->t->size;
-    for (rank = (rank + 1) % size; rank != owner; rank = (rank + 1) % size)
-        if (mhai_split_needs(s, parcel, rank)) return rank;
-    return -1;
+    const int32_t size = s->t->size, rank = s->t->rank;
+    for (int32_t r = 0; r < size; r++) turns[r] = s->parcel_count + r;
+    for (int64_t n = s->parcel_count - 1; n >= 0; n--) {
+        mhai_way *way = &s->ways[n];
+        *way = (mhai_way){-1, -1};
+        turns[s->parcels[n].owner] = n;
+        for (int32_t r = 0; r < size; r++) {
+            if (r != s->parcels[n].owner && !mhai_split_needs(s, n, r)) continue;
+            if (turns[r] < turns[rank] && (way->before < 0 || turns[r] > turns[way->before]))
+                way->before = r;
+            if (turns[r] > turns[rank] && (way->after < 0 || turns[r] < turns[way->after]))
+                way->after = r;
+        }
+    }
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-static mha_status make_parcels(mha_context *context, const mha_attention_desc *d, mhai_split *s)
+static mha_status make_parcels(mha_context *context, const mha_attention_desc *d, mhai_split *s,
+                               int64_t **turns)
 {
     void *memory;
     int64_t cells;
@@ -263,8 +270,12 @@ static mha_status make_parcels(mha_context *context, const mha_attention_desc *d
     MHA_TRY(mha_scratch_alloc(context, s->parcel_count, sizeof *s->parcels, &memory));
     s->parcels = memory;
     cut_parcels(d, s->given.keys, s->parcels);
+    MHA_TRY(mha_scratch_alloc(context, s->parcel_count, sizeof *s->ways, &memory));
+    s->ways = memory;
     MHA_TRY(mha_scratch_alloc(context, cells, 1, &memory));
     s->needed = memory;
+    MHA_TRY(mha_scratch_alloc(context, s->t->size, sizeof **turns, &memory));
+    *turns = memory;
     return MHA_OK;
 }
 
@@ -272,7 +283,8 @@ mha_status mhai_split_make(mha_context *context, const mha_attention_desc *desc,
                            bool all, mhai_split *s)
 {
     const mha_transport *t = s->t;
-    mha_status status = make_parcels(context, desc, s);
+    int64_t *turns;
+    mha_status status = make_parcels(context, desc, s, &turns);
     MHA_TRY(mha_transport_agree(t, status));
     int64_t most[] = {s->given.query_piece_count, s->given.key_piece_count, context->num_threads};
     MHA_TRY(mhai_ranks_most(t, most, 3));
@@ -289,5 +301,6 @@ mha_status mhai_split_make(mha_context *context, const mha_attention_desc *desc,
     MHA_TRY(check_cover("key_pieces", s->keys, s->key_count, s->given.keys));
     find_owners(s);
     find_needs(desc, batch, all, s);
+    find_ways(s, turns);
     return MHA_OK;
 }

@@ -20,6 +20,11 @@ typedef struct mhai_parcel {
     int32_t owner;
 } mhai_parcel;
 
+/* Of a parcel at this rank: who sends it here, and whom it is sent to; -1: nobody. */
+typedef struct mhai_way {
+    int32_t before, after;
+} mhai_way;
+
 typedef struct mhai_split {
     const mha_transport *t;
     mha_sequence_split given;
@@ -27,6 +32,7 @@ typedef struct mhai_split {
     int64_t query_count, key_count;
     mhai_parcel *parcels;
     int64_t parcel_count;
+    mhai_way *ways;         /* [parcels] */
     uint8_t *needed;        /* [parcels][ranks] */
     int64_t threads;        /* of the rank with the most */
     int64_t rows, key_rows; /* at this rank */
@@ -45,11 +51,6 @@ MHA_NODISCARD mha_status mhai_split_make(mha_context *context, const mha_attenti
  * so that true says little. */
 bool mhai_split_sees(const mha_attention_desc *desc, int64_t b, const mhai_owned *piece,
                      int64_t key, int64_t keys);
-
-/* In the ring of ranks, from a parcel's owner on: who sends it to rank, and whom rank sends it to; -1:
- * nobody. */
-int32_t mhai_split_before(const mhai_split *s, int64_t parcel, int32_t rank);
-int32_t mhai_split_after(const mhai_split *s, int64_t parcel, int32_t rank);
 
 static inline bool mhai_split_needs(const mhai_split *s, int64_t parcel, int32_t rank)
 {

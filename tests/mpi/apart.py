@@ -1,0 +1,254 @@
+"""Ranks on machines that are apart: two network namespaces, each with its own host name, address and folder for
+temporary files, joined by one link. Open MPI starts ranks in both and has TCP alone.
+
+ - messages, attention, training and scores of heads over the link: the bits of one process
+ - the same over a link of RATE, by tc's tbf
+ - the link is cut while a training runs: all ranks are gone after the deadline, those that can be heard name the rank
+   that they lost, the files are whole, and the training continues to the bits of one that was never cut
+
+It needs root, ip and tc (iproute2), and Open MPI; where the kernel refuses, the test is skipped with what it said. The
+variables MPI_RANKS, MPI_ATTENTION and MULTIHEAD name the programs, MPIEXEC the launcher.
+"""
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+import mpirun  # noqa: E402
+
+SIDES = ("a", "b")
+ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
+NETWORK = "10.77.0.0/24"
+RATE = "200mbit"
+DEADLINE = 4
+# How often TCP repeats what is not confirmed: 13 s in all. mpirun tells the daemon behind a link that is cut to end its
+# ranks, and waits for as long; with the kernel's usual 15 repeats that is a quarter of an hour.
+REPEATS = 5
+# Seconds beyond which nothing more is expected, on a busy machine too.
+PATIENCE = 60
+TRAIN = ("train", "sentences", "--threads", "1", "--no-report", "--every", "5", "--tries", "1")
+
+
+class Machines:
+    """Two namespaces, their link, and what runs in them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.names = {side: f"mha{os.getpid()}{side}" for side in SIDES}
+
+    def make(self):
+        """What the kernel says if it refuses, or an empty text."""
+        a, b = self.names.values()
+        steps = [f"ip netns add {a}", f"ip netns add {b}", f"ip link add mha netns {a} type veth peer name mha netns {b}"]
+        for side, name in self.names.items():
+            (self.folder / side).mkdir()
+            steps += [f"ip -n {name} address add {ADDRESSES[side]}/24 dev mha", f"ip -n {name} link set lo up",
+                      f"ip -n {name} link set mha up", f"ip netns exec {name} sysctl -qw net.ipv4.tcp_retries2={REPEATS}"]
+        steps.append(f"ip netns exec {a} unshare --uts hostname side-a")  # or says why not
+        for step in steps:
+            done = subprocess.run(step.split(), capture_output=True, text=True)
+            if done.returncode:
+                return f"{step}: {done.stderr.strip()}"
+        for side in SIDES:
+            self.write(f"enter-{side}", f"""#!/bin/sh
+                exec ip netns exec {self.names[side]} unshare --uts sh -c '
+                hostname side-{side}; export TMPDIR={self.folder}/{side}; exec "$@"' sh "$@"\n""")
+        # Called as ssh is: HOST COMMAND...
+        self.write("agent", f'#!/bin/sh\nshift\nexec {self.folder}/enter-b sh -c "$*"\n')
+        return ""
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.write_text(re.sub(r"\n +", "\n", text))
+        path.chmod(0o755)
+
+    def link(self, state):
+        subprocess.run(["ip", "-n", self.names["a"], "link", "set", "mha", state], check=True)
+
+    def shape(self, rate):
+        """Both directions; what tc says if the kernel has no token bucket."""
+        for name in self.names.values():
+            done = subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", "mha", "root", "tbf", "rate", rate, "burst",
+                                   "64kb", "latency", "50ms"], capture_output=True, text=True)
+            if done.returncode:
+                return done.stderr.strip()
+        return ""
+
+    def unshape(self):
+        for name in self.names.values():
+            subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", "mha", "root"], check=True)
+
+    def bytes_sent(self):
+        path = "/sys/class/net/mha/statistics/tx_bytes"
+        return int(subprocess.run([self.folder / "enter-a", "cat", path], capture_output=True, text=True,
+                                  check=True).stdout)
+
+    def processes(self, side, program=""):
+        """Of one side, by id; program: only those that run it."""
+        told = subprocess.run(["ip", "netns", "pids", self.names[side]], capture_output=True, text=True).stdout
+        return [int(number) for number in told.split()
+                if not program or os.path.realpath(f"/proc/{number}/exe") == os.path.realpath(program)]
+
+    def kill(self):
+        for side in SIDES:
+            for number in self.processes(side):
+                try:
+                    os.kill(number, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+    def command(self, count, program):
+        hosts = ",".join(f"{address}:{count}" for address in ADDRESSES.values())
+        return [self.folder / "enter-a", mpirun.launcher(), "--quiet", "--host", hosts, "--map-by",
+                "node:OVERSUBSCRIBE", "-n", count, "-x", "MHA_MPI_DEADLINE", "--mca", "pml", "ob1", "--mca", "btl",
+                "tcp,self", "--mca", "btl_tcp_if_include", NETWORK, "--mca", "oob_tcp_if_include", NETWORK, "--mca",
+                "plm_rsh_agent", self.folder / "agent", *program]
+
+    def start(self, count, *program, deadline=300):
+        return subprocess.Popen([*map(str, self.command(count, program))], text=True, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env=mpirun.environment(MHA_MPI_DEADLINE=str(deadline)))
+
+    def run(self, count, *program):
+        running = self.start(count, *program)
+        out, errors = running.communicate(timeout=1200)
+        return subprocess.CompletedProcess(running.args, running.returncode, out, errors)
+
+    def remove(self):
+        self.kill()
+        for name in self.names.values():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def bits(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def alone(program, folder, *more):
+    subprocess.run([*map(str, (program, *TRAIN, *more, "-o", folder))], capture_output=True, check=True)
+
+
+def both_take_part(machines):
+    done = machines.run(2, "hostname")
+    assert sorted(done.stdout.split()) == ["side-a", "side-b"], done
+
+
+def same_bits(machines, program, folder, name):
+    """Everything that runs on ranks, with as many as make each side's messages go both ways."""
+    before, begun = machines.bytes_sent(), time.monotonic()
+    done = machines.run(4, os.environ["MPI_RANKS"], "messages")
+    assert done.returncode == 0 and done.stdout.count("messages") == 4, done
+    done = machines.run(4, os.environ["MPI_ATTENTION"], "bits")
+    assert done.returncode == 0 and done.stdout.count("the same bits") == 4, done
+    done = machines.run(3, program, *TRAIN, "--steps", "30", "-o", folder / name)
+    assert done.returncode == 0 and bits(folder / name) == bits(folder / "whole"), done
+    text = folder / "texts.txt"
+    text.write_text("the cat sat on a mat\nand it was too tired to cross\n" * 40)
+    heads = (program, "heads", ROOT / "tests" / "golden" / "tiny-bert", "--text", text, "--json", "--threads", "1", "-q")
+    one = subprocess.run([*map(str, heads)], capture_output=True, text=True)
+    done = machines.run(3, *heads)
+    assert done.returncode == one.returncode == 0 and done.stdout == one.stdout, (one, done)
+    sent = machines.bytes_sent() - before
+    assert sent > 10e6, f"{name}: {sent} bytes went over the link"
+    return f"{name}: {sent / 1e6:.0f} MB one way, {time.monotonic() - begun:.1f} s"
+
+
+def wait_for(what, seconds=PATIENCE):
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "nothing happened"
+        time.sleep(0.05)
+
+
+def cut(machines, program, folder):
+    """The link goes down in the middle of a training."""
+    running = machines.start(4, program, *TRAIN, "--steps", "100000", "-o", folder / "cut", deadline=DEADLINE)
+    said = []
+    reader = threading.Thread(target=lambda: said.extend(running.stderr), daemon=True)
+    reader.start()
+    wait_for(lambda: any("step " in line for line in said))
+    machines.link("down")
+    begun = time.monotonic()
+    ranks = [len(machines.processes(side, program)) for side in SIDES]
+    assert ranks == [2, 2], ranks
+    wait_for(lambda: not any(machines.processes(side, program) for side in SIDES))
+    gone = time.monotonic() - begun
+    assert running.wait(PATIENCE) != 0
+    wait_for(lambda: not any(machines.processes(side) for side in SIDES))
+    ended = time.monotonic() - begun
+    reader.join(PATIENCE)
+    machines.link("up")
+    # Ranks 0 and 2 are on this side; either may be ended by mpirun before it can speak.
+    lines = [line.strip() for line in said if line.startswith("multihead: ")]
+    heard = [re.match(r"multihead: train: rank ([02]): rank [0-3] is lost: ", line) for line in lines]
+    assert lines and all(heard) and len({match[1] for match in heard}) == len(lines), said
+    assert any(re.search("rank [13] is lost", line) for line in lines), said
+    found = sorted(path.name for path in (folder / "cut").iterdir())
+    assert found == ["training.safetensors"], found
+    reached = int(re.findall(r"step (\d+)/", "".join(said))[-1])
+    return (f"cut after step {reached}: ranks gone after {gone:.1f} s, mpirun and its daemon after {ended:.1f} s "
+            f"(deadline {DEADLINE} s); {lines[0]}", reached)
+
+
+def resumed(machines, program, folder, reached):
+    """On both sides again, from where the cut left it, a few steps beyond what was reached."""
+    steps = ("--steps", reached + 10)
+    wait_for(lambda: machines.run(2, "hostname").returncode == 0)  # addresses are asked for anew after a while
+    done = machines.run(3, program, *TRAIN, *steps, "-o", folder / "cut")
+    assert done.returncode == 0, done
+    alone(program, folder / "never", *steps)
+    assert bits(folder / "cut") == bits(folder / "never"), "after the cut: other bits"
+    return f"resumed: the bits of {reached + 10} steps of one process"
+
+
+def checks(machines, program, folder):
+    alone(program, folder / "whole", "--steps", 30)
+    both_take_part(machines)
+    yield same_bits(machines, program, folder, "unshaped")
+    refused = machines.shape(RATE)
+    if refused:
+        yield f"no link of {RATE}: tc says: {refused}"
+    else:
+        yield same_bits(machines, program, folder, RATE)
+        machines.unshape()
+    line, reached = cut(machines, program, folder)
+    yield line
+    yield resumed(machines, program, folder, reached)
+
+
+def missing():
+    if mpirun.missing():
+        return mpirun.missing()
+    if not mpirun.is_open_mpi():
+        return f"{mpirun.launcher()} is not Open MPI's"
+    return "".join(f"no {name} (Debian: iproute2)" for name in ("ip", "tc") if not shutil.which(name))
+
+
+def main():
+    why = missing()
+    with tempfile.TemporaryDirectory(prefix="mha-apart-") as name:
+        folder = pathlib.Path(name)
+        machines = Machines(folder)
+        try:
+            why = why or machines.make()
+            if why:
+                print(f"skipped: {why}")
+                return 77
+            for line in checks(machines, os.environ["MULTIHEAD"], folder):
+                print(line, flush=True)
+        finally:
+            machines.remove()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
