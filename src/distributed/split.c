@@ -283,7 +283,7 @@ mha_status mhai_split_make(mha_context *context, const mha_attention_desc *desc,
                            bool all, mhai_split *s)
 {
     const mha_transport *t = s->t;
-    int64_t *turns;
+    int64_t *turns = NULL;
     mha_status status = make_parcels(context, desc, s, &turns);
     MHA_TRY(mha_transport_agree(t, status));
     int64_t most[] = {s->given.query_piece_count, s->given.key_piece_count, context->num_threads};
