@@ -243,9 +243,12 @@ typedef struct mha_transformer_source {
  * inside a call; one that cannot go on tells the others at its beginning or its end, and all return its
  * status, with "rank 3: " before the sentence. In between the stream goes from rank to rank; if a
  * call shows its layers (after_layer, outputs, probabilities, activations that are kept), what is kept of
- * each layer goes to all. A forward call also compares transformers and tokens between ranks. Functions
- * without a context concern one rank, but mha_decoder_truncate(), _truncate_sequence() and _fork().
- * mha_transformer_backward() refuses; transformers that are pruned from it, or copied, are whole. */
+ * each layer goes to all. A forward call also compares transformers and tokens between ranks
+ * (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the transport, the transformer is of no more use.
+ *
+ * What is made for one rank (transformers, activations) concerns that rank: one that fails there tells the
+ * others by mha_transport_agree(), which their next call also begins with. mha_transformer_backward()
+ * refuses; transformers that are pruned from a spread one, or copied, are whole. */
 
 /**
  * Create a transformer whose matrices and token embedding stay where they are: each product reads
