@@ -19,15 +19,21 @@ def read(path):
     return rows
 
 
-def joined(spans, least):
-    """Spans of one kind that follow each other closer than a tenth of a pixel are one."""
-    done = []
+def columns(spans, scale, count):
+    """Runs of pixels, (what, first, end), by what takes most of the time of each."""
+    shares = [dict.fromkeys(COLORS, 0.0) for _ in range(count)]
     for what, begin, end in spans:
-        if done and done[-1][0] == what and begin - done[-1][2] < least:
-            done[-1] = (what, done[-1][1], end)
+        first, last = begin * scale, end * scale
+        for i in range(int(first), min(count, int(last) + 1)):
+            shares[i][what] += min(i + 1, last) - max(i, first)
+    runs = []
+    for i, share in enumerate(shares):
+        what = max(share, key=share.get) if max(share.values()) > 0.5 else ""
+        if runs and runs[-1][0] == what:
+            runs[-1] = (what, runs[-1][1], i + 1)
         else:
-            done.append((what, begin, end))
-    return done
+            runs.append((what, i, i + 1))
+    return [run for run in runs if run[0]]
 
 
 def text(x, y, what, anchor="start"):
@@ -45,9 +51,8 @@ def draw(rows):
     for row, (rank, spans) in enumerate(sorted(rows.items())):
         y = TOP + ROW * row
         out.append(text(LEFT - 8, y + 14, f"rank {rank}", "end"))
-        out += [f'<rect x="{LEFT + begin * scale:.1f}" y="{y}" width="{(end - begin) * scale:.1f}" height="{ROW - 6}" '
-                f'fill="{COLORS[what]}"/>' for what, begin, end in joined(spans, 0.1 / scale)
-                if (end - begin) * scale >= 0.1]
+        out += [f'<rect x="{LEFT + first}" y="{y}" width="{end - first}" height="{ROW - 6}" fill="{COLORS[what]}"/>'
+                for what, first, end in columns(spans, scale, WIDTH - LEFT - 16)]
     out += [text(LEFT, height - 8, "0 s"), text(WIDTH - 16, height - 8, f"{last:.1f} s", "end"), "</svg>"]
     return "\n".join(out) + "\n"
 
