@@ -13,7 +13,7 @@
  *
  *   - every rank reads from and sends to others at most S keys and values once
  *   - a causal mask or a window spares what no row of a rank and of those after it sees
- *   - with a causal mask, pieces cut by MHA_SPLIT_ZIGZAG give all ranks as many pairs
+ *   - with a causal mask, pieces that go to and fro give all ranks as many pairs (mha_split_pieces())
  *
  * Few queries of many keys, as in decoding: mha_distributed_decode() leaves keys and values where they are
  * and sends the sums of rows.
@@ -39,11 +39,6 @@ typedef struct mha_piece {
     int64_t begin, end; /* begin <= end */
 } mha_piece;
 
-typedef enum mha_split {
-    MHA_SPLIT_EVEN = 0,  /* one piece a rank, in the order of ranks */
-    MHA_SPLIT_ZIGZAG = 1 /* of 2 N pieces rank r has numbers r and 2 N - 1 - r */
-} mha_split;
-
 /* Where the backward takes cuts of queries: at multiples of so many rows, from each sequence's first. */
 enum { MHA_SPLIT_ROWS = 112 };
 
@@ -51,14 +46,20 @@ enum { MHA_SPLIT_ROWS = 112 };
  * Cut `length` rows for `size` ranks, and say which pieces rank `rank` has, ascending. Cuts are at
  * multiples of MHA_SPLIT_ROWS; of a short sequence some pieces are empty.
  *
- *   pieces [2] out    count out: 1 or 2, of which some may be empty
+ *   folds 0    one piece a rank, in the order of ranks
+ *   folds F    zigzag: 2 F size pieces go to the ranks to and fro, 0 .. size - 1, size - 1 .. 0, F times
+ *
+ * With a causal mask zigzag gives all ranks as many pairs. The forward, in which all ranks see a block of
+ * keys at about the same time, takes 1 + 1 / (2 F) times as long as the pairs of a rank do: 4 is a good
+ * number. In the backward every piece is a visit of each block, and 1 is enough.
+ *
+ *   pieces [1 or 2 folds] out    count out: how many these are, of which some may be empty
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (length, rank, size, split).   Threads  any.   Since  1.0
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (length, rank, size, folds).   Threads  any.   Since  1.0
  */
 MHA_API MHA_NODISCARD mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size,
-                                                  mha_split split, mha_piece pieces[2],
-                                                  int64_t *count);
+                                                  int64_t folds, mha_piece *pieces, int64_t *count);
 
 /* What this rank has of the whole. The pieces of all ranks together are each row once. */
 typedef struct mha_sequence_split {

@@ -20,22 +20,22 @@ static int64_t cut_at(int64_t length, int64_t i, int64_t count)
     return mhai_min_i64(length, (chunks / count * i + chunks % count * i / count) * MHA_SPLIT_ROWS);
 }
 
-mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size, mha_split split,
-                            mha_piece pieces[2], int64_t *count)
+mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size, int64_t folds,
+                            mha_piece *pieces, int64_t *count)
 {
+    enum { MOST_FOLDS = 1 << 20 };
     if (!pieces || !count) return mha_fail(MHA_ERR_NULL, "mha_split_pieces: an output is NULL");
-    if (length < 0 || size < 1 || rank < 0 || rank >= size ||
-        (split != MHA_SPLIT_EVEN && split != MHA_SPLIT_ZIGZAG))
+    if (length < 0 || size < 1 || rank < 0 || rank >= size || folds < 0 || folds > MOST_FOLDS)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_split_pieces: length %lld, rank %d of %d, split %d: expected a "
-                        "length >= 0, a rank below size, and a known split",
-                        (long long)length, (int)rank, (int)size, (int)split);
-    const int64_t all = split == MHA_SPLIT_ZIGZAG ? 2 * (int64_t)size : size;
-    const int64_t numbers[2] = {rank, all - 1 - rank};
-    *count = split == MHA_SPLIT_ZIGZAG ? 2 : 1;
-    for (int64_t i = 0; i < *count; i++)
-        pieces[i] =
-            (mha_piece){cut_at(length, numbers[i], all), cut_at(length, numbers[i] + 1, all)};
+                        "mha_split_pieces: length %lld, rank %d of %d, folds %lld: expected a "
+                        "length >= 0, a rank below size, and 0 to %d folds",
+                        (long long)length, (int)rank, (int)size, (long long)folds, (int)MOST_FOLDS);
+    *count = folds > 0 ? 2 * folds : 1;
+    for (int64_t i = 0; i < *count; i++) {
+        const int64_t number = i % 2 == 0 ? i * size + rank : (i + 1) * size - 1 - rank;
+        pieces[i] = (mha_piece){cut_at(length, number, *count * size),
+                                cut_at(length, number + 1, *count * size)};
+    }
     return MHA_OK;
 }
 

@@ -109,7 +109,7 @@ static void begin(work *w, const mha_transport *t, int64_t rows, int64_t heads, 
     const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads};
     int64_t count;
     CHECK(!mha_context_create(&desc, &w->context));
-    CHECK(!mha_split_pieces(rows, t->rank, t->size, MHA_SPLIT_ZIGZAG, w->pieces, &count));
+    CHECK(!mha_split_pieces(rows, t->rank, t->size, 1, w->pieces, &count));
     w->split = (mha_sequence_split){.struct_size = sizeof w->split,
                                     .transport = t,
                                     .queries = rows,

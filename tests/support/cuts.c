@@ -40,12 +40,13 @@ cuts cuts_make(rng *r, int64_t length, int ranks)
 {
     cuts c = {.ranks = ranks};
     const int64_t manner = rng_between(r, 0, 4), alone = rng_between(r, 0, ranks - 1);
+    const int64_t folds = rng_between(r, 1, CUTS_MOST_PIECES / 2);
     if (manner == 0) cut_by(&c, r, length, length / (2 * ranks) + 1);
     if (manner == 1) cut_by(&c, r, length, length + 1);
     if (manner == 2) add(&c, (int)alone, 0, length);
     for (int rank = 0; manner > 2 && rank < ranks; rank++)
-        if (mha_split_pieces(length, rank, ranks, manner == 3 ? MHA_SPLIT_EVEN : MHA_SPLIT_ZIGZAG,
-                             c.pieces[rank], &c.count[rank]) != MHA_OK)
+        if (mha_split_pieces(length, rank, ranks, manner == 3 ? 0 : folds, c.pieces[rank],
+                             &c.count[rank]) != MHA_OK)
             abort();
     return c;
 }

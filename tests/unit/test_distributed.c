@@ -449,8 +449,8 @@ static job *make_plain(int64_t T, int64_t S)
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
         cuts *c[] = {&j->queries, &j->keys};
         for (int i = 0; i < 2; i++)
-            assert_int_equal(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, MHA_SPLIT_EVEN,
-                                              c[i]->pieces[rank], &c[i]->count[rank]),
+            assert_int_equal(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, 0, c[i]->pieces[rank],
+                                              &c[i]->count[rank]),
                              MHA_OK);
     }
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
@@ -621,12 +621,12 @@ static void pieces_cover(void **state)
     (void)state;
     for (int64_t length = 0; length < 20000; length += 1 + length / 7)
         for (int32_t size = 1; size < 9; size++)
-            for (mha_split split = MHA_SPLIT_EVEN; split <= MHA_SPLIT_ZIGZAG; split++) {
+            for (int64_t folds = 0; folds < 4; folds++) {
                 uint8_t seen[20000] = {0};
                 for (int32_t rank = 0; rank < size; rank++) {
-                    mha_piece pieces[2];
+                    mha_piece pieces[6];
                     int64_t count;
-                    assert_int_equal(mha_split_pieces(length, rank, size, split, pieces, &count),
+                    assert_int_equal(mha_split_pieces(length, rank, size, folds, pieces, &count),
                                      MHA_OK);
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t t = pieces[i].begin; t < pieces[i].end; t++) seen[t]++;
@@ -637,9 +637,11 @@ static void pieces_cover(void **state)
             }
     mha_piece pieces[2];
     int64_t count;
-    assert_int_equal(mha_split_pieces(-1, 0, 1, MHA_SPLIT_EVEN, pieces, &count), MHA_ERR_ARGUMENT);
-    assert_int_equal(mha_split_pieces(1, 1, 1, MHA_SPLIT_EVEN, pieces, &count), MHA_ERR_ARGUMENT);
-    assert_int_equal(mha_split_pieces(1, 0, 1, MHA_SPLIT_EVEN, NULL, &count), MHA_ERR_NULL);
+    assert_int_equal(mha_split_pieces(-1, 0, 1, 0, pieces, &count), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_split_pieces(1, 1, 1, 0, pieces, &count), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_split_pieces(1, 0, 1, 0, NULL, &count), MHA_ERR_NULL);
+    assert_int_equal(mha_split_pieces(1, 0, 1, -1, pieces, &count), MHA_ERR_ARGUMENT);
+    assert_int_equal(mha_split_pieces(1, 0, 1, INT64_MAX, pieces, &count), MHA_ERR_ARGUMENT);
 }
 
 RUN_TESTS_BETWEEN(NULL, destroy_contexts, TEST(the_bits_of_one_call), TEST(all_outputs),
