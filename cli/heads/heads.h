@@ -254,6 +254,9 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
 enum { HEADS_PLACED = 8 };
 extern const mha_head_measure heads_placed[HEADS_PLACED];
 
+/* The end of what can be cut off at `most` bytes of text: before a character. */
+size_t heads_whole_characters(const char *text, size_t bytes, size_t most);
+
 /* "book.txt, text 3, token 17": where a place is. */
 void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
                         size_t size);

@@ -43,8 +43,7 @@ cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, i
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-/* The end of what can be cut off at `most` bytes: in front of a character. */
-static size_t whole_characters(const char *text, size_t bytes, size_t most)
+size_t heads_whole_characters(const char *text, size_t bytes, size_t most)
 {
     if (bytes <= most) return bytes;
     while (most > 0 && ((unsigned char)text[most] & 0xC0) == 0x80) most--;
@@ -59,7 +58,7 @@ static size_t end_of(const text_tokens *tokens, const char *text, size_t bytes)
         const maps_token *token = &tokens->list.items[i];
         if (!token->special && token->end > 0 && (size_t)token->end > end) end = (size_t)token->end;
     }
-    return whole_characters(text, bytes, end);
+    return heads_whole_characters(text, bytes, end);
 }
 
 /* A token has 16 bytes at most, on average: more of them wait for the next piece. */
@@ -73,7 +72,7 @@ cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
         const char *text = whole->text + at;
         const size_t most =
             (size_t)options->cut < whole->bytes / 16 ? (size_t)options->cut * 16 : whole->bytes;
-        const size_t bytes = whole_characters(text, whole->bytes - at, most);
+        const size_t bytes = heads_whole_characters(text, whole->bytes - at, most);
         const size_t mark = arena_mark();
         text_tokens tokens;
         size_t end = strspn(text, " \t\r\n\f\v");

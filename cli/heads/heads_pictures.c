@@ -201,12 +201,18 @@ static const char *label_of(const text_tokens *tokens, int64_t at)
     return !token ? ELLIPSIS : token->label ? token->label : token->text ? token->text : "?";
 }
 
+static int label_bytes(const char *label)
+{
+    return (int)heads_whole_characters(label, strlen(label), TOKEN_BYTES);
+}
+
 /* What stands above and below the picture. */
 static void describe(const pictures *p, const text_tokens *tokens, picture *made)
 {
     const mha_measure_info info = mha_measure_describe(made->measure);
     const heads_source *source = &p->sources->items[made->place.text];
     const float *row = made->weights + made->mark[0] * made->columns;
+    const char *query = label_of(tokens, made->place.row), *key = label_of(tokens, made->place.key);
     char where[320];
     heads_report_where(source, &made->place, where, sizeof where);
     for (int64_t c = 0; c < made->columns; c++) made->seen += (double)row[c];
@@ -218,8 +224,8 @@ static void describe(const pictures *p, const text_tokens *tokens, picture *made
     snprintf(made->said, sizeof made->said,
              "%s, \xE2\x80\x9C%.*s\xE2\x80\x9D looks most at token %" PRId64
              ", \xE2\x80\x9C%.*s\xE2\x80\x9D: %.2f",
-             where, (int)TOKEN_BYTES, label_of(tokens, made->place.row), made->place.key,
-             (int)TOKEN_BYTES, label_of(tokens, made->place.key), (double)row[made->mark[1]]);
+             where, label_bytes(query), query, made->place.key, label_bytes(key), key,
+             (double)row[made->mark[1]]);
     snprintf(made->shown, sizeof made->shown,
              "tokens %" PRId64 " to %" PRId64 " of %" PRId64 "; %.0f %% of the marked row's "
              "attention is on the columns shown",
