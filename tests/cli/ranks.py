@@ -244,9 +244,9 @@ def killed_while_spread(large):
 def refusals():
     """(ranks, what is started, exit code, the only line on stderr)."""
     one_differs = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
-    no_memory = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ]; then ulimit -v 1000000; fi; exec "$0" "$@"'
-    large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "256", "--embed", "1024",
-             "--layers", "12", "--quiet", "--no-report"]
+    no_memory = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ]; then ulimit -v 800000; fi; exec "$0" "$@"'
+    large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "8", "--embed", "1024",
+             "--layers", "6", "--quiet", "--no-report"]
     rows = (
         (3, [PROGRAM, "prune", MODEL], 2, "prune: started on 3 ranks, but this subcommand runs on one"),
         (2, [PROGRAM, "train", "sentenced"], 2, "train: unknown task 'sentenced'; did you mean 'sentences'?"),

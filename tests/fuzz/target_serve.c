@@ -25,7 +25,8 @@ static void make_model(void)
 {
     char model[FUZZ_PATH_BYTES];
     fuzz_make_model(model);
-    fuzz_must(text_model_open(SERVE, model, 1, &served.model) == CLI_OK, "the model does not open");
+    fuzz_must(text_model_open(SERVE, model, 1, NULL, &served.model) == CLI_OK,
+              "the model does not open");
     served.most_tokens = 16;
     served.most_bytes = 1e6;
 }
