@@ -29,12 +29,27 @@ mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan
     return MHA_OK;
 }
 
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mha_tensor *k,
-                         const mha_tensor *v, int64_t first)
+void mhai_attn_fold_place(mhai_attn_fold *fold, const mha_tensor *k, const mha_tensor *v,
+                          int64_t first, int64_t begin, int64_t end)
 {
-    const int64_t begin = fold->part.queries_before[0];
-    (void)context, (void)v;
-    scale_compute(scale_pairs(begin, begin + fold->rows, first, first + k->shape[2]));
+    (void)k, (void)v;
+    fold->part.first_key = first;
+    fold->part.keys = end;
+    fold->begin = begin;
+}
+
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold)
+{
+    const int64_t query = fold->part.queries_before[0], key = fold->part.first_key;
+    (void)context;
+    scale_compute(scale_pairs(query, query + fold->rows, key + fold->begin, key + fold->part.keys));
+}
+
+/* Of decoding, which is not simulated. */
+void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
+                            const mhai_attn_stretch *stretch)
+{
+    (void)context, (void)fold, (void)stretch;
 }
 
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
