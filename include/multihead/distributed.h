@@ -49,9 +49,9 @@ enum { MHA_SPLIT_ROWS = 112 };
  *   folds 0    one piece a rank, in the order of ranks
  *   folds F    zigzag: 2 F size pieces go to the ranks to and fro, 0 .. size - 1, size - 1 .. 0, F times
  *
- * With a causal mask zigzag gives all ranks as many pairs. The forward, in which all ranks see a block of
- * keys at about the same time, takes up to 1 + 1 / (2 F) times as long as the pairs of a rank do: 4 is a
- * good number. In the backward every piece is a visit of each block: 1 is enough.
+ * With a causal mask zigzag gives all ranks as many pairs. In the forward all ranks see a block of keys at
+ * about the same time, so that computing takes up to 1 + 1 / (2 F) times as long as the pairs of a rank do: 4
+ * is a good number. In the backward every piece is a visit of each block, and 1 is enough.
  *
  *   pieces [1 or 2 folds] out    count out: how many these are, of which some may be empty
  *
