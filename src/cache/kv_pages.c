@@ -45,7 +45,8 @@ static void release(mha_kv_cache *cache, int32_t page)
 /* The first entry that a query at `position` needs beside the sinks'. */
 static int64_t first_needed(const mha_kv_cache *cache, int64_t position)
 {
-    return mhai_max_i64(0, position - cache->desc.window + 1) / cache->desc.page_size;
+    const int64_t before = mhai_max_i64(0, position) - (cache->desc.window - 1);
+    return mhai_max_i64(0, before) / cache->desc.page_size;
 }
 
 /* Are all positions there that a query at `length` sees? */

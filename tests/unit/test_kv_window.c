@@ -248,6 +248,12 @@ static void test_padded_on_the_left(void **unused)
     expect_error(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){0, 3}, (int64_t[]){4, 2}),
                  MHA_ERR_ARGUMENT, "counts[1] is 2, expected 0..1");
     mha_kv_cache_destroy(cache);
+    /* Padding begins before position 0; no window is so long that this overflows. */
+    mha_kv_cache_desc longest = d;
+    longest.window = INT64_MAX;
+    cache = make(context_with(1), &longest);
+    expect_ok(mha_kv_cache_append_rows(cache, &x, &x, (int64_t[]){0, 3}, NULL));
+    mha_kv_cache_destroy(cache);
 }
 
 RUN_TESTS(TEST(test_pages_for_any_length), TEST(test_refusals), TEST(test_discarded_in_branches),
