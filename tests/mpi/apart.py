@@ -29,7 +29,7 @@ SIDES = ("a", "b")
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 NETWORK = "10.77.0.0/24"
 RATE = "200mbit"
-DEADLINE = 4
+DEADLINE = 10
 # How often TCP repeats what is not confirmed: 13 s in all. mpirun tells the daemon behind a link that is cut to end its
 # ranks, and waits for as long; with the kernel's usual 15 repeats that is a quarter of an hour.
 REPEATS = 5
