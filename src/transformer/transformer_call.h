@@ -38,6 +38,11 @@ bool mhai_call_has_end(const mhai_call *c);
 /* A layer's [B,H,T,S] of what is wanted of all layers. */
 mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer);
 
+/* The tensors of a layer's outputs, NULL where one is not wanted. */
+enum { MHAI_CALL_OUTPUTS = 12 };
+void mhai_call_list_outputs(const mha_attention_outputs *outputs,
+                            const mha_tensor *list[MHAI_CALL_OUTPUTS]);
+
 /* What else of a layer's attention is wanted; lse is the call's own. */
 MHA_NODISCARD mha_status mhai_call_read_outputs(const mha_attention_outputs *given, int64_t layer,
                                                 mha_attention_outputs *own);

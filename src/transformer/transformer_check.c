@@ -7,6 +7,7 @@
 #include "nn/nn_check.h"
 
 #include <stdio.h>
+#include <string.h>
 
 mha_status mhai_call_read_outputs(const mha_attention_outputs *given, int64_t layer,
                                   mha_attention_outputs *own)
@@ -152,20 +153,27 @@ static mha_status check_apart(const mhai_call *c, const mha_tensor *output, cons
 }
 
 /* What is wanted of a layer; attention compares it with what it reads itself. */
+void mhai_call_list_outputs(const mha_attention_outputs *x,
+                            const mha_tensor *list[MHAI_CALL_OUTPUTS])
+{
+    const mha_tensor *all[MHAI_CALL_OUTPUTS] = {x->probabilities,  x->average_probabilities,
+                                                x->scores,         x->entropy,
+                                                x->largest_weight, x->largest_key,
+                                                x->first_token,    x->diagonal,
+                                                x->offset_mass,    x->top_keys,
+                                                x->top_weights,    x->column_sums};
+    memcpy(list, all, sizeof all);
+}
+
 static mha_status check_layer_apart(const mhai_call *c, const mha_tensor *output, int64_t layer)
 {
     mha_attention_outputs x;
+    const mha_tensor *all[MHAI_CALL_OUTPUTS];
     char name[48];
     snprintf(name, sizeof name, "an output of layer %lld", (long long)layer);
     MHA_TRY(mhai_call_read_outputs(c->input.outputs[layer], layer, &x));
-    const mha_tensor *all[] = {x.probabilities,  x.average_probabilities,
-                               x.scores,         x.entropy,
-                               x.largest_weight, x.largest_key,
-                               x.first_token,    x.diagonal,
-                               x.offset_mass,    x.top_keys,
-                               x.top_weights,    x.column_sums};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        MHA_TRY(check_apart(c, output, name, all[i], 0));
+    mhai_call_list_outputs(&x, all);
+    for (int i = 0; i < MHAI_CALL_OUTPUTS; i++) MHA_TRY(check_apart(c, output, name, all[i], 0));
     return MHA_OK;
 }
 

@@ -132,6 +132,7 @@ static mha_status give_outputs(const mhai_call *c, int64_t layer)
 {
     const int32_t root = c->t->ranks[layer];
     mha_attention_outputs x = {.struct_size = 0};
+    const mha_tensor *all[MHAI_CALL_OUTPUTS];
     if (c->probabilities) {
         const mha_tensor part = mhai_call_layer_part(c->probabilities, layer);
         MHA_TRY(mhai_spread_tensor(c->t, root, &part));
@@ -143,13 +144,8 @@ static mha_status give_outputs(const mhai_call *c, int64_t layer)
     if (!c->input.outputs || mhai_transformer_heads_of(&c->t->desc, layer, false).q == 0)
         return MHA_OK;
     MHA_TRY(mhai_call_read_outputs(c->input.outputs[layer], layer, &x));
-    const mha_tensor *all[] = {x.probabilities,  x.average_probabilities,
-                               x.scores,         x.entropy,
-                               x.largest_weight, x.largest_key,
-                               x.first_token,    x.diagonal,
-                               x.offset_mass,    x.top_keys,
-                               x.top_weights,    x.column_sums};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    mhai_call_list_outputs(&x, all);
+    for (int i = 0; i < MHAI_CALL_OUTPUTS; i++)
         if (all[i]) MHA_TRY(mhai_spread_tensor(c->t, root, all[i]));
     return MHA_OK;
 }

@@ -3,7 +3,7 @@
  * rank that is lost ends the call everywhere. */
 #include "support/cuts.h"
 #include "support/extras.h"
-#include "support/machines.h"
+#include "support/rank_contexts.h"
 #include "support/suite.h"
 
 #include <multihead/component.h>
@@ -11,28 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MOST_RANKS = 8 };
-
-/* Contexts of the ranks, by instruction set: made once. */
-static mha_context *contexts[MOST_MACHINES][MOST_RANKS];
-
-static mha_context *context_of(const machine *m, int at, int rank)
-{
-    const mha_context_desc desc = {
-        .struct_size = sizeof desc, .num_threads = 1 + rank % 2, .isa = m->isa};
-    if (!contexts[at][rank])
-        assert_int_equal(mha_context_create(&desc, &contexts[at][rank]), MHA_OK);
-    return contexts[at][rank];
-}
-
-static int destroy_contexts(void **state)
-{
-    (void)state;
-    for (int i = 0; i < MOST_MACHINES * MOST_RANKS; i++)
-        mha_context_destroy(contexts[i / MOST_RANKS][i % MOST_RANKS]);
-    return 0;
-}
 
 /* What a rank has: its rows of everything that is over queries, its keys. */
 typedef struct rank_part {
@@ -232,7 +210,7 @@ static void check_case(int number, unsigned wanted)
     j->queries = cuts_make(&r, j->c.q.view.shape[2], ranks);
     j->keys = cuts_make(&r, j->c.k.view.shape[2], ranks);
     for (int rank = 0; rank < ranks; rank++) {
-        j->parts[rank].context = context_of(m, at, rank);
+        j->parts[rank].context = rank_contexts_of(m, at, rank);
         make_part(j, rank, m->path, &outputs);
     }
     const thread_ranks_counts agreeing = thread_ranks_run(ranks, agree_rank, j, -1, 0);
@@ -398,7 +376,7 @@ static void check_back_case(int number)
     j->keys = cuts_make(&r, k->shape[2], ranks);
     const mha_attention_outputs none = {.struct_size = sizeof none};
     for (int rank = 0; rank < ranks; rank++) {
-        j->parts[rank].context = context_of(m, at, rank);
+        j->parts[rank].context = rank_contexts_of(m, at, rank);
         make_part(j, rank, m->path, &none);
         make_back(x, rank);
         point_at_gradients(&x->parts[rank], wanted, accumulate, lse);
@@ -454,7 +432,7 @@ static job *make_plain(int64_t T, int64_t S)
                              MHA_OK);
     }
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-        j->parts[rank].context = context_of(&all.each[0], 0, rank);
+        j->parts[rank].context = rank_contexts_of(&all.each[0], 0, rank);
         make_part(j, rank, MHA_PATH_AUTO, &none);
         memset(j->parts[rank].o.data, 0xEE, sizeof(float));
     }
@@ -644,7 +622,7 @@ static void pieces_cover(void **state)
     assert_int_equal(mha_split_pieces(1, 0, 1, INT64_MAX, pieces, &count), MHA_ERR_ARGUMENT);
 }
 
-RUN_TESTS_BETWEEN(NULL, destroy_contexts, TEST(the_bits_of_one_call), TEST(all_outputs),
+RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call), TEST(all_outputs),
                   TEST(gradients_have_the_bits_of_one_call), TEST(without_a_description),
                   TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
                   TEST(a_lost_rank_ends_the_backward), TEST(pieces_cover))

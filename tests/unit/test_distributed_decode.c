@@ -4,7 +4,7 @@
 #include "support/cuts.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
-#include "support/machines.h"
+#include "support/rank_contexts.h"
 #include "support/suite.h"
 
 #include <multihead/component.h>
@@ -14,27 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 8, MOST_PIECES = 64 };
-
-/* Contexts of the ranks, by instruction set: made once. */
-static mha_context *contexts[MOST_MACHINES][MOST_RANKS];
-
-static mha_context *context_of(const machine *m, int at, int rank)
-{
-    const mha_context_desc desc = {
-        .struct_size = sizeof desc, .num_threads = 1 + rank % 2, .isa = m->isa};
-    if (!contexts[at][rank])
-        assert_int_equal(mha_context_create(&desc, &contexts[at][rank]), MHA_OK);
-    return contexts[at][rank];
-}
-
-static int destroy_contexts(void **state)
-{
-    (void)state;
-    for (int i = 0; i < MOST_MACHINES * MOST_RANKS; i++)
-        mha_context_destroy(contexts[i / MOST_RANKS][i % MOST_RANKS]);
-    return 0;
-}
+enum { MOST_PIECES = 64 };
 
 /* What a rank has. */
 typedef struct rank_part {
@@ -294,7 +274,7 @@ static void take_contexts(job *j, rng *r, int ranks)
     while (all.each[one].path != MHA_PATH_TILED) one = (one + 1) % all.count;
     for (int rank = 0; rank < ranks; rank++) {
         const int i = mixed ? at[rng_between(r, 0, count - 1)] : one;
-        j->parts[rank].context = context_of(&all.each[i], i, rank);
+        j->parts[rank].context = rank_contexts_of(&all.each[i], i, rank);
     }
 }
 
@@ -429,7 +409,7 @@ static void every_step_of_a_growing_text(void **state)
     guarded k = guarded_filled(&r, 4, shape, 0, 1), v = guarded_filled(&r, 4, shape, 0, 1);
     g.q = q.view, g.k = k.view, g.v = v.view;
     g.expected = room((int64_t)GROW_STEPS * 2 * GROW_HEADS * GROW_WIDTH);
-    for (int i = 0; i < MOST_RANKS; i++) g.contexts[i] = context_of(&all.each[0], 0, i);
+    for (int i = 0; i < MOST_RANKS; i++) g.contexts[i] = rank_contexts_of(&all.each[0], 0, i);
     decode_alone(&g);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         g.ranks = sizes[i];
@@ -466,7 +446,7 @@ static job *make_plain(bool cached, unsigned kinds)
     j->cut.pieces[2][0] = (mha_piece){0, 1024};
     j->cut.pieces[2][1] = (mha_piece){2048, 2400};
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
-        j->parts[rank].context = context_of(&all.each[0], 0, rank);
+        j->parts[rank].context = rank_contexts_of(&all.each[0], 0, rank);
         make_part(j, rank, &kind);
     }
     return j;
@@ -690,7 +670,7 @@ static void bytes_do_not_grow_with_the_keys(void **state)
     assert_int_equal(sent[0].bytes, sent[1].bytes);
 }
 
-RUN_TESTS_BETWEEN(NULL, destroy_contexts, TEST(the_bits_of_one_process),
+RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_process),
                   TEST(every_step_of_a_growing_text), TEST(refusals_reach_every_rank),
                   TEST(other_queries_are_refused), TEST(short_of_memory), TEST(refusals_of_one),
                   TEST(a_lost_rank_ends_the_call), TEST(bytes_do_not_grow_with_the_keys))

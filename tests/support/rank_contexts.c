@@ -1,0 +1,22 @@
+#include "support/rank_contexts.h"
+
+#include "support/suite.h"
+
+static mha_context *contexts[MOST_MACHINES][MOST_RANKS];
+
+mha_context *rank_contexts_of(const machine *m, int at, int rank)
+{
+    const mha_context_desc desc = {
+        .struct_size = sizeof desc, .num_threads = 1 + rank % 2, .isa = m->isa};
+    if (!contexts[at][rank])
+        assert_int_equal(mha_context_create(&desc, &contexts[at][rank]), MHA_OK);
+    return contexts[at][rank];
+}
+
+int rank_contexts_destroy(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MOST_MACHINES * MOST_RANKS; i++)
+        mha_context_destroy(contexts[i / MOST_RANKS][i % MOST_RANKS]);
+    return 0;
+}
