@@ -292,7 +292,7 @@ class HeadPatch(Struct):
 
 class TransformerInput(Struct):
     c_name = "mha_transformer_input"
-    _fields_ = [SIZE, RESERVED, ("tokens", TensorPointer), ("lengths", Int64Pointer),
+    _fields_ = [SIZE, FLAGS, ("tokens", TensorPointer), ("lengths", Int64Pointer),
                 ("memory", TensorPointer), ("memory_lengths", Int64Pointer),
                 *_tensors("gates cross_gates"), ("dropout", C.c_float),
                 ("dropout_seed", C.c_uint64), *_tensors("head_means token_types last_hidden"),
