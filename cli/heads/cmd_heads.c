@@ -127,6 +127,10 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens that MODEL reads, one a\nline by id, instead"),
+    ROW_FLAG(
+        0, "spread", heads_options, spread, 1,
+        "started on several ranks (mpirun): each has some of\nMODEL's layers, for a model that "
+        "one machine cannot hold;\nelse each has all of it, and some of the texts"),
     ROW_NUMBER("threads", heads_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", heads_options, quiet, 1, "no notes on stderr, only warnings and errors"),
@@ -208,9 +212,25 @@ static cli_exit check_state(const heads_options *o)
     return cli_check(HEADS, files_check_place(o->state));
 }
 
+/* What runs or reads the model at one rank, which has some of its layers only. */
+static cli_exit check_spread(const heads_options *o)
+{
+    const char *whole = o->attention.count > 0 ? "--attention"
+                        : o->words             ? "--words"
+                        : o->ablate            ? "--ablate"
+                        : o->headvis           ? "--headvis"
+                        : o->pictures          ? "--pictures"
+                                               : NULL;
+    if (!o->spread || !whole) return CLI_OK;
+    return cli_fail(CLI_USAGE, HEADS,
+                    "%s takes one process with the whole model; leave out --spread, or %s", whole,
+                    whole);
+}
+
 static cli_exit check(const heads_options *options)
 {
     const bool maps = options->attention.count > 0;
+    CLI_TRY(check_spread(options));
     CLI_TRY(check_attention(options));
     if (!options->model && !maps)
         return cli_fail(CLI_USAGE, HEADS,
@@ -345,7 +365,10 @@ static cli_exit heads(const heads_options *options)
         CLI_TRY(heads_measure_arrays(options, &model, &found));
         return show(options, &model, &sources, &found);
     }
-    CLI_TRY(text_model_open(HEADS, options->model, options->threads, NULL, &model));
+    const mha_transport *layers_over = options->spread ? ranks_transport() : NULL;
+    cli_note(options->quiet || !options->spread || layers_over,
+             "--spread: one process has all layers; 'mpirun -n 4 multihead heads' starts more");
+    CLI_TRY(text_model_open(HEADS, options->model, options->threads, layers_over, &model));
     if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, HEADS,

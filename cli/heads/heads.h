@@ -47,6 +47,7 @@ typedef struct heads_options {
     int64_t save_every; /* seconds; -1: not given */
     int beside; /* measured beside something else, which says what is wrong with the numbers */
     screen_options screen;
+    int spread; /* over ranks: the model's layers, not the texts */
     int64_t threads;
 } heads_options;
 
@@ -85,6 +86,7 @@ typedef struct heads_found {
     char *const *relations;    /* [relation_count] */
     int64_t relation_count;
     int64_t text_count, token_count, random_count, random_block, random_repeats;
+    bool spread;                    /* each rank has measured the heads of its own layers */
     bool stopped;                   /* by a signal, before the last text */
     int64_t lost_links;             /* whose words have no token */
     mha_head_distances **distances; /* [layers] of texts; NULL: not asked for */
@@ -165,15 +167,15 @@ void heads_role_name(const heads_found *found, const mha_head_role *role, char *
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
 
-/* What is kept of a corpus (heads_corpus.c): made for the texts of found, whose tokens were counted;
- * the kinds of a text's tokens; a text cut into pieces of options->cut tokens. */
-/* Texts over ranks (heads_ranks.c): whether number `number` of count is this rank's; its number in the
- * corpus; and, with the code so far of every rank, what all have measured, at rank 0. */
+/* Texts, or layers, over ranks (heads_ranks.c): whether number `number` of count is this rank's; its
+ * number in the corpus; and, with the code so far of every rank, what all have measured, at rank 0. */
 bool heads_ranks_mine(const heads_found *found, int64_t number, int64_t count);
 cli_exit heads_ranks_number(heads_found *found, int64_t number);
 cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
                             mha_head_corpus *corpus, cli_exit code);
 
+/* What is kept of a corpus (heads_corpus.c): made for the texts of found, whose tokens were counted;
+ * the kinds of a text's tokens; a text cut into pieces of options->cut tokens. */
 cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size);
 cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids);
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,

@@ -153,6 +153,7 @@ static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *
                                          .after_layer = visit->after_layer,
                                          .after_layer_user = visit->user};
     const mha_head_pass pass = {.struct_size = sizeof pass,
+                                .flags = j->found->spread ? MHA_HEAD_PASS_OWN_LAYERS : 0,
                                 .measures = measures,
                                 .distances =
                                     measures == j->found->texts ? j->found->distances : NULL,
@@ -486,7 +487,8 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found)
 {
     job j = {.options = options, .model = model, .found = found, .rare_rank = RARE_RANK};
-    *found = (heads_found){.model = model, .layers = model->layers};
+    *found = (heads_found){
+        .model = model, .layers = model->layers, .spread = options->spread && model->ranks};
     CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->heads));
     for (int64_t l = 0; l < found->layers; l++) {
         found->heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;

@@ -1,5 +1,6 @@
 /* Texts over several ranks, each of which has a run of them: what they measure is merged in the order of
- * texts, so that numbers of texts are right, and sums of scores are integers, so that their bits are. */
+ * texts, so that numbers of texts are right, and sums of scores are integers, so that their bits are.
+ * With --spread each has some layers instead, and all texts. */
 #include "common/arena.h"
 #include "common/launched.h"
 #include "heads/heads.h"
@@ -57,7 +58,7 @@ static mha_status gather(const mha_transport *t, mha_buffer *own, heads_found *f
     if (status == MHA_OK) status = mha_transport_gather(t, 0, mine, sizeof mine, all);
     if (status == MHA_OK && t->rank != 0) status = mha_transport_send(t, 0, own->data, own->size);
     for (int32_t r = 1; status == MHA_OK && t->rank == 0 && r < t->size; r++) {
-        found->lost_links += all[2 * r + 1];
+        if (!found->spread) found->lost_links += all[2 * r + 1]; /* else all lost the same ones */
         status = add_rank(t, found, r, all[2 * r], measures, corpus);
     }
     free(all);
@@ -67,7 +68,7 @@ static mha_status gather(const mha_transport *t, mha_buffer *own, heads_found *f
 cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
                             mha_head_corpus *corpus, cli_exit code)
 {
-    const mha_transport *t = dealt(found);
+    const mha_transport *t = found->spread ? found->model->ranks : dealt(found);
     mha_buffer own = {0};
     if (!t || !measures) return code;
     const mha_sink sink = mha_buffer_sink(&own);

@@ -229,8 +229,12 @@ mha_status heads_state_merge(const heads_found *found, const void *bytes, size_t
     mha_head_corpus *c = NULL;
     mha_status status = mha_head_state_read(found->model->context, bytes, size, NULL, &m, &c);
     if (status == MHA_OK && (c == NULL) != (corpus == NULL)) status = MHA_ERR_FORMAT;
-    if (status == MHA_OK) status = mha_head_measures_merge(measures, m);
-    if (status == MHA_OK && corpus) status = mha_head_corpus_merge(corpus, c);
+    if (status == MHA_OK)
+        status = found->spread ? mha_head_measures_merge_layers(measures, m)
+                               : mha_head_measures_merge(measures, m);
+    if (status == MHA_OK && corpus)
+        status = found->spread ? mha_head_corpus_merge_layers(corpus, c)
+                               : mha_head_corpus_merge(corpus, c);
     mha_head_corpus_destroy(c);
     mha_head_measures_destroy(m);
     return status;

@@ -198,6 +198,9 @@ typedef struct mha_attention_desc {
 
     const int64_t *key_begins; /* [B], 0 .. S; NULL: 0 for all. A batch padded on the left: its
                                   sequences begin there, and end at S or key_lengths */
+    /* Where heads are divided, q's first one among all: dropout and keep_callback count from it.
+     * 0 .. 2^32 - H */
+    int64_t first_head;
 } mha_attention_desc;
 
 /* The tensors of a descriptor, for code that handles all of them: X(field, type, axes, stage).

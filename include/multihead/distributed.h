@@ -28,6 +28,7 @@
 
 #include <multihead/backward.h>
 #include <multihead/cache.h>
+#include <multihead/nn.h>
 #include <multihead/transport.h>
 
 #ifdef __cplusplus
@@ -246,6 +247,82 @@ typedef struct mha_decode_plan {
 MHA_API MHA_NODISCARD mha_status mha_distributed_decode_explain(
     mha_context *context, const mha_key_split *keys, const mha_attention_desc *desc,
     const mha_tensor *q, const mha_attention_outputs *outputs, mha_decode_plan *plan);
+
+/* ---- heads ----------------------------------------------------------------------------------- */
+
+/* Heads over ranks: each rank computes its own ones, by the calls of one process, and what needs all of
+ * them is brought together. No sum is divided: weights of projections are cut by their outputs, so that
+ * each output is the sum of one process.
+ *
+ *   q, k, v   of own heads: a module of these heads, with their rows of W_q, W_k and W_v. Or own heads
+ *             of the caller's tensors, and of the descriptor's tensors over heads
+ *   heads     mha_attention_forward(), with first_head for dropout; of a module the output heads
+ *   out       mha_distributed_mix(): all heads to all ranks, own rows of W_o, all outputs to all ranks
+ *
+ * Backward, with cuts at key/value heads: heads' gradient = that of out times own columns of W_o, then
+ * mha_attention_backward() of own heads. Gradients of own rows of W_q, W_k, W_v, W_o need nothing of other
+ * ranks but the gathered heads; that of the input is a sum over all heads, so the gradients of q, k, v
+ * are gathered before it.
+ *
+ * A grid of ranks divides heads and sequence: a part (mha_transport_part_make()) for the ranks of the same
+ * heads, to which mha_distributed_forward() is given, and one for the ranks of the same rows, for the mix. */
+typedef struct mha_head_piece {
+    int64_t begin, end;       /* query heads */
+    int64_t kv_begin, kv_end; /* key/value heads that they read */
+} mha_head_piece;
+
+/**
+ * Divide heads among `size` ranks, and say which ones rank `rank` has. Ranks of up to kv_heads have whole
+ * groups, which differ by one at most; more ranks have parts of one group each, and more than heads
+ * none. In a piece each key/value head has as many query heads as any other, so that it is an attention.
+ *
+ * Memory   fills *piece.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (heads, kv_heads, rank, size).   Threads  any.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_split_heads(int64_t heads, int64_t kv_heads, int32_t rank,
+                                                 int32_t size, mha_head_piece *piece);
+
+/**
+ * Bring pieces of a tensor together: all ranks have the whole afterwards. Every rank makes the call.
+ *
+ *   piece in    along `axis` any number of elements; the pieces lie in the order of ranks
+ *   whole out   the same in all other axes, as many along it as all pieces together
+ *
+ * f32, f16 or bf16, the same at all ranks, any strides; bits are copied.
+ *
+ * How. Pieces go round, from each rank to the next: size - 1 messages a rank, and it receives what it does
+ * not have once.
+ *
+ * Memory   borrowed for the call, they may not overlap. Scratch: as many bytes as whole.
+ * Errors   at all ranks alike, with the number of the rank: MHA_ERR_NULL, _ARGUMENT (axis; ranks that
+ *          differ), _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _RANK. On error nothing is written.
+ * Threads  as mha_distributed_forward().   Accuracy  exact.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_distributed_gather(mha_context *context,
+                                                        const mha_transport *transport, int axis,
+                                                        const mha_tensor *piece,
+                                                        const mha_tensor *whole);
+
+/**
+ * Mix heads that lie over ranks: out = concat(all heads) W_o^T + b_o, as in module.h, at all ranks. Every
+ * rank makes the call.
+ *
+ *   heads [B,h,T,Dv] in    those of this rank, in the order of ranks; h may be 0
+ *   w_o in                 a linear layer of this rank's rows of W_o and b_o: [e, H Dv]; in the order of ranks,
+ *                          together all E. Any division will do
+ *   out [B,T,E] out        f32, as heads; any strides, last axis contiguous
+ *
+ * Has the bits of mha_linear_forward() of the whole W_o. Two gathers: of B T (H - h) Dv and of B T (E - e)
+ * numbers received.
+ *
+ * Memory   borrowed for the call. Scratch: B T (2 H Dv + e + E) floats.
+ * Errors   as mha_distributed_gather(); MHA_ERR_SHAPE (w_o).
+ * Threads  as mha_distributed_forward().   Accuracy  as mha_linear_forward().   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_distributed_mix(mha_context *context,
+                                                     const mha_transport *transport,
+                                                     const mha_tensor *heads, const mha_linear *w_o,
+                                                     const mha_tensor *out);
 
 #ifdef __cplusplus
 }

@@ -135,6 +135,16 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_values(mha_head_corpus *corpus,
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge(mha_head_corpus *corpus,
                                                        const mha_head_corpus *from);
 
+/**
+ * Add a corpus of the same texts, of the same numbers, in which other layers were measured, as
+ * mha_head_measures_merge_layers().
+ *
+ * Memory   none.   Errors  as mha_head_corpus_merge(); MHA_ERR_ARGUMENT (other numbers of texts).
+ * Threads  one.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge_layers(mha_head_corpus *corpus,
+                                                              const mha_head_corpus *from);
+
 /* ---- what was found -------------------------------------------------------------------------- */
 
 /* A score of a head over the corpus; 0 where there were no rows. */

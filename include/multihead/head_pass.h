@@ -24,10 +24,18 @@
 extern "C" {
 #endif
 
+/* mha_head_pass.flags */
+enum {
+    /* Of a transformer that is spread over ranks: each rank measures the heads of its own layers, and
+     * of a layer only the stream is sent. mha_head_measures_merge_layers() brings the ranks'
+     * objects together. Without it every rank measures all heads */
+    MHA_HEAD_PASS_OWN_LAYERS = 1 << 0
+};
+
 /* What to fill. Objects have as many heads in each layer as the transformer. */
 typedef struct mha_head_pass {
     uint32_t struct_size;
-    uint32_t reserved;                    /* 0 */
+    uint32_t flags;
     mha_head_measures *measures;          /* no text is open; NULL: none */
     mha_head_distances *const *distances; /* [L], each may be NULL; NULL: none */
     /* Called before the rows of a layer from `row` on are added; a status other than MHA_OK
@@ -55,7 +63,8 @@ typedef struct mha_head_pass {
  *          mha_transformer_forward(), mha_head_measures_begin() and _rows(),
  *          mha_head_distances_*(); what progress or after_layer returned. The text is then closed
  *          and not counted as a text, but what its layers have added until then remains: where
- *          texts may fail, measure each in an object of its own and merge that.
+ *          texts may fail, measure each in an object of its own and merge that. Ranks of a spread
+ *          transformer return the same error.
  * Threads  one call per context.
  * Accuracy the bits of mha_head_measures_attention() on each layer's queries and keys.
  * Since    0.1

@@ -335,6 +335,19 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measur
 MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *measures,
                                                          const mha_head_measures *from);
 
+/**
+ * Add what was measured of other layers in the same texts, such as by a rank that has other layers of a
+ * model (MHA_HEAD_PASS_OWN_LAYERS). Texts are not counted again; the result has the bits of one object
+ * that got the rows of all layers.
+ *
+ *   from    with as many texts, which came in the same order; no layer has rows in both
+ *
+ * Memory   none.   Errors  as mha_head_measures_merge(); MHA_ERR_ARGUMENT (other numbers of texts).
+ * Threads  as mha_head_measures_merge().   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_measures_merge_layers(mha_head_measures *measures,
+                                                                const mha_head_measures *from);
+
 /** A score of one head; all 0 for numbers out of range. Memory none. Errors none. Threads any while
  * nothing is added. Since 0.1 */
 MHA_API mha_head_score mha_head_measures_score(const mha_head_measures *measures, int64_t layer,

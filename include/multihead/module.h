@@ -186,7 +186,7 @@ typedef struct mha_module_call {
     const mha_tensor *query;             /* [B,T,E ] in */
     const mha_tensor *key;               /* [B,S,Ek] in */
     const mha_tensor *value;             /* [B,S,Ev] in */
-    const mha_tensor *out;               /* [B,T,E ] out */
+    const mha_tensor *out;               /* [B,T,E ] out; NULL: heads are wanted, not mixed */
     const mha_module_outputs *outputs;   /* NULL: none */
     /* With MHA_MODULE_ROPE: positions of tokens. NULL: key s at s, query t at t + q_offset, as
      * for masks; with a cache after its contents; ragged, from each sequence's start. */
@@ -206,6 +206,8 @@ typedef struct mha_module_call {
  * on (window, softcap, ALiBi, T5, Shaw, ...). Any strides, last axis contiguous: mha_tensor_tbe()
  * views [T,B,E] memory. Without a batch axis, query [T,E], key [S,Ek],
  * value [S,Ev] and out [T,E], no output has one either (probabilities are [H,T,S]), and B is 1.
+ * With the output heads out may be NULL: nothing is mixed, and W_o need not be set. That is how
+ * heads are divided among ranks (distributed.h).
  *
  * After the projection q and k are normalised and rotated, in this order, if the module does so.
  *

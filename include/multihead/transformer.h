@@ -410,9 +410,16 @@ typedef struct mha_head_patch {
     const uint8_t *rows; /* [B T], 1: these rows; NULL: all */
 } mha_head_patch;
 
+/* mha_transformer_input.flags */
+enum {
+    /* Of a transformer that is spread over ranks: outputs are written, and after_layer is called, at
+     * the rank that has the layer and at no other, so that of a layer only the stream is sent */
+    MHA_INPUT_OWN_LAYERS = 1 << 0
+};
+
 typedef struct mha_transformer_input {
     uint32_t struct_size;
-    uint32_t reserved;             /* 0 */
+    uint32_t flags;
     const mha_tensor *tokens;      /* i32 [B,T] */
     const int64_t *lengths;        /* [B], 0 .. T; NULL: T. Tokens beyond are ignored */
     const mha_tensor *memory;      /* f32 [B,S,memory_dim], with MHA_TRANSFORMER_CROSS */

@@ -106,6 +106,29 @@ MHA_API MHA_NODISCARD mha_status mha_transport_same(const mha_transport *transpo
                                                     const char *what, const void *bytes,
                                                     size_t count, mha_status status);
 
+/* Some ranks of a transport, which is then one of its own: a row or a column of a grid of ranks. Not to be
+ * copied: transport points into it. */
+typedef struct mha_transport_part {
+    mha_transport transport; /* for calls of these ranks; rank and size count within them */
+    const mha_transport *whole;
+    const int32_t *ranks; /* [transport.size] of whole */
+} mha_transport_part;
+
+/**
+ * Make a transport of some ranks of another one. Each of these ranks makes the call with the same list; no
+ * message is sent. Two ranks may be together in any number of parts, and in the whole, as long as both
+ * make their calls in the same order. Messages of errors count ranks within the part.
+ *
+ *   ranks [count] in   different ranks of whole, this one among them, in any order
+ *
+ * Memory   fills *part; borrows whole and ranks as long as it is used; frees nothing afterwards.
+ * Errors   MHA_ERR_NULL, _ARGUMENT (the struct; a list without this rank, or with one that is not in
+ *          whole or is there twice).   Threads  any.   Since  1.0
+ */
+MHA_API MHA_NODISCARD mha_status mha_transport_part_make(const mha_transport *whole,
+                                                         const int32_t *ranks, int32_t count,
+                                                         mha_transport_part *part);
+
 #ifdef __cplusplus
 }
 #endif

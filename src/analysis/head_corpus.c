@@ -413,10 +413,8 @@ static bool all_fit(const mha_head_corpus *c, const mha_head_corpus *from)
            mhai_head_measures_fit(c->row_count, from->row_count, layers, MHAI_COUNT_MOST);
 }
 
-mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from)
+static mha_status merge(mha_head_corpus *c, const mha_head_corpus *from)
 {
-    if (!c || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_merge: %s is NULL", c ? "from" : "corpus");
     if (c == from || c->open || from->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_merge: %s",
                         c == from ? "both are the same object" : "a text is open; end it first");
@@ -435,6 +433,26 @@ mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from
     add_counts(c->expected, from->expected, c->layers * c->vocab);
     add_counts(c->key_count, from->key_count, c->layers * c->vocab);
     add_counts(c->row_count, from->row_count, c->layers * c->vocab);
+    return MHA_OK;
+}
+
+mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from)
+{
+    if (!c || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_merge: %s is NULL", c ? "from" : "corpus");
+    MHA_TRY(merge(c, from));
     c->texts += from->texts;
     return MHA_OK;
+}
+
+mha_status mha_head_corpus_merge_layers(mha_head_corpus *c, const mha_head_corpus *from)
+{
+    if (!c || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_merge_layers: %s is NULL",
+                        c ? "from" : "corpus");
+    if (c->texts != from->texts)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_corpus_merge_layers: of %lld and %lld texts; expected the same",
+                        (long long)c->texts, (long long)from->texts);
+    return merge(c, from);
 }

@@ -294,7 +294,8 @@ mha_status mha_head_measures_end(mha_head_measures *m)
     if (!m->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_end: no text is open; begin one");
     const int64_t layer = m->layer, row = m->row, rows = m->text.given.queries;
-    for (int64_t l = 0; l < m->layers; l++) count_offsets(m, l);
+    for (int64_t l = 0; l < m->layers; l++)
+        if (m->done[l]) count_offsets(m, l);
     if (m->corpus) mhai_corpus_end(m->corpus);
     mhai_head_text_close(m);
     m->texts++;
@@ -478,11 +479,9 @@ static bool counts_fit(const mha_head_measures *m, const mha_head_measures *from
     return fit;
 }
 
-mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures *from)
+/* texts: how many of m come before those of from. */
+static mha_status merge(mha_head_measures *m, const mha_head_measures *from, int64_t texts)
 {
-    if (!m || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_head_measures_merge: %s is NULL",
-                        m ? "from" : "measures");
     if (m == from || m->open || from->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_merge: %s",
                         m == from ? "both are the same object" : "a text is open; end it first");
@@ -490,12 +489,32 @@ mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures
     if (!counts_fit(m, from))
         return mha_fail(MHA_ERR_SIZE, "mha_head_measures_merge: more than 2^53 rows");
     for (int64_t h = 0; h < heads_of(m); h++)
-        join(m, h, &from->kept[h], from->exact + h * mhai_head_measures_exacts(m), m->texts);
+        join(m, h, &from->kept[h], from->exact + h * mhai_head_measures_exacts(m), texts);
     for (int64_t n = 0; n < far_links(m); n++) m->link_offsets[n] += from->link_offsets[n];
     for (int64_t n = 0; n < m->layers * 2 * m->relations; n++)
         m->link_count[n] += from->link_count[n];
-    m->texts += from->texts;
+    m->texts = texts + from->texts;
     return MHA_OK;
+}
+
+mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures *from)
+{
+    if (!m || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_head_measures_merge: %s is NULL",
+                        m ? "from" : "measures");
+    return merge(m, from, m->texts);
+}
+
+mha_status mha_head_measures_merge_layers(mha_head_measures *m, const mha_head_measures *from)
+{
+    if (!m || !from)
+        return mha_fail(MHA_ERR_NULL, "mha_head_measures_merge_layers: %s is NULL",
+                        m ? "from" : "measures");
+    if (m->texts != from->texts)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_head_measures_merge_layers: of %lld and %lld texts; expected the same",
+                        (long long)m->texts, (long long)from->texts);
+    return merge(m, from, 0);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

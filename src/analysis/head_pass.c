@@ -120,7 +120,8 @@ static mha_status complete_text(pass *x, const mha_heads_text *text)
     return MHA_OK;
 }
 
-static mha_status run(pass *x, const mha_transformer_input *input, const mha_heads_text *text)
+static mha_status begin(pass *x, const mha_transformer_input *input, const mha_heads_text *text,
+                        bool *open)
 {
     MHA_TRY(check_input(x, input));
     MHA_TRY(complete_text(x, text));
@@ -129,10 +130,21 @@ static mha_status run(pass *x, const mha_transformer_input *input, const mha_hea
     x->after_layer_user = x->input.after_layer_user;
     x->input.after_layer = measure_layer;
     x->input.after_layer_user = x;
+    if (x->to.flags & MHA_HEAD_PASS_OWN_LAYERS) x->input.flags |= MHA_INPUT_OWN_LAYERS;
     if (x->to.measures) MHA_TRY(mha_head_measures_begin(x->to.measures, &x->text));
-    mha_status status =
-        mha_transformer_forward(x->context, x->transformer, &x->input, NULL, NULL, NULL, NULL);
-    if (!x->to.measures) return status;
+    *open = x->to.measures;
+    return MHA_OK;
+}
+
+static mha_status run(pass *x, const mha_transformer_input *input, const mha_heads_text *text)
+{
+    bool open = false;
+    mha_status status = begin(x, input, text, &open);
+    status = mhai_spread_agree(x->transformer, status);
+    if (status == MHA_OK)
+        status =
+            mha_transformer_forward(x->context, x->transformer, &x->input, NULL, NULL, NULL, NULL);
+    if (!open) return status;
     if (status == MHA_OK) return mha_head_measures_end(x->to.measures);
     mhai_head_text_close(x->to.measures);
     return status;
@@ -151,9 +163,9 @@ mha_status mha_head_pass_run(mha_context *context, const mha_transformer *transf
               .transformer = transformer,
               .causal = transformer->desc.flags & MHA_TRANSFORMER_CAUSAL};
     MHA_TRY(mhai_struct_copy("mha_head_pass", &x.to, sizeof x.to, sizeof x.to, to));
-    if (x.to.reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_pass: reserved is %u, expected 0",
-                        (unsigned)x.to.reserved);
+    if (x.to.flags & ~(uint32_t)MHA_HEAD_PASS_OWN_LAYERS)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_head_pass: flags 0x%x are unknown",
+                        (unsigned)x.to.flags);
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = run(&x, input, text);
     mha_scratch_release(context, mark);

@@ -35,7 +35,7 @@ typedef struct mhai_attn_problem {
     bool causal, window, strict;
     int64_t left_keys, right_keys; /* no larger than needed; open is larger than any distance */
     int64_t sink_keys;
-    int64_t q_offset;
+    int64_t q_offset, first_head;
     const int64_t *q_offsets, *key_lengths, *key_begins;
     const int64_t *query_starts, *key_starts; /* NULL: not ragged */
 /* Inputs by their names in the descriptor; data NULL: absent. */

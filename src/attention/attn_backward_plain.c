@@ -103,8 +103,8 @@ static mhai_attn_query query_at(const plain_job *job, const mhai_attn_sequence *
     uint8_t *keep = (uint8_t *)(room + p->D + widest(p) + p->Dv);
     r.keep = keep;
     if (p->callback && r.limit.end > 0)
-        p->callback(p->callback_user, seq->b, h, seq->before + t, 1, 0, r.limit.end, keep,
-                    r.limit.end);
+        p->callback(p->callback_user, seq->b, p->first_head + h, seq->before + t, 1, 0, r.limit.end,
+                    keep, r.limit.end);
     return r;
 }
 
@@ -175,7 +175,9 @@ static pair pair_of_key(const plain_job *job, const mhai_attn_sequence *seq, int
     if (s >= r.limit.end) return (pair){.visible = false};
     r.keep = &keep;
     r.keep_first = s;
-    if (p->callback) p->callback(p->callback_user, seq->b, h, seq->before + t, 1, s, 1, &keep, 1);
+    if (p->callback)
+        p->callback(p->callback_user, seq->b, p->first_head + h, seq->before + t, 1, s, 1, &keep,
+                    1);
     return pair_at(job, &r, s);
 }
 

@@ -290,6 +290,10 @@ static mha_status check_scores(const mha_attention_desc *desc, mhai_attn_problem
     p->softcap = desc->softcap;
     p->dropout = desc->dropout;
     p->dropout_seed = desc->dropout_seed;
+    p->first_head = desc->first_head;
+    if (p->first_head < 0 || p->first_head > (INT64_C(1) << 32) - p->H)
+        return mha_fail(MHA_ERR_ARGUMENT, "first_head is %lld, expected 0 .. 2^32 - %lld",
+                        (long long)p->first_head, (long long)p->H);
     /* Its reciprocal and its product with log2 e must be finite. */
     if (p->softcap != 0 && !(p->softcap >= 0x1p-126f && p->softcap <= 0x1p127f))
         return mha_fail(MHA_ERR_ARGUMENT,

@@ -212,8 +212,8 @@ static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
         while (next < strip->tile.rows && head[next] == head[r] &&
                query[next] == query[next - 1] + 1)
             next++;
-        p->callback(p->callback_user, c->seq.b, head[r], c->seq.before + query[r], next - r,
-                    block->key + strip->tile.begin, strip->tile.end - strip->tile.begin,
+        p->callback(p->callback_user, c->seq.b, p->first_head + head[r], c->seq.before + query[r],
+                    next - r, block->key + strip->tile.begin, strip->tile.end - strip->tile.begin,
                     w->keep + r * MHAI_KEY_BLOCK + strip->tile.begin, MHAI_KEY_BLOCK);
     }
 }

@@ -38,8 +38,8 @@ static void weigh_row(const mhai_attn_problem *p, row *r)
     const mhai_attn_query *at = &r->at;
     double sink = -INFINITY;
     if (p->callback && at->limit.end > 0)
-        p->callback(p->callback_user, at->seq.b, at->h, at->seq.before + at->t, 1, 0, at->limit.end,
-                    r->keep, at->limit.end);
+        p->callback(p->callback_user, at->seq.b, p->first_head + at->h, at->seq.before + at->t, 1,
+                    0, at->limit.end, r->keep, at->limit.end);
     if (p->sink_logits.data)
         sink = (double)((const float *)p->sink_logits.data)[at->h * p->sink_logits.stride[0]];
     r->max = sink;

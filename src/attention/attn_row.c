@@ -133,7 +133,7 @@ double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r
     if (p->dropout <= 0) return 1;
     const uint32_t seed[2] = {(uint32_t)p->dropout_seed, (uint32_t)(p->dropout_seed >> 32)};
     uint32_t word[4];
-    mhai_dropout_words(word, seed, (uint32_t)r->seq.b, (uint32_t)r->h,
+    mhai_dropout_words(word, seed, (uint32_t)r->seq.b, (uint32_t)(p->first_head + r->h),
                        (uint32_t)(r->seq.before + r->t), s / 4);
     bool dropped = (double)word[s % 4] < (double)p->dropout * 4294967296.0;
     return dropped ? 0 : 1 / (1 - (double)p->dropout);

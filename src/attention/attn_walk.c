@@ -272,7 +272,7 @@ void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     dropout->batch = (uint32_t)c->seq.b;
     dropout->key = block->key;
     for (int r = 0; r < s->tile.rows; r++) {
-        dropout->head[r] = (uint32_t)w->head[s->first + r];
+        dropout->head[r] = (uint32_t)(walk->p->first_head + w->head[s->first + r]);
         dropout->query[r] = (uint32_t)(c->seq.before + w->query[s->first + r]);
     }
 }

@@ -17,7 +17,7 @@ typedef struct mhai_slice_call {
 typedef struct mhai_slice_common {
     int64_t batch, heads, kv_heads, head_dim, value_dim, queries, keys;
     int64_t q_offset, left_keys, right_keys, sink_keys, block_queries, block_keys, t5_max_distance;
-    int64_t sequences, version;
+    int64_t sequences, version, first_head;
     uint64_t dropout_seed, given;
     uint64_t lists; /* a hash of all lengths, starts and offsets */
     int32_t k_type, v_type, compute, path;

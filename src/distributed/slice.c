@@ -97,6 +97,7 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
     c->q_offset = d->q_offset, c->left_keys = d->left_keys, c->right_keys = d->right_keys;
     c->sink_keys = d->sink_keys, c->block_queries = d->block_queries;
     c->block_keys = d->block_keys, c->t5_max_distance = d->t5_max_distance;
+    c->first_head = d->first_head;
     c->sequences = d->sequences, c->dropout_seed = d->dropout_seed;
     c->lists = add_list(MHAI_HASH_START, d->q_offsets, batch);
     c->lists = add_list(c->lists, d->key_lengths, batch);

@@ -82,7 +82,7 @@ static mha_status check_inputs(mhai_forward *f, const mha_module_call *call)
         f->B = f->query.shape[0], f->T = f->query.shape[1];
     }
     if (f->has_keys) MHA_TRY(check_keys(f, call));
-    if (!f->has_query || (f->measuring && !call->out)) return MHA_OK;
+    if (!f->has_query || !call->out) return MHA_OK;
     return real_view_of(f, "out", call->out, (int64_t[]){f->B, f->T, d->embed_dim}, &f->out);
 }
 
@@ -266,5 +266,7 @@ mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call)
     if (f->at.cache) MHA_TRY(mhai_module_cached_prepare(f));
     if (!f->has_query) return MHA_OK;
     MHA_TRY(check_outputs(f, call->outputs));
+    if (!f->measuring && !call->out && !f->wanted[MHAI_OUT_HEADS])
+        return mha_fail(MHA_ERR_NULL, "out is NULL, and the output heads is not wanted");
     return f->measuring ? MHA_OK : check_overlap(f);
 }

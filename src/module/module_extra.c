@@ -101,7 +101,8 @@ static double dropout_factor(const mhai_forward *f, const mhai_module_row *r)
     uint32_t word[4];
     if (dropout <= 0) return 1;
     mhai_dropout_words(word, (uint32_t[]){(uint32_t)seed, (uint32_t)(seed >> 32)},
-                       (uint32_t)r->sequence, (uint32_t)r->h, (uint32_t)r->query, UINT32_MAX);
+                       (uint32_t)r->sequence, (uint32_t)(f->at.desc.first_head + r->h),
+                       (uint32_t)r->query, UINT32_MAX);
     return (double)word[3] < dropout * 4294967296.0 ? 0 : 1 / (1 - dropout);
 }
 

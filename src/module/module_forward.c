@@ -176,7 +176,7 @@ static mha_status project_all(const mhai_forward *f)
 static mha_status project_out(const mhai_forward *f)
 {
     const mha_linear *l = f->module->projection[MHAI_O];
-    if (f->B == 0 || f->T == 0) return MHA_OK;
+    if (f->B == 0 || f->T == 0 || !f->out.data) return MHA_OK;
     bool one_run = f->out.stride[0] == f->T * f->out.stride[1] || f->B == 1;
     for (int64_t b = 0; b < (one_run ? 1 : f->B); b++)
         MHA_TRY(mhai_linear_run(f->context, l, MHA_ACTIVATION_NONE,

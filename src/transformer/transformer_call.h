@@ -32,6 +32,9 @@ MHA_NODISCARD mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *o
  * nobody waits, until all agree at the end. */
 MHA_NODISCARD mha_status mhai_call_hand_on(const mhai_call *c, int64_t layer);
 
+/* Whether what a layer shows is seen here. */
+bool mhai_call_sees(const mhai_call *c, int64_t layer);
+
 /* Whether the stream after the last layer is here. */
 bool mhai_call_has_end(const mhai_call *c);
 

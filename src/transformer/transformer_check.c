@@ -62,9 +62,9 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input,
                              offsetof(mha_transformer_input, token_types), given));
     const int64_t gates[] = {t->desc.num_layers, t->desc.num_heads};
-    if (input->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: reserved is %u, expected 0",
-                        (unsigned)input->reserved);
+    if (input->flags & ~(uint32_t)MHA_INPUT_OWN_LAYERS)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: flags 0x%x are unknown",
+                        (unsigned)input->flags);
     MHA_TRY(mhai_tensor_check("tokens", input->tokens, MHA_I32, 2, NULL));
     const int64_t batch = input->tokens->shape[0], length = input->tokens->shape[1];
     if (length > t->desc.max_length)

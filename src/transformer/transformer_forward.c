@@ -495,7 +495,7 @@ static mha_status forward(mhai_call *c, const mha_tensor *output)
         if (status == MHA_OK && mhai_spread_mine(t, i)) status = run_layer(c, i);
         MHA_TRY(mhai_call_hand_on(c, i));
         a->layer = i;
-        if (status == MHA_OK && c->input.after_layer)
+        if (status == MHA_OK && c->input.after_layer && mhai_call_sees(c, i))
             status = c->input.after_layer(c->input.after_layer_user, a, i);
     }
     if (status == MHA_OK) status = write_output(c, output);

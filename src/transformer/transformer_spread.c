@@ -80,8 +80,14 @@ mha_status mhai_spread_same(const mha_transformer *t, const char *what, const vo
 /* Whether the call gives anything of its layers away. */
 static bool shows(const mhai_call *c)
 {
-    return c->input.after_layer || c->input.outputs || c->probabilities || c->cross_probabilities ||
-           !c->a->passing;
+    const bool seen = c->input.after_layer || c->input.outputs;
+    return (seen && !(c->input.flags & MHA_INPUT_OWN_LAYERS)) || c->probabilities ||
+           c->cross_probabilities || !c->a->passing;
+}
+
+bool mhai_call_sees(const mhai_call *c, int64_t layer)
+{
+    return mhai_spread_mine(c->t, layer) || !(c->input.flags & MHA_INPUT_OWN_LAYERS);
 }
 
 /* A step of a decoder is one of many: its tokens are not compared. */
@@ -141,7 +147,8 @@ static mha_status give_outputs(const mhai_call *c, int64_t layer)
         const mha_tensor part = mhai_call_layer_part(c->cross_probabilities, layer);
         MHA_TRY(mhai_spread_tensor(c->t, root, &part));
     }
-    if (!c->input.outputs || mhai_transformer_heads_of(&c->t->desc, layer, false).q == 0)
+    if (!c->input.outputs || c->input.flags & MHA_INPUT_OWN_LAYERS ||
+        mhai_transformer_heads_of(&c->t->desc, layer, false).q == 0)
         return MHA_OK;
     MHA_TRY(mhai_call_read_outputs(c->input.outputs[layer], layer, &x));
     mhai_call_list_outputs(&x, all);

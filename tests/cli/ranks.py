@@ -121,7 +121,7 @@ def heads():
 
 
 def large_model(folder):
-    """156 MB of a decoder without tokenizer."""
+    """156 MB of a decoder."""
     width, inner, layers, vocabulary = 512, 1408, 12, 512
     shapes = {"model.embed_tokens.weight": (vocabulary, width), "lm_head.weight": (vocabulary, width),
               "model.norm.weight": (width,)}
@@ -163,6 +163,7 @@ def spread(whole, large):
     text = FOLDER / "perplexity.txt"
     text.write_text("the animal didn't cross the street because it was too tired . " * 4)
     sampled = ["--ids", "--max-tokens", "100", "--temperature", "1.5", "--seed", "7"]
+    measured = ["heads", whole, "--spread", "--text", text, "--cut", "16", "--random", "2"]
     rows = (["generate", large, "1 2 3 4 5", *sampled],
             ["generate", whole, "1 2 3", "--ids", "--max-tokens", "20", "--window", "8", "--cache", "int8"],
             ["view", whole, "the animal didn't cross the street because it was too tired .", "--json", "-"],
@@ -171,12 +172,15 @@ def spread(whole, large):
             ["view", whole, "the animal was tired .", "--contrast", "the animal was wide .", "-o", "-"],
             ["view", whole, "the animal was tired .", "-o", "-"],
             ["view", MODEL, "The cat sat.", "It slept.", "--npy", FOLDER / "maps.npy", "--json", "-"],
-            ["perplexity", whole, "--text", text, "--json"])
+            ["perplexity", whole, "--text", text, "--json"],
+            [*measured, "--json", "--corpus", "--composition", "--circuits", "--without", "L0H1"],
+            [*measured, "-o", "-"])
     for i, row in enumerate(rows):
         program = [PROGRAM, *row, "-q", "--threads", "1"]
         one = subprocess.run(list(map(str, program)), capture_output=True, text=True)
         check(one.returncode == 0 and one.stdout, f"{row}: {one.stderr}")
-        for count in (2, 3, 5) if i == 0 or LONG else (chance.choice((2, 3)), 5):
+        few = [chance.choice((2, 3)), 5]
+        for count in (2, 3, 5) if i == 0 or LONG else few[i % 2:][:1] if row[0] == "heads" else few:
             done = ranks(count, program)
             check(done.returncode == 0 and steady(done.stdout) == steady(one.stdout),
                   f"{row}, {count} ranks: {done.stderr}")
@@ -189,15 +193,16 @@ def steady(text):
 
 def memory_of_ranks(large):
     """A rank has the weights of its layers: a quarter of 156 MB, and what every process has."""
-    most = {}
-    for count in (1, 4):
-        name = FOLDER / f"memory-{count}-"
-        program = [PROGRAM, "generate", large, "1 2", "--ids", "--max-tokens", "2", "-q", "--threads", "1"]
-        done = ranks(count, [sys.executable, "-c", MEASURED, name, *program])
-        check(done.returncode == 0, f"memory: {done.stderr}")
-        most[count] = max(int(path.read_text()) for path in FOLDER.glob(name.name + "*"))
-    print(f"MiB of one process {most[1]}, of each of 4 ranks at most {most[4]}")
-    check(most[1] > 150 and most[4] < most[1] / 4 + 40, f"memory: {most}")
+    for row in (["generate", large, "1 2", "--ids", "--max-tokens", "2"],
+                ["heads", large, "the animal was tired .", "--spread", "--random", "0"]):
+        most = {}
+        for count in (1, 4):
+            name = FOLDER / f"memory-{row[0]}-{count}-"
+            done = ranks(count, [sys.executable, "-c", MEASURED, name, PROGRAM, *row, "-q", "--threads", "1"])
+            check(done.returncode == 0, f"memory: {done.stderr}")
+            most[count] = max(int(path.read_text()) for path in FOLDER.glob(name.name + "*"))
+        print(f"{row[0]}: MiB of one process {most[1]}, of each of 4 ranks at most {most[4]}")
+        check(most[1] > 150 and most[4] < most[1] / 4 + 40, f"memory: {row[0]} {most}")
 
 
 def files_that_differ(large):
@@ -208,13 +213,12 @@ def files_that_differ(large):
     other = FOLDER / "files-1/m"
     other.unlink()
     shutil.copytree(large, other)
-    program = ["sh", "-c", f'cd "{FOLDER}/files-{RANK}"; exec "$0" "$@"', os.path.abspath(PROGRAM), "generate", "m",
-               "1 2", "--ids"]
+    there = ["sh", "-c", f'cd "{FOLDER}/files-{RANK}"; exec "$0" "$@"', os.path.abspath(PROGRAM)]
 
-    def refused(code, line):
-        done = ranks(3, program)
+    def refused(code, line, command="generate", *more):
+        done = ranks(3, [*there, command, "m", *(more or ("1 2", "--ids"))])
         said = [text for text in done.stderr.splitlines() if text.startswith("multihead")]
-        check(done.returncode == code and len(said) == 1 and said[0].startswith(f"multihead: generate: rank 1: {line}"),
+        check(done.returncode == code and len(said) == 1 and said[0].startswith(f"multihead: {command}: rank 1: {line}"),
               f"{line}: {done.returncode} {done.stderr}")
 
     weights = other / "model.safetensors"
@@ -222,6 +226,7 @@ def files_that_differ(large):
         file.seek(0, os.SEEK_END)
         file.truncate(file.tell() - 5)
     refused(4, "m/model.safetensors: ")
+    refused(4, "m/model.safetensors: ", "heads", "the animal .", "--spread")
     weights.unlink()
     refused(3, "m/model.safetensors: no such file")
     shutil.rmtree(other)
@@ -230,15 +235,17 @@ def files_that_differ(large):
 
 
 def killed_while_spread(large):
-    running = mpirun.start(3, [PROGRAM, "generate", large, "1 2", "--ids", "--max-tokens", "8000", "-q"])
-    time.sleep(2)
-    found = children(running.pid)
-    check(len(found) == 3, f"{len(found)} ranks of generate")
-    os.kill(chance.choice(found), signal.SIGKILL)
-    begun = time.monotonic()
-    running.communicate(timeout=1200)
-    check(running.returncode != 0 and time.monotonic() - begun < MOST, "generate: a rank that is killed ends all")
-    check(not [number for number in found if is_program(number)], "generate: a rank is left")
+    for row in (["generate", large, "1 2", "--ids", "--max-tokens", "8000"],
+                ["heads", large, "--spread", "--random", "10000"]):
+        running = mpirun.start(3, [PROGRAM, *row, "-q"])
+        time.sleep(2)
+        found = children(running.pid)
+        check(len(found) == 3, f"{len(found)} ranks of {row[0]}")
+        os.kill(chance.choice(found), signal.SIGKILL)
+        begun = time.monotonic()
+        running.communicate(timeout=1200)
+        check(running.returncode != 0 and time.monotonic() - begun < MOST, f"{row[0]}: a rank that is killed ends all")
+        check(not [number for number in found if is_program(number)], f"{row[0]}: a rank is left")
 
 
 def refusals():
@@ -253,6 +260,7 @@ def refusals():
         (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
         (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
         (2, [PROGRAM, "heads", MODEL, "a text", "--state", FOLDER / "state"], 2, "heads: --state and --clusters"),
+        (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--ablate", "zero"], 2, "heads: --ablate takes one process"),
         (2, [PROGRAM, "heads", MODEL, "--text", FOLDER / "none.txt"], 3, "heads: "),
         (3, ["sh", "-c", no_memory, *large], 7, "train: rank 2: "))
     for count, program, code, line in rows:
@@ -346,6 +354,8 @@ def main():
     text_of_ranks()
     heads()
     large = large_model(FOLDER / "large")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(whole / name, large)
     spread(whole, large)
     memory_of_ranks(large)
     files_that_differ(large)

@@ -336,10 +336,10 @@ static void misuse_is_refused(void **state)
                  "transformer");
     expect_error(mha_head_pass_run(context, e->t, NULL, NULL, &pass), MHA_ERR_NULL, "input");
     expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, NULL), MHA_ERR_NULL, "pass");
-    pass.reserved = 1;
+    pass.flags = 2;
     expect_error(mha_head_pass_run(context, e->t, &e->input, NULL, &pass), MHA_ERR_UNSUPPORTED,
-                 "reserved");
-    pass.reserved = 0;
+                 "flags 0x2");
+    pass.flags = MHA_HEAD_PASS_OWN_LAYERS; /* all of them */
     e->text.keys = MOST_T + 1;
     expect_error(mha_head_pass_run(context, e->t, &e->input, &e->text, &pass), MHA_ERR_ARGUMENT,
                  "keys");

@@ -619,7 +619,7 @@ enum { OUT, PROB, AVERAGE, Q_OUT, K_OUT, V_OUT, HEADS, LSE };
     MISUSE(MHA_ERR_NULL, "query", c->query_at = NULL);                                  \
     MISUSE(MHA_ERR_NULL, "key", c->key_at = NULL);                                      \
     MISUSE(MHA_ERR_NULL, "value", c->value_at = NULL);                                  \
-    MISUSE(MHA_ERR_NULL, "out", c->out_at = NULL);                                      \
+    MISUSE(MHA_ERR_NULL, "out", c->out_at = c->wanted.heads = NULL);                    \
     MISUSE(MHA_ERR_SHAPE, "query", c->query.shape[2]++);                                \
     MISUSE(MHA_ERR_SHAPE, "key", c->key.shape[2]--);                                    \
     MISUSE(MHA_ERR_SHAPE, "value", c->value.shape[2]--);                                \

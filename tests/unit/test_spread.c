@@ -1,6 +1,7 @@
 /* Transformers spread over ranks: every rank gets the bits of one process from forward calls of all
- * kinds, decoders and loaded models, for any number of ranks, more than there are layers too; a matrix
- * is read by one rank; what one rank refuses, or has no memory for, all refuse; ranks that differ are
+ * kinds, decoders and loaded models, for any number of ranks, more than there are layers too; heads that
+ * each rank measures of its layers become those of one process; a matrix is read by one rank; what one
+ * rank refuses, or has no memory for, all refuse; ranks that differ are
  * found; a lost rank ends the call. */
 #include "support/decoded.h"
 #include "support/expect.h"
@@ -14,6 +15,8 @@
 
 #include <multihead/checkpoint.h>
 #include <multihead/component.h>
+#include <multihead/head_pass.h>
+#include <multihead/head_state.h>
 #include <multihead/model.h>
 
 #include <stdio.h>
@@ -32,6 +35,7 @@ typedef struct outcome {
     int64_t size;
     float numbers[FLOATS];
     int64_t reads[MOST_READ]; /* of each parameter */
+    mha_buffer heads;         /* what was measured of its layers, as a state */
     failing_alloc memory;
 } outcome;
 
@@ -235,6 +239,91 @@ static mha_status decoding(rank_run *r, batch *b)
     return status;
 }
 
+/* ---- heads ------------------------------------------------------------------------------------ */
+
+/* Two texts with links, whose offsets are counted for each layer. */
+static mha_status measure_texts(rank_run *r, batch *b, mha_head_measures *m)
+{
+    static const mha_heads_link links[] = {{0, 2, 0}, {3, 1, 0}};
+    const mha_tensor tokens[] = {mha_tensor_contiguous(b->ids, MHA_I32, 2, (int64_t[]){1, T}),
+                                 mha_tensor_contiguous(b->ids + T, MHA_I32, 2, (int64_t[]){1, 4})};
+    const mha_heads_text text = {.struct_size = sizeof text, .links = links, .links_count = 2};
+    const mha_head_pass pass = {
+        .struct_size = sizeof pass, .flags = MHA_HEAD_PASS_OWN_LAYERS, .measures = m};
+    mha_transformer_input input = b->input;
+    const mha_tensor rows = mha_tensor_contiguous(b->memory, MHA_F32, 3, (int64_t[]){1, S, WIDTH});
+    const mha_sink sink = mha_buffer_sink(&r->out->heads);
+    input.lengths = NULL;
+    if (input.memory) input.memory = &rows;
+    for (int i = 0; i < 2; i++) {
+        input.tokens = &tokens[i];
+        MHA_TRY(mha_head_pass_run(r->context, r->t, &input, &text, &pass));
+    }
+    return mha_head_state_write(m, &sink);
+}
+
+static mha_status measure_heads(rank_run *r, batch *b)
+{
+    static const char *const names[] = {"link"};
+    const mha_transformer_desc *d = &r->c->desc;
+    int64_t heads[LAYERS];
+    for (int64_t l = 0; l < d->num_layers; l++)
+        heads[l] = d->layer_heads ? d->layer_heads[l] : d->num_heads;
+    const mha_head_measures_desc desc = {.struct_size = sizeof desc,
+                                         .layers = d->num_layers,
+                                         .heads = heads,
+                                         .names = names,
+                                         .relations = 1};
+    const mha_head_corpus_desc corpus_desc = {.struct_size = sizeof corpus_desc,
+                                              .vocab_size = VOCAB,
+                                              .places = 2,
+                                              .replicates = 3,
+                                              .permutations = 3};
+    mha_head_measures *m = NULL;
+    mha_head_corpus *corpus = NULL;
+    mha_status status = mha_head_measures_create(r->context, &desc, &m);
+    if (status == MHA_OK) status = mha_head_corpus_create(r->context, m, &corpus_desc, &corpus);
+    if (status == MHA_OK) status = mha_head_corpus_attach(m, corpus);
+    status = together(r, status);
+    if (status == MHA_OK) status = measure_texts(r, b, m);
+    mha_head_corpus_destroy(corpus);
+    mha_head_measures_destroy(m);
+    return status;
+}
+
+/* What all ranks have measured is what one process has. */
+static void check_heads(const outcome *one, const outcome *many, int size)
+{
+    mha_head_measures *all = NULL, *m;
+    mha_head_corpus *corpus = NULL, *c;
+    mha_buffer state = {0};
+    const mha_sink sink = mha_buffer_sink(&state);
+    for (int r = 0; r < size; r++) {
+        const mha_buffer *own = &many[r].heads;
+        expect_ok(mha_head_state_read(context, own->data, own->size, NULL, &m, &c));
+        if (r == 0) {
+            all = m, corpus = c;
+            continue;
+        }
+        expect_ok(mha_head_measures_merge_layers(all, m));
+        expect_ok(mha_head_corpus_merge_layers(corpus, c));
+        mha_head_corpus_destroy(c);
+        mha_head_measures_destroy(m);
+    }
+    expect_ok(mha_head_state_write(all, &sink));
+    assert_int_equal(state.size, one->heads.size);
+    assert_memory_equal(state.data, one->heads.data, state.size);
+    mha_buffer_free(&state);
+    mha_head_corpus_destroy(corpus);
+    mha_head_measures_destroy(all);
+}
+
+static void free_outcomes(outcome *all)
+{
+    for (int r = 0; r < MOST_THREAD_RANKS; r++) mha_buffer_free(&all[r].heads);
+    free(all);
+}
+
 /* ---- a rank ----------------------------------------------------------------------------------- */
 
 static void count_read(const void *user, int64_t parameter, int64_t row, int64_t rows,
@@ -264,6 +353,7 @@ static mha_status all_calls(rank_run *r, batch *b)
     MHA_TRY(forward_calls(r, b));
     MHA_TRY(kept_activations(r, b));
     MHA_TRY(logits_of_rows(r, b));
+    MHA_TRY(measure_heads(r, b));
     return decoding(r, b);
 }
 
@@ -277,6 +367,7 @@ static void run(void *user, const mha_transport *t)
     failing_alloc memory = failing_alloc_make();
     r.spoils = t && t->rank == c->spoiled;
     r.out->size = 0;
+    r.out->heads.size = 0;
     memset(r.out->reads, 0, sizeof r.out->reads);
     if (r.spoils) memory.fail_at = c->fail_at;
     mha_status status = b ? failing_context(&memory, 1, MHA_ISA_AUTO, &r.context) : MHA_ERR_NOMEM;
@@ -351,11 +442,12 @@ static void any_number_of_ranks_gives_the_same_bits(void **state)
             thread_ranks_run(sizes[k], run, &c, -1, 0);
             for (int r = 0; r < sizes[k]; r++) check_same(one, &many[r], sizes[k], r);
             check_reads(&c, sizes[k]);
+            check_heads(one, many, sizes[k]);
         }
         mha_transformer_destroy(like);
     }
-    free(one);
-    free(many);
+    free_outcomes(one);
+    free_outcomes(many);
 }
 
 /* ---- refusals --------------------------------------------------------------------------------- */
@@ -401,7 +493,7 @@ static void ranks_that_differ_are_found(void **state)
         check_all(many, 4, rows[i].status, rows[i].part);
         mha_transformer_destroy(like);
     }
-    free(many);
+    free_outcomes(many);
 }
 
 /* Each allocation of the first rank, and of one in the middle. */
@@ -430,7 +522,7 @@ static void a_rank_without_memory_tells_all(void **state)
         assert_true(refused > 5 && many[0].status == MHA_OK);
         mha_transformer_destroy(like);
     }
-    free(many);
+    free_outcomes(many);
 }
 
 static void a_lost_rank_ends_the_call(void **state)
@@ -450,7 +542,7 @@ static void a_lost_rank_ends_the_call(void **state)
     }
     assert_true(lost > 10);
     mha_transformer_destroy(like);
-    free(many);
+    free_outcomes(many);
 }
 
 static mha_status no_message(void *user, int32_t rank, int32_t tag, const void *bytes, size_t count,
@@ -600,8 +692,8 @@ static void models_are_loaded_together(void **state)
         thread_ranks_run(3, load, &c, -1, 0);
         check_all(many, 3, rows[i].status, rows[i].part);
     }
-    free(one);
-    free(many);
+    free_outcomes(one);
+    free_outcomes(many);
 }
 
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,

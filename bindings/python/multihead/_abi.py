@@ -120,7 +120,7 @@ class AttentionDesc(Struct):
                 *_tensors("shaw_keys shaw_values sink_logits gates"),
                 ("dropout_seed", C.c_uint64), ("query_starts", Int64Pointer),
                 ("key_starts", Int64Pointer), ("sequences", C.c_int64), ("compute", C.c_int),
-                RESERVED, ("key_begins", Int64Pointer)]
+                RESERVED, ("key_begins", Int64Pointer), ("first_head", C.c_int64)]
 
 
 # mha_keep_fn: user, b, h, query, queries, key, keys, keep, keep_stride

@@ -227,6 +227,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
         sink_logits     float32 [H]
         gates           float32, broadcasts to [B,H]
         dropout         probability that a p becomes 0; dropout_seed
+        first_head      dropout and keep_callback count heads from it: for heads that are divided
     Ragged batches: B is 1, sequences lie one after the other
         query_starts, key_starts    [sequences + 1]: where each begins, and where the last one ends
     How

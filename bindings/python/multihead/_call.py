@@ -44,6 +44,7 @@ class AttentionOptions(TypedDict, total=False):
     softcap: float
     dropout: float
     dropout_seed: int
+    first_head: int
     alibi_slopes: Any
     t5_table: Any
     t5_max_distance: int
@@ -73,14 +74,14 @@ _LIST_TYPES = {"u8": np.bool_, "f32": np.float32, "i32": np.int32}
 _INT64S = {"key_lengths": 0, "key_begins": 0, "q_offsets": 0, "query_starts": 1, "key_starts": 1}
 _FLAGS = ("causal", "strict", "t5_one_sided")
 _NAMES = {"path": _abi.PATHS, "compute": _abi.COMPUTE}
-_INTEGERS = ("sink_keys", "block_queries", "block_keys", "t5_max_distance")
+_INTEGERS = ("sink_keys", "block_queries", "block_keys", "t5_max_distance", "first_head")
 _REALS = ("softcap", "dropout")
 # Written at every call, so that a step or another seed needs nothing new.
 _CHANGING = {"q_offset": C.c_int64, "dropout_seed": C.c_uint64}
 _LIMITS = {C.c_int64: (-(1 << 63), (1 << 63) - 1), C.c_uint64: (0, (1 << 64) - 1)}
 # What an option is when it is not given, where that is not None.
 _DEFAULTS = {"causal": False, "q_offset": 0, "sink_keys": 0, "block_queries": 0, "block_keys": 0,
-             "softcap": 0.0, "dropout": 0.0, "dropout_seed": 0, "t5_max_distance": 128,
+             "softcap": 0.0, "dropout": 0.0, "dropout_seed": 0, "first_head": 0, "t5_max_distance": 128,
              "t5_one_sided": False, "path": "auto", "strict": False, "compute": "f32"}
 
 

@@ -1,0 +1,77 @@
+/* Some ranks of a transport as a transport: their numbers are translated, messages are the whole's. */
+#include "ranks/rank_messages.h"
+
+#include <multihead/component.h>
+
+static mha_status send(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
+                       mha_transfer *transfer)
+{
+    const mha_transport_part *p = user;
+    return p->whole->send(p->whole->user, p->ranks[to], tag, bytes, count, transfer);
+}
+
+static mha_status receive(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
+                          mha_transfer *transfer)
+{
+    const mha_transport_part *p = user;
+    return p->whole->receive(p->whole->user, p->ranks[from], tag, bytes, count, transfer);
+}
+
+static mha_status wait(void *user, mha_transfer *transfer)
+{
+    const mha_transport_part *p = user;
+    return p->whole->wait(p->whole->user, transfer);
+}
+
+static mha_status test(void *user, mha_transfer *transfer, bool *complete)
+{
+    const mha_transport_part *p = user;
+    return p->whole->test(p->whole->user, transfer, complete);
+}
+
+static void cancel(void *user, mha_transfer *transfer)
+{
+    const mha_transport_part *p = user;
+    p->whole->cancel(p->whole->user, transfer);
+}
+
+/* Returns this rank's place in the list, or -1 where the list is wrong. */
+static int32_t place_in(const mha_transport *whole, const int32_t *ranks, int32_t count)
+{
+    int32_t place = -1;
+    for (int32_t i = 0; i < count; i++) {
+        if (ranks[i] < 0 || ranks[i] >= whole->size) return -1;
+        for (int32_t j = 0; j < i; j++)
+            if (ranks[j] == ranks[i]) return -1;
+        if (ranks[i] == whole->rank) place = i;
+    }
+    return place;
+}
+
+mha_status mha_transport_part_make(const mha_transport *whole, const int32_t *ranks, int32_t count,
+                                   mha_transport_part *part)
+{
+    if (!ranks || !part)
+        return mha_fail(MHA_ERR_NULL, "mha_transport_part_make: %s is NULL",
+                        ranks ? "part" : "ranks");
+    MHA_TRY(mhai_ranks_check(whole));
+    const int32_t place = place_in(whole, ranks, count);
+    if (place < 0)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_transport_part_make: the list of %d ranks must have rank %d, and each "
+                        "of its ranks, 0 .. %d, once",
+                        (int)count, (int)whole->rank, (int)whole->size - 1);
+    *part = (mha_transport_part){.whole = whole,
+                                 .ranks = ranks,
+                                 .transport = {.struct_size = sizeof(mha_transport),
+                                               .rank = place,
+                                               .size = count,
+                                               .most_tag = whole->most_tag,
+                                               .user = part,
+                                               .send = send,
+                                               .receive = receive,
+                                               .wait = wait,
+                                               .test = whole->test ? test : NULL,
+                                               .cancel = cancel}};
+    return MHA_OK;
+}
