@@ -40,7 +40,7 @@ typedef struct mha_piece {
     int64_t begin, end; /* begin <= end */
 } mha_piece;
 
-/* Where the backward takes cuts of queries: at multiples of so many rows, from each sequence's first. */
+/* Where a cut of queries costs the backward nothing: at multiples of so many rows from each sequence's first. */
 enum { MHA_SPLIT_ROWS = 112 };
 
 /**
@@ -135,19 +135,24 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  *
  *   q, k, v, desc as in mha_distributed_forward()
  *   o, lse, o_gradient   rows as q
- *   gradients            q has rows as q, k and v as k; lse_gradient may be given
+ *   gradients            q has rows as q, k and v as k; lse_gradient may be given; the same ones and
+ *                        the same flags at all ranks
+ *
+ * q, o, o_gradient and bias have the same types at all ranks.
  *
  * Queries stay at their ranks. Blocks of 256 keys of a head visit them in the order of query heads and
  * queries, with the sums of their gradients, and come home; what a row of q adds up, it adds in the
- * order of keys. Both are the orders of one process.
+ * order of keys. Both are the orders of one process. It sums MHA_SPLIT_ROWS queries at a time, counted from
+ * each sequence's first: of those that a cut divides, the rank with the first one is sent copies of the
+ * others and of their inputs, and sends back their gradients.
  *
  * Memory   borrowed for the call. Scratch: as mha_attention_backward() of the rows here, and D + 2
- *          floats for each row of q and head; blocks on their way from the context's allocator, at
- *          most about 64 times 256 (3 D + 3 Dv) floats for each thread.
+ *          floats for each row of q and head; where a cut divides MHA_SPLIT_ROWS queries, two copies of
+ *          these and of what is over them; blocks on their way from the context's allocator, at most
+ *          about 64 times 256 (3 D + 3 Dv) floats for each thread.
  * Errors   as mha_attention_backward(), at all ranks alike; as mha_distributed_forward();
- *          MHA_ERR_UNSUPPORTED (other gradients, shaw_keys, the plain path); MHA_ERR_ARGUMENT (queries
- *          that are cut elsewhere than at multiples of MHA_SPLIT_ROWS). On error gradients of
- *          keys and values may be written in part.
+ *          MHA_ERR_UNSUPPORTED (other gradients, shaw_keys, the plain path). With MHA_ERR_RANK and
+ *          _NOMEM gradients may be written in part.
  * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  1.0
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_backward(

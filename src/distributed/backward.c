@@ -1,5 +1,6 @@
 /* mha_distributed_backward(): the rows of each rank stay where they are; blocks of keys pass them (relay.h)
  * and take the sums of their gradients along. */
+#include "distributed/realign.h"
 #include "distributed/relay.h"
 
 #include "base/checked.h"
@@ -12,12 +13,6 @@
 #include <stddef.h>
 #include <string.h>
 
-/* A piece of this rank's queries, with what the backward has besides. */
-typedef struct back_slice {
-    mha_tensor lse, o_gradient, lse_gradient, dq;
-    mha_attention_gradients gradients;
-} back_slice;
-
 typedef struct back_call {
     mha_context *context;
     mhai_slice_call whole;
@@ -25,12 +20,11 @@ typedef struct back_call {
     const mha_tensor *lse, *o_gradient;
     mha_attention_gradients gradients;
     mhai_split split;
-    mhai_slice *slices;
-    back_slice *more;
-    int64_t count;
+    mhai_over_queries over; /* what the caller gave of each row */
+    mhai_realign realign;
     mhai_ring ring;
     mhai_relay relay;
-    mhai_backward_fold *folds; /* of the slices with rows */
+    mhai_backward_fold *folds; /* of what this rank computes */
     int64_t fold_count;
     mhai_cells_job writing; /* of gradients of keys: a rank may have no queries */
     mhai_backward_problem problem;
@@ -80,33 +74,6 @@ static mha_status check_keys(const back_call *c, const char *name, const mha_ten
     return MHA_OK;
 }
 
-_Static_assert((int)MHA_SPLIT_ROWS == (int)MHAI_CELL_QUERIES, "sums of a chunk are one chain");
-
-/* No chunk of a sequence's queries lies at two ranks. */
-static mha_status check_cut(const back_call *c, int64_t row)
-{
-    const mha_attention_desc *d = &c->whole.desc;
-    int64_t start = 0, end = c->split.given.queries;
-    for (int64_t b = 0; d->query_starts && b < d->sequences; b++)
-        if (d->query_starts[b] <= row) start = d->query_starts[b], end = d->query_starts[b + 1];
-    if (row >= end || (row - start) % MHAI_CELL_QUERIES == 0) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT,
-                    "mha_distributed_backward: query_pieces are cut at row %lld, %lld rows after a "
-                    "sequence's first; expected a multiple of %d (mha_split_pieces() cuts so)",
-                    (long long)row, (long long)(row - start), (int)MHAI_CELL_QUERIES);
-}
-
-static mha_status check_cuts(const back_call *c)
-{
-    for (int64_t i = 0; i < c->split.given.query_piece_count; i++) {
-        const mha_piece *piece = &c->split.given.query_pieces[i];
-        if (piece->begin == piece->end) continue;
-        MHA_TRY(check_cut(c, piece->begin));
-        MHA_TRY(check_cut(c, piece->end));
-    }
-    return MHA_OK;
-}
-
 static mha_status check_given(back_call *c, const mha_attention_gradients *gradients)
 {
     if (!c->whole.o || !c->lse || !c->o_gradient || !gradients)
@@ -118,75 +85,104 @@ static mha_status check_given(back_call *c, const mha_attention_gradients *gradi
     MHA_TRY(mhai_struct_copy("mha_attention_gradients", &c->gradients, sizeof c->gradients,
                              offsetof(mha_attention_gradients, lse_gradient), gradients));
     MHA_TRY(check_gradients(&c->gradients));
-    MHA_TRY(check_cuts(c));
     MHA_TRY(check_keys(c, "gradients.k", c->gradients.k, c->whole.k));
     return check_keys(c, "gradients.v", c->gradients.v, c->whole.v);
 }
 
-/* ---- slices ---------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
-static mha_status make_more(back_call *c)
+static mhai_over_queries over_queries(const back_call *c)
 {
-    const int64_t all = c->split.rows;
+    const mha_attention_desc *d = &c->whole.desc;
+    return (mhai_over_queries){{[MHAI_OVER_Q] = c->whole.q,
+                                [MHAI_OVER_O] = c->whole.o,
+                                [MHAI_OVER_LSE] = c->lse,
+                                [MHAI_OVER_O_GRADIENT] = c->o_gradient,
+                                [MHAI_OVER_LSE_GRADIENT] = c->gradients.lse_gradient,
+                                [MHAI_OVER_DQ] = c->gradients.q,
+                                [MHAI_OVER_KEEP_MASK] = d->keep_mask,
+                                [MHAI_OVER_BIAS] = d->bias,
+                                [MHAI_OVER_GLOBAL_QUERIES] = d->global_queries,
+                                [MHAI_OVER_QUERY_DOCUMENTS] = d->query_documents}};
+}
+
+static mhai_slice_call call_over(const back_call *c, const mhai_over_queries *over)
+{
+    mhai_slice_call call = c->whole;
+    call.q = over->each[MHAI_OVER_Q];
+    call.o = over->each[MHAI_OVER_O];
+    call.desc.keep_mask = over->each[MHAI_OVER_KEEP_MASK];
+    call.desc.bias = over->each[MHAI_OVER_BIAS];
+    call.desc.global_queries = over->each[MHAI_OVER_GLOBAL_QUERIES];
+    call.desc.query_documents = over->each[MHAI_OVER_QUERY_DOCUMENTS];
+    return call;
+}
+
+/* Check a piece, whose first row is row `first` of all those of over; and begin to fold, if it has rows
+ * and fold is not NULL. */
+static mha_status begin_piece(const back_call *c, const mhai_over_queries *over, int64_t all,
+                              const mha_piece *piece, int64_t first, mhai_backward_fold *fold)
+{
+    static const char *const names[] = {"lse", "o_gradient", "lse_gradient", "gradients.q"};
+    const mha_tensor *given[] = {over->each[MHAI_OVER_LSE], over->each[MHAI_OVER_O_GRADIENT],
+                                 over->each[MHAI_OVER_LSE_GRADIENT], over->each[MHAI_OVER_DQ]};
+    const mhai_slice_call call = call_over(c, over);
+    const int64_t rows = piece->end - piece->begin;
+    mha_tensor cut[4], k = *c->whole.k, v = *c->whole.v;
+    mhai_backward_plan plan = {.threads = 0};
+    mhai_slice s;
+    MHA_TRY(mhai_slice_piece(c->context, &call, &c->split, all, piece, first, &s));
+    for (int i = 0; i < 4; i++)
+        if (given[i]) MHA_TRY(mhai_slice_cut(names[i], given[i], 2, all, first, rows, &cut[i]));
+    if (given[3]) MHA_TRY(mhai_tensor_check_disjoint(names[3], given[3], "k", &k));
+    if (given[3]) MHA_TRY(mhai_tensor_check_disjoint(names[3], given[3], "v", &v));
+    const mha_attention_gradients gradients = {.struct_size = sizeof gradients,
+                                               .flags = c->gradients.flags,
+                                               .q = given[3] ? &cut[3] : NULL,
+                                               .lse_gradient = given[2] ? &cut[2] : NULL};
+    k.shape[2] = v.shape[2] = c->split.given.keys;
+    k.stride[2] = v.stride[2] = 0;
+    const mhai_backward_call planned = {&s.desc, &s.q,    &k,         &v,     &s.o,
+                                        &cut[0], &cut[1], &gradients, &s.part};
+    MHA_TRY(mhai_backward_plan_call(c->context, &planned, true, &plan));
+    if (!mhai_backward_folds(&plan))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        plan.backend->path == MHA_PATH_PLAIN
+                            ? "mha_distributed_backward: the plain path (head sizes above 256) is "
+                              "not over ranks"
+                            : "mha_distributed_backward: with shaw_keys there are no gradients "
+                              "over ranks");
+    if (!fold || rows == 0) return MHA_OK;
+    return mhai_backward_fold_begin(c->context, &plan, c->gradients.k || c->gradients.v, fold);
+}
+
+static mha_status check_pieces(const back_call *c)
+{
     int64_t first = 0;
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, c->count, sizeof *c->more, &memory));
-    c->more = memory;
-    for (int64_t i = 0; i < c->count; i++) {
+    for (int64_t i = 0; i < c->split.given.query_piece_count; i++) {
         const mha_piece *piece = &c->split.given.query_pieces[i];
-        const int64_t rows = piece->end - piece->begin;
-        back_slice *s = &c->more[i];
-        *s = (back_slice){
-            .gradients = {.struct_size = sizeof s->gradients, .flags = c->gradients.flags}};
-        MHA_TRY(mhai_slice_cut("lse", c->lse, 2, all, first, rows, &s->lse));
-        MHA_TRY(mhai_slice_cut("o_gradient", c->o_gradient, 2, all, first, rows, &s->o_gradient));
-        if (c->gradients.lse_gradient) {
-            MHA_TRY(mhai_slice_cut("lse_gradient", c->gradients.lse_gradient, 2, all, first, rows,
-                                   &s->lse_gradient));
-            s->gradients.lse_gradient = &s->lse_gradient;
-        }
-        if (c->gradients.q) {
-            MHA_TRY(mhai_tensor_check_disjoint("gradients.q", c->gradients.q, "k", c->whole.k));
-            MHA_TRY(mhai_tensor_check_disjoint("gradients.q", c->gradients.q, "v", c->whole.v));
-            MHA_TRY(mhai_slice_cut("gradients.q", c->gradients.q, 2, all, first, rows, &s->dq));
-            s->gradients.q = &s->dq;
-        }
-        first += rows;
+        MHA_TRY(begin_piece(c, &c->over, c->split.rows, piece, first, NULL));
+        first += piece->end - piece->begin;
     }
     return MHA_OK;
 }
 
-static mha_status plan_slice(back_call *c, int64_t i, mhai_backward_plan *plan)
-{
-    mhai_slice *s = &c->slices[i];
-    back_slice *m = &c->more[i];
-    mha_tensor k = *c->whole.k, v = *c->whole.v;
-    k.shape[2] = v.shape[2] = c->split.given.keys;
-    k.stride[2] = v.stride[2] = 0;
-    const mhai_backward_call call = {&s->desc,       &s->q,         &k,      &v, &s->o, &m->lse,
-                                     &m->o_gradient, &m->gradients, &s->part};
-    *plan = (mhai_backward_plan){.threads = 0};
-    MHA_TRY(mhai_backward_plan_call(c->context, &call, true, plan));
-    if (mhai_backward_folds(plan)) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    plan->backend->path == MHA_PATH_PLAIN
-                        ? "mha_distributed_backward: the plain path (head sizes above 256) is not "
-                          "over ranks"
-                        : "mha_distributed_backward: with shaw_keys there are no gradients over "
-                          "ranks");
-}
-
+/* Of what this rank computes: pieces of its rows, and chunks that were joined. */
 static mha_status take_folds(back_call *c)
 {
-    const bool keys = c->gradients.k || c->gradients.v;
+    const mhai_split *s = &c->split;
+    int64_t joined = 0;
     void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, c->count, sizeof *c->folds, &memory));
+    MHA_TRY(mha_scratch_alloc(c->context, s->query_count, sizeof *c->folds, &memory));
     c->folds = memory;
-    for (int64_t i = 0; i < c->count; i++) {
-        mhai_backward_plan plan;
-        MHA_TRY(plan_slice(c, i, &plan));
-        if (c->slices[i].q.shape[2] == 0) continue;
-        MHA_TRY(mhai_backward_fold_begin(c->context, &plan, keys, &c->folds[c->fold_count++]));
+    for (int64_t i = 0; i < s->query_count; i++) {
+        const mhai_owned *p = &s->queries[i];
+        const mha_piece piece = {p->begin, p->end};
+        if (p->rank != s->t->rank) continue;
+        mhai_backward_fold *fold = &c->folds[c->fold_count++];
+        MHA_TRY(p->local < 0 ? begin_piece(c, &c->realign.joined[joined++].over, p->end - p->begin,
+                                           &piece, 0, fold)
+                             : begin_piece(c, &c->over, s->rows, &piece, p->local, fold));
     }
     return MHA_OK;
 }
@@ -218,6 +214,27 @@ static void prepare_writing(back_call *c)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
+static void fill_common(back_call *c)
+{
+    const mha_attention_gradients *g = &c->gradients;
+    const mha_tensor *bias = c->whole.desc.bias;
+    c->common.gradients = (g->q != NULL) | (g->k != NULL) << 1 | (g->v != NULL) << 2 |
+                          (g->lse_gradient != NULL) << 3 |
+                          ((g->flags & MHA_GRADIENTS_ACCUMULATE) != 0) << 4;
+    c->common.q_types = (int32_t)c->whole.q->dtype | (int32_t)c->whole.o->dtype << 8 |
+                        (int32_t)c->o_gradient->dtype << 16 |
+                        (bias ? (int32_t)bias->dtype << 24 : 0);
+}
+
+/* Pieces of whole chunks, of which this rank has all rows. */
+static mha_status align(back_call *c, mha_status status)
+{
+    const bool accumulate = c->gradients.flags & MHA_GRADIENTS_ACCUMULATE;
+    MHA_TRY(mhai_realign_make(c->context, &c->whole.desc, &c->over, accumulate, status, &c->split,
+                              &c->realign));
+    return mhai_realign_join(&c->realign);
+}
+
 static mha_status begin(back_call *c, const mha_sequence_split *given,
                         const mha_attention_gradients *gradients)
 {
@@ -225,12 +242,12 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
     if (c->whole.status == MHA_OK) c->whole.status = mhai_split_check(given, &c->split);
     mha_status status = mhai_slice_check(&c->whole, &c->split, &c->common);
     if (status == MHA_OK) status = check_given(c, gradients);
-    c->common.gradients =
-        (c->gradients.q != NULL) | (c->gradients.k != NULL) << 1 | (c->gradients.v != NULL) << 2;
+    if (status == MHA_OK) fill_common(c);
     MHA_TRY(mha_transport_same(t, "description", &c->common, sizeof c->common, status));
     MHA_TRY(mhai_split_make(c->context, &c->whole.desc, c->common.batch, false, &c->split));
-    status = mhai_slice_make(c->context, &c->whole, &c->split, &c->slices, &c->count);
-    if (status == MHA_OK) status = make_more(c);
+    c->over = over_queries(c);
+    status = check_pieces(c);
+    if (mhai_realign_needed(&c->whole.desc, &c->split)) MHA_TRY(align(c, status));
     if (status == MHA_OK) status = take_folds(c);
     if (status == MHA_OK)
         status = mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring);
@@ -253,7 +270,7 @@ static mha_status run(back_call *c)
         return status;
     }
     for (int64_t i = 0; i < c->fold_count; i++) mhai_backward_fold_finish(&c->folds[i]);
-    return MHA_OK;
+    return mhai_realign_return(&c->realign);
 }
 
 mha_status mha_distributed_backward(mha_context *context, const mha_sequence_split *split,

@@ -22,7 +22,8 @@ typedef struct mhai_slice_common {
     uint64_t lists; /* a hash of all lengths, starts and offsets */
     int32_t k_type, v_type, compute, path;
     int32_t scores;    /* are wanted: of all keys, visible or not */
-    int32_t gradients; /* of q, k, v: bits 0, 1, 2 */
+    int32_t gradients; /* of q, k, v, of lse, and whether they add: bits 0, 1, 2, 3, 4 */
+    int32_t q_types;   /* in the backward, of q, o, o_gradient and bias: a byte each */
     uint32_t flags;
     float scale, softcap, dropout;
 } mhai_slice_common;
@@ -55,6 +56,11 @@ MHA_NODISCARD mha_status mhai_slice_check(const mhai_slice_call *call, const mha
 /* The rows of a slice of a tensor whose axis has this rank's rows. */
 MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis,
                                         int64_t all, int64_t first, int64_t rows, mha_tensor *to);
+
+/* The slice of a piece whose first row is row `first` of the call's `all`. */
+MHA_NODISCARD mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
+                                          const mhai_split *split, int64_t all,
+                                          const mha_piece *piece, int64_t first, mhai_slice *slice);
 
 /* A slice for each piece, in scratch. */
 MHA_NODISCARD mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,

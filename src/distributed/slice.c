@@ -233,11 +233,11 @@ static mha_status place_sequences(mha_context *context, const mhai_slice_call *c
     return MHA_OK;
 }
 
-static mha_status make_slice(mha_context *context, const mhai_slice_call *call,
-                             const mhai_split *split, const mha_piece *piece, int64_t first,
-                             mhai_slice *s)
+mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
+                            const mhai_split *split, int64_t all, const mha_piece *piece,
+                            int64_t first, mhai_slice *s)
 {
-    const int64_t all = split->rows, rows = piece->end - piece->begin;
+    const int64_t rows = piece->end - piece->begin;
     *s = (mhai_slice){
         .desc = call->desc, .outputs = call->outputs, .k = call->k, .v = call->v, .has_o = call->o};
     s->part.T = split->given.queries;
@@ -265,7 +265,7 @@ mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
     *slices = memory;
     for (int64_t i = 0; i < *count; i++) {
         const mha_piece *piece = &split->given.query_pieces[i];
-        MHA_TRY(make_slice(context, call, split, piece, first, &(*slices)[i]));
+        MHA_TRY(mhai_slice_piece(context, call, split, split->rows, piece, first, &(*slices)[i]));
         first += piece->end - piece->begin;
     }
     return MHA_OK;

@@ -3,6 +3,7 @@
  * rank that is lost ends the call everywhere. */
 #include "support/cuts.h"
 #include "support/extras.h"
+#include "support/failing_alloc.h"
 #include "support/rank_contexts.h"
 #include "support/suite.h"
 
@@ -37,12 +38,27 @@ static int axis_of(int extra)
     return extra == EXTRA_AVERAGE ? 1 : 2;
 }
 
+/* Twice as far apart. */
+static void stretch(mha_tensor *x)
+{
+    const size_t size = mha_dtype_size(x->dtype);
+    int64_t count = 1;
+    for (int i = 0; i < x->ndim; i++) count *= x->shape[i], x->stride[i] *= 2;
+    char *from = x->data, *to = malloc((size_t)count * 2 * size + 1);
+    assert_non_null(to);
+    for (int64_t i = 0; i < count; i++)
+        memcpy(to + (size_t)i * 2 * size, from + (size_t)i * size, size);
+    free(from);
+    x->data = to;
+}
+
 static void cut_input(rank_part *p, const cuts *c, int rank, const mha_tensor **x, int from_last,
                       int i)
 {
     const int axis = *x ? (*x)->ndim - 1 - from_last : -1;
     if (axis < 0) return;
     p->inputs[i] = cuts_copy(c, rank, *x, (*x)->shape[axis] == 1 ? -1 : axis);
+    if (rank % 3 == 1) stretch(&p->inputs[i]);
     *x = &p->inputs[i];
 }
 
@@ -372,7 +388,7 @@ static void check_back_case(int number)
     w->grads[GRAD_V] = random_like(&r, 4, v->shape);
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
     assert_int_equal(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs), MHA_OK);
-    j->queries = cut_chunks(&r, &j->c, ranks);
+    j->queries = rng_chance(&r, 0.3) ? cut_chunks(&r, &j->c, ranks) : cuts_make(&r, o[2], ranks);
     j->keys = cuts_make(&r, k->shape[2], ranks);
     const mha_attention_outputs none = {.struct_size = sizeof none};
     for (int rank = 0; rank < ranks; rank++) {
@@ -413,8 +429,8 @@ static void gradients_have_the_bits_of_one_call(void **state)
 
 enum { PLAIN_RANKS = 3 };
 
-/* A plain problem for three ranks, in even pieces. */
-static job *make_plain(int64_t T, int64_t S)
+/* A plain problem for three ranks, in even pieces, of which those of queries end `later`. */
+static job *make_plain_later(int64_t T, int64_t S, int64_t later)
 {
     rng r = rng_make(1, 1);
     job *j = calloc(1, sizeof *j);
@@ -430,6 +446,9 @@ static job *make_plain(int64_t T, int64_t S)
             assert_int_equal(mha_split_pieces(i ? S : T, rank, PLAIN_RANKS, 0, c[i]->pieces[rank],
                                               &c[i]->count[rank]),
                              MHA_OK);
+        mha_piece *p = j->queries.pieces[rank];
+        if (rank > 0) p->begin += later;
+        if (rank < PLAIN_RANKS - 1) p->end += later;
     }
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
         j->parts[rank].context = rank_contexts_of(&all.each[0], 0, rank);
@@ -439,6 +458,11 @@ static job *make_plain(int64_t T, int64_t S)
     return j;
 }
 
+static job *make_plain(int64_t T, int64_t S)
+{
+    return make_plain_later(T, S, 0);
+}
+
 static void free_plain(job *j)
 {
     for (int rank = 0; rank < PLAIN_RANKS; rank++) free_part(&j->parts[rank]);
@@ -446,39 +470,76 @@ static void free_plain(job *j)
     free(j);
 }
 
+static back_job *make_plain_back(int64_t later)
+{
+    rng r = rng_make(2, 2);
+    back_job *x = calloc(1, sizeof *x);
+    assert_non_null(x);
+    job *j = x->j = make_plain_later(700, 1500, later);
+    const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view;
+    x->whole.o = random_like(&r, 4, q->shape), x->whole.g = random_like(&r, 4, q->shape);
+    x->whole.lse = random_like(&r, 3, q->shape);
+    x->whole.lse_gradient = random_like(&r, 3, q->shape);
+    for (int i = 0; i < GRADS; i++)
+        x->whole.grads[i] = random_like(&r, 4, i == GRAD_Q ? q->shape : k->shape);
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        make_back(x, rank);
+        point_at_gradients(&x->parts[rank], 7, true, true);
+    }
+    return x;
+}
+
+static void free_plain_back(back_job *x)
+{
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) free_back(&x->parts[rank]);
+    free_back(&x->whole);
+    free_plain(x->j);
+    free(x);
+}
+
 /* Of three ranks one is lost at each message in turn: all of them return. */
 static void a_lost_rank_ends_the_backward(void **state)
 {
     (void)state;
-    for (int lost = 0; lost < 3; lost++)
+    for (int i = 0; i < 2 * PLAIN_RANKS; i++)
         for (int64_t after = 0, failed = 1; failed > 0; after += rng_long_run() ? 1 : 7) {
-            job *j = make_plain(700, 1500);
-            back_job *x = calloc(1, sizeof *x);
-            rng r = rng_make(2, 2);
-            assert_non_null(x);
-            x->j = j;
-            const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view;
-            x->whole.o = random_like(&r, 4, q->shape), x->whole.g = random_like(&r, 4, q->shape);
-            x->whole.lse = random_like(&r, 3, q->shape);
-            x->whole.lse_gradient = random_like(&r, 3, q->shape);
-            for (int i = 0; i < GRADS; i++)
-                x->whole.grads[i] = random_like(&r, 4, i == GRAD_Q ? q->shape : k->shape);
-            for (int rank = 0; rank < 3; rank++) {
-                make_back(x, rank);
-                point_at_gradients(&x->parts[rank], 7, false, false);
-            }
-            thread_ranks_run(3, run_back, x, lost, after);
+            back_job *x = make_plain_back(i % 2 * 50);
+            thread_ranks_run(PLAIN_RANKS, run_back, x, i / 2, after);
             failed = 0;
-            for (int rank = 0; rank < 3; rank++) {
+            for (int rank = 0; rank < PLAIN_RANKS; rank++) {
                 const mha_status status = x->parts[rank].status;
                 assert_true(status == MHA_OK || status == MHA_ERR_RANK);
                 failed += status != MHA_OK;
-                free_back(&x->parts[rank]);
             }
-            free_back(&x->whole);
-            free(x);
-            free_plain(j);
+            free_plain_back(x);
         }
+}
+
+/* Memory fails at rank 1: at all of them the call does, unless it is memory for a block on its way. */
+static mha_status run_short_of_memory(mha_context *context, failing_alloc *memory, void *user)
+{
+    back_job *x = user;
+    rank_part *p = &x->j->parts[1];
+    mha_context *own = p->context;
+    p->context = context;
+    failing_from_here(memory);
+    thread_ranks_run(PLAIN_RANKS, run_back, x, 1, INT64_MAX);
+    p->context = own;
+    const mha_status status = x->parts[1].status;
+    const bool early = status == MHA_OK || !strstr(p->detail, "bytes for a block");
+    for (int rank = 0; early && rank < PLAIN_RANKS; rank++)
+        assert_int_equal(x->parts[rank].status, status);
+    return status;
+}
+
+static void the_backward_is_short_of_memory(void **state)
+{
+    (void)state;
+    for (int later = 0; later < 100; later += 50) {
+        back_job *x = make_plain_back(later);
+        assert_true(failing_each(run_short_of_memory, x) > 0);
+        free_plain_back(x);
+    }
 }
 
 /* ---- refusals --------------------------------------------------------------------------------- */
@@ -544,6 +605,38 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split: key_pieces[0]",
             j->keys.pieces[1][0].begin = -1);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split", p->split.key_piece_count = -1);
+}
+
+#define BACK_REFUSED(status_, words, ...)                                  \
+    do {                                                                   \
+        back_job *x = make_plain_back(50);                                 \
+        rank_part *p = &x->j->parts[1];                                    \
+        back_part *b = &x->parts[1];                                       \
+        (void)p;                                                           \
+        __VA_ARGS__;                                                       \
+        thread_ranks_run(PLAIN_RANKS, run_back, x, -1, 0);                 \
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {                   \
+            assert_int_equal(x->parts[rank].status, status_);              \
+            assert_non_null(strstr(x->j->parts[rank].detail, "rank 1: ")); \
+            assert_non_null(strstr(x->j->parts[rank].detail, words));      \
+        }                                                                  \
+        free_plain_back(x);                                                \
+    } while (0)
+
+static void refusals_of_the_backward(void **state)
+{
+    (void)state;
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.flags = 0);
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.lse_gradient = NULL);
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.q = NULL);
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->o.dtype = MHA_BF16);
+    BACK_REFUSED(MHA_ERR_SHAPE, "lse", b->lse.shape[2]--);
+    BACK_REFUSED(MHA_ERR_SHAPE, "o_gradient", b->g.shape[1]--);
+    BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.q overlaps", free(b->grads[GRAD_Q].data),
+                 b->grads[GRAD_Q].data = NULL, b->gradients.q = &p->q);
+    BACK_REFUSED(MHA_ERR_UNSUPPORTED, "gradients.gates", b->gradients.gates = &p->q);
+    BACK_REFUSED(MHA_ERR_NULL, "gradients.q", free(b->grads[GRAD_Q].data),
+                 b->grads[GRAD_Q].data = NULL);
 }
 
 static void run_bare(void *user, const mha_transport *t)
@@ -625,4 +718,5 @@ static void pieces_cover(void **state)
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call), TEST(all_outputs),
                   TEST(gradients_have_the_bits_of_one_call), TEST(without_a_description),
                   TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
-                  TEST(a_lost_rank_ends_the_backward), TEST(pieces_cover))
+                  TEST(a_lost_rank_ends_the_backward), TEST(the_backward_is_short_of_memory),
+                  TEST(refusals_of_the_backward), TEST(pieces_cover))
