@@ -127,10 +127,9 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens that MODEL reads, one a\nline by id, instead"),
-    ROW_FLAG(
-        0, "spread", heads_options, spread, 1,
-        "started on several ranks (mpirun): each has some of\nMODEL's layers, for a model that "
-        "one machine cannot hold;\nelse each has all of it, and some of the texts"),
+    ROW_FLAG(0, "spread", heads_options, spread, 1,
+             "started on several ranks (mpirun): each has some of\nMODEL's layers, so that one "
+             "machine need not hold all;\nelse each has all layers, and some of the texts"),
     ROW_NUMBER("threads", heads_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", heads_options, quiet, 1, "no notes on stderr, only warnings and errors"),
