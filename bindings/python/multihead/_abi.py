@@ -352,7 +352,7 @@ class HeadsText(Struct):
 
 class HeadPass(Struct):
     c_name = "mha_head_pass"
-    _fields_ = [SIZE, RESERVED, ("measures", C.c_void_p), ("distances", C.c_void_p),
+    _fields_ = [SIZE, FLAGS, ("measures", C.c_void_p), ("distances", C.c_void_p),
                 ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
 
 
