@@ -256,6 +256,16 @@ static const void *enter_table(kernel_test *t)
     return t->tables[t->table];
 }
 
+/* Frees what the case has after its last table; there may be none with so many rows. */
+static const void *enter_or_leave(kernel_test *t)
+{
+    const void *table = enter_table(t);
+    if (table) return table;
+    free_areas(t->inputs, &t->input_count);
+    while (t->plain_count > 0) free(t->plain[--t->plain_count]);
+    return NULL;
+}
+
 const void *kt_first(kernel_test *t, bool int8)
 {
     t->count = t->table = 0;
@@ -271,7 +281,7 @@ const void *kt_first(kernel_test *t, bool int8)
         t->tables[t->count++] = used;
     }
     for (int i = 0; i < t->input_count; i++) guarded_protect(&t->inputs[i].memory, true);
-    return enter_table(t);
+    return enter_or_leave(t);
 }
 
 static int by_size(const void *a, const void *b)
@@ -298,11 +308,7 @@ const void *kt_next(kernel_test *t)
     if (t->timed) print_time(t);
     free_areas(t->areas, &t->area_count);
     t->table++;
-    const void *next = enter_table(t);
-    if (next) return next;
-    free_areas(t->inputs, &t->input_count);
-    while (t->plain_count > 0) free(t->plain[--t->plain_count]);
-    return NULL;
+    return enter_or_leave(t);
 }
 
 /* ---- calls --------------------------------------------------------------------------------- */

@@ -25,11 +25,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
+#elif defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#define ADDRESS_SANITIZED 1
 #elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+#if __has_feature(thread_sanitizer)
 #define SANITIZED 1
+#elif __has_feature(address_sanitizer)
+#define SANITIZED 1
+#define ADDRESS_SANITIZED 1
 #endif
 #endif
 
@@ -404,6 +410,14 @@ static void *fork_main(void *argument)
     return NULL;
 }
 
+/* The address sanitizer's malloc takes no care of forks (gcc 12, clang 14): a child waits for ever
+ * for a lock that another thread held. There, forks come after the hosts, one after the other. */
+#ifdef ADDRESS_SANITIZED
+enum { FORKS_WAIT = 1 };
+#else
+enum { FORKS_WAIT = 0 };
+#endif
+
 static void hosts_and_forks(void **state)
 {
     (void)state;
@@ -417,13 +431,14 @@ static void hosts_and_forks(void **state)
         must_work(hosts[i]);
     }
     fflush(stdout);
-    for (int i = 0; i < FORKING; i++) {
-        forkers[i] = (forker){.hash = alone->hash};
+    const int together = FORKS_WAIT ? 0 : FORKING;
+    for (int i = 0; i < FORKING; i++) forkers[i] = (forker){.hash = alone->hash};
+    for (int i = 0; i < together; i++)
         assert_int_equal(pthread_create(&threads[HOSTS + i], NULL, fork_main, &forkers[i]), 0);
-    }
     for (int i = 0; i < HOSTS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, host_main, hosts[i]), 0);
-    for (int i = 0; i < HOSTS + FORKING; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < HOSTS + together; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (int i = together; i < FORKING; i++) fork_main(&forkers[i]);
     for (int i = 0; i < FORKING; i++) assert_int_equal(forkers[i].wrong, 0);
     for (int i = 0; i < HOSTS; i++) {
         if (hosts[i]->failed) fail_msg("host %d: %s", i, hosts[i]->failed);
