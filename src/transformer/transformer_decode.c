@@ -557,7 +557,9 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
                     .places = mha_tensor_contiguous(places, MHA_I64, 2, (const int64_t[]){B, n}),
                     .window = d->desc.window,
                     .sink_keys = d->desc.sink_keys,
-                    .sinks = d->sinks};
+                    .sinks = d->sinks,
+                    .divides = B == 1 && counts[0] == n && !d->sinks &&
+                               d->desc.key_scales != MHA_KV_SCALES_CHANNEL};
     return MHA_OK;
 }
 

@@ -480,17 +480,16 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     return d->ff_dim > 0 ? feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
 }
 
-/* After an error of its own a rank computes nothing more, but sends and receives what the others
- * expect. */
-static mha_status forward(mhai_call *c, const mha_tensor *output)
+/* status: whether this rank can go on. After an error of its own it computes nothing more, but sends and
+ * receives what the others expect. */
+static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer *t = c->t;
     mha_activations *a = c->a;
-    mha_status status = MHA_OK;
-    if (mhai_tokens(a) == 0) return MHA_OK;
     a->first = c->input.first_layer;
     a->given = c->input.stream;
-    if (mhai_spread_mine(t, a->first) || !a->passing) status = begin_stream(c);
+    if (status == MHA_OK && (mhai_spread_mine(t, a->first) || !a->passing))
+        status = begin_stream(c);
     for (int64_t i = a->first; i < t->desc.num_layers && (status == MHA_OK || t->ranks); i++) {
         if (status == MHA_OK && mhai_spread_mine(t, i)) status = run_layer(c, i);
         MHA_TRY(mhai_call_hand_on(c, i));
@@ -498,8 +497,53 @@ static mha_status forward(mhai_call *c, const mha_tensor *output)
         if (status == MHA_OK && c->input.after_layer && mhai_call_sees(c, i))
             status = c->input.after_layer(c->input.after_layer_user, a, i);
     }
-    if (status == MHA_OK) status = write_output(c, output);
-    if (output && !mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT) && t->ranks)
+    return status == MHA_OK ? write_output(c, output) : status;
+}
+
+/* Tokens of a piece: products of 32 rows take little more time for each row than those of many, and the
+ * last rank waits for the first piece. */
+enum { PIECE = 32 };
+
+/* A step's tokens in pieces that follow each other through the ranks: while a rank computes one, the
+ * rank before it computes the next. */
+static mha_status forward_pieces(mhai_call *c, const mha_tensor *output)
+{
+    const mhai_step *whole = c->step;
+    mha_activations *a = c->a;
+    const mha_activations kept = *a;
+    mha_status status = MHA_OK;
+    for (int64_t at = 0; at < kept.T && status != MHA_ERR_RANK; at += PIECE) {
+        const int64_t count = mhai_min_i64(PIECE, kept.T - at), offset = whole->offsets[0] + at;
+        mhai_step step = *whole;
+        mha_tensor part = output ? *output : (mha_tensor){0};
+        step.counts = &count;
+        step.offsets = &offset;
+        step.places.data = (int64_t *)whole->places.data + at;
+        step.places.shape[1] = part.shape[1] = count;
+        if (output) part.data = (float *)output->data + at * output->stride[1];
+        a->T = count;
+        a->ids = kept.ids + at;
+        a->positions = kept.positions + at;
+        a->types = kept.types + at;
+        c->step = &step;
+        status = forward(c, output ? &part : NULL, status);
+    }
+    a->T = kept.T;
+    a->ids = kept.ids;
+    a->positions = kept.positions;
+    a->types = kept.types;
+    c->step = whole;
+    return status;
+}
+
+static mha_status forward_all(mhai_call *c, const mha_tensor *output)
+{
+    const mha_transformer *t = c->t;
+    const bool pieces = t->ranks && c->step && c->step->divides;
+    if (mhai_tokens(c->a) == 0) return MHA_OK;
+    const mha_status status = pieces ? forward_pieces(c, output) : forward(c, output, MHA_OK);
+    if (status != MHA_ERR_RANK && output && !mhai_transformer_has(t, MHA_TRANSFORMER_NO_OUTPUT) &&
+        t->ranks)
         MHA_TRY(mhai_spread_tensor(t, t->ranks[t->desc.num_layers], output));
     return status;
 }
@@ -509,7 +553,7 @@ static mha_status run(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     if (status == MHA_OK) status = load_tokens(c);
     MHA_TRY(mhai_call_begin(c, output, status));
-    status = forward(c, output);
+    status = forward_all(c, output);
     return status == MHA_ERR_RANK ? status : mhai_spread_agree(c->t, status);
 }
 

@@ -262,6 +262,7 @@ typedef struct mhai_step {
     mha_tensor places;              /* i64 [B,n] positions, in the tables for padding too */
     int64_t window, sink_keys;      /* of the decoder */
     const mhai_attend_sinks *sinks; /* [L]; NULL: they stay where they are */
+    bool divides; /* one sequence, whose rows may come in several steps with the same bits */
 } mhai_step;
 
 /* A forward call whose tokens follow what the caches hold. These hold the rows taken afterwards, some

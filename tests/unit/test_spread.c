@@ -239,6 +239,34 @@ static mha_status decoding(rank_run *r, batch *b)
     return status;
 }
 
+/* A prompt, which passes through the ranks in pieces, and the token after it. */
+static mha_status long_step(rank_run *r, batch *b)
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_I8, MHA_I8};
+    const uint64_t kind = r->c->seed % 4;
+    const mha_decoder_desc desc = {.struct_size = sizeof desc,
+                                   .page_size = 16,
+                                   .cache_type = types[kind],
+                                   .key_scales =
+                                       kind == 3 ? MHA_KV_SCALES_CHANNEL : MHA_KV_SCALES_POSITION,
+                                   .memory_capacity = b->input.memory ? S : 0};
+    const mha_tensor memory =
+        mha_tensor_contiguous(b->memory, MHA_F32, 3, (int64_t[]){1, S, WIDTH});
+    mha_decoder *d = NULL;
+    mha_status status = mha_decoder_create(r->context, r->t, &desc, &d);
+    if (status == MHA_OK && b->input.memory)
+        status = mha_decoder_set_memory(r->context, d, &memory, NULL);
+    for (int64_t at = 0, n = LENGTH - 1; at < LENGTH && status == MHA_OK; at += n, n = 1) {
+        const mha_tensor tokens = mha_tensor_contiguous(b->ids + at, MHA_I32, 2, (int64_t[]){1, n});
+        mha_tensor output =
+            mha_tensor_contiguous(b->logits, MHA_F32, 3, (int64_t[]){1, n, b->output.shape[2]});
+        status = mha_decoder_step(r->context, d, &tokens, &output);
+        if (status == MHA_OK) status = keep(r, &output);
+    }
+    mha_decoder_destroy(d);
+    return status;
+}
+
 /* ---- heads ------------------------------------------------------------------------------------ */
 
 /* Two texts with links, whose offsets are counted for each layer. */
@@ -354,6 +382,7 @@ static mha_status all_calls(rank_run *r, batch *b)
     MHA_TRY(kept_activations(r, b));
     MHA_TRY(logits_of_rows(r, b));
     MHA_TRY(measure_heads(r, b));
+    MHA_TRY(long_step(r, b));
     return decoding(r, b);
 }
 
