@@ -326,6 +326,35 @@ static mha_status try_read(const void *bytes, size_t size)
     return status;
 }
 
+/* Two weights of 1/e each: a sink has the rest of the row, and the entropy is above that of two of 1/2. */
+static void rows_that_a_sink_shares_are_read(void **state)
+{
+    (void)state;
+    enum { N = 8 };
+    static const int64_t single[] = {1};
+    const mha_head_measures_desc d = {.struct_size = sizeof d, .layers = 1, .heads = single};
+    const mha_heads_text t = {.struct_size = sizeof t,
+                              .flags = MHA_HEADS_CAUSAL | MHA_HEADS_WINDOW,
+                              .queries = N,
+                              .keys = N,
+                              .left_keys = 1,
+                              .right_keys = -1};
+    float map[N * N] = {0};
+    for (int i = 0; i < N; i++)
+        for (int j = i > 0 ? i - 1 : 0; j <= i; j++) map[i * N + j] = 0x1.78b564p-2f;
+    const mha_tensor p = mha_tensor_contiguous(map, MHA_F32, 3, (int64_t[]){1, N, N});
+    object o = {0};
+    expect_ok(mha_head_measures_create(context, &d, &o.measures));
+    expect_ok(mha_head_measures_begin(o.measures, &t));
+    expect_ok(mha_head_measures_rows(o.measures, 0, 0, &p));
+    expect_ok(mha_head_measures_end(o.measures));
+    assert_true(mha_head_measures_score(o.measures, 0, 0, MHA_MEASURE_EVENNESS).value > 1.06);
+    mha_buffer b = written(o.measures);
+    expect_ok(try_read(b.data, b.size));
+    mha_buffer_free(&b);
+    object_free(&o);
+}
+
 static void every_altered_byte_is_noticed(void **state)
 {
     rng r = rng_make(rng_run_seed(), 3);
@@ -547,7 +576,7 @@ static int end(void **state)
 }
 
 RUN_TESTS_BETWEEN(begin, end, TEST(going_on_is_as_never_stopping),
-                  TEST(merging_what_was_read_is_merging), TEST(every_altered_byte_is_noticed),
-                  TEST(every_truncation_is_noticed), TEST(sealed_truncations_are_noticed),
-                  TEST(sealed_lies_do_no_harm), TEST(calls_are_refused),
-                  TEST(memory_that_is_missing_is_a_status))
+                  TEST(merging_what_was_read_is_merging), TEST(rows_that_a_sink_shares_are_read),
+                  TEST(every_altered_byte_is_noticed), TEST(every_truncation_is_noticed),
+                  TEST(sealed_truncations_are_noticed), TEST(sealed_lies_do_no_harm),
+                  TEST(calls_are_refused), TEST(memory_that_is_missing_is_a_status))
