@@ -239,7 +239,7 @@ static mha_status decoding(rank_run *r, batch *b)
     return status;
 }
 
-/* A prompt, which passes through the ranks in pieces, and the token after it. */
+/* A token, a prompt, which passes through the ranks in pieces, and another token. */
 static mha_status long_step(rank_run *r, batch *b)
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_I8, MHA_I8};
@@ -256,7 +256,8 @@ static mha_status long_step(rank_run *r, batch *b)
     mha_status status = mha_decoder_create(r->context, r->t, &desc, &d);
     if (status == MHA_OK && b->input.memory)
         status = mha_decoder_set_memory(r->context, d, &memory, NULL);
-    for (int64_t at = 0, n = LENGTH - 1; at < LENGTH && status == MHA_OK; at += n, n = 1) {
+    for (int64_t at = 0, n = 1; at < LENGTH && status == MHA_OK;
+         at += n, n = at == 1 ? LENGTH - 2 : 1) {
         const mha_tensor tokens = mha_tensor_contiguous(b->ids + at, MHA_I32, 2, (int64_t[]){1, n});
         mha_tensor output =
             mha_tensor_contiguous(b->logits, MHA_F32, 3, (int64_t[]){1, n, b->output.shape[2]});
