@@ -500,9 +500,9 @@ static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status sta
     return status == MHA_OK ? write_output(c, output) : status;
 }
 
-/* Tokens of a piece: products of 32 rows take little more time for each row than those of many, and the
- * last rank waits for the first piece. */
-enum { PIECE = 32 };
+/* Tokens of a piece: the last rank waits for the first piece, but products of fewer rows take longer for
+ * each of them. */
+enum { PIECE = 64 };
 
 /* A step's tokens in pieces that follow each other through the ranks: while a rank computes one, the
  * rank before it computes the next. */

@@ -24,6 +24,7 @@
 #include <string.h>
 
 enum { B = 2, T = 7, S = 3, STEPS = 5, FLOATS = 1 << 17, MOST_READ = 256 };
+enum { PROMPT = 2 * LENGTH }; /* more than a piece of those that go through the ranks */
 
 /* How a rank can differ. */
 enum { NOTHING, TOKEN, NUMBERS, ROOM, CALLBACK };
@@ -98,9 +99,9 @@ static mha_status keep_layer(void *user, const mha_activations *a, int64_t layer
 /* ---- calls ------------------------------------------------------------------------------------ */
 
 typedef struct batch {
-    int32_t ids[B * LENGTH];
+    int32_t ids[B * PROMPT];
     int64_t lengths[B];
-    float memory[B * S * WIDTH], stream[B * T * WIDTH], logits[B * LENGTH * WIDTH];
+    float memory[B * S * WIDTH], stream[B * T * WIDTH], logits[B * PROMPT * WIDTH];
     float hidden[B * T * WIDTH], maps[LAYERS * B * 4 * T * T], entropy[B * 4 * T];
     mha_tensor tokens, rows, output, last, probabilities, begin, row_entropy;
     mha_transformer_input input;
@@ -111,7 +112,7 @@ static void draw(const rank_run *r, batch *b)
     const mha_transformer_desc *d = &r->c->desc;
     const int64_t width = d->flags & MHA_TRANSFORMER_NO_OUTPUT ? d->embed_dim : d->vocab_size;
     rng x = rng_make(r->c->seed, 1);
-    for (int i = 0; i < B * LENGTH; i++) b->ids[i] = (int32_t)rng_between(&x, 0, VOCAB - 1);
+    for (int i = 0; i < B * PROMPT; i++) b->ids[i] = (int32_t)rng_between(&x, 0, VOCAB - 1);
     for (int i = 0; i < B; i++) b->lengths[i] = rng_between(&x, 1, T);
     for (int i = 0; i < B * S * WIDTH; i++) b->memory[i] = rng_normal(&x);
     for (int i = 0; i < B * T * WIDTH; i++) b->stream[i] = rng_normal(&x);
@@ -256,8 +257,8 @@ static mha_status long_step(rank_run *r, batch *b)
     mha_status status = mha_decoder_create(r->context, r->t, &desc, &d);
     if (status == MHA_OK && b->input.memory)
         status = mha_decoder_set_memory(r->context, d, &memory, NULL);
-    for (int64_t at = 0, n = 1; at < LENGTH && status == MHA_OK;
-         at += n, n = at == 1 ? LENGTH - 2 : 1) {
+    for (int64_t at = 0, n = 1; at < PROMPT && status == MHA_OK;
+         at += n, n = at == 1 ? PROMPT - 2 : 1) {
         const mha_tensor tokens = mha_tensor_contiguous(b->ids + at, MHA_I32, 2, (int64_t[]){1, n});
         mha_tensor output =
             mha_tensor_contiguous(b->logits, MHA_F32, 3, (int64_t[]){1, n, b->output.shape[2]});
@@ -427,7 +428,8 @@ static course draw_course(uint64_t number, bool cross, mha_transformer **like)
 {
     rng r = rng_make(rng_run_seed(), number);
     course c = {.seed = rng_next(&r), .spoiled = -1, .fail_at = -1};
-    const mha_transformer_desc d = decoded_draw(&r, cross);
+    mha_transformer_desc d = decoded_draw(&r, cross);
+    d.max_length = PROMPT;
     *like = decoded_make(&d, rng_next(&r));
     mha_transformer_describe(*like, &c.desc);
     c.like = *like;
@@ -510,7 +512,7 @@ static void ranks_that_differ_are_found(void **state)
         c.desc = (mha_transformer_desc){.struct_size = sizeof c.desc,
                                         .flags = MHA_TRANSFORMER_CAUSAL,
                                         .vocab_size = VOCAB,
-                                        .max_length = LENGTH,
+                                        .max_length = PROMPT,
                                         .embed_dim = WIDTH,
                                         .num_layers = 3,
                                         .num_heads = 4,
