@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The one table from a library status to an exit code. What is not here is a fault of ours. */
@@ -27,17 +28,24 @@ static const struct {
     {MHA_ERR_RANK, CLI_NO_RANK},
 };
 
-/* A line on stderr; kind NULL: a note, without the program's name before it. */
+/* A line on stderr; kind NULL: a note, without the program's name before it. It is written in one piece
+ * where there is memory for that: several ranks may write to one terminal. */
 static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
     MHA_PRINTF(3, 0);
 
 static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
 {
+    char *line = NULL;
+    size_t bytes = 0;
+    FILE *memory = open_memstream(&line, &bytes);
+    FILE *file = memory ? memory : stderr;
     if (kind)
-        cli_print_to(stderr, "multihead: %s%s%s", command ? command : "", command ? ": " : "",
-                     kind);
-    cli_print_list(stderr, format, arguments);
-    cli_print_to(stderr, "\n");
+        cli_print_to(file, "multihead: %s%s%s", command ? command : "", command ? ": " : "", kind);
+    cli_print_list(file, format, arguments);
+    cli_print_to(file, "\n");
+    if (!memory) return;
+    if (fclose(memory) == 0) fwrite(line, 1, bytes, stderr);
+    free(line);
 }
 
 static struct {
