@@ -1,4 +1,8 @@
-# libmultihead-mpi: ranks that are processes of MPI. -DMPI_C_COMPILER=mpicc.mpich takes another MPI.
+# libmultihead-mpi: ranks that are processes of MPI. -DMPI_C_COMPILER=mpicc.mpich takes another MPI, and its
+# launcher for the tests.
+if(MPI_C_COMPILER MATCHES "mpicc(\\.[a-z]+)$")
+  find_program(MPIEXEC_EXECUTABLE mpiexec${CMAKE_MATCH_1})
+endif()
 find_package(MPI REQUIRED COMPONENTS C)
 file(GLOB mpi_sources CONFIGURE_DEPENDS mpi/*.c)
 mha_library(multihead_mpi SOURCES ${mpi_sources}

@@ -152,7 +152,7 @@ def large_model(folder):
 
 RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
 MEASURED = """import os, resource, subprocess, sys
-code = subprocess.call(sys.argv[2:])
+code = subprocess.call(sys.argv[2:], close_fds=False)  # MPICH's ranks inherit a socket
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0")
 open(sys.argv[1] + rank, "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10))
 sys.exit(code)"""
@@ -270,7 +270,7 @@ def refusals():
         check(len(said) == 1 and said[0].startswith(f"multihead: {line}"), f"{line}: {done.stderr}")
         check(done.stdout == "", f"{line}: {done.stdout}")
     done = ranks(2, TRAIN[:-1], MHA_MPI_LIBRARY="/nowhere/libmultihead-mpi.so")
-    check(done.returncode == 5 and done.stderr.count("MHA_MPI_LIBRARY") == 1, f"no library: {done}")
+    check(done.returncode == 5 and done.stderr.count("MHA_MPI_LIBRARY") in (1, 2), f"no library: {done}")
     done = ranks(2, [PROGRAM, "--version"])
     check(done.stdout.count("multihead") == 1, f"--version: {done}")
 
