@@ -1,8 +1,9 @@
 /* Attention over the ranks that mpirun started, forward and backward, causal, in zigzag pieces.
  *
  *   mpi_attention bits                          small ones, compared with one process bit for bit
- *   mpi_attention speed N HEADS SIZE THREADS    the time of a call, least of five, of rank 0: after all
- *                                               ranks have begun, until its rows are there
+ *   mpi_attention speed N HEADS SIZE THREADS [CALLS]
+ *       the time of a call at rank 0, from when all ranks have begun until its rows are there: median and
+ *       least of CALLS (5); the most memory of a rank; a hash of all outputs, the same for any ranks
  *
  * Rank 0 prints a line for each. With one rank `speed` is what to compare with. */
 #include "check.h"
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 enum { Q, K, V, O, G, DQ, DK, DV, TENSORS };
@@ -100,7 +102,8 @@ typedef struct work {
     mha_piece pieces[2];
     mha_attention_desc desc;
     problem own;
-    double seconds[2];
+    double (*seconds)[2]; /* of each call: forward, backward */
+    int calls;
 } work;
 
 static void begin(work *w, const mha_transport *t, int64_t rows, int64_t heads, int64_t kv_heads,
@@ -125,6 +128,14 @@ static void begin(work *w, const mha_transport *t, int64_t rows, int64_t heads, 
     fill(&w->own, w->pieces, count);
 }
 
+static void note_times(work *w, double forward, double backward)
+{
+    w->seconds = realloc(w->seconds, (size_t)(w->calls + 1) * sizeof *w->seconds);
+    CHECK(w->seconds);
+    w->seconds[w->calls][0] = forward;
+    w->seconds[w->calls++][1] = backward;
+}
+
 static void run(work *w)
 {
     problem *p = &w->own;
@@ -139,8 +150,7 @@ static void run(work *w)
     CHECK(!mha_distributed_backward(w->context, &w->split, &w->desc, &p->x[Q], &p->x[K], &p->x[V],
                                     &p->x[O], &p->lse, &p->x[G], &gradients));
     const double end = now();
-    if (w->seconds[0] <= 0 || middle - start < w->seconds[0]) w->seconds[0] = middle - start;
-    if (w->seconds[1] <= 0 || end - middle < w->seconds[1]) w->seconds[1] = end - middle;
+    note_times(w, middle - start, end - middle);
 }
 
 /* One process with the same number of threads: the functions that are not over ranks. */
@@ -156,13 +166,13 @@ static void run_whole(work *w, problem *p)
     CHECK(!mha_attention_backward(w->context, &w->desc, &p->x[Q], &p->x[K], &p->x[V], &p->x[O],
                                   &p->lse, &p->x[G], &gradients));
     const double end = now();
-    if (w->seconds[0] <= 0 || middle - start < w->seconds[0]) w->seconds[0] = middle - start;
-    if (w->seconds[1] <= 0 || end - middle < w->seconds[1]) w->seconds[1] = end - middle;
+    note_times(w, middle - start, end - middle);
 }
 
 static void finish(work *w)
 {
     free_problem(&w->own);
+    free(w->seconds);
     mha_context_destroy(w->context);
 }
 
@@ -187,19 +197,93 @@ static void bits(const mha_transport *t, int64_t rows, int64_t heads, int64_t kv
     finish(&w);
 }
 
-static void speed(const mha_transport *t, int64_t rows, int64_t heads, int64_t size, int threads)
+/* What each rank has to say of itself. */
+typedef struct account {
+    uint64_t hash;     /* sum over rows of the hash of a row and its place */
+    int64_t kibibytes; /* the most at a time */
+} account;
+
+static uint64_t hash_row(int tensor, int64_t head, int64_t row, const float *x, int64_t size)
+{
+    uint64_t hash = (uint64_t)(tensor + 1) << 48 ^ (uint64_t)head << 40 ^ (uint64_t)row;
+    for (int64_t d = 0; d < size; d++) {
+        uint32_t bits;
+        memcpy(&bits, x + d, sizeof bits);
+        hash = (hash ^ bits) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+static uint64_t hash_rows(const mha_tensor *x, int tensor, const mha_piece *pieces, int64_t count)
+{
+    const int64_t size = x->ndim == 4 ? x->shape[3] : 1;
+    uint64_t sum = 0;
+    for (int64_t h = 0; h < x->shape[1]; h++) {
+        const float *own = (const float *)x->data + h * x->stride[1];
+        for (int64_t k = 0; k < count; k++)
+            for (int64_t t = pieces[k].begin; t < pieces[k].end; t++, own += size)
+                sum += hash_row(tensor, h, t, own, size);
+    }
+    return sum;
+}
+
+static account account_of(const work *w)
+{
+    static const int outputs[] = {O, DQ, DK, DV};
+    struct rusage used;
+    CHECK(!getrusage(RUSAGE_SELF, &used));
+    account a = {.kibibytes = used.ru_maxrss};
+    const int64_t pieces = w->split.query_piece_count;
+    for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++)
+        a.hash += hash_rows(&w->own.x[outputs[i]], outputs[i], w->pieces, pieces);
+    a.hash += hash_rows(&w->own.lse, TENSORS, w->pieces, pieces);
+    return a;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_times(const work *w, int which)
+{
+    double *sorted = malloc((size_t)w->calls * sizeof *sorted);
+    CHECK(sorted);
+    for (int i = 0; i < w->calls; i++) sorted[i] = w->seconds[i][which];
+    qsort(sorted, (size_t)w->calls, sizeof *sorted, ascending);
+    printf("%s %.4f s (least %.4f)", which ? ", backward" : "forward", sorted[w->calls / 2],
+           sorted[0]);
+    free(sorted);
+}
+
+static void speed(const mha_transport *t, int64_t rows, int64_t heads, int64_t size, int threads,
+                  int calls)
 {
     work w = {0};
     begin(&w, t, rows, heads, heads, size, threads);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < calls; i++) {
         if (t->size > 1)
             run(&w);
         else
             run_whole(&w, &w.own);
     }
-    if (t->rank == 0)
-        printf("%d ranks of %d threads: forward %.4f s, backward %.4f s\n", t->size, threads,
-               w.seconds[0], w.seconds[1]);
+    account own = account_of(&w), sum = {0};
+    account *all = calloc((size_t)t->size, sizeof *all);
+    CHECK(all && !mha_transport_gather(t, 0, &own, sizeof own, t->rank ? NULL : all));
+    for (int r = 0; r < t->size && t->rank == 0; r++) {
+        sum.hash += all[r].hash;
+        if (all[r].kibibytes > sum.kibibytes) sum.kibibytes = all[r].kibibytes;
+    }
+    if (t->rank == 0) {
+        printf("%d ranks of %d threads: ", t->size, threads);
+        print_times(&w, 0);
+        print_times(&w, 1);
+        printf(", at most %lld MiB a rank, outputs %016llx\n", (long long)(sum.kibibytes >> 10),
+               (unsigned long long)sum.hash);
+    }
+    free(all);
     finish(&w);
 }
 
@@ -214,10 +298,13 @@ int main(int count, char **arguments)
         bits(t, 700, 2, 2, 16);
         bits(t, 1500, 4, 2, 64);
         bits(t, 5000, 3, 1, 32);
-    } else if (!strcmp(what, "speed") && count == 6) {
-        speed(t, atoll(arguments[2]), atoll(arguments[3]), atoll(arguments[4]), atoi(arguments[5]));
+    } else if (!strcmp(what, "speed") && (count == 6 || count == 7)) {
+        const int calls = count == 7 ? atoi(arguments[6]) : 5;
+        CHECK(calls > 0);
+        speed(t, atoll(arguments[2]), atoll(arguments[3]), atoll(arguments[4]), atoi(arguments[5]),
+              calls);
     } else {
-        fprintf(stderr, "mpi_attention bits | speed N HEADS SIZE THREADS\n");
+        fprintf(stderr, "mpi_attention bits | speed N HEADS SIZE THREADS [CALLS]\n");
         mha_mpi_finish(mpi);
         return 2;
     }
