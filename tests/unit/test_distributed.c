@@ -32,10 +32,15 @@ typedef struct job {
     rank_part parts[MOST_RANKS];
 } job;
 
-/* The axis of an output that counts queries. */
+/* The axis of an output that counts queries, or of column sums keys; and how these are cut. */
 static int axis_of(int extra)
 {
     return extra == EXTRA_AVERAGE ? 1 : 2;
+}
+
+static const cuts *cuts_of(const job *j, int extra)
+{
+    return extra == EXTRA_COLUMNS ? &j->keys : &j->queries;
 }
 
 /* Twice as far apart. */
@@ -50,6 +55,18 @@ static void stretch(mha_tensor *x)
         memcpy(to + (size_t)i * 2 * size, from + (size_t)i * size, size);
     free(from);
     x->data = to;
+}
+
+/* An output before the call; of rows twice as far apart, or not. */
+static void blank(mha_tensor *x, bool apart)
+{
+    size_t bytes = mha_dtype_size(x->dtype) * (apart ? 2 : 1);
+    for (int i = 0; i < x->ndim; i++) bytes *= (size_t)x->shape[i];
+    for (int i = 0; apart && i + 1 < x->ndim; i++) x->stride[i] *= 2;
+    free(x->data);
+    x->data = malloc(bytes + 1);
+    assert_non_null(x->data);
+    memset(x->data, 0xEE, bytes + 1);
 }
 
 static void cut_input(rank_part *p, const cuts *c, int rank, const mha_tensor **x, int from_last,
@@ -92,7 +109,8 @@ static void make_part(job *j, int rank, mha_path path, const mha_attention_outpu
     for (int i = 0; i < EXTRAS_COUNT; i++) {
         const mha_tensor **x = output_at(&p->outputs, i);
         if (!*x) continue;
-        p->results[i] = cuts_copy(q, rank, *x, axis_of(i));
+        p->results[i] = cuts_copy(cuts_of(j, i), rank, *x, axis_of(i));
+        blank(&p->results[i], rank % 3 == 2);
         *x = &p->results[i];
     }
     p->split = (mha_sequence_split){.struct_size = sizeof p->split,
@@ -153,21 +171,19 @@ static mha_attention_outputs make_outputs(const job *j, unsigned wanted, mha_ten
     mha_attention_outputs made = {.struct_size = sizeof made};
     offsets[0] = -1, offsets[1] = 3;
     for (int i = 0; i < EXTRAS_COUNT; i++) {
-        if (!(wanted >> i & 1) || i == EXTRA_COLUMNS) continue;
+        if (!(wanted >> i & 1)) continue;
         const int64_t last = i == EXTRA_OFFSETS                              ? 2
                              : i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS ? 3
                                                                              : S;
         const int64_t row[] = {q->shape[0], q->shape[1], q->shape[2], last};
         const int64_t mean[] = {q->shape[0], q->shape[2], S};
+        const int64_t columns[] = {q->shape[0], q->shape[1], j->c.k.view.shape[2]};
         const bool four = i == EXTRA_P || i == EXTRA_SCORES || i == EXTRA_OFFSETS ||
                           i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS;
         const bool wide = i == EXTRA_LARGEST_KEY || i == EXTRA_TOP_KEYS;
-        void *memory = calloc((size_t)(row[0] * row[1] * row[2] * (row[3] > 0 ? row[3] : 1)) + 1,
-                              wide ? 8 : 4);
-        assert_non_null(memory);
-        tensors[i] = i == EXTRA_AVERAGE ? mha_tensor_contiguous(memory, MHA_F32, 3, mean)
-                                        : mha_tensor_contiguous(memory, wide ? MHA_I64 : MHA_F32,
-                                                                four ? 4 : 3, row);
+        const int64_t *shape = i == EXTRA_AVERAGE ? mean : i == EXTRA_COLUMNS ? columns : row;
+        tensors[i] = mha_tensor_contiguous(NULL, wide ? MHA_I64 : MHA_F32, four ? 4 : 3, shape);
+        blank(&tensors[i], false);
         *output_at(&made, i) = &tensors[i];
     }
     if (made.offset_mass) made.offsets = offsets, made.offsets_count = 2;
@@ -240,8 +256,8 @@ static void check_case(int number, unsigned wanted)
             fail_msg("case %d, %s, rank %d of %d: other bits\n%s", number, m->name, rank, ranks,
                      j->c.text);
         for (int i = 0; i < EXTRAS_COUNT; i++)
-            if (*output_at(&outputs, i) &&
-                !cuts_same(&j->queries, rank, *output_at(&outputs, i), &p->results[i], axis_of(i)))
+            if (*output_at(&outputs, i) && !cuts_same(cuts_of(j, i), rank, *output_at(&outputs, i),
+                                                      &p->results[i], axis_of(i)))
                 fail_msg("case %d, %s, rank %d of %d: output %d has other bits\n%s", number,
                          m->name, rank, ranks, i, j->c.text);
     }
@@ -580,7 +596,6 @@ static void expect_refusal(job *j, mha_status status, const char *words)
 
 static void refusals_reach_every_rank(void **state)
 {
-    static mha_tensor sums;
     (void)state;
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description than rank 0", p->desc.scale = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description",
@@ -588,7 +603,7 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", p->split.keys++);
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 0: mha_attention_desc: flags", p->desc.flags = 1u << 30,
             j->parts[0].desc.flags = j->parts[2].desc.flags = 1u << 30, p = &j->parts[0]);
-    REFUSED(MHA_ERR_UNSUPPORTED, "column_sums", p->outputs.column_sums = &sums);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", p->outputs.column_sums = &p->q);
     REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x4", p->split.flags = 4);
     REFUSED(MHA_ERR_SHAPE, "rank 1: q: dim 2", p->q.shape[2]--);
     REFUSED(MHA_ERR_SHAPE, "rank 1: v: dim 2", p->v.shape[2]--);
