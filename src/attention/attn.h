@@ -18,9 +18,9 @@
 typedef struct mhai_attn_columns {
     double *sums;  /* of each sequence in turn, [H][its keys] */
     int64_t heads; /* of a turn, the last may have fewer: key/value heads, counted b Hk + hk */
-    mha_status (*take)(void *user,
-                       int64_t turn); /* before it: the sums of the parts before are here */
-    mha_status (*pass)(void *user, int64_t turn); /* after it */
+    /* Before a turn: have the sums of the parts before here. And after it. */
+    mha_status (*take)(void *user, int64_t turn);
+    mha_status (*pass)(void *user, int64_t turn);
     void *user;
 } mhai_attn_columns;
 

@@ -1,6 +1,5 @@
-/* See columns.h. A piece's turn waits for the same turn of the piece before it, and for nothing else, so that
- * ranks work at once, each a turn behind the one before: with N pieces and as many turns at each, N + turns
- * steps in a row. */
+/* See columns.h. A turn of a piece waits for the same turn of the piece before it alone: the ranks of pieces
+ * that follow each other work at once, each a turn behind the one before. */
 #include "distributed/columns.h"
 
 #include "base/checked.h"
@@ -11,7 +10,8 @@
 
 #include <string.h>
 
-/* Turns for each rank, if there are as many heads: with four, the last rank waits a fifth of the time. */
+/* Turns for each rank, if there are as many heads: with four, the last of N ranks waits for N - 1 turns of
+ * 5 N - 1. */
 enum { TURNS_A_RANK = 4 };
 
 /* ---- where sums lie -------------------------------------------------------------------------- */
@@ -81,7 +81,7 @@ static void pack(const mhai_columns *c, int32_t rank, int64_t rows)
 static void write_output(const mhai_columns *c)
 {
     const int64_t rows = c->to.shape[2];
-    for (int64_t b = 0; b < c->batch; b++)
+    for (int64_t b = 0; b < c->batch && rows > 0; b++)
         for (int64_t h = 0; h < c->heads; h++)
             memcpy((float *)c->to.data + b * c->to.stride[0] + h * c->to.stride[1],
                    c->message + (b * c->heads + h) * rows, (size_t)rows * sizeof(float));
@@ -206,8 +206,10 @@ mha_status mhai_columns_make(mha_context *context, const mhai_slice_call *call,
     c->sequences = d->key_starts ? d->sequences : c->batch;
     c->key_starts = d->key_starts;
     int64_t total = 0;
+    size_t bytes;
     if (!mhai_mul_i64(c->batch, c->heads, &total) ||
-        !mhai_mul_i64(total, split->given.keys, &total))
+        !mhai_mul_i64(total, split->given.keys, &total) ||
+        !mhai_mul_size((size_t)total, sizeof(double), &bytes))
         return mha_fail(MHA_ERR_SIZE,
                         "column_sums: those of all keys are beyond the address space");
     const int64_t kv_heads = call->k->shape[1];
@@ -250,12 +252,8 @@ void mhai_columns_count(const mhai_columns *c, int64_t messages[2], double bytes
 
 mha_status mhai_columns_bytes(const mhai_columns *c, size_t *bytes)
 {
-    size_t sums;
     if (c->total == 0) return MHA_OK;
-    if (!mhai_mul_size((size_t)own_sums(c), sizeof(double), &sums))
-        return mha_fail(MHA_ERR_SIZE,
-                        "column_sums: those of all keys are beyond the address space");
-    MHA_TRY(mhai_attn_add_scratch(bytes, sums, 1));
+    MHA_TRY(mhai_attn_add_scratch(bytes, (size_t)own_sums(c) * sizeof(double), 1));
     MHA_TRY(mhai_attn_add_scratch(bytes, message_bytes(c, most_rows(c)), 1));
     return mhai_attn_add_scratch(bytes, (size_t)c->turns * (sizeof *c->sends + sizeof *c->sending),
                                  1);

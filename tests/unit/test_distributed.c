@@ -287,6 +287,18 @@ static void all_outputs(void **state)
     }
 }
 
+/* Alone, or with others, whose passes come before. */
+static void column_sums(void **state)
+{
+    int first, end;
+    (void)state;
+    for (rng_range(30, 1000, &first, &end); first < end; first++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)first + 5000);
+        const unsigned others = rng_chance(&r, 0.3) ? (unsigned)rng_between(&r, 0, EXTRAS_ALL) : 0;
+        check_case(first + 5000, others | 1u << EXTRA_COLUMNS);
+    }
+}
+
 /* ---- backward --------------------------------------------------------------------------------- */
 
 enum { GRAD_Q, GRAD_K, GRAD_V, GRADS };
@@ -446,12 +458,12 @@ static void gradients_have_the_bits_of_one_call(void **state)
 enum { PLAIN_RANKS = 3 };
 
 /* A plain problem for three ranks, in even pieces, of which those of queries end `later`. */
-static job *make_plain_later(int64_t T, int64_t S, int64_t later)
+static job *make_plain_later(int64_t T, int64_t S, int64_t Hk, int64_t later)
 {
     rng r = rng_make(1, 1);
     job *j = calloc(1, sizeof *j);
     const machines all = machines_make(1);
-    const kinds_shape shape = {.B = 1, .H = 2, .Hk = 1, .T = T, .S = S, .D = 8, .Dv = 8};
+    const kinds_shape shape = {.B = 1, .H = 2, .Hk = Hk, .T = T, .S = S, .D = 8, .Dv = 8};
     const mha_attention_outputs none = {.struct_size = sizeof none};
     assert_non_null(j);
     kinds_make(&j->c, &r, &shape);
@@ -476,7 +488,27 @@ static job *make_plain_later(int64_t T, int64_t S, int64_t later)
 
 static job *make_plain(int64_t T, int64_t S)
 {
-    return make_plain_later(T, S, 0);
+    return make_plain_later(T, S, 1, 0);
+}
+
+/* Of all ranks. */
+static void want_columns(job *j)
+{
+    const mha_tensor *q = &j->c.q.view;
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        rank_part *p = &j->parts[rank];
+        mha_tensor *x = &p->results[EXTRA_COLUMNS];
+        const int64_t shape[] = {q->shape[0], q->shape[1], p->k.shape[2]};
+        *x = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
+        blank(x, false);
+        p->outputs.column_sums = x;
+    }
+}
+
+static bool is_marked(const mha_tensor *x)
+{
+    const unsigned char mark[] = {0xEE, 0xEE, 0xEE, 0xEE};
+    return memcmp(x->data, mark, sizeof mark) == 0;
 }
 
 static void free_plain(job *j)
@@ -491,7 +523,7 @@ static back_job *make_plain_back(int64_t later)
     rng r = rng_make(2, 2);
     back_job *x = calloc(1, sizeof *x);
     assert_non_null(x);
-    job *j = x->j = make_plain_later(700, 1500, later);
+    job *j = x->j = make_plain_later(700, 1500, 1, later);
     const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view;
     x->whole.o = random_like(&r, 4, q->shape), x->whole.g = random_like(&r, 4, q->shape);
     x->whole.lse = random_like(&r, 3, q->shape);
@@ -560,10 +592,35 @@ static void the_backward_is_short_of_memory(void **state)
 
 /* ---- refusals --------------------------------------------------------------------------------- */
 
-static bool is_untouched(const rank_part *p)
+/* Memory fails at rank 1: at all of them the call does, and writes nothing. */
+static mha_status run_forward_short_of_memory(mha_context *context, failing_alloc *memory,
+                                              void *user)
 {
-    const unsigned char mark[] = {0xEE, 0xEE, 0xEE, 0xEE};
-    return memcmp(p->o.data, mark, sizeof mark) == 0;
+    const bool columns = *(const bool *)user;
+    job *j = make_plain(400, 1200);
+    rank_part *p = &j->parts[1];
+    if (columns) want_columns(j);
+    p->context = context;
+    failing_from_here(memory);
+    thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+    const mha_status status = p->status;
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        p = &j->parts[rank];
+        assert_int_equal(p->status, status);
+        assert_int_equal(is_marked(&p->o), status != MHA_OK);
+        if (columns) assert_int_equal(is_marked(p->outputs.column_sums), status != MHA_OK);
+    }
+    free_plain(j);
+    return status;
+}
+
+static void the_forward_is_short_of_memory(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        bool columns = i;
+        assert_true(failing_each(run_forward_short_of_memory, &columns) > 0);
+    }
 }
 
 /* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
@@ -579,7 +636,7 @@ static void expect_refusal(job *j, mha_status status, const char *words)
             assert_int_equal(p->status, status);
             if (!strstr(p->detail, words))
                 fail_msg("rank %d: '%s', expected '%s'", rank, p->detail, words);
-            assert_true(is_untouched(p));
+            assert_true(is_marked(&p->o));
         }
     }
     free_plain(j);
@@ -596,6 +653,7 @@ static void expect_refusal(job *j, mha_status status, const char *words)
 
 static void refusals_reach_every_rank(void **state)
 {
+    static mha_tensor lying;
     (void)state;
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description than rank 0", p->desc.scale = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description",
@@ -604,6 +662,16 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 0: mha_attention_desc: flags", p->desc.flags = 1u << 30,
             j->parts[0].desc.flags = j->parts[2].desc.flags = 1u << 30, p = &j->parts[0]);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", p->outputs.column_sums = &p->q);
+    REFUSED(MHA_ERR_SHAPE, "rank 1: column_sums: dim 2 is 6", want_columns(j),
+            p->results[EXTRA_COLUMNS].shape[2] = 6);
+    REFUSED(MHA_ERR_STRIDE, "rank 1: column_sums", want_columns(j),
+            p->results[EXTRA_COLUMNS].stride[2] = 2);
+    REFUSED(MHA_ERR_OVERLAP, "rank 1: column_sums overlaps v", want_columns(j),
+            lying = p->results[EXTRA_COLUMNS], lying.data = p->v.data,
+            p->outputs.column_sums = &lying);
+    REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps column_sums", want_columns(j),
+            lying = p->results[EXTRA_COLUMNS], lying.data = p->o.data,
+            p->outputs.column_sums = &lying);
     REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x4", p->split.flags = 4);
     REFUSED(MHA_ERR_SHAPE, "rank 1: q: dim 2", p->q.shape[2]--);
     REFUSED(MHA_ERR_SHAPE, "rank 1: v: dim 2", p->v.shape[2]--);
@@ -695,7 +763,27 @@ static void a_lost_rank_ends_the_call(void **state)
                 const rank_part *p = &j->parts[rank];
                 assert_true(p->status == MHA_OK || p->status == MHA_ERR_RANK);
                 failed += p->status != MHA_OK;
-                if (p->status != MHA_OK) assert_true(is_untouched(p));
+                if (p->status != MHA_OK) assert_true(is_marked(&p->o));
+            }
+            free_plain(j);
+        }
+}
+
+/* Likewise between passes, where a rank that fails may have written of its other outputs. */
+static void a_lost_rank_ends_column_sums(void **state)
+{
+    (void)state;
+    for (int lost = 0; lost < PLAIN_RANKS; lost++)
+        for (int64_t after = 0, failed = 1; failed > 0; after++) {
+            job *j = make_plain_later(400, 1200, 2, 0);
+            want_columns(j);
+            thread_ranks_run(PLAIN_RANKS, run_rank, j, lost, after);
+            failed = 0;
+            for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+                const rank_part *p = &j->parts[rank];
+                assert_true(p->status == MHA_OK || p->status == MHA_ERR_RANK);
+                failed += p->status != MHA_OK;
+                assert_int_equal(is_marked(p->outputs.column_sums), p->status != MHA_OK);
             }
             free_plain(j);
         }
@@ -731,7 +819,9 @@ static void pieces_cover(void **state)
 }
 
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call), TEST(all_outputs),
-                  TEST(gradients_have_the_bits_of_one_call), TEST(without_a_description),
-                  TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
-                  TEST(a_lost_rank_ends_the_backward), TEST(the_backward_is_short_of_memory),
-                  TEST(refusals_of_the_backward), TEST(pieces_cover))
+                  TEST(column_sums), TEST(gradients_have_the_bits_of_one_call),
+                  TEST(without_a_description), TEST(refusals_reach_every_rank),
+                  TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_column_sums),
+                  TEST(the_forward_is_short_of_memory), TEST(a_lost_rank_ends_the_backward),
+                  TEST(the_backward_is_short_of_memory), TEST(refusals_of_the_backward),
+                  TEST(pieces_cover))
