@@ -85,18 +85,24 @@ typedef struct mha_sequence_split {
  *     this rank has, and all S columns
  *   - what is over keys alone (global_keys, key_documents), keep_blocks, and all lengths, starts
  *     and offsets are those of the whole, on every rank
- * outputs have t rows. column_sums is not supported, lists of rows only with one piece, and scores
- * are wanted by all ranks or by none.
+ * outputs have t rows, but column_sums [B,H,s]: what the keys of this rank receive from all queries.
+ * Lists of rows only with one piece. scores and column_sums are wanted by all ranks or by none.
  *
  * Without outputs other than lse, on the tiled path in f32, keys and values pass through; otherwise
  * every rank gathers all of them first (mha_distributed_explain() says which and why).
  *
+ * column_sums adds up over queries: the sums of all keys, in double, go from piece to piece in the order of
+ * queries, and each rank adds its own. They go in turns of some key/value heads, so that ranks of pieces that
+ * follow each other work at once; with few heads (B Hk) they wait for each other.
+ *
  * Memory   borrowed for the call. Scratch: with keys that pass through Dv + 2 floats for each
- *          row of q and head, and six blocks of keys and values; else S keys and values.
+ *          row of q and head, and six blocks of keys and values; else S keys and values, and that of
+ *          mha_attention_forward() for the rows here. column_sums: B H S doubles, and at most as many
+ *          floats.
  * Errors   as mha_attention_forward(), at all ranks alike, with the number of the rank in
  *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces that overlap or leave gaps; ranks whose
- *          descriptors differ); MHA_ERR_UNSUPPORTED (column_sums, flags); MHA_ERR_RANK. On error no
- *          output byte is written.
+ *          descriptors differ); MHA_ERR_UNSUPPORTED (flags); MHA_ERR_RANK. On error no output byte
+ *          is written; but with column_sums and MHA_ERR_RANK other outputs may be written in part.
  * Threads  one call at a time per context and transport.
  * Accuracy as mha_attention_forward().
  * Since    1.0
@@ -113,7 +119,7 @@ typedef struct mha_distributed_plan {
     bool streamed;      /* keys pass through; false: they are gathered */
     const char *reason; /* why, one sentence, static text */
     int64_t parcels;    /* blocks of keys that travel as one message, of all ranks */
-    int64_t messages_sent, messages_received; /* by this rank, of keys and values */
+    int64_t messages_sent, messages_received; /* by this rank: keys, values, column sums */
     double bytes_sent, bytes_received;        /* likewise */
     double pairs; /* that this rank computes: visible_pairs of its rows */
     size_t scratch_bytes;

@@ -12,6 +12,18 @@
 /* Far beyond any length, so that sums of a few such offsets stay inside 64 bits. */
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
+/* What keys receive (column_sums) where queries lie in parts: each part adds to the sums of those before
+ * it, unrounded. The sums come and go in turns, of some key/value heads each, so that parts can work at
+ * once. */
+typedef struct mhai_attn_columns {
+    double *sums;  /* of each sequence in turn, [H][its keys] */
+    int64_t heads; /* of a turn, the last may have fewer: key/value heads, counted b Hk + hk */
+    /* Before a turn: have the sums of the parts before here. And after it. */
+    mha_status (*take)(void *user, int64_t turn);
+    mha_status (*pass)(void *user, int64_t turn);
+    void *user;
+} mhai_attn_columns;
+
 /* What a call has of a larger one whose other rows are elsewhere (src/distributed). Positions, the
  * numbers of queries, and everything over keys count as in the whole; o and what is over queries are
  * of the rows here. */
@@ -22,6 +34,7 @@ typedef struct mhai_attn_part {
     int64_t T;           /* of the whole */
     int64_t first_key;   /* row of the whole's keys and values where k and v begin */
     int64_t keys;        /* that they hold */
+    const mhai_attn_columns *columns; /* take the place of column_sums; NULL: not wanted */
 } mhai_attn_part;
 
 typedef struct mhai_attn_problem {
@@ -76,7 +89,8 @@ MHA_NODISCARD mha_status mhai_attn_check_apart(const mha_attention_desc *desc, c
                                                const mha_tensor *output);
 
 /* Its parts for outputs (attn_wanted.c): the caller's struct in our size; shapes and lists, to be
- * called when the inputs are checked; and the list of those that are wanted, o among them. */
+ * called when the inputs are checked, of one (NULL: it is not) and of all; and the list of those that
+ * are wanted, o among them. */
 enum { MHAI_ATTN_OUTPUTS = 14 };
 typedef struct mhai_attn_named {
     const char *name;
@@ -84,6 +98,9 @@ typedef struct mhai_attn_named {
 } mhai_attn_named;
 MHA_NODISCARD mha_status mhai_attn_copy_outputs(const mha_attention_outputs *outputs,
                                                 mha_attention_outputs *own);
+MHA_NODISCARD mha_status mhai_attn_check_output(const char *name, const mha_tensor *given,
+                                                mha_dtype dtype, int ndim, const int64_t *shape,
+                                                bool need_data, mha_tensor *tensor);
 MHA_NODISCARD mha_status mhai_attn_check_outputs(const mha_attention_outputs *given, bool need_data,
                                                  mhai_attn_problem *problem);
 int mhai_attn_list_outputs(const mhai_attn_problem *problem,
@@ -145,6 +162,24 @@ static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
     int64_t begin = mhai_max_i64(limit.begin, position - p->left_keys);
     int64_t end = mhai_min_i64(limit.end, position + p->right_keys + 1);
     return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
+}
+
+/* Column sums (attn_columns.c), of any path. begin and end: of `count` keys from `key` on for one head, what
+ * the queries here add to, and what has become of it. run: a body of so many items for each key/value
+ * head of each sequence, those of one after those of another, in the turns of a part. */
+void mhai_attn_begin_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
+                             int64_t key, int64_t count, double *sums);
+void mhai_attn_end_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
+                           int64_t key, int64_t count, const double *sums);
+MHA_NODISCARD mha_status mhai_attn_run_columns(mha_context *context, const mhai_attn_problem *p,
+                                               int64_t items_of_head, mha_parallel_body body,
+                                               void *argument);
+
+/* Where in a part's sums those of head h begin: of a sequence of so many keys, before which there are
+ * `before` keys, of the sequences before it. */
+static inline int64_t mhai_attn_columns_at(int64_t heads, int64_t before, int64_t keys, int64_t h)
+{
+    return heads * before + h * keys;
 }
 
 /* Query-key pairs over B and H that causal, lengths and the window with its sink keys allow. */

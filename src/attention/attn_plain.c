@@ -266,19 +266,17 @@ static void run_columns(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
     const mhai_attn_problem *p = job->p;
-    const mha_tensor *sums = &p->want.column_sums;
     const int64_t h = item % p->H;
     const mhai_attn_sequence seq = mhai_attn_sequence_of(p, item / p->H);
     row none = {0};
     give_memory(job, worker, &none);
     double *columns = none.columns;
-    for (int64_t s = 0; s < seq.stored; s++) columns[s] = 0;
+    mhai_attn_begin_columns(p, &seq, h, 0, seq.stored, columns);
     for (int64_t t = 0; t < seq.T; t++) {
         row r = row_at(job, worker, seq.b * (p->query_starts ? 0 : p->T) + seq.q0 + t, h);
         for (int64_t s = 0; s < seq.stored; s++) columns[s] += (double)probability(&r, s);
     }
-    float *out = (float *)sums->data + seq.batch * sums->stride[0] + h * sums->stride[1] + seq.k0;
-    for (int64_t s = 0; s < seq.stored; s++) out[s] = (float)columns[s];
+    mhai_attn_end_columns(p, &seq, h, 0, seq.stored, columns);
 }
 
 static mha_status row_bytes(const mhai_attn_problem *p, size_t *bytes)
@@ -292,7 +290,7 @@ static mha_status row_bytes(const mhai_attn_problem *p, size_t *bytes)
     return MHA_OK;
 }
 
-static void run(mha_context *context, plain_job *job)
+static mha_status run(mha_context *context, plain_job *job)
 {
     const mhai_attn_problem *p = job->p;
     const mhai_attn_wanted *want = &p->want;
@@ -303,8 +301,8 @@ static void run(mha_context *context, plain_job *job)
         mha_parallel_for(context, p->q.shape[0] * want->heads_count * want->rows_count, run_chosen,
                          job);
     if (mhai_attn_wants(&want->average)) mha_parallel_for(context, rows, run_average, job);
-    if (mhai_attn_wants(&want->column_sums))
-        mha_parallel_for(context, p->B * p->H, run_columns, job);
+    if (!mhai_attn_wants(&want->column_sums)) return MHA_OK;
+    return mhai_attn_run_columns(context, p, p->group, run_columns, job);
 }
 
 /* ---- the back end ---------------------------------------------------------------------------- */
@@ -326,6 +324,5 @@ mha_status mhai_plain_run(mha_context *context, const mhai_attn_plan *plan)
     void *memory;
     MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
     job.memory = memory;
-    run(context, &job);
-    return MHA_OK;
+    return run(context, &job);
 }

@@ -128,7 +128,7 @@ static double output_bytes(const mhai_attn_problem *p)
     return bytes;
 }
 
-static mha_status scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
+mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
 {
     const mhai_attn_scratch *s = &plan->scratch;
     *bytes = 0;
@@ -154,7 +154,7 @@ mha_status mhai_attn_explain(const mha_context *context, const mhai_attn_call *c
     const mhai_attn_problem *p = &made.p;
     mha_attention_plan *account = &made.account;
     MHA_TRY(mhai_attn_plan_call(context, call, false, &made));
-    MHA_TRY(scratch_bytes(&made, &account->scratch_bytes));
+    MHA_TRY(mhai_attn_scratch_bytes(&made, &account->scratch_bytes));
     account->visible_pairs = mhai_attn_visible_pairs(p);
     account->flops = 2.0 * (double)(p->D + p->Dv) * (double)account->visible_pairs;
     account->flops +=

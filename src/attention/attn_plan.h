@@ -86,6 +86,9 @@ MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai
                                           bool backward, const mhai_attn_backend **backend,
                                           const char **reason);
 
+/* All scratch that running a plan takes. */
+MHA_NODISCARD mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes);
+
 /* Add n pieces of so many bytes to *total as the context hands them out. */
 MHA_NODISCARD mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n);
 

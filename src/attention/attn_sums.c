@@ -153,30 +153,30 @@ void mhai_attn_run_scored(const mhai_attn_walk *walk, int64_t item, int worker,
 typedef struct column_sums {
     const sums_job *job;
     const mhai_attn_key_item *item;
-    int64_t head; /* whose sums are under way; -1: none yet */
+    int64_t columns; /* of the item */
+    int64_t head;    /* whose sums are under way */
 } column_sums;
 
-static float *column_row(const mhai_attn_problem *p, const mhai_attn_key_item *item, int64_t h)
+static void begin_head(const column_sums *x, const mhai_attn_workspace *w)
 {
-    const mha_tensor *x = &p->want.column_sums;
-    return (float *)x->data + item->seq.batch * x->stride[0] + h * x->stride[1] + item->seq.k0 +
-           item->key;
+    mhai_attn_begin_columns(x->job->walk->p, &x->item->seq, x->head, x->item->key, x->columns,
+                            w->columns);
 }
 
-static int64_t columns_of(const mhai_attn_key_item *item)
+static void end_head(const column_sums *x, const mhai_attn_workspace *w)
 {
-    return mhai_max_i64(0, mhai_min_i64(MHAI_KEY_BLOCK, item->seq.stored - item->key));
+    mhai_attn_end_columns(x->job->walk->p, &x->item->seq, x->head, x->item->key, x->columns,
+                          w->columns);
 }
 
-/* Write the sums of the head under way and begin with those of another. */
-static void next_head(column_sums *x, const mhai_attn_workspace *w, int64_t head)
+/* To a head further on; those between, of which no row sees the block, too. */
+static void go_to_head(column_sums *x, const mhai_attn_workspace *w, int64_t head)
 {
-    if (x->head >= 0) {
-        float *out = column_row(x->job->walk->p, x->item, x->head);
-        for (int64_t j = 0; j < columns_of(x->item); j++) out[j] = (float)w->columns[j];
+    while (x->head < head) {
+        end_head(x, w);
+        x->head++;
+        begin_head(x, w);
     }
-    for (int j = 0; j < MHAI_KEY_BLOCK; j++) w->columns[j] = 0;
-    x->head = head;
 }
 
 static void start_columns(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
@@ -194,7 +194,7 @@ static void columns_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     x->job->walk->kernels->tile_probabilities(&s->tile);
     for (int r = 0; r < s->tile.rows; r++) {
         const float *in = s->tile.s + r * MHAI_SCORE_STRIDE;
-        if (w->head[s->first + r] != x->head) next_head(x, w, w->head[s->first + r]);
+        go_to_head(x, w, w->head[s->first + r]);
         for (int j = s->tile.begin; j < s->tile.end; j++) w->columns[j] += (double)in[j];
     }
 }
@@ -206,23 +206,25 @@ static void run_columns(void *argument, int64_t item, int worker)
     const mhai_attn_problem *p = job->walk->p;
     const mhai_attn_key_item at = mhai_attn_key_item_at(job->walk, item);
     mhai_attn_workspace w = mhai_attn_workspace_of(job->walk, worker);
-    column_sums x = {.job = job, .item = &at, .head = -1};
+    column_sums x = {.job = job, .item = &at, .head = at.hk * p->group};
     const mhai_attn_visitor visitor = {.user = &x, .chunk = start_columns, .strip = columns_strip};
-    for (int64_t h = at.hk * p->group; h < (at.hk + 1) * p->group; h++)
-        for (int64_t j = 0; j < columns_of(&at); j++) column_row(p, &at, h)[j] = 0;
+    x.columns = mhai_max_i64(0, mhai_min_i64(MHAI_KEY_BLOCK, at.seq.stored - at.key));
+    if (x.columns == 0) return;
+    begin_head(&x, &w);
     mhai_attn_walk_keys(job->walk, &at, &w, &visitor);
-    next_head(&x, &w, -1);
+    go_to_head(&x, &w, (at.hk + 1) * p->group - 1);
+    end_head(&x, &w);
 }
 
 /* ---- both ------------------------------------------------------------------------------------ */
 
-void mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
-                        const mhai_attn_kept *kept)
+mha_status mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
+                              const mhai_attn_kept *kept)
 {
     const mhai_attn_problem *p = walk->p;
     sums_job job = {.walk = walk, .kept = kept};
     if (mhai_attn_wants(&p->want.average) && walk->tiling.scored_rows == 0)
         mha_parallel_for(context, mhai_attn_average_items(p, &walk->tiling), run_average, &job);
-    if (mhai_attn_wants(&p->want.column_sums))
-        mha_parallel_for(context, mhai_attn_key_items(walk), run_columns, &job);
+    if (!mhai_attn_wants(&p->want.column_sums)) return MHA_OK;
+    return mhai_attn_run_columns(context, p, mhai_attn_key_items(walk), run_columns, &job);
 }

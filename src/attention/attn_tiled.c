@@ -243,8 +243,7 @@ mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
     else
         mha_parallel_for(context, t->forward_items, run_item, &job);
     mhai_attn_run_outputs(context, &job.walk, &job.kept);
-    mhai_attn_run_sums(context, &job.walk, &job.kept);
-    return MHA_OK;
+    return mhai_attn_run_sums(context, &job.walk, &job.kept);
 }
 
 /* ---- the back end ---------------------------------------------------------------------------- */

@@ -192,7 +192,8 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 
 /* Key-major: items are blocks of MHAI_KEY_BLOCK keys of the key/value heads of all sequences. Each
  * walks all rows that see any of it, head after head and query after query, in chunks that are cut
- * anywhere. Where the block begins beyond the sequence's keys nothing is visited. */
+ * anywhere. Where the block begins beyond the sequence's keys nothing is visited. mhai_attn_key_items():
+ * of each key/value head. */
 int64_t mhai_attn_key_items(const mhai_attn_walk *walk);
 typedef struct mhai_attn_key_item {
     mhai_attn_sequence seq;
@@ -280,7 +281,7 @@ void mhai_attn_keep_scores(const mhai_attn_walk *walk, const mhai_attn_workspace
                            const mhai_attn_block *block, mhai_attn_strip *s);
 
 /* Average over heads if it takes a pass, sums over rows. */
-void mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
-                        const mhai_attn_kept *kept);
+MHA_NODISCARD mha_status mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
+                                            const mhai_attn_kept *kept);
 
 #endif

@@ -385,14 +385,13 @@ mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chu
 
 int64_t mhai_attn_key_items(const mhai_attn_walk *walk)
 {
-    const mhai_attn_problem *p = walk->p;
-    return p->B * p->Hk * mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    return mhai_ceil_div(walk->p->S, MHAI_KEY_BLOCK);
 }
 
 mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t item)
 {
     const mhai_attn_problem *p = walk->p;
-    const int64_t blocks = mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
+    const int64_t blocks = mhai_attn_key_items(walk);
     return (mhai_attn_key_item){.seq = mhai_attn_sequence_of(p, item / blocks / p->Hk),
                                 .hk = item / blocks % p->Hk,
                                 .key = item % blocks * MHAI_KEY_BLOCK};

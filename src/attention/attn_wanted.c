@@ -26,8 +26,9 @@ bool mhai_attn_wants_statistics(const mhai_attn_wanted *want)
 /* Stands for memory that is never touched: a valid address to add to. */
 static double nothing;
 
-static mha_status check_output(const char *name, const mha_tensor *given, mha_dtype dtype, int ndim,
-                               const int64_t *shape, bool need_data, mha_tensor *tensor)
+mha_status mhai_attn_check_output(const char *name, const mha_tensor *given, mha_dtype dtype,
+                                  int ndim, const int64_t *shape, bool need_data,
+                                  mha_tensor *tensor)
 {
     if (!given) return MHA_OK;
     *tensor = *given;
@@ -89,13 +90,18 @@ static mha_status check_matrices(const mha_attention_outputs *given, bool need_d
         return mha_fail(MHA_ERR_ARGUMENT, "score_stage is %d, expected 0, 1 or 2",
                         (int)given->score_stage);
     want->stage = given->score_stage;
-    MHA_TRY(check_output("probabilities", given->probabilities, MHA_F32, 4, chosen, need_data,
-                         &p->probabilities));
-    MHA_TRY(check_output("average_probabilities", given->average_probabilities, MHA_F32, 3, average,
-                         need_data, &want->average));
-    MHA_TRY(check_output("scores", given->scores, MHA_F32, 4, chosen, need_data, &want->scores));
-    return check_output("column_sums", given->column_sums, MHA_F32, 3, sums, need_data,
-                        &want->column_sums);
+    MHA_TRY(mhai_attn_check_output("probabilities", given->probabilities, MHA_F32, 4, chosen,
+                                   need_data, &p->probabilities));
+    MHA_TRY(mhai_attn_check_output("average_probabilities", given->average_probabilities, MHA_F32,
+                                   3, average, need_data, &want->average));
+    MHA_TRY(mhai_attn_check_output("scores", given->scores, MHA_F32, 4, chosen, need_data,
+                                   &want->scores));
+    if (p->part && p->part->columns) {
+        double *data = p->part->columns->sums;
+        want->column_sums = mha_tensor_contiguous(data ? data : &nothing, MHA_F64, 3, sums);
+    }
+    return mhai_attn_check_output("column_sums", given->column_sums, MHA_F32, 3, sums, need_data,
+                                  &want->column_sums);
 }
 
 static mha_status check_top(const mha_attention_outputs *given, bool need_data,
@@ -106,13 +112,13 @@ static mha_status check_top(const mha_attention_outputs *given, bool need_data,
         return mha_fail(MHA_ERR_ARGUMENT, "set both top_keys and top_weights, or neither");
     if (!given->top_keys) return MHA_OK;
     int64_t shape[] = {p->q.shape[0], p->H, p->q.shape[2], -1};
-    MHA_TRY(
-        check_output("top_keys", given->top_keys, MHA_I64, 4, shape, need_data, &want->top_keys));
+    MHA_TRY(mhai_attn_check_output("top_keys", given->top_keys, MHA_I64, 4, shape, need_data,
+                                   &want->top_keys));
     shape[3] = want->top_keys.shape[3];
     if (shape[3] < 1)
         return mha_fail(MHA_ERR_SHAPE, "top_keys: dim 3 is 0, ask for at least 1 key");
-    return check_output("top_weights", given->top_weights, MHA_F32, 4, shape, need_data,
-                        &want->top_weights);
+    return mhai_attn_check_output("top_weights", given->top_weights, MHA_F32, 4, shape, need_data,
+                                  &want->top_weights);
 }
 
 static mha_status check_rows(const mha_attention_outputs *given, bool need_data,
@@ -120,18 +126,19 @@ static mha_status check_rows(const mha_attention_outputs *given, bool need_data,
 {
     mhai_attn_wanted *want = &p->want;
     const int64_t shape[] = {p->q.shape[0], p->H, p->q.shape[2], given->offsets_count};
-    MHA_TRY(check_output("lse", given->lse, MHA_F32, 3, shape, need_data, &p->lse));
-    MHA_TRY(check_output("entropy", given->entropy, MHA_F32, 3, shape, need_data, &want->entropy));
-    MHA_TRY(check_output("largest_weight", given->largest_weight, MHA_F32, 3, shape, need_data,
-                         &want->largest_weight));
-    MHA_TRY(check_output("largest_key", given->largest_key, MHA_I64, 3, shape, need_data,
-                         &want->largest_key));
-    MHA_TRY(check_output("first_token", given->first_token, MHA_F32, 3, shape, need_data,
-                         &want->first_token));
-    MHA_TRY(
-        check_output("diagonal", given->diagonal, MHA_F32, 3, shape, need_data, &want->diagonal));
-    MHA_TRY(check_output("offset_mass", given->offset_mass, MHA_F32, 4, shape, need_data,
-                         &want->offset_mass));
+    MHA_TRY(mhai_attn_check_output("lse", given->lse, MHA_F32, 3, shape, need_data, &p->lse));
+    MHA_TRY(mhai_attn_check_output("entropy", given->entropy, MHA_F32, 3, shape, need_data,
+                                   &want->entropy));
+    MHA_TRY(mhai_attn_check_output("largest_weight", given->largest_weight, MHA_F32, 3, shape,
+                                   need_data, &want->largest_weight));
+    MHA_TRY(mhai_attn_check_output("largest_key", given->largest_key, MHA_I64, 3, shape, need_data,
+                                   &want->largest_key));
+    MHA_TRY(mhai_attn_check_output("first_token", given->first_token, MHA_F32, 3, shape, need_data,
+                                   &want->first_token));
+    MHA_TRY(mhai_attn_check_output("diagonal", given->diagonal, MHA_F32, 3, shape, need_data,
+                                   &want->diagonal));
+    MHA_TRY(mhai_attn_check_output("offset_mass", given->offset_mass, MHA_F32, 4, shape, need_data,
+                                   &want->offset_mass));
     return check_top(given, need_data, p);
 }
 

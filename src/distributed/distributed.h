@@ -22,6 +22,7 @@ typedef struct mhai_slice_common {
     uint64_t lists; /* a hash of all lengths, starts and offsets */
     int32_t k_type, v_type, compute, path;
     int32_t scores;    /* are wanted: of all keys, visible or not */
+    int32_t columns;   /* column_sums are */
     int32_t gradients; /* of q, k, v, of lse, and whether they add: bits 0, 1, 2, 3, 4 */
     int32_t q_types;   /* in the backward, of q, o, o_gradient and bias: a byte each */
     uint32_t flags;
@@ -34,10 +35,12 @@ typedef struct mhai_slice {
     mha_attention_outputs outputs;
     mhai_attn_part part;
     mha_tensor q, o;
-    const mha_tensor *k, *v; /* of this rank */
+    const mha_tensor *k, *v;   /* of this rank */
+    const mha_tensor *columns; /* likewise */
     bool has_o;
-    mha_tensor inputs[4], results[12]; /* what desc and outputs point to, cut */
-    int64_t *before, *starts;          /* [B]; ragged: [B + 1] */
+    mha_tensor inputs[4],
+        results[12];          /* what desc and outputs point to, cut; without column_sums */
+    int64_t *before, *starts; /* [B]; ragged: [B + 1] */
 } mhai_slice;
 
 /* What cannot even be agreed on. */

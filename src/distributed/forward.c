@@ -1,6 +1,6 @@
 /* mha_distributed_forward(): each piece of this rank's queries is a call of its own, a part of the whole
  * (mhai_attn_part), and all keys come to it: block after block (attn_fold.c), or gathered. */
-#include "distributed/distributed.h"
+#include "distributed/columns.h"
 #include "distributed/ring.h"
 
 #include "base/checked.h"
@@ -23,6 +23,7 @@ typedef struct call {
     const char *reason;
     mhai_attn_fold *folds; /* [count] */
     mha_tensor k, v;       /* gathered */
+    mhai_columns columns;
 } call;
 
 /* ---- planning -------------------------------------------------------------------------------- */
@@ -91,13 +92,42 @@ static mha_status take_folds(call *c)
     return MHA_OK;
 }
 
+/* A slice's call with all keys. */
+static mhai_attn_call gathered_call(call *c, int64_t i)
+{
+    mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
+    c->slices[i].part.first_key = 0;
+    c->slices[i].part.keys = c->split.given.keys;
+    made.k = &c->k, made.v = &c->v;
+    return made;
+}
+
+/* What the call of any slice takes, to be there when it begins: others rely on what it sends. */
+static mha_status reserve_gathered(call *c)
+{
+    void *memory;
+    size_t most = 0, bytes;
+    for (int64_t i = 0; i < c->count; i++) {
+        mhai_attn_plan plan;
+        const mhai_attn_call made = gathered_call(c, i);
+        MHA_TRY(mhai_attn_plan_call(c->context, &made, true, &plan));
+        MHA_TRY(mhai_attn_scratch_bytes(&plan, &bytes));
+        if (bytes > most) most = bytes;
+    }
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    MHA_TRY(mha_scratch_alloc(c->context, 1, most, &memory));
+    mha_scratch_release(c->context, mark);
+    return MHA_OK;
+}
+
 static mha_status take_memory(call *c)
 {
     MHA_TRY(mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring));
     MHA_TRY(mhai_ring_take_slots(c->context, &c->ring));
     if (c->streamed) return take_folds(c);
     MHA_TRY(take_gathered(c, c->whole.k, &c->k));
-    return take_gathered(c, c->whole.v, &c->v);
+    MHA_TRY(take_gathered(c, c->whole.v, &c->v));
+    return reserve_gathered(c);
 }
 
 /* ---- the two ways ---------------------------------------------------------------------------- */
@@ -150,10 +180,8 @@ static mha_status gather(call *c)
         keep_part(&parcel.v, parcel.first, &c->v);
     }
     for (int64_t i = 0; i < c->count; i++) {
-        mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
-        c->slices[i].part.first_key = 0;
-        c->slices[i].part.keys = c->split.given.keys;
-        made.k = &c->k, made.v = &c->v;
+        const mhai_attn_call made = gathered_call(c, i);
+        mhai_columns_next(&c->columns, &c->slices[i]);
         MHA_TRY(mhai_attn_forward(c->context, &made));
     }
     return MHA_OK;
@@ -172,6 +200,9 @@ static mha_status begin(call *c, const mha_sequence_split *given, bool need_data
     MHA_TRY(mha_transport_same(given->transport, "description", &common, sizeof common, status));
     MHA_TRY(mhai_split_make(c->context, &c->whole.desc, common.batch, common.scores, &c->split));
     status = mhai_slice_make(c->context, &c->whole, &c->split, &c->slices, &c->count);
+    if (status == MHA_OK)
+        status = mhai_columns_make(c->context, &c->whole, &c->split, c->slices, c->count, need_data,
+                                   &c->columns);
     if (status == MHA_OK) status = plan_call(c, need_data);
     return mha_transport_agree(given->transport, status);
 }
@@ -195,7 +226,11 @@ mha_status mha_distributed_forward(mha_context *context, const mha_sequence_spli
     if (status == MHA_OK) {
         status = mhai_ring_begin(&c.ring);
         if (status == MHA_OK) status = c.streamed ? stream(&c) : gather(&c);
-        if (status != MHA_OK) mhai_ring_abandon(&c.ring);
+        if (status == MHA_OK) status = mhai_columns_finish(&c.columns);
+        if (status != MHA_OK) {
+            mhai_ring_abandon(&c.ring);
+            mhai_columns_abandon(&c.columns);
+        }
     }
     mha_scratch_release(context, mark);
     return status;
@@ -215,6 +250,14 @@ static mha_status count_scratch(const call *c, size_t *bytes)
         }
         return MHA_OK;
     }
+    size_t most = 0;
+    for (int64_t i = 0; i < c->count; i++) {
+        mhai_attn_plan plan;
+        MHA_TRY(plan_slice(c, i, false, &plan));
+        MHA_TRY(mhai_attn_scratch_bytes(&plan, &more));
+        if (more > most) most = more;
+    }
+    MHA_TRY(mhai_attn_add_scratch(bytes, most, 1));
     const mha_tensor *all[] = {c->whole.k, c->whole.v};
     for (int i = 0; i < 2; i++) {
         const double each = (double)all[i]->shape[0] * (double)all[i]->shape[1] *
@@ -234,6 +277,7 @@ static mha_status explain(call *c, mha_distributed_plan *plan)
     int64_t messages[2];
     double bytes[2];
     mhai_ring_count(&c->split, c->whole.k, c->whole.v, messages, bytes);
+    mhai_columns_count(&c->columns, messages, bytes);
     made.messages_sent = messages[0], made.messages_received = messages[1];
     made.bytes_sent = bytes[0], made.bytes_received = bytes[1];
     for (int64_t i = 0; i < c->count; i++) {
@@ -242,6 +286,7 @@ static mha_status explain(call *c, mha_distributed_plan *plan)
         made.pairs += (double)mhai_attn_visible_pairs(&of_slice.p);
     }
     MHA_TRY(count_scratch(c, &made.scratch_bytes));
+    MHA_TRY(mhai_columns_bytes(&c->columns, &made.scratch_bytes));
     *plan = made;
     return MHA_OK;
 }

@@ -35,9 +35,6 @@ mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, con
     MHA_TRY(mhai_attn_copy_outputs(outputs, &call->outputs));
     call->desc.struct_size = sizeof call->desc; /* where the caller gave none */
     call->outputs.struct_size = sizeof call->outputs;
-    if (call->outputs.column_sums)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "column_sums: not over ranks; sum the probabilities of the rows instead");
     return MHA_OK;
 }
 
@@ -108,6 +105,7 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
     c->k_type = (int32_t)k->dtype, c->v_type = (int32_t)v->dtype;
     c->compute = (int32_t)d->compute, c->path = (int32_t)d->path;
     c->scores = call->outputs.scores != NULL;
+    c->columns = call->outputs.column_sums != NULL;
     c->flags = d->flags;
     c->scale = d->scale, c->softcap = d->softcap, c->dropout = d->dropout;
 }
@@ -165,19 +163,21 @@ mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis, int64
     return MHA_OK;
 }
 
-/* The checks of a slice see no keys and values. */
-static mha_status check_apart(const char *name, const mha_tensor *output, const mha_tensor *k,
-                              const mha_tensor *v)
+/* The checks of a slice see no keys and values, and nothing that is over keys. */
+static mha_status check_apart(const mhai_slice *s, const char *name, const mha_tensor *output)
 {
-    MHA_TRY(mhai_tensor_check_disjoint(name, output, "k", k));
-    return mhai_tensor_check_disjoint(name, output, "v", v);
+    MHA_TRY(mhai_tensor_check_disjoint(name, output, "k", s->k));
+    MHA_TRY(mhai_tensor_check_disjoint(name, output, "v", s->v));
+    return mhai_tensor_check_disjoint(name, output, "column_sums", s->columns);
 }
 
+/* axis -1: it has no rows that are cut. */
 static mha_status cut_result(const mhai_slice *s, const char *name, const mha_tensor **x, int axis,
                              int64_t all, int64_t first, int64_t rows, mha_tensor *to)
 {
     if (!*x) return MHA_OK;
-    MHA_TRY(check_apart(name, *x, s->k, s->v));
+    MHA_TRY(check_apart(s, name, *x));
+    if (axis < 0) return MHA_OK;
     MHA_TRY(mhai_slice_cut(name, *x, axis, all, first, rows, to));
     *x = to;
     return MHA_OK;
@@ -200,12 +200,11 @@ static mha_status cut_results(mhai_slice *s, int64_t all, int64_t first, int64_t
                 {"top_keys", &o->top_keys, 2},
                 {"top_weights", &o->top_weights, 2},
                 {"average_probabilities", &o->average_probabilities, 1},
-                {"probabilities", o->rows ? NULL : &o->probabilities, 2},
-                {"scores", o->rows ? NULL : &o->scores, 2}};
+                {"probabilities", &o->probabilities, o->rows ? -1 : 2},
+                {"scores", &o->scores, o->rows ? -1 : 2}};
     for (size_t i = 0; i < sizeof each / sizeof *each; i++)
-        if (each[i].x)
-            MHA_TRY(cut_result(s, each[i].name, each[i].x, each[i].axis, all, first, rows,
-                               &s->results[i]));
+        MHA_TRY(
+            cut_result(s, each[i].name, each[i].x, each[i].axis, all, first, rows, &s->results[i]));
     return MHA_OK;
 }
 
@@ -240,10 +239,12 @@ mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
     const int64_t rows = piece->end - piece->begin;
     *s = (mhai_slice){
         .desc = call->desc, .outputs = call->outputs, .k = call->k, .v = call->v, .has_o = call->o};
+    s->columns = s->outputs.column_sums;
+    s->outputs.column_sums = NULL;
     s->part.T = split->given.queries;
     cut(call->q, 2, first, rows, &s->q);
     if (call->o) {
-        MHA_TRY(check_apart("o", call->o, call->k, call->v));
+        MHA_TRY(check_apart(s, "o", call->o));
         MHA_TRY(mhai_slice_cut("o", call->o, 2, all, first, rows, &s->o));
     }
     mha_attention_desc *d = &s->desc;

@@ -32,10 +32,15 @@ typedef struct job {
     rank_part parts[MOST_RANKS];
 } job;
 
-/* The axis of an output that counts queries. */
+/* The axis of an output that counts queries, or of column sums keys; and how these are cut. */
 static int axis_of(int extra)
 {
     return extra == EXTRA_AVERAGE ? 1 : 2;
+}
+
+static const cuts *cuts_of(const job *j, int extra)
+{
+    return extra == EXTRA_COLUMNS ? &j->keys : &j->queries;
 }
 
 /* Twice as far apart. */
@@ -50,6 +55,18 @@ static void stretch(mha_tensor *x)
         memcpy(to + (size_t)i * 2 * size, from + (size_t)i * size, size);
     free(from);
     x->data = to;
+}
+
+/* An output before the call; of rows twice as far apart, or not. */
+static void blank(mha_tensor *x, bool apart)
+{
+    size_t bytes = mha_dtype_size(x->dtype) * (apart ? 2 : 1);
+    for (int i = 0; i < x->ndim; i++) bytes *= (size_t)x->shape[i];
+    for (int i = 0; apart && i + 1 < x->ndim; i++) x->stride[i] *= 2;
+    free(x->data);
+    x->data = malloc(bytes + 1);
+    assert_non_null(x->data);
+    memset(x->data, 0xEE, bytes + 1);
 }
 
 static void cut_input(rank_part *p, const cuts *c, int rank, const mha_tensor **x, int from_last,
@@ -92,7 +109,8 @@ static void make_part(job *j, int rank, mha_path path, const mha_attention_outpu
     for (int i = 0; i < EXTRAS_COUNT; i++) {
         const mha_tensor **x = output_at(&p->outputs, i);
         if (!*x) continue;
-        p->results[i] = cuts_copy(q, rank, *x, axis_of(i));
+        p->results[i] = cuts_copy(cuts_of(j, i), rank, *x, axis_of(i));
+        blank(&p->results[i], rank % 3 == 2);
         *x = &p->results[i];
     }
     p->split = (mha_sequence_split){.struct_size = sizeof p->split,
@@ -153,21 +171,19 @@ static mha_attention_outputs make_outputs(const job *j, unsigned wanted, mha_ten
     mha_attention_outputs made = {.struct_size = sizeof made};
     offsets[0] = -1, offsets[1] = 3;
     for (int i = 0; i < EXTRAS_COUNT; i++) {
-        if (!(wanted >> i & 1) || i == EXTRA_COLUMNS) continue;
+        if (!(wanted >> i & 1)) continue;
         const int64_t last = i == EXTRA_OFFSETS                              ? 2
                              : i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS ? 3
                                                                              : S;
         const int64_t row[] = {q->shape[0], q->shape[1], q->shape[2], last};
         const int64_t mean[] = {q->shape[0], q->shape[2], S};
+        const int64_t columns[] = {q->shape[0], q->shape[1], j->c.k.view.shape[2]};
         const bool four = i == EXTRA_P || i == EXTRA_SCORES || i == EXTRA_OFFSETS ||
                           i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS;
         const bool wide = i == EXTRA_LARGEST_KEY || i == EXTRA_TOP_KEYS;
-        void *memory = calloc((size_t)(row[0] * row[1] * row[2] * (row[3] > 0 ? row[3] : 1)) + 1,
-                              wide ? 8 : 4);
-        assert_non_null(memory);
-        tensors[i] = i == EXTRA_AVERAGE ? mha_tensor_contiguous(memory, MHA_F32, 3, mean)
-                                        : mha_tensor_contiguous(memory, wide ? MHA_I64 : MHA_F32,
-                                                                four ? 4 : 3, row);
+        const int64_t *shape = i == EXTRA_AVERAGE ? mean : i == EXTRA_COLUMNS ? columns : row;
+        tensors[i] = mha_tensor_contiguous(NULL, wide ? MHA_I64 : MHA_F32, four ? 4 : 3, shape);
+        blank(&tensors[i], false);
         *output_at(&made, i) = &tensors[i];
     }
     if (made.offset_mass) made.offsets = offsets, made.offsets_count = 2;
@@ -240,8 +256,8 @@ static void check_case(int number, unsigned wanted)
             fail_msg("case %d, %s, rank %d of %d: other bits\n%s", number, m->name, rank, ranks,
                      j->c.text);
         for (int i = 0; i < EXTRAS_COUNT; i++)
-            if (*output_at(&outputs, i) &&
-                !cuts_same(&j->queries, rank, *output_at(&outputs, i), &p->results[i], axis_of(i)))
+            if (*output_at(&outputs, i) && !cuts_same(cuts_of(j, i), rank, *output_at(&outputs, i),
+                                                      &p->results[i], axis_of(i)))
                 fail_msg("case %d, %s, rank %d of %d: output %d has other bits\n%s", number,
                          m->name, rank, ranks, i, j->c.text);
     }
@@ -268,6 +284,18 @@ static void all_outputs(void **state)
     for (rng_range(20, 500, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first);
         check_case(first, (unsigned)rng_between(&r, 1, EXTRAS_ALL));
+    }
+}
+
+/* Alone, or with others, whose passes come before. */
+static void column_sums(void **state)
+{
+    int first, end;
+    (void)state;
+    for (rng_range(30, 1000, &first, &end); first < end; first++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)first + 5000);
+        const unsigned others = rng_chance(&r, 0.3) ? (unsigned)rng_between(&r, 0, EXTRAS_ALL) : 0;
+        check_case(first + 5000, others | 1u << EXTRA_COLUMNS);
     }
 }
 
@@ -430,12 +458,12 @@ static void gradients_have_the_bits_of_one_call(void **state)
 enum { PLAIN_RANKS = 3 };
 
 /* A plain problem for three ranks, in even pieces, of which those of queries end `later`. */
-static job *make_plain_later(int64_t T, int64_t S, int64_t later)
+static job *make_plain_later(int64_t T, int64_t S, int64_t Hk, int64_t later)
 {
     rng r = rng_make(1, 1);
     job *j = calloc(1, sizeof *j);
     const machines all = machines_make(1);
-    const kinds_shape shape = {.B = 1, .H = 2, .Hk = 1, .T = T, .S = S, .D = 8, .Dv = 8};
+    const kinds_shape shape = {.B = 1, .H = 2, .Hk = Hk, .T = T, .S = S, .D = 8, .Dv = 8};
     const mha_attention_outputs none = {.struct_size = sizeof none};
     assert_non_null(j);
     kinds_make(&j->c, &r, &shape);
@@ -460,7 +488,27 @@ static job *make_plain_later(int64_t T, int64_t S, int64_t later)
 
 static job *make_plain(int64_t T, int64_t S)
 {
-    return make_plain_later(T, S, 0);
+    return make_plain_later(T, S, 1, 0);
+}
+
+/* Of all ranks. */
+static void want_columns(job *j)
+{
+    const mha_tensor *q = &j->c.q.view;
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        rank_part *p = &j->parts[rank];
+        mha_tensor *x = &p->results[EXTRA_COLUMNS];
+        const int64_t shape[] = {q->shape[0], q->shape[1], p->k.shape[2]};
+        *x = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
+        blank(x, false);
+        p->outputs.column_sums = x;
+    }
+}
+
+static bool is_marked(const mha_tensor *x)
+{
+    const unsigned char mark[] = {0xEE, 0xEE, 0xEE, 0xEE};
+    return memcmp(x->data, mark, sizeof mark) == 0;
 }
 
 static void free_plain(job *j)
@@ -475,7 +523,7 @@ static back_job *make_plain_back(int64_t later)
     rng r = rng_make(2, 2);
     back_job *x = calloc(1, sizeof *x);
     assert_non_null(x);
-    job *j = x->j = make_plain_later(700, 1500, later);
+    job *j = x->j = make_plain_later(700, 1500, 1, later);
     const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view;
     x->whole.o = random_like(&r, 4, q->shape), x->whole.g = random_like(&r, 4, q->shape);
     x->whole.lse = random_like(&r, 3, q->shape);
@@ -544,10 +592,35 @@ static void the_backward_is_short_of_memory(void **state)
 
 /* ---- refusals --------------------------------------------------------------------------------- */
 
-static bool is_untouched(const rank_part *p)
+/* Memory fails at rank 1: at all of them the call does, and writes nothing. */
+static mha_status run_forward_short_of_memory(mha_context *context, failing_alloc *memory,
+                                              void *user)
 {
-    const unsigned char mark[] = {0xEE, 0xEE, 0xEE, 0xEE};
-    return memcmp(p->o.data, mark, sizeof mark) == 0;
+    const bool columns = *(const bool *)user;
+    job *j = make_plain(400, 1200);
+    rank_part *p = &j->parts[1];
+    if (columns) want_columns(j);
+    p->context = context;
+    failing_from_here(memory);
+    thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+    const mha_status status = p->status;
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        p = &j->parts[rank];
+        assert_int_equal(p->status, status);
+        assert_int_equal(is_marked(&p->o), status != MHA_OK);
+        if (columns) assert_int_equal(is_marked(p->outputs.column_sums), status != MHA_OK);
+    }
+    free_plain(j);
+    return status;
+}
+
+static void the_forward_is_short_of_memory(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        bool columns = i;
+        assert_true(failing_each(run_forward_short_of_memory, &columns) > 0);
+    }
 }
 
 /* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
@@ -563,7 +636,7 @@ static void expect_refusal(job *j, mha_status status, const char *words)
             assert_int_equal(p->status, status);
             if (!strstr(p->detail, words))
                 fail_msg("rank %d: '%s', expected '%s'", rank, p->detail, words);
-            assert_true(is_untouched(p));
+            assert_true(is_marked(&p->o));
         }
     }
     free_plain(j);
@@ -580,7 +653,7 @@ static void expect_refusal(job *j, mha_status status, const char *words)
 
 static void refusals_reach_every_rank(void **state)
 {
-    static mha_tensor sums;
+    static mha_tensor lying;
     (void)state;
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description than rank 0", p->desc.scale = 3);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description",
@@ -588,7 +661,17 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", p->split.keys++);
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 0: mha_attention_desc: flags", p->desc.flags = 1u << 30,
             j->parts[0].desc.flags = j->parts[2].desc.flags = 1u << 30, p = &j->parts[0]);
-    REFUSED(MHA_ERR_UNSUPPORTED, "column_sums", p->outputs.column_sums = &sums);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description", p->outputs.column_sums = &p->q);
+    REFUSED(MHA_ERR_SHAPE, "rank 1: column_sums: dim 2 is 6", want_columns(j),
+            p->results[EXTRA_COLUMNS].shape[2] = 6);
+    REFUSED(MHA_ERR_STRIDE, "rank 1: column_sums", want_columns(j),
+            p->results[EXTRA_COLUMNS].stride[2] = 2);
+    REFUSED(MHA_ERR_OVERLAP, "rank 1: column_sums overlaps v", want_columns(j),
+            lying = p->results[EXTRA_COLUMNS], lying.data = p->v.data,
+            p->outputs.column_sums = &lying);
+    REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps column_sums", want_columns(j),
+            lying = p->results[EXTRA_COLUMNS], lying.data = p->o.data,
+            p->outputs.column_sums = &lying);
     REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x4", p->split.flags = 4);
     REFUSED(MHA_ERR_SHAPE, "rank 1: q: dim 2", p->q.shape[2]--);
     REFUSED(MHA_ERR_SHAPE, "rank 1: v: dim 2", p->v.shape[2]--);
@@ -680,7 +763,27 @@ static void a_lost_rank_ends_the_call(void **state)
                 const rank_part *p = &j->parts[rank];
                 assert_true(p->status == MHA_OK || p->status == MHA_ERR_RANK);
                 failed += p->status != MHA_OK;
-                if (p->status != MHA_OK) assert_true(is_untouched(p));
+                if (p->status != MHA_OK) assert_true(is_marked(&p->o));
+            }
+            free_plain(j);
+        }
+}
+
+/* Likewise between passes, where a rank that fails may have written of its other outputs. */
+static void a_lost_rank_ends_column_sums(void **state)
+{
+    (void)state;
+    for (int lost = 0; lost < PLAIN_RANKS; lost++)
+        for (int64_t after = 0, failed = 1; failed > 0; after++) {
+            job *j = make_plain_later(400, 1200, 2, 0);
+            want_columns(j);
+            thread_ranks_run(PLAIN_RANKS, run_rank, j, lost, after);
+            failed = 0;
+            for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+                const rank_part *p = &j->parts[rank];
+                assert_true(p->status == MHA_OK || p->status == MHA_ERR_RANK);
+                failed += p->status != MHA_OK;
+                assert_int_equal(is_marked(p->outputs.column_sums), p->status != MHA_OK);
             }
             free_plain(j);
         }
@@ -716,7 +819,9 @@ static void pieces_cover(void **state)
 }
 
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call), TEST(all_outputs),
-                  TEST(gradients_have_the_bits_of_one_call), TEST(without_a_description),
-                  TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
-                  TEST(a_lost_rank_ends_the_backward), TEST(the_backward_is_short_of_memory),
-                  TEST(refusals_of_the_backward), TEST(pieces_cover))
+                  TEST(column_sums), TEST(gradients_have_the_bits_of_one_call),
+                  TEST(without_a_description), TEST(refusals_reach_every_rank),
+                  TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_column_sums),
+                  TEST(the_forward_is_short_of_memory), TEST(a_lost_rank_ends_the_backward),
+                  TEST(the_backward_is_short_of_memory), TEST(refusals_of_the_backward),
+                  TEST(pieces_cover))

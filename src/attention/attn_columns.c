@@ -1,0 +1,66 @@
+/* What each key receives: sums over queries, in double, in their order. A call of all queries begins with 0
+ * and rounds; a part goes on with the sums of the parts before it and leaves them as they are. */
+#include "attention/attn.h"
+
+#include <multihead/component.h>
+
+#include <string.h>
+
+/* The sums of a part. */
+static double *part_sums(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
+                         int64_t key)
+{
+    const int64_t before = p->key_starts ? seq->s0 : seq->b * p->S;
+    return p->part->columns->sums + mhai_attn_columns_at(p->H, before, seq->stored, h) + key;
+}
+
+void mhai_attn_begin_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
+                             int64_t key, int64_t count, double *sums)
+{
+    const size_t bytes = (size_t)count * sizeof *sums;
+    if (p->part)
+        memcpy(sums, part_sums(p, seq, h, key), bytes);
+    else
+        memset(sums, 0, bytes);
+}
+
+void mhai_attn_end_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
+                           int64_t key, int64_t count, const double *sums)
+{
+    const mha_tensor *x = &p->want.column_sums;
+    if (p->part) {
+        memcpy(part_sums(p, seq, h, key), sums, (size_t)count * sizeof *sums);
+        return;
+    }
+    float *out = (float *)x->data + seq->batch * x->stride[0] + h * x->stride[1] + seq->k0 + key;
+    for (int64_t s = 0; s < count; s++) out[s] = (float)sums[s];
+}
+
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+typedef struct turn_job {
+    mha_parallel_body body;
+    void *argument;
+    int64_t first; /* item of the turn */
+} turn_job;
+
+static void run_item(void *argument, int64_t item, int worker)
+{
+    const turn_job *job = argument;
+    job->body(job->argument, job->first + item, worker);
+}
+
+mha_status mhai_attn_run_columns(mha_context *context, const mhai_attn_problem *p,
+                                 int64_t items_of_head, mha_parallel_body body, void *argument)
+{
+    const mhai_attn_columns *columns = p->part ? p->part->columns : NULL;
+    const int64_t heads = p->B * p->Hk, most = columns ? columns->heads : heads;
+    for (int64_t first = 0; first < heads; first += most) {
+        const int64_t count = mhai_min_i64(most, heads - first);
+        turn_job job = {body, argument, first * items_of_head};
+        if (columns) MHA_TRY(columns->take(columns->user, first / most));
+        mha_parallel_for(context, count * items_of_head, run_item, &job);
+        if (columns) MHA_TRY(columns->pass(columns->user, first / most));
+    }
+    return MHA_OK;
+}
