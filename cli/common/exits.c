@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* The one table from a library status to an exit code. What is not here is a fault of ours. */
@@ -28,26 +27,6 @@ static const struct {
     {MHA_ERR_RANK, CLI_NO_RANK},
 };
 
-/* A line on stderr; kind NULL: a note, without the program's name before it. It is written in one piece
- * where there is memory for that: several ranks may write to one terminal. */
-static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
-    MHA_PRINTF(3, 0);
-
-static void print_line(const char *command, const char *kind, const char *format, va_list arguments)
-{
-    char *line = NULL;
-    size_t bytes = 0;
-    FILE *memory = open_memstream(&line, &bytes);
-    FILE *file = memory ? memory : stderr;
-    if (kind)
-        cli_print_to(file, "multihead: %s%s%s", command ? command : "", command ? ": " : "", kind);
-    cli_print_list(file, format, arguments);
-    cli_print_to(file, "\n");
-    if (!memory) return;
-    if (fclose(memory) == 0) fwrite(line, 1, bytes, stderr);
-    free(line);
-}
-
 static struct {
     char *room;
     size_t size;
@@ -67,7 +46,7 @@ cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...)
     if (kept.room)
         vsnprintf(kept.room, kept.size, format, arguments);
     else
-        print_line(command, "", format, arguments);
+        cli_print_line(stderr, command, "", format, arguments);
     va_end(arguments);
     return code;
 }
@@ -98,7 +77,7 @@ void cli_warn(const char *command, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    print_line(command, "warning: ", format, arguments);
+    cli_print_line(stderr, command, "warning: ", format, arguments);
     va_end(arguments);
 }
 
@@ -107,7 +86,7 @@ void cli_note(bool quiet, const char *format, ...)
     if (quiet) return;
     va_list arguments;
     va_start(arguments, format);
-    print_line(NULL, NULL, format, arguments);
+    cli_print_line(stderr, NULL, NULL, format, arguments);
     va_end(arguments);
 }
 

@@ -214,30 +214,53 @@ static int columns_of_format(const char *text, size_t bytes)
     return columns;
 }
 
-int cli_print_list(FILE *file, const char *format, va_list arguments)
+static int put_list(page *out, const char *format, va_list arguments)
 {
-    page out = {.file = file};
     int columns = 0;
     va_list list; /* an array on some machines, whose address cannot be taken as a parameter's */
     va_copy(list, arguments);
     while (*format) {
         const size_t plain = strcspn(format, "%");
-        put_bytes(&out, format, plain);
+        put_bytes(out, format, plain);
         columns += columns_of_format(format, plain);
         format += plain;
         if (!*format) break;
         format++;
         const directive d = take_directive(&format, &list);
         if (d.kind != '%') {
-            columns += put_directive(&out, &d, &list);
+            columns += put_directive(out, &d, &list);
         } else {
-            put_bytes(&out, "%", 1);
+            put_bytes(out, "%", 1);
             columns++;
         }
     }
     va_end(list);
+    return columns;
+}
+
+int cli_print_list(FILE *file, const char *format, va_list arguments)
+{
+    page out = {.file = file};
+    const int columns = put_list(&out, format, arguments);
     flush_page(&out);
     return columns;
+}
+
+void cli_print_line(FILE *file, const char *command, const char *kind, const char *format,
+                    va_list arguments)
+{
+    page out = {.file = file};
+    if (kind) {
+        put_bytes(&out, "multihead: ", strlen("multihead: "));
+        if (command) {
+            put_text(&out, command, strlen(command));
+            put_bytes(&out, ": ", 2);
+        }
+        put_bytes(&out, kind, strlen(kind));
+    }
+    put_list(&out, format, arguments);
+    put_bytes(&out, "\n", 1);
+    flush_page(&out);
 }
 
 int cli_print_to(FILE *file, const char *format, ...)

@@ -22,6 +22,11 @@ int cli_print(const char *format, ...) MHA_PRINTF(1, 2);
 int cli_print_to(FILE *file, const char *format, ...) MHA_PRINTF(2, 3);
 int cli_print_list(FILE *file, const char *format, va_list arguments) MHA_PRINTF(2, 0);
 
+/* A line "multihead: command: kind message", without what is NULL; without the program's name if kind is
+ * NULL. It is one write (up to a kilobyte), so that the lines of several ranks do not mix. */
+void cli_print_line(FILE *file, const char *command, const char *kind, const char *format,
+                    va_list arguments) MHA_PRINTF(4, 0);
+
 /* Whether nothing is written to stderr from here on. */
 void cli_print_silence(bool silent);
 

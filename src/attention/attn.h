@@ -28,13 +28,12 @@ typedef struct mhai_attn_columns {
  * numbers of queries, and everything over keys count as in the whole; o and what is over queries are
  * of the rows here. */
 typedef struct mhai_attn_part {
-    const int64_t
-        *queries_before; /* [B] of the whole's queries of a sequence, those before its first
-                                      one here */
-    int64_t T;           /* of the whole */
-    int64_t first_key;   /* row of the whole's keys and values where k and v begin */
-    int64_t keys;        /* that they hold */
-    const mhai_attn_columns *columns; /* take the place of column_sums; NULL: not wanted */
+    const int64_t *queries_before;    /* [B] of the whole's queries of a sequence, those before its
+                                      first one here */
+    int64_t T;                        /* of the whole */
+    int64_t first_key;                /* row of the whole's keys and values where k and v begin */
+    int64_t keys;                     /* that they hold */
+    const mhai_attn_columns *columns; /* take the place of column_sums; NULL: not requested */
 } mhai_attn_part;
 
 typedef struct mhai_attn_problem {

@@ -1,5 +1,5 @@
 /* What each key receives: sums over queries, in double, in their order. A call of all queries begins with 0
- * and rounds; a part goes on with the sums of the parts before it and leaves them as they are. */
+ * and rounds; a part continues the sums of the parts before it and leaves them as they are. */
 #include "attention/attn.h"
 
 #include <multihead/component.h>

@@ -38,9 +38,8 @@ typedef struct mhai_slice {
     const mha_tensor *k, *v;   /* of this rank */
     const mha_tensor *columns; /* likewise */
     bool has_o;
-    mha_tensor inputs[4],
-        results[12];          /* what desc and outputs point to, cut; without column_sums */
-    int64_t *before, *starts; /* [B]; ragged: [B + 1] */
+    mha_tensor inputs[4], results[12]; /* what desc and outputs point to, cut; not column_sums */
+    int64_t *before, *starts;          /* [B]; ragged: [B + 1] */
 } mhai_slice;
 
 /* What cannot even be agreed on. */
