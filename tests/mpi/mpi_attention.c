@@ -1,4 +1,5 @@
-/* Attention over the ranks that mpirun started, forward and backward, causal, in zigzag pieces.
+/* Attention over the ranks that mpirun started, forward and backward, causal, in pieces that go to and
+ * fro four times.
  *
  *   mpi_attention bits                          small ones, compared with one process bit for bit
  *   mpi_attention speed N HEADS SIZE THREADS [CALLS]
@@ -18,6 +19,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+enum { FOLDS = 4 };
 enum { Q, K, V, O, G, DQ, DK, DV, TENSORS };
 
 /* All rows, or those of this rank. */
@@ -99,7 +101,7 @@ static double now(void)
 typedef struct work {
     mha_context *context;
     mha_sequence_split split;
-    mha_piece pieces[2];
+    mha_piece pieces[2 * FOLDS];
     mha_attention_desc desc;
     problem own;
     double (*seconds)[2]; /* of each call: forward, backward */
@@ -112,7 +114,7 @@ static void begin(work *w, const mha_transport *t, int64_t rows, int64_t heads, 
     const mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = threads};
     int64_t count;
     CHECK(!mha_context_create(&desc, &w->context));
-    CHECK(!mha_split_pieces(rows, t->rank, t->size, 1, w->pieces, &count));
+    CHECK(!mha_split_pieces(rows, t->rank, t->size, FOLDS, w->pieces, &count));
     w->split = (mha_sequence_split){.struct_size = sizeof w->split,
                                     .transport = t,
                                     .queries = rows,
