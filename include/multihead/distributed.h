@@ -131,27 +131,33 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
     const mha_attention_outputs *outputs, mha_distributed_plan *plan);
 
 /**
- * Attention backward over all ranks: the gradients of q, k and v of mha_attention_backward().
+ * Attention backward over all ranks: the gradients of mha_attention_backward().
  *
  *   q, k, v, desc as in mha_distributed_forward()
  *   o, lse, o_gradient   rows as q
- *   gradients            q has rows as q, k and v as k; lse_gradient may be given; the same ones and
- *                        the same flags at all ranks
+ *   gradients            q has rows as q, k and v as k; alibi_slopes, t5_table, shaw_keys, shaw_values,
+ *                        sink_logits, gates and scale are those of the whole, the same at every rank;
+ *                        lse_gradient may be given; the same ones and the same flags at all ranks
  *
- * q, o, o_gradient and bias have the same types at all ranks.
+ * q, o, o_gradient and bias have the same types at all ranks. With MHA_GRADIENTS_ACCUMULATE each rank adds
+ * to what it has.
  *
  * Queries stay at their ranks. Blocks of 256 keys of a head visit them in the order of query heads and
  * queries, with the sums of their gradients, and come home; what a row of q adds up, it adds in the
  * order of keys. Both are the orders of one process. It sums MHA_SPLIT_ROWS queries at a time, counted from
  * each sequence's first: of those that a cut divides, the rank with the first one is sent copies of the
- * others and of their inputs, and sends back their gradients.
+ * others and of their inputs, and sends back their gradients. At the end the sums of parameters go from
+ * piece to piece, in the order of sequences, heads and queries, and from the last to all: 8 bytes for each
+ * number of all of them, once for each piece of a sequence, or, if gradients of the scale or of Shaw's
+ * tables, which are sums over heads, are among them, once for each piece and head.
  *
  * Memory   borrowed for the call. Scratch: as mha_attention_backward() of the rows here, and D + 2
- *          floats for each row of q and head; where a cut divides MHA_SPLIT_ROWS queries, two copies of
+ *          floats for each row of q and head, and as many more as a table of Shaw's has rows; for each
+ *          MHA_SPLIT_ROWS rows of a head the sums of parameters, as large as a table; where a cut divides MHA_SPLIT_ROWS queries, two copies of
  *          these and of what is over them; blocks on their way from the context's allocator, at most
  *          about 64 times 256 (3 D + 3 Dv) floats for each thread.
  * Errors   as mha_attention_backward(), at all ranks alike; as mha_distributed_forward();
- *          MHA_ERR_UNSUPPORTED (other gradients, shaw_keys, the plain path). With MHA_ERR_RANK and
+ *          MHA_ERR_UNSUPPORTED (gradients of bias or by probabilities, the plain path). With MHA_ERR_RANK and
  *          _NOMEM gradients may be written in part.
  * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  1.0
  */

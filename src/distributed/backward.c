@@ -1,5 +1,6 @@
 /* mha_distributed_backward(): the rows of each rank stay where they are; blocks of keys pass them (relay.h)
- * and take the sums of their gradients along. */
+ * and take the sums of their gradients along. Then the sums of parameters do (parameters.h). */
+#include "distributed/parameters.h"
 #include "distributed/realign.h"
 #include "distributed/relay.h"
 
@@ -26,8 +27,9 @@ typedef struct back_call {
     mhai_relay relay;
     mhai_backward_fold *folds; /* of what this rank computes */
     int64_t fold_count;
-    mhai_cells_job writing; /* of gradients of keys: a rank may have no queries */
-    mhai_backward_problem problem;
+    mhai_backward_problem problem; /* of none of the queries: keys and parameters, at any rank */
+    mhai_cells_job writing;        /* of it */
+    mhai_parameters parameters;
 } back_call;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -38,20 +40,11 @@ static mha_status check_gradients(const mha_attention_gradients *g)
         const char *name;
         const mha_tensor *given;
     } none[] = {{"bias", g->bias},
-                {"alibi_slopes", g->alibi_slopes},
-                {"t5_table", g->t5_table},
-                {"shaw_keys", g->shaw_keys},
-                {"shaw_values", g->shaw_values},
-                {"sink_logits", g->sink_logits},
-                {"gates", g->gates},
-                {"scale", g->scale},
                 {"probabilities_gradient", g->probabilities_gradient},
                 {"average_probabilities_gradient", g->average_probabilities_gradient}};
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
         if (none[i].given)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "gradients.%s: not over ranks, which have gradients of q, k and v",
-                            none[i].name);
+            return mha_fail(MHA_ERR_UNSUPPORTED, "gradients.%s: not over ranks", none[i].name);
     if (g->flags & ~(uint32_t)MHA_GRADIENTS_ACCUMULATE)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_gradients: flags 0x%x: not over ranks",
                         (unsigned)g->flags);
@@ -118,53 +111,91 @@ static mhai_slice_call call_over(const back_call *c, const mhai_over_queries *ov
     return call;
 }
 
-/* Check a piece, whose first row is row `first` of all those of over; and begin to fold, if it has rows
- * and fold is not NULL. */
-static mha_status begin_piece(const back_call *c, const mhai_over_queries *over, int64_t all,
-                              const mha_piece *piece, int64_t first, mhai_backward_fold *fold)
+/* Check and plan a piece, whose first row is row `first` of all those of over. */
+static mha_status plan_piece(const back_call *c, const mhai_over_queries *over, int64_t all,
+                             const mha_piece *piece, int64_t first, mhai_slice *s,
+                             mhai_backward_plan *plan)
 {
     static const char *const names[] = {"lse", "o_gradient", "lse_gradient", "gradients.q"};
     const mha_tensor *given[] = {over->each[MHAI_OVER_LSE], over->each[MHAI_OVER_O_GRADIENT],
                                  over->each[MHAI_OVER_LSE_GRADIENT], over->each[MHAI_OVER_DQ]};
     const mhai_slice_call call = call_over(c, over);
-    const int64_t rows = piece->end - piece->begin;
+    mha_attention_gradients gradients = c->gradients;
     mha_tensor cut[4], k = *c->whole.k, v = *c->whole.v;
-    mhai_backward_plan plan = {.threads = 0};
-    mhai_slice s;
-    MHA_TRY(mhai_slice_piece(c->context, &call, &c->split, all, piece, first, &s));
+    MHA_TRY(mhai_slice_piece(c->context, &call, &c->split, all, piece, first, s));
     for (int i = 0; i < 4; i++)
-        if (given[i]) MHA_TRY(mhai_slice_cut(names[i], given[i], 2, all, first, rows, &cut[i]));
-    if (given[3]) MHA_TRY(mhai_tensor_check_disjoint(names[3], given[3], "k", &k));
-    if (given[3]) MHA_TRY(mhai_tensor_check_disjoint(names[3], given[3], "v", &v));
-    const mha_attention_gradients gradients = {.struct_size = sizeof gradients,
-                                               .flags = c->gradients.flags,
-                                               .q = given[3] ? &cut[3] : NULL,
-                                               .lse_gradient = given[2] ? &cut[2] : NULL};
+        if (given[i])
+            MHA_TRY(mhai_slice_cut(names[i], given[i], 2, all, first, piece->end - piece->begin,
+                                   &cut[i]));
+    gradients.q = given[3] ? &cut[3] : NULL;
+    gradients.k = gradients.v = NULL;
+    gradients.lse_gradient = given[2] ? &cut[2] : NULL;
     k.shape[2] = v.shape[2] = c->split.given.keys;
     k.stride[2] = v.stride[2] = 0;
-    const mhai_backward_call planned = {&s.desc, &s.q,    &k,         &v,     &s.o,
-                                        &cut[0], &cut[1], &gradients, &s.part};
-    MHA_TRY(mhai_backward_plan_call(c->context, &planned, true, &plan));
-    if (!mhai_backward_folds(&plan))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        plan.backend->path == MHA_PATH_PLAIN
-                            ? "mha_distributed_backward: the plain path (head sizes above 256) is "
-                              "not over ranks"
-                            : "mha_distributed_backward: with shaw_keys there are no gradients "
-                              "over ranks");
-    if (!fold || rows == 0) return MHA_OK;
-    return mhai_backward_fold_begin(c->context, &plan, c->gradients.k || c->gradients.v, fold);
+    const mhai_backward_call planned = {&s->desc, &s->q,   &k,         &v,      &s->o,
+                                        &cut[0],  &cut[1], &gradients, &s->part};
+    *plan = (mhai_backward_plan){.threads = 0};
+    MHA_TRY(mhai_backward_plan_call(c->context, &planned, true, plan));
+    if (mhai_backward_folds(plan)) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "mha_distributed_backward: the plain path (head sizes above "
+                    "256) is not over ranks");
 }
 
-static mha_status check_pieces(const back_call *c)
+/* Gradients against what the pieces' plans do not see: keys, values, each other, and rows of other
+ * pieces. */
+static mha_status check_apart(const back_call *c)
 {
+    const mha_attention_gradients *g = &c->gradients;
+    const mhai_attn_named gradients[] = {{"gradients.q", g->q},
+                                         {"gradients.k", g->k},
+                                         {"gradients.v", g->v},
+                                         {"gradients.alibi_slopes", g->alibi_slopes},
+                                         {"gradients.t5_table", g->t5_table},
+                                         {"gradients.shaw_keys", g->shaw_keys},
+                                         {"gradients.shaw_values", g->shaw_values},
+                                         {"gradients.sink_logits", g->sink_logits},
+                                         {"gradients.gates", g->gates},
+                                         {"gradients.scale", g->scale}};
+    const mhai_attn_named inputs[] = {{"q", c->whole.q},
+                                      {"k", c->whole.k},
+                                      {"v", c->whole.v},
+                                      {"o", c->whole.o},
+                                      {"lse", c->lse},
+                                      {"o_gradient", c->o_gradient},
+                                      {"lse_gradient", g->lse_gradient}};
+    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++) {
+        const mhai_attn_named *x = &gradients[i];
+        if (!x->tensor) continue;
+        MHA_TRY(mhai_attn_check_apart(&c->whole.desc, x->name, x->tensor));
+        for (size_t j = 0; j < sizeof inputs / sizeof *inputs; j++)
+            if (inputs[j].tensor)
+                MHA_TRY(mhai_tensor_check_disjoint(x->name, x->tensor, inputs[j].name,
+                                                   inputs[j].tensor));
+        for (size_t j = 0; j < i; j++)
+            if (gradients[j].tensor)
+                MHA_TRY(mhai_tensor_check_disjoint(x->name, x->tensor, gradients[j].name,
+                                                   gradients[j].tensor));
+    }
+    return MHA_OK;
+}
+
+/* All pieces; and none of the rows, which is what ranks without any have: keys and parameters. */
+static mha_status check_pieces(back_call *c)
+{
+    const mha_piece none = {0, 0};
+    mhai_backward_plan plan;
+    mhai_slice s;
     int64_t first = 0;
     for (int64_t i = 0; i < c->split.given.query_piece_count; i++) {
         const mha_piece *piece = &c->split.given.query_pieces[i];
-        MHA_TRY(begin_piece(c, &c->over, c->split.rows, piece, first, NULL));
+        MHA_TRY(plan_piece(c, &c->over, c->split.rows, piece, first, &s, &plan));
         first += piece->end - piece->begin;
     }
-    return MHA_OK;
+    MHA_TRY(plan_piece(c, &c->over, c->split.rows, &none, 0, &s, &plan));
+    c->problem = plan.x;
+    c->problem.p.part = NULL; /* it goes with the slice */
+    return check_apart(c);
 }
 
 /* Of what this rank computes: pieces of its rows, and chunks that were joined. */
@@ -178,11 +209,14 @@ static mha_status take_folds(back_call *c)
     for (int64_t i = 0; i < s->query_count; i++) {
         const mhai_owned *p = &s->queries[i];
         const mha_piece piece = {p->begin, p->end};
+        mhai_backward_plan plan;
+        mhai_slice slice;
         if (p->rank != s->t->rank) continue;
-        mhai_backward_fold *fold = &c->folds[c->fold_count++];
-        MHA_TRY(p->local < 0 ? begin_piece(c, &c->realign.joined[joined++].over, p->end - p->begin,
-                                           &piece, 0, fold)
-                             : begin_piece(c, &c->over, s->rows, &piece, p->local, fold));
+        MHA_TRY(p->local < 0 ? plan_piece(c, &c->realign.joined[joined++].over, p->end - p->begin,
+                                          &piece, 0, &slice, &plan)
+                             : plan_piece(c, &c->over, s->rows, &piece, p->local, &slice, &plan));
+        MHA_TRY(mhai_backward_fold_begin(c->context, &plan, c->gradients.k || c->gradients.v,
+                                         &c->folds[c->fold_count++]));
     }
     return MHA_OK;
 }
@@ -201,26 +235,22 @@ static void come_home(void *user, const mhai_relay_block *block, int64_t local, 
         mhai_cells_write_rows(&c->writing, c->gradients.v, batch, block->hk, local, rows, dv, 1);
 }
 
-/* What writing needs, at a rank that may have no queries. */
-static void prepare_writing(back_call *c)
-{
-    const float given = c->whole.desc.scale;
-    const bool chosen = given == 0 && !(c->whole.desc.flags & MHA_ATTENTION_SCALE_GIVEN);
-    c->problem.accumulate = c->gradients.flags & MHA_GRADIENTS_ACCUMULATE;
-    c->problem.p.scale = chosen ? mhai_attn_default_scale(c->common.head_dim) : given;
-    c->writing = (mhai_cells_job){
-        .x = &c->problem, .p = &c->problem.p, .kernels = mhai_kernels_for(c->context->isa)};
-}
-
 /* ---- the call -------------------------------------------------------------------------------- */
 
 static void fill_common(back_call *c)
 {
+    const mha_attention_desc *d = &c->whole.desc;
     const mha_attention_gradients *g = &c->gradients;
-    const mha_tensor *bias = c->whole.desc.bias;
-    c->common.gradients = (g->q != NULL) | (g->k != NULL) << 1 | (g->v != NULL) << 2 |
-                          (g->lse_gradient != NULL) << 3 |
-                          ((g->flags & MHA_GRADIENTS_ACCUMULATE) != 0) << 4;
+    const mha_tensor *bias = d->bias;
+    const mha_tensor *wanted[] = {g->q,           g->k,           g->v,        g->lse_gradient,
+                                  g->sink_logits, g->gates,       g->scale,    g->alibi_slopes,
+                                  g->t5_table,    g->shaw_values, g->shaw_keys};
+    const mha_tensor *tables[] = {d->t5_table, d->shaw_values, d->shaw_keys};
+    c->common.gradients = (g->flags & MHA_GRADIENTS_ACCUMULATE) != 0;
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        c->common.gradients = c->common.gradients << 1 | (wanted[i] != NULL);
+    for (int i = 0; i < 3; i++)
+        if (tables[i]) c->common.table_rows[i] = tables[i]->shape[0];
     c->common.q_types = (int32_t)c->whole.q->dtype | (int32_t)c->whole.o->dtype << 8 |
                         (int32_t)c->o_gradient->dtype << 16 |
                         (bias ? (int32_t)bias->dtype << 24 : 0);
@@ -233,6 +263,17 @@ static mha_status align(back_call *c, mha_status status)
     MHA_TRY(mhai_realign_make(c->context, &c->whole.desc, &c->over, accumulate, status, &c->split,
                               &c->realign));
     return mhai_realign_join(&c->realign);
+}
+
+/* Sums of the parameters, and gradients of keys, at ranks with queries or without. */
+static mha_status take_whole(back_call *c)
+{
+    mhai_parameters *p = &c->parameters;
+    *p = (mhai_parameters){
+        .s = &c->split, .desc = &c->whole.desc, .folds = c->folds, .x = &c->problem};
+    c->writing = (mhai_cells_job){
+        .x = &c->problem, .p = &c->problem.p, .kernels = mhai_kernels_for(c->context->isa)};
+    return mhai_backward_take_sums(c->context, &c->problem, &p->sums, &p->count);
 }
 
 static mha_status begin(back_call *c, const mha_sequence_split *given,
@@ -249,6 +290,7 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
     status = check_pieces(c);
     if (mhai_realign_needed(&c->whole.desc, &c->split)) MHA_TRY(align(c, status));
     if (status == MHA_OK) status = take_folds(c);
+    if (status == MHA_OK) status = take_whole(c);
     if (status == MHA_OK)
         status = mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring);
     if (status == MHA_OK)
@@ -258,7 +300,6 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
 
 static mha_status run(back_call *c)
 {
-    prepare_writing(c);
     c->relay.ring = &c->ring;
     c->relay.folds = c->folds;
     c->relay.home = come_home;
@@ -269,7 +310,9 @@ static mha_status run(back_call *c)
         mhai_ring_abandon(&c->ring);
         return status;
     }
-    for (int64_t i = 0; i < c->fold_count; i++) mhai_backward_fold_finish(&c->folds[i]);
+    for (int64_t i = 0; i < c->fold_count; i++) mhai_backward_fold_finish(c->context, &c->folds[i]);
+    MHA_TRY(mhai_parameters_sum(&c->parameters));
+    mhai_backward_write_parameters(&c->problem);
     return mhai_realign_return(&c->realign);
 }
 

@@ -273,7 +273,41 @@ static void all_outputs(void **state)
 
 /* ---- backward --------------------------------------------------------------------------------- */
 
-enum { GRAD_Q, GRAD_K, GRAD_V, GRADS };
+enum {
+    GRAD_Q,
+    GRAD_K,
+    GRAD_V,
+    GRAD_ALIBI,
+    GRAD_T5,
+    GRAD_SHAW_KEYS,
+    GRAD_SHAW_VALUES,
+    GRAD_SINKS,
+    GRAD_GATES,
+    GRAD_SCALE,
+    GRADS
+};
+
+/* The input that each one belongs to; NULL: there is none. */
+static const mha_tensor *input_of(const kinds_case *c, int grad)
+{
+    static const mha_tensor scale = {.ndim = 2, .shape = {1, 1}};
+    const mha_attention_desc *d = &c->desc;
+    const mha_tensor *all[GRADS] = {&c->q.view,  &c->k.view,   &c->v.view,     d->alibi_slopes,
+                                    d->t5_table, d->shaw_keys, d->shaw_values, d->sink_logits,
+                                    d->gates,    &scale};
+    return all[grad];
+}
+
+/* Its rows that a rank has: those of queries, of keys, or all of them, everywhere. */
+static int axis_of_grad(int grad)
+{
+    return grad <= GRAD_V ? 2 : -1;
+}
+
+static const cuts *cuts_of_grad(const job *j, int grad)
+{
+    return grad == GRAD_Q ? &j->queries : &j->keys;
+}
 
 /* What the backward has besides; of the whole, or of a rank. */
 typedef struct back_part {
@@ -299,7 +333,10 @@ static mha_tensor random_like(rng *r, int ndim, const int64_t *shape)
 
 static void point_at_gradients(back_part *p, unsigned wanted, bool accumulate, bool lse)
 {
-    const mha_tensor **all[GRADS] = {&p->gradients.q, &p->gradients.k, &p->gradients.v};
+    mha_attention_gradients *g = &p->gradients;
+    const mha_tensor **all[GRADS] = {&g->q,        &g->k,         &g->v,           &g->alibi_slopes,
+                                     &g->t5_table, &g->shaw_keys, &g->shaw_values, &g->sink_logits,
+                                     &g->gates,    &g->scale};
     p->gradients = (mha_attention_gradients){.struct_size = sizeof p->gradients,
                                              .flags = accumulate ? MHA_GRADIENTS_ACCUMULATE : 0};
     for (int i = 0; i < GRADS; i++)
@@ -326,7 +363,7 @@ static void run_back(void *user, const mha_transport *t)
 
 static void make_back(back_job *x, int rank)
 {
-    const cuts *q = &x->j->queries, *k = &x->j->keys;
+    const cuts *q = &x->j->queries;
     back_part *p = &x->parts[rank];
     const back_part *w = &x->whole;
     p->o = cuts_copy(q, rank, &w->o, 2);
@@ -334,7 +371,8 @@ static void make_back(back_job *x, int rank)
     p->g = cuts_copy(q, rank, &w->g, 2);
     p->lse_gradient = cuts_copy(q, rank, &w->lse_gradient, 2);
     for (int i = 0; i < GRADS; i++)
-        p->grads[i] = cuts_copy(i == GRAD_Q ? q : k, rank, &w->grads[i], 2);
+        if (w->grads[i].data)
+            p->grads[i] = cuts_copy(cuts_of_grad(x->j, i), rank, &w->grads[i], axis_of_grad(i));
 }
 
 /* Cut at whole chunks of each sequence. */
@@ -369,7 +407,6 @@ static void check_back_case(int number)
     job *j = x->j = calloc(1, sizeof *j);
     assert_non_null(j);
     kinds_shape shape = kinds_some_shape(&r);
-    shape.kinds &= ~(unsigned)KIND_SHAW_KEYS;
     if (shape.D > MHA_TILED_MAX_HEAD_DIM) shape.D = 64;
     if (shape.Dv > MHA_TILED_MAX_HEAD_DIM) shape.Dv = 72;
     if (rng_chance(&r, 0.5)) shape.S = rng_between(&r, 1, 1500), shape.T = rng_between(&r, 1, 400);
@@ -378,14 +415,16 @@ static void check_back_case(int number)
     desc.path = m->path;
     const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view, *v = &j->c.v.view;
     const int64_t o[] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
-    const unsigned wanted = (unsigned)rng_between(&r, 1, 7);
+    unsigned wanted = (unsigned)rng_between(&r, 1, (1 << GRADS) - 1);
     const bool accumulate = rng_chance(&r, 0.3), lse = rng_chance(&r, 0.3);
     back_part *w = &x->whole;
     w->o = random_like(&r, 4, o), w->g = random_like(&r, 4, o);
     w->lse = random_like(&r, 3, o), w->lse_gradient = random_like(&r, 3, o);
-    w->grads[GRAD_Q] = random_like(&r, 4, q->shape);
-    w->grads[GRAD_K] = random_like(&r, 4, k->shape);
-    w->grads[GRAD_V] = random_like(&r, 4, v->shape);
+    for (int i = 0; i < GRADS; i++) {
+        const mha_tensor *input = input_of(&j->c, i);
+        if (!input) wanted &= ~(1u << i);
+        if (input) w->grads[i] = random_like(&r, input->ndim, input->shape);
+    }
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
     assert_int_equal(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs), MHA_OK);
     j->queries = rng_chance(&r, 0.3) ? cut_chunks(&r, &j->c, ranks) : cuts_make(&r, o[2], ranks);
@@ -408,8 +447,8 @@ static void check_back_case(int number)
             fail_msg("case %d, %s, rank %d of %d: %s\n%s", number, m->name, rank, ranks,
                      j->parts[rank].detail, j->c.text);
         for (int i = 0; i < GRADS; i++)
-            if ((wanted >> i & 1) && !cuts_same(i == GRAD_Q ? &j->queries : &j->keys, rank,
-                                                &w->grads[i], &b->grads[i], 2))
+            if ((wanted >> i & 1) &&
+                !cuts_same(cuts_of_grad(j, i), rank, &w->grads[i], &b->grads[i], axis_of_grad(i)))
                 fail_msg("case %d, %s, rank %d of %d: gradient %d has other bits\n%s", number,
                          m->name, rank, ranks, i, j->c.text);
     }
@@ -429,13 +468,14 @@ static void gradients_have_the_bits_of_one_call(void **state)
 
 enum { PLAIN_RANKS = 3 };
 
-/* A plain problem for three ranks, in even pieces, of which those of queries end `later`. */
-static job *make_plain_later(int64_t T, int64_t S, int64_t later)
+/* A problem for three ranks, in even pieces, of which those of queries end `later`. */
+static job *make_even(int64_t T, int64_t S, unsigned kinds, int64_t later)
 {
     rng r = rng_make(1, 1);
     job *j = calloc(1, sizeof *j);
     const machines all = machines_make(1);
-    const kinds_shape shape = {.B = 1, .H = 2, .Hk = 1, .T = T, .S = S, .D = 8, .Dv = 8};
+    const kinds_shape shape = {
+        .B = 1, .H = 2, .Hk = 1, .T = T, .S = S, .D = 8, .Dv = 8, .kinds = kinds};
     const mha_attention_outputs none = {.struct_size = sizeof none};
     assert_non_null(j);
     kinds_make(&j->c, &r, &shape);
@@ -460,7 +500,7 @@ static job *make_plain_later(int64_t T, int64_t S, int64_t later)
 
 static job *make_plain(int64_t T, int64_t S)
 {
-    return make_plain_later(T, S, 0);
+    return make_even(T, S, 0, 0);
 }
 
 static void free_plain(job *j)
@@ -470,21 +510,26 @@ static void free_plain(job *j)
     free(j);
 }
 
+/* With every gradient. */
 static back_job *make_plain_back(int64_t later)
 {
+    const unsigned kinds =
+        KIND_ALIBI | KIND_T5 | KIND_SHAW_KEYS | KIND_SHAW_VALUES | KIND_SINK_LOGITS | KIND_GATES;
     rng r = rng_make(2, 2);
     back_job *x = calloc(1, sizeof *x);
     assert_non_null(x);
-    job *j = x->j = make_plain_later(700, 1500, later);
-    const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view;
+    job *j = x->j = make_even(700, 1500, kinds, later);
+    const mha_tensor *q = &j->c.q.view;
     x->whole.o = random_like(&r, 4, q->shape), x->whole.g = random_like(&r, 4, q->shape);
     x->whole.lse = random_like(&r, 3, q->shape);
     x->whole.lse_gradient = random_like(&r, 3, q->shape);
-    for (int i = 0; i < GRADS; i++)
-        x->whole.grads[i] = random_like(&r, 4, i == GRAD_Q ? q->shape : k->shape);
+    for (int i = 0; i < GRADS; i++) {
+        const mha_tensor *input = input_of(&j->c, i);
+        x->whole.grads[i] = random_like(&r, input->ndim, input->shape);
+    }
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
         make_back(x, rank);
-        point_at_gradients(&x->parts[rank], 7, true, true);
+        point_at_gradients(&x->parts[rank], (1 << GRADS) - 1, true, true);
     }
     return x;
 }
@@ -625,6 +670,7 @@ static void refusals_reach_every_rank(void **state)
 
 static void refusals_of_the_backward(void **state)
 {
+    static mha_tensor other;
     (void)state;
     BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.flags = 0);
     BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.lse_gradient = NULL);
@@ -634,7 +680,14 @@ static void refusals_of_the_backward(void **state)
     BACK_REFUSED(MHA_ERR_SHAPE, "o_gradient", b->g.shape[1]--);
     BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.q overlaps", free(b->grads[GRAD_Q].data),
                  b->grads[GRAD_Q].data = NULL, b->gradients.q = &p->q);
-    BACK_REFUSED(MHA_ERR_UNSUPPORTED, "gradients.gates", b->gradients.gates = &p->q);
+    BACK_REFUSED(MHA_ERR_UNSUPPORTED, "gradients.bias", b->gradients.bias = &p->q);
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.gates = NULL);
+    BACK_REFUSED(MHA_ERR_SHAPE, "gradients.gates", b->grads[GRAD_GATES].ndim = 3);
+    BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.gates overlaps k", other = b->grads[GRAD_GATES],
+                 other.data = p->k.data, b->gradients.gates = &other);
+    BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.scale overlaps gradients.gates",
+                 other = b->grads[GRAD_SCALE], other.data = b->grads[GRAD_GATES].data,
+                 b->gradients.scale = &other);
     BACK_REFUSED(MHA_ERR_NULL, "gradients.q", free(b->grads[GRAD_Q].data),
                  b->grads[GRAD_Q].data = NULL);
 }
