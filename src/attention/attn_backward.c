@@ -282,20 +282,31 @@ void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h
     for (int64_t t = 0; t < seq.T; t++) *sum += terms[t];
 }
 
+/* Of a row. */
+static double weight_sum(const mhai_backward_problem *x, int64_t row)
+{
+    return isfinite(x->weight_sums[row]) ? x->weight_sums[row] : (double)NAN;
+}
+
+void mhai_backward_add_sink_weights(const mhai_backward_problem *x, int64_t b, int64_t h,
+                                    double *sum)
+{
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(&x->p, b);
+    const int64_t row = (seq.batch * x->p.H + h) * x->p.q.shape[2] + seq.q0;
+    const double logit = f32_at(&x->p.sink_logits, h);
+    for (int64_t t = 0; logit != -INFINITY && t < seq.T; t++) {
+        const double lse = (double)*mhai_attn_row(&x->p.lse, seq.batch, h, seq.q0 + t);
+        *sum -= mhai_exp(logit - lse) * weight_sum(x, row + t);
+    }
+}
+
 void mhai_backward_join_weights(mhai_backward_problem *x)
 {
-    const mhai_attn_problem *p = &x->p;
-    const double *from = x->weight_sums;
-    double *delta = x->delta;
-    for (int64_t batch = 0; batch < p->q.shape[0]; batch++)
-        for (int64_t h = 0; h < p->H; h++)
-            for (int64_t row = 0; row < p->q.shape[2]; row++, from++, delta++) {
-                const double sum = isfinite(*from) ? *from : (double)NAN;
-                *delta += sum;
-                if (!x->sums.sinks || f32_at(&p->sink_logits, h) == -INFINITY) continue;
-                const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row);
-                x->sums.sinks[h] -= mhai_exp(f32_at(&p->sink_logits, h) - lse) * sum;
-            }
+    const int64_t rows = x->p.q.shape[0] * x->p.H * x->p.q.shape[2];
+    for (int64_t row = 0; row < rows; row++) x->delta[row] += weight_sum(x, row);
+    for (int64_t h = 0; x->sums.sinks && h < x->p.H; h++)
+        for (int64_t b = 0; b < x->p.B; b++)
+            mhai_backward_add_sink_weights(x, b, h, &x->sums.sinks[h]);
 }
 
 /* delta of every row but for weight_sums, and the terms of the sinks' gradient on the way. */

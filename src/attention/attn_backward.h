@@ -127,6 +127,10 @@ MHA_NODISCARD mha_status mhai_backward_prepare(mha_context *context, mhai_backwa
 /* Add what a sequence's rows here give the gradient of the sink of a head, row after row. */
 void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum);
 
+/* Likewise what weight_sums add to it, when all rows of all sequences have been added. */
+void mhai_backward_add_sink_weights(const mhai_backward_problem *x, int64_t b, int64_t h,
+                                    double *sum);
+
 /* All sums of the parameters into their gradients. */
 void mhai_backward_write_parameters(const mhai_backward_problem *x);
 

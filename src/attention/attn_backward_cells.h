@@ -153,9 +153,34 @@ void mhai_cells_finish_chunk(const mhai_cells_job *job, const mhai_attn_sequence
 void mhai_cells_add_sums(const mhai_cells_job *job, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to);
 
+/* Fill in x->weight_sums. */
+void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job);
+
 /* Sums of rows, as they lie in a workspace, into a gradient. */
 void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch,
                            int64_t h, int64_t first, int64_t rows, const float *sums, float factor);
+
+/* ---- attn_backward_bias.c ------------------------------------------------------------------- */
+
+/* Which part of the bias an item owns; a range of more than one sequence, head, chunk or block is
+ * what its elements are broadcast over. */
+typedef struct mhai_bias_item {
+    mhai_attn_range b, h, chunk, block;
+    bool by_row, by_key; /* has elements for each query, for each key */
+} mhai_bias_item;
+
+int64_t mhai_cells_bias_items(const mhai_cells_job *job);
+mhai_bias_item mhai_cells_bias_item(const mhai_cells_job *job, int64_t index);
+
+/* One of its heads of its sequences: what chunks and blocks add to the item's elements, [MHAI_CELL_QUERIES
+ * or 1][MHAI_CELL_KEYS or 1]. They come in the order of sequences and heads; then the elements are written. */
+void mhai_cells_add_bias(const mhai_cells_job *job, mhai_cells_space *w, int64_t b, int64_t h,
+                         const mhai_bias_item *item, double *sums);
+void mhai_cells_write_bias(const mhai_cells_job *job, const mhai_bias_item *item,
+                           const double *sums);
+
+/* All of an item. */
+void mhai_cells_run_bias(void *job, int64_t index, int worker);
 
 /* ---- attn_backward_cells.c ------------------------------------------------------------------- */
 

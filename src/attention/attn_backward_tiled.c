@@ -407,105 +407,6 @@ static void run_both(void *argument, int64_t item, int worker)
                               w.dq + i * seq.T * D, p->scale);
 }
 
-/* ---- the dense bias -------------------------------------------------------------------------- */
-
-/* Which part of the bias an item owns; a range of more than one sequence, head, chunk or block is
- * what its elements are broadcast over. */
-typedef struct bias_item {
-    mhai_attn_range b, h, chunk, block;
-    bool by_row, by_key; /* has elements for each query, for each key */
-} bias_item;
-
-static mhai_attn_range whole(int64_t count)
-{
-    return (mhai_attn_range){0, count};
-}
-
-/* Pieces along each axis: sequences, heads, chunks, blocks. A ragged batch is one batch to the
- * bias, but its sequences have queries of their own. */
-static void bias_pieces(const mhai_cells_job *job, int64_t pieces[4])
-{
-    const mhai_attn_problem *p = job->p;
-    mhai_backward_bias bias = mhai_backward_bias_of(job->x);
-    bool by_row = bias.shape[2] != 1;
-    pieces[0] = (p->query_starts ? by_row : bias.shape[0] != 1) ? p->B : 1;
-    pieces[1] = bias.shape[1] != 1 ? p->H : 1;
-    pieces[2] = by_row ? job->chunks : 1;
-    pieces[3] = bias.shape[3] != 1 ? job->blocks : 1;
-}
-
-static bias_item bias_item_at(const mhai_cells_job *job, int64_t item)
-{
-    const int64_t counts[4] = {job->p->B, job->p->H, job->chunks, job->blocks};
-    mhai_backward_bias bias = mhai_backward_bias_of(job->x);
-    mhai_attn_range range[4];
-    int64_t pieces[4];
-    bias_pieces(job, pieces);
-    for (int i = 3; i >= 0; i--) {
-        int64_t at = item % pieces[i];
-        item /= pieces[i];
-        /* An axis of one piece is all of it: of length 1, or broadcast. */
-        range[i] = pieces[i] == 1 ? whole(counts[i]) : (mhai_attn_range){at, at + 1};
-    }
-    return (bias_item){range[0], range[1],           range[2],
-                       range[3], bias.shape[2] != 1, bias.shape[3] != 1};
-}
-
-static void add_bias_cell(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at,
-                          const bias_item *item)
-{
-    for (int64_t r = 0; r < c->c.rows; r++) {
-        const float *x = w->x + r * MHAI_SCORE_STRIDE;
-        double *to = w->bias + (item->by_row ? r * MHAI_CELL_KEYS : 0);
-        for (int j = at->begin; j < at->end; j++) to[item->by_key ? j : 0] += (double)x[j];
-    }
-}
-
-/* Write the elements that the item owns. */
-static void write_bias(const mhai_cells_job *job, const mhai_cells_space *w, const bias_item *item)
-{
-    mhai_backward_bias bias = mhai_backward_bias_of(job->x);
-    mhai_attn_sequence seq = {.T = job->p->T};
-    if (job->p->B > 0) seq = mhai_attn_sequence_of(job->p, item->b.begin);
-    int64_t t = item->chunk.begin * MHAI_CELL_QUERIES, key = item->block.begin * MHAI_CELL_KEYS;
-    int64_t rows = item->by_row ? mhai_min_i64(MHAI_CELL_QUERIES, seq.T - t) : 1;
-    int64_t keys = item->by_key ? mhai_min_i64(MHAI_CELL_KEYS, job->p->S - key) : 1;
-    int64_t row = item->by_row ? seq.q0 + t : 0;
-    float *out = (float *)job->x->bias.data + seq.batch * bias.stride[0] * (bias.shape[0] != 1) +
-                 item->h.begin * bias.stride[1] * (bias.shape[1] != 1) + row * bias.stride[2] +
-                 (item->by_key ? key : 0) * bias.stride[3];
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < keys; j++)
-            mhai_backward_write(job->x, out + r * bias.stride[2] + j * bias.stride[3],
-                                w->bias[r * MHAI_CELL_KEYS + j]);
-}
-
-static void run_bias(void *argument, int64_t index, int worker)
-{
-    const mhai_cells_job *job = argument;
-    const mhai_attn_problem *p = job->p;
-    mhai_cells_space w = mhai_cells_space_of(job, worker);
-    bias_item item = bias_item_at(job, index);
-    memset(w.bias, 0, MHAI_CELL_QUERIES * MHAI_CELL_KEYS * sizeof(double));
-    for (int64_t b = item.b.begin; b < item.b.end; b++)
-        for (int64_t h = item.h.begin; h < item.h.end; h++)
-            for (int64_t i = item.chunk.begin; i < item.chunk.end; i++) {
-                mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
-                if (i * MHAI_CELL_QUERIES >= seq.T) break;
-                mhai_cells_chunk c =
-                    mhai_cells_load_chunk(job, &w, b, h, i * MHAI_CELL_QUERIES, false);
-                for (int64_t j = item.block.begin; j < item.block.end; j++) {
-                    mhai_cell at;
-                    if (j * MHAI_CELL_KEYS >= c.c.limit.end) break;
-                    mhai_cells_load_block(job, &w, &seq, c.c.hk, j * MHAI_CELL_KEYS, false);
-                    if (!mhai_cells_run(job, &c, &w, j * MHAI_CELL_KEYS, NULL, &at)) continue;
-                    mhai_cells_clear(&c, &w, &at);
-                    add_bias_cell(&c, &w, &at, &item);
-                }
-            }
-    write_bias(job, &w, &item);
-}
-
 /* ---- sums of p w ------------------------------------------------------------------------------ */
 
 /* Items are chunks of all query heads of all sequences. */
@@ -527,14 +428,11 @@ static void run_weights(void *argument, int64_t item, int worker)
            w.weight_sums, (size_t)c.c.rows * sizeof(double));
 }
 
-/* The last part of delta, which all other walks read. */
-static void walk_weights(mha_context *context, mhai_cells_job *job, mhai_backward_problem *x)
+void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job)
 {
-    if (!x->weight_sums) return;
     job->summing = true;
     mha_parallel_for(context, job->p->B * job->p->H * job->chunks, run_weights, job);
     job->summing = false;
-    mhai_backward_join_weights(x);
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
@@ -574,13 +472,11 @@ static walks walks_of(const mhai_cells_job *job)
     const mhai_attn_problem *p = job->p;
     const bool queries = (x->q.data && !job->both) || mhai_backward_has_sums(x);
     const bool keys = !job->both && (x->k.data || x->v.data);
-    int64_t pieces[4];
-    bias_pieces(job, pieces);
     return (walks){.weights = mhai_backward_has_weights(x) ? p->B * p->H * job->chunks : 0,
                    .both = job->both ? p->B * p->Hk : 0,
                    .queries = queries ? p->B * p->H * job->chunks : 0,
                    .keys = keys ? p->B * p->Hk * job->blocks : 0,
-                   .bias = x->bias.data ? pieces[0] * pieces[1] * pieces[2] * pieces[3] : 0};
+                   .bias = x->bias.data ? mhai_cells_bias_items(job) : 0};
 }
 
 /* Tables and sums of a wave: what mhai_cells_pack_tables() and _take_sums() allocate. */
@@ -627,10 +523,11 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
     if (mhai_backward_has_sums(&plan->x))
         MHA_TRY(mhai_cells_take_sums(context, &job, WAVE, &job.sums));
     /* That was the last that may fail; nothing is written yet. */
-    walk_weights(context, &job, &plan->x);
+    if (w.weights > 0) mhai_cells_walk_weights(context, &job);
+    if (w.weights > 0) mhai_backward_join_weights(&plan->x);
     if (w.both > 0) mha_parallel_for(context, w.both, run_both, &job);
     if (w.queries > 0) walk_queries(context, &job);
     if (w.keys > 0) mha_parallel_for(context, w.keys, run_keys, &job);
-    if (w.bias > 0) mha_parallel_for(context, w.bias, run_bias, &job);
+    if (w.bias > 0) mha_parallel_for(context, w.bias, mhai_cells_run_bias, &job);
     return MHA_OK;
 }
