@@ -9,8 +9,7 @@
 
 bool mhai_backward_folds(const mhai_backward_plan *plan)
 {
-    const mhai_backward_problem *x = &plan->x;
-    return plan->backend->path == MHA_PATH_TILED && !x->bias.data && !mhai_backward_has_weights(x);
+    return plan->backend->path == MHA_PATH_TILED;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -86,40 +85,86 @@ mha_status mhai_backward_fold_begin(mha_context *context, const mhai_backward_pl
     return take_rows(context, fold);
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------- */
+/* ---- keys at hand ---------------------------------------------------------------------------- */
 
-/* One head of it, contiguous, for any batch and head. */
-static void point_at(mha_tensor *x, const void *rows, int64_t count)
+/* The fold's job, as if some keys were all that are here. */
+typedef struct sight {
+    mhai_attn_problem p;
+    mhai_attn_part part;
+    mhai_cells_job job;
+} sight;
+
+static void see(const mhai_backward_fold *fold, const mha_tensor *k, const mha_tensor *v,
+                int64_t first, sight *s)
 {
-    x->data = (void *)(uintptr_t)rows;
-    x->shape[2] = count;
-    x->stride[0] = x->stride[1] = 0;
-    x->stride[2] = x->shape[3];
+    s->p = fold->plan.x.p;
+    s->part = fold->part;
+    s->job = fold->job;
+    s->p.k = *k;
+    s->p.v = *v;
+    s->part.first_key = first;
+    s->part.keys = k->shape[2];
+    s->p.part = &s->part;
+    s->job.p = s->job.walk.p = &s->p;
+}
+
+/* One head of a block, contiguous, for any batch and head. */
+static mha_tensor head_of(const mha_tensor *x, const void *rows, int64_t count)
+{
+    mha_tensor head = *x;
+    head.data = (void *)(uintptr_t)rows;
+    head.shape[2] = count;
+    head.stride[0] = head.stride[1] = 0;
+    head.stride[2] = x->shape[3];
+    return head;
 }
 
 void mhai_backward_fold_block(const mhai_backward_fold *fold, const mhai_backward_block *block,
                               int worker)
 {
-    /* The problem as if these were all the keys that are here. */
-    mhai_attn_problem p = fold->plan.x.p;
-    mhai_attn_part part = fold->part;
-    mhai_cells_job job = fold->job;
-    part.first_key = block->first;
-    part.keys = block->rows;
-    p.part = &part;
-    job.p = job.walk.p = &p;
-    point_at(&p.k, block->k, block->rows);
-    point_at(&p.v, block->v, block->rows);
-    const mhai_attn_sequence seq = mhai_attn_sequence_of(&p, block->b);
+    const mhai_attn_problem *p = &fold->plan.x.p;
+    const mha_tensor k = head_of(&p->k, block->k, block->rows),
+                     v = head_of(&p->v, block->v, block->rows);
+    sight s;
+    see(fold, &k, &v, block->first, &s);
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(&s.p, block->b);
     if (seq.T == 0 || block->key >= seq.S) return;
-    mhai_cells_space w = mhai_cells_space_of(&job, worker);
+    mhai_cells_space w = mhai_cells_space_of(&s.job, worker);
     w.dk = block->dk;
     w.dv = block->dv;
-    mhai_cells_load_block(&job, &w, &seq, block->hk, block->key, fold->rows.dq != NULL);
+    mhai_cells_load_block(&s.job, &w, &seq, block->hk, block->key, fold->rows.dq != NULL);
     for (int64_t h = block->head_begin; h < block->head_end; h++) {
         const mhai_cells_rows rows = rows_of(fold, &seq, h);
-        mhai_cells_add_head(&job, &w, &seq, h, block->key, &rows);
+        mhai_cells_add_head(&s.job, &w, &seq, h, block->key, &rows);
     }
+}
+
+void mhai_backward_fold_weights(mha_context *context, mhai_backward_fold *fold, const mha_tensor *k,
+                                const mha_tensor *v)
+{
+    sight s;
+    see(fold, k, v, 0, &s);
+    mhai_cells_walk_weights(context, &s.job);
+    mhai_backward_join_weights(&fold->plan.x);
+}
+
+void mhai_backward_fold_bias(mha_context *context, const mhai_backward_fold *fold,
+                             const mha_tensor *k, const mha_tensor *v)
+{
+    sight s;
+    see(fold, k, v, 0, &s);
+    mha_parallel_for(context, mhai_cells_bias_items(&s.job), mhai_cells_run_bias, &s.job);
+}
+
+void mhai_backward_fold_add_bias(const mhai_backward_fold *fold, const mha_tensor *k,
+                                 const mha_tensor *v, int64_t b, int64_t h, int64_t item,
+                                 double *sums, int worker)
+{
+    sight s;
+    see(fold, k, v, 0, &s);
+    mhai_cells_space w = mhai_cells_space_of(&s.job, worker);
+    const mhai_bias_item of = mhai_cells_bias_item(&s.job, item);
+    mhai_cells_add_bias(&s.job, &w, b, h, &of, sums);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -145,12 +190,17 @@ void mhai_backward_fold_finish(mha_context *context, const mhai_backward_fold *f
                          (void *)(uintptr_t)fold);
 }
 
-void mhai_backward_fold_sum(const mhai_backward_fold *fold, int64_t b, int64_t h,
+void mhai_backward_fold_sum(const mhai_backward_fold *fold, int64_t b, int64_t h, bool again,
                             const mhai_backward_sums *to)
 {
-    const mhai_attn_sequence seq = mhai_attn_sequence_of(&fold->plan.x.p, b);
+    const mhai_backward_problem *x = &fold->plan.x;
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(&x->p, b);
     const mhai_cells_rows rows = rows_of(fold, &seq, h);
+    if (again) {
+        mhai_backward_add_sink_weights(x, b, h, &to->sinks[h]);
+        return;
+    }
     for (int64_t i = 0; rows.sums && i < mhai_ceil_div(seq.T, MHAI_CELL_QUERIES); i++)
         mhai_cells_add_sums(&fold->job, b, h, &rows.sums[i], to);
-    if (to->sinks) mhai_backward_add_sink(&fold->plan.x, b, h, &to->sinks[h]);
+    if (to->sinks) mhai_backward_add_sink(x, b, h, &to->sinks[h]);
 }

@@ -23,7 +23,7 @@ typedef struct mhai_backward_block {
     int64_t head_begin, head_end; /* query heads that are added now */
 } mhai_backward_block;
 
-/* Whether a planned call can be done so: the tiled path, no gradient of the bias or of probabilities. */
+/* Whether a planned call can be done so: the tiled path. */
 bool mhai_backward_folds(const mhai_backward_plan *plan);
 
 /* Take scratch from the context; plan is copied. keys: gradients of keys and values are wanted. */
@@ -39,8 +39,23 @@ void mhai_backward_fold_block(const mhai_backward_fold *fold, const mhai_backwar
 /* When all blocks have been there: write dq, and make ready the sums of the parameters. */
 void mhai_backward_fold_finish(mha_context *context, const mhai_backward_fold *fold);
 
-/* Add what the rows here give the parameters. One process adds in the order of sequences, heads, rows. */
-void mhai_backward_fold_sum(const mhai_backward_fold *fold, int64_t b, int64_t h,
+/* Add what the rows here give the parameters. One process adds in the order of sequences, heads, rows; and
+ * then, likewise, what gradients of probabilities add to the sinks' (again). */
+void mhai_backward_fold_sum(const mhai_backward_fold *fold, int64_t b, int64_t h, bool again,
                             const mhai_backward_sums *to);
+
+/* What takes all keys and values at once, by walks of their own. Before any block comes: the last part of
+ * delta, if gradients of probabilities are given. */
+void mhai_backward_fold_weights(mha_context *context, mhai_backward_fold *fold, const mha_tensor *k,
+                                const mha_tensor *v);
+
+/* The gradient of a bias with elements for each query. */
+void mhai_backward_fold_bias(mha_context *context, const mhai_backward_fold *fold,
+                             const mha_tensor *k, const mha_tensor *v);
+
+/* What a head's rows here add to an item of any other (mhai_cells_add_bias()). */
+void mhai_backward_fold_add_bias(const mhai_backward_fold *fold, const mha_tensor *k,
+                                 const mha_tensor *v, int64_t b, int64_t h, int64_t item,
+                                 double *sums, int worker);
 
 #endif
