@@ -105,8 +105,8 @@ typedef struct mha_attention_gradients {
  *
  * Memory   everything is borrowed for the call. Gradients must not overlap inputs or each other;
  *          elements of o and lse must not overlap, as the forward pass ensures. Scratch comes from
- *          the context: a number for each of the B H T queries (two with gradients of
- *          probabilities), sums for each parameter, and for
+ *          the context: a number for each of the B H T queries (one more with gradients of
+ *          probabilities, and with that of the sinks), sums for each parameter, and for
  *          each thread a cell of 112 x 256 pairs with at most 16 MiB of dq (tiled; plus
  *          32 times the size of a Shaw table) or a row (plain). Nothing of size T x S is kept,
  *          except in a gradient of a bias of that size. In a steady state nothing is allocated.

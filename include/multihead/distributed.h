@@ -137,14 +137,19 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
     const mha_attention_outputs *outputs, mha_distributed_plan *plan);
 
 /**
- * Attention backward over all ranks: the gradients of q, k and v of mha_attention_backward().
+ * Attention backward over all ranks: the gradients of mha_attention_backward().
  *
  *   q, k, v, desc as in mha_distributed_forward()
  *   o, lse, o_gradient   rows as q
- *   gradients            q has rows as q, k and v as k; lse_gradient may be given; the same ones and
- *                        the same flags at all ranks
+ *   gradients            q and what is given of lse and probabilities have rows as q (and all S columns);
+ *                        k and v as k; bias as the bias: a row for each query here, or one for all;
+ *                        alibi_slopes, t5_table, shaw_keys, shaw_values, sink_logits, gates and scale
+ *                        are those of the whole
  *
- * q, o, o_gradient and bias have the same types at all ranks.
+ * All ranks want and give the same ones, with the same flags. What is not over queries or keys comes whole to
+ * every rank; with MHA_GRADIENTS_ACCUMULATE each adds it to what it has. q, o, o_gradient and bias have the
+ * same types at all ranks, and a bias whose gradient is wanted the same axes but for that of queries. If
+ * each rank has one query, a bias with one row is taken to be one for all of them.
  *
  * Queries stay at their ranks. Blocks of 256 keys of a head visit them in the order of query heads and
  * queries, with the sums of their gradients, and come home; what a row of q adds up, it adds in the
@@ -152,13 +157,25 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  * each sequence's first: of those that a cut divides, the rank with the first one is sent copies of the
  * others and of their inputs, and sends back their gradients.
  *
+ * Sums of parameters go from piece to piece at the end, in the order of sequences, heads and queries, and
+ * from the last to all: 8 bytes for each number of all of them, once for each piece; once for each piece and
+ * head, if among them are gradients of the scale or of Shaw's tables, which are sums over heads.
+ *
+ * The gradient of a bias, and gradients by probabilities, take walks of their own over all keys and values,
+ * which every rank gathers first: a bias with rows of its own is as large as they are. The sums of one
+ * that all queries share go from piece to piece in the order of one process, for each head if heads share
+ * it, too; other keys and heads meanwhile. If keys share it as well (a number for a head, or for all),
+ * ranks compute one after the other what one thread of one process would.
+ *
  * Memory   borrowed for the call. Scratch: as mha_attention_backward() of the rows here, and D + 2
- *          floats for each row of q and head; where a cut divides MHA_SPLIT_ROWS queries, two copies of
- *          these and of what is over them; blocks on their way from the context's allocator, at most
- *          about 64 times 256 (3 D + 3 Dv) floats for each thread.
+ *          floats for each row of q and head, and as many more as Shaw's tables have rows; for each
+ *          MHA_SPLIT_ROWS rows of a head the sums of parameters; where a cut divides MHA_SPLIT_ROWS queries,
+ *          two copies of these and of what is over them; with gradients of the bias or by probabilities
+ *          S keys and values, and 8 bytes for each number of a shared bias; blocks on their way from the
+ *          context's allocator, at most about 64 times 256 (3 D + 3 Dv) floats for each thread.
  * Errors   as mha_attention_backward(), at all ranks alike; as mha_distributed_forward();
- *          MHA_ERR_UNSUPPORTED (other gradients, shaw_keys, the plain path). With MHA_ERR_RANK and
- *          _NOMEM gradients may be written in part.
+ *          MHA_ERR_UNSUPPORTED (the plain path). With MHA_ERR_RANK and _NOMEM gradients may be written in
+ *          part.
  * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  1.0
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_backward(

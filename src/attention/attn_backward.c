@@ -236,7 +236,7 @@ static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int
 /* Deltas, and what they give the sink's gradient. An o of 0 has no share, whatever dO is: so a
  * query without keys gives nothing, but that lse is the sink. */
 static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
-                          float *room, double *sink)
+                          float *room)
 {
     mhai_backward_problem *x = prepared->x;
     const mhai_attn_problem *p = &x->p;
@@ -252,15 +252,16 @@ static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h,
     room += MHAI_MAX_ROWS * p->Dv;
     d.g = read_rows(&x->o_gradient, batch, h, row, d.rows, room, &d.g_stride);
     prepared->kernels->row_deltas(&d, delta, finite);
-    double *to = x->delta + (batch * p->H + h) * p->q.shape[2] + row;
+    const int64_t at = (batch * p->H + h) * p->q.shape[2] + row;
     for (int r = 0; r < d.rows; r++) {
         const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row + r);
         if (x->lse_gradient.data) {
             const double given = (double)*mhai_attn_row(&x->lse_gradient, batch, h, row + r);
             delta[r] -= isfinite(given) ? given : (double)NAN;
         }
-        to[r] = finite[r] && lse < (double)INFINITY ? delta[r] : (double)NAN;
-        if (logit != -INFINITY) *sink += -mhai_exp(logit - lse) * delta[r];
+        x->delta[at + r] = finite[r] && lse < (double)INFINITY ? delta[r] : (double)NAN;
+        if (x->sink_terms)
+            x->sink_terms[at + r] = logit == -INFINITY ? 0 : -mhai_exp(logit - lse) * delta[r];
     }
 }
 
@@ -269,30 +270,46 @@ static void prepare_head(void *argument, int64_t h, int worker)
     const preparation *prepared = argument;
     mhai_backward_problem *x = prepared->x;
     float *room = prepared->room + worker * MHAI_MAX_ROWS * (x->p.D + 2 * x->p.Dv);
-    double sink = 0;
     for (int64_t batch = 0; batch < x->p.q.shape[0]; batch++)
         for (int64_t row = 0; row < x->p.q.shape[2]; row += MHAI_MAX_ROWS)
-            prepare_strip(prepared, batch, h, row, room, &sink);
-    if (x->sums.sinks) x->sums.sinks[h] = sink;
+            prepare_strip(prepared, batch, h, row, room);
+}
+
+void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum)
+{
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(&x->p, b);
+    const double *terms = x->sink_terms + (seq.batch * x->p.H + h) * x->p.q.shape[2] + seq.q0;
+    for (int64_t t = 0; t < seq.T; t++) *sum += terms[t];
+}
+
+/* Of a row. */
+static double weight_sum(const mhai_backward_problem *x, int64_t row)
+{
+    return isfinite(x->weight_sums[row]) ? x->weight_sums[row] : (double)NAN;
+}
+
+void mhai_backward_add_sink_weights(const mhai_backward_problem *x, int64_t b, int64_t h,
+                                    double *sum)
+{
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(&x->p, b);
+    const int64_t row = (seq.batch * x->p.H + h) * x->p.q.shape[2] + seq.q0;
+    const double logit = f32_at(&x->p.sink_logits, h);
+    for (int64_t t = 0; logit != -INFINITY && t < seq.T; t++) {
+        const double lse = (double)*mhai_attn_row(&x->p.lse, seq.batch, h, seq.q0 + t);
+        *sum -= mhai_exp(logit - lse) * weight_sum(x, row + t);
+    }
 }
 
 void mhai_backward_join_weights(mhai_backward_problem *x)
 {
-    const mhai_attn_problem *p = &x->p;
-    const double *from = x->weight_sums;
-    double *delta = x->delta;
-    for (int64_t batch = 0; batch < p->q.shape[0]; batch++)
-        for (int64_t h = 0; h < p->H; h++)
-            for (int64_t row = 0; row < p->q.shape[2]; row++, from++, delta++) {
-                const double sum = isfinite(*from) ? *from : (double)NAN;
-                *delta += sum;
-                if (!x->sums.sinks || f32_at(&p->sink_logits, h) == -INFINITY) continue;
-                const double lse = (double)*mhai_attn_row(&p->lse, batch, h, row);
-                x->sums.sinks[h] -= mhai_exp(f32_at(&p->sink_logits, h) - lse) * sum;
-            }
+    const int64_t rows = x->p.q.shape[0] * x->p.H * x->p.q.shape[2];
+    for (int64_t row = 0; row < rows; row++) x->delta[row] += weight_sum(x, row);
+    for (int64_t h = 0; x->sums.sinks && h < x->p.H; h++)
+        for (int64_t b = 0; b < x->p.B; b++)
+            mhai_backward_add_sink_weights(x, b, h, &x->sums.sinks[h]);
 }
 
-/* delta of every row but for weight_sums, and the sinks' gradient on the way. */
+/* delta of every row but for weight_sums, and the terms of the sinks' gradient on the way. */
 static mha_status prepare_rows(mha_context *context, mhai_backward_problem *x)
 {
     int64_t floats, D = x->p.D, Dv = x->p.Dv;
@@ -308,57 +325,77 @@ static mha_status prepare_rows(mha_context *context, mhai_backward_problem *x)
     return MHA_OK;
 }
 
-static mha_status take_sums(mha_context *context, bool wanted, int64_t rows, int64_t cols,
-                            double **sums)
+static mha_status take_rows(mha_context *context, const mhai_attn_problem *p, double **rows)
 {
     int64_t count;
     void *memory;
-    if (!wanted) return MHA_OK;
-    if (!mhai_mul_i64(rows, cols, &count))
-        return mha_fail(MHA_ERR_SIZE, "gradients: the sums of a table overflow 64 bits");
+    if (!mhai_mul_i64(p->q.shape[0] * p->H, p->q.shape[2], &count))
+        return mha_fail(MHA_ERR_SIZE, "q: a number for each row overflows 64 bits");
     MHA_TRY(mha_scratch_alloc(context, count, sizeof(double), &memory));
-    *sums = memory;
     memset(memory, 0, (size_t)count * sizeof(double));
+    *rows = memory;
     return MHA_OK;
 }
 
-/* What the calls above allocate. */
-static size_t prepared_bytes(const mhai_backward_problem *x, int threads)
+/* The sums that are wanted, one after the other: returns how many numbers they are, and points at them
+ * in memory, unless that is NULL; -1: too many. */
+static int64_t lay_out_sums(mhai_backward_problem *x, double *memory)
 {
     const mhai_attn_problem *p = &x->p;
-    const int64_t heads = p->B * p->H;
+    mhai_backward_sums *s = &x->sums;
+    const struct {
+        bool wanted;
+        int64_t rows, cols;
+        double **sums;
+    } all[] = {{x->alibi.data, p->B, p->H, &s->alibi},
+               {x->gates.data, p->B, p->H, &s->gates},
+               {x->t5.data, p->t5_table.shape[0], p->H, &s->t5},
+               {x->shaw_keys.data, p->shaw_keys.shape[0], p->D, &s->shaw_keys},
+               {x->shaw_values.data, p->shaw_values.shape[0], p->Dv, &s->shaw_values},
+               {x->sinks.data, p->H, 1, &s->sinks},
+               {x->scale.data, 1, 1, &s->scale}};
+    int64_t count = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        int64_t numbers;
+        if (!all[i].wanted) continue;
+        if (memory) *all[i].sums = memory + count;
+        if (!mhai_mul_i64(all[i].rows, all[i].cols, &numbers) ||
+            !mhai_add_i64(count, numbers, &count))
+            return -1;
+    }
+    return count;
+}
+
+mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x, double **sums,
+                                   int64_t *count)
+{
+    void *memory;
+    *count = lay_out_sums(x, NULL);
+    if (*count < 0)
+        return mha_fail(MHA_ERR_SIZE, "gradients: the sums of the tables overflow 64 bits");
+    MHA_TRY(mha_scratch_alloc(context, *count, sizeof **sums, &memory));
+    memset(memory, 0, (size_t)*count * sizeof **sums);
+    lay_out_sums(x, *sums = memory);
+    return MHA_OK;
+}
+
+/* What the calls above and below allocate. */
+static size_t prepared_bytes(mhai_backward_problem *x, int threads)
+{
+    const mhai_attn_problem *p = &x->p;
     const size_t rows = mhai_backward_piece(p->q.shape[0] * p->H * p->q.shape[2], sizeof(double));
     size_t bytes = rows + 64;
     if (mhai_backward_has_weights(x)) bytes += rows;
-    if (x->alibi.data) bytes += mhai_backward_piece(heads, sizeof(double));
-    if (x->gates.data) bytes += mhai_backward_piece(heads, sizeof(double));
-    if (x->t5.data) bytes += mhai_backward_piece(p->t5_table.shape[0] * p->H, sizeof(double));
-    if (x->shaw_keys.data)
-        bytes += mhai_backward_piece(p->shaw_keys.shape[0] * p->D, sizeof(double));
-    if (x->shaw_values.data)
-        bytes += mhai_backward_piece(p->shaw_values.shape[0] * p->Dv, sizeof(double));
-    if (x->sinks.data) bytes += mhai_backward_piece(p->H, sizeof(double));
-    if (x->scale.data) bytes += mhai_backward_piece(1, sizeof(double));
+    if (x->sinks.data) bytes += rows;
+    bytes += mhai_backward_piece(mhai_max_i64(0, lay_out_sums(x, NULL)), sizeof(double));
     return bytes + mhai_backward_piece(threads * (p->D + 2 * p->Dv), MHAI_MAX_ROWS * sizeof(float));
 }
 
 mha_status mhai_backward_prepare(mha_context *context, mhai_backward_problem *x)
 {
-    const mhai_attn_problem *p = &x->p;
-    mhai_backward_sums *s = &x->sums;
-    int64_t batch = p->q.shape[0], rows = p->q.shape[2];
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, batch * p->H * rows, sizeof(double), &memory));
-    x->delta = memory;
-    MHA_TRY(take_sums(context, mhai_backward_has_weights(x), batch * p->H, rows, &x->weight_sums));
-    MHA_TRY(take_sums(context, x->alibi.data, p->B, p->H, &s->alibi));
-    MHA_TRY(take_sums(context, x->gates.data, p->B, p->H, &s->gates));
-    MHA_TRY(take_sums(context, x->t5.data, p->t5_table.shape[0], p->H, &s->t5));
-    MHA_TRY(take_sums(context, x->shaw_keys.data, p->shaw_keys.shape[0], p->D, &s->shaw_keys));
-    MHA_TRY(
-        take_sums(context, x->shaw_values.data, p->shaw_values.shape[0], p->Dv, &s->shaw_values));
-    MHA_TRY(take_sums(context, x->sinks.data, p->H, 1, &s->sinks));
-    MHA_TRY(take_sums(context, x->scale.data, 1, 1, &s->scale));
+    MHA_TRY(take_rows(context, &x->p, &x->delta));
+    if (mhai_backward_has_weights(x)) MHA_TRY(take_rows(context, &x->p, &x->weight_sums));
+    if (x->sinks.data) MHA_TRY(take_rows(context, &x->p, &x->sink_terms));
     return prepare_rows(context, x);
 }
 
@@ -393,7 +430,7 @@ static void write_by_head(const mhai_backward_problem *x, const double *sums, co
         }
 }
 
-static void write_parameters(const mhai_backward_problem *x)
+void mhai_backward_write_parameters(const mhai_backward_problem *x)
 {
     const mhai_backward_sums *s = &x->sums;
     write_by_head(x, s->alibi, &x->alibi);
@@ -422,9 +459,15 @@ mha_status mhai_backward_plan_call(const mha_context *context, const mhai_backwa
 
 static mha_status run(mha_context *context, mhai_backward_plan *plan)
 {
-    MHA_TRY(mhai_backward_prepare(context, &plan->x));
+    mhai_backward_problem *x = &plan->x;
+    double *sums;
+    int64_t count;
+    MHA_TRY(mhai_backward_take_sums(context, x, &sums, &count));
+    MHA_TRY(mhai_backward_prepare(context, x));
+    for (int64_t h = 0; x->sinks.data && h < x->p.H; h++)
+        for (int64_t b = 0; b < x->p.B; b++) mhai_backward_add_sink(x, b, h, &x->sums.sinks[h]);
     MHA_TRY(plan->backend->run_backward(context, plan));
-    write_parameters(&plan->x);
+    mhai_backward_write_parameters(x);
     return MHA_OK;
 }
 
@@ -480,7 +523,7 @@ mha_status mha_attention_backward_explain(const mha_context *context,
                         context ? "plan" : "context");
     const mhai_backward_call a = {desc, q, k, v, o, lse, o_gradient, gradients, NULL};
     mhai_backward_plan made = {.threads = 0};
-    const mhai_backward_problem *x = &made.x;
+    mhai_backward_problem *x = &made.x;
     mha_attention_plan *account = &made.account;
     MHA_TRY(mhai_backward_plan_call(context, &a, false, &made));
     const int64_t rows = x->p.q.shape[0] * x->p.q.shape[2] * x->p.H;

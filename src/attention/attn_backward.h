@@ -26,6 +26,7 @@ typedef struct mhai_backward_problem {
     bool accumulate;
     double *delta;       /* [batch, H, rows] of each row of q; NaN: the row is not finite */
     double *weight_sums; /* likewise sum_s p w, its last part; NULL: no gradients of p are given */
+    double *sink_terms;  /* likewise what it adds to the sink's gradient; NULL: not requested */
     mhai_backward_sums sums;
 } mhai_backward_problem;
 
@@ -116,7 +117,21 @@ MHA_NODISCARD mha_status mhai_backward_plan_call(const mha_context *context,
                                                  const mhai_backward_call *call, bool need_data,
                                                  mhai_backward_plan *plan);
 
-/* What is needed of each row, and zeros for all sums, from scratch. */
+/* Zeros for all sums that are wanted, in one piece of scratch: x->sums points into it. */
+MHA_NODISCARD mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x,
+                                                 double **sums, int64_t *count);
+
+/* What is needed of each row, from scratch. */
 MHA_NODISCARD mha_status mhai_backward_prepare(mha_context *context, mhai_backward_problem *x);
+
+/* Add what a sequence's rows here give the gradient of the sink of a head, row after row. */
+void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum);
+
+/* Likewise what weight_sums add to it, when all rows of all sequences have been added. */
+void mhai_backward_add_sink_weights(const mhai_backward_problem *x, int64_t b, int64_t h,
+                                    double *sum);
+
+/* All sums of the parameters into their gradients. */
+void mhai_backward_write_parameters(const mhai_backward_problem *x);
 
 #endif

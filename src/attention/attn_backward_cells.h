@@ -18,6 +18,13 @@ typedef struct mhai_cells_sums {
     double alibi, gates, scale;
 } mhai_cells_sums;
 
+/* Where sums go of the rows of a head, or of a chunk; NULL: not requested. */
+typedef struct mhai_cells_rows {
+    float *dq;              /* [rows][D padded] */
+    float *shaw_x, *shaw_p; /* [rows][table padded]: x and p summed by distance */
+    mhai_cells_sums *sums;  /* of each chunk */
+} mhai_cells_rows;
+
 typedef struct mhai_cells_job {
     const mhai_backward_problem *x;
     const mhai_attn_problem *p;
@@ -127,14 +134,53 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
 /* A job, but for its memory. */
 mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward_problem *x);
 
-/* All queries of a head against the block at key, which is loaded: added to w->dk, w->dv and, if not
- * NULL, to dq of the head's rows. */
+/* Sums of so many chunks, in scratch; and zeros for all of the rows of a head, or of a chunk. */
+MHA_NODISCARD mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
+                                              int64_t count, mhai_cells_sums **sums);
+void mhai_cells_clear_rows(const mhai_cells_job *job, int64_t rows, int64_t chunks,
+                           const mhai_cells_rows *of);
+
+/* All queries of a head against the block at key, which is loaded: added to w->dk, w->dv and to what is
+ * there of the head's rows. Then, when all blocks have been there: what is left to do for a chunk, whose
+ * gradient of q is written. */
 void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
-                         const mhai_attn_sequence *seq, int64_t h, int64_t key, float *dq);
+                         const mhai_attn_sequence *seq, int64_t h, int64_t key,
+                         const mhai_cells_rows *rows);
+void mhai_cells_finish_chunk(const mhai_cells_job *job, const mhai_attn_sequence *seq, int64_t h,
+                             int64_t t, const mhai_cells_rows *rows, int worker);
+
+/* Add the sums of a chunk to those of the call. Chunks come in the order of sequences, heads, queries. */
+void mhai_cells_add_sums(const mhai_cells_job *job, int64_t b, int64_t h,
+                         const mhai_cells_sums *from, const mhai_backward_sums *to);
+
+/* Fill in x->weight_sums. */
+void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job);
 
 /* Sums of rows, as they lie in a workspace, into a gradient. */
 void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch,
                            int64_t h, int64_t first, int64_t rows, const float *sums, float factor);
+
+/* ---- attn_backward_bias.c ------------------------------------------------------------------- */
+
+/* Which part of the bias an item owns; a range of more than one sequence, head, chunk or block is
+ * what its elements are broadcast over. */
+typedef struct mhai_bias_item {
+    mhai_attn_range b, h, chunk, block;
+    bool by_row, by_key; /* has elements for each query, for each key */
+} mhai_bias_item;
+
+int64_t mhai_cells_bias_items(const mhai_cells_job *job);
+mhai_bias_item mhai_cells_bias_item(const mhai_cells_job *job, int64_t index);
+
+/* One of its heads of its sequences: what chunks and blocks add to the item's elements, [MHAI_CELL_QUERIES
+ * or 1][MHAI_CELL_KEYS or 1]. They come in the order of sequences and heads; then the elements are written. */
+void mhai_cells_add_bias(const mhai_cells_job *job, mhai_cells_space *w, int64_t b, int64_t h,
+                         const mhai_bias_item *item, double *sums);
+void mhai_cells_write_bias(const mhai_cells_job *job, const mhai_bias_item *item,
+                           const double *sums);
+
+/* All of an item. */
+void mhai_cells_run_bias(void *job, int64_t index, int worker);
 
 /* ---- attn_backward_cells.c ------------------------------------------------------------------- */
 

@@ -86,77 +86,6 @@ void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int
                                            .add = job->x->accumulate});
 }
 
-static void write_queries(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *dq)
-{
-    mhai_cells_write_rows(job, &job->x->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t, c->c.rows, dq,
-                          job->p->scale);
-}
-
-void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
-                         const mhai_attn_sequence *seq, int64_t h, int64_t key, float *dq)
-{
-    const mhai_backward_problem *x = job->x;
-    const mhai_attn_problem *p = job->p;
-    for (int64_t t = 0; t < seq->T; t += MHAI_CELL_QUERIES) {
-        mhai_cell at;
-        mhai_cells_chunk c = mhai_cells_load_chunk(job, w, seq->b, h, t, true);
-        if (!mhai_cells_run(job, &c, w, key, NULL, &at)) continue;
-        if (!at.stairs) mhai_cells_clear(&c, w, &at);
-        if (x->v.data) add_by_key(job, &c, w->p, w->g_panels, &at, p->Dv, w->dv);
-        mhai_cells_pass_cap(job, &c, w, &at);
-        if (x->k.data) add_by_key(job, &c, w->x, w->q_panels, &at, p->D, w->dk);
-        if (dq) add_queries(job, &c, w, &at, dq + t * mhai_cells_padded(p->D));
-    }
-}
-
-/* One block of keys of a key/value head, with everything that sees it. dq, if not NULL: of all the
- * rows of the head, added to. */
-static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai_attn_sequence *seq,
-                      int64_t hk, int64_t key, float *dq)
-{
-    const mhai_backward_problem *x = job->x;
-    const mhai_attn_problem *p = job->p;
-    const int64_t stored = mhai_backward_stored_keys(p, seq->b);
-    const int64_t keys = mhai_min_i64(MHAI_CELL_KEYS, mhai_max_i64(stored, seq->S) - key);
-    memset(w->dk, 0, (size_t)(keys * mhai_cells_padded(p->D)) * sizeof(float));
-    memset(w->dv, 0, (size_t)(keys * mhai_cells_padded(p->Dv)) * sizeof(float));
-    if (key < seq->S) mhai_cells_load_block(job, w, seq, hk, key, dq != NULL);
-    for (int64_t i = 0; key < seq->S && i < p->group; i++)
-        mhai_cells_add_head(job, w, seq, hk * p->group + i, key,
-                            dq ? dq + i * seq->T * mhai_cells_padded(p->D) : NULL);
-    int64_t rows = mhai_min_i64(MHAI_CELL_KEYS, stored - key), first = seq->k0 + key;
-    if (x->k.data) mhai_cells_write_rows(job, &x->k, seq->batch, hk, first, rows, w->dk, p->scale);
-    if (x->v.data) mhai_cells_write_rows(job, &x->v, seq->batch, hk, first, rows, w->dv, 1);
-}
-
-/* Items are blocks of all key/value heads of all sequences. */
-static void run_keys(void *argument, int64_t item, int worker)
-{
-    const mhai_cells_job *job = argument;
-    int64_t head = item / job->blocks, b = head / job->p->Hk,
-            key = item % job->blocks * MHAI_CELL_KEYS;
-    mhai_attn_sequence seq = mhai_attn_sequence_of(job->p, b);
-    mhai_cells_space w = mhai_cells_space_of(job, worker);
-    if (key < mhai_backward_stored_keys(job->p, b))
-        run_block(job, &w, &seq, head % job->p->Hk, key, NULL);
-}
-
-/* Items are key/value heads of all sequences. */
-static void run_both(void *argument, int64_t item, int worker)
-{
-    const mhai_cells_job *job = argument;
-    const mhai_attn_problem *p = job->p;
-    int64_t b = item / p->Hk, hk = item % p->Hk, D = mhai_cells_padded(p->D);
-    mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
-    mhai_cells_space w = mhai_cells_space_of(job, worker);
-    memset(w.dq, 0, (size_t)(p->group * seq.T * D) * sizeof(float));
-    for (int64_t key = 0; key < mhai_backward_stored_keys(p, b); key += MHAI_CELL_KEYS)
-        run_block(job, &w, &seq, hk, key, w.dq);
-    for (int64_t i = 0; i < p->group; i++)
-        mhai_cells_write_rows(job, &job->x->q, seq.batch, hk * p->group + i, seq.q0, seq.T,
-                              w.dq + i * seq.T * D, p->scale);
-}
-
 /* ---- sums of the parameters ------------------------------------------------------------------ */
 
 /* ds by distance, then by T5's buckets and times the distance. */
@@ -198,14 +127,14 @@ static void add_by_table_row(const mhai_cells_chunk *c, const mhai_cell *at,
 
 /* dq += sums by distance times the table, MHAI_GEMM_BLOCK distances at a time. */
 static void add_shaw_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
-                             const mhai_cells_space *w)
+                             const mhai_cells_rows *to)
 {
     const mha_tensor *table = &job->p->shaw_keys;
     const int64_t D = mhai_cells_padded(job->p->D), columns = mhai_cells_table_columns(table);
     for (int64_t i = 0; i < columns; i += MHAI_GEMM_BLOCK)
         mhai_cells_multiply(job, c->c.rows, mhai_min_i64(MHAI_GEMM_BLOCK, columns - i), D,
-                            w->shaw_x + i, columns, job->shaw_keys_rows + i * MHAI_PANEL,
-                            columns * MHAI_PANEL, false, w->dq, D);
+                            to->shaw_x + i, columns, job->shaw_keys_rows + i * MHAI_PANEL,
+                            columns * MHAI_PANEL, false, to->dq, D);
 }
 
 /* table[distance] = sum over rows of sums[row][distance] b[row] */
@@ -229,11 +158,11 @@ static void add_table(const mhai_cells_job *job, const mhai_cells_chunk *c, cons
 /* q . dX k of every row: what the scale multiplies. Rows that see nothing are 0 there, and their
  * queries may hold anything. */
 static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
-                          const mhai_cells_space *w)
+                          const mhai_cells_space *w, const float *sums)
 {
     double sum = 0;
     for (int64_t r = 0; r < c->c.rows; r++) {
-        const float *dq = w->dq + r * mhai_cells_padded(job->p->D);
+        const float *dq = sums + r * mhai_cells_padded(job->p->D);
         const float *q = mhai_attn_read(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r,
                                         w->q + r * job->p->D); /* scaled queries are done with */
         for (int64_t d = 0; d < job->p->D; d++)
@@ -242,52 +171,101 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
     return sum;
 }
 
-/* ---- queries --------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
-static void run_query_cell(const mhai_cells_job *job, const mhai_cells_chunk *c,
-                           mhai_cells_space *w, int64_t key, mhai_cells_sums *sums)
+/* Those from row t of a sequence on, t the first of a chunk. */
+static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_rows *all, int64_t t)
 {
     const mhai_attn_problem *p = job->p;
+    mhai_cells_rows rows = *all;
+    if (rows.dq) rows.dq += t * mhai_cells_padded(p->D);
+    if (rows.shaw_x) rows.shaw_x += t * mhai_cells_table_columns(&p->shaw_keys);
+    if (rows.shaw_p) rows.shaw_p += t * mhai_cells_table_columns(&p->shaw_values);
+    if (rows.sums) rows.sums += t / MHAI_CELL_QUERIES;
+    return rows;
+}
+
+/* A cell with something to see, whose block is loaded: all that its rows and, if wanted, its keys get. */
+static void add_cell(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                     int64_t key, bool keys, const mhai_cells_rows *to)
+{
+    const mhai_backward_problem *x = job->x;
+    const mhai_attn_problem *p = job->p;
     mhai_cell at;
-    mhai_cells_load_block(job, w, &c->c.seq, c->c.hk, key, true);
-    if (!mhai_cells_run(job, c, w, key, job->x->gates.data ? &sums->gates : NULL, &at)) return;
-    if (mhai_backward_has_sums(job->x) || p->shaw_keys.data) mhai_cells_clear(c, w, &at);
-    add_by_distance(job, c, w, &at, sums);
+    if (!mhai_cells_run(job, c, w, key, to->sums && x->gates.data ? &to->sums->gates : NULL, &at))
+        return;
+    if (to->sums || to->shaw_x || (keys && !at.stairs)) mhai_cells_clear(c, w, &at);
+    if (to->sums) add_by_distance(job, c, w, &at, to->sums);
+    if (to->shaw_p) add_by_table_row(c, &at, &p->shaw_values, w->p, to->shaw_p);
+    if (keys && x->v.data) add_by_key(job, c, w->p, w->g_panels, &at, p->Dv, w->dv);
     mhai_cells_pass_cap(job, c, w, &at);
-    add_queries(job, c, w, &at, w->dq);
-    if (p->shaw_keys.data) add_by_table_row(c, &at, &p->shaw_keys, w->x, w->shaw_x);
-    if (job->x->shaw_values.data) add_by_table_row(c, &at, &p->shaw_values, w->p, w->shaw_p);
+    if (keys && x->k.data) add_by_key(job, c, w->x, w->q_panels, &at, p->D, w->dk);
+    if (to->dq) add_queries(job, c, w, &at, to->dq);
+    if (to->shaw_x) add_by_table_row(c, &at, &p->shaw_keys, w->x, to->shaw_x);
+}
+
+void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
+                         const mhai_attn_sequence *seq, int64_t h, int64_t key,
+                         const mhai_cells_rows *rows)
+{
+    for (int64_t t = 0; t < seq->T; t += MHAI_CELL_QUERIES) {
+        const mhai_cells_chunk c = mhai_cells_load_chunk(job, w, seq->b, h, t, true);
+        const mhai_cells_rows to = rows_from(job, rows, t);
+        add_cell(job, &c, w, key, true, &to);
+    }
+}
+
+static bool has_tables(const mhai_backward_problem *x)
+{
+    return x->shaw_keys.data || x->shaw_values.data;
+}
+
+static void finish_chunk(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
+                         const mhai_cells_rows *of)
+{
+    const mhai_backward_problem *x = job->x;
+    const mhai_attn_problem *p = job->p;
+    if (of->dq) add_shaw_queries(job, c, of);
+    if (x->scale.data) of->sums->scale = scale_share(job, c, w, of->dq);
+    if (x->shaw_keys.data)
+        add_table(job, c, &p->shaw_keys, of->shaw_x, w->q_panels, p->D, of->sums->shaw_keys);
+    if (x->shaw_values.data)
+        add_table(job, c, &p->shaw_values, of->shaw_p, w->g_panels, p->Dv, of->sums->shaw_values);
+    if (x->q.data)
+        mhai_cells_write_rows(job, &x->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t, c->c.rows,
+                              of->dq, p->scale);
+}
+
+void mhai_cells_finish_chunk(const mhai_cells_job *job, const mhai_attn_sequence *seq, int64_t h,
+                             int64_t t, const mhai_cells_rows *rows, int worker)
+{
+    mhai_cells_space w = mhai_cells_space_of(job, worker);
+    const mhai_cells_chunk c = mhai_cells_load_chunk(job, &w, seq->b, h, t, has_tables(job->x));
+    const mhai_cells_rows of = rows_from(job, rows, t);
+    finish_chunk(job, &c, &w, &of);
 }
 
 /* Items are chunks of all query heads of all sequences. */
 static void run_queries(void *argument, int64_t i, int worker)
 {
     const mhai_cells_job *job = argument;
-    const mhai_backward_problem *x = job->x;
     const mhai_attn_problem *p = job->p;
-    int64_t item = job->wave + i, head = item / job->chunks,
-            t = item % job->chunks * MHAI_CELL_QUERIES;
+    const int64_t item = job->wave + i, head = item / job->chunks,
+                  t = item % job->chunks * MHAI_CELL_QUERIES;
+    const mhai_attn_sequence seq = mhai_attn_sequence_of(p, head / p->H);
     mhai_cells_space w = mhai_cells_space_of(job, worker);
-    mhai_cells_sums none = {0}, *sums = job->sums ? &job->sums[i] : &none;
-    sums->alibi = sums->gates = sums->scale = 0;
-    if (t >= mhai_attn_sequence_of(p, head / p->H).T) return;
-    mhai_cells_chunk c = mhai_cells_load_chunk(job, &w, head / p->H, head % p->H, t,
-                                               x->shaw_keys.data || x->shaw_values.data);
-    if (x->t5.data) memset(sums->t5, 0, (size_t)p->t5_table.shape[0] * sizeof(double));
-    memset(w.dq, 0, (size_t)(c.c.rows * mhai_cells_padded(p->D)) * sizeof(float));
-    memset(w.shaw_x, 0,
-           (size_t)(c.c.rows * mhai_cells_table_columns(&p->shaw_keys)) * sizeof(float));
-    memset(w.shaw_p, 0,
-           (size_t)(c.c.rows * mhai_cells_table_columns(&p->shaw_values)) * sizeof(float));
-    for (int64_t key = 0; key < c.c.limit.end; key += MHAI_CELL_KEYS)
-        run_query_cell(job, &c, &w, key, sums);
-    add_shaw_queries(job, &c, &w);
-    if (x->scale.data) sums->scale = scale_share(job, &c, &w);
-    if (x->shaw_keys.data)
-        add_table(job, &c, &p->shaw_keys, w.shaw_x, w.q_panels, p->D, sums->shaw_keys);
-    if (x->shaw_values.data)
-        add_table(job, &c, &p->shaw_values, w.shaw_p, w.g_panels, p->Dv, sums->shaw_values);
-    if (x->q.data) write_queries(job, &c, w.dq);
+    if (t >= seq.T) return;
+    mhai_cells_chunk c = mhai_cells_load_chunk(job, &w, seq.b, head % p->H, t, has_tables(job->x));
+    const mhai_cells_rows to = {.dq = w.dq,
+                                .shaw_x = p->shaw_keys.data ? w.shaw_x : NULL,
+                                .shaw_p = job->x->shaw_values.data ? w.shaw_p : NULL,
+                                .sums = job->sums ? &job->sums[i] : NULL};
+    mhai_cells_clear_rows(job, c.c.rows, 1, &to);
+    for (int64_t key = 0; key < c.c.limit.end; key += MHAI_CELL_KEYS) {
+        mhai_cells_load_block(job, &w, &seq, c.c.hk, key, true);
+        add_cell(job, &c, &w, key, false, &to);
+    }
+    finish_chunk(job, &c, &w, &to);
 }
 
 static void sum_table(const mha_tensor *table, int64_t columns, double factor, const float *from,
@@ -298,25 +276,73 @@ static void sum_table(const mha_tensor *table, int64_t columns, double factor, c
             to[i * columns + d] += (double)from[i * mhai_cells_padded(columns) + d] * factor;
 }
 
+void mhai_cells_add_sums(const mhai_cells_job *job, int64_t b, int64_t h,
+                         const mhai_cells_sums *from, const mhai_backward_sums *to)
+{
+    const mhai_attn_problem *p = job->p;
+    if (to->alibi) to->alibi[b * p->H + h] += from->alibi;
+    if (to->gates) to->gates[b * p->H + h] += from->gates;
+    if (to->scale) to->scale[0] += from->scale;
+    for (int64_t j = 0; to->t5 && j < p->t5_table.shape[0]; j++)
+        to->t5[j * p->H + h] += from->t5[j];
+    if (to->shaw_keys)
+        sum_table(&p->shaw_keys, p->D, (double)p->scale, from->shaw_keys, to->shaw_keys);
+    if (to->shaw_values) sum_table(&p->shaw_values, p->Dv, 1, from->shaw_values, to->shaw_values);
+}
+
 /* The sums of a wave of chunks, in their order. */
 static void sum_wave(const mhai_cells_job *job, int64_t items)
 {
-    const mhai_attn_problem *p = job->p;
-    const mhai_backward_sums *to = &job->x->sums;
     for (int64_t i = 0; i < items; i++) {
-        const mhai_cells_sums *from = &job->sums[i];
-        int64_t head = (job->wave + i) / job->chunks, h = head % p->H;
-        mhai_attn_sequence seq = mhai_attn_sequence_of(p, head / p->H);
-        if ((job->wave + i) % job->chunks * MHAI_CELL_QUERIES >= seq.T) continue;
-        if (to->alibi) to->alibi[seq.b * p->H + h] += from->alibi;
-        if (to->gates) to->gates[seq.b * p->H + h] += from->gates;
-        if (to->scale) to->scale[0] += from->scale;
-        for (int64_t j = 0; to->t5 && j < p->t5_table.shape[0]; j++)
-            to->t5[j * p->H + h] += from->t5[j];
-        if (to->shaw_keys)
-            sum_table(&p->shaw_keys, p->D, (double)p->scale, from->shaw_keys, to->shaw_keys);
-        if (to->shaw_values)
-            sum_table(&p->shaw_values, p->Dv, 1, from->shaw_values, to->shaw_values);
+        const int64_t item = job->wave + i, b = item / job->chunks / job->p->H;
+        if (item % job->chunks * MHAI_CELL_QUERIES < mhai_attn_sequence_of(job->p, b).T)
+            mhai_cells_add_sums(job, b, item / job->chunks % job->p->H, &job->sums[i],
+                                &job->x->sums);
+    }
+}
+
+mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job, int64_t count,
+                                mhai_cells_sums **sums)
+{
+    const mhai_backward_problem *x = job->x;
+    const mhai_attn_problem *p = job->p;
+    const int64_t keys = mhai_cells_table_columns(&p->shaw_keys) * mhai_cells_padded(p->D);
+    const int64_t values = mhai_cells_table_columns(&p->shaw_values) * mhai_cells_padded(p->Dv);
+    const int64_t buckets = p->t5_table.shape[0];
+    void *made, *t5 = NULL, *shaw_keys = NULL, *shaw_values = NULL;
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, &made));
+    /* Tables are there: their sizes are far from overflow. */
+    if (x->t5.data)
+        MHA_TRY(mha_scratch_alloc(context, count, (size_t)buckets * sizeof(double), &t5));
+    if (x->shaw_keys.data)
+        MHA_TRY(mha_scratch_alloc(context, count, (size_t)keys * sizeof(float), &shaw_keys));
+    if (x->shaw_values.data)
+        MHA_TRY(mha_scratch_alloc(context, count, (size_t)values * sizeof(float), &shaw_values));
+    *sums = made;
+    for (int64_t i = 0; i < count; i++)
+        (*sums)[i] = (mhai_cells_sums){
+            .t5 = t5 ? (double *)t5 + i * buckets : NULL,
+            .shaw_keys = shaw_keys ? (float *)shaw_keys + i * keys : NULL,
+            .shaw_values = shaw_values ? (float *)shaw_values + i * values : NULL};
+    return MHA_OK;
+}
+
+void mhai_cells_clear_rows(const mhai_cells_job *job, int64_t rows, int64_t chunks,
+                           const mhai_cells_rows *of)
+{
+    const mhai_attn_problem *p = job->p;
+    const struct {
+        float *first;
+        int64_t columns;
+    } all[] = {{of->dq, mhai_cells_padded(p->D)},
+               {of->shaw_x, mhai_cells_table_columns(&p->shaw_keys)},
+               {of->shaw_p, mhai_cells_table_columns(&p->shaw_values)}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].first) memset(all[i].first, 0, (size_t)(rows * all[i].columns) * sizeof(float));
+    for (int64_t i = 0; of->sums && i < chunks; i++) {
+        mhai_cells_sums *s = &of->sums[i];
+        s->alibi = s->gates = s->scale = 0;
+        if (s->t5) memset(s->t5, 0, (size_t)p->t5_table.shape[0] * sizeof(double));
     }
 }
 
@@ -330,103 +356,55 @@ static void walk_queries(mha_context *context, mhai_cells_job *job)
     }
 }
 
-/* ---- the dense bias -------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
-/* Which part of the bias an item owns; a range of more than one sequence, head, chunk or block is
- * what its elements are broadcast over. */
-typedef struct bias_item {
-    mhai_attn_range b, h, chunk, block;
-    bool by_row, by_key; /* has elements for each query, for each key */
-} bias_item;
-
-static mhai_attn_range whole(int64_t count)
+/* One block of keys of a key/value head, with everything that sees it. dq, if not NULL: of all the
+ * rows of the head, added to. */
+static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai_attn_sequence *seq,
+                      int64_t hk, int64_t key, float *dq)
 {
-    return (mhai_attn_range){0, count};
-}
-
-/* Pieces along each axis: sequences, heads, chunks, blocks. A ragged batch is one batch to the
- * bias, but its sequences have queries of their own. */
-static void bias_pieces(const mhai_cells_job *job, int64_t pieces[4])
-{
+    const mhai_backward_problem *x = job->x;
     const mhai_attn_problem *p = job->p;
-    mhai_backward_bias bias = mhai_backward_bias_of(job->x);
-    bool by_row = bias.shape[2] != 1;
-    pieces[0] = (p->query_starts ? by_row : bias.shape[0] != 1) ? p->B : 1;
-    pieces[1] = bias.shape[1] != 1 ? p->H : 1;
-    pieces[2] = by_row ? job->chunks : 1;
-    pieces[3] = bias.shape[3] != 1 ? job->blocks : 1;
-}
-
-static bias_item bias_item_at(const mhai_cells_job *job, int64_t item)
-{
-    const int64_t counts[4] = {job->p->B, job->p->H, job->chunks, job->blocks};
-    mhai_backward_bias bias = mhai_backward_bias_of(job->x);
-    mhai_attn_range range[4];
-    int64_t pieces[4];
-    bias_pieces(job, pieces);
-    for (int i = 3; i >= 0; i--) {
-        int64_t at = item % pieces[i];
-        item /= pieces[i];
-        /* An axis of one piece is all of it: of length 1, or broadcast. */
-        range[i] = pieces[i] == 1 ? whole(counts[i]) : (mhai_attn_range){at, at + 1};
+    const int64_t stored = mhai_backward_stored_keys(p, seq->b);
+    const int64_t keys = mhai_min_i64(MHAI_CELL_KEYS, mhai_max_i64(stored, seq->S) - key);
+    memset(w->dk, 0, (size_t)(keys * mhai_cells_padded(p->D)) * sizeof(float));
+    memset(w->dv, 0, (size_t)(keys * mhai_cells_padded(p->Dv)) * sizeof(float));
+    if (key < seq->S) mhai_cells_load_block(job, w, seq, hk, key, dq != NULL);
+    for (int64_t i = 0; key < seq->S && i < p->group; i++) {
+        const mhai_cells_rows rows = {.dq = dq ? dq + i * seq->T * mhai_cells_padded(p->D) : NULL};
+        mhai_cells_add_head(job, w, seq, hk * p->group + i, key, &rows);
     }
-    return (bias_item){range[0], range[1],           range[2],
-                       range[3], bias.shape[2] != 1, bias.shape[3] != 1};
+    int64_t rows = mhai_min_i64(MHAI_CELL_KEYS, stored - key), first = seq->k0 + key;
+    if (x->k.data) mhai_cells_write_rows(job, &x->k, seq->batch, hk, first, rows, w->dk, p->scale);
+    if (x->v.data) mhai_cells_write_rows(job, &x->v, seq->batch, hk, first, rows, w->dv, 1);
 }
 
-static void add_bias_cell(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at,
-                          const bias_item *item)
+/* Items are blocks of all key/value heads of all sequences. */
+static void run_keys(void *argument, int64_t item, int worker)
 {
-    for (int64_t r = 0; r < c->c.rows; r++) {
-        const float *x = w->x + r * MHAI_SCORE_STRIDE;
-        double *to = w->bias + (item->by_row ? r * MHAI_CELL_KEYS : 0);
-        for (int j = at->begin; j < at->end; j++) to[item->by_key ? j : 0] += (double)x[j];
-    }
+    const mhai_cells_job *job = argument;
+    int64_t head = item / job->blocks, b = head / job->p->Hk,
+            key = item % job->blocks * MHAI_CELL_KEYS;
+    mhai_attn_sequence seq = mhai_attn_sequence_of(job->p, b);
+    mhai_cells_space w = mhai_cells_space_of(job, worker);
+    if (key < mhai_backward_stored_keys(job->p, b))
+        run_block(job, &w, &seq, head % job->p->Hk, key, NULL);
 }
 
-/* Write the elements that the item owns. */
-static void write_bias(const mhai_cells_job *job, const mhai_cells_space *w, const bias_item *item)
-{
-    mhai_backward_bias bias = mhai_backward_bias_of(job->x);
-    mhai_attn_sequence seq = {.T = job->p->T};
-    if (job->p->B > 0) seq = mhai_attn_sequence_of(job->p, item->b.begin);
-    int64_t t = item->chunk.begin * MHAI_CELL_QUERIES, key = item->block.begin * MHAI_CELL_KEYS;
-    int64_t rows = item->by_row ? mhai_min_i64(MHAI_CELL_QUERIES, seq.T - t) : 1;
-    int64_t keys = item->by_key ? mhai_min_i64(MHAI_CELL_KEYS, job->p->S - key) : 1;
-    int64_t row = item->by_row ? seq.q0 + t : 0;
-    float *out = (float *)job->x->bias.data + seq.batch * bias.stride[0] * (bias.shape[0] != 1) +
-                 item->h.begin * bias.stride[1] * (bias.shape[1] != 1) + row * bias.stride[2] +
-                 (item->by_key ? key : 0) * bias.stride[3];
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = 0; j < keys; j++)
-            mhai_backward_write(job->x, out + r * bias.stride[2] + j * bias.stride[3],
-                                w->bias[r * MHAI_CELL_KEYS + j]);
-}
-
-static void run_bias(void *argument, int64_t index, int worker)
+/* Items are key/value heads of all sequences. */
+static void run_both(void *argument, int64_t item, int worker)
 {
     const mhai_cells_job *job = argument;
     const mhai_attn_problem *p = job->p;
+    int64_t b = item / p->Hk, hk = item % p->Hk, D = mhai_cells_padded(p->D);
+    mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
     mhai_cells_space w = mhai_cells_space_of(job, worker);
-    bias_item item = bias_item_at(job, index);
-    memset(w.bias, 0, MHAI_CELL_QUERIES * MHAI_CELL_KEYS * sizeof(double));
-    for (int64_t b = item.b.begin; b < item.b.end; b++)
-        for (int64_t h = item.h.begin; h < item.h.end; h++)
-            for (int64_t i = item.chunk.begin; i < item.chunk.end; i++) {
-                mhai_attn_sequence seq = mhai_attn_sequence_of(p, b);
-                if (i * MHAI_CELL_QUERIES >= seq.T) break;
-                mhai_cells_chunk c =
-                    mhai_cells_load_chunk(job, &w, b, h, i * MHAI_CELL_QUERIES, false);
-                for (int64_t j = item.block.begin; j < item.block.end; j++) {
-                    mhai_cell at;
-                    if (j * MHAI_CELL_KEYS >= c.c.limit.end) break;
-                    mhai_cells_load_block(job, &w, &seq, c.c.hk, j * MHAI_CELL_KEYS, false);
-                    if (!mhai_cells_run(job, &c, &w, j * MHAI_CELL_KEYS, NULL, &at)) continue;
-                    mhai_cells_clear(&c, &w, &at);
-                    add_bias_cell(&c, &w, &at, &item);
-                }
-            }
-    write_bias(job, &w, &item);
+    memset(w.dq, 0, (size_t)(p->group * seq.T * D) * sizeof(float));
+    for (int64_t key = 0; key < mhai_backward_stored_keys(p, b); key += MHAI_CELL_KEYS)
+        run_block(job, &w, &seq, hk, key, w.dq);
+    for (int64_t i = 0; i < p->group; i++)
+        mhai_cells_write_rows(job, &job->x->q, seq.batch, hk * p->group + i, seq.q0, seq.T,
+                              w.dq + i * seq.T * D, p->scale);
 }
 
 /* ---- sums of p w ------------------------------------------------------------------------------ */
@@ -450,14 +428,11 @@ static void run_weights(void *argument, int64_t item, int worker)
            w.weight_sums, (size_t)c.c.rows * sizeof(double));
 }
 
-/* The last part of delta, which all other walks read. */
-static void walk_weights(mha_context *context, mhai_cells_job *job, mhai_backward_problem *x)
+void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job)
 {
-    if (!x->weight_sums) return;
     job->summing = true;
     mha_parallel_for(context, job->p->B * job->p->H * job->chunks, run_weights, job);
     job->summing = false;
-    mhai_backward_join_weights(x);
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
@@ -497,16 +472,14 @@ static walks walks_of(const mhai_cells_job *job)
     const mhai_attn_problem *p = job->p;
     const bool queries = (x->q.data && !job->both) || mhai_backward_has_sums(x);
     const bool keys = !job->both && (x->k.data || x->v.data);
-    int64_t pieces[4];
-    bias_pieces(job, pieces);
     return (walks){.weights = mhai_backward_has_weights(x) ? p->B * p->H * job->chunks : 0,
                    .both = job->both ? p->B * p->Hk : 0,
                    .queries = queries ? p->B * p->H * job->chunks : 0,
                    .keys = keys ? p->B * p->Hk * job->blocks : 0,
-                   .bias = x->bias.data ? pieces[0] * pieces[1] * pieces[2] * pieces[3] : 0};
+                   .bias = x->bias.data ? mhai_cells_bias_items(job) : 0};
 }
 
-/* Tables and sums of a wave: what mhai_cells_pack_tables() and take_sums() allocate. */
+/* Tables and sums of a wave: what mhai_cells_pack_tables() and _take_sums() allocate. */
 static size_t shared_bytes(const mhai_backward_problem *x)
 {
     const mhai_attn_problem *p = &x->p;
@@ -520,36 +493,6 @@ static size_t shared_bytes(const mhai_backward_problem *x)
     if (x->shaw_keys.data) bytes += WAVE * mhai_backward_piece(keys * D, sizeof(float));
     if (x->shaw_values.data) bytes += WAVE * mhai_backward_piece(values * Dv, sizeof(float));
     return bytes;
-}
-
-static mha_status take_sums(mha_context *context, mhai_cells_job *job)
-{
-    const mhai_backward_problem *x = job->x;
-    const mhai_attn_problem *p = job->p;
-    void *memory;
-    if (!mhai_backward_has_sums(x)) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, WAVE, sizeof(mhai_cells_sums), &memory));
-    job->sums = memory;
-    for (int i = 0; i < WAVE; i++) {
-        job->sums[i] = (mhai_cells_sums){.t5 = NULL};
-        if (x->t5.data) {
-            MHA_TRY(mha_scratch_alloc(context, p->t5_table.shape[0], sizeof(double), &memory));
-            job->sums[i].t5 = memory;
-        }
-        if (x->shaw_keys.data) {
-            MHA_TRY(mha_scratch_alloc(
-                context, mhai_cells_table_columns(&p->shaw_keys) * mhai_cells_padded(p->D),
-                sizeof(float), &memory));
-            job->sums[i].shaw_keys = memory;
-        }
-        if (x->shaw_values.data) {
-            MHA_TRY(mha_scratch_alloc(
-                context, mhai_cells_table_columns(&p->shaw_values) * mhai_cells_padded(p->Dv),
-                sizeof(float), &memory));
-            job->sums[i].shaw_values = memory;
-        }
-    }
-    return MHA_OK;
 }
 
 /* ---- the back end ---------------------------------------------------------------------------- */
@@ -577,11 +520,14 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
     MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
     job.memory = memory;
     MHA_TRY(mhai_cells_pack_tables(context, &job));
-    MHA_TRY(take_sums(context, &job)); /* the last that may fail; nothing is written yet */
-    walk_weights(context, &job, &plan->x);
+    if (mhai_backward_has_sums(&plan->x))
+        MHA_TRY(mhai_cells_take_sums(context, &job, WAVE, &job.sums));
+    /* That was the last that may fail; nothing is written yet. */
+    if (w.weights > 0) mhai_cells_walk_weights(context, &job);
+    if (w.weights > 0) mhai_backward_join_weights(&plan->x);
     if (w.both > 0) mha_parallel_for(context, w.both, run_both, &job);
     if (w.queries > 0) walk_queries(context, &job);
     if (w.keys > 0) mha_parallel_for(context, w.keys, run_keys, &job);
-    if (w.bias > 0) mha_parallel_for(context, w.bias, run_bias, &job);
+    if (w.bias > 0) mha_parallel_for(context, w.bias, mhai_cells_run_bias, &job);
     return MHA_OK;
 }

@@ -18,12 +18,15 @@ typedef struct mhai_slice_common {
     int64_t batch, heads, kv_heads, head_dim, value_dim, queries, keys;
     int64_t q_offset, left_keys, right_keys, sink_keys, block_queries, block_keys, t5_max_distance;
     int64_t sequences, version, first_head;
+    int64_t table_rows[3]; /* in the backward, of T5's table and Shaw's */
+    int64_t
+        bias_axes[3]; /* likewise, of a bias whose gradient is wanted: all but that of queries */
     uint64_t dropout_seed, given;
     uint64_t lists; /* a hash of all lengths, starts and offsets */
     int32_t k_type, v_type, compute, path;
     int32_t scores;    /* are wanted: of all keys, visible or not */
     int32_t columns;   /* column_sums are */
-    int32_t gradients; /* of q, k, v, of lse, and whether they add: bits 0, 1, 2, 3, 4 */
+    int32_t gradients; /* which ones are wanted and given, and whether they add: a bit each */
     int32_t q_types;   /* in the backward, of q, o, o_gradient and bias: a byte each */
     uint32_t flags;
     float scale, softcap, dropout;
@@ -58,6 +61,11 @@ MHA_NODISCARD mha_status mhai_slice_check(const mhai_slice_call *call, const mha
 /* The rows of a slice of a tensor whose axis has this rank's rows. */
 MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis,
                                         int64_t all, int64_t first, int64_t rows, mha_tensor *to);
+
+/* An input over queries, whose axis counts from its last one: likewise; broadcast there: as it is. */
+MHA_NODISCARD mha_status mhai_slice_cut_input(const char *name, const mha_tensor **x, int from_last,
+                                              int64_t all, int64_t first, int64_t rows,
+                                              mha_tensor *to);
 
 /* The slice of a piece whose first row is row `first` of the call's `all`. */
 MHA_NODISCARD mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,

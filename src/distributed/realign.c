@@ -102,7 +102,10 @@ static const struct {
     [MHAI_OVER_LSE] = {3, false},
     [MHAI_OVER_O_GRADIENT] = {4, true},
     [MHAI_OVER_LSE_GRADIENT] = {3, false},
+    [MHAI_OVER_PROBABILITIES] = {4, true},
+    [MHAI_OVER_AVERAGE] = {3, true},
     [MHAI_OVER_DQ] = {4, true},
+    [MHAI_OVER_DBIAS] = {4, true},
     [MHAI_OVER_KEEP_MASK] = {4, true},
     [MHAI_OVER_BIAS] = {4, true},
     [MHAI_OVER_GLOBAL_QUERIES] = {2, false},
@@ -246,7 +249,7 @@ static void copy(const mha_tensor *to, int64_t to_row, const mha_tensor *from, i
 static bool travels(const mhai_realign *r, int i, bool back)
 {
     if (!r->given.each[i]) return false;
-    return i == MHAI_OVER_DQ ? back || r->accumulate : !back;
+    return i == MHAI_OVER_DQ || i == MHAI_OVER_DBIAS ? back || r->accumulate : !back;
 }
 
 static size_t bytes_of(const mhai_realign *r, int i, int64_t rows)
@@ -321,5 +324,6 @@ mha_status mhai_realign_join(mhai_realign *r)
 
 mha_status mhai_realign_return(mhai_realign *r)
 {
-    return r->given.each[MHAI_OVER_DQ] ? move(r, true) : MHA_OK;
+    const bool any = r->given.each[MHAI_OVER_DQ] || r->given.each[MHAI_OVER_DBIAS];
+    return any ? move(r, true) : MHA_OK;
 }

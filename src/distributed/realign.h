@@ -13,7 +13,10 @@ enum {
     MHAI_OVER_LSE,
     MHAI_OVER_O_GRADIENT,
     MHAI_OVER_LSE_GRADIENT,
+    MHAI_OVER_PROBABILITIES, /* their gradient, as lse's; and that of their average */
+    MHAI_OVER_AVERAGE,
     MHAI_OVER_DQ,
+    MHAI_OVER_DBIAS,
     MHAI_OVER_KEEP_MASK,
     MHAI_OVER_BIAS,
     MHAI_OVER_GLOBAL_QUERIES,
@@ -46,7 +49,7 @@ typedef struct mhai_joined_part {
 typedef struct mhai_realign {
     const mhai_split *s;
     mhai_over_queries given;
-    bool accumulate;                 /* gradients: those of q travel both ways */
+    bool accumulate;                 /* gradients: they travel both ways */
     int64_t shape[MHAI_OVER_ALL][4]; /* of a row of a chunk */
     mhai_joined *joined;
     mhai_joined_part *parts;
@@ -63,7 +66,7 @@ MHA_NODISCARD mha_status mhai_realign_make(mha_context *context, const mha_atten
                                            mha_status status, mhai_split *split,
                                            mhai_realign *realign);
 
-/* Bring the rows of chunks together; and their gradients of q home. */
+/* Bring the rows of chunks together; and the gradients of q and of the bias home. */
 MHA_NODISCARD mha_status mhai_realign_join(mhai_realign *realign);
 MHA_NODISCARD mha_status mhai_realign_return(mhai_realign *realign);
 

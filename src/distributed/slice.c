@@ -139,9 +139,8 @@ static void cut(const mha_tensor *x, int axis, int64_t first, int64_t rows, mha_
         to->data = (char *)to->data + first * x->stride[axis] * (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* An input over queries, whose axis counts from its last one; broadcast there: as it is. */
-static mha_status cut_input(const char *name, const mha_tensor **x, int from_last, int64_t all,
-                            int64_t first, int64_t rows, mha_tensor *to)
+mha_status mhai_slice_cut_input(const char *name, const mha_tensor **x, int from_last, int64_t all,
+                                int64_t first, int64_t rows, mha_tensor *to)
 {
     const int axis = *x ? (*x)->ndim - 1 - from_last : -1;
     if (axis < 0 || axis >= MHA_MAX_DIMS || (*x)->shape[axis] == 1) return MHA_OK;
@@ -248,10 +247,12 @@ mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
         MHA_TRY(mhai_slice_cut("o", call->o, 2, all, first, rows, &s->o));
     }
     mha_attention_desc *d = &s->desc;
-    MHA_TRY(cut_input("keep_mask", &d->keep_mask, 1, all, first, rows, &s->inputs[0]));
-    MHA_TRY(cut_input("bias", &d->bias, 1, all, first, rows, &s->inputs[1]));
-    MHA_TRY(cut_input("global_queries", &d->global_queries, 0, all, first, rows, &s->inputs[2]));
-    MHA_TRY(cut_input("query_documents", &d->query_documents, 0, all, first, rows, &s->inputs[3]));
+    MHA_TRY(mhai_slice_cut_input("keep_mask", &d->keep_mask, 1, all, first, rows, &s->inputs[0]));
+    MHA_TRY(mhai_slice_cut_input("bias", &d->bias, 1, all, first, rows, &s->inputs[1]));
+    MHA_TRY(mhai_slice_cut_input("global_queries", &d->global_queries, 0, all, first, rows,
+                                 &s->inputs[2]));
+    MHA_TRY(mhai_slice_cut_input("query_documents", &d->query_documents, 0, all, first, rows,
+                                 &s->inputs[3]));
     MHA_TRY(cut_results(s, all, first, rows));
     return place_sequences(context, call, piece, s);
 }

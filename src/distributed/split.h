@@ -52,6 +52,14 @@ MHA_NODISCARD mha_status mhai_split_make(mha_context *context, const mha_attenti
 bool mhai_split_sees(const mha_attention_desc *desc, int64_t b, const mhai_owned *piece,
                      int64_t key, int64_t keys);
 
+/* Whether it has rows of that sequence. */
+static inline bool mhai_split_has_rows(const mha_attention_desc *desc, int64_t b,
+                                       const mhai_owned *piece)
+{
+    return !desc->query_starts ||
+           (piece->begin < desc->query_starts[b + 1] && desc->query_starts[b] < piece->end);
+}
+
 static inline bool mhai_split_needs(const mhai_split *s, int64_t parcel, int32_t rank)
 {
     return s->needed[parcel * s->t->size + rank];

@@ -28,6 +28,7 @@ typedef struct rank_part {
 
 typedef struct job {
     kinds_case c;
+    mha_tensor bias; /* where the case has none of its own */
     cuts queries, keys;
     rank_part parts[MOST_RANKS];
 } job;
@@ -301,11 +302,62 @@ static void column_sums(void **state)
 
 /* ---- backward --------------------------------------------------------------------------------- */
 
-enum { GRAD_Q, GRAD_K, GRAD_V, GRADS };
+enum {
+    GRAD_Q,
+    GRAD_K,
+    GRAD_V,
+    GRAD_BIAS,
+    GRAD_ALIBI,
+    GRAD_T5,
+    GRAD_SHAW_KEYS,
+    GRAD_SHAW_VALUES,
+    GRAD_SINKS,
+    GRAD_GATES,
+    GRAD_SCALE,
+    GRADS
+};
+
+/* What has them, beside q, k and v. */
+enum {
+    PARAMETERS = KIND_BIAS | KIND_ALIBI | KIND_T5 | KIND_SHAW_KEYS | KIND_SHAW_VALUES |
+                 KIND_SINK_LOGITS | KIND_GATES
+};
+
+/* The input that each one belongs to; NULL: there is none. */
+static const mha_tensor *input_of(const kinds_case *c, int grad)
+{
+    static const mha_tensor scale = {.ndim = 2, .shape = {1, 1}};
+    const mha_attention_desc *d = &c->desc;
+    const mha_tensor *all[GRADS] = {&c->q.view,      &c->k.view,  &c->v.view,   d->bias,
+                                    d->alibi_slopes, d->t5_table, d->shaw_keys, d->shaw_values,
+                                    d->sink_logits,  d->gates,    &scale};
+    return all[grad];
+}
+
+/* Which axis has rows of queries, or of keys, that ranks have some of; -1: all have all of it. */
+static int axis_of_grad(const mha_tensor *whole, int grad)
+{
+    if (grad <= GRAD_V) return 2;
+    const int axis = grad == GRAD_BIAS ? whole->ndim - 2 : -1;
+    return axis < 0 || whole->shape[axis] == 1 ? -1 : axis;
+}
+
+static const cuts *cuts_of_grad(const job *j, int grad)
+{
+    return grad == GRAD_K || grad == GRAD_V ? &j->keys : &j->queries;
+}
+
+/* Each rank has one query: a bias with one row may be one for all of them. */
+static bool is_ambiguous(const job *j, int ranks)
+{
+    bool one = true;
+    for (int rank = 0; rank < ranks; rank++) one &= cuts_rows(&j->queries, rank) == 1;
+    return one && ranks > 1;
+}
 
 /* What the backward has besides; of the whole, or of a rank. */
 typedef struct back_part {
-    mha_tensor o, lse, g, lse_gradient, grads[GRADS];
+    mha_tensor o, lse, g, lse_gradient, p_gradient, mean_gradient, grads[GRADS];
     mha_attention_gradients gradients;
     mha_status status;
 } back_part;
@@ -325,20 +377,38 @@ static mha_tensor random_like(rng *r, int ndim, const int64_t *shape)
     return mha_tensor_contiguous(memory, MHA_F32, ndim, shape);
 }
 
-static void point_at_gradients(back_part *p, unsigned wanted, bool accumulate, bool lse)
+/* What else a loss depends on, and how gradients are taken: bits. */
+enum { OF_LSE = 1, OF_WEIGHTS = 2, OF_MEAN = 4, OF_DROPPED = 8, ADDED = 16, LOSSES = 32 };
+
+static void point_at_gradients(back_part *p, unsigned wanted, int loss)
 {
-    const mha_tensor **all[GRADS] = {&p->gradients.q, &p->gradients.k, &p->gradients.v};
-    p->gradients = (mha_attention_gradients){.struct_size = sizeof p->gradients,
-                                             .flags = accumulate ? MHA_GRADIENTS_ACCUMULATE : 0};
+    mha_attention_gradients *g = &p->gradients;
+    const mha_tensor **all[GRADS] = {
+        &g->q,         &g->k,           &g->v,           &g->bias,  &g->alibi_slopes, &g->t5_table,
+        &g->shaw_keys, &g->shaw_values, &g->sink_logits, &g->gates, &g->scale};
+    *g = (mha_attention_gradients){.struct_size = sizeof *g};
     for (int i = 0; i < GRADS; i++)
         if (wanted >> i & 1) *all[i] = &p->grads[i];
-    if (lse) p->gradients.lse_gradient = &p->lse_gradient;
+    if (loss & OF_LSE) g->lse_gradient = &p->lse_gradient;
+    if (loss & OF_WEIGHTS) g->probabilities_gradient = &p->p_gradient;
+    if (loss & OF_MEAN) g->average_probabilities_gradient = &p->mean_gradient;
+    if (loss & OF_DROPPED) g->flags |= MHA_GRADIENTS_DROPPED_PROBABILITIES;
+    if (loss & ADDED) g->flags |= MHA_GRADIENTS_ACCUMULATE;
 }
 
 static void free_back(back_part *p)
 {
     free(p->o.data), free(p->lse.data), free(p->g.data), free(p->lse_gradient.data);
+    free(p->p_gradient.data), free(p->mean_gradient.data);
     for (int i = 0; i < GRADS; i++) free(p->grads[i].data);
+}
+
+/* Gradients of probabilities. */
+static void make_weights(rng *r, const kinds_case *c, back_part *w)
+{
+    const int64_t *q = c->q.view.shape, S = c->shape.S;
+    w->p_gradient = random_like(r, 4, (int64_t[]){q[0], q[1], q[2], S});
+    w->mean_gradient = random_like(r, 3, (int64_t[]){q[0], q[2], S});
 }
 
 static void run_back(void *user, const mha_transport *t)
@@ -354,15 +424,21 @@ static void run_back(void *user, const mha_transport *t)
 
 static void make_back(back_job *x, int rank)
 {
-    const cuts *q = &x->j->queries, *k = &x->j->keys;
+    const cuts *q = &x->j->queries;
     back_part *p = &x->parts[rank];
     const back_part *w = &x->whole;
     p->o = cuts_copy(q, rank, &w->o, 2);
     p->lse = cuts_copy(q, rank, &w->lse, 2);
     p->g = cuts_copy(q, rank, &w->g, 2);
     p->lse_gradient = cuts_copy(q, rank, &w->lse_gradient, 2);
-    for (int i = 0; i < GRADS; i++)
-        p->grads[i] = cuts_copy(i == GRAD_Q ? q : k, rank, &w->grads[i], 2);
+    p->p_gradient = cuts_copy(q, rank, &w->p_gradient, 2);
+    p->mean_gradient = cuts_copy(q, rank, &w->mean_gradient, 1);
+    for (int i = 0; i < GRADS; i++) {
+        if (!w->grads[i].data) continue;
+        p->grads[i] =
+            cuts_copy(cuts_of_grad(x->j, i), rank, &w->grads[i], axis_of_grad(&w->grads[i], i));
+        if (i > GRAD_V && rank % 3 == 2) stretch(&p->grads[i]);
+    }
 }
 
 /* Cut at whole chunks of each sequence. */
@@ -384,6 +460,41 @@ static cuts cut_chunks(rng *r, const kinds_case *c, int ranks)
     return made;
 }
 
+/* What sums that are added to leave of these is what their rounding took off: nearly all bits of a sum in
+ * double are seen then. */
+static void start_from_rounded(const machine *m, const job *j, const mha_attention_desc *desc,
+                               unsigned wanted, int loss, back_part *w)
+{
+    wanted &= ~(1u << GRAD_Q | 1u << GRAD_K | 1u << GRAD_V);
+    if (wanted == 0) return;
+    point_at_gradients(w, wanted, loss & ~ADDED);
+    assert_int_equal(mha_attention_backward(m->context, desc, &j->c.q.view, &j->c.k.view,
+                                            &j->c.v.view, &w->o, &w->lse, &w->g, &w->gradients),
+                     MHA_OK);
+    for (int i = 0; i < GRADS; i++) {
+        int64_t count = wanted >> i & 1;
+        for (int d = 0; d < w->grads[i].ndim; d++) count *= w->grads[i].shape[d];
+        for (int64_t e = 0; e < count; e++) ((float *)w->grads[i].data)[e] *= -1;
+    }
+}
+
+/* Later rows as earlier ones, with o's gradient negated: where nothing tells them apart, the sums of chunks
+ * cancel, and what is left is the rounding of their order. */
+static void mirror(const mha_tensor *q, const mha_tensor *g)
+{
+    const mha_tensor *both[] = {q, g};
+    const int64_t T = q->shape[2], half = (T / MHA_SPLIT_ROWS + 1) / 2 * MHA_SPLIT_ROWS;
+    for (int i = 0; half > 0 && i < 2; i++)
+        for (int64_t n = 0; n < q->shape[0] * q->shape[1] * (T - half); n++) {
+            const mha_tensor *x = both[i];
+            const int64_t head = n / (T - half), t = half + n % (T - half);
+            float *row = (float *)x->data + head / x->shape[1] * x->stride[0] +
+                         head % x->shape[1] * x->stride[1] + t * x->stride[2];
+            for (int64_t d = 0; t < 2 * half && d < x->shape[3]; d++)
+                row[d] = row[d - half * x->stride[2]] * (i == 0 ? 1 : -1);
+        }
+}
+
 static void check_back_case(int number)
 {
     rng r = rng_make(rng_run_seed(), (uint64_t)number + 77000);
@@ -397,7 +508,7 @@ static void check_back_case(int number)
     job *j = x->j = calloc(1, sizeof *j);
     assert_non_null(j);
     kinds_shape shape = kinds_some_shape(&r);
-    shape.kinds &= ~(unsigned)KIND_SHAW_KEYS;
+    if (rng_chance(&r, 0.5)) shape.kinds |= (unsigned)rng_next(&r) & PARAMETERS;
     if (shape.D > MHA_TILED_MAX_HEAD_DIM) shape.D = 64;
     if (shape.Dv > MHA_TILED_MAX_HEAD_DIM) shape.Dv = 72;
     if (rng_chance(&r, 0.5)) shape.S = rng_between(&r, 1, 1500), shape.T = rng_between(&r, 1, 400);
@@ -406,26 +517,33 @@ static void check_back_case(int number)
     desc.path = m->path;
     const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view, *v = &j->c.v.view;
     const int64_t o[] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
-    const unsigned wanted = (unsigned)rng_between(&r, 1, 7);
-    const bool accumulate = rng_chance(&r, 0.3), lse = rng_chance(&r, 0.3);
+    unsigned wanted = (unsigned)rng_between(&r, 1, (1 << GRADS) - 1);
+    const int loss = rng_chance(&r, 0.7) ? (int)rng_between(&r, 0, 1) * ADDED
+                                         : (int)rng_between(&r, 0, LOSSES - 1);
     back_part *w = &x->whole;
     w->o = random_like(&r, 4, o), w->g = random_like(&r, 4, o);
     w->lse = random_like(&r, 3, o), w->lse_gradient = random_like(&r, 3, o);
-    w->grads[GRAD_Q] = random_like(&r, 4, q->shape);
-    w->grads[GRAD_K] = random_like(&r, 4, k->shape);
-    w->grads[GRAD_V] = random_like(&r, 4, v->shape);
+    make_weights(&r, &j->c, w);
+    if (rng_chance(&r, 0.5)) mirror(q, &w->g);
+    for (int i = 0; i < GRADS; i++) {
+        const mha_tensor *input = input_of(&j->c, i);
+        if (!input) wanted &= ~(1u << i);
+        if (input) w->grads[i] = random_like(&r, input->ndim, input->shape);
+    }
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs, .lse = &w->lse};
     assert_int_equal(mha_attention_forward(m->context, &desc, q, k, v, &w->o, &outputs), MHA_OK);
     j->queries = rng_chance(&r, 0.3) ? cut_chunks(&r, &j->c, ranks) : cuts_make(&r, o[2], ranks);
     j->keys = cuts_make(&r, k->shape[2], ranks);
+    if (is_ambiguous(j, ranks)) wanted &= ~(1u << GRAD_BIAS);
+    if (loss & ADDED) start_from_rounded(m, j, &desc, wanted, loss, w);
     const mha_attention_outputs none = {.struct_size = sizeof none};
     for (int rank = 0; rank < ranks; rank++) {
         j->parts[rank].context = rank_contexts_of(m, at, rank);
         make_part(j, rank, m->path, &none);
         make_back(x, rank);
-        point_at_gradients(&x->parts[rank], wanted, accumulate, lse);
+        point_at_gradients(&x->parts[rank], wanted, loss);
     }
-    point_at_gradients(w, wanted, accumulate, lse);
+    point_at_gradients(w, wanted, loss);
     assert_int_equal(
         mha_attention_backward(m->context, &desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients),
         MHA_OK);
@@ -436,8 +554,8 @@ static void check_back_case(int number)
             fail_msg("case %d, %s, rank %d of %d: %s\n%s", number, m->name, rank, ranks,
                      j->parts[rank].detail, j->c.text);
         for (int i = 0; i < GRADS; i++)
-            if ((wanted >> i & 1) && !cuts_same(i == GRAD_Q ? &j->queries : &j->keys, rank,
-                                                &w->grads[i], &b->grads[i], 2))
+            if ((wanted >> i & 1) && !cuts_same(cuts_of_grad(j, i), rank, &w->grads[i],
+                                                &b->grads[i], axis_of_grad(&w->grads[i], i)))
                 fail_msg("case %d, %s, rank %d of %d: gradient %d has other bits\n%s", number,
                          m->name, rank, ranks, i, j->c.text);
     }
@@ -457,16 +575,28 @@ static void gradients_have_the_bits_of_one_call(void **state)
 
 enum { PLAIN_RANKS = 3 };
 
-/* A plain problem for three ranks, in even pieces, of which those of queries end `later`. */
-static job *make_plain_later(int64_t T, int64_t S, int64_t Hk, int64_t later)
+/* A problem for three ranks, in even pieces, of which those of queries end `later`; if they do, a bias has a
+ * row for each query. */
+static job *make_even(int64_t T, int64_t S, int64_t Hk, unsigned kinds, int64_t later)
 {
     rng r = rng_make(1, 1);
     job *j = calloc(1, sizeof *j);
     const machines all = machines_make(1);
-    const kinds_shape shape = {.B = 1, .H = 2, .Hk = Hk, .T = T, .S = S, .D = 8, .Dv = 8};
+    const kinds_shape shape = {.B = 1,
+                               .H = 2,
+                               .Hk = Hk,
+                               .T = T,
+                               .S = S,
+                               .D = 8,
+                               .Dv = 8,
+                               .kinds = kinds & ~(unsigned)KIND_BIAS};
     const mha_attention_outputs none = {.struct_size = sizeof none};
     assert_non_null(j);
     kinds_make(&j->c, &r, &shape);
+    if (kinds & KIND_BIAS) {
+        j->bias = random_like(&r, 4, (int64_t[]){1, 1, later > 0 ? T : 1, S});
+        j->c.desc.bias = &j->bias;
+    }
     j->queries = j->keys = (cuts){.ranks = PLAIN_RANKS};
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
         cuts *c[] = {&j->queries, &j->keys};
@@ -488,7 +618,7 @@ static job *make_plain_later(int64_t T, int64_t S, int64_t Hk, int64_t later)
 
 static job *make_plain(int64_t T, int64_t S)
 {
-    return make_plain_later(T, S, 1, 0);
+    return make_even(T, S, 1, 0, 0);
 }
 
 /* Of all ranks. */
@@ -515,29 +645,34 @@ static void free_plain(job *j)
 {
     for (int rank = 0; rank < PLAIN_RANKS; rank++) free_part(&j->parts[rank]);
     kinds_free(&j->c);
+    free(j->bias.data);
     free(j);
 }
 
-static back_job *make_plain_back(int64_t later)
+/* With every gradient. */
+static back_job *make_even_back(int64_t later)
 {
     rng r = rng_make(2, 2);
     back_job *x = calloc(1, sizeof *x);
     assert_non_null(x);
-    job *j = x->j = make_plain_later(700, 1500, 1, later);
-    const mha_tensor *q = &j->c.q.view, *k = &j->c.k.view;
+    job *j = x->j = make_even(400, 1100, 1, PARAMETERS, later);
+    const mha_tensor *q = &j->c.q.view;
     x->whole.o = random_like(&r, 4, q->shape), x->whole.g = random_like(&r, 4, q->shape);
     x->whole.lse = random_like(&r, 3, q->shape);
     x->whole.lse_gradient = random_like(&r, 3, q->shape);
-    for (int i = 0; i < GRADS; i++)
-        x->whole.grads[i] = random_like(&r, 4, i == GRAD_Q ? q->shape : k->shape);
+    make_weights(&r, &j->c, &x->whole);
+    for (int i = 0; i < GRADS; i++) {
+        const mha_tensor *input = input_of(&j->c, i);
+        x->whole.grads[i] = random_like(&r, input->ndim, input->shape);
+    }
     for (int rank = 0; rank < PLAIN_RANKS; rank++) {
         make_back(x, rank);
-        point_at_gradients(&x->parts[rank], 7, true, true);
+        point_at_gradients(&x->parts[rank], (1 << GRADS) - 1, LOSSES - 1);
     }
     return x;
 }
 
-static void free_plain_back(back_job *x)
+static void free_even_back(back_job *x)
 {
     for (int rank = 0; rank < PLAIN_RANKS; rank++) free_back(&x->parts[rank]);
     free_back(&x->whole);
@@ -551,7 +686,7 @@ static void a_lost_rank_ends_the_backward(void **state)
     (void)state;
     for (int i = 0; i < 2 * PLAIN_RANKS; i++)
         for (int64_t after = 0, failed = 1; failed > 0; after += rng_long_run() ? 1 : 7) {
-            back_job *x = make_plain_back(i % 2 * 50);
+            back_job *x = make_even_back(i % 2 * 50);
             thread_ranks_run(PLAIN_RANKS, run_back, x, i / 2, after);
             failed = 0;
             for (int rank = 0; rank < PLAIN_RANKS; rank++) {
@@ -559,7 +694,7 @@ static void a_lost_rank_ends_the_backward(void **state)
                 assert_true(status == MHA_OK || status == MHA_ERR_RANK);
                 failed += status != MHA_OK;
             }
-            free_plain_back(x);
+            free_even_back(x);
         }
 }
 
@@ -584,9 +719,9 @@ static void the_backward_is_short_of_memory(void **state)
 {
     (void)state;
     for (int later = 0; later < 100; later += 50) {
-        back_job *x = make_plain_back(later);
+        back_job *x = make_even_back(later);
         assert_true(failing_each(run_short_of_memory, x) > 0);
-        free_plain_back(x);
+        free_even_back(x);
     }
 }
 
@@ -692,7 +827,7 @@ static void refusals_reach_every_rank(void **state)
 
 #define BACK_REFUSED(status_, words, ...)                                  \
     do {                                                                   \
-        back_job *x = make_plain_back(50);                                 \
+        back_job *x = make_even_back(50);                                  \
         rank_part *p = &x->j->parts[1];                                    \
         back_part *b = &x->parts[1];                                       \
         (void)p;                                                           \
@@ -703,11 +838,12 @@ static void refusals_reach_every_rank(void **state)
             assert_non_null(strstr(x->j->parts[rank].detail, "rank 1: ")); \
             assert_non_null(strstr(x->j->parts[rank].detail, words));      \
         }                                                                  \
-        free_plain_back(x);                                                \
+        free_even_back(x);                                                 \
     } while (0)
 
 static void refusals_of_the_backward(void **state)
 {
+    static mha_tensor other;
     (void)state;
     BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.flags = 0);
     BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.lse_gradient = NULL);
@@ -717,7 +853,20 @@ static void refusals_of_the_backward(void **state)
     BACK_REFUSED(MHA_ERR_SHAPE, "o_gradient", b->g.shape[1]--);
     BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.q overlaps", free(b->grads[GRAD_Q].data),
                  b->grads[GRAD_Q].data = NULL, b->gradients.q = &p->q);
-    BACK_REFUSED(MHA_ERR_UNSUPPORTED, "gradients.gates", b->gradients.gates = &p->q);
+    BACK_REFUSED(MHA_ERR_SHAPE, "gradients.bias", b->gradients.bias = &p->q);
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "bias: is one for all queries here", p->inputs[1].shape[2] = 1,
+                 b->grads[GRAD_BIAS].shape[2] = 1);
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", p->inputs[1].shape[3] = 1,
+                 b->grads[GRAD_BIAS].shape[3] = 1);
+    BACK_REFUSED(MHA_ERR_SHAPE, "average_probabilities_gradient", b->mean_gradient.shape[1]--);
+    BACK_REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x8", b->gradients.flags |= 8);
+    BACK_REFUSED(MHA_ERR_ARGUMENT, "another description", b->gradients.gates = NULL);
+    BACK_REFUSED(MHA_ERR_SHAPE, "gradients.gates", b->grads[GRAD_GATES].ndim = 3);
+    BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.gates overlaps k", other = b->grads[GRAD_GATES],
+                 other.data = p->k.data, b->gradients.gates = &other);
+    BACK_REFUSED(MHA_ERR_OVERLAP, "gradients.scale overlaps gradients.gates",
+                 other = b->grads[GRAD_SCALE], other.data = b->grads[GRAD_GATES].data,
+                 b->gradients.scale = &other);
     BACK_REFUSED(MHA_ERR_NULL, "gradients.q", free(b->grads[GRAD_Q].data),
                  b->grads[GRAD_Q].data = NULL);
 }
@@ -775,7 +924,7 @@ static void a_lost_rank_ends_column_sums(void **state)
     (void)state;
     for (int lost = 0; lost < PLAIN_RANKS; lost++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
-            job *j = make_plain_later(400, 1200, 2, 0);
+            job *j = make_even(400, 1200, 2, 0, 0);
             want_columns(j);
             thread_ranks_run(PLAIN_RANKS, run_rank, j, lost, after);
             failed = 0;
