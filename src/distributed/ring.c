@@ -52,6 +52,17 @@ static mha_status most_bytes(const mha_tensor *k, const mha_tensor *v, size_t *b
     return MHA_OK;
 }
 
+/* As many as there are ranks, from the fewest to the most. */
+static int32_t slots_of(const mhai_split *s)
+{
+    return (int32_t)mhai_min_i64(mhai_max_i64(s->t->size, MHAI_RING_FEWEST), MHAI_RING_SLOTS);
+}
+
+static mhai_ring_slot *slot_of(mhai_ring *ring, int64_t parcel)
+{
+    return &ring->slots[parcel % ring->slot_count];
+}
+
 /* Rows of a tensor of this rank into a message of `whole` rows, from its row `at` on. */
 static void pack_part(const mha_tensor *x, int64_t local, int64_t rows, int64_t whole, int64_t at,
                       unsigned char *to)
@@ -146,7 +157,7 @@ mha_status mhai_ring_bytes(const mhai_split *s, const mha_tensor *k, const mha_t
     MHA_TRY(most_bytes(k, v, &slot));
     /* Fragments: whole messages at most. */
     if (!mhai_mul_size(slot + sizeof(mhai_ring_fragment),
-                       (size_t)(MHAI_RING_SLOTS + list_fragments(s, NULL)), &all))
+                       (size_t)(slots_of(s) + list_fragments(s, NULL)), &all))
         return mha_fail(MHA_ERR_SIZE, "k, v: the blocks on their way are beyond the address space");
     *bytes = all;
     return MHA_OK;
@@ -173,11 +184,13 @@ mha_status mhai_ring_take_slots(mha_context *context, mhai_ring *ring)
 {
     size_t bytes;
     MHA_TRY(most_bytes(&ring->k, &ring->v, &bytes));
-    for (int i = 0; i < MHAI_RING_SLOTS; i++) {
+    const int32_t count = slots_of(ring->s);
+    for (int32_t i = 0; i < count; i++) {
         void *memory;
         MHA_TRY(mha_scratch_alloc(context, 1, bytes, &memory));
         ring->slots[i] = (mhai_ring_slot){.parcel = -1, .bytes = memory};
     }
+    ring->slot_count = count;
     return MHA_OK;
 }
 
@@ -293,7 +306,7 @@ static mha_status send_on(mhai_ring *ring, mhai_ring_slot *slot)
 static mha_status start_parcel(mhai_ring *ring, int64_t n)
 {
     const mha_transport *t = ring->s->t;
-    mhai_ring_slot *slot = &ring->slots[n % MHAI_RING_SLOTS];
+    mhai_ring_slot *slot = slot_of(ring, n);
     *slot = (mhai_ring_slot){.parcel = n, .bytes = slot->bytes};
     if (ring->s->parcels[n].owner == t->rank) {
         pack_parcel(ring, n, slot->bytes);
@@ -315,9 +328,9 @@ static bool concerns(const mhai_ring *ring, int64_t n)
  * sent are waited for up to n only. The parcel at hand keeps its slot. */
 static mha_status start_ahead(mhai_ring *ring, int64_t n)
 {
-    for (; ring->ahead < ring->s->parcel_count && ring->ahead < ring->next + MHAI_RING_SLOTS - 1;
+    for (; ring->ahead < ring->s->parcel_count && ring->ahead < ring->next + ring->slot_count - 1;
          ring->ahead++) {
-        mhai_ring_slot *slot = &ring->slots[ring->ahead % MHAI_RING_SLOTS];
+        mhai_ring_slot *slot = slot_of(ring, ring->ahead);
         if (!concerns(ring, ring->ahead)) continue;
         MHA_TRY(mhai_ranks_settle(ring->s->t, ring->ahead <= n, &slot->out, &slot->sending));
         if (slot->sending) return MHA_OK;
@@ -326,14 +339,29 @@ static mha_status start_ahead(mhai_ring *ring, int64_t n)
     return MHA_OK;
 }
 
-/* Send on what is here, in the order of parcels: those up to n are waited for. */
+/* Whether a parcel is leaving. */
+static mha_status is_sending(mhai_ring *ring, bool *sending)
+{
+    *sending = false;
+    for (int32_t i = 0; i < ring->slot_count; i++) {
+        mhai_ring_slot *slot = &ring->slots[i];
+        MHA_TRY(mhai_ranks_settle(ring->s->t, false, &slot->out, &slot->sending));
+        *sending |= slot->sending;
+    }
+    return MHA_OK;
+}
+
+/* Send on what is here, in the order of parcels: those up to n are waited for. Others leave one after the
+ * other: together they would share the link, and the first arrive as late as the last. */
 static mha_status pass_on(mhai_ring *ring, int64_t n)
 {
+    bool sending = false;
     for (; ring->passed < ring->ahead; ring->passed++) {
-        mhai_ring_slot *slot = &ring->slots[ring->passed % MHAI_RING_SLOTS];
+        mhai_ring_slot *slot = slot_of(ring, ring->passed);
         if (!concerns(ring, ring->passed)) continue;
         MHA_TRY(mhai_ranks_settle(ring->s->t, ring->passed <= n, &slot->in, &slot->receiving));
-        if (slot->receiving) return MHA_OK;
+        if (ring->passed > n) MHA_TRY(is_sending(ring, &sending));
+        if (slot->receiving || sending) return MHA_OK;
         MHA_TRY(send_on(ring, slot));
     }
     return MHA_OK;
@@ -354,7 +382,7 @@ mha_status mhai_ring_poll(mhai_ring *ring)
 /* Wait for the sends of all slots. */
 static mha_status finish(mhai_ring *ring)
 {
-    for (int i = 0; i < MHAI_RING_SLOTS; i++)
+    for (int32_t i = 0; i < ring->slot_count; i++)
         MHA_TRY(mhai_ranks_settle(ring->s->t, true, &ring->slots[i].out, &ring->slots[i].sending));
     return MHA_OK;
 }
@@ -364,7 +392,7 @@ void mhai_ring_abandon(mhai_ring *ring)
     const mha_transport *t = ring->s->t;
     for (int64_t i = 0; i < ring->fragment_count; i++)
         if (ring->fragments[i].pending) t->cancel(t->user, &ring->fragments[i].transfer);
-    for (int i = 0; i < MHAI_RING_SLOTS; i++) {
+    for (int32_t i = 0; i < ring->slot_count; i++) {
         if (ring->slots[i].receiving) t->cancel(t->user, &ring->slots[i].in);
         if (ring->slots[i].sending) t->cancel(t->user, &ring->slots[i].out);
     }
@@ -382,7 +410,7 @@ mha_status mhai_ring_next(mhai_ring *ring, mhai_ring_parcel *parcel, bool *more)
     *more = ring->next < s->parcel_count;
     if (!*more) return finish(ring);
     const mhai_parcel *p = &s->parcels[ring->next];
-    unsigned char *bytes = ring->slots[ring->next % MHAI_RING_SLOTS].bytes;
+    unsigned char *bytes = slot_of(ring, ring->next)->bytes;
     const mha_tensor *k = &ring->k, *v = &ring->v;
     const int64_t keys[] = {k->shape[0], k->shape[1], p->rows, k->shape[3]};
     const int64_t values[] = {v->shape[0], v->shape[1], p->rows, v->shape[3]};

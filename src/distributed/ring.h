@@ -4,8 +4,10 @@
 
 #include "distributed/split.h"
 
-/* Parcels that a rank holds at once: the one at hand, and those that arrive or leave meanwhile. */
-enum { MHAI_RING_SLOTS = 6 };
+/* Parcels that a rank holds at once: the one at hand, and those that arrive or leave meanwhile. The way of
+ * a parcel past all ranks takes longer than the work on it, so that the more ranks there are, the more
+ * parcels have to be under way. */
+enum { MHAI_RING_FEWEST = 6, MHAI_RING_SLOTS = 16 };
 
 typedef struct mhai_ring_slot {
     int64_t parcel; /* -1: free */
@@ -27,6 +29,7 @@ typedef struct mhai_ring {
     const mhai_split *s;
     mha_tensor k, v; /* of this rank */
     mhai_ring_slot slots[MHAI_RING_SLOTS];
+    int32_t slot_count;
     mhai_ring_fragment *fragments; /* that this rank sends or is sent, in the order of rows */
     int64_t fragment_count;
     /* Parcels below these, as far as they concern this rank: have been handed out; have been started;
