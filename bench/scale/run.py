@@ -2,11 +2,12 @@
 """Attention over hosts that SimGrid simulates: run.py [--hosts N...]
 
 Builds scale.c with smpicc (Debian: libsimgrid-dev) and build/libmultihead.a, runs it for each number of hosts (8 and 64 if
-none is given; 64 take a quarter of an hour, more of them hours, most of which SimGrid 3.32 spends in searching a list), link
+none is given; 64 take some minutes a row, more of them hours, most of which SimGrid 3.32 spends in searching a list), link
 and speed of hosts, and prints a row for each: the seconds and the efficiency of the ordered stream, those of a rotating ring,
 bytes received and scratch of a rank, and what paper says: a host alone, and the time in which its link carries its bytes.
+model.py is a model of the same that takes seconds.
 
-  run.py --folds 1 --speeds 40 --links 100Gb --hosts 64 > table.md
+  run.py --speeds 40 --links 100Gb --hosts 64 > table.md
   run.py --timeline FILE --links 10Gb --speeds 40 --hosts 8   what each host does when
 """
 import argparse
@@ -71,7 +72,7 @@ def main():
     parser.add_argument("--hosts", nargs="+", type=int, default=[8, 64])
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
     parser.add_argument("--speeds", nargs="+", type=int, default=[1, 10, 40], help="peak of a host, TFLOP/s")
-    parser.add_argument("--folds", type=int, default=1, help="how often pieces go to and fro over the ranks")
+    parser.add_argument("--folds", type=int, default=8, help="how often pieces go to and fro over the ranks")
     parser.add_argument("--timeline", help="a file for what each host does")
     options = parser.parse_args()
     pairs = TOKENS * (TOKENS + 1) / 2
