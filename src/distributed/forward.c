@@ -1,9 +1,8 @@
 /* mha_distributed_forward(): each piece of this rank's queries is a call of its own, a part of the whole
  * (mhai_attn_part), and all keys come to it: block after block (attn_fold.c), or gathered. */
 #include "distributed/columns.h"
-#include "distributed/ring.h"
+#include "distributed/gather.h"
 
-#include "base/checked.h"
 #include "base/context.h"
 #include "ranks/rank_messages.h"
 
@@ -65,20 +64,6 @@ static mha_status plan_call(call *c, bool need_data)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static mha_status take_gathered(call *c, const mha_tensor *x, mha_tensor *to)
-{
-    void *memory;
-    int64_t shape[4], count = 1;
-    memcpy(shape, x->shape, sizeof shape);
-    shape[2] = c->split.given.keys;
-    for (int i = 0; i < 4; i++)
-        if (!mhai_mul_i64(count, shape[i], &count))
-            return mha_fail(MHA_ERR_SIZE, "k, v: all keys together are beyond the address space");
-    MHA_TRY(mha_scratch_alloc(c->context, count, mha_dtype_size(x->dtype), &memory));
-    *to = mha_tensor_contiguous(memory, x->dtype, 4, shape);
-    return MHA_OK;
-}
-
 static mha_status take_folds(call *c)
 {
     void *memory;
@@ -125,8 +110,8 @@ static mha_status take_memory(call *c)
     MHA_TRY(mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring));
     MHA_TRY(mhai_ring_take_slots(c->context, &c->ring));
     if (c->streamed) return take_folds(c);
-    MHA_TRY(take_gathered(c, c->whole.k, &c->k));
-    MHA_TRY(take_gathered(c, c->whole.v, &c->v));
+    MHA_TRY(mhai_gather_take(c->context, &c->split, c->whole.k, &c->k));
+    MHA_TRY(mhai_gather_take(c->context, &c->split, c->whole.v, &c->v));
     return reserve_gathered(c);
 }
 
@@ -150,35 +135,9 @@ static mha_status stream(call *c)
     return MHA_OK;
 }
 
-static void keep_part(const mha_tensor *from, int64_t first, const mha_tensor *to)
-{
-    const size_t size = mha_dtype_size(to->dtype);
-    const size_t bytes = (size_t)(from->shape[2] * from->shape[3]) * size;
-    for (int64_t b = 0; b < to->shape[0]; b++)
-        for (int64_t h = 0; h < to->shape[1]; h++)
-            memcpy((char *)to->data +
-                       (size_t)(b * to->stride[0] + h * to->stride[1] + first * to->stride[2]) *
-                           size,
-                   (const char *)from->data +
-                       (size_t)(b * from->stride[0] + h * from->stride[1]) * size,
-                   bytes);
-}
-
-/* Rows that nobody here needs have been left out; they are 0. */
 static mha_status gather(call *c)
 {
-    mhai_ring_parcel parcel;
-    bool more;
-    const mha_tensor *all[] = {&c->k, &c->v};
-    for (int i = 0; i < 2; i++)
-        memset(all[i]->data, 0,
-               (size_t)(all[i]->shape[0] * all[i]->stride[0]) * mha_dtype_size(all[i]->dtype));
-    for (;;) {
-        MHA_TRY(mhai_ring_next(&c->ring, &parcel, &more));
-        if (!more) break;
-        keep_part(&parcel.k, parcel.first, &c->k);
-        keep_part(&parcel.v, parcel.first, &c->v);
-    }
+    MHA_TRY(mhai_gather_keys(&c->ring, &c->k, &c->v));
     for (int64_t i = 0; i < c->count; i++) {
         const mhai_attn_call made = gathered_call(c, i);
         mhai_columns_next(&c->columns, &c->slices[i]);

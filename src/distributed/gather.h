@@ -8,7 +8,7 @@
 MHA_NODISCARD mha_status mhai_gather_take(mha_context *context, const mhai_split *s,
                                           const mha_tensor *x, mha_tensor *all);
 
-/* Let all parcels come by a ring that has begun. Rows that this rank does not need are 0. */
+/* Let all parcels come by a ring that has begun. Rows that nobody here needs are left out: they are 0. */
 MHA_NODISCARD mha_status mhai_gather_keys(mhai_ring *ring, const mha_tensor *k,
                                           const mha_tensor *v);
 
