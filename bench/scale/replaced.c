@@ -29,23 +29,25 @@ mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan
     return MHA_OK;
 }
 
-void mhai_attn_fold_place(mhai_attn_fold *fold, const mha_tensor *k, const mha_tensor *v,
-                          int64_t first, int64_t begin, int64_t end)
+/* Heads are shared out over turns. */
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
+                         int64_t count, int64_t turn, int64_t turns)
 {
-    (void)k, (void)v;
-    fold->part.first_key = first;
-    fold->part.keys = end;
-    fold->begin = begin;
-}
-
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold)
-{
-    const int64_t query = fold->part.queries_before[0], key = fold->part.first_key;
-    (void)context;
-    scale_compute(scale_pairs(query, query + fold->rows, key + fold->begin, key + fold->part.keys));
+    const int64_t query = fold->part.queries_before[0];
+    (void)context, (void)turn;
+    double pairs = 0;
+    for (int64_t i = 0; i < count; i++)
+        pairs += scale_pairs(query, query + fold->rows, keys[i].first + keys[i].begin,
+                             keys[i].first + keys[i].end);
+    scale_compute(pairs / (double)turns);
 }
 
 /* Of decoding, which is not simulated. */
+void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys)
+{
+    (void)fold, (void)keys;
+}
+
 void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
                             const mhai_attn_stretch *stretch)
 {

@@ -96,7 +96,7 @@ typedef struct mha_sequence_split {
  * follow each other work at once; with few heads (B Hk) they wait for each other.
  *
  * Memory   borrowed for the call. Scratch: with keys that pass through Dv + 2 floats for each
- *          row of q and head, and six to 16 blocks of keys and values; else S keys and values, and that of
+ *          row of q and head, and nine to 19 blocks of keys and values; else S keys and values, and that of
  *          mha_attention_forward() for the rows here. column_sums: B H S doubles, and at most as many
  *          floats.
  * Errors   as mha_attention_forward(), at all ranks alike, with the number of the rank in

@@ -87,38 +87,67 @@ static void load_rows(const mhai_attn_fold *fold, mhai_attn_chunk *c, mhai_attn_
     memset(w->shaw_values, 0, rows * (size_t)mhai_attn_padded_shaw(&p->shaw_values));
 }
 
+static void place(mhai_attn_problem *p, mhai_attn_part *part, const mhai_attn_keys *keys)
+{
+    p->k = keys->k;
+    p->v = keys->v;
+    part->first_key = keys->first;
+    part->keys = keys->end;
+}
+
+typedef struct keys_job {
+    const mhai_attn_fold *fold;
+    const mhai_attn_keys *keys;
+    int64_t count, first_item;
+} keys_job;
+
+/* Rows are loaded once for all keys at hand: the problem is the worker's own, and reads one element of them
+ * after the other. */
 static void fold_item(void *argument, int64_t i, int worker)
 {
-    const mhai_attn_fold *fold = argument;
-    const mhai_attn_walk *walk = &fold->walk;
+    const keys_job *job = argument;
+    const mhai_attn_fold *fold = job->fold;
+    mhai_attn_part part = fold->part;
+    mhai_attn_problem p = fold->plan.p;
+    mhai_attn_walk walk = fold->walk;
+    walk.p = &p;
+    p.part = &part;
     mhai_attn_item item = {
-        .walk = walk, .next = walk->tiling.items, .planned = -1, .fetch = {.run = MHAI_FETCH_RUNS}};
+        .walk = &walk, .next = walk.tiling.items, .planned = -1, .fetch = {.run = MHAI_FETCH_RUNS}};
     const mhai_attn_visitor visitor = mhai_attn_forward_visitor(&item);
-    mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
-    mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, i);
-    mhai_attn_place_rows(walk, &c, &w);
-    const int64_t begin = mhai_max_i64(0, fold->begin - c.seq.k0);
-    const int64_t end = mhai_min_i64(c.limit.end, fold->part.keys - c.seq.k0);
-    if (begin >= end && fold->begun) return;
-    load_rows(fold, &c, &w);
-    for (int64_t key = begin; key < end; key += MHAI_KEY_BLOCK)
-        mhai_attn_walk_block(walk, &c, &w, key, &visitor);
+    mhai_attn_workspace w = mhai_attn_workspace_of(&walk, worker);
+    mhai_attn_chunk c = mhai_attn_chunk_of_item(&walk, job->first_item + i);
+    bool loaded = false;
+    mhai_attn_place_rows(&walk, &c, &w);
+    for (int64_t n = 0; n < job->count; n++) {
+        const mhai_attn_keys *keys = &job->keys[n];
+        place(&p, &part, keys);
+        c.seq = mhai_attn_sequence_of(&p, c.seq.b);
+        const int64_t begin = mhai_max_i64(0, keys->begin - c.seq.k0);
+        const int64_t end = mhai_min_i64(c.limit.end, keys->end - c.seq.k0);
+        if (begin < end && !loaded) {
+            load_rows(fold, &c, &w);
+            loaded = true;
+        }
+        for (int64_t key = begin; key < end; key += MHAI_KEY_BLOCK)
+            mhai_attn_walk_block(&walk, &c, &w, key, &visitor);
+    }
+    if (!loaded && !fold->begun) load_rows(fold, &c, &w);
 }
 
-void mhai_attn_fold_place(mhai_attn_fold *fold, const mha_tensor *k, const mha_tensor *v,
-                          int64_t first, int64_t begin, int64_t end)
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
+                         int64_t count, int64_t turn, int64_t turns)
 {
-    fold->plan.p.k = *k;
-    fold->plan.p.v = *v;
-    fold->part.first_key = first;
-    fold->part.keys = end;
-    fold->begin = begin;
+    const int64_t items = fold->walk.tiling.items;
+    const int64_t first = items * turn / turns, end = items * (turn + 1) / turns;
+    keys_job job = {fold, keys, count, first};
+    if (first < end) mha_parallel_for(context, end - first, fold_item, &job);
+    if (turn + 1 == turns) fold->begun = true;
 }
 
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold)
+void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys)
 {
-    mha_parallel_for(context, fold->walk.tiling.items, fold_item, fold);
-    fold->begun = true;
+    place(&fold->plan.p, &fold->part, keys);
 }
 
 typedef struct stretch_job {
@@ -158,7 +187,6 @@ static void finish_item(void *argument, int64_t i, int worker)
 /* Without any key the rows have not been begun. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
 {
-    fold->part.first_key = fold->part.keys = fold->begin = 0;
-    if (!fold->begun) mha_parallel_for(context, fold->walk.tiling.items, fold_item, fold);
+    if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL, 0, 0, 1);
     mha_parallel_for(context, fold->walk.tiling.items, finish_item, fold);
 }

@@ -5,10 +5,16 @@
 
 #include "attention/attn_split.h"
 
+/* Keys and values at hand: rows begin .. end - 1 of k and v, of which row r is row first + r of the whole.
+ * Problems with pages have rows in those: positions of each sequence. */
+typedef struct mhai_attn_keys {
+    mha_tensor k, v;
+    int64_t first, begin, end;
+} mhai_attn_keys;
+
 typedef struct mhai_attn_fold {
     mhai_attn_plan plan;
-    mhai_attn_part part; /* of which the problem is; keys and first_key are those at hand */
-    int64_t begin;       /* rows of k and v before this one have been folded */
+    mhai_attn_part part; /* of which the problem is */
     mhai_attn_walk walk;
     float *o, *m, *l; /* [rows of all items][Dv padded], [rows] twice */
     float *shaw;      /* [rows][table padded] */
@@ -27,15 +33,15 @@ MHA_NODISCARD mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t
 MHA_NODISCARD mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
                                               mhai_attn_fold *fold);
 
-/* The keys and values at hand: rows begin .. end - 1 of k and v, of which row r is row first + r of the
- * whole. Problems with pages have rows in those: positions of each sequence. */
-void mhai_attn_fold_place(mhai_attn_fold *fold, const mha_tensor *k, const mha_tensor *v,
-                          int64_t first, int64_t begin, int64_t end);
+/* Fold keys into one of `turns` shares of the rows; so many calls, from turn 0 on, fold them into all. Calls
+ * come in the order of keys; each element of keys begins and ends where blocks of each sequence do. */
+void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
+                         int64_t count, int64_t turn, int64_t turns);
 
-/* Fold them. Calls come in the order of keys; each begins and ends where blocks of each sequence do. */
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold);
+/* Have the problem of the walk read these keys, for a stretch of them. */
+void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys);
 
-/* Likewise, a stretch of the keys at hand of which all but the joining is done (attn_split.h). */
+/* Likewise in the order of keys: a stretch of which all but the joining is done (attn_split.h). */
 void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
                             const mhai_attn_stretch *stretch);
 

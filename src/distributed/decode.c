@@ -270,13 +270,22 @@ static mha_status take_memory(call *c)
 
 /* ---- pieces of this rank --------------------------------------------------------------------- */
 
+static mhai_attn_keys keys_of(const call *c, const piece *p)
+{
+    return (mhai_attn_keys){.k = c->k,
+                            .v = c->v,
+                            .first = p->begin - p->local,
+                            .begin = p->local,
+                            .end = p->local + p->end - p->begin};
+}
+
 /* Have its keys at hand, and say where its blocks leave what they come to. */
 static mhai_attn_stretch place(call *c, const piece *p)
 {
+    const mhai_attn_keys keys = keys_of(c, p);
     const mhai_attn_tiling *tiling = &c->plan.tiling;
     const int64_t blocks_before = p->local / MHAI_KEY_BLOCK;
-    mhai_attn_fold_place(&c->fold, &c->k, &c->v, p->begin - p->local, p->local,
-                         p->local + p->end - p->begin);
+    mhai_attn_fold_place(&c->fold, &keys);
     return (mhai_attn_stretch){
         .walk = &c->fold.walk,
         .parts = c->at_once ? c->parts + blocks_before * tiling->items *
@@ -318,8 +327,8 @@ static void join_piece(call *c, const piece *p)
 
 static void fold_piece(call *c, const piece *p)
 {
-    place(c, p);
-    mhai_attn_fold_keys(c->context, &c->fold);
+    const mhai_attn_keys keys = keys_of(c, p);
+    mhai_attn_fold_keys(c->context, &c->fold, &keys, 1, 0, 1);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */

@@ -117,19 +117,20 @@ static mha_status take_memory(call *c)
 
 /* ---- the two ways ---------------------------------------------------------------------------- */
 
+/* Each slice's rows take all keys at hand, in as many turns as there are parcels of them: between two turns
+ * messages proceed. */
 static mha_status stream(call *c)
 {
-    mhai_ring_parcel parcel;
-    bool more;
+    mhai_attn_keys keys[MHAI_RING_HELD];
+    int64_t count;
     for (;;) {
-        MHA_TRY(mhai_ring_next(&c->ring, &parcel, &more));
-        if (!more) break;
-        for (int64_t i = 0; i < c->count; i++) {
-            mhai_attn_fold_place(&c->folds[i], &parcel.k, &parcel.v, parcel.first, 0,
-                                 parcel.k.shape[2]);
-            mhai_attn_fold_keys(c->context, &c->folds[i]);
-            MHA_TRY(mhai_ring_poll(&c->ring));
-        }
+        MHA_TRY(mhai_ring_next(&c->ring, MHAI_RING_HELD, keys, &count));
+        if (count == 0) break;
+        for (int64_t i = 0; i < c->count; i++)
+            for (int64_t turn = 0; turn < count; turn++) {
+                mhai_attn_fold_keys(c->context, &c->folds[i], keys, count, turn, count);
+                MHA_TRY(mhai_ring_poll(&c->ring));
+            }
     }
     for (int64_t i = 0; i < c->count; i++) mhai_attn_fold_finish(c->context, &c->folds[i]);
     return MHA_OK;

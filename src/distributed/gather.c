@@ -39,15 +39,15 @@ static void keep_part(const mha_tensor *from, int64_t first, const mha_tensor *t
 mha_status mhai_gather_keys(mhai_ring *ring, const mha_tensor *k, const mha_tensor *v)
 {
     const mha_tensor *all[] = {k, v};
-    mhai_ring_parcel parcel;
-    bool more;
+    mhai_attn_keys keys;
+    int64_t count;
     for (int i = 0; i < 2; i++)
         memset(all[i]->data, 0,
                (size_t)(all[i]->shape[0] * all[i]->stride[0]) * mha_dtype_size(all[i]->dtype));
     for (;;) {
-        MHA_TRY(mhai_ring_next(ring, &parcel, &more));
-        if (!more) return MHA_OK;
-        keep_part(&parcel.k, parcel.first, k);
-        keep_part(&parcel.v, parcel.first, v);
+        MHA_TRY(mhai_ring_next(ring, 1, &keys, &count));
+        if (count == 0) return MHA_OK;
+        keep_part(&keys.k, keys.first, k);
+        keep_part(&keys.v, keys.first, v);
     }
 }

@@ -52,10 +52,12 @@ static mha_status most_bytes(const mha_tensor *k, const mha_tensor *v, size_t *b
     return MHA_OK;
 }
 
-/* As many as there are ranks, from the fewest to the most. */
+/* As many as there are ranks, from the fewest to the most, and those handed out but one. */
 static int32_t slots_of(const mhai_split *s)
 {
-    return (int32_t)mhai_min_i64(mhai_max_i64(s->t->size, MHAI_RING_FEWEST), MHAI_RING_SLOTS);
+    const int64_t under_way =
+        mhai_min_i64(mhai_max_i64(s->t->size, MHAI_RING_FEWEST), MHAI_RING_MOST);
+    return (int32_t)under_way + MHAI_RING_HELD - 1;
 }
 
 static mhai_ring_slot *slot_of(mhai_ring *ring, int64_t parcel)
@@ -325,10 +327,10 @@ static bool concerns(const mhai_ring *ring, int64_t n)
 }
 
 /* Start parcels up to n, and as many more as there are slots for; those whose slots are still being
- * sent are waited for up to n only. The parcel at hand keeps its slot. */
+ * sent are waited for up to n only. Parcels at hand keep theirs. */
 static mha_status start_ahead(mhai_ring *ring, int64_t n)
 {
-    for (; ring->ahead < ring->s->parcel_count && ring->ahead < ring->next + ring->slot_count - 1;
+    for (; ring->ahead < ring->s->parcel_count && ring->ahead < ring->done + ring->slot_count;
          ring->ahead++) {
         mhai_ring_slot *slot = slot_of(ring, ring->ahead);
         if (!concerns(ring, ring->ahead)) continue;
@@ -398,26 +400,33 @@ void mhai_ring_abandon(mhai_ring *ring)
     }
 }
 
-mha_status mhai_ring_next(mhai_ring *ring, mhai_ring_parcel *parcel, bool *more)
+static mhai_attn_keys keys_of(const mhai_ring *ring, int64_t n)
 {
-    const mhai_split *s = ring->s;
-    for (; ring->next < s->parcel_count; ring->next++) {
-        const int64_t n = ring->next;
-        if (!concerns(ring, n)) continue;
-        MHA_TRY(bring(ring, n));
-        if (mhai_split_needs(s, n, s->t->rank)) break;
-    }
-    *more = ring->next < s->parcel_count;
-    if (!*more) return finish(ring);
-    const mhai_parcel *p = &s->parcels[ring->next];
-    unsigned char *bytes = slot_of(ring, ring->next)->bytes;
+    const mhai_parcel *p = &ring->s->parcels[n];
+    unsigned char *bytes = ring->slots[n % ring->slot_count].bytes;
     const mha_tensor *k = &ring->k, *v = &ring->v;
     const int64_t keys[] = {k->shape[0], k->shape[1], p->rows, k->shape[3]};
     const int64_t values[] = {v->shape[0], v->shape[1], p->rows, v->shape[3]};
-    *parcel = (mhai_ring_parcel){
+    return (mhai_attn_keys){
         .first = p->first,
+        .end = p->rows,
         .k = mha_tensor_contiguous(bytes, k->dtype, 4, keys),
         .v = mha_tensor_contiguous(bytes + values_at(k, p->rows), v->dtype, 4, values)};
-    ring->next++;
-    return mhai_ring_poll(ring);
+}
+
+mha_status mhai_ring_next(mhai_ring *ring, int64_t most, mhai_attn_keys *keys, int64_t *count)
+{
+    const mhai_split *s = ring->s;
+    ring->done = ring->next;
+    for (*count = 0; ring->next < s->parcel_count && *count < most; ring->next++) {
+        const int64_t n = ring->next;
+        if (!concerns(ring, n)) continue;
+        if (*count == 0) {
+            ring->done = n;
+            MHA_TRY(bring(ring, n));
+        }
+        if (n >= ring->passed) break;
+        if (mhai_split_needs(s, n, s->t->rank)) keys[(*count)++] = keys_of(ring, n);
+    }
+    return *count == 0 ? finish(ring) : mhai_ring_poll(ring);
 }

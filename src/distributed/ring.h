@@ -4,10 +4,13 @@
 
 #include "distributed/split.h"
 
-/* Parcels that a rank holds at once: the one at hand, and those that arrive or leave meanwhile. The way of
- * a parcel past all ranks takes longer than the work on it, so that the more ranks there are, the more
+/* Parcels that a rank holds at once: one at hand, and those that arrive or leave meanwhile. The way of a
+ * parcel past all ranks takes longer than the work on it, so that the more ranks there are, the more
  * parcels have to be under way. */
-enum { MHAI_RING_FEWEST = 6, MHAI_RING_SLOTS = 16 };
+enum { MHAI_RING_FEWEST = 6, MHAI_RING_MOST = 16 };
+
+/* As many may be handed out at once, so that rows are loaded and stored less often. */
+enum { MHAI_RING_HELD = 4, MHAI_RING_SLOTS = MHAI_RING_MOST + MHAI_RING_HELD - 1 };
 
 typedef struct mhai_ring_slot {
     int64_t parcel; /* -1: free */
@@ -32,16 +35,10 @@ typedef struct mhai_ring {
     int32_t slot_count;
     mhai_ring_fragment *fragments; /* that this rank sends or is sent, in the order of rows */
     int64_t fragment_count;
-    /* Parcels below these, as far as they concern this rank: have been handed out; have been started;
-     * are here, and have been sent on. */
-    int64_t next, ahead, passed;
+    /* Parcels below these, as far as they concern this rank: are no longer in use; have been handed out;
+     * have been started; are here, and have been sent on. */
+    int64_t done, next, ahead, passed;
 } mhai_ring;
-
-/* A parcel's keys and values, as long as no other is asked for. */
-typedef struct mhai_ring_parcel {
-    int64_t first; /* row of the whole */
-    mha_tensor k, v;
-} mhai_ring_parcel;
 
 /* Bytes of scratch that a ring takes. */
 MHA_NODISCARD mha_status mhai_ring_bytes(const mhai_split *s, const mha_tensor *k,
@@ -57,8 +54,10 @@ MHA_NODISCARD mha_status mhai_ring_take(mha_context *context, const mhai_split *
 MHA_NODISCARD mha_status mhai_ring_take_slots(mha_context *context, mhai_ring *ring);
 MHA_NODISCARD mha_status mhai_ring_begin(mhai_ring *ring);
 
-/* The next parcel that this rank needs, in the order of keys; *more false: there is none. */
-MHA_NODISCARD mha_status mhai_ring_next(mhai_ring *ring, mhai_ring_parcel *parcel, bool *more);
+/* The next parcel that this rank needs, in the order of keys, and those after it that are here already, `most`
+ * in all; *count 0: there is none. Their memory is the ring's until the next call. */
+MHA_NODISCARD mha_status mhai_ring_next(mhai_ring *ring, int64_t most, mhai_attn_keys *keys,
+                                        int64_t *count);
 
 /* After a failure: give up what is on its way. */
 void mhai_ring_abandon(mhai_ring *ring);
