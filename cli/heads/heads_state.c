@@ -171,6 +171,22 @@ static cli_exit read_bytes(heads_state *state, int64_t size)
     return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", state->path);
 }
 
+/* Random sequences are taken after the texts, which may be hours later: damage is found now. */
+static cli_exit check_random(const heads_state *state, const heads_found *found)
+{
+    mha_head_measures *measures = NULL;
+    mha_head_corpus *corpus = NULL;
+    if (state->was[STATE_OF_RANDOM] == 0) return CLI_OK;
+    const mha_status status =
+        mha_head_state_read(found->model->context, state->of_random,
+                            (size_t)state->was[STATE_OF_RANDOM], NULL, &measures, &corpus);
+    const bool plain = status == MHA_OK && !corpus;
+    mha_head_corpus_destroy(corpus);
+    mha_head_measures_destroy(measures);
+    if (status == MHA_ERR_NOMEM) return cli_fail_status(HEADS, status);
+    return plain ? CLI_OK : damaged(state);
+}
+
 cli_exit heads_state_begin(const heads_options *options, const heads_found *found,
                            heads_state *state)
 {
@@ -200,6 +216,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
                  state->was[STATE_SEQUENCES], options->random);
         return refuse(state, what);
     }
+    CLI_TRY(check_random(state, found));
     state->kept = true; /* until something is measured */
     return CLI_OK;
 }

@@ -205,7 +205,9 @@ def damaged():
     for size in (1, 7, 103, 104, 200, len(kept) // 2, len(kept) - 8, len(kept) - 1):
         refused(f"cut at {size}", kept[:size])
     refused("longer", kept + b"\0" * 8)
-    for at in [*range(24, 168, 7), *(chance.randrange(168, len(kept)) for _ in range(10))]:
+    of_random = len(kept) - struct.unpack("<13Q", kept[:104])[12]
+    picked = [of_random + 40, len(kept) - 9, *(chance.randrange(168, len(kept)) for _ in range(10))]
+    for at in [*range(24, 168, 7), *picked]:
         refused(f"byte {at}", kept[:at] + bytes([kept[at] ^ chance.randrange(1, 256)]) + kept[at + 1:])
     refused("another version", kept[:8] + b"\2" + kept[9:], USAGE)
     refused("another file", b"What heads do.\n" * 200)
