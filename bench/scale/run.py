@@ -2,7 +2,7 @@
 """Attention over hosts that SimGrid simulates: run.py [--hosts N...]
 
 Builds scale.c with smpicc (Debian: libsimgrid-dev) and build/libmultihead.a, runs it for each number of hosts (8 and 64 if
-none is given; 64 take some minutes a row, more of them hours, most of which SimGrid 3.32 spends in searching a list), link
+none is given; 64 take half a minute a row, 256 ten minutes, most of which SimGrid 3.32 spends in searching a list), link
 and speed of hosts, and prints a row for each: the seconds and the efficiency of the ordered stream, those of a rotating ring,
 bytes received and scratch of a rank, and what paper says: a host alone, and the time in which its link carries its bytes.
 model.py is a model of the same that takes seconds.

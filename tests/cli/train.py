@@ -152,7 +152,7 @@ def bad_input(folder):
     cases = [
         ([], 2, "Usage"),
         (["sentence"], 2, "did you mean 'sentences'"),
-        (["sentences", "ioi"], 2, "name one task"),
+        (["sentences", "ioi"], 2, "-o ioi writes there"),
         (["ioi", "--heads", "3"], 2, "does not divide"),
         (["ioi", "--learning-rate", "7"], 2, "--learning-rate is 7"),
         (["ioi", "--layers", "0"], 2, "--layers"),
