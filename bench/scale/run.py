@@ -27,7 +27,8 @@ LINKS = {"10Gb": (10e9 / 8 * 0.94, 15e-6), "100Gb": (100e9 / 8 * 0.94, 2e-6), "N
 KERNELS = 0.75
 SIMULATOR = ("--cfg=network/model:CM02", "--cfg=network/latency-factor:1", "--cfg=network/bandwidth-factor:1",
              "--cfg=network/crosstraffic:0", "--cfg=smpi/simulate-computation:no", "--cfg=smpi/test:0",
-             "--cfg=contexts/stack-size:256", "--log=root.thres:error")
+             "--cfg=smpi/shared-malloc-blocksize:67108864", "--cfg=contexts/stack-size:256",
+             "--log=root.thres:error")
 PLATFORM = """<?xml version='1.0'?>
 <!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
 <platform version="4.1">

@@ -103,7 +103,8 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table"),
     ROW_HEADING("Long work"),
     ROW_TEXT("state", heads_options, state, "FILE",
-             "keep there what was measured: a second run\ncontinues; Ctrl-C saves"),
+             "keep there what was measured: a second run, on any\nnumber of ranks, continues; "
+             "Ctrl-C saves"),
     ROW_NUMBER("save-every", heads_options, save_every, 0, 1000000,
                "seconds between two times; default 60; 0: after each\ntext"),
     ROW_HEADING("What is lost without heads (models that predict the next token)"),
@@ -202,6 +203,7 @@ static cli_exit check_state(const heads_options *o)
     if (o->clusters.given)
         return cli_fail(CLI_USAGE, HEADS,
                         "--state does not keep the distances of --clusters; leave one of them out");
+    if (!ranks_first()) return CLI_OK; /* it alone has the file */
     if (!strcmp(o->state, "-") || (stat(o->state, &status) == 0 && !S_ISREG(status.st_mode)))
         return cli_fail(CLI_USAGE, HEADS, "--state %s: is no regular file", o->state);
     if ((o->page && files_same(o->state, o->page)) ||
@@ -219,6 +221,7 @@ static cli_exit check_spread(const heads_options *o)
                         : o->ablate            ? "--ablate"
                         : o->headvis           ? "--headvis"
                         : o->pictures          ? "--pictures"
+                        : o->state             ? "--state"
                                                : NULL;
     if (!o->spread || !whole) return CLI_OK;
     return cli_fail(CLI_USAGE, HEADS,
@@ -234,10 +237,9 @@ static cli_exit check(const heads_options *options)
     if (!options->model && !maps)
         return cli_fail(CLI_USAGE, HEADS,
                         "the model folder is missing: multihead heads MODEL --text FILE");
-    if (ranks_transport() && (options->state || options->clusters.given))
+    if (ranks_transport() && options->clusters.given)
         return cli_fail(CLI_USAGE, HEADS,
-                        "--state and --clusters run on one rank; start it "
-                        "without a launcher");
+                        "--clusters runs on one rank; start it without a launcher");
     if (options->csv && options->json)
         return cli_fail(CLI_USAGE, HEADS, "--csv and --json exclude each other");
     if (options->corpus && !options->json && !options->page && !options->npy && !options->headvis &&

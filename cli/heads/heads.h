@@ -167,9 +167,21 @@ void heads_role_name(const heads_found *found, const mha_head_role *role, char *
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
 
-/* Texts, or layers, over ranks (heads_ranks.c): whether number `number` of count is this rank's; its
- * number in the corpus; and, with the code so far of every rank, what all have measured, at rank 0. */
-bool heads_ranks_mine(const heads_found *found, int64_t number, int64_t count);
+/* Texts, or layers, over ranks (heads_ranks.c). A round is a run of texts, which is dealt out to ranks in runs of
+ * about as many tokens. */
+typedef struct heads_round {
+    int64_t begin, end;  /* all of it, the same at all ranks */
+    int64_t first, last; /* this rank's; first >= last: none */
+    double work, since;  /* by tokens; when it began */
+} heads_round;
+
+/* The round after *round, of texts with so many tokens, NULL: as many in each. Not more than is measured in about
+ * `every` seconds; every < 0, or one process: all of the rest. */
+cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const int64_t *tokens,
+                           int64_t count, double every);
+
+/* A text's number in the corpus; and, with the code so far of every rank, what all have measured, at rank 0: after
+ * that the others begin anew, or have ended. */
 cli_exit heads_ranks_number(heads_found *found, int64_t number);
 cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
                             mha_head_corpus *corpus, cli_exit code);
@@ -177,6 +189,7 @@ cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
 /* What is kept of a corpus (heads_corpus.c): made for the texts of found, whose tokens were counted;
  * the kinds of a text's tokens; a text cut into pieces of options->cut tokens. */
 cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size);
+cli_exit heads_corpus_begin(heads_found *found);
 cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids);
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
                           const heads_source *whole, heads_sources *into);

@@ -14,6 +14,17 @@ static void destroy_corpus(void *corpus)
     mha_head_corpus_destroy(corpus);
 }
 
+cli_exit heads_corpus_begin(heads_found *found)
+{
+    const mha_head_corpus_desc desc = {.struct_size = sizeof desc,
+                                       .vocab_size = found->kinds + 1, /* special ones: the last */
+                                       .seed = SEED};
+    CLI_TRY(cli_check(
+        HEADS, mha_head_corpus_create(found->model->context, found->texts, &desc, &found->corpus)));
+    CLI_TRY(arena_keep(HEADS, found->corpus, destroy_corpus));
+    return cli_check(HEADS, mha_head_corpus_attach(found->texts, found->corpus));
+}
+
 /* Token ids of texts are numbered anew, without those that do not occur: a vocabulary of 50,000 and
  * 1,000 heads would take most of a gigabyte. */
 cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size)
@@ -24,13 +35,7 @@ cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vo
         found->kind_of[id] = found->kinds;
         if (counts[id] > 0) found->id_of[found->kinds++] = id;
     }
-    const mha_head_corpus_desc desc = {.struct_size = sizeof desc,
-                                       .vocab_size = found->kinds + 1, /* special ones: the last */
-                                       .seed = SEED};
-    CLI_TRY(cli_check(
-        HEADS, mha_head_corpus_create(found->model->context, found->texts, &desc, &found->corpus)));
-    CLI_TRY(arena_keep(HEADS, found->corpus, destroy_corpus));
-    return cli_check(HEADS, mha_head_corpus_attach(found->texts, found->corpus));
+    return heads_corpus_begin(found);
 }
 
 cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids)

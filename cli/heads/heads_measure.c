@@ -28,6 +28,7 @@ typedef struct job {
     const char *what;      /* "text" 3 of 8 */
     int64_t number, count; /* 3, 8 */
     int64_t rows;          /* tokens of it */
+    heads_round round;
     heads_state state;
 } job;
 
@@ -285,7 +286,7 @@ static cli_exit create(const job *j, const heads_sources *sources, mha_head_meas
 static cli_exit next_text(job *j, text_model *model, const heads_sources *sources)
 {
     heads_state *s = &j->state;
-    if (heads_ranks_mine(j->found, j->number, j->count)) {
+    if (j->number >= j->round.first && j->number < j->round.last) {
         CLI_TRY(heads_ranks_number(j->found, j->number));
         CLI_TRY(measure_text(j, model, &sources->items[j->number]));
     }
@@ -293,7 +294,58 @@ static cli_exit next_text(job *j, text_model *model, const heads_sources *source
     s->word[STATE_TEXTS] = (uint64_t)++j->number;
     s->word[STATE_LOST_LINKS] = (uint64_t)j->found->lost_links;
     s->kept = false;
-    heads_state_save_if_due(s, j->found);
+    if (!ranks_transport()) heads_state_save_if_due(s, j->found);
+    return CLI_OK;
+}
+
+/* Of --state over ranks: seconds that a round takes; else all is one. */
+static double round_seconds(const job *j)
+{
+    return j->options->state ? j->state.every : -1;
+}
+
+/* After a round over ranks: what all have measured, at rank 0. */
+static cli_exit end_round(job *j, mha_head_measures *measures, mha_head_corpus *corpus,
+                          cli_exit result)
+{
+    if (ranks_transport() && signals_came()) {
+        signals_release();
+        signals_end();
+    }
+    CLI_TRY(heads_ranks_gather(j->found, measures, corpus, result));
+    j->state.word[STATE_LOST_LINKS] = (uint64_t)j->found->lost_links;
+    if (ranks_transport()) heads_state_save_if_due(&j->state, j->found);
+    return CLI_OK;
+}
+
+static cli_exit measure_round(job *j, text_model *model, const heads_sources *sources)
+{
+    heads_found *f = j->found;
+    cli_exit result = CLI_OK;
+    CLI_TRY(heads_ranks_round(f, &j->round, j->state.lengths, sources->count, round_seconds(j)));
+    while (result == CLI_OK && j->number < j->round.end && !signals_came())
+        result = next_text(j, model, sources);
+    CLI_TRY(end_round(j, f->texts, f->corpus, result));
+    if (ranks_first() || j->number == sources->count) return CLI_OK;
+    const bool corpus = f->corpus;
+    arena_drop(f->corpus);
+    arena_drop(f->texts);
+    CLI_TRY(create(j, sources, &f->texts));
+    return corpus ? heads_corpus_begin(f) : CLI_OK;
+}
+
+/* The file is rank 0's: what it says of it holds for all. */
+static cli_exit agreed(const job *j, cli_exit code)
+{
+    return j->options->state ? ranks_agree(HEADS, code) : code;
+}
+
+static cli_exit take_texts(job *j, int64_t count)
+{
+    int64_t done = 0;
+    CLI_TRY(agreed(j, heads_state_take_texts(&j->state, j->options, j->found, count, &done)));
+    j->number = done;
+    j->round = (heads_round){.end = done};
     return CLI_OK;
 }
 
@@ -301,29 +353,26 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
 {
     const int64_t vocab_size = model->desc.vocab_size;
     heads_state *state = &j->state;
-    int64_t done = 0;
-    if (sources->count == 0) return heads_state_take_texts(state, j->options, j->found, 0, &done);
+    if (sources->count == 0) return take_texts(j, 0);
     CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->counts));
     CLI_TRY(count_tokens(j, model, sources));
     CLI_TRY(rank_tokens(j, vocab_size));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
-    if (j->options->corpus || state->path)
+    if (j->options->corpus || j->options->state)
         CLI_TRY(heads_corpus_make(j->found, j->counts, vocab_size));
-    CLI_TRY(heads_state_take_texts(state, j->options, j->found, sources->count, &done));
+    CLI_TRY(take_texts(j, sources->count));
     begin_progress(j, "text", sources->count);
-    j->number = done;
-    state->word[STATE_TEXTS] = (uint64_t)done;
+    state->word[STATE_TEXTS] = (uint64_t)j->number;
     signals_hold();
     cli_exit result = CLI_OK;
     while (result == CLI_OK && j->number < sources->count && !signals_came())
-        result = next_text(j, model, sources);
+        result = measure_round(j, model, sources);
     const bool stopped = signals_came() && j->number < sources->count;
     if (stopped && result == CLI_OK && j->number > 0)
         j->found->unsaved = heads_state_end(state, j->found);
     signals_release();
-    if (ranks_transport() && signals_came()) signals_end();
-    CLI_TRY(heads_ranks_gather(j->found, j->found->texts, j->found->corpus, result));
+    CLI_TRY(result);
     j->found->text_count = j->number;
     if (stopped) {
         if (j->number == 0) signals_end();
@@ -409,11 +458,28 @@ static cli_exit measure_drawn(job *j, heads_random *plan, int64_t sequence, bool
     if (!measured) {
         CLI_TRY(make_arrays(j, &tokens, &d));
         CLI_TRY(measure(j, j->found->random, &tokens, &d.text, &(text_visit){0}));
-        j->state.word[STATE_SEQUENCES] = (uint64_t)sequence + 1;
-        j->state.kept = false;
     }
     arena_release(mark);
     return CLI_OK;
+}
+
+static cli_exit draw_round(job *j, heads_random *plan, int64_t sequences)
+{
+    cli_exit result = CLI_OK;
+    heads_state *s = &j->state;
+    CLI_TRY(heads_ranks_round(j->found, &j->round, NULL, sequences, round_seconds(j)));
+    while (result == CLI_OK && j->number < j->round.end && !signals_came()) {
+        const bool mine = j->number >= j->round.first && j->number < j->round.last;
+        result = measure_drawn(j, plan, j->number, !mine);
+        if (result != CLI_OK) break;
+        s->word[STATE_SEQUENCES] = (uint64_t)++j->number;
+        s->kept = false;
+        if (!ranks_transport()) heads_state_save_if_due(s, j->found);
+    }
+    CLI_TRY(end_round(j, j->found->random, NULL, result));
+    if (ranks_first() || j->number == sequences) return CLI_OK;
+    arena_drop(j->found->random);
+    return create(j, NULL, &j->found->random);
 }
 
 /* From sequence j->number on, until a signal comes. */
@@ -421,19 +487,14 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
 {
     cli_exit result = CLI_OK;
     begin_progress(j, "random tokens", sequences);
+    j->round = (heads_round){.end = j->number};
     signals_hold();
-    while (result == CLI_OK && j->number < sequences && !signals_came()) {
-        result =
-            measure_drawn(j, plan, j->number, !heads_ranks_mine(j->found, j->number, j->count));
-        if (result != CLI_OK) break;
-        j->number++;
-        heads_state_save_if_due(&j->state, j->found);
-    }
+    while (result == CLI_OK && j->number < sequences && !signals_came())
+        result = draw_round(j, plan, sequences);
     const bool stopped = signals_came() && j->number < sequences;
     if (result == CLI_OK) j->found->unsaved = heads_state_end(&j->state, j->found);
     signals_release();
-    if (ranks_transport() && signals_came()) signals_end();
-    CLI_TRY(heads_ranks_gather(j->found, j->found->random, NULL, result));
+    CLI_TRY(result);
     if (!stopped) return CLI_OK;
     if (j->number == 0 && !j->found->texts) signals_end();
     cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequences were measured",
@@ -457,7 +518,7 @@ static cli_exit measure_random(job *j, const text_model *model, int64_t sequence
     }
     for (j->number = 0; j->number < done; j->number++)
         CLI_TRY(measure_drawn(j, &plan, j->number, true));
-    CLI_TRY(heads_state_take_random(&j->state, j->found));
+    CLI_TRY(agreed(j, heads_state_take_random(&j->state, j->found)));
     j->state.word[STATE_SEQUENCES] = (uint64_t)done;
     if (sequences > 0) CLI_TRY(draw_and_measure(j, &plan, sequences));
     j->found->random_count = j->number;
@@ -497,6 +558,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     int64_t without = 0;
     CLI_TRY(make_gates(options, model, found, &without));
     CLI_TRY(heads_state_begin(options, found, &j.state));
+    if (options->state) CLI_TRY(ranks_share(HEADS, j.state.was, sizeof j.state.was));
     cli_note(options->quiet || without == 0, "without %" PRId64 " heads: their output is 0",
              without);
     CLI_TRY(measure_texts(&j, model, sources));

@@ -1,8 +1,10 @@
 /* Texts over several ranks, each of which has a run of them: what they measure is merged in the order of
  * texts, so that numbers of texts are right, and sums of scores are integers, so that their bits are.
+ * With --state that is done in rounds, after each of which rank 0 has, and may save, all texts up to there.
  * With --spread each has some layers instead, and all texts. */
 #include "common/arena.h"
 #include "common/launched.h"
+#include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_state.h"
 
@@ -18,14 +20,53 @@ static const mha_transport *dealt(const heads_found *found)
     return found->model->ranks ? NULL : ranks_transport();
 }
 
-bool heads_ranks_mine(const heads_found *found, int64_t number, int64_t count)
+/* What a text costs, nearly: a pass is linear in its tokens but for short ones. */
+static double work_of(const int64_t *tokens, int64_t begin, int64_t end)
+{
+    double work = 0;
+    for (int64_t i = begin; i < end; i++) work += 1 + (tokens ? (double)tokens[i] : 0);
+    return work;
+}
+
+/* A text for each rank at first; then what the last round says takes `every` seconds, at most four times as
+ * much as that. */
+static int64_t end_of_next(const heads_round *last, const int64_t *tokens, int64_t count,
+                           double every, int32_t size)
+{
+    const double seconds = seconds_now() - last->since;
+    const double times = 4 * seconds < every ? 4 : every / seconds;
+    int64_t end = last->end + size;
+    if (end >= count) return count;
+    double work = work_of(tokens, last->end, end);
+    while (end < count && work < times * last->work) work += work_of(tokens, end, end + 1), end++;
+    return end;
+}
+
+cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const int64_t *tokens,
+                           int64_t count, double every)
 {
     const mha_transport *t = dealt(found);
-    if (!t) return true;
-    const int64_t most = count / t->size,
-                  more = count % t->size; /* the first `more` have one more */
-    const int64_t begin = most * t->rank + (t->rank < more ? t->rank : more);
-    return number >= begin && number < begin + most + (t->rank < more);
+    const int64_t begin = round->end;
+    int64_t end = count;
+    if (t && every >= 0) {
+        if (ranks_first()) end = end_of_next(round, tokens, count, every, t->size);
+        CLI_TRY(ranks_share(HEADS, &end, sizeof end));
+    }
+    *round = (heads_round){.begin = begin,
+                           .end = end,
+                           .first = t ? end : begin,
+                           .last = t ? begin : end,
+                           .work = work_of(tokens, begin, end),
+                           .since = seconds_now()};
+    double before = 0;
+    for (int64_t i = begin; t && i < end; i++) {
+        const double work = work_of(tokens, i, i + 1);
+        const double owner = (before + work / 2) * t->size / round->work;
+        if (owner < t->rank + 1) round->last = i + 1;
+        if (owner >= t->rank && round->first == end) round->first = i;
+        before += work;
+    }
+    return CLI_OK;
 }
 
 cli_exit heads_ranks_number(heads_found *found, int64_t number)
@@ -61,6 +102,7 @@ static mha_status gather(const mha_transport *t, mha_buffer *own, heads_found *f
         if (!found->spread) found->lost_links += all[2 * r + 1]; /* else all lost the same ones */
         status = add_rank(t, found, r, all[2 * r], measures, corpus);
     }
+    if (t->rank != 0) found->lost_links = 0;
     free(all);
     return status;
 }

@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/files.h"
+#include "common/launched.h"
 #include "common/signals.h"
 
 #include <multihead/head_state.h>
@@ -192,7 +193,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
 {
     struct stat status;
     char what[160];
-    *state = (heads_state){.path = options->state,
+    *state = (heads_state){.path = ranks_first() ? options->state : NULL,
                            .every = options->save_every < 0 ? 60 : (double)options->save_every,
                            .due = seconds_now()};
     if (!state->path) return CLI_OK;
@@ -270,7 +271,7 @@ cli_exit heads_state_take_texts(heads_state *state, const heads_options *options
 {
     char what[160];
     const int64_t had = (int64_t)state->was[STATE_TEXTS];
-    *done = 0;
+    *done = had;
     if (!state->path || had == 0) return CLI_OK;
     if (had > texts) {
         snprintf(what, sizeof what, "has %" PRId64 " texts, but %" PRId64 " are given", had, texts);
@@ -294,7 +295,6 @@ cli_exit heads_state_take_texts(heads_state *state, const heads_options *options
     cli_note(options->quiet,
              "%s: goes on after %" PRId64 " of %" PRId64 " texts and %" PRIu64 " random sequences",
              state->path, had, texts, state->was[STATE_SEQUENCES]);
-    *done = had;
     return CLI_OK;
 }
 

@@ -259,7 +259,9 @@ def refusals():
         (2, [PROGRAM, "train", "sentenced"], 2, "train: unknown task 'sentenced'; did you mean 'sentences'?"),
         (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
         (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
-        (2, [PROGRAM, "heads", MODEL, "a text", "--state", FOLDER / "state"], 2, "heads: --state and --clusters"),
+        (2, [PROGRAM, "heads", MODEL, "a text", "--clusters", "0.2"], 2, "heads: --clusters runs on one rank"),
+        (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--state", FOLDER / "s"], 2, "heads: --state takes one"),
+        (2, [PROGRAM, "heads", MODEL, "a text", "--state", "/proc/none/s"], 6, "heads: rank 0: /proc/none/s: cannot"),
         (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--ablate", "zero"], 2, "heads: --ablate takes one process"),
         (2, [PROGRAM, "heads", MODEL, "--text", FOLDER / "none.txt"], 3, "heads: "),
         (3, ["sh", "-c", no_memory, *large], 7, "train: rank 2: "))
@@ -296,37 +298,71 @@ def is_program(number):
         return False
 
 
+def kill_one(name, count, program, latest):
+    """A rank is killed at a random moment, if the work is not over before: all are gone soon. The launcher's exit
+    status, what it printed, and whether one was killed."""
+    running = mpirun.start(count, program)
+    begun = time.monotonic()
+    until = begun + chance.uniform(0.3, latest)
+    while time.monotonic() < until and running.poll() is None:
+        time.sleep(0.02)
+    found = children(running.pid)
+    was_running = running.poll() is None and found
+    if was_running:
+        os.kill(chance.choice(found), signal.SIGKILL)
+        begun = time.monotonic()
+    try:
+        printed, _ = running.communicate(timeout=1200)
+    except subprocess.TimeoutExpired:
+        check(False, f"{name}: a hang")
+        os.killpg(running.pid, signal.SIGKILL)
+        printed, _ = running.communicate()
+    check(time.monotonic() - begun < MOST or not found, f"{name}: {time.monotonic() - begun:.1f} s")
+    check(not [number for number in found if is_program(number)], f"{name}: a rank is left")
+    return running.returncode, printed, bool(was_running)
+
+
 def killed(whole, times):
-    """A rank is killed at a random moment: all are gone soon, what is there is whole, and goes on."""
+    """What is there is whole, and goes on."""
     folder, done, ended = FOLDER / "killed-0", 0, 0
     while done < times:
-        count = chance.choice((2, 3))
-        running = mpirun.start(count, [*TRAIN, folder, "--quiet"])
-        begun = time.monotonic()
-        until = begun + chance.uniform(0.3, 3)
-        while time.monotonic() < until and running.poll() is None:
-            time.sleep(0.02)
-        found = children(running.pid)
-        if running.poll() is None and found:
-            victim = chance.choice(found)
-            os.kill(victim, signal.SIGKILL)
-            begun = time.monotonic()
-            done += 1
-        try:
-            running.communicate(timeout=1200)
-        except subprocess.TimeoutExpired:
-            check(False, f"kill {done}: a hang")
-            os.killpg(running.pid, signal.SIGKILL)
-            running.communicate()
-        check(time.monotonic() - begun < MOST or not found, f"kill {done}: {time.monotonic() - begun:.1f} s")
-        check(not [number for number in found if is_program(number)], f"kill {done}: a rank is left")
-        if running.returncode == 0:  # it was over before
+        code, _, hit = kill_one(f"kill {done}", chance.choice((2, 3)), [*TRAIN, folder, "--quiet"], 3)
+        done += hit
+        if code == 0:  # it was over before
             check(bits(folder) == bits(whole), f"after {done} kills: other bits")
             ended += 1
             folder = FOLDER / f"killed-{ended}"
     last = ranks(chance.choice((1, 2, 3)), [*TRAIN, folder])
     check(last.returncode == 0 and bits(folder) == bits(whole), f"after {done} kills: {last}")
     print(f"{done} kills, {ended + 1} trainings")
+
+
+def heads_that_are_killed(times):
+    """With --state, measured on by any number of ranks, to the bytes of one process that never stopped."""
+    words = "the cat sat on a mat and it was too tired to cross street because dog ran".split()
+    text, state = FOLDER / "measured.txt", FOLDER / "measured.state"
+    text.write_text("".join(" ".join(chance.choices(words, k=chance.randrange(3, 60))) + "\n" for _ in range(400)))
+    more = [PROGRAM, "heads", MODEL, "--text", text, "--random", "40", "--json", "--corpus", "-q", "--threads", "1"]
+    whole = subprocess.run(list(map(str, [*more, "--state", FOLDER / "whole.state"])), capture_output=True, text=True)
+    done = ended = taken = 0
+    while done < times or ended == 0:
+        program = [*more, "--state", state, "--save-every", chance.choice(("0", "0", "1"))]
+        taken += state.exists()
+        if done < times:
+            code, printed, hit = kill_one(f"heads, kill {done}", chance.choice((2, 3, 5)), program, 2.5)
+        else:
+            last = ranks(chance.choice((1, 2, 4)), program)
+            code, printed, hit = last.returncode, last.stdout, False
+        done += hit
+        if hit:
+            continue
+        check(leftovers() == [], f"heads, after {done} kills: {leftovers()}")
+        check(code == 0 and printed == whole.stdout, f"heads, after {done} kills: exit {code}, another result")
+        check(state.read_bytes() == (FOLDER / "whole.state").read_bytes(), f"heads, after {done} kills: another state")
+        state.unlink()
+        ended += 1
+    check(taken > 0, "no work was taken up: the test is worth nothing")
+    print(f"{done} kills of heads, taken up {taken} times, {ended} results")
 
 
 def stopped_by_a_signal(whole):
@@ -363,6 +399,7 @@ def main():
     refusals()
     stopped_by_a_signal(whole)
     killed(whole, 30 if LONG else 3)
+    heads_that_are_killed(30 if LONG else 4)
     print(f"seed {SEED}")
     return finish()
 
