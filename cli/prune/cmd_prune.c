@@ -1,6 +1,7 @@
 /* multihead prune: remove heads from a model, least important first. */
 #include "common/commands.h"
 #include "common/files.h"
+#include "common/launched.h"
 #include "common/option_rows.h"
 #include "prune/prune.h"
 
@@ -187,6 +188,13 @@ static cli_exit check_folder(const prune_options *o, const char *model)
                     o->folder, model);
 }
 
+/* Of rank 0, which writes them. */
+static cli_exit check_outputs(const prune_options *o, const char *model)
+{
+    CLI_TRY(check_places(o));
+    return check_folder(o, model);
+}
+
 static cli_exit open_model(prune_job *job, const char *folder)
 {
     CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, NULL, &job->model));
@@ -230,6 +238,7 @@ static cli_exit prune(prune_job *job)
 {
     CLI_TRY(prune_order(job));
     CLI_TRY(prune_curve(job));
+    if (!ranks_first()) return CLI_OK;
     CLI_TRY(prune_choose(job));
     if (!to_stdout(job->options)) prune_print(job);
     return CLI_OK;
@@ -270,13 +279,14 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     CLI_TRY(args_parse(&prune_page, argument_count, arguments, &o, &plain));
     CLI_TRY(check_options(&o, &plain));
     CLI_TRY(find_measure(&o));
-    CLI_TRY(check_places(&o));
     prune_job job = {.options = &o};
-    CLI_TRY(check_folder(&o, plain.items[0]));
+    CLI_TRY(ranks_agree(PRUNE, ranks_first() ? check_outputs(&o, plain.items[0]) : CLI_OK));
     CLI_TRY(open_model(&job, plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
-    CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));
+    if (o.kv_heads > 0) ranks_release(); /* two passes: not worth sharing */
+    if (ranks_first() || o.kv_heads < 1) CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));
+    if (!ranks_first()) return CLI_OK;
     CLI_TRY(write_files(&job));
     return write_folder(&job);
 }

@@ -1,6 +1,7 @@
 /* In which order heads go, and what the model is worth as they do: in our order, in the reverse of
  * it, and in random orders. */
 #include "common/arena.h"
+#include "common/launched.h"
 #include "common/signals.h"
 #include "prune/prune.h"
 
@@ -186,7 +187,8 @@ cli_exit prune_order(prune_job *job)
                                                  : ablation  ? d->embedding_list
                                                              : d->direction_list),
                                 .progress = measuring,
-                                .progress_user = job};
+                                .progress_user = job,
+                                .transport = ranks_transport()};
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->order));
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->scores));
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &job->importance));
@@ -197,7 +199,7 @@ cli_exit prune_order(prune_job *job)
     if (status == MHA_OK)
         status = mha_head_order(job->model.context, job->model.net, &desc, &data, o->step, o->least,
                                 job->order, &job->count, job->scores);
-    return cli_check(PRUNE, status);
+    return ranks_check(PRUNE, status);
 }
 
 void prune_gates(const prune_job *job, const int64_t *order, int64_t removed, float *gates)
@@ -224,14 +226,21 @@ static void shuffle(const prune_job *job, uint64_t seed, int64_t *heads)
 
 /* ---- the curve ------------------------------------------------------------------------------- */
 
+/* Of a point that was measured at this rank. */
+typedef struct point_found {
+    prune_quality quality;
+    int64_t known;
+} point_found;
+
 /* An order that is measured: number 0 ours, 1 reversed, then the random ones. */
 typedef struct order_run {
     prune_job *job;
     int number;
     int64_t *order, count, first; /* first: point, those before it are known */
     tally all;
-    int64_t *removed; /* [points] */
-    double *losses;   /* [points] */
+    int64_t *removed;               /* [points] */
+    double *losses;                 /* [points] */
+    point_found *found, *all_found; /* [points], [ranks, points] */
 } order_run;
 
 static mha_status make_order(order_run *run)
@@ -261,9 +270,24 @@ static mha_status take_point(int64_t done, int64_t total, void *user)
     (void)total;
     show_progress(job, PRUNE_REMOVING, run->number * job->point_count + p + 1,
                   (2 + PRUNE_RANDOM) * job->point_count);
-    *quality_of(&job->points[p], run->number) = quality_from(&run->all, 0);
+    run->found[p] = (point_found){quality_from(&run->all, 0), 1};
     run->all = (tally){.data = run->all.data};
     return MHA_OK;
+}
+
+/* What was counted of each point, from the rank that measured it to rank 0. */
+static cli_exit gather_points(order_run *run)
+{
+    const mha_transport *t = ranks_transport();
+    const int64_t count = run->job->point_count;
+    const size_t bytes = (size_t)count * sizeof *run->found;
+    const point_found *all = t ? run->all_found : run->found;
+    if (t)
+        CLI_TRY(ranks_check(PRUNE, mha_transport_gather(t, 0, run->found, bytes,
+                                                        ranks_first() ? run->all_found : NULL)));
+    for (int64_t i = 0; ranks_first() && i < count * (t ? t->size : 1); i++)
+        if (all[i].known) *quality_of(&run->job->points[i % count], run->number) = all[i].quality;
+    return CLI_OK;
 }
 
 static cli_exit measure_order(order_run *run)
@@ -272,6 +296,8 @@ static cli_exit measure_order(order_run *run)
     mha_importance_data data = data_of(&job->data, &run->all);
     data.progress = take_point;
     data.progress_user = run;
+    data.transport = ranks_transport();
+    memset(run->found, 0, (size_t)job->point_count * sizeof *run->found);
     run->first = run->number > 0; /* with nothing gone all are the same */
     if (run->first) *quality_of(job->points, run->number) = job->points->ours;
     for (int64_t p = 0; p < job->point_count; p++) run->removed[p] = job->points[p].removed;
@@ -280,8 +306,9 @@ static cli_exit measure_order(order_run *run)
         status = mha_head_curve(job->model.context, job->model.net, &data, NULL, run->order,
                                 run->count, run->removed + run->first,
                                 job->point_count - run->first, run->losses + run->first);
-    CLI_TRY(cli_check(PRUNE, status));
-    for (int64_t p = run->first; p < job->point_count && !job->data.predicts; p++)
+    CLI_TRY(ranks_check(PRUNE, status));
+    if (job->data.predicts) return gather_points(run);
+    for (int64_t p = run->first; p < job->point_count; p++)
         *quality_of(&job->points[p], run->number) = quality_from(&run->all, run->losses[p]);
     return CLI_OK;
 }
@@ -313,8 +340,13 @@ cli_exit prune_curve(prune_job *job)
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &run.order));
     CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.removed));
     CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.losses));
+    CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count, &run.found));
+    if (ranks_transport())
+        CLI_TRY(ARENA_ALLOC(PRUNE, job->point_count * ranks_transport()->size, &run.all_found));
     CLI_TRY(ARENA_ALLOC(PRUNE, all, &gates));
     for (; run.number < 2 + PRUNE_RANDOM; run.number++) CLI_TRY(measure_order(&run));
+    ranks_release();
+    if (!ranks_first()) return CLI_OK;
     for (int64_t p = 0; p < job->point_count; p++) {
         prune_gates(job, job->order, job->points[p].removed, gates);
         CLI_TRY(measure_time(job, gates, &job->points[p]));

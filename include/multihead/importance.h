@@ -19,6 +19,7 @@
 #define MULTIHEAD_IMPORTANCE_H
 
 #include <multihead/transformer.h>
+#include <multihead/transport.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,6 +49,11 @@ typedef struct mha_importance_data {
     void *user;
     mha_progress_fn progress; /* NULL: none */
     void *progress_user;
+    /* Ranks that share the passes of mha_head_importance(), mha_head_order() and mha_head_curve(), each with the
+     * whole transformer and all data. All make the same calls and get the same results, with the bits of one: a
+     * pass, or a batch's gradient, is of one rank, and sums are added in the order of batches. loss and progress
+     * are called for the passes of this rank; `done` counts those of all. NULL: none. Since 0.1 */
+    const mha_transport *transport;
 } mha_importance_data;
 
 /**

@@ -7,6 +7,7 @@
 #include "transformer/transformer_parts.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 const char *mha_importance_name(mha_importance kind)
@@ -19,6 +20,45 @@ const char *mha_importance_name(mha_importance kind)
 int64_t mhai_importance_heads(const mhai_importance_run *r, int64_t layer)
 {
     return mhai_transformer_heads_of(&r->d, layer, false).q;
+}
+
+/* ---- ranks --------------------------------------------------------------------------------- */
+
+static void run_of(const mha_transport *t, int32_t rank, int64_t count, int64_t *begin,
+                   int64_t *end)
+{
+    const int64_t each = count / t->size, more = count % t->size; /* the first have one more */
+    *begin = each * rank + (rank < more ? rank : more);
+    *end = *begin + each + (rank < more);
+}
+
+void mhai_importance_mine(const mhai_importance_run *r, int64_t count, int64_t *begin, int64_t *end)
+{
+    *begin = 0, *end = count;
+    if (r->ranks) run_of(r->ranks, r->ranks->rank, count, begin, end);
+}
+
+mha_status mhai_importance_share(const mhai_importance_run *r, mha_status status, double *items,
+                                 int64_t count, int64_t each)
+{
+    if (!r->ranks) return status;
+    MHA_TRY(mha_transport_agree(r->ranks, status));
+    for (int32_t rank = 0; rank < r->ranks->size; rank++) {
+        int64_t begin, end;
+        run_of(r->ranks, rank, count, &begin, &end);
+        MHA_TRY(mha_transport_broadcast(r->ranks, rank, items + begin * each,
+                                        (size_t)((end - begin) * each) * sizeof *items));
+    }
+    return MHA_OK;
+}
+
+mha_status mhai_importance_agree(const mhai_importance_run *r, mha_status status, int64_t what,
+                                 int64_t more)
+{
+    const int64_t all[] = {r->desc.kind, r->desc.flags, r->data.batches, r->examples, r->tokens,
+                           what,         more};
+    if (!r->ranks) return status;
+    return mha_transport_same(r->ranks, "importance to measure", all, sizeof all, status);
 }
 
 /* ---- a run --------------------------------------------------------------------------------- */
@@ -83,7 +123,8 @@ static mha_status take_scratch(mhai_importance_run *r)
 {
     const int64_t heads = r->d.num_layers * r->d.num_heads;
     const bool slopes = r->desc.kind < MHA_IMPORTANCE_ABLATION;
-    void *m[7] = {0};
+    const int64_t parts = slopes ? r->data.batches * (heads + r->batch) : heads;
+    void *m[8] = {0};
     MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[0]));
     if (slopes) MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[1]));
     if (slopes) MHA_TRY(take(r, heads * r->tokens, sizeof(float), &m[2]));
@@ -91,8 +132,9 @@ static mha_status take_scratch(mhai_importance_run *r)
     MHA_TRY(take(r, heads * r->d.head_dim, sizeof(float), &m[4]));
     MHA_TRY(take(r, r->batch, sizeof(double), &m[5]));
     MHA_TRY(take(r, heads, sizeof(double), &m[6]));
+    MHA_TRY(take(r, parts, sizeof(double), &m[7]));
     r->output = m[0], r->slope = m[1], r->shares = m[2], r->gates = m[3], r->means = m[4];
-    r->losses = m[5], r->scores = m[6];
+    r->losses = m[5], r->scores = m[6], r->parts = m[7];
     for (int64_t i = 0; i < heads; i++)
         r->gates[i] = r->desc.gates
                           ? mhai_nn_row(r->desc.gates, i / r->d.num_heads)[i % r->d.num_heads]
@@ -112,8 +154,9 @@ mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
                                  : "data");
     mha_transformer_describe(t, &r->d);
     r->width = r->d.flags & MHA_TRANSFORMER_NO_OUTPUT ? r->d.embed_dim : r->d.vocab_size;
-    MHA_TRY(
-        mhai_struct_copy("mha_importance_data", &r->data, sizeof r->data, sizeof r->data, data));
+    MHA_TRY(mhai_struct_copy("mha_importance_data", &r->data, sizeof r->data,
+                             offsetof(mha_importance_data, transport), data));
+    r->ranks = r->data.transport;
     if (desc)
         MHA_TRY(mhai_struct_copy("mha_importance_desc", &r->desc, sizeof r->desc, sizeof r->desc,
                                  desc));
@@ -202,7 +245,8 @@ static double fold(mha_importance kind, const float *shares, int64_t B, int64_t 
     return kind == MHA_IMPORTANCE_GRADIENT_BATCH ? fabs(all) : sizes;
 }
 
-static mha_status gradient_of(mhai_importance_run *r, int64_t i, double *loss)
+/* Of batch i what it adds to each head, then the loss of each sequence. */
+static mha_status gradient_of(mhai_importance_run *r, int64_t i, double *part)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads;
     turn now;
@@ -215,17 +259,28 @@ static mha_status gradient_of(mhai_importance_run *r, int64_t i, double *loss)
     mha_tensor shares = mha_tensor_contiguous(r->shares, MHA_F32, 4, (const int64_t[]){L, B, H, T});
     const mha_transformer_gradients wanted = {.struct_size = sizeof wanted, .heads = &shares};
     MHA_TRY(mha_transformer_backward(r->context, r->t, &now.input, r->a, &now.slope, &wanted));
-    for (int64_t b = 0; b < B; b++) *loss += r->losses[b];
     for (int64_t k = 0; k < L * H; k++)
-        r->scores[k] += fold(r->desc.kind, r->shares + (k / H * B * H + k % H) * T, B, T, H * T);
+        part[k] = fold(r->desc.kind, r->shares + (k / H * B * H + k % H) * T, B, T, H * T);
+    memcpy(part + L * H, r->losses, (size_t)B * sizeof *part);
     return MHA_OK;
 }
 
 static mha_status gradients(mhai_importance_run *r, double *loss)
 {
     const int64_t heads = r->d.num_layers * r->d.num_heads;
+    const int64_t batches = r->data.batches, each = heads + r->batch;
+    mha_status status = MHA_OK;
+    int64_t begin, end;
+    mhai_importance_mine(r, batches, &begin, &end);
+    for (int64_t i = begin; i < end && status == MHA_OK; i++)
+        status = gradient_of(r, i, r->parts + i * each);
+    MHA_TRY(mhai_importance_share(r, status, r->parts, batches, each));
     *loss = 0;
-    for (int64_t i = 0; i < r->data.batches; i++) MHA_TRY(gradient_of(r, i, loss));
+    for (int64_t i = 0; i < batches; i++) {
+        const double *part = r->parts + i * each;
+        for (int64_t k = 0; k < heads; k++) r->scores[k] += part[k];
+        for (int64_t b = 0; b < r->data.inputs[i]->tokens->shape[0]; b++) *loss += part[heads + b];
+    }
     *loss /= (double)r->examples;
     for (int64_t k = 0; k < heads; k++) r->scores[k] /= (double)r->examples;
     return step(r);
@@ -238,21 +293,35 @@ static bool is_open(float gate)
     return gate < 0 || gate > 0;
 }
 
+/* A head that the layer has, and that is not closed. */
+static bool is_there(const mhai_importance_run *r, int64_t k)
+{
+    return k % r->d.num_heads < mhai_importance_heads(r, k / r->d.num_heads) &&
+           is_open(r->gates[k]);
+}
+
 static mha_status ablations(mhai_importance_run *r, double *loss)
 {
-    const int64_t H = r->d.num_heads;
+    const int64_t H = r->d.num_heads, heads = r->d.num_layers * H;
     const bool means = r->desc.kind == MHA_IMPORTANCE_MEAN_ABLATION;
-    MHA_TRY(measure(r, means, loss));
-    for (int64_t k = 0; k < r->d.num_layers * H; k++) {
+    int64_t open = 0, begin, end, at = 0;
+    for (int64_t k = 0; k < heads; k++) open += is_there(r, k);
+    mha_status status = measure(r, means, loss);
+    const int64_t done = r->done;
+    mhai_importance_mine(r, open, &begin, &end);
+    r->done += begin;
+    for (int64_t k = 0; k < heads && at < end && status == MHA_OK; k++) {
         const float gate = r->gates[k];
-        double without;
-        if (k % H >= mhai_importance_heads(r, k / H) || !is_open(gate)) continue;
+        if (!is_there(r, k) || at++ < begin) continue;
         r->gates[k] = 0;
-        mha_status status = measure(r, means, &without);
+        status = measure(r, means, &r->parts[at - 1]);
         r->gates[k] = gate;
-        MHA_TRY(status);
-        r->scores[k] = without - *loss;
     }
+    MHA_TRY(mhai_importance_share(r, status, r->parts, open, 1));
+    r->done = done + open;
+    at = 0;
+    for (int64_t k = 0; k < heads; k++)
+        if (is_there(r, k)) r->scores[k] = r->parts[at++] - *loss;
     return MHA_OK;
 }
 
@@ -385,6 +454,7 @@ mha_status mha_head_importance(mha_context *context, const mha_transformer *tran
     double found = 0;
     mha_status status = mhai_importance_begin(&r, context, transformer, desc, data);
     if (status == MHA_OK) status = mhai_importance_prepare(&r);
+    status = mhai_importance_agree(&r, status, 0, 0);
     if (status == MHA_OK) status = mhai_importance_score(&r, &found);
     if (status == MHA_OK) {
         memcpy(scores, r.scores, (size_t)(r.d.num_layers * r.d.num_heads) * sizeof *scores);

@@ -118,19 +118,21 @@ static mha_status check_points(const int64_t *removed, int64_t points, int64_t c
 
 /* Into found, so that an error writes nothing. */
 static mha_status curve(mhai_importance_run *r, const int64_t *order, const int64_t *removed,
-                        int64_t points, double *found)
+                        int64_t points, void *memory, double *found)
 {
     const int64_t heads = r->d.num_layers * r->d.num_heads;
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(r->context, heads, sizeof *r->gates, &memory));
     const float *whole = memcpy(memory, r->gates, (size_t)heads * sizeof *r->gates);
+    mha_status status = MHA_OK;
+    int64_t begin, end;
+    mhai_importance_mine(r, points, &begin, &end);
     r->passes = points;
-    for (int64_t p = 0; p < points; p++) {
+    r->done = begin;
+    for (int64_t p = begin; p < end && status == MHA_OK; p++) {
         memcpy(r->gates, whole, (size_t)heads * sizeof *r->gates);
         for (int64_t k = 0; k < removed[p]; k++) r->gates[order[k]] = 0;
-        MHA_TRY(mhai_importance_loss(r, &found[p]));
+        status = mhai_importance_loss(r, &found[p]);
     }
-    return MHA_OK;
+    return mhai_importance_share(r, status, found, points, 1);
 }
 
 mha_status mha_head_curve(mha_context *context, const mha_transformer *transformer,
@@ -143,12 +145,16 @@ mha_status mha_head_curve(mha_context *context, const mha_transformer *transform
         .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = gates};
     mha_scratch_mark mark = mha_scratch_top(context);
     mhai_importance_run r;
-    void *found = NULL;
+    void *found = NULL, *memory = NULL;
     mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
     if (status == MHA_OK) status = check_order("mha_head_curve", &r.d, order, count);
     if (status == MHA_OK) status = check_points(removed, points, count, losses);
     if (status == MHA_OK) status = mha_scratch_alloc(context, points, sizeof *losses, &found);
-    if (status == MHA_OK) status = curve(&r, order, removed, points, found);
+    if (status == MHA_OK)
+        status =
+            mha_scratch_alloc(context, r.d.num_layers * r.d.num_heads, sizeof *r.gates, &memory);
+    status = mhai_importance_agree(&r, status, points, count);
+    if (status == MHA_OK) status = curve(&r, order, removed, points, memory, found);
     if (status == MHA_OK && points > 0) memcpy(losses, found, (size_t)points * sizeof *losses);
     mhai_importance_end(&r);
     mha_scratch_release(context, mark);

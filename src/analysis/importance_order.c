@@ -90,6 +90,7 @@ mha_status mha_head_order(mha_context *context, const mha_transformer *transform
     mha_status status = mhai_importance_begin(&r, context, transformer, desc, data);
     if (status == MHA_OK) status = mhai_importance_prepare(&r);
     if (status == MHA_OK) status = take(&r, &g);
+    status = mhai_importance_agree(&r, status, step, least);
     if (status == MHA_OK) status = one_by_one(&r, step, least, &g);
     if (status == MHA_OK) {
         memcpy(order, g.order, (size_t)g.count * sizeof *order);

@@ -8,6 +8,7 @@
 typedef struct mhai_importance_run {
     mha_context *context;
     const mha_transformer *t;
+    const mha_transport *ranks; /* NULL: none */
     mha_transformer_desc d;
     mha_importance_desc desc;
     mha_importance_data data;
@@ -20,6 +21,7 @@ typedef struct mhai_importance_run {
     float *gates;                             /* [L,H], those of the pass at hand */
     float *means;                             /* [L,H D] */
     double *losses, *scores;                  /* [batch], [L H] */
+    double *parts; /* of gradients [batches, L H + batch], of ablations [L H]: what ranks share */
 } mhai_importance_run;
 
 /* Check everything and allocate scratch; desc may be NULL. Must be ended even on failure. */
@@ -31,6 +33,17 @@ void mhai_importance_end(mhai_importance_run *r);
 
 /* The means for mean ablation, as given or measured: 0 for heads that are closed. */
 MHA_NODISCARD mha_status mhai_importance_prepare(mhai_importance_run *r);
+
+/* Of count passes those of this rank, from *begin to *end - 1: all without ranks. Then, with the status of these,
+ * all ranks have all items, `each` numbers a pass. */
+void mhai_importance_mine(const mhai_importance_run *r, int64_t count, int64_t *begin,
+                          int64_t *end);
+MHA_NODISCARD mha_status mhai_importance_share(const mhai_importance_run *r, mha_status status,
+                                               double *items, int64_t count, int64_t each);
+
+/* After the checks of a call, before its passes: whether all ranks make the same one, from the status of each. */
+MHA_NODISCARD mha_status mhai_importance_agree(const mhai_importance_run *r, mha_status status,
+                                               int64_t what, int64_t more);
 
 /* One pass: the mean loss with the gates at hand. */
 MHA_NODISCARD mha_status mhai_importance_loss(mhai_importance_run *r, double *loss);

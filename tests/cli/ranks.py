@@ -120,6 +120,27 @@ def heads():
     check(running.returncode != 0 and time.monotonic() - begun < MOST + 1, "heads: a rank that is killed ends all")
 
 
+def prune(whole):
+    """Which heads go, and what the model is worth then: all but how long passes take; and the smaller model."""
+    words = "the cat sat on a mat and it was too tired to cross street because dog ran".split()
+    texts = FOLDER / "pruned.txt"
+    texts.write_text("".join(" ".join(chance.choices(words, k=chance.randrange(3, 25))) + "\n" for _ in range(40)))
+    measures = ["gradient", "gradient-token", "ablation", "mean-ablation"]
+    rows = [([whole, "--task", "sentences", "--lines", "60", "--measure", measures[i], "--step", "1"], n)
+            for i, n in enumerate((2, 3, 5, 2))] + [([MODEL, "--text", texts], 3)]
+    for i, (row, count) in enumerate(rows if LONG else chance.sample(rows[:-1], 2) + rows[-1:]):
+        told = []
+        for name in ("one", "ranks"):
+            more = [PROGRAM, "prune", *row, "-q", "--threads", "1", "--json", FOLDER / f"pruned-{name}.json", "-o",
+                    FOLDER / f"pruned-{name}-{i}"]
+            done = ranks(count if name == "ranks" else 1, more)
+            check(done.returncode == 0 and done.stderr == "", f"prune, {row}, {count} ranks: {done}")
+            report = (FOLDER / f"pruned-{name}.json").read_text()
+            told.append([line for line in report.splitlines() if "seconds" not in line])
+        check(len(told[0]) > 10 and told[0] == told[1], f"prune, {row}, {count} ranks: another curve")
+        check(bits(FOLDER / f"pruned-one-{i}") == bits(FOLDER / f"pruned-ranks-{i}"), f"prune, {row}: another model")
+
+
 def large_model(folder):
     """156 MB of a decoder."""
     width, inner, layers, vocabulary = 512, 1408, 12, 512
@@ -255,7 +276,9 @@ def refusals():
     large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "8", "--embed", "1024",
              "--layers", "6", "--quiet", "--no-report"]
     rows = (
-        (3, [PROGRAM, "prune", MODEL], 2, "prune: started on 3 ranks, but this subcommand runs on one"),
+        (3, [PROGRAM, "explain", MODEL], 2, "explain: started on 3 ranks, but this subcommand runs on one"),
+        (2, [PROGRAM, "prune", MODEL, "--text", FOLDER / "none.txt"], 3, "prune: "),
+        (2, [PROGRAM, "prune", MODEL, "--text", FOLDER / "text.txt", "-o", MODEL], 2, "prune: -o "),
         (2, [PROGRAM, "train", "sentenced"], 2, "train: unknown task 'sentenced'; did you mean 'sentences'?"),
         (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
         (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
@@ -389,6 +412,7 @@ def main():
     other_numbers_of_ranks(whole)
     text_of_ranks()
     heads()
+    prune(whole)
     large = large_model(FOLDER / "large")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(whole / name, large)

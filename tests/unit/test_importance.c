@@ -1,13 +1,15 @@
 /* Importance of heads: gate gradients against differences of the loss, their kinds against each
  * other, ablation against closed gates to the bit, mean ablation against a bias that does the same,
  * heads that write nothing, the order in which heads go against a plain search, the curve against
- * plain losses, other orders, and misuse. */
+ * plain losses, other orders, ranks that share the passes against one process to the bit, and misuse. */
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
+#include "support/thread_ranks.h"
 
+#include <multihead/component.h>
 #include <multihead/importance.h>
 
 #include <math.h>
@@ -106,10 +108,10 @@ static example *example_make(mha_context *context, rng *r, bool output)
     return e;
 }
 
-static void example_free(example *e)
+static void example_free(const example *e)
 {
     mha_transformer_destroy(e->t);
-    free(e);
+    free((void *)(uintptr_t)e);
 }
 
 static mha_tensor gates_view(const example *e, float *gates)
@@ -716,6 +718,11 @@ static void misuse_is_refused(void **state)
     mha_head_curve(context, e->t, data, NULL, x.order, 1, removed, points, losses)
     expect_error(CURVE(&x.data, &(int64_t){2}, 1, &loss), MHA_ERR_ARGUMENT, "removed[0] is 2");
     expect_error(CURVE(&x.data, &(int64_t){1}, 1, NULL), MHA_ERR_NULL, "losses");
+    const mha_transport none = {.struct_size = sizeof none};
+    x.data.transport = &none;
+    assert_int_equal(MEASURE(), MHA_ERR_ARGUMENT);
+    assert_int_equal(CURVE(&x.data, &(int64_t){1}, 1, &loss), MHA_ERR_ARGUMENT);
+    x.data.transport = NULL;
     x.data.progress = refuse_second;
     x.scores[0] = 7;
     assert_int_equal(MEASURE(), MHA_ERR_CALLBACK);
@@ -746,8 +753,171 @@ static void failed_allocations_are_reported(void **state)
     assert_true(failing_each(measured, NULL) > 2);
 }
 
+/* ---- ranks --------------------------------------------------------------------------------- */
+
+enum { KINDS = MHA_IMPORTANCE_MEAN_ABLATION + 1, POINTS = 4 };
+
+/* What a rank gets. */
+typedef struct results {
+    double scores[KINDS][MOST_HEADS], losses[KINDS], went[2][MOST_HEADS], curve[POINTS];
+    int64_t order[2][MOST_HEADS], count[2];
+} results;
+
+typedef struct outcome {
+    results found;
+    mha_status status;
+    char detail[200];
+    int64_t passes;
+    failing_alloc memory;
+} outcome;
+
+/* What all ranks do; one of them may fail. */
+typedef struct course {
+    const example *e;
+    int spoiled;                 /* -1: none */
+    int64_t fail_at, refuses_at; /* its allocation; its batch that the loss refuses; -1: none */
+    int64_t step;                /* of the spoiled rank's order */
+    outcome *outcomes;
+} course;
+
+typedef struct loss_of_rank {
+    const course *c;
+    outcome *out;
+    bool spoils;
+} loss_of_rank;
+
+static mha_status counted_loss(mha_context *context, int64_t number,
+                               const mha_transformer_input *input, const mha_tensor *output,
+                               const mha_tensor *output_gradient, double *losses, void *user)
+{
+    const loss_of_rank *l = user;
+    const mha_importance_data *data = &l->c->e->data;
+    if (l->out->passes++ == l->c->refuses_at && l->spoils)
+        return mha_fail(MHA_ERR_CALLBACK, "has seen enough");
+    return data->loss(context, number, input, output, output_gradient, losses, data->user);
+}
+
+static mha_status measure_all(mha_context *context, const course *c, const mha_importance_data *d,
+                              int64_t step, results *found)
+{
+    static const mha_importance kinds[] = {MHA_IMPORTANCE_GRADIENT, MHA_IMPORTANCE_ABLATION};
+    const mha_transformer *t = c->e->t;
+    int64_t removed[POINTS];
+    for (int k = 0; k < KINDS; k++) {
+        const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = (mha_importance)k};
+        MHA_TRY(mha_head_importance(context, t, &desc, d, found->scores[k], &found->losses[k]));
+    }
+    for (int k = 0; k < 2; k++) {
+        const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = kinds[k]};
+        MHA_TRY(mha_head_order(context, t, &desc, d, step, k, found->order[k], &found->count[k],
+                               found->went[k]));
+    }
+    for (int p = 0; p < POINTS; p++) removed[p] = found->count[0] * p / (POINTS - 1);
+    return mha_head_curve(context, t, d, NULL, found->order[0], found->count[0], removed, POINTS,
+                          found->curve);
+}
+
+static void run_rank(void *user, const mha_transport *t)
+{
+    const course *c = user;
+    outcome *o = &c->outcomes[t ? t->rank : 0];
+    mha_context *context = NULL;
+    *o = (outcome){.memory = failing_alloc_make()};
+    const bool spoils = t && t->rank == c->spoiled;
+    loss_of_rank loss = {.c = c, .out = o, .spoils = spoils};
+    mha_importance_data data = c->e->data;
+    data.loss = counted_loss, data.user = &loss, data.transport = t;
+    o->status = failing_context(&o->memory, 1, MHA_ISA_AUTO, &context);
+    o->memory.calls = 0;
+    if (spoils) o->memory.fail_at = c->fail_at;
+    if (o->status == MHA_OK)
+        o->status = measure_all(context, c, &data, spoils ? c->step : 2, &o->found);
+    if (o->status != MHA_OK) snprintf(o->detail, sizeof o->detail, "%s", mha_error_detail());
+    mha_context_destroy(context);
+}
+
+static course make_course(uint64_t number, outcome *outcomes)
+{
+    rng r = rng_make(rng_run_seed(), 5000 + number);
+    return (course){.e = example_make(machines_context(1, 0), &r, number % 2),
+                    .spoiled = -1,
+                    .fail_at = -1,
+                    .refuses_at = -1,
+                    .step = 2,
+                    .outcomes = outcomes};
+}
+
+static void ranks_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const int sizes[] = {1, 2, 3, 5, 16};
+    outcome one, many[MOST_THREAD_RANKS];
+    for (int i = 0; i < rng_cases(20, 300); i++) {
+        course c = make_course((uint64_t)i, &one);
+        run_rank(&c, NULL);
+        expect_ok(one.status);
+        c.outcomes = many;
+        for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+            int64_t passes = 0;
+            thread_ranks_run(sizes[k], run_rank, &c, -1, 0);
+            for (int rank = 0; rank < sizes[k]; rank++) {
+                if (many[rank].status != MHA_OK) fail_msg("rank %d: %s", rank, many[rank].detail);
+                assert_memory_equal(&many[rank].found, &one.found, sizeof one.found);
+                assert_int_equal(many[rank].memory.live, 0);
+                passes += many[rank].passes;
+            }
+            /* all ranks find the means and the loss that ablations are compared with */
+            assert_true(sizes[k] > 1 ? many[0].passes < one.passes : passes == one.passes);
+        }
+        example_free(c.e);
+    }
+}
+
+static void check_told(const outcome *many, int size, mha_status status, const char *text)
+{
+    for (int rank = 0; rank < size; rank++) {
+        assert_int_equal(many[rank].status, status);
+        if (!strstr(many[rank].detail, text)) fail_msg("'%s' in '%s'", text, many[rank].detail);
+        assert_true(many[rank].memory.live == 0 && many[rank].memory.mistakes == 0);
+    }
+}
+
+static void what_one_rank_meets_all_are_told(void **state)
+{
+    (void)state;
+    outcome many[MOST_THREAD_RANKS];
+    course c = make_course(1, many);
+    c.spoiled = 1;
+    for (c.refuses_at = 0;; c.refuses_at++) { /* whatever it does at that time */
+        thread_ranks_run(3, run_rank, &c, -1, 0);
+        if (many[1].passes <= c.refuses_at) break;
+        check_told(many, 3, MHA_ERR_CALLBACK, "rank 1: has seen enough");
+    }
+    assert_true(c.refuses_at > 10);
+    c.refuses_at = -1;
+    for (c.fail_at = 0;; c.fail_at++) {
+        thread_ranks_run(3, run_rank, &c, -1, 0);
+        if (many[1].memory.calls <= c.fail_at) break;
+        if (many[1].status != MHA_OK) check_told(many, 3, MHA_ERR_NOMEM, "rank 1: ");
+    }
+    assert_true(c.fail_at > 5);
+    c.fail_at = -1;
+    c.step = 3;
+    thread_ranks_run(3, run_rank, &c, -1, 0);
+    check_told(many, 3, MHA_ERR_ARGUMENT, "rank 1: has another importance to measure");
+    c.step = 2;
+    for (int64_t after = 0;; after += 7) {
+        thread_ranks_run(3, run_rank, &c, 1, after);
+        if (many[1].status == MHA_OK) break;
+        for (int rank = 0; rank < 3; rank++)
+            assert_true(many[rank].status == MHA_ERR_RANK || (rank != 1 && !many[rank].status));
+    }
+    example_free(c.e);
+}
+
 RUN_TESTS(TEST(gradients_are_slopes), TEST(batches_are_single_sequences), TEST(normalised),
           TEST(ablation), TEST(mean_ablation), TEST(means), TEST(silent_heads), TEST(equal_scores),
           TEST(heads_go_in_their_order), TEST(the_curve_is_plain_losses),
           TEST(other_orders_keep_the_limit), TEST(loss_slopes), TEST(misuse_is_refused),
-          TEST(failed_allocations_are_reported))
+          TEST(failed_allocations_are_reported), TEST(ranks_give_the_same_bits),
+          TEST(what_one_rank_meets_all_are_told))
