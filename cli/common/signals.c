@@ -17,7 +17,10 @@ static void on_signal(int number)
 
 void signals_hold(void)
 {
-    for (int i = 0; i < 2; i++) before[i] = signal(numbers[i], on_signal);
+    for (int i = 0; i < 2; i++) {
+        before[i] = signal(numbers[i], on_signal);
+        if (before[i] == SIG_IGN) signal(numbers[i], SIG_IGN); /* as nohup and trap want it */
+    }
 }
 
 void signals_release(void)

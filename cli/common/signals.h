@@ -4,7 +4,8 @@
 
 #include <stdbool.h>
 
-/* From here to signals_release() SIGINT and SIGTERM are noted instead of ending the program. */
+/* From here to signals_release() SIGINT and SIGTERM are noted instead of ending the program; one that is ignored
+ * stays so. */
 void signals_hold(void);
 void signals_release(void);
 

@@ -104,7 +104,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Long work"),
     ROW_TEXT("state", heads_options, state, "FILE",
              "keep there what was measured: a second run, on any\nnumber of ranks, continues; "
-             "Ctrl-C saves"),
+             "Ctrl-C saves (not on\nseveral ranks)"),
     ROW_NUMBER("save-every", heads_options, save_every, 0, 1000000,
                "seconds between two times; default 60; 0: after each\ntext"),
     ROW_HEADING("What is lost without heads (models that predict the next token)"),
@@ -260,7 +260,7 @@ static cli_exit check(const heads_options *options)
         return cli_fail(CLI_USAGE, HEADS, "--circuits requires the table, --json or -o FILE.html");
     if (options->offset && !options->circuits)
         return cli_fail(CLI_USAGE, HEADS, "--offset requires --circuits");
-    CLI_TRY(check_state(options));
+    CLI_TRY(options->state ? ranks_agree(HEADS, check_state(options)) : check_state(options));
     CLI_TRY(heads_npy_check(options));
     CLI_TRY(heads_headvis_check(options));
     CLI_TRY(heads_pictures_check(options));

@@ -170,9 +170,9 @@ void heads_print(const heads_options *options, const heads_found *found, const h
 /* Texts, or layers, over ranks (heads_ranks.c). A round is a run of texts, which is dealt out to ranks in runs of
  * about as many tokens. */
 typedef struct heads_round {
-    int64_t begin, end;  /* all of it, the same at all ranks */
-    int64_t first, last; /* this rank's; first >= last: none */
-    double work, since;  /* by tokens; when it began */
+    int64_t begin, end;          /* all of it, the same at all ranks */
+    int64_t first, last;         /* this rank's; first >= last: none */
+    double work, began, seconds; /* by tokens; when it began; what measuring took */
 } heads_round;
 
 /* The round after *round, of texts with so many tokens, NULL: as many in each. Not more than is measured in about

@@ -304,15 +304,22 @@ static double round_seconds(const job *j)
     return j->options->state ? j->state.every : -1;
 }
 
+/* A signal to one of several ranks ends it, and so all: what rank 0 has saved is whole. */
+static void end_by_signal(void)
+{
+    if (!ranks_transport() || !signals_came()) return;
+    signals_release();
+    signals_end();
+}
+
 /* After a round over ranks: what all have measured, at rank 0. */
 static cli_exit end_round(job *j, mha_head_measures *measures, mha_head_corpus *corpus,
                           cli_exit result)
 {
-    if (ranks_transport() && signals_came()) {
-        signals_release();
-        signals_end();
-    }
+    end_by_signal();
+    j->round.seconds = seconds_now() - j->round.began;
     CLI_TRY(heads_ranks_gather(j->found, measures, corpus, result));
+    end_by_signal();
     j->state.word[STATE_LOST_LINKS] = (uint64_t)j->found->lost_links;
     if (ranks_transport()) heads_state_save_if_due(&j->state, j->found);
     return CLI_OK;
@@ -349,6 +356,17 @@ static cli_exit take_texts(job *j, int64_t count)
     return CLI_OK;
 }
 
+/* Each rank has read the texts, and its own copy of the model unless that is spread. */
+static cli_exit compare_ranks(const job *j, int64_t count)
+{
+    const heads_state *s = &j->state;
+    const uint64_t all[] = {s->prints[count], s->word[STATE_RANKS], s->word[STATE_MODEL]};
+    if (!ranks_transport()) return CLI_OK;
+    CLI_TRY(ranks_agree(HEADS, CLI_OK));
+    return ranks_check(
+        HEADS, mha_transport_same(ranks_transport(), "text or model", all, sizeof all, MHA_OK));
+}
+
 static cli_exit measure_texts(job *j, text_model *model, const heads_sources *sources)
 {
     const int64_t vocab_size = model->desc.vocab_size;
@@ -357,6 +375,7 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->counts));
     CLI_TRY(count_tokens(j, model, sources));
     CLI_TRY(rank_tokens(j, vocab_size));
+    CLI_TRY(compare_ranks(j, sources->count));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
     if (j->options->corpus || j->options->state)
@@ -368,6 +387,7 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     cli_exit result = CLI_OK;
     while (result == CLI_OK && j->number < sources->count && !signals_came())
         result = measure_round(j, model, sources);
+    end_by_signal();
     const bool stopped = signals_came() && j->number < sources->count;
     if (stopped && result == CLI_OK && j->number > 0)
         j->found->unsaved = heads_state_end(state, j->found);
@@ -491,6 +511,7 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
     signals_hold();
     while (result == CLI_OK && j->number < sequences && !signals_came())
         result = draw_round(j, plan, sequences);
+    end_by_signal();
     const bool stopped = signals_came() && j->number < sequences;
     if (result == CLI_OK) j->found->unsaved = heads_state_end(&j->state, j->found);
     signals_release();

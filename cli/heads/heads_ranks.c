@@ -33,8 +33,7 @@ static double work_of(const int64_t *tokens, int64_t begin, int64_t end)
 static int64_t end_of_next(const heads_round *last, const int64_t *tokens, int64_t count,
                            double every, int32_t size)
 {
-    const double seconds = seconds_now() - last->since;
-    const double times = 4 * seconds < every ? 4 : every / seconds;
+    const double times = 4 * last->seconds < every ? 4 : every / last->seconds;
     int64_t end = last->end + size;
     if (end >= count) return count;
     double work = work_of(tokens, last->end, end);
@@ -57,7 +56,7 @@ cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const i
                            .first = t ? end : begin,
                            .last = t ? begin : end,
                            .work = work_of(tokens, begin, end),
-                           .since = seconds_now()};
+                           .began = seconds_now()};
     double before = 0;
     for (int64_t i = begin; t && i < end; i++) {
         const double work = work_of(tokens, i, i + 1);
@@ -75,35 +74,59 @@ cli_exit heads_ranks_number(heads_found *found, int64_t number)
     return cli_check(HEADS, mha_head_corpus_number(found->corpus, number));
 }
 
-/* What rank `from` has measured, into rank 0's. */
-static mha_status add_rank(const mha_transport *t, const heads_found *found, int32_t from,
-                           int64_t size, mha_head_measures *measures, mha_head_corpus *corpus)
+typedef struct sums {
+    heads_found *found;
+    mha_head_measures *measures;
+    mha_head_corpus *corpus;
+} sums;
+
+/* What the others have measured, into rank 0's, one after the other: after a failure too all is received. */
+static mha_status add_ranks(const mha_transport *t, const sums *to, const int64_t *all, void *bytes)
 {
-    void *bytes = malloc((size_t)size + 1);
-    if (!bytes) return mha_fail(MHA_ERR_NOMEM, "out of memory for what a rank has measured");
-    mha_status status = mha_transport_receive(t, from, bytes, (size_t)size);
-    if (status == MHA_OK) status = heads_state_merge(found, bytes, (size_t)size, measures, corpus);
-    free(bytes);
+    mha_status status = MHA_OK;
+    for (int32_t r = 1; r < t->size; r++) {
+        const size_t size = (size_t)all[2 * r];
+        MHA_TRY(mha_transport_receive(t, r, bytes, size));
+        if (status == MHA_OK)
+            status = heads_state_merge(to->found, bytes, size, to->measures, to->corpus);
+        if (!to->found->spread)
+            to->found->lost_links += all[2 * r + 1]; /* else all lost the same ones */
+    }
     return status;
 }
 
-/* Sizes, links that were left out, then the sums of one rank after the other. */
-static mha_status gather(const mha_transport *t, mha_buffer *own, heads_found *found,
-                         mha_head_measures *measures, mha_head_corpus *corpus)
+/* Sizes, and links that were left out, at rank 0: NULL after a failure, which all ranks know. */
+static mha_status gather_sizes(const mha_transport *t, const mha_buffer *own,
+                               const heads_found *found, int64_t **all, void **bytes)
 {
-    int64_t *all = calloc((size_t)t->size, 2 * sizeof *all);
     const int64_t mine[2] = {(int64_t)own->size, found->lost_links};
+    int64_t most = 0;
+    *bytes = NULL;
+    *all = calloc((size_t)t->size, 2 * sizeof **all);
     mha_status status =
-        all ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "out of memory for the sizes of all ranks");
-    status = mha_transport_agree(t, status);
-    if (status == MHA_OK) status = mha_transport_gather(t, 0, mine, sizeof mine, all);
-    if (status == MHA_OK && t->rank != 0) status = mha_transport_send(t, 0, own->data, own->size);
-    for (int32_t r = 1; status == MHA_OK && t->rank == 0 && r < t->size; r++) {
-        if (!found->spread) found->lost_links += all[2 * r + 1]; /* else all lost the same ones */
-        status = add_rank(t, found, r, all[2 * r], measures, corpus);
+        *all ? MHA_OK : mha_fail(MHA_ERR_NOMEM, "out of memory for the sizes of all ranks");
+    MHA_TRY(mha_transport_agree(t, status));
+    MHA_TRY(mha_transport_gather(t, 0, mine, sizeof mine, *all));
+    for (int32_t r = 1; t->rank == 0 && r < t->size; r++)
+        if ((*all)[2 * r] > most) most = (*all)[2 * r];
+    *bytes = malloc((size_t)most + 1);
+    if (!*bytes) status = mha_fail(MHA_ERR_NOMEM, "out of memory for what a rank has measured");
+    return mha_transport_agree(t, status);
+}
+
+static mha_status gather(const mha_transport *t, const mha_buffer *own, const sums *to)
+{
+    int64_t *all;
+    void *bytes;
+    mha_status status = gather_sizes(t, own, to->found, &all, &bytes);
+    if (status == MHA_OK) {
+        status = t->rank == 0 ? add_ranks(t, to, all, bytes)
+                              : mha_transport_send(t, 0, own->data, own->size);
+        if (status != MHA_ERR_RANK) status = mha_transport_agree(t, status);
     }
-    if (t->rank != 0) found->lost_links = 0;
+    if (t->rank != 0) to->found->lost_links = 0;
     free(all);
+    free(bytes);
     return status;
 }
 
@@ -117,7 +140,8 @@ cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
     if (code == CLI_OK && t->rank != 0)
         code = cli_check(HEADS, mha_head_state_write(measures, &sink));
     code = ranks_agree(HEADS, code);
-    if (code == CLI_OK) code = ranks_check(HEADS, gather(t, &own, found, measures, corpus));
+    const sums to = {found, measures, corpus};
+    if (code == CLI_OK) code = ranks_check(HEADS, gather(t, &own, &to));
     mha_buffer_free(&own);
     return code;
 }

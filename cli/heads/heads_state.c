@@ -196,7 +196,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
     *state = (heads_state){.path = ranks_first() ? options->state : NULL,
                            .every = options->save_every < 0 ? 60 : (double)options->save_every,
                            .due = seconds_now()};
-    if (!state->path) return CLI_OK;
+    if (!state->path && (!ranks_transport() || found->spread)) return CLI_OK;
     state->due += state->every;
     uint64_t *word = state->word;
     word[STATE_MAGIC] = MAGIC;
@@ -205,7 +205,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
         ((uint64_t)MHA_VERSION_MAJOR << 16 | MHA_VERSION_MINOR) << 16 | MHA_VERSION_PATCH;
     word[STATE_WITHOUT] = print_of_gates(found);
     CLI_TRY(print_of_model(options->model, &word[STATE_MODEL]));
-    if (stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
+    if (!state->path || stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
     CLI_TRY(read_bytes(state, (int64_t)status.st_size));
     CLI_TRY(read_head(state, (const uint8_t *)state->file, (size_t)status.st_size));
     if (state->was[STATE_MODEL] != word[STATE_MODEL])

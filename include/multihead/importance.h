@@ -52,7 +52,7 @@ typedef struct mha_importance_data {
     /* Ranks that share the passes of mha_head_importance(), mha_head_order() and mha_head_curve(), each with the
      * whole transformer and all data. All make the same calls and get the same results, with the bits of one: a
      * pass, or a batch's gradient, is of one rank, and sums are added in the order of batches. loss and progress
-     * are called for the passes of this rank; `done` counts those of all. NULL: none. Since 0.1 */
+     * are called for the passes of this rank, a gradient being one of each; `done` counts those of all. NULL: none. Since 0.1 */
     const mha_transport *transport;
 } mha_importance_data;
 

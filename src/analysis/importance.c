@@ -2,6 +2,7 @@
  * gradient by all of them. */
 #include "analysis/importance_parts.h"
 
+#include "base/hash.h"
 #include "base/struct_copy.h"
 #include "nn/nn_check.h"
 #include "transformer/transformer_parts.h"
@@ -56,9 +57,10 @@ mha_status mhai_importance_agree(const mhai_importance_run *r, mha_status status
                                  int64_t more)
 {
     const int64_t all[] = {r->desc.kind, r->desc.flags, r->data.batches, r->examples, r->tokens,
-                           what,         more};
+                           what,         more,          (int64_t)r->mark};
     if (!r->ranks) return status;
-    return mha_transport_same(r->ranks, "importance to measure", all, sizeof all, status);
+    MHA_TRY(mha_transport_agree(r->ranks, status));
+    return mha_transport_same(r->ranks, "importance to measure", all, sizeof all, MHA_OK);
 }
 
 /* ---- a run --------------------------------------------------------------------------------- */
@@ -75,6 +77,17 @@ static mha_status check_input(const mhai_importance_run *r, int64_t i, mha_trans
                     (long long)i);
 }
 
+/* Ranks compare it. */
+static uint64_t add_tokens(uint64_t mark, const mha_tensor *x)
+{
+    mark = mhai_hash(mark, x->shape, 2 * sizeof *x->shape);
+    for (int64_t b = 0; b < x->shape[0]; b++)
+        for (int64_t t = 0; t < x->shape[1]; t++)
+            mark = mhai_hash(mark, (const int32_t *)x->data + b * x->stride[0] + t * x->stride[1],
+                             sizeof(int32_t));
+    return mark;
+}
+
 static mha_status check_data(mhai_importance_run *r)
 {
     if (!r->data.inputs || !r->data.loss)
@@ -84,6 +97,7 @@ static mha_status check_data(mhai_importance_run *r)
         mha_transformer_input input;
         MHA_TRY(check_input(r, i, &input));
         const int64_t *shape = input.tokens->shape;
+        if (r->ranks) r->mark = add_tokens(r->mark, input.tokens);
         r->examples += shape[0];
         if (shape[0] > r->batch) r->batch = shape[0];
         if (shape[1] > r->longest) r->longest = shape[1];
@@ -274,6 +288,7 @@ static mha_status gradients(mhai_importance_run *r, double *loss)
     mhai_importance_mine(r, batches, &begin, &end);
     for (int64_t i = begin; i < end && status == MHA_OK; i++)
         status = gradient_of(r, i, r->parts + i * each);
+    if (status == MHA_OK) status = step(r);
     MHA_TRY(mhai_importance_share(r, status, r->parts, batches, each));
     *loss = 0;
     for (int64_t i = 0; i < batches; i++) {
@@ -283,7 +298,7 @@ static mha_status gradients(mhai_importance_run *r, double *loss)
     }
     *loss /= (double)r->examples;
     for (int64_t k = 0; k < heads; k++) r->scores[k] /= (double)r->examples;
-    return step(r);
+    return MHA_OK;
 }
 
 /* ---- ablation ------------------------------------------------------------------------------ */

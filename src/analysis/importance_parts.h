@@ -16,6 +16,7 @@ typedef struct mhai_importance_run {
     int64_t examples, tokens, batch, longest; /* of all; of the largest batch; of a sequence */
     int64_t width;                            /* of an output's row */
     int64_t passes, done;                     /* for progress */
+    uint64_t mark;                            /* of all tokens, for ranks */
     float *output, *slope;                    /* [tokens, width] */
     float *shares;                            /* [L,B,H,T] */
     float *gates;                             /* [L,H], those of the pass at hand */

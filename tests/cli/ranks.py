@@ -300,6 +300,32 @@ def refusals():
     check(done.stdout.count("multihead") == 1, f"--version: {done}")
 
 
+def texts_that_differ():
+    """Each rank in a folder of its own, where another text is, or none: all are told soon, and which rank it is."""
+    here = 'cd "$0/own${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"'
+    lines = [f"the cat sat on mat {n} .\n" for n in range(30)]
+    heads = [PROGRAM, "heads", MODEL, "--text", "t.txt", "--json", "-q", "--random", "0"]
+    prune = [PROGRAM, "prune", MODEL, "--text", "t.txt", "-q"]
+    other = "has another text or model than rank 0"
+    for program, texts, line in (
+            (heads, (lines, lines[:7], lines), f"heads: rank 1: {other}"),
+            ([*heads, "--state", "s", "--save-every", "0"], (lines[:7], lines, lines), f"heads: rank 1: {other}"),
+            ([*heads, "--state", "s"], (lines, lines, [*lines[:9], "a dog .\n", *lines[10:]]), f"heads: rank 2: {other}"),
+            (prune, (lines, lines, [*lines[:9], "the dog sat on mat 9 .\n", *lines[10:]]), "prune: rank 2: has another"),
+            (prune, (None, lines, lines), "prune: "), (prune, (lines, lines, None), "prune: rank 2: t.txt"),
+            (heads, (None, lines, lines), "heads: "), (heads, (lines, None, lines), "heads: rank 1: t.txt")):
+        for rank, text in enumerate(texts):
+            folder = FOLDER / f"own{rank}"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            if text:
+                (folder / "t.txt").write_text("".join(text))
+        done = ranks(3, ["sh", "-c", here, FOLDER, *program], MHA_MPI_DEADLINE="600")
+        said = [text for text in done.stderr.splitlines() if text.startswith("multihead")]
+        check(done.returncode not in (0, 8) and len(said) == 1 and said[0].startswith(f"multihead: {line}"),
+              f"{line}: exit {done.returncode}: {done.stderr}")
+
+
 def children(process):
     """Processes of the program below a launcher."""
     found, todo = [], [process]
@@ -421,6 +447,7 @@ def main():
     files_that_differ(large)
     killed_while_spread(large)
     refusals()
+    texts_that_differ()
     stopped_by_a_signal(whole)
     killed(whole, 30 if LONG else 3)
     heads_that_are_killed(30 if LONG else 4)

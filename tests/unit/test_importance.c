@@ -767,7 +767,7 @@ typedef struct outcome {
     results found;
     mha_status status;
     char detail[200];
-    int64_t passes;
+    int64_t passes, steps; /* calls of loss and of progress */
     failing_alloc memory;
 } outcome;
 
@@ -776,6 +776,7 @@ typedef struct course {
     const example *e;
     int spoiled;                 /* -1: none */
     int64_t fail_at, refuses_at; /* its allocation; its batch that the loss refuses; -1: none */
+    int64_t ends_at;             /* its pass after which progress ends the call; -1: none */
     int64_t step;                /* of the spoiled rank's order */
     outcome *outcomes;
 } course;
@@ -795,6 +796,14 @@ static mha_status counted_loss(mha_context *context, int64_t number,
     if (l->out->passes++ == l->c->refuses_at && l->spoils)
         return mha_fail(MHA_ERR_CALLBACK, "has seen enough");
     return data->loss(context, number, input, output, output_gradient, losses, data->user);
+}
+
+static mha_status counted_progress(int64_t done, int64_t total, void *user)
+{
+    const loss_of_rank *l = user;
+    (void)done, (void)total;
+    if (l->out->steps++ == l->c->ends_at && l->spoils) return mha_fail(MHA_ERR_CALLBACK, "stop");
+    return MHA_OK;
 }
 
 static mha_status measure_all(mha_context *context, const course *c, const mha_importance_data *d,
@@ -827,6 +836,7 @@ static void run_rank(void *user, const mha_transport *t)
     loss_of_rank loss = {.c = c, .out = o, .spoils = spoils};
     mha_importance_data data = c->e->data;
     data.loss = counted_loss, data.user = &loss, data.transport = t;
+    data.progress = counted_progress, data.progress_user = &loss;
     o->status = failing_context(&o->memory, 1, MHA_ISA_AUTO, &context);
     o->memory.calls = 0;
     if (spoils) o->memory.fail_at = c->fail_at;
@@ -843,6 +853,7 @@ static course make_course(uint64_t number, outcome *outcomes)
                     .spoiled = -1,
                     .fail_at = -1,
                     .refuses_at = -1,
+                    .ends_at = -1,
                     .step = 2,
                     .outcomes = outcomes};
 }
@@ -895,6 +906,13 @@ static void what_one_rank_meets_all_are_told(void **state)
     }
     assert_true(c.refuses_at > 10);
     c.refuses_at = -1;
+    for (c.ends_at = 0;; c.ends_at++) {
+        thread_ranks_run(3, run_rank, &c, -1, 0);
+        if (many[1].steps <= c.ends_at) break;
+        check_told(many, 3, MHA_ERR_CALLBACK, "rank 1: stop");
+    }
+    assert_true(c.ends_at > 5);
+    c.ends_at = -1;
     for (c.fail_at = 0;; c.fail_at++) {
         thread_ranks_run(3, run_rank, &c, -1, 0);
         if (many[1].memory.calls <= c.fail_at) break;
