@@ -204,7 +204,13 @@ def spread(whole, large):
         for count in (2, 3, 5) if i == 0 or LONG else few[i % 2:][:1] if row[0] == "heads" else few:
             done = ranks(count, program)
             check(done.returncode == 0 and steady(done.stdout) == steady(one.stdout),
-                  f"{row}, {count} ranks: {done.stderr}")
+                  f"{row}, {count} ranks: exit {done.returncode}, {differs(one.stdout, done.stdout)}: {done.stderr}")
+
+
+def differs(one, many):
+    pairs = zip(steady(one).splitlines(), steady(many).splitlines())
+    first = next((f"'{a[:200]}' and '{b[:200]}'" for a, b in pairs if a != b), "the end")
+    return f"{len(one)} and {len(many)} characters, {first}"
 
 
 def steady(text):

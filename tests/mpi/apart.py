@@ -230,16 +230,19 @@ def missing():
         return mpirun.missing()
     if not mpirun.is_open_mpi():
         return f"{mpirun.launcher()} is not Open MPI's"
-    return "".join(f"no {name} (Debian: iproute2)" for name in ("ip", "tc") if not shutil.which(name))
+    return ", ".join(f"no {name} (Debian: iproute2)" for name in ("ip", "tc") if not shutil.which(name))
 
 
 def main():
     why = missing()
+    if why:
+        print(f"skipped: {why}")
+        return 77
     with tempfile.TemporaryDirectory(prefix="mha-apart-") as name:
         folder = pathlib.Path(name)
         machines = Machines(folder)
         try:
-            why = why or machines.make()
+            why = machines.make()
             if why:
                 print(f"skipped: {why}")
                 return 77
