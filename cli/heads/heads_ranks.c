@@ -95,7 +95,7 @@ static mha_status add_ranks(const mha_transport *t, const sums *to, const int64_
     return status;
 }
 
-/* Sizes, and links that were left out, at rank 0: NULL after a failure, which all ranks know. */
+/* Sizes, and links that were left out, at rank 0, and room there for the largest. */
 static mha_status gather_sizes(const mha_transport *t, const mha_buffer *own,
                                const heads_found *found, int64_t **all, void **bytes)
 {
