@@ -17,10 +17,7 @@ static void on_signal(int number)
 
 void signals_hold(void)
 {
-    for (int i = 0; i < 2; i++) {
-        before[i] = signal(numbers[i], on_signal);
-        if (before[i] == SIG_IGN) signal(numbers[i], SIG_IGN); /* as nohup and trap want it */
-    }
+    for (int i = 0; i < 2; i++) before[i] = signal(numbers[i], on_signal);
 }
 
 void signals_release(void)
@@ -37,6 +34,7 @@ void signals_end(void)
 {
     if (!came) return;
     fflush(stdout);
+    signal(came, SIG_DFL); /* the parent may have ignored it */
     raise(came);
 }
 

@@ -4,8 +4,7 @@
 
 #include <stdbool.h>
 
-/* From here to signals_release() SIGINT and SIGTERM are noted instead of ending the program; one that is ignored
- * stays so. */
+/* From here to signals_release() SIGINT and SIGTERM are noted instead of ending the program. */
 void signals_hold(void);
 void signals_release(void);
 
