@@ -175,6 +175,9 @@ typedef struct heads_round {
     double work, began, seconds; /* by tokens; when it began; what measuring took */
 } heads_round;
 
+/* The ranks that have texts of their own: NULL where they have layers of the model instead. */
+const mha_transport *heads_ranks_dealt(const heads_found *found);
+
 /* The round after *round, of texts with so many tokens, NULL: as many in each. Not more than is measured in about
  * `every` seconds; every < 0, or one process: all of the rest. */
 cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const int64_t *tokens,

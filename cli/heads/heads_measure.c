@@ -356,15 +356,15 @@ static cli_exit take_texts(job *j, int64_t count)
     return CLI_OK;
 }
 
-/* Each rank has read the texts, and its own copy of the model unless that is spread. */
+/* Each rank has read the texts, and the model. */
 static cli_exit compare_ranks(const job *j, int64_t count)
 {
     const heads_state *s = &j->state;
     const uint64_t all[] = {s->prints[count], s->word[STATE_RANKS], s->word[STATE_MODEL]};
-    if (!ranks_transport()) return CLI_OK;
+    const mha_transport *t = heads_ranks_dealt(j->found);
+    if (!t) return CLI_OK;
     CLI_TRY(ranks_agree(HEADS, CLI_OK));
-    return ranks_check(
-        HEADS, mha_transport_same(ranks_transport(), "text or model", all, sizeof all, MHA_OK));
+    return ranks_check(HEADS, mha_transport_same(t, "text or model", all, sizeof all, MHA_OK));
 }
 
 static cli_exit measure_texts(job *j, text_model *model, const heads_sources *sources)

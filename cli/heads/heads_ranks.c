@@ -14,8 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The ranks that have texts of their own: none where they have layers of the model instead. */
-static const mha_transport *dealt(const heads_found *found)
+const mha_transport *heads_ranks_dealt(const heads_found *found)
 {
     return found->model->ranks ? NULL : ranks_transport();
 }
@@ -44,7 +43,7 @@ static int64_t end_of_next(const heads_round *last, const int64_t *tokens, int64
 cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const int64_t *tokens,
                            int64_t count, double every)
 {
-    const mha_transport *t = dealt(found);
+    const mha_transport *t = heads_ranks_dealt(found);
     const int64_t begin = round->end;
     int64_t end = count;
     if (t && every >= 0) {
@@ -70,7 +69,7 @@ cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const i
 
 cli_exit heads_ranks_number(heads_found *found, int64_t number)
 {
-    if (!dealt(found) || !found->corpus) return CLI_OK;
+    if (!heads_ranks_dealt(found) || !found->corpus) return CLI_OK;
     return cli_check(HEADS, mha_head_corpus_number(found->corpus, number));
 }
 
@@ -133,7 +132,7 @@ static mha_status gather(const mha_transport *t, const mha_buffer *own, const su
 cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
                             mha_head_corpus *corpus, cli_exit code)
 {
-    const mha_transport *t = found->spread ? found->model->ranks : dealt(found);
+    const mha_transport *t = found->spread ? found->model->ranks : heads_ranks_dealt(found);
     mha_buffer own = {0};
     if (!t || !measures) return code;
     const mha_sink sink = mha_buffer_sink(&own);
