@@ -1,6 +1,6 @@
 /* What the simulation has instead of the library's: folding a block into the rows takes the time of its pairs and
  * touches nothing, and a message's memory is the same for all ranks, so that a thousand of them fit in one machine.
- * The linker takes these for the functions of attn_fold.c and, by --wrap, of scratch.c. Messages, their order and all
+ * The linker takes these for the functions of attn_fold.c and, by --wrap, of attn_plan.c and scratch.c. Messages, their order and all
  * that decides on them are the library's own. */
 #include "scale.h"
 
@@ -39,7 +39,18 @@ void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_
     for (int64_t i = 0; i < count; i++)
         pairs += scale_pairs(query, query + fold->rows, keys[i].first + keys[i].begin,
                              keys[i].first + keys[i].end);
-    scale_compute(pairs / (double)turns);
+    scale_compute(pairs / (double)turns, fold->plan.p.H);
+}
+
+mha_status __wrap_mhai_attn_forward(mha_context *context, const mhai_attn_call *call);
+
+/* A rank that has all rows of some heads. */
+mha_status __wrap_mhai_attn_forward(mha_context *context, const mhai_attn_call *call)
+{
+    const int64_t rows = call->q->shape[2];
+    (void)context;
+    scale_compute(scale_pairs(0, rows, 0, rows), call->q->shape[1]);
+    return MHA_OK;
 }
 
 /* Of decoding, which is not simulated. */
@@ -64,7 +75,8 @@ mha_status __real_mha_scratch_alloc(mha_context *context, int64_t count, size_t 
 mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
                                     void **memory);
 
-/* The blocks of a ring are single elements of megabytes; tables have small ones. */
+/* The blocks of a ring, and tensors of heads that are exchanged, are single elements of megabytes; tables have
+ * small ones. */
 mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void **memory)
 {
     if (count != 1 || size < 1 << 20) return __real_mha_scratch_alloc(context, count, size, memory);

@@ -2,6 +2,7 @@
  *
  *   scale ordered TOKENS FOLDS [TIMELINE]   mha_distributed_forward(): its messages, with kernels that take the time
  *                                           of their pairs (replaced.c). Pieces are zigzag, FOLDS times over
+ *   scale stream TOKENS FOLDS [TIMELINE]    the same without exchanging heads
  *   scale ring TOKENS FOLDS [TIMELINE]      the usual rotating ring instead: each rank begins with its own keys, and
  *                                           hands on what it has while it computes it
  *
@@ -17,7 +18,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 FILE *scale_timeline;
@@ -59,11 +59,11 @@ void scale_note(const char *what, double begin)
 
 /* A product and a sum for each element of the key and of the value. Asleep, not with smpi_execute_flops(): after
  * each of those SimGrid 3.32 walks over all messages that the host has ever tested. */
-void scale_compute(double pairs)
+void scale_compute(double pairs, int64_t heads)
 {
     const double begin = MPI_Wtime();
     const double seconds =
-        pairs * HEADS * 2 * (HEAD_DIM + HEAD_DIM) / sg_host_get_speed(sg_host_self());
+        pairs * (double)heads * 2 * (HEAD_DIM + HEAD_DIM) / sg_host_get_speed(sg_host_self());
     struct timespec asleep = {.tv_sec = (time_t)seconds};
     if (pairs <= 0) return;
     asleep.tv_nsec = (long)(1e9 * (seconds - (double)asleep.tv_sec));
@@ -112,14 +112,12 @@ static void cut(const work *w, int rank, mha_piece *pieces)
     CHECK(!mha_split_pieces(w->tokens, rank, w->transport.size, w->count / 2, pieces, &count));
 }
 
-/* Rows of everybody's: read as zeros, never written. */
+/* Rows of everybody's: all are the same few megabytes. */
 static mha_tensor make(int64_t heads, int64_t rows)
 {
     const int64_t shape[] = {1, heads, rows, HEAD_DIM};
-    const size_t bytes = (size_t)(heads * rows * HEAD_DIM) * sizeof(float);
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    CHECK(memory != MAP_FAILED);
+    void *memory = SMPI_SHARED_MALLOC((size_t)(heads * rows * HEAD_DIM) * sizeof(float));
+    CHECK(memory);
     return mha_tensor_contiguous(memory, MHA_F32, 4, shape);
 }
 
@@ -136,13 +134,14 @@ static void begin(work *w, int64_t tokens, int64_t folds)
     for (int64_t i = 0; i < w->count; i++) w->rows += w->pieces[i].end - w->pieces[i].begin;
 }
 
-/* ---- the two schedules ----------------------------------------------------------------------- */
+/* ---- the schedules ------------------------------------------------------------------------- */
 
-static void ordered(work *w, double numbers[3])
+static void ordered(work *w, uint32_t flags, double numbers[3])
 {
     const mha_context_desc one = {.struct_size = sizeof one, .num_threads = 1};
     const mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
     const mha_sequence_split split = {.struct_size = sizeof split,
+                                      .flags = flags,
                                       .transport = &w->transport,
                                       .queries = w->tokens,
                                       .keys = w->tokens,
@@ -196,7 +195,7 @@ static void ring(work *w, double numbers[3])
             MPI_Irecv(memory, (int)(bytes / 4), MPI_FLOAT, (rank + size - 1) % size, 0,
                       MPI_COMM_WORLD, &requests[1]);
         cut(w, (rank - step + size) % size, keys);
-        scale_compute(pairs_with(w, keys));
+        scale_compute(pairs_with(w, keys), HEADS);
         const double waited = MPI_Wtime();
         if (!last) MPI_Waitall(2, requests, MPI_STATUSES_IGNORE);
         scale_note("wait", waited);
@@ -212,7 +211,7 @@ int main(int count, char **arguments)
     work w = {0};
     double own[3] = {0}, all[3];
     if (count < 4) {
-        fprintf(stderr, "scale ordered|ring TOKENS FOLDS [TIMELINE]\n");
+        fprintf(stderr, "scale ordered|stream|ring TOKENS FOLDS [TIMELINE]\n");
         return 2;
     }
     if (count > 4 && !scale_timeline) scale_timeline = fopen(arguments[4], "w");
@@ -220,7 +219,7 @@ int main(int count, char **arguments)
     if (!strcmp(arguments[1], "ring"))
         ring(&w, own);
     else
-        ordered(&w, own);
+        ordered(&w, strcmp(arguments[1], "stream") ? 0 : MHA_SEQUENCE_KEEP_HEADS, own);
     MPI_Allreduce(own, all, 3, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     if (w.transport.rank == 0) printf("%.6f %.0f %.0f\n", all[0], all[1], all[2]);
     if (w.transport.rank == 0 && scale_timeline) fflush(scale_timeline);

@@ -11,8 +11,8 @@ enum { HEADS = 32, KV_HEADS = 8, HEAD_DIM = 128 };
 /* Pairs of a query in rows q0 .. q1 and a key in rows k0 .. k1 that a causal mask leaves. */
 double scale_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1);
 
-/* Let the host compute so many pairs of all heads, and note the time in the timeline. */
-void scale_compute(double pairs);
+/* Let the host compute so many pairs of so many heads, and note the time in the timeline. */
+void scale_compute(double pairs, int64_t heads);
 
 /* A line of the timeline: what the rank did, from a time on until now. */
 void scale_note(const char *what, double begin);

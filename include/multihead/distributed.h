@@ -15,6 +15,10 @@
  *   - a causal mask or a window spares what no row of a rank and of those after it sees
  *   - with a causal mask, pieces that go to and fro give all ranks as many pairs (mha_split_pieces())
  *
+ * Before that, the forward may exchange heads for rows: C ranks that follow each other send each other rows, so
+ * that each has H / C heads and all rows of the C ranks (Jacobs et al. 2023, DeepSpeed-Ulysses, 3). Keys of a head
+ * then pass size / C ranks instead of size, and none if C is size (mha_distributed_forward()).
+ *
  * Few queries of many keys, as in decoding: mha_distributed_decode() leaves keys and values where they are
  * and sends the sums of rows.
  *
@@ -62,10 +66,15 @@ enum { MHA_SPLIT_ROWS = 112 };
 MHA_API MHA_NODISCARD mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size,
                                                   int64_t folds, mha_piece *pieces, int64_t *count);
 
+/* mha_sequence_split.flags, the same at all ranks */
+enum {
+    MHA_SEQUENCE_KEEP_HEADS = 1 << 0 /* the forward does not exchange heads (below) */
+};
+
 /* What this rank has of the whole. The pieces of all ranks together are each row once. */
 typedef struct mha_sequence_split {
     uint32_t struct_size;
-    uint32_t flags; /* 0 */
+    uint32_t flags;
     const mha_transport *transport;
     int64_t queries, keys;         /* T and S; of a ragged batch the packed axes */
     const mha_piece *query_pieces; /* ascending; q and o have the rows of the first, then those of
@@ -91,6 +100,13 @@ typedef struct mha_sequence_split {
  * Without outputs other than lse, on the tiled path in f32, keys and values pass through; otherwise
  * every rank gathers all of them first (mha_distributed_explain() says which and why).
  *
+ * Heads are exchanged if the only output besides o is lse, nothing in desc is over queries (keep_mask, bias,
+ * global_queries, query_documents), and some number of ranks C divides size, H, and Hk or is a multiple of it. Of
+ * all such C the one is taken whose rank receives the fewest bytes, those of 16 blocks for each further rank with
+ * the same heads counted too, since they are under way at once; if 1 takes the fewest, heads stay. What is
+ * exchanged arrives before the first row is computed, and results leave after the last: on slow links, and with many
+ * queries for each key/value head, MHA_SEQUENCE_KEEP_HEADS may be faster, and it takes less memory.
+ *
  * column_sums adds up over queries: the sums of all keys, in double, go from piece to piece in the order of
  * queries, and each rank adds its own. They go in turns of some key/value heads, so that ranks of pieces that
  * follow each other work at once; with few heads (B Hk) they wait for each other.
@@ -98,11 +114,13 @@ typedef struct mha_sequence_split {
  * Memory   borrowed for the call. Scratch: with keys that pass through Dv + 2 floats for each
  *          row of q and head, and nine to 19 blocks of keys and values; else S keys and values, and that of
  *          mha_attention_forward() for the rows here. column_sums: B H S doubles, and at most as many
- *          floats.
+ *          floats. Heads that are exchanged: as much again as q, k, v and o of this rank, more if there are
+ *          more parts than key/value heads; and copies of those whose rows of a head are not contiguous.
  * Errors   as mha_attention_forward(), at all ranks alike, with the number of the rank in
  *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces that overlap or leave gaps; ranks whose
  *          descriptors differ); MHA_ERR_UNSUPPORTED (flags); MHA_ERR_RANK. On error no output byte
- *          is written; but with column_sums and MHA_ERR_RANK other outputs may be written in part.
+ *          is written; but with MHA_ERR_RANK, if there are column_sums or heads are exchanged, other outputs
+ *          may be written in part.
  * Threads  one call at a time per context and transport.
  * Accuracy as mha_attention_forward().
  * Since    1.0
@@ -114,15 +132,16 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_forward(mha_context *context,
                                                          const mha_tensor *v, const mha_tensor *o,
                                                          const mha_attention_outputs *outputs);
 
-/* What a call of this rank would do. */
+/* What a call of this rank would do; o is taken to be f32. */
 typedef struct mha_distributed_plan {
-    bool streamed;      /* keys pass through; false: they are gathered */
+    bool streamed;      /* keys pass through; false: they are gathered, or all here */
     const char *reason; /* why, one sentence, static text */
     int64_t parcels;    /* blocks of keys that travel as one message, of all ranks */
-    int64_t messages_sent, messages_received; /* by this rank: keys, values, column sums */
+    int64_t messages_sent, messages_received; /* by this rank: rows, keys, values, column sums */
     double bytes_sent, bytes_received;        /* likewise */
-    double pairs; /* that this rank computes: visible_pairs of its rows */
+    double pairs; /* that this rank computes: visible_pairs of its rows and heads */
     size_t scratch_bytes;
+    int64_t head_parts; /* ranks that exchange heads with each other; 1: none do */
 } mha_distributed_plan;
 
 /**

@@ -28,7 +28,7 @@ typedef struct mhai_slice_common {
     int32_t columns;   /* column_sums are */
     int32_t gradients; /* which ones are wanted and given, and whether they add: a bit each */
     int32_t q_types;   /* in the backward, of q, o, o_gradient and bias: a byte each */
-    uint32_t flags;
+    uint32_t flags, split_flags;
     float scale, softcap, dropout;
 } mhai_slice_common;
 

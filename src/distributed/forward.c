@@ -1,6 +1,9 @@
 /* mha_distributed_forward(): each piece of this rank's queries is a call of its own, a part of the whole
- * (mhai_attn_part), and all keys come to it: block after block (attn_fold.c), or gathered. */
+ * (mhai_attn_part), and all keys come to it: block after block (attn_fold.c), or gathered. Before that, ranks
+ * may exchange rows for heads, so that fewer of them share a head; a rank that has all rows of its heads
+ * is alone, and makes the call of one process. */
 #include "distributed/columns.h"
+#include "distributed/exchange.h"
 #include "distributed/gather.h"
 
 #include "base/context.h"
@@ -10,6 +13,13 @@
 
 #include <string.h>
 
+/* How keys and values come to a rank's rows. */
+typedef enum way {
+    STREAMED, /* block after block */
+    GATHERED, /* all of them, before */
+    ALONE     /* they are here */
+} way;
+
 /* Everything that a call has, from its arguments on. */
 typedef struct call {
     mha_context *context;
@@ -18,7 +28,7 @@ typedef struct call {
     mhai_slice *slices; /* [query_piece_count] */
     int64_t count;
     mhai_ring ring;
-    bool streamed;
+    way way;
     const char *reason;
     mhai_attn_fold *folds; /* [count] */
     mha_tensor k, v;       /* gathered */
@@ -41,7 +51,7 @@ static mha_status plan_slice(const call *c, int64_t i, bool need_data, mhai_attn
 static void choose_mode(call *c, const mhai_attn_plan *plan)
 {
     if (mhai_attn_folds(&plan->p, plan->backend)) return;
-    c->streamed = false;
+    c->way = GATHERED;
     c->reason = plan->backend->path == MHA_PATH_PLAIN
                     ? "the plain path takes rows one by one, so all keys are gathered first"
                 : plan->p.compute != MHA_COMPUTE_F32
@@ -52,8 +62,13 @@ static void choose_mode(call *c, const mhai_attn_plan *plan)
 /* Every slice's plan, and how its keys come. To other ranks it is the same: what travels is. */
 static mha_status plan_call(call *c, bool need_data)
 {
-    c->streamed = true;
+    c->way = STREAMED;
     c->reason = "keys pass through, block after block in their order";
+    if (c->split.t->size == 1) {
+        c->way = ALONE;
+        c->reason = "one rank has all rows";
+        return MHA_OK;
+    }
     for (int64_t i = 0; i < c->count; i++) {
         mhai_attn_plan plan;
         MHA_TRY(plan_slice(c, i, need_data, &plan));
@@ -87,10 +102,19 @@ static mhai_attn_call gathered_call(call *c, int64_t i)
     return made;
 }
 
-/* What the call of any slice takes, to be there when it begins: others rely on what it sends. */
-static mha_status reserve_gathered(call *c)
+/* To be there when the call begins: others rely on what it sends. */
+static mha_status reserve(call *c, size_t bytes)
 {
     void *memory;
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    MHA_TRY(mha_scratch_alloc(c->context, 1, bytes, &memory));
+    mha_scratch_release(c->context, mark);
+    return MHA_OK;
+}
+
+/* What the call of any slice takes. */
+static mha_status reserve_gathered(call *c)
+{
     size_t most = 0, bytes;
     for (int64_t i = 0; i < c->count; i++) {
         mhai_attn_plan plan;
@@ -99,17 +123,37 @@ static mha_status reserve_gathered(call *c)
         MHA_TRY(mhai_attn_scratch_bytes(&plan, &bytes));
         if (bytes > most) most = bytes;
     }
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    MHA_TRY(mha_scratch_alloc(c->context, 1, most, &memory));
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    return reserve(c, most);
+}
+
+/* The pieces of the only rank are all rows, in their order. */
+static mhai_attn_call only_call(const call *c)
+{
+    const mhai_slice_call *w = &c->whole;
+    return (mhai_attn_call){
+        .desc = &w->desc, .q = w->q, .k = w->k, .v = w->v, .o = w->o, .outputs = &w->outputs};
+}
+
+static mha_status plan_only(const call *c, bool need_data, size_t *bytes, double *pairs)
+{
+    mhai_attn_plan plan;
+    const mhai_attn_call only = only_call(c);
+    MHA_TRY(mhai_attn_plan_call(c->context, &only, need_data, &plan));
+    *pairs = (double)mhai_attn_visible_pairs(&plan.p);
+    return mhai_attn_scratch_bytes(&plan, bytes);
 }
 
 static mha_status take_memory(call *c)
 {
+    size_t bytes;
+    double pairs;
+    if (c->way == ALONE) {
+        MHA_TRY(plan_only(c, true, &bytes, &pairs));
+        return reserve(c, bytes);
+    }
     MHA_TRY(mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring));
     MHA_TRY(mhai_ring_take_slots(c->context, &c->ring));
-    if (c->streamed) return take_folds(c);
+    if (c->way == STREAMED) return take_folds(c);
     MHA_TRY(mhai_gather_take(c->context, &c->split, c->whole.k, &c->k));
     MHA_TRY(mhai_gather_take(c->context, &c->split, c->whole.v, &c->v));
     return reserve_gathered(c);
@@ -147,6 +191,23 @@ static mha_status gather(call *c)
     return MHA_OK;
 }
 
+static mha_status run(call *c)
+{
+    mha_status status;
+    if (c->way == ALONE) {
+        const mhai_attn_call only = only_call(c);
+        return mhai_attn_forward(c->context, &only);
+    }
+    status = mhai_ring_begin(&c->ring);
+    if (status == MHA_OK) status = c->way == STREAMED ? stream(c) : gather(c);
+    if (status == MHA_OK) status = mhai_columns_finish(&c->columns);
+    if (status != MHA_OK) {
+        mhai_ring_abandon(&c->ring);
+        mhai_columns_abandon(&c->columns);
+    }
+    return status;
+}
+
 /* ---- the call -------------------------------------------------------------------------------- */
 
 /* Own checks, then everybody's; *c is ready to run, or to be explained. */
@@ -167,30 +228,41 @@ static mha_status begin(call *c, const mha_sequence_split *given, bool need_data
     return mha_transport_agree(given->transport, status);
 }
 
+/* If heads are exchanged, *own is the call of those of this rank. */
+static mha_status begin_exchange(call *c, bool need_data, mhai_exchange *exchange, call *own)
+{
+    int64_t messages[2];
+    double bytes[2];
+    mhai_ring_count(&c->split, c->whole.k, c->whole.v, messages, bytes);
+    MHA_TRY(mhai_exchange_choose(&c->whole, &c->split, bytes[1], exchange));
+    if (exchange->parts == 1) return MHA_OK;
+    mha_status status = mhai_exchange_make(c->context, need_data, exchange);
+    MHA_TRY(mha_transport_agree(c->split.t, status));
+    *own = (call){.context = c->context, .whole = exchange->call};
+    status = begin(own, &exchange->split, need_data);
+    if (status == MHA_ERR_RANK) return status; /* there is nobody to agree with */
+    return mha_transport_agree(c->split.t, status);
+}
+
 mha_status mha_distributed_forward(mha_context *context, const mha_sequence_split *split,
                                    const mha_attention_desc *desc, const mha_tensor *q,
                                    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
                                    const mha_attention_outputs *outputs)
 {
-    call c = {.context = context};
+    call all = {.context = context}, own;
+    mhai_exchange exchange;
     MHA_TRY(mhai_slice_arguments("mha_distributed_forward", context, split));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status =
-        mhai_slice_take("mha_distributed_forward", desc, q, k, v, o, outputs, &c.whole);
-    c.whole.status = status;
-    status = begin(&c, split, true);
+    all.whole.status =
+        mhai_slice_take("mha_distributed_forward", desc, q, k, v, o, outputs, &all.whole);
+    mha_status status = begin(&all, split, true);
+    if (status == MHA_OK) status = begin_exchange(&all, true, &exchange, &own);
     if (status == MHA_OK) {
-        status = take_memory(&c);
-        status = mha_transport_agree(split->transport, status);
-    }
-    if (status == MHA_OK) {
-        status = mhai_ring_begin(&c.ring);
-        if (status == MHA_OK) status = c.streamed ? stream(&c) : gather(&c);
-        if (status == MHA_OK) status = mhai_columns_finish(&c.columns);
-        if (status != MHA_OK) {
-            mhai_ring_abandon(&c.ring);
-            mhai_columns_abandon(&c.columns);
-        }
+        const bool exchanged = exchange.parts > 1;
+        status = mha_transport_agree(split->transport, take_memory(exchanged ? &own : &all));
+        if (status == MHA_OK && exchanged) status = mhai_exchange_rows(&exchange);
+        if (status == MHA_OK) status = run(exchanged ? &own : &all);
+        if (status == MHA_OK && exchanged) status = mhai_exchange_return(&exchange);
     }
     mha_scratch_release(context, mark);
     return status;
@@ -199,8 +271,10 @@ mha_status mha_distributed_forward(mha_context *context, const mha_sequence_spli
 static mha_status count_scratch(const call *c, size_t *bytes)
 {
     size_t more;
+    double pairs;
+    if (c->way == ALONE) return plan_only(c, false, bytes, &pairs);
     MHA_TRY(mhai_ring_bytes(&c->split, c->whole.k, c->whole.v, bytes));
-    if (c->streamed) {
+    if (c->way == STREAMED) {
         for (int64_t i = 0; i < c->count; i++) {
             mhai_attn_plan plan;
             MHA_TRY(plan_slice(c, i, false, &plan));
@@ -230,25 +304,38 @@ static mha_status count_scratch(const call *c, size_t *bytes)
     return MHA_OK;
 }
 
-static mha_status explain(call *c, mha_distributed_plan *plan)
+/* What a call does once heads have been exchanged, if they are. */
+static mha_status explain(const call *c, mha_distributed_plan *plan)
 {
-    mha_distributed_plan made = {
-        .streamed = c->streamed, .reason = c->reason, .parcels = c->split.parcel_count};
+    *plan = (mha_distributed_plan){.streamed = c->way == STREAMED, .reason = c->reason};
+    if (c->way == ALONE) return plan_only(c, false, &plan->scratch_bytes, &plan->pairs);
     int64_t messages[2];
     double bytes[2];
     mhai_ring_count(&c->split, c->whole.k, c->whole.v, messages, bytes);
     mhai_columns_count(&c->columns, messages, bytes);
-    made.messages_sent = messages[0], made.messages_received = messages[1];
-    made.bytes_sent = bytes[0], made.bytes_received = bytes[1];
+    plan->parcels = c->split.parcel_count;
+    plan->messages_sent = messages[0], plan->messages_received = messages[1];
+    plan->bytes_sent = bytes[0], plan->bytes_received = bytes[1];
     for (int64_t i = 0; i < c->count; i++) {
         mhai_attn_plan of_slice;
         MHA_TRY(plan_slice(c, i, false, &of_slice));
-        made.pairs += (double)mhai_attn_visible_pairs(&of_slice.p);
+        plan->pairs += (double)mhai_attn_visible_pairs(&of_slice.p);
     }
-    MHA_TRY(count_scratch(c, &made.scratch_bytes));
-    MHA_TRY(mhai_columns_bytes(&c->columns, &made.scratch_bytes));
-    *plan = made;
-    return MHA_OK;
+    MHA_TRY(count_scratch(c, &plan->scratch_bytes));
+    return mhai_columns_bytes(&c->columns, &plan->scratch_bytes);
+}
+
+static mha_status explain_exchange(const mhai_exchange *e, const call *own,
+                                   mha_distributed_plan *plan)
+{
+    plan->head_parts = e->parts;
+    if (e->parts == 1) return MHA_OK;
+    plan->reason = own->way == ALONE
+                       ? "heads are exchanged for rows: each rank has some heads, and all rows"
+                       : "heads are exchanged for rows, and their keys pass through";
+    plan->messages_sent += e->messages[0], plan->messages_received += e->messages[1];
+    plan->bytes_sent += e->bytes[0], plan->bytes_received += e->bytes[1];
+    return mhai_exchange_bytes(e, &plan->scratch_bytes);
 }
 
 mha_status mha_distributed_explain(mha_context *context, const mha_sequence_split *split,
@@ -256,15 +343,20 @@ mha_status mha_distributed_explain(mha_context *context, const mha_sequence_spli
                                    const mha_tensor *k, const mha_tensor *v,
                                    const mha_attention_outputs *outputs, mha_distributed_plan *plan)
 {
-    call c = {.context = context};
+    call all = {.context = context}, own;
+    mhai_exchange exchange;
+    mha_distributed_plan made;
     MHA_TRY(mhai_slice_arguments("mha_distributed_explain", context, split));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    c.whole.status =
-        mhai_slice_take("mha_distributed_explain", desc, q, k, v, NULL, outputs, &c.whole);
-    if (c.whole.status == MHA_OK && !plan)
-        c.whole.status = mha_fail(MHA_ERR_NULL, "mha_distributed_explain: plan is NULL");
-    mha_status status = begin(&c, split, false);
-    if (status == MHA_OK) status = explain(&c, plan);
+    all.whole.status =
+        mhai_slice_take("mha_distributed_explain", desc, q, k, v, NULL, outputs, &all.whole);
+    if (all.whole.status == MHA_OK && !plan)
+        all.whole.status = mha_fail(MHA_ERR_NULL, "mha_distributed_explain: plan is NULL");
+    mha_status status = begin(&all, split, false);
+    if (status == MHA_OK) status = begin_exchange(&all, false, &exchange, &own);
+    if (status == MHA_OK) status = explain(exchange.parts > 1 ? &own : &all, &made);
+    if (status == MHA_OK) status = explain_exchange(&exchange, &own, &made);
+    if (status == MHA_OK) *plan = made;
     mha_scratch_release(context, mark);
     return status;
 }

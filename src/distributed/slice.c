@@ -106,7 +106,7 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
     c->compute = (int32_t)d->compute, c->path = (int32_t)d->path;
     c->scores = call->outputs.scores != NULL;
     c->columns = call->outputs.column_sums != NULL;
-    c->flags = d->flags;
+    c->flags = d->flags, c->split_flags = split->given.flags;
     c->scale = d->scale, c->softcap = d->softcap, c->dropout = d->dropout;
 }
 

@@ -67,7 +67,7 @@ mha_status mhai_split_check(const mha_sequence_split *given, mhai_split *s)
     *s = (mhai_split){.t = given->transport};
     MHA_TRY(
         mhai_struct_copy("mha_sequence_split", &s->given, sizeof s->given, sizeof s->given, given));
-    if (s->given.flags != 0)
+    if (s->given.flags & ~(uint32_t)MHA_SEQUENCE_KEEP_HEADS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_sequence_split: flags 0x%x are unknown",
                         (unsigned)s->given.flags);
     if (s->given.queries < 0 || s->given.keys < 0)

@@ -220,11 +220,68 @@ static void expect_all(const job *j, int ranks, const char *what, int number, co
                      j->parts[rank].detail, j->c.text);
 }
 
-static void check_case(int number, unsigned wanted)
+/* A shape whose heads ranks exchange, if there are two or more and they divide them. */
+static kinds_shape some_exchange(rng *r, int *ranks)
+{
+    static const int64_t counts[] = {2, 3, 4, 6, 8}, kv_heads[] = {1, 2, 3, 4, 8},
+                         groups[] = {1, 1, 2, 3, 4};
+    kinds_shape n = kinds_some_shape(r);
+    *ranks = (int)RNG_PICK(r, counts);
+    n.Hk = RNG_PICK(r, kv_heads), n.H = n.Hk * RNG_PICK(r, groups);
+    if (rng_chance(r, 0.5)) n.S = rng_between(r, 1, 2200), n.T = rng_between(r, 1, 300);
+    n.kinds &= ~(unsigned)(KIND_KEEP | KIND_BIAS | KIND_GLOBAL_QUERIES | KIND_DOCUMENTS);
+    if (rng_chance(r, 0.5)) n.kinds &= ~(unsigned)KIND_WINDOW; /* where less is sent otherwise */
+    return n;
+}
+
+/* [B,H,T,D] in the order [B,T,H,D]. */
+static void interleave(mha_tensor *x)
+{
+    const int64_t *n = x->shape;
+    const size_t row = (size_t)n[3] * mha_dtype_size(x->dtype);
+    char *to = malloc((size_t)(n[0] * n[1] * n[2]) * row + 1);
+    const char *from = x->data;
+    assert_non_null(to);
+    for (int64_t i = 0; i < n[0] * n[1] * n[2]; i++) {
+        const int64_t b = i / n[2] / n[1], h = i / n[2] % n[1], t = i % n[2];
+        memcpy(to + (size_t)((b * n[2] + t) * n[1] + h) * row, from + (size_t)i * row, row);
+    }
+    free(x->data);
+    x->data = to;
+    x->stride[0] = n[1] * n[2] * n[3], x->stride[1] = n[3], x->stride[2] = n[1] * n[3];
+}
+
+/* Ranks of other layouts, and one that wants no lse, where the others do. */
+static void vary_parts(rng *r, job *j, int ranks)
+{
+    for (int rank = 0; rank < ranks; rank++) {
+        rank_part *p = &j->parts[rank];
+        mha_tensor *each[] = {&p->q, &p->k, &p->v, &p->o};
+        for (int i = 0; i < 4; i++)
+            if (rng_chance(r, 0.4)) interleave(each[i]);
+        if (rng_chance(r, 0.2)) p->outputs.lse = NULL;
+    }
+}
+
+/* A rank that is lost at some message, wherever it may be: nobody waits for it. */
+static void lose_one(rng *r, job *j, int ranks)
+{
+    thread_ranks_run(ranks, run_rank, j, (int)rng_between(r, 0, ranks - 1),
+                     rng_between(r, 0, rng_chance(r, 0.5) ? 60 : 400));
+    for (int rank = 0; rank < ranks; rank++) {
+        const mha_status status = j->parts[rank].status;
+        assert_true(status == MHA_OK || status == MHA_ERR_RANK);
+    }
+}
+
+static int64_t exchanged; /* cases whose ranks did so */
+
+static void check_case(int number, unsigned wanted, bool exchange)
 {
     rng r = rng_make(rng_run_seed(), (uint64_t)number + 1000);
     const machines all = machines_make(1);
-    const int at = number % all.count, ranks = (int)rng_between(&r, 1, MOST_RANKS);
+    const int at = number % all.count;
+    int ranks = (int)rng_between(&r, 1, MOST_RANKS);
     const machine *m = &all.each[at];
     job *j = calloc(1, sizeof *j);
     mha_tensor tensors[EXTRAS_COUNT] = {{0}};
@@ -232,6 +289,8 @@ static void check_case(int number, unsigned wanted)
     assert_non_null(j);
     kinds_shape shape = kinds_some_shape(&r);
     if (rng_chance(&r, 0.5)) shape.S = rng_between(&r, 1, 2200), shape.T = rng_between(&r, 1, 300);
+    if (exchange) shape = some_exchange(&r, &ranks);
+    const bool keep_heads = !exchange && rng_chance(&r, 0.3);
     kinds_make(&j->c, &r, &shape);
     outcome whole = kinds_outcome(&j->c, &r, LAYOUT_CONTIGUOUS);
     mha_attention_outputs outputs = make_outputs(j, wanted, tensors, offsets);
@@ -245,7 +304,9 @@ static void check_case(int number, unsigned wanted)
     for (int rank = 0; rank < ranks; rank++) {
         j->parts[rank].context = rank_contexts_of(m, at, rank);
         make_part(j, rank, m->path, &outputs);
+        if (keep_heads) j->parts[rank].split.flags = MHA_SEQUENCE_KEEP_HEADS;
     }
+    if (exchange) vary_parts(&r, j, ranks);
     const thread_ranks_counts agreeing = thread_ranks_run(ranks, agree_rank, j, -1, 0);
     const thread_ranks_counts explaining = thread_ranks_run(ranks, explain_rank, j, -1, 0);
     expect_all(j, ranks, "explain", number, m->name);
@@ -257,12 +318,16 @@ static void check_case(int number, unsigned wanted)
             fail_msg("case %d, %s, rank %d of %d: other bits\n%s", number, m->name, rank, ranks,
                      j->c.text);
         for (int i = 0; i < EXTRAS_COUNT; i++)
-            if (*output_at(&outputs, i) && !cuts_same(cuts_of(j, i), rank, *output_at(&outputs, i),
-                                                      &p->results[i], axis_of(i)))
+            if (*output_at(&p->outputs, i) &&
+                !cuts_same(cuts_of(j, i), rank, *output_at(&outputs, i), &p->results[i],
+                           axis_of(i)))
                 fail_msg("case %d, %s, rank %d of %d: output %d has other bits\n%s", number,
                          m->name, rank, ranks, i, j->c.text);
     }
     check_counts(j, ranks, explaining, agreeing, calling);
+    exchanged += j->parts[0].plan.head_parts > 1;
+    if (keep_heads) assert_int_equal(j->parts[0].plan.head_parts, 1);
+    if (exchange && rng_chance(&r, 0.5)) lose_one(&r, j, ranks);
     for (int rank = 0; rank < ranks; rank++) free_part(&j->parts[rank]);
     for (int i = 0; i < EXTRAS_COUNT; i++) free(tensors[i].data);
     outcome_free(&whole);
@@ -275,7 +340,18 @@ static void the_bits_of_one_call(void **state)
     int first, end;
     (void)state;
     for (rng_range(60, 2000, &first, &end); first < end; first++)
-        check_case(first, 1u << EXTRA_LSE);
+        check_case(first, 1u << EXTRA_LSE, false);
+}
+
+static void heads_are_exchanged(void **state)
+{
+    int first, end;
+    (void)state;
+    exchanged = 0;
+    for (rng_range(60, 2000, &first, &end); first < end; first++)
+        check_case(first + 10000, first % 4 ? 1u << EXTRA_LSE : 0, true);
+    assert_true(exchanged > 0);
+    printf("heads were exchanged %lld times\n", (long long)exchanged);
 }
 
 static void all_outputs(void **state)
@@ -284,7 +360,7 @@ static void all_outputs(void **state)
     (void)state;
     for (rng_range(20, 500, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first);
-        check_case(first, (unsigned)rng_between(&r, 1, EXTRAS_ALL));
+        check_case(first, (unsigned)rng_between(&r, 1, EXTRAS_ALL), false);
     }
 }
 
@@ -296,7 +372,7 @@ static void column_sums(void **state)
     for (rng_range(30, 1000, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first + 5000);
         const unsigned others = rng_chance(&r, 0.3) ? (unsigned)rng_between(&r, 0, EXTRAS_ALL) : 0;
-        check_case(first + 5000, others | 1u << EXTRA_COLUMNS);
+        check_case(first + 5000, others | 1u << EXTRA_COLUMNS, false);
     }
 }
 
@@ -583,7 +659,7 @@ static job *make_even(int64_t T, int64_t S, int64_t Hk, unsigned kinds, int64_t 
     job *j = calloc(1, sizeof *j);
     const machines all = machines_make(1);
     const kinds_shape shape = {.B = 1,
-                               .H = 2,
+                               .H = Hk > 2 ? Hk : 2,
                                .Hk = Hk,
                                .T = T,
                                .S = S,
@@ -731,8 +807,9 @@ static void the_backward_is_short_of_memory(void **state)
 static mha_status run_forward_short_of_memory(mha_context *context, failing_alloc *memory,
                                               void *user)
 {
-    const bool columns = *(const bool *)user;
-    job *j = make_plain(400, 1200);
+    const int kind = *(const int *)user;
+    const bool columns = kind == 1;
+    job *j = kind == 2 ? make_even(400, 1200, PLAIN_RANKS, 0, 0) : make_plain(400, 1200);
     rank_part *p = &j->parts[1];
     if (columns) want_columns(j);
     p->context = context;
@@ -752,10 +829,8 @@ static mha_status run_forward_short_of_memory(mha_context *context, failing_allo
 static void the_forward_is_short_of_memory(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) {
-        bool columns = i;
-        assert_true(failing_each(run_forward_short_of_memory, &columns) > 0);
-    }
+    for (int kind = 0; kind < 3; kind++)
+        assert_true(failing_each(run_forward_short_of_memory, &kind) > 0);
 }
 
 /* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
@@ -808,6 +883,8 @@ static void refusals_reach_every_rank(void **state)
             lying = p->results[EXTRA_COLUMNS], lying.data = p->o.data,
             p->outputs.column_sums = &lying);
     REFUSED(MHA_ERR_UNSUPPORTED, "flags 0x4", p->split.flags = 4);
+    REFUSED(MHA_ERR_ARGUMENT, "rank 1: has another description",
+            p->split.flags = MHA_SEQUENCE_KEEP_HEADS);
     REFUSED(MHA_ERR_SHAPE, "rank 1: q: dim 2", p->q.shape[2]--);
     REFUSED(MHA_ERR_SHAPE, "rank 1: v: dim 2", p->v.shape[2]--);
     REFUSED(MHA_ERR_SHAPE, "rank 1: k: dim 3", p->k.shape[3]--);
@@ -823,6 +900,20 @@ static void refusals_reach_every_rank(void **state)
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split: key_pieces[0]",
             j->keys.pieces[1][0].begin = -1);
     REFUSED(MHA_ERR_ARGUMENT, "rank 1: mha_sequence_split", p->split.key_piece_count = -1);
+}
+
+/* A rank without queries, whose descriptor only the call of its heads checks. */
+static void refusals_of_exchanged_heads(void **state)
+{
+    (void)state;
+    job *j = make_even(100, 1200, PLAIN_RANKS, KIND_SINK_LOGITS, 0);
+    int rank = 0;
+    while (cuts_rows(&j->queries, rank) > 0) rank++;
+    mha_tensor wrong = *j->parts[rank].desc.sink_logits;
+    wrong.shape[0] = 1;
+    j->parts[rank].split.query_piece_count = 0;
+    j->parts[rank].desc.sink_logits = &wrong;
+    expect_refusal(j, MHA_ERR_SHAPE, "sink_logits: dim 0 is 1, expected 3 heads");
 }
 
 #define BACK_REFUSED(status_, words, ...)                                  \
@@ -918,6 +1009,24 @@ static void a_lost_rank_ends_the_call(void **state)
         }
 }
 
+/* Likewise while heads are exchanged, where a rank that fails may have written some rows. */
+static void a_lost_rank_ends_an_exchange(void **state)
+{
+    (void)state;
+    for (int lost = 0; lost < PLAIN_RANKS; lost++)
+        for (int64_t after = 0, failed = 1; failed > 0; after++) {
+            job *j = make_even(400, 700, PLAIN_RANKS, 0, 0);
+            thread_ranks_run(PLAIN_RANKS, run_rank, j, lost, after);
+            failed = 0;
+            for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+                const mha_status status = j->parts[rank].status;
+                assert_true(status == MHA_OK || status == MHA_ERR_RANK);
+                failed += status != MHA_OK;
+            }
+            free_plain(j);
+        }
+}
+
 /* Likewise between passes, where a rank that fails may have written of its other outputs. */
 static void a_lost_rank_ends_column_sums(void **state)
 {
@@ -967,10 +1076,11 @@ static void pieces_cover(void **state)
     assert_int_equal(mha_split_pieces(1, 0, 1, INT64_MAX, pieces, &count), MHA_ERR_ARGUMENT);
 }
 
-RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call), TEST(all_outputs),
-                  TEST(column_sums), TEST(gradients_have_the_bits_of_one_call),
-                  TEST(without_a_description), TEST(refusals_reach_every_rank),
-                  TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_column_sums),
-                  TEST(the_forward_is_short_of_memory), TEST(a_lost_rank_ends_the_backward),
-                  TEST(the_backward_is_short_of_memory), TEST(refusals_of_the_backward),
-                  TEST(pieces_cover))
+RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call),
+                  TEST(heads_are_exchanged), TEST(all_outputs), TEST(column_sums),
+                  TEST(gradients_have_the_bits_of_one_call), TEST(without_a_description),
+                  TEST(refusals_reach_every_rank), TEST(refusals_of_exchanged_heads),
+                  TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_an_exchange),
+                  TEST(a_lost_rank_ends_column_sums), TEST(the_forward_is_short_of_memory),
+                  TEST(a_lost_rank_ends_the_backward), TEST(the_backward_is_short_of_memory),
+                  TEST(refusals_of_the_backward), TEST(pieces_cover))
