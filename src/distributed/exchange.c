@@ -24,17 +24,18 @@ static bool can_exchange(const mhai_slice_call *call, const mhai_split *s)
            !o->column_sums;
 }
 
-/* What a rank receives, in bytes, where ranks have about as many rows each: rows of other parts, and keys and values
- * that go through the ranks of the same heads. The way of a block past these counts as the bytes of all
- * blocks that are under way meanwhile, so that of two numbers of parts with about as many bytes the larger is taken. */
+/* What a rank receives, in bytes, where ranks have about as many rows each: rows of other parts, and keys and
+ * values that go through the ranks of the same heads. The way of a block past these counts as the bytes of all
+ * blocks that are under way meanwhile, so that of two numbers of parts with about as many bytes the larger
+ * is taken. */
 static double cost_of(const mhai_slice_call *call, const mhai_split *s, int32_t parts,
                       double received)
 {
     const int64_t *q = call->q->shape, *k = call->k->shape, *v = call->v->shape;
     const double ranks = s->t->size / parts, heads = (double)q[1] / parts;
     const double kv_heads = parts < k[1] ? (double)k[1] / parts : 1;
-    const double key = (double)(q[0] * k[3]) * (double)mha_dtype_size(call->k->dtype) +
-                       (double)(q[0] * v[3]) * (double)mha_dtype_size(call->v->dtype);
+    const double key = (double)q[0] * ((double)k[3] * (double)mha_dtype_size(call->k->dtype) +
+                                       (double)v[3] * (double)mha_dtype_size(call->v->dtype));
     const double query = (double)q[0] * (double)(q[3] + v[3]) * sizeof(float);
     const double exchanged =
         (parts - 1) *
@@ -129,15 +130,15 @@ static char *row_at(const mha_tensor *x, int64_t b, int64_t h, int64_t t)
     return (char *)x->data + at * (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* Begin to send bytes to a rank, or to receive them; or count them. */
+static void count_runs(mhai_exchange *e, bool sends, int64_t messages, size_t bytes)
+{
+    e->messages[!sends] += messages;
+    e->bytes[!sends] += (double)messages * (double)bytes;
+}
+
 static mha_status begin(mhai_exchange *e, int32_t rank, bool sends, char *bytes, size_t count)
 {
     const mha_transport *t = e->s->t;
-    if (!e->transfers) {
-        e->messages[!sends]++;
-        e->bytes[!sends] += (double)count;
-        return MHA_OK;
-    }
     mha_transfer *transfer = &e->transfers[e->count];
     MHA_TRY(sends ? t->send(t->user, rank, 0, bytes, count, transfer)
                   : t->receive(t->user, rank, 0, bytes, count, transfer));
@@ -145,16 +146,17 @@ static mha_status begin(mhai_exchange *e, int32_t rank, bool sends, char *bytes,
     return MHA_OK;
 }
 
-/* Own rows of the heads of part `to`, from their place here; and rows of part `from`, to their place among those of
- * own heads. Or back: rows of part `to`, and heads of part `from`. A message for each piece, sequence and head, in the
- * same order at both sides. With itself a rank copies. */
+/* Own rows of the heads of part `to`, from their place here; and rows of part `from`, to their place among those
+ * of own heads. Or back: rows of part `to`, and heads of part `from`. A message for each piece, sequence and
+ * head, in the same order at both sides. With itself a rank copies. Without transfers: count them. */
 static mha_status move(mhai_exchange *e, int i, int32_t to, int32_t from, bool back)
 {
     const mha_tensor *here = &e->here[i], *whole = &e->whole[i];
     const int32_t base = first_rank(e), own = e->s->t->rank;
     const int32_t heads_at = back ? from : to, rows_at = back ? to : from;
-    const bool sends = e->transfers, copies = to == from && base + to == own;
+    const bool copies = to == from && base + to == own;
     const size_t row = (size_t)whole->shape[3] * mha_dtype_size(whole->dtype);
+    const int64_t own_heads = whole->shape[1];
     int64_t count, first, heads, place = 0;
     const mhai_owned *pieces = pieces_of(e, i, &count);
     heads_of(e, i, heads_at, &first, &heads);
@@ -163,20 +165,26 @@ static mha_status move(mhai_exchange *e, int i, int32_t to, int32_t from, bool b
         const int64_t rows = p->end - p->begin;
         const size_t bytes = (size_t)rows * row;
         if (!exchanges(e, p->rank) || bytes == 0) continue;
-        for (int64_t j = 0; p->rank == own && j < whole->shape[0] * heads; j++) {
-            char *out = sends ? row_at(here, j / heads, first + j % heads, p->local) : NULL;
-            char *in = copies ? row_at(whole, j / heads, j % heads, place) : NULL;
-            if (copies)
-                memcpy(back ? out : in, back ? in : out, bytes);
-            else
-                MHA_TRY(begin(e, base + heads_at, !back, out, bytes));
+        const int64_t here_runs = p->rank == own ? whole->shape[0] * heads : 0;
+        const int64_t whole_runs =
+            p->rank == base + rows_at && !copies ? whole->shape[0] * own_heads : 0;
+        if (!e->transfers) {
+            count_runs(e, !back, here_runs, bytes);
+            count_runs(e, back, whole_runs, bytes);
+            continue;
         }
-        for (int64_t j = 0;
-             p->rank == base + rows_at && !copies && j < whole->shape[0] * whole->shape[1]; j++) {
-            const int64_t b = j / whole->shape[1], h = j % whole->shape[1];
-            char *in = sends ? row_at(whole, b, h, place) : NULL;
-            MHA_TRY(begin(e, base + rows_at, back, in, bytes));
+        for (int64_t j = 0; j < here_runs; j++) {
+            char *at = row_at(here, j / heads, first + j % heads, p->local);
+            if (!copies) {
+                MHA_TRY(begin(e, base + heads_at, !back, at, bytes));
+                continue;
+            }
+            char *kept = row_at(whole, j / heads, j % heads, place);
+            memcpy(back ? at : kept, back ? kept : at, bytes);
         }
+        for (int64_t j = 0; j < whole_runs; j++)
+            MHA_TRY(begin(e, base + rows_at, back,
+                          row_at(whole, j / own_heads, j % own_heads, place), bytes));
         place += rows;
     }
     return MHA_OK;
@@ -191,8 +199,8 @@ static mha_status move_round(mhai_exchange *e, int32_t n, int first, int last, b
     return MHA_OK;
 }
 
-/* A rank sends to one other at a time, so that each message has the whole link; what it keeps is copied during the
- * first round. */
+/* A rank sends to one other at a time, so that each message has the whole link; what it keeps is copied during
+ * the first round. */
 static mha_status exchange(mhai_exchange *e, int first, int last, bool back)
 {
     const mha_transport *t = e->s->t;
