@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What attention over hosts takes on paper if all heads stay: model.py [--hosts N...] [--links L...] [--speeds S...] [--folds F] [--plot FILE]
 
-The same problem, hosts and links as run.py --keep-heads, in seconds where SimGrid takes minutes to hours: blocks of 512 keys go from host to
-host as src/distributed/ring.c sends them (buffers, order, one block at a time from a host), a host looks after messages
+The same problem, hosts and links as run.py --keep-heads, in seconds where SimGrid takes minutes: blocks of 512 keys go from
+host to host as src/distributed/ring.c sends them (buffers, order, one block at a time from a host), a host looks after messages
 between two pieces of queries, and a block takes a link's latency and its bytes by the rate, on one sender's and one receiver's
 side at a time. Prints a row for each combination.
 

@@ -1,7 +1,7 @@
 /* What the simulation has instead of the library's: folding a block into the rows takes the time of its pairs and
  * touches nothing, and a message's memory is the same for all ranks, so that a thousand of them fit in one machine.
- * The linker takes these for the functions of attn_fold.c and, by --wrap, of attn_plan.c and scratch.c. Messages, their order and all
- * that decides on them are the library's own. */
+ * The linker takes these for the functions of attn_fold.c and, by --wrap, of attn_plan.c and scratch.c. Messages, their
+ * order and all that decides on them are the library's own. */
 #include "scale.h"
 
 #include "attention/attn_fold.h"

@@ -9,7 +9,7 @@ without exchanged heads, that takes seconds.
 
   run.py --speeds 40 --links 100Gb --hosts 64 > table.md
   run.py --keep-heads --hosts 8                              all heads stay: MHA_SEQUENCE_KEEP_HEADS
-  run.py --timeline FILE --links 10Gb --speeds 40 --hosts 8   what each host does when
+  run.py --timeline FILE --keep-heads --links 10Gb --speeds 40 --hosts 8   what each host does when
 """
 import argparse
 import pathlib

@@ -234,17 +234,6 @@ static bool rows_lie_together(const mha_tensor *x)
     return x->shape[2] <= 1 || x->stride[2] == x->shape[3];
 }
 
-/* Row for row, of the same shape. */
-static void copy_rows(const mha_tensor *from, const mha_tensor *to)
-{
-    const int64_t *n = from->shape;
-    const size_t bytes = (size_t)n[3] * mha_dtype_size(from->dtype);
-    for (int64_t i = 0; i < n[0] * n[1] * n[2]; i++) {
-        const int64_t b = i / n[2] / n[1], h = i / n[2] % n[1], t = i % n[2];
-        memcpy(row_at(to, b, h, t), row_at(from, b, h, t), bytes);
-    }
-}
-
 static bool count_bytes(const mha_tensor *x, size_t *bytes)
 {
     int64_t count = 1;
@@ -387,7 +376,8 @@ static mha_status take_tensors(mha_context *context, mhai_exchange *e)
     for (int i = 0; i <= last_result(e); i++) {
         MHA_TRY(take(context, &e->whole[i]));
         if (e->apart[i]) MHA_TRY(take(context, &e->here[i]));
-        if (e->apart[i] && i <= MHAI_EXCHANGE_V) copy_rows(given_of(e, i), &e->here[i]);
+        if (e->apart[i] && i <= MHAI_EXCHANGE_V)
+            MHA_TRY(mha_tensor_convert(given_of(e, i), &e->here[i]));
     }
     e->transfers = memory;
     return MHA_OK;
@@ -447,6 +437,6 @@ mha_status mhai_exchange_return(mhai_exchange *e)
 {
     MHA_TRY(exchange(e, MHAI_EXCHANGE_O, last_result(e), true));
     for (int i = MHAI_EXCHANGE_O; i <= last_result(e); i++)
-        if (e->apart[i] && given_of(e, i)) copy_rows(&e->here[i], given_of(e, i));
+        if (e->apart[i] && given_of(e, i)) MHA_TRY(mha_tensor_convert(&e->here[i], given_of(e, i)));
     return MHA_OK;
 }

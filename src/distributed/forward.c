@@ -271,8 +271,6 @@ mha_status mha_distributed_forward(mha_context *context, const mha_sequence_spli
 static mha_status count_scratch(const call *c, size_t *bytes)
 {
     size_t more;
-    double pairs;
-    if (c->way == ALONE) return plan_only(c, false, bytes, &pairs);
     MHA_TRY(mhai_ring_bytes(&c->split, c->whole.k, c->whole.v, bytes));
     if (c->way == STREAMED) {
         for (int64_t i = 0; i < c->count; i++) {
