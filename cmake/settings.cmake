@@ -1,30 +1,44 @@
-# Compiler settings shared by every target of ours: link multihead_settings privately.
-add_library(multihead_settings INTERFACE)
-target_compile_definitions(multihead_settings INTERFACE _POSIX_C_SOURCE=200809L)
-target_compile_options(multihead_settings INTERFACE
-  # Bits: a*b+c is two roundings unless the source says fma (docs/numerics.md).
-  -ffp-contract=off -fno-math-errno
-  -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
-  -Wundef -Wcast-qual -Wvla -Wwrite-strings -Wformat=2
-  $<$<BOOL:${MHA_WERROR}>:-Werror>)
+# Compiler settings shared by every target of ours: link multihead_settings privately. The kernels have
+# settings of their own, which no sanitizer changes, so that ccache has their objects of the plain build.
+foreach(kind settings kernel_settings)
+  add_library(multihead_${kind} INTERFACE)
+  target_compile_definitions(multihead_${kind} INTERFACE _POSIX_C_SOURCE=200809L)
+  target_compile_options(multihead_${kind} INTERFACE
+    # Bits: a*b+c is two roundings unless the source says fma (docs/numerics.md).
+    -ffp-contract=off -fno-math-errno
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
+    -Wundef -Wcast-qual -Wvla -Wwrite-strings -Wformat=2
+    $<$<BOOL:${MHA_WERROR}>:-Werror>)
+endforeach()
+find_program(CCACHE ccache)
+if(CCACHE AND NOT CMAKE_C_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
 if(MHA_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID STREQUAL "Clang")
     message(FATAL_ERROR "MHA_FUZZ needs clang: -DCMAKE_C_COMPILER=clang")
   endif()
   set(MHA_SANITIZE fuzzer-no-link,address,undefined)
-  add_compile_options(-O1)
+  set(MHA_SANITIZE_KERNELS ON)
 endif()
 if(MHA_SANITIZE)
-  target_compile_options(multihead_settings INTERFACE
-    -fsanitize=${MHA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  set(MHA_SANITIZER_OPTIONS -fsanitize=${MHA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(multihead_settings INTERFACE ${MHA_SANITIZER_OPTIONS} -O1 -g1)
   target_link_options(multihead_settings INTERFACE -fsanitize=${MHA_SANITIZE})
 endif()
 
 # What stops a mistake in memory from being used. The kernels of src/kernels/isa, whose frames hold
-# tiles of numbers and no bytes of others, go without canaries and probes (src/compute.cmake).
+# tiles of numbers and no bytes of others, go without canaries and probes.
 option(MHA_HARDENING "Stack protector, FORTIFY, RELRO, BIND_NOW, PIE, CET" ON)
-if(MHA_HARDENING AND NOT MHA_SANITIZE)
+if(MHA_HARDENING)
   include(CheckCCompilerFlag)
+  check_c_compiler_flag(-fcf-protection=full MHA_HAVE_fcf_protection_full)
+  if(MHA_HAVE_fcf_protection_full)
+    target_compile_options(multihead_kernel_settings INTERFACE -fcf-protection=full)
+  endif()
+endif()
+if(MHA_HARDENING AND NOT MHA_SANITIZE)
   include(CheckPIESupported)
   check_pie_supported(LANGUAGES C)
   foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection=full)

@@ -9,8 +9,11 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(kernel_sources kernels/isa/isa_neon.c kernels/isa/int8_neon.c)
 endif()
-mha_library(multihead SOURCES ${kernel_sources}
-  kernels/isa/isa_portable.c kernels/isa/int8_portable.c
+list(APPEND kernel_sources kernels/isa/isa_portable.c kernels/isa/int8_portable.c)
+add_library(multihead_kernels OBJECT ${kernel_sources})
+target_include_directories(multihead_kernels PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+target_link_libraries(multihead_kernels PRIVATE multihead_kernel_settings)
+mha_library(multihead OBJECTS $<TARGET_OBJECTS:multihead_kernels> SOURCES
   kernels/kern_dispatch.c kernels/int8_dispatch.c ${compute_sources})
 
 # So that the choices in it become masks and the loop becomes vectors.
@@ -19,38 +22,43 @@ set_source_files_properties(attention/feature_map.c PROPERTIES COMPILE_OPTIONS -
 set_source_files_properties(base/version.c PROPERTIES COMPILE_DEFINITIONS
   "MHAI_VERSION=\"${MHA_VERSION}\";MHAI_VERSION_MAJOR=${PROJECT_VERSION_MAJOR};MHAI_VERSION_MINOR=${PROJECT_VERSION_MINOR};MHAI_VERSION_PATCH=${PROJECT_VERSION_PATCH}")
 
-# The files of src/kernels/isa are the only ones with machine flags.
+# The files of src/kernels/isa are the only ones with machine flags. Under a sanitizer the portable kernels
+# are instrumented, and the others, which are the same source for minutes of compiling, if asked.
 set(isa_flags -O3 -fno-trapping-math)
-if(MHA_HARDENING)
-  list(APPEND isa_flags -fno-stack-protector -U_FORTIFY_SOURCE)
-  if(MHA_HAVE_fstack_clash_protection)
-    list(APPEND isa_flags -fno-stack-clash-protection)
+set(portable_flags ${isa_flags})
+if(MHA_SANITIZE)
+  set(portable_flags -O1 -fno-trapping-math ${MHA_SANITIZER_OPTIONS})
+  if(MHA_SANITIZE MATCHES "address" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    # gcc 12 stores vectors of 64 bytes to frames on ASan's heap that it aligns to 32 (its bug 110027).
+    # Checks by calls take half the time to compile.
+    list(APPEND portable_flags -fno-sanitize=undefined --param=asan-use-after-return=0
+      --param=asan-instrumentation-with-call-threshold=0)
+  endif()
+  if(MHA_FUZZ)
+    # All that finds an access out of bounds, by calls: inline, with coverage and optimised, a file of
+    # these takes clang ten minutes.
+    list(APPEND portable_flags -fno-sanitize=undefined,fuzzer-no-link
+      -mllvm -asan-instrumentation-with-call-threshold=0)
+  endif()
+  if(MHA_SANITIZE_KERNELS)
+    set(isa_flags ${portable_flags})
   endif()
 endif()
-if(MHA_SANITIZE)
-  list(APPEND isa_flags -g0) # lines of these take a third of the time of compiling them, which is minutes
-endif()
-if(MHA_SANITIZE MATCHES "address" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
-  # gcc 12 stores vectors of 64 bytes to frames on ASan's heap that it aligns to 32 (its bug 110027).
-  list(APPEND isa_flags --param=asan-use-after-return=0)
-endif()
-if(MHA_FUZZ)
-  # All that finds an access out of bounds, by calls: inline, with coverage and optimised, a file of
-  # these takes clang ten minutes.
-  set(isa_flags -O1 -g0 -fno-trapping-math -fno-sanitize=undefined,fuzzer-no-link
-    -mllvm -asan-instrumentation-with-call-threshold=0)
-endif()
-set_source_files_properties(kernels/isa/isa_portable.c kernels/isa/int8_portable.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
+set_source_files_properties(kernels/isa/isa_portable.c kernels/isa/int8_portable.c PROPERTIES
+  COMPILE_OPTIONS "${portable_flags}")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  target_compile_definitions(multihead_kernels PRIVATE MHAI_HAVE_X86)
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_X86)
   set_source_files_properties(kernels/isa/isa_avx2.c kernels/isa/int8_avx2.c PROPERTIES
     COMPILE_OPTIONS "${isa_flags};-mavx2;-mfma;-mf16c")
-  set(avx512_flags "${isa_flags};-mavx512f;-mavx512dq;-mavx512bw;-mavx512vl;-mavx512bf16;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
+  set(avx512_machine -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512bf16 -mavx2 -mfma -mf16c
+    -mprefer-vector-width=512)
   set_source_files_properties(kernels/isa/isa_avx512.c PROPERTIES COMPILE_OPTIONS
-    "${avx512_flags}")
+    "${isa_flags};${avx512_machine}")
   set_source_files_properties(kernels/isa/int8_avx512.c PROPERTIES COMPILE_OPTIONS
-    "${avx512_flags};-mavx512vnni")
+    "${isa_flags};${avx512_machine};-mavx512vnni")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  target_compile_definitions(multihead_kernels PRIVATE MHAI_HAVE_NEON)
   target_compile_definitions(multihead_objects PRIVATE MHAI_HAVE_NEON)
   set_source_files_properties(kernels/isa/isa_neon.c kernels/isa/int8_neon.c PROPERTIES COMPILE_OPTIONS "${isa_flags}")
 endif()

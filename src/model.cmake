@@ -12,8 +12,13 @@ mha_library(multihead_model SOURCES ${model_sources}
 
 # One body for each instruction set, without fused multiply-adds.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(decode_flags -O3 -fno-trapping-math)
+  if(MHA_SANITIZE)
+    set(decode_flags -O1 -fno-trapping-math)
+  endif()
   target_compile_definitions(multihead_model_objects PRIVATE MHAI_HAVE_X86)
   set_source_files_properties(io/gguf_decode_avx2.c PROPERTIES COMPILE_OPTIONS
-    "${isa_flags};-mavx2;-mf16c")
-  set_source_files_properties(io/gguf_decode_avx512.c PROPERTIES COMPILE_OPTIONS "${avx512_flags}")
+    "${decode_flags};-mavx2;-mf16c")
+  set_source_files_properties(io/gguf_decode_avx512.c PROPERTIES COMPILE_OPTIONS
+    "${decode_flags};${avx512_machine}")
 endif()

@@ -3,14 +3,40 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/poison.h"
 
 enum { ALIGNMENT = 64, SMALLEST_BLOCK = 64 * 1024 };
 
+/* Under AddressSanitizer each piece is followed by a red zone of its own size, so that no offset needs a
+ * count of pieces: offset n of a block lies at n * SPREAD. Sizes and offsets do not count red zones. */
+enum { SPREAD = 1 + MHAI_RED_ZONES };
+
+static unsigned char *at(const mhai_scratch *scratch, size_t block, size_t offset)
+{
+    return scratch->block[block].memory + SPREAD * offset;
+}
+
+static void *take_block(mhai_scratch *scratch, size_t bytes)
+{
+    if (bytes > SIZE_MAX / SPREAD) return NULL;
+    void *memory = scratch->allocator.alloc(scratch->allocator.user, SPREAD * bytes, ALIGNMENT);
+    if (memory) MHAI_POISON(memory, SPREAD * bytes);
+    return memory;
+}
+
+/* The pieces from offset `from` on may not be touched until they are handed out again. */
+static void poison_from(const mhai_scratch *scratch, size_t block, size_t from)
+{
+    MHAI_POISON(at(scratch, block, from), SPREAD * (scratch->block[block].used - from));
+}
+
 static void free_block(mhai_scratch *scratch, size_t i)
 {
-    if (scratch->block[i].memory)
+    if (scratch->block[i].memory) {
+        MHAI_UNPOISON(scratch->block[i].memory, SPREAD * scratch->block[i].bytes);
         scratch->allocator.release(scratch->allocator.user, scratch->block[i].memory,
-                                   scratch->block[i].bytes);
+                                   SPREAD * scratch->block[i].bytes);
+    }
     scratch->block[i].memory = NULL;
     scratch->block[i].bytes = scratch->block[i].used = 0;
 }
@@ -24,10 +50,10 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
     /* Doubling keeps the number of blocks of one first call small. */
     size_t last = i > 0 ? scratch->block[i - 1].bytes : SMALLEST_BLOCK / 2;
     size_t want = last <= SIZE_MAX / 2 && bytes < 2 * last ? 2 * last : bytes;
-    void *memory = scratch->allocator.alloc(scratch->allocator.user, want, ALIGNMENT);
+    void *memory = take_block(scratch, want);
     if (!memory && want > bytes) {
         want = bytes;
-        memory = scratch->allocator.alloc(scratch->allocator.user, want, ALIGNMENT);
+        memory = take_block(scratch, want);
     }
     if (!memory) return mha_fail(MHA_ERR_NOMEM, "scratch: cannot allocate %zu bytes", bytes);
     scratch->block[i].memory = memory;
@@ -44,7 +70,7 @@ static void merge_blocks(mhai_scratch *scratch)
     size_t total = 0;
     for (size_t i = 0; i < scratch->blocks; i++) total += scratch->block[i].bytes;
     mhai_scratch_free(scratch);
-    void *memory = scratch->allocator.alloc(scratch->allocator.user, total, ALIGNMENT);
+    void *memory = take_block(scratch, total);
     if (!memory) return;
     scratch->block[0].memory = memory;
     scratch->block[0].bytes = total;
@@ -85,6 +111,7 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
         bytes > PTRDIFF_MAX - ALIGNMENT)
         return mha_fail(MHA_ERR_SIZE, "scratch: %lld elements of %zu bytes do not fit in memory",
                         (long long)count, size);
+    const size_t asked = bytes;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
     size_t top = scratch->blocks - 1; /* wraps if there is none, and is then not used */
@@ -92,8 +119,10 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
         MHA_TRY(push_block(scratch, bytes));
         top = scratch->blocks - 1;
     }
-    *memory = scratch->block[top].memory + scratch->block[top].used;
+    *memory = at(scratch, top, scratch->block[top].used);
     scratch->block[top].used += bytes;
+    MHAI_POISON(*memory, SPREAD * bytes); /* what mhai_scratch_spare() opened */
+    MHAI_UNPOISON(*memory, asked);
     return MHA_OK;
 }
 
@@ -102,14 +131,20 @@ void *mhai_scratch_spare(mha_context *context, size_t bytes)
     const mhai_scratch *scratch = &context->scratch;
     if (scratch->blocks == 0) return NULL;
     const size_t top = scratch->blocks - 1, used = scratch->block[top].used;
-    return scratch->block[top].bytes - used >= bytes ? scratch->block[top].memory + used : NULL;
+    if (scratch->block[top].bytes - used < bytes) return NULL;
+    MHAI_UNPOISON(at(scratch, top, used), bytes);
+    return at(scratch, top, used);
 }
 
 void mha_scratch_release(mha_context *context, mha_scratch_mark mark)
 {
     mhai_scratch *scratch = &context->scratch;
     if (scratch->blocks == 0) return;
-    for (size_t i = mark.block + 1; i < scratch->blocks; i++) scratch->block[i].used = 0;
+    for (size_t i = mark.block + 1; i < scratch->blocks; i++) {
+        poison_from(scratch, i, 0);
+        scratch->block[i].used = 0;
+    }
+    poison_from(scratch, mark.block, mark.used);
     scratch->block[mark.block].used = mark.used;
     if (mark.block == 0 && mark.used == 0 && scratch->blocks > 1) merge_blocks(scratch);
 }

@@ -3,17 +3,12 @@
 #include "base/math.h"
 
 #include "support/rng.h"
+#include "support/suite.h"
 
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static double sine(double x)
 {
@@ -267,13 +262,7 @@ static void bits_of_powers_and_turns(void **state)
     TEST_OF(test, 0), TEST_OF(test, 1), TEST_OF(test, 2), TEST_OF(test, 3), TEST_OF(test, 4), \
         TEST_OF(test, 5), TEST_OF(test, 6)
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TESTS_OF(errors_are_within_bounds),        TESTS_OF(special_values_are_exact),
-        TESTS_OF(bits_are_those_of_every_machine), TEST_OF(angles_keep_their_digits, 5),
-        TEST_OF(angles_keep_their_digits, 6),      cmocka_unit_test(powers_are_within_bounds),
-        cmocka_unit_test(turns_are_within_bounds), cmocka_unit_test(bits_of_powers_and_turns),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(TESTS_OF(errors_are_within_bounds), TESTS_OF(special_values_are_exact),
+          TESTS_OF(bits_are_those_of_every_machine), TEST_OF(angles_keep_their_digits, 5),
+          TEST_OF(angles_keep_their_digits, 6), TEST(powers_are_within_bounds),
+          TEST(turns_are_within_bounds), TEST(bits_of_powers_and_turns))

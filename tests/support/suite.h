@@ -1,7 +1,12 @@
-/* The program that a file of tests is: RUN_TESTS(TEST(this_holds), TEST(that_holds)).
+/* A file of tests is a suite: RUN_TESTS(TEST(this_holds), TEST(that_holds)). Suites of one area are one
+ * program (tests/CMakeLists.txt), which runs them by name:
  *
- * It prints the seed and which machines are missing. Arguments choose tests: build/tests/test_nn
- * 'norms*' runs those whose name the pattern matches. */
+ *   build/tests/unit_nn                    all suites of the area
+ *   build/tests/unit_nn --list             their names
+ *   build/tests/unit_nn test_nn            one of them, as ctest does
+ *   build/tests/unit_nn test_nn 'norms*'   its tests whose names match
+ *
+ * A suite prints the seed and which machines are missing. */
 #ifndef TEST_SUITE_H
 #define TEST_SUITE_H
 
@@ -14,20 +19,31 @@
 
 #define TEST(name) cmocka_unit_test(name)
 
-/* begin and end, if not NULL, are called before the first and after the last test. */
-#define RUN_TESTS_BETWEEN(begin, end, ...)                           \
-    int main(int argc, char **argv)                                  \
-    {                                                                \
-        const struct CMUnitTest tests[] = {__VA_ARGS__};             \
-        if (suite_begin(argc, argv) != 0) return 2;                  \
-        return suite_end(cmocka_run_group_tests(tests, begin, end)); \
+enum { SUITE_SKIPPED = 77 }; /* exit status, as ctest reads it */
+
+/* The functions return 0, or what cmocka takes as a failure; any may be NULL. */
+typedef struct test_suite {
+    const char *file; /* __FILE__ of the tests */
+    const struct CMUnitTest *tests;
+    size_t count;
+    int (*missing)(void); /* prints why the suite cannot run here, and is then not 0 */
+    CMFixtureFunction begin, end;
+    struct test_suite *next; /* of the program */
+} test_suite;
+
+void suite_add(test_suite *suite);
+
+/* missing, begin and end as in test_suite. */
+#define RUN_TESTS_IF(missing, begin, end, ...)                                            \
+    static const struct CMUnitTest suite_tests[] = {__VA_ARGS__};                         \
+    static test_suite suite_here =                                                        \
+        {__FILE__, suite_tests, sizeof suite_tests / sizeof *suite_tests, missing, begin, \
+         end,      NULL};                                                                 \
+    __attribute__((constructor)) static void suite_add_here(void)                         \
+    {                                                                                     \
+        suite_add(&suite_here);                                                           \
     }
-#define RUN_TESTS(...) RUN_TESTS_BETWEEN(NULL, NULL, __VA_ARGS__)
-
-/* 0, or another number if the arguments are wrong, which is then said. */
-int suite_begin(int argc, char **argv);
-
-/* What tests share is no more. Gives the number back. */
-int suite_end(int failures);
+#define RUN_TESTS_BETWEEN(begin, end, ...) RUN_TESTS_IF(NULL, begin, end, __VA_ARGS__)
+#define RUN_TESTS(...) RUN_TESTS_IF(NULL, NULL, NULL, __VA_ARGS__)
 
 #endif
