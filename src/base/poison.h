@@ -1,4 +1,4 @@
-/* Memory that nobody may touch, as AddressSanitizer is told. Without it these are nothing. */
+/* Mark memory that must not be accessed for AddressSanitizer; without it, no-ops. */
 #ifndef MHAI_POISON_H
 #define MHAI_POISON_H
 
