@@ -138,8 +138,8 @@ def lines(model):
     piped = run("perplexity", model, "--text", "-", stdin=words(100).encode())
     check(piped.lines[:4] == shown.splitlines()[:4], f"standard input: {piped.out!r}")
     code, output = on_terminal("perplexity", model, "--text", FOLDER / "text.txt", "--chunk", 4)
-    check(code == 0 and re.search(rb"\r\x1b\[K\d+ of \d+ tokens, perplexity [0-9.]+ so far, \d+ s, "
-                                  rb"about \d+ s left", output), f"progress: {output!r}")
+    check(code == 0 and re.search(rb"\r\x1b\[K\d+ of \d+ tokens, perplexity [0-9.]+ so far, [0-9.]+ (s|min|h), "
+                                  rb"about [0-9.]+ (s|min|h) left", output), f"progress: {output!r}")
     quiet = on_terminal("perplexity", model, "--text", FOLDER / "text.txt", "-q")[1]
     check(b"left" not in quiet, f"quiet: {quiet!r}")
 
