@@ -217,8 +217,7 @@ def shared_memory(folder):
     if not os.access(place, os.W_OK):
         return
     with tempfile.TemporaryDirectory(prefix="multihead-train-", dir=place) as other:
-        few = ["ioi", "--layers", "1", "--heads", "2", "--embed", "16", "--every", "1",
-               "--batch", "2", "--tries", "1", "--no-report", "-o"]
+        few = ["ioi", "--every", "1", "--tries", "1", "--no-report", "-o"]
         for more in (["8"], ["4", "--fresh"], ["8"]):  # long, shorter, gone on with
             result = train(*few, other + "/t", "--steps", *more)
             check(result.returncode == 0, f"/dev/shm: {result.stderr}")
@@ -282,7 +281,7 @@ def new_tasks():
 def goal_and_reached():
     """What was reached stands beside the goal, and is what the last look found."""
     result = train("induction", "--steps", "2", "--every", "1", "--batch", "4", "--layers", "2",
-                   "--heads", "2", "--tries", "1")
+                   "--heads", "2", "--tries", "1", "--embed", "16")
     last = re.findall(r"right (\d+\.\d) %", result.stderr)
     check(result.returncode == 0 and last and
           "  goal:     98.5 % of the repeats" in result.stdout and
