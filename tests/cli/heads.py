@@ -516,15 +516,6 @@ def damaged_conllu():
               f"{bytes(copy)!r}: exit {result.code}, {result.errors}")
 
 
-def help_text():
-    result = run("help", "heads")
-    check_good(result, "help")
-    check(heads().code == USAGE, "no arguments: short help")
-    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead heads`")[-1]
-    for option in re.findall(r"--[a-z-]+", result.out.decode()):
-        check(option in manual, f"docs/program.md, heads: nothing of {option}")
-
-
 table()
 widths()
 orders()
@@ -541,5 +532,5 @@ maps_from_elsewhere()
 bad_input()
 bad_conllu()
 damaged_conllu()
-help_text()
+check(heads().code == USAGE, "no arguments: short help")
 finish()

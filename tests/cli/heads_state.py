@@ -6,7 +6,6 @@ import random
 import resource
 import signal
 import struct
-import subprocess
 import sys
 
 sys.dont_write_bytecode = True

@@ -4,7 +4,6 @@ only on the operation before it and on whether one was cut off, so these are all
 import hashlib
 import os
 import pathlib
-import random
 import signal
 import subprocess
 import sys

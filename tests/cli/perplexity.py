@@ -255,15 +255,6 @@ def refusals(model):
     check_error(perplexity(model, "red zebra"), BAD_INPUT, "'zebra'", command="perplexity")
 
 
-def help_and_manual():
-    help_text = run("perplexity", "--help")
-    check_good(help_text, "--help")
-    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead perplexity`")[-1]
-    manual = manual.split("\n## ")[0]
-    for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())) - {"--help"}:
-        check(option in manual, f"docs/program.md, perplexity: nothing of {option}")
-
-
 chosen = table("model")
 values(chosen)
 lines(chosen)
@@ -272,5 +263,4 @@ windows()
 trained()
 interrupted(chosen)
 refusals(chosen)
-help_and_manual()
 finish()

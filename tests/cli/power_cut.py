@@ -10,7 +10,6 @@ whatever combination, but a name that is moved is never at both places or at non
 import itertools
 import pathlib
 import shutil
-import subprocess
 import sys
 
 sys.dont_write_bytecode = True

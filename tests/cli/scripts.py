@@ -1,6 +1,5 @@
 """The scripts around the program: what they say while they work, of tests that were skipped, and where
 something is missing; and that script/demo builds all that `cmake --install` copies."""
-import os
 import re
 import shutil
 import subprocess
