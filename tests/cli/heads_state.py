@@ -123,6 +123,7 @@ def stopped(number, plain, text, count):
         if check(said or number == signal.SIGKILL, f"{result.errors}") and said:
             texts = json.loads(result.out)["texts"]
             check(texts == (TEXTS if said[3] == b"random" else int(said[1])), f"{result.errors}")
+            check(progress(state) == int(said[1]) + (TEXTS if said[3] == b"random" else 0), f"not saved: {result.errors}")
     check(number == signal.SIGKILL or leftovers() == [], f"{number.name}: {leftovers()}")
     return taken
 
