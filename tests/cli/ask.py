@@ -2,9 +2,7 @@
 view --json, ranks, words and their errors, how it prints. tests/python/test_ask_torch.py holds the
 numbers to PyTorch."""
 import json
-import os
 import re
-import subprocess
 import sys
 
 sys.dont_write_bytecode = True

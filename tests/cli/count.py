@@ -228,12 +228,6 @@ def refusals():
             ([*shape, "--layers", 1 << 40, "--batch", 1 << 20], ("2^63",)),
             ([*shape, "--lenght", 8], ("--length",))):
         check_error(count(*arguments), USAGE, *parts, command="count")
-    help_text = count("--help")
-    check_good(help_text, "--help")
-    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead count`")[-1]
-    manual = manual.split("\n## ")[0]
-    for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())):
-        check(option in manual, f"docs/program.md, count: no {option}")
     check(count().code == USAGE and b"Examples:" in count().err, "count without arguments")
 
 

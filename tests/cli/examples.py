@@ -1,7 +1,6 @@
 """The examples of --help of run, explain and count work as they are printed, once the files that they
 name are there.
 """
-import re
 import shlex
 import sys
 

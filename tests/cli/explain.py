@@ -2,7 +2,6 @@
 in it, the mask cell by cell, the same bytes every time, and what it refuses.
 """
 import json
-import re
 import sys
 import xml.etree.ElementTree as xml
 
@@ -298,12 +297,6 @@ def refusals():
     (FOLDER / "older.svg").write_text("as it was")
     check(explain("--heads", 2, "--head-dim", 300, "--strict", "--svg", "older.svg").code != 0
           and (FOLDER / "older.svg").read_text() == "as it was", "a failed run changed an older file")
-    help_text = explain("--help")
-    check_good(help_text, "--help")
-    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead explain`")[-1]
-    manual = manual.split("\n## ")[0]
-    for option in sorted(set(re.findall(r"--[a-z][a-z0-9-]+", help_text.out.decode()))):
-        check(option in manual, f"docs/program.md, explain: no {option}")
     check(explain().code == USAGE and b"Examples:" in explain().err, "explain without arguments")
 
 

@@ -4,19 +4,16 @@ is said of bad input. What the scores mean is tested elsewhere (test_heads*.c, t
 import csv
 import io
 import json
-import os
 import random
 import re
 import signal
-import subprocess
 import sys
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import watched  # noqa: E402
 
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED = 2, 3, 4, 5
 LAYERS, HEADS = 2, 3
 LINES = "The cat sat on the mat.\n\nThe dog saw the cat near the river bank. It sat.\r\n"
@@ -41,6 +38,11 @@ def heads(*arguments, **keywords):
     return run("heads", *arguments, **keywords)
 
 
+def few(*arguments, **keywords):
+    """Of the model, with two random sequences."""
+    return heads(MODEL, "--random", 2, *arguments, **keywords)
+
+
 def bad(code, *parts, arguments, **keywords):
     check_error(heads(*arguments, **keywords), code, *parts, command="heads", name=str(arguments))
 
@@ -57,23 +59,23 @@ def names(result):
 
 def table():
     path = written("lines.txt", LINES)
-    result = heads(MODEL, "--text", path)
+    result = few("--text", path)
     check_good(result, "heads")
     text = result.out.decode()
     check(text.startswith("tiny-bert: 2 texts, "), f"the title: {text[:80]}")
     check(names(result) == [f"L{l}H{h}" for l in range(LAYERS) for h in range(HEADS)], text)
     check(len(result.errors) == 1 and "--details" in result.errors[0], f"{result.errors}")
-    check(heads(MODEL, "--text", path, "-q").errors == [], "--quiet")
-    check(heads(MODEL, "--text", "-", stdin=LINES.encode()).out == result.out, "stdin")
-    one = heads(MODEL, "--text", path, "--whole").out.decode()
+    check(few("--text", path, "-q").errors == [], "--quiet")
+    check(few("--text", "-", stdin=LINES.encode()).out == result.out, "stdin")
+    one = few("--text", path, "--whole").out.decode()
     check(one.startswith("tiny-bert: 1 text, "), f"--whole: {one[:60]}")
-    check(names(heads(MODEL, "the cat", "--head", "1.2", "--head", "L0H1")) == ["L0H1", "L1H2"],
+    check(names(few("the cat", "--head", "1.2", "--head", "L0H1")) == ["L0H1", "L1H2"],
           "--head")
-    check(names(heads(MODEL, "the cat", "-l", "1")) == ["L1H0", "L1H1", "L1H2"], "--layer")
-    details = heads(MODEL, "--text", path, "--details")
+    check(names(few("the cat", "-l", "1")) == ["L1H0", "L1H1", "L1H2"], "--layer")
+    details = few("--text", path, "--details")
     check(len(details.lines) > len(result.lines), "--details")
     for threads in (1, 2, 5):
-        check(heads(MODEL, "--text", path, "--threads", threads).out == result.out,
+        check(few("--text", path, "--threads", threads).out == result.out,
               f"--threads {threads}")
     check(heads(MODEL).code == 0, "random tokens alone")
     check(heads(MODEL, "--example", "all").out.startswith(b"tiny-bert: 5 texts"), "--example all")
@@ -84,38 +86,38 @@ def widths():
     gold = written("gold.conllu", GOLD)
     for width in (20, 40, 80, 133):
         for more in ([], ["--details"], ["--ascii"], ["--clusters", "0.3"]):
-            result = heads(MODEL, "--text", path, "--conllu", gold, "--width", width, *more)
+            result = few("--text", path, "--conllu", gold, "--width", width, *more)
             widest = max(len(line) for line in result.lines)
             check(result.code == 0 and widest <= width, f"{width} columns: {widest} {more}")
             check("--ascii" not in more or result.out.isascii(), "--ascii")
-    plain = heads(MODEL, "--text", path)
+    plain = few("--text", path)
     for changes in ({"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": None}, {"CLICOLOR_FORCE": "1"}):
-        result = heads(MODEL, "--text", path, **changes)
+        result = few("--text", path, **changes)
         check(result.code == 0 and result.out == plain.out, f"{changes}")
     check(b"\x1b" not in plain.out + plain.err, "no escape sequences in a pipe")
 
 
 def orders():
     path = written("lines.txt", LINES)
-    everything = json.loads(heads(MODEL, "--text", path, "--json").out)["heads"]
+    everything = json.loads(few("--text", path, "--json").out)["heads"]
     for score in ("entropy", "previous", "sink", "random_duplicate"):
-        result = heads(MODEL, "--text", path, "--sort", score, "--csv")
+        result = few("--text", path, "--sort", score, "--csv")
         values = [float(row[score]) for row in csv.DictReader(io.StringIO(result.out.decode()))]
         check(values == sorted(values, reverse=True) and len(values) == LAYERS * HEADS, score)
         least = values[2]
         if score == "random_duplicate":  # the table's column is what the short name means
-            told = heads(MODEL, "--text", path, "--sort", "duplicate", "--csv")
+            told = few("--text", path, "--sort", "duplicate", "--csv")
             check(told.out == result.out, "--sort duplicate is that of random tokens")
-        kept = heads(MODEL, "--text", path, "--sort", score, "--csv", "--min", f"{least:.9g}")
+        kept = few("--text", path, "--sort", score, "--csv", "--min", f"{least:.9g}")
         check(2 <= len(kept.lines) - 1 <= 4, f"--min: {len(kept.lines)}")
     with_roles = [h["name"] for h in everything if h["roles"]]
-    without = names(heads(MODEL, "--text", path, "--role", "none"))
+    without = names(few("--text", path, "--role", "none"))
     check(sorted(with_roles + without) == [h["name"] for h in everything], "--role none")
     for head in everything:
         for role in head["roles"]:
-            found = names(heads(MODEL, "--text", path, "--role", role["role"].replace(" ", "-")))
+            found = names(few("--text", path, "--role", role["role"].replace(" ", "-")))
             check(head["name"] in found, f"--role {role['role']}: {found}")
-    check(heads(MODEL, "the cat", "--random", "0", "--role", "block").lines[-1].startswith("head"),
+    check(few("the cat", "--random", "0", "--role", "block").lines[-1].startswith("head"),
           "nothing found is an empty table")
 
 
@@ -164,7 +166,7 @@ def json_and_csv():
 def corpora():
     """The page and --corpus; what they hold is tested in test_head_corpus.py and test_heads_page.py."""
     path, page = written("lines.txt", LINES * 5), FOLDER / "heads.html"
-    result = heads(MODEL, "--text", path, "-o", page, "--corpus", "--json")
+    result = few("--text", path, "-o", page, "--corpus", "--json")
     check_good(result, "-o and --json")
     found, text = json.loads(result.out), page.read_text()
     check(set(found["luck"]) == set(found["measures"]), f"luck: {found['luck']}")
@@ -173,14 +175,14 @@ def corpora():
     check(head["distributions"]["self"]["mean"] == head["scores"]["self"]["value"], "the mean is the score")
     check("http" not in text and '"name":"entropy"' in text, "the page")
     same = FOLDER / "same.html"
-    heads(MODEL, "--text", path, "-o", same, "--threads", "3")
+    few("--text", path, "-o", same, "--threads", "3")
     check(same.read_bytes() == page.read_bytes(), "the same bytes for any number of threads")
     cut = heads(MODEL, "--text", written("long.txt", LINES * 20), "--whole", "--cut", "16", "--json", "--random", "0")
     check_good(cut, "--cut")
     found = json.loads(cut.out)
     check(found["texts"] > 15 and found["tokens"] <= 16 * found["texts"], f"--cut: {found['texts']}, {found['tokens']}")
     page.unlink()
-    piped = heads(MODEL, "--text", path, "-o", "-", "-q")
+    piped = few("--text", path, "-o", "-", "-q")
     check(piped.out == same.read_bytes(), "-o - writes the page alone")
     check_good(heads(MODEL, "-o", page, "--random", "2"), "a page of random tokens alone")
     check("random_induction" in page.read_text(), "it has their scores")
@@ -229,8 +231,8 @@ def circuits():
 def weights():
     """--circuits: scores within -1 and 1, both ends of every direction, keys by their offset; nothing of a text."""
     path = written("lines.txt", LINES)
-    plain = heads(MODEL, "--text", path, "-q")
-    result = heads(MODEL, "--text", path, "--circuits", "-q")
+    plain = few("--text", path, "-q")
+    result = few("--text", path, "--circuits", "-q")
     if result.code == UNSUPPORTED:
         return check("MHA_CIRCUITS" in result.err.decode(), "what is missing")
     check_good(result, "--circuits")
@@ -238,9 +240,9 @@ def weights():
     rows = [line for line in result.out[len(plain.out):].decode().splitlines() if re.match(r"L\d+H\d+ ", line)]
     check(len(rows) == LAYERS * HEADS and all("→" in row for row in rows), f"a row for each head: {rows}")
     check("->" in heads(MODEL, "--circuits", "--ascii").out.decode(), "--ascii")
-    more = heads(MODEL, "--text", path, "--circuits", "--details", "--head", "L1H2").out.decode()
+    more = few("--text", path, "--circuits", "--details", "--head", "L1H2").out.decode()
     check(more.count("\n  QK ") == 4 and more.count("\n  OV ") == 4, f"both ends of two directions: {more}")
-    found = json.loads(heads(MODEL, "--text", path, "--circuits", "--json").out)
+    found = json.loads(few("--text", path, "--circuits", "--json").out)
     other = json.loads(heads(MODEL, "the river", "--circuits", "--json", "--threads", "1").out)
     check(found["circuits"] == {"offsets": [0, 0], "normed_tokens": True}, f"{found['circuits']}")
     check([h["circuits"] for h in found["heads"]] == [h["circuits"] for h in other["heads"]], "of any text, threads")
@@ -259,7 +261,7 @@ def weights():
     one = json.loads(heads(MODEL, "--circuits", "--json", "--head", "L0H1").out)
     check(one["heads"][0]["circuits"] == found["heads"][1]["circuits"], "of one head as of all")
     page = FOLDER / "circuits.html"
-    check_good(heads(MODEL, "--text", path, "--circuits", "-o", page, "-q"), "-o")
+    check_good(few("--text", path, "--circuits", "-o", page, "-q"), "-o")
     text = page.read_text()
     check('"copying"' in text and '"matching"' in text and "Weights: read of" in text, "columns and lists of the page")
     bad(USAGE, "--circuits requires", arguments=(MODEL, "--circuits", "--csv"))
@@ -287,23 +289,18 @@ def rotated():
 
 
 def interrupted():
-    """Ctrl-C: what the texts until then gave is printed, and how many they were."""
-    path = written("endless.txt", LINES * 20000)
-    with subprocess.Popen([PROGRAM, "heads", MODEL, "--text", path, "--json"], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, env=environment()) as process:
-        time.sleep(2)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=HANGS)
-    check(process.returncode == -signal.SIGINT, f"exit {process.returncode}, {err[-300:]!r}")
-    told = re.search(rb"interrupted: (\d+) of 40000 texts were measured", err)
-    if told and check(out, "what was measured is printed"):
-        check(json.loads(out)["texts"] == int(told[1]), "as many texts as it says")
+    """Ctrl-C in the middle: what the texts until then gave is printed, and how many they were."""
+    path = written("many.txt", LINES * 20)
+    result = heads(MODEL, "--text", path, "--json", "--threads", 1, **watched(look=40, signal=signal.SIGINT))
+    told = re.fullmatch(r"interrupted: (\d+) of 40 texts were measured", " ".join(result.errors))
+    check(result.code == -signal.SIGINT and told, f"exit {result.code}, {result.errors}")
+    check(told and json.loads(result.out)["texts"] == int(told[1]) > 0, "as many texts as it says")
 
 
 def clusters():
     """Distances between the heads of a layer, the same whatever else is asked for."""
     path = written("lines.txt", LINES)
-    found = json.loads(heads(MODEL, "--text", path, "--clusters", "0.2", "--json").out)
+    found = json.loads(few("--text", path, "--clusters", "0.2", "--json").out)
     check(found["cut"] == 0.2 and len(found["distances"]) == LAYERS, "distances")
     for layer in found["distances"]:
         for name in ("maps", "cosine", "cka"):
@@ -315,12 +312,12 @@ def clusters():
         for g in range(HEADS):
             for h in range(HEADS):
                 check(0 <= layer["maps"][g][h] <= 1, "maps from 0 to 1")
-    everything = json.loads(heads(MODEL, "--text", path, "--clusters", "1", "--json").out)
+    everything = json.loads(few("--text", path, "--clusters", "1", "--json").out)
     check(all(layer["clusters"] == [0] * HEADS for layer in everything["distances"]), "one cluster")
-    nothing = json.loads(heads(MODEL, "--text", path, "--clusters", "0", "--json").out)
+    nothing = json.loads(few("--text", path, "--clusters", "0", "--json").out)
     check(all(layer["clusters"] == list(range(HEADS)) for layer in nothing["distances"]),
           "each its own")
-    plain = json.loads(heads(MODEL, "--text", path, "--json").out)
+    plain = json.loads(few("--text", path, "--json").out)
     check(plain["heads"] == found["heads"], "scores do not depend on --clusters")
     bad(USAGE, "--clusters is 2", arguments=[MODEL, "a", "--clusters", "2"])
     bad(USAGE, "--clusters compares", arguments=[MODEL, "--clusters", "0.2"])
@@ -496,7 +493,7 @@ def bad_conllu():
             "odd words": word(1, "\u200b") + word(2, "cat", head=1, relation="dep"),
             "misc without value": word(1, "the", misc="SpaceAfter|X=|=y|=")}
     for name, text in fine.items():
-        result = heads(MODEL, "--conllu", written("odd.conllu", text), "-q")
+        result = few("--conllu", written("odd.conllu", text), "-q")
         check(result.code == 0, f"{name}: exit {result.code}, {result.errors}")
 
 
@@ -519,15 +516,6 @@ def damaged_conllu():
               f"{bytes(copy)!r}: exit {result.code}, {result.errors}")
 
 
-def help_text():
-    result = run("help", "heads")
-    check_good(result, "help")
-    check(heads().code == USAGE, "no arguments: short help")
-    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead heads`")[-1]
-    for option in re.findall(r"--[a-z-]+", result.out.decode()):
-        check(option in manual, f"docs/program.md, heads: nothing of {option}")
-
-
 table()
 widths()
 orders()
@@ -544,5 +532,5 @@ maps_from_elsewhere()
 bad_input()
 bad_conllu()
 damaged_conllu()
-help_text()
+check(heads().code == USAGE, "no arguments: short help")
 finish()

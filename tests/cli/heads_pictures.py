@@ -1,16 +1,14 @@
 """multihead heads --pictures: a picture of each top place, whose tokens, marks and weights are those of --json and
 of 'view'; which heads and measures; errors before any work; a folder that is whole or not there."""
-import os
 import re
 import signal
-import subprocess
 import sys
-import time
 import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import operations, watched  # noqa: E402
 
 USAGE, BAD_INPUT, NO_OUTPUT = 2, 4, 6
 TEXT_FILE = FOLDER / "some <b>.txt"
@@ -123,19 +121,17 @@ def errors():
 
 
 def stopped():
-    """A signal while pictures are drawn: no folder, no part of one. Each text takes a moment."""
-    (FOLDER / "many.txt").write_text("\n".join(f"{one} {one} {one} {one}" for one in SENTENCES * 10))
-    process = subprocess.Popen([PROGRAM, "heads", MODEL, "--text", FOLDER / "many.txt", "--random", "0", "--pictures",
-                                "stopped", "--png"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=FOLDER,
-                               env=environment())
-    deadline = time.monotonic() + HANGS
-    while not list(FOLDER.glob("stopped*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGINT)
-    code = process.wait(HANGS)
-    left = [path.name for path in FOLDER.glob("stopped*")]
-    check(code in (0, -signal.SIGINT) and left == (["stopped"] if code == 0 else []), f"{code}: {left}")
-    check(code != 0 or (FOLDER / "stopped" / "index.html").exists(), "whole")
+    """A signal at any operation on files: no folder, no part of one, until it is whole."""
+    chance, log = seeded(), FOLDER / "log"
+    drawing = ("--pictures", "stopped", "--head", "L1H2")
+    check_good(heads(*drawing, **watched(log=log)), "whole")
+    count = len(operations(log))
+    for number in range(1, count + 1) if LONG else [1, *chance.sample(range(2, count), 3), count]:
+        shutil.rmtree(FOLDER / "stopped", ignore_errors=True)
+        code = heads(*drawing, **watched(file=number, signal=signal.SIGINT)).code
+        left = [path.name for path in FOLDER.glob("stopped*")]
+        check(code in (0, -signal.SIGINT) and left == (["stopped"] if code == 0 else []), f"{number}: {code}: {left}")
+        check(code != 0 or (FOLDER / "stopped" / "index.html").exists(), f"{number}: whole")
 
 
 def main():

@@ -6,19 +6,16 @@ import random
 import resource
 import signal
 import struct
-import subprocess
 import sys
-import threading
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import operations, watched  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, NO_OUTPUT = 2, 3, 4, 6
-SEED = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
-chance = random.Random(SEED)
-TEXTS = 40 if int(os.environ.get("MHA_TEST_SHORT", "1")) > 1 else 150  # of what is stopped
+chance = seeded()
+TEXTS = 150 if LONG else 20  # of what is stopped
 WORDS = "the cat dog sat on a mat and saw it by river bank near old tree . !".split()
 GOLD = """1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_
@@ -91,65 +88,56 @@ def gold_links():
     check_error(heads(*options, "--state", state), USAGE, "text 2 differs", command="heads")
 
 
-def start(text, state, *more, **keywords):
-    return subprocess.Popen([PROGRAM, "heads", MODEL, "--text", text, "--json", "--corpus", "--random",
-                             "40", "--state", state, "--save-every", "0", *more],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-                            **keywords)
+def saving(text, state, *more):
+    """Arguments: the state is saved after each text."""
+    return ("heads", MODEL, "--text", text, "--json", "--corpus", "--random", TEXTS, "--state", state,
+            "--save-every", 0, *more)
 
 
 def progress(state):
     """Texts and random sequences that a file has."""
-    try:
-        words = struct.unpack("<13Q", state.read_bytes()[:104])
-    except (FileNotFoundError, struct.error):
+    if not state.exists():
         return 0
+    words = struct.unpack("<13Q", state.read_bytes()[:104])
     return words[7] + words[10]
 
 
-def stopped(number, plain, text):
-    """Stopped again and again when it has got a little further, until it has ended by itself. Gives how
+def stopped(number, plain, text, count):
+    """Stopped again and again at one of all operations on its file, until it has ended by itself. Gives how
     often work was taken up."""
-    state, taken = FOLDER / f"{number.name}.state", 0
+    state, log, taken = FOLDER / f"{number.name}.state", FOLDER / "log", 0
     while True:
         done = progress(state)
-        process = start(text, state)
-        until = done + chance.randint(1, TEXTS * 2 // 5)
-        both = []  # read meanwhile: a full pipe would stop it
-        reader = threading.Thread(target=lambda: both.extend(process.communicate(timeout=HANGS)))
-        reader.start()
-        while reader.is_alive() and progress(state) < until:
-            time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.02))
-        process.send_signal(number)
-        reader.join()
-        out, err = both
-        told = re.search(rb"goes on after (\d+) of %d texts and (\d+)" % TEXTS, err)
-        check(done == 0 or (told and int(told[1]) + int(told[2]) == done), f"after {done}: {err!r}")
+        result = run(*saving(text, state), **watched(file=chance.randint(1, count * 2 // 5), signal=number, log=log))
+        told = re.search(rb"goes on after (\d+) of %d texts and (\d+)" % TEXTS, result.err)
+        check(done == 0 or (told and int(told[1]) + int(told[2]) == done), f"after {done}: {result.errors}")
         taken += done > 0
-        if process.returncode == 0:
-            check(out == plain, f"{number.name}: another result, taken up {taken} times")
+        saves = sum(kind == "rename" for kind, *_ in operations(log))
+        check(progress(state) == done + saves, f"{number.name}: {progress(state)}, after {saves} from {done} on")
+        if result.code == 0:
+            check(result.out == plain, f"{number.name}: another result, taken up {taken} times")
             break
-        if not check(process.returncode == -number and progress(state) >= until,
-                     f"{number.name}: exit {process.returncode}, {progress(state)}, {err[-300:]!r}"):
+        if not check(result.code == -number, f"{number.name}: exit {result.code}, {result.errors}"):
             break
-        said = re.search(rb"interrupted: (\d+) of (\d+) (texts|random)", err)
-        if said:  # else it came while the result was printed
-            texts = json.loads(out)["texts"]
-            check(texts == (TEXTS if said[3] == b"random" else int(said[1])), f"{err[-200:]!r}")
-    check(leftovers() == [], f"{number.name}: {leftovers()}")
+        said = re.search(rb"interrupted: (\d+) of (\d+) (texts|random)", result.err)
+        if check(said or number == signal.SIGKILL, f"{result.errors}") and said:
+            texts = json.loads(result.out)["texts"]
+            check(texts == (TEXTS if said[3] == b"random" else int(said[1])), f"{result.errors}")
+            check(progress(state) == int(said[1]) + (TEXTS if said[3] == b"random" else 0), f"not saved: {result.errors}")
+    check(number == signal.SIGKILL or leftovers() == [], f"{number.name}: {leftovers()}")
     return taken
 
 
 def stopped_at_any_moment():
     text = corpus("many.txt", TEXTS, words=(10, 60))
-    process = start(text, FOLDER / "whole.state", "--quiet")
-    out, err = process.communicate(timeout=HANGS)
-    check(process.returncode == 0 and err == b"", f"{err[-300:]!r}")
-    plain = heads(MODEL, "--text", text, "--json", "--corpus", "--random", 40)
-    check(out == plain.out, "saved after each text")
+    log = FOLDER / "log"
+    result = run(*saving(text, FOLDER / "whole.state", "--quiet"), **watched(log=log))
+    check(result.code == 0 and result.err == b"", f"{result.errors}")
+    plain = heads(MODEL, "--text", text, "--json", "--corpus", "--random", TEXTS)
+    check(result.out == plain.out, "saved after each text")
+    count = len(operations(log))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        check(stopped(number, plain.out, text) > 0, f"{number.name}: never stopped in the middle; the test is worth nothing")
+        check(stopped(number, plain.out, text, count) > 0, f"{number.name}: never stopped in the middle; the test is worth nothing")
 
 
 def something_else():
@@ -262,16 +250,14 @@ def disk_full():
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # noqa: E731
     for what in (state, FOLDER / "full-new.state"):
         # restore_signals=False: Python ignores SIGXFSZ, and so does what it starts
-        process = start(text, what, preexec_fn=limit, restore_signals=False)
-        out, err = process.communicate(timeout=HANGS)
-        check(process.returncode == NO_OUTPUT, f"exit {process.returncode}: {err[-300:]!r}")
-        check(err.count(b"warning: ") >= 8 and b"the work goes on" in err, f"{err[-300:]!r}")
-        check(json.loads(out)["texts"] == 8, "the result is told")
+        result = run(*saving(text, what), started=dict(preexec_fn=limit, restore_signals=False))
+        check(result.code == NO_OUTPUT, f"exit {result.code}: {result.errors}")
+        check(result.err.count(b"warning: ") >= 8 and b"the work goes on" in result.err, f"{result.errors}")
+        check(json.loads(result.out)["texts"] == 8, "the result is told")
     check(state.read_bytes() == kept, "the older state is unchanged")
     check(not (FOLDER / "full-new.state").exists() and leftovers() == [], f"{leftovers()}")
 
 
-print(f"seed {SEED} (repeat with MHA_TEST_SEED={SEED})")
 same_with_and_without()
 gold_links()
 stopped_at_any_moment()

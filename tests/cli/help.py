@@ -30,6 +30,7 @@ def options_of(command):
 
 
 def topics():
+    manual = (ROOT / "docs" / "program.md").read_text()
     check(len(COMMANDS) == 13, f"all subcommands are listed: {COMMANDS}")
     for command in COMMANDS:
         text = run(command, "--help").out
@@ -37,6 +38,10 @@ def topics():
         # A command to be copied is not broken into lines.
         lines = [line for line in text.decode().splitlines() if not line.startswith("  multihead ")]
         check(max(map(len, lines)) <= 80, f"help {command} fits 80 columns")
+        section = manual.split(f"\n## `multihead {command}`")[-1].split("\n## ")[0] if command != "serve" else \
+            (ROOT / "docs" / "serve.md").read_text()
+        for option in set(re.findall(r"--[a-z][a-z0-9-]+", text.decode())) - {"--help"}:
+            check(option in section, f"the manual says nothing of {command} {option}")
     check(b"  7  out of memory" in run("help", "exit-codes").out, "exit codes")
     check(run("--help").out == run("help").out, "--help is the overview")
     check_error(run("help", "view", "heads"), USAGE, "one topic", command="help")

@@ -1,30 +1,27 @@
-"""A training killed again and again while its files are written, slowly, on a tmpfs and on a disk:
-it ends in the bits of an undisturbed one, and leaves no file that that one does not have."""
+"""A training killed again and again at operations on its files, on a tmpfs and on a disk: it ends in the
+bits of an undisturbed one, and leaves no file that that one does not have. What a kill leaves depends
+only on the operation before it and on whether one was cut off, so these are all moments."""
 import hashlib
 import os
 import pathlib
-import random
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
-from disk import disk, operations  # noqa: E402
+from watch import operations, watched  # noqa: E402
 
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
-SEED = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
-TASK = [PROGRAM, "train", "ioi", "--every", "2", "--steps", "8", "--tries", "1", "--quiet", "-o"]
-MICROSECONDS = 10000  # that an operation waits
-chance = random.Random(SEED)
+TASK = [PROGRAM, "train", "ioi", "--every", "2", "--steps", "8", "--tries", "1", "--quiet",
+        "--embed", "64", "-o"]
+chance = seeded()
 
 
 def train(folder, **settings):
     return subprocess.run([*TASK, folder], capture_output=True, text=True, timeout=HANGS,
-                          env=environment(**(disk(**settings) if settings else {})))
+                          env=environment(**(watched(**settings) if settings else {})))
 
 
 def bits(folder):
@@ -39,46 +36,33 @@ def is_as(whole, folder, what):
         check(bits(folder) == whole, f"{what}: {bits(folder)}, not {whole}")
 
 
-def at_random_moments(place, whole, kills, lasts):
-    """From outside, while files are slow. Most of the time goes into them. All folders end as they
-    should; some of the kills leave a file behind, or the test is worth nothing."""
-    done = finished = strays = 0
-    folder = place / "random-0"
-    while done < kills:
-        begun = time.monotonic()
-        running = subprocess.Popen([*TASK, folder], stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE,
-                                   env=environment(**disk(delay=MICROSECONDS)))
-        try:
-            code = running.wait(chance.uniform(0, lasts))
-        except subprocess.TimeoutExpired:
-            running.send_signal(signal.SIGKILL)
-            code = running.wait()
-        errors = running.stderr.read().decode("utf-8", "replace")
-        running.stderr.close()
-        if not check(code in (0, -signal.SIGKILL), f"killed {done} times: exit {code}: {errors}"):
-            return
-        done += code != 0
-        strays += any(path.suffix == ".part" for path in folder.iterdir()) if folder.exists() else 0
-        if code == 0:
+def has_strays(folder):
+    return folder.exists() and any(path.suffix == ".part" for path in folder.iterdir())
+
+
+def again_and_again(place, whole, count, kills):
+    """The same folder, killed whenever it is gone on with."""
+    folder, strays = place / "again", 0
+    for done in range(kills):
+        result = train(folder, file=chance.randint(1, count // 4))
+        check(result.returncode in (0, -signal.SIGKILL), f"killed {done} times: {result.returncode}: {result.stderr}")
+        strays += has_strays(folder)
+        if result.returncode == 0:
             check(bits(folder) == whole, f"killed {done} times: {bits(folder)}, not {whole}")
-            finished += 1
-            lasts = min(lasts, time.monotonic() - begun)  # it was measured on a busier machine
-            folder = place / f"random-{finished}"
-    is_as(whole, folder, f"killed {done} times")
+            folder = place / f"again-{done}"
+    is_as(whole, folder, f"killed {kills} times")
     check(strays > 0 or kills < 20, "no kill left a file behind: nothing was tested")
-    print(f"{place}: {done} kills at random, {finished + 1} trainings, {strays} files left behind")
 
 
 def at_each_operation(place, whole, count, most):
-    """By itself, before an operation or in the middle of a write."""
+    """Before an operation, or in the middle of a write."""
     numbers = range(1, count + 1)
     strays = 0
     for number in numbers if LONG else sorted(chance.sample(numbers, most)):
         folder = place / f"operation-{number}"
-        result = train(folder, kill=number)
+        result = train(folder, file=number)
         check(result.returncode == -signal.SIGKILL, f"operation {number}: {result.returncode}")
-        strays += any(path.suffix == ".part" for path in folder.iterdir()) if folder.exists() else 0
+        strays += has_strays(folder)
         is_as(whole, folder, f"killed at operation {number} of {count}")
     check(strays > 0 or not LONG, "no kill left a file behind: nothing was tested")
 
@@ -87,46 +71,36 @@ def on_a_shared_disk(folder, whole):
     """Where locks say nothing, what is left behind is removed by nobody: another machine may be
     writing it. Neither here, nor where the same folder is local."""
     left = ["training.safetensors.mha-shared-0.part"]
-    check(train(folder, shared=1, kill=4).returncode == -signal.SIGKILL, "shared: not killed")
+    check(train(folder, shared=1, file=4).returncode == -signal.SIGKILL, "shared: not killed")
     for where in ({"shared": 1}, {}):
         check([path.name for path in folder.glob("*.part")] == left, f"shared: {where}")
         check(train(folder, **where).returncode == 0, f"shared: {where}")
     check(bits(folder) == (whole[0], sorted(whole[1] + left)), f"shared: {bits(folder)}")
 
 
-def stopped_while_saving(folder):
-    """Ctrl-C in the middle of a save: it is finished, and the program ends as if stopped."""
-    big = ["ioi", "--embed", "512", "--every", "2", "--steps", "100000", "--quiet", "-o", folder]
-    running = subprocess.Popen([PROGRAM, "train", *big], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, env=environment(**disk(delay=100000)))
-    while running.poll() is None and not ((folder / "training.safetensors").exists()
-                                          and list(folder.glob("training.*.part"))):
-        time.sleep(0.001)
-    running.send_signal(signal.SIGINT)
-    errors = running.communicate()[1].decode("utf-8", "replace")
-    check((folder / "training.safetensors").stat().st_size > 1 << 18, "a state in several writes")
-    check(running.returncode == -signal.SIGINT, f"Ctrl-C: exit {running.returncode}: {errors}")
-    check((folder / "model.safetensors").exists() and not list(folder.glob("*.part")),
-          f"Ctrl-C: {sorted(path.name for path in folder.iterdir())}")
+def stopped_while_saving(place, done):
+    """Ctrl-C in the middle of the second save: it is finished, and the program ends as if stopped."""
+    renames = [number for number, (kind, *fields) in enumerate(done)
+               if kind == "rename" and fields[1].endswith("/training.safetensors")]
+    for number in range(renames[0] + 2, renames[1] + 3):
+        folder = place / f"stopped-{number}"
+        result = train(folder, file=number, signal=signal.SIGINT)
+        check(result.returncode == -signal.SIGINT, f"Ctrl-C: exit {result.returncode}: {result.stderr}")
+        check((folder / "model.safetensors").exists() and not has_strays(folder),
+              f"Ctrl-C: {sorted(path.name for path in folder.iterdir())}")
 
 
-print(f"seed {SEED}")
 log = FOLDER / "log"
-begun = time.monotonic()
-check(train(FOLDER / "slow", delay=MICROSECONDS, log=log).returncode == 0, "slow")
-lasts = time.monotonic() - begun
-check(train(FOLDER / "whole").returncode == 0, "undisturbed")
-whole = bits(FOLDER / "whole")
-check(bits(FOLDER / "slow") == whole, "slow files change something")
-count = len(operations(log))
-check(count > 50, f"{count} operations")
+check(train(FOLDER / "whole", log=log).returncode == 0, "undisturbed")
+whole, done = bits(FOLDER / "whole"), operations(log)
+check(len(done) > 50, f"{len(done)} operations")
 places = [FOLDER]
 if os.access("/dev/shm", os.W_OK):
     places.append(pathlib.Path("/dev/shm"))
 for place in places:
     with tempfile.TemporaryDirectory(prefix="multihead-kills-", dir=place) as folder:
-        at_random_moments(pathlib.Path(folder), whole, 100 if LONG else 4, lasts)
-        at_each_operation(pathlib.Path(folder), whole, count, 4)
-stopped_while_saving(FOLDER / "stopped")
+        again_and_again(pathlib.Path(folder), whole, len(done), 100 if LONG else 4)
+        at_each_operation(pathlib.Path(folder), whole, len(done), 4)
+stopped_while_saving(FOLDER, done)
 on_a_shared_disk(FOLDER / "shared", whole)
 finish()

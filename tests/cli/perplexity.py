@@ -7,13 +7,12 @@ import random
 import re
 import signal
 import statistics
-import subprocess
 import sys
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import watched  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED = 2, 3, 4, 5
 WORDS = ["<s>", "</s>", "red", "green", "blue", "teal"]
@@ -139,8 +138,8 @@ def lines(model):
     piped = run("perplexity", model, "--text", "-", stdin=words(100).encode())
     check(piped.lines[:4] == shown.splitlines()[:4], f"standard input: {piped.out!r}")
     code, output = on_terminal("perplexity", model, "--text", FOLDER / "text.txt", "--chunk", 4)
-    check(code == 0 and re.search(rb"\r\x1b\[K\d+ of \d+ tokens, perplexity [0-9.]+ so far, \d+ s, "
-                                  rb"about \d+ s left", output), f"progress: {output!r}")
+    check(code == 0 and re.search(rb"\r\x1b\[K\d+ of \d+ tokens, perplexity [0-9.]+ so far, [0-9.]+ (s|min|h), "
+                                  rb"about [0-9.]+ (s|min|h) left", output), f"progress: {output!r}")
     quiet = on_terminal("perplexity", model, "--text", FOLDER / "text.txt", "-q")[1]
     check(b"left" not in quiet, f"quiet: {quiet!r}")
 
@@ -204,33 +203,21 @@ def trained():
     check(1 < found["perplexity"] < len(vocabulary) / 2, f"{found['perplexity']} of {len(vocabulary)} words")
 
 
-def interrupted():
-    """Ctrl-C between two steps of a long text: what was measured is printed, and it says so."""
-    length = 400000
-    model = table("endless", max_length=length)
-    path = FOLDER / "long.txt"
-    path.write_text(words(length - 1))
+def interrupted(model):
+    """Ctrl-C between two steps of a text: what was measured is printed, and it says so."""
     for number, form in ((signal.SIGINT, ["--json"]), (signal.SIGTERM, [])):
-        with subprocess.Popen([PROGRAM, "perplexity", model, "--text", path, "--chunk", "1", *form,
-                               "--context", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env=environment()) as process:
-            time.sleep(0.7)
-            process.send_signal(number)
-            out, err = process.communicate(timeout=HANGS)
-        if process.returncode == 0:
-            continue  # a machine that is fast enough to be done
-        check(process.returncode == -number, f"signal {number}: exit {process.returncode}, {err!r}")
-        if not out:
-            continue  # it came before the first step
-        told = re.fullmatch(rb"interrupted: (\d+) of %d tokens were measured\n" % length, err)
-        if not check(told, f"signal {number}: {err!r}"):
+        result = perplexity(model, words(100), "--chunk", 1, "--threads", 1, *form,
+                            **watched(look=50, signal=number))
+        told = re.fullmatch(r"interrupted: (\d+) of 101 tokens were measured", " ".join(result.errors))
+        if not check(result.code == -number and told, f"signal {number}: exit {result.code}, {result.errors}"):
             continue
+        done = int(told[1])
         if form:
-            found = json.loads(out)
-            check(not found["complete"] and found["tokens"] == len(found["losses"]) == int(told[1]) < length,
-                  f"signal {number}: {found['tokens']} tokens, {err!r}")
+            found = json.loads(result.out)
+            check(not found["complete"] and found["tokens"] == len(found["losses"]) == done,
+                  f"signal {number}: {found['tokens']} tokens, {result.errors}")
         else:
-            check(b"\ntokens      %s of %d, interrupted, in " % (told[1], length) in out, f"signal {number}: {out!r}")
+            check(f"\ntokens      {done} of 101, interrupted, in " in result.out.decode(), f"{result.out!r}")
 
 
 def refusals(model):
@@ -268,22 +255,12 @@ def refusals(model):
     check_error(perplexity(model, "red zebra"), BAD_INPUT, "'zebra'", command="perplexity")
 
 
-def help_and_manual():
-    help_text = run("perplexity", "--help")
-    check_good(help_text, "--help")
-    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead perplexity`")[-1]
-    manual = manual.split("\n## ")[0]
-    for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())) - {"--help"}:
-        check(option in manual, f"docs/program.md, perplexity: nothing of {option}")
-
-
 chosen = table("model")
 values(chosen)
 lines(chosen)
 caches()
 windows()
 trained()
-interrupted()
+interrupted(chosen)
 refusals(chosen)
-help_and_manual()
 finish()

@@ -1,6 +1,6 @@
 """A power cut at every moment of a training: what is on the disk then is gone on with.
 
-The operations of a training are recorded (support/disk.c) and replayed on a model of a disk, up to
+The operations of a training are recorded (support/watch.c) and replayed on a model of a disk, up to
 each of them. What was not synced may be lost or half there: of a file's content nothing, a half,
 zeros of the right length, or all of it; of what was done to the names in a folder any part, in
 whatever combination, but a name that is moved is never at both places or at none. Then
@@ -8,18 +8,15 @@ whatever combination, but a name that is moved is never at both places or at non
   - and the program goes on from what is left to the bits of an undisturbed run.
 """
 import itertools
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
-from disk import disk, operations  # noqa: E402
+from watch import operations, watched  # noqa: E402
 
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 TASK = ["train", "ioi", "--every", "2", "--tries", "1", "--quiet", "--steps"]
 
 
@@ -164,7 +161,7 @@ def contents(folder):
 def record(folder, steps):
     """The operations of a training in folder, which may be there already."""
     log = FOLDER / f"log-{steps}"
-    check_good(run(*TASK, steps, "-o", folder, **disk(log=log)), f"recorded, {steps} steps")
+    check_good(run(*TASK, steps, "-o", folder, **watched(log=log)), f"recorded, {steps} steps")
     return operations(log)
 
 

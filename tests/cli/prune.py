@@ -234,15 +234,6 @@ def refusals(model):
     check(config_of(model)["model_type"] == "llama", "the model is as it was")
 
 
-def help_and_manual():
-    help_text = prune("--help")
-    check_good(help_text, "--help")
-    manual = (ROOT / "docs" / "program.md").read_text().split("## `multihead prune`")[-1]
-    manual = manual.split("\n## ")[0]
-    for option in set(re.findall(r"--[a-z][a-z-]+", help_text.out.decode())) - {"--help"}:
-        check(option in manual, f"docs/program.md, prune: no {option}")
-
-
 def gguf_files():
     """The heads of a GGUF file are measured; -o is refused before the file is opened as a model."""
     sys.path.insert(0, str(ROOT / "tests/fuzz"))
@@ -271,5 +262,4 @@ shared_keys(many)
 outputs(many)
 refusals(many)
 gguf_files()
-help_and_manual()
 finish()

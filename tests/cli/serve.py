@@ -11,12 +11,11 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import set_clock, watched  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
 ADDRESS = re.compile(r"http://(127\.0\.0\.1|127\.0\.0\.2|\[::1\]):([0-9]+)/([0-9a-f]{32})/(#.*)?\n")
@@ -34,11 +33,11 @@ def measurable():
 class Server:
     """A server of a model; ends with the block."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **changes):
         self.errors = (FOLDER / "serve.err").open("wb+")
         self.process = subprocess.Popen(
             [PROGRAM, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=self.errors,
-            stdin=subprocess.DEVNULL, env=measurable(), cwd=FOLDER,
+            stdin=subprocess.DEVNULL, env=measurable() | changes, cwd=FOLDER,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a test in the background
         line = self.process.stdout.readline().decode()
         match = ADDRESS.fullmatch(line)
@@ -101,20 +100,20 @@ def connect(server):
 
 
 def has_ended(connection, wait=HANGS):
-    """Whether the other side closes within that time."""
+    """Whether the other side closes within that time; 0: has closed."""
     connection.settimeout(wait)
     with contextlib.suppress(ConnectionError):
         try:
             while connection.recv(65536):
                 pass
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             return False
     return True
 
 
 def train_model():
     folder = FOLDER / "model"
-    check_good(run("train", "sentences", "--steps", "3", "--quiet", "-o", folder), "train")
+    check_good(run("train", "sentences", "--steps", "3", "--tries", "1", "--no-report", "--quiet", "-o", folder), "train")
     return folder
 
 
@@ -258,40 +257,36 @@ def test_connections(s):
         connection.close()
 
 
-def test_slow(s):
-    """A byte a second: of a head, of a body, and in reading a reply."""
-    head, body, reader = connect(s), connect(s), socket.socket()
-    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    reader.connect(("127.0.0.1", s.port))
-    request = b"POST /%s/look HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % (s.token.encode(), s.port)
-    body.sendall(request + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n")
-    reader.sendall(b"GET /%s/page.js HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % (s.token.encode(), s.port))
-    ended, began = set(), time.monotonic()
+def test_slow(model):
+    """A byte now and then: of a head, of a body, and in reading a reply, on a clock that is ours."""
+    clock = FOLDER / "clock"
 
-    def drip():
-        for i in range(60):
-            for name, connection, piece in (("head", head, request[i:i + 1]), ("body", body, b" ")):
-                if name in ended:
-                    continue
-                try:
-                    connection.sendall(piece)
-                    if has_ended(connection, 0.05):
-                        ended.add(name)
-                except ConnectionError:
-                    ended.add(name)
-            if len(ended) == 2:
-                return
+    def at(second):
+        set_clock(clock, 1000 + second)
+        for _ in range(2):  # it looks at the clock between two requests
+            check(s.look()["tokens"] > 0, "others are answered meanwhile")
+
+    set_clock(clock, 1000)
+    with Server(model, "-q", "--threads", 1, **watched(clock=clock)) as s:
+        head, body, reader = connect(s), connect(s), socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", s.port))
+        request = b"POST /%s/look HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % (s.token.encode(), s.port)
+        body.sendall(request + b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n")
+        reader.sendall(b"GET /%s/page.js HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % (s.token.encode(), s.port))
+        for second in range(0, 21, 5):
+            at(second)
+            check(not has_ended(head, 0) and not has_ended(body, 0), f"{second} s: they may go on")
+            head.sendall(request[second:second + 5])
+            body.sendall(b" ")
             reader.recv(1)
-            time.sleep(0.9)
-    thread = threading.Thread(target=drip)
-    thread.start()
-    while thread.is_alive():
-        check(s.look()["tokens"] > 0, "others are answered meanwhile")
-        time.sleep(1)
-    thread.join()
-    check(ended == {"head", "body"}, f"both are ended, after {time.monotonic() - began:.0f} s: {ended}")
-    for connection in (head, body, reader):
-        connection.close()
+        at(21)
+        check(has_ended(head) and has_ended(body), "both are ended")
+        at(122)
+        check(has_ended(reader), "nobody stays for ever")
+        check(s.said() == "", f"nothing is said on stderr: {s.said()}")
+        for connection in (head, body, reader):
+            connection.close()
 
 
 # ---- what is said about the request ------------------------------------------------------------
@@ -453,8 +448,8 @@ def main():
         test_predictions(s)
         test_sizes(s)
         test_connections(s)
-        test_slow(s)
         check(s.said() == "", f"nothing is said on stderr: {s.said()}")
+    test_slow(model)
     test_address(model)
     test_encoder()
     test_long(long_model)

@@ -11,23 +11,18 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import operations, watched  # noqa: E402
 
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+chance = seeded()
 
 
 def train(*arguments, **changes):
     return subprocess.run([PROGRAM, "train", *arguments], capture_output=True, text=True,
                           timeout=HANGS, env=environment(**changes))
-
-
-def start(*arguments):
-    return subprocess.Popen([PROGRAM, "train", *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment())
 
 
 def tensors(path):
@@ -89,24 +84,19 @@ def same_bits(folder):
     check(learned(other) != results[0], "another seed gives the same model")
 
 
-def goes_on_after(signals, folder, tries):
-    """Stopped at random moments, then run to the end: the bits of an undisturbed run."""
-    task = ["induction", "--steps", "45", "--every", "5", "--no-report", "--embed", "16",
-            "--batch", "2"]
-    whole = folder / "whole"
-    begun = time.monotonic()
-    check(train(*task, "-o", str(whole)).returncode == 0, "the undisturbed run fails")
-    lasts = time.monotonic() - begun
-    for number in range(tries):
-        target = folder / f"stopped{number}"
-        for _ in range(4):
-            running = start(*task, "-o", str(target))
-            time.sleep(random.uniform(0, lasts))
-            running.send_signal(signals[number % len(signals)])
-            running.communicate()
+def goes_on_after(number, folder, tries):
+    """Stopped again and again at operations on its files, then run to the end: the bits of an undisturbed run."""
+    task = ["induction", "--steps", "45", "--every", "5", "--no-report", "--embed", "16", "--batch", "2"]
+    whole, log = folder / "whole", FOLDER / "log"
+    check(train(*task, "-o", str(whole), **watched(log=log)).returncode == 0, "the undisturbed run fails")
+    count = len(operations(log))
+    for i in range(tries):
+        target = folder / f"stopped{i}"
+        for _ in range(3):
+            result = train(*task, "-o", str(target), **watched(file=chance.randint(3, count // 2), signal=number))
+            check(result.returncode in (0, -number), f"{number.name}: exit {result.returncode}: {result.stderr}")
             state = target / "training.safetensors"
-            if state.exists():
-                check(tensors(state)[0]["task"] == "induction", "half a state of training")
+            check(not state.exists() or tensors(state)[0]["task"] == "induction", "half a state of training")
         result = train(*task, "-o", str(target))
         check(result.returncode == 0, f"going on fails: {result.stderr}")
         check(learned(target) == learned(whole), "going on ends in other bits")
@@ -118,19 +108,15 @@ def pictures(folder):
     """Curve and snapshots survive being killed, and change nothing of what is learned."""
     task = ["ioi", "--steps", "60", "--every", "2", "--tries", "1"]
     train(*task, "--no-report", "-o", str(folder / "bare"))
-    result = train(*task, "-o", str(folder / "whole"))
+    log = folder / "log"
+    result = train(*task, "-o", str(folder / "whole"), **watched(log=log))
     check(result.returncode == 0, f"pictures: {result.stderr}")
-    for number in range(5 if LONG else 1):
+    count = len(operations(log))
+    for number in chance.sample(range(count // 6, count + 1), 5 if LONG else 1):
         target = folder / f"stopped{number}"
-        running = start(*task, "-o", str(target))
-        while running.poll() is None and not (
-                (target / "training.safetensors").exists()
-                and int(tensors(target / "training.safetensors")[0]["step"]) > 8):
-            time.sleep(0.005)
-        running.send_signal(signal.SIGKILL)
-        running.communicate()
+        train(*task, "-o", str(target), **watched(file=number))
         train(*task, "-o", str(target))
-        check(learned(target) == learned(folder / "whole"), "curve or snapshots are others")
+        check(learned(target) == learned(folder / "whole"), f"killed at operation {number}: curve or snapshots are others")
     _, found = tensors(folder / "whole" / "training.safetensors")
     _, bare = tensors(folder / "bare" / "training.safetensors")
     steps = struct.unpack(f"<{len(found['frame_steps']) // 8}d", found["frame_steps"])
@@ -231,8 +217,7 @@ def shared_memory(folder):
     if not os.access(place, os.W_OK):
         return
     with tempfile.TemporaryDirectory(prefix="multihead-train-", dir=place) as other:
-        few = ["sentences", "--layers", "1", "--heads", "2", "--embed", "16", "--every", "1",
-               "--batch", "2", "--tries", "1", "--no-report", "-o"]
+        few = ["ioi", "--every", "1", "--tries", "1", "--no-report", "-o"]
         for more in (["8"], ["4", "--fresh"], ["8"]):  # long, shorter, gone on with
             result = train(*few, other + "/t", "--steps", *more)
             check(result.returncode == 0, f"/dev/shm: {result.stderr}")
@@ -296,7 +281,7 @@ def new_tasks():
 def goal_and_reached():
     """What was reached stands beside the goal, and is what the last look found."""
     result = train("induction", "--steps", "2", "--every", "1", "--batch", "4", "--layers", "2",
-                   "--heads", "2")
+                   "--heads", "2", "--tries", "1", "--embed", "16")
     last = re.findall(r"right (\d+\.\d) %", result.stderr)
     check(result.returncode == 0 and last and
           "  goal:     98.5 % of the repeats" in result.stdout and
@@ -321,20 +306,24 @@ def not_finite(folder):
 
 def interrupted(folder):
     """Ctrl-C ends it as every program ends that is stopped, with all that was learned saved."""
-    state = folder / "training.safetensors"
-    for first in (0, 1):  # as soon as there is a file, which step 0 writes; after some steps
-        state.unlink(missing_ok=True)
-        running = start("induction", "--every", "5", "--steps", "100000", "--fresh",
-                        "--embed", "32", "-o", str(folder))
-        while running.poll() is None and not (
-                state.exists() and int(tensors(state)[0]["step"]) >= first):
-            time.sleep(0.001)
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate()
-        what = f"Ctrl-C from step {first} on"
-        check(running.returncode == -signal.SIGINT, f"{what}: exit {running.returncode}")
+    state, task = folder / "training.safetensors", ["induction", "--every", "5", "--fresh", "--embed", "16",
+                                                    "--batch", "2", "-o", str(folder)]
+
+    def ends(what, first, code, out, err):
+        check(code == -signal.SIGINT, f"{what}: exit {code}")
         check("Goal" not in out and "interrupted after step" in err, f"{what}: {out} {err}")
-        check(int(tensors(state)[0]["step"]) >= first, f"{what}: nothing is saved")
+        check(first <= int(tensors(state)[0]["step"]), f"{what}: nothing is saved")
+
+    for first, number in ((0, 7), (5, 9)):  # after the first file, which step 0 writes; in the second one
+        result = train(*task, "--steps", "60", **watched(file=number, signal=signal.SIGINT))
+        ends(f"Ctrl-C at operation {number}", first, result.returncode, result.stdout, result.stderr)
+    # While it computes: it learns nothing, so that it does not end by itself.
+    with subprocess.Popen([PROGRAM, "train", *task, "--steps", "1000000000", "--learning-rate", "1e-9"], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as running:
+        said = [running.stderr.readline() for _ in range(2)]
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=HANGS)
+    ends(f"Ctrl-C after {said}", 5, running.returncode, out, err)
 
 
 def on_terminals():
@@ -347,26 +336,20 @@ def on_terminals():
               f"train on a terminal, TERM {term}: exit {code}: {output}")
 
 
-def manual():
-    text = (ROOT / "docs" / "program.md").read_text().split("## `multihead train`")[1]
-    text = text.split("\n## ")[0]
-    help_text = train("--help").stdout
-    for line in help_text.splitlines():
-        for word in line.replace(",", " ").split():
-            if word.startswith("--") and word != "--help":
-                check(word in text, f"docs/program.md, train: nothing of {word}")
-    for name in ("sentences", "pronouns", "induction", "ioi", "reverse", "agreement",
-                 "brackets"):
+def tasks():
+    text, help_text = (ROOT / "docs" / "program.md").read_text(), train("--help").stdout
+    for name in ("sentences", "pronouns", "induction", "ioi", "reverse", "agreement", "brackets"):
         check(name in help_text and f"`{name}`" in text, f"task {name} is not explained")
 
 
 with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     root = pathlib.Path(place)
-    for part in ("goal", "bits", "kill", "bad"):
+    for part in ("goal", "bits", "SIGKILL", "SIGINT", "bad"):
         (root / part).mkdir()
     reaches_goal(root / "goal" / "ioi")
     same_bits(root / "bits")
-    goes_on_after([signal.SIGKILL, signal.SIGINT], root / "kill", 20 if LONG else 4)
+    for number in (signal.SIGKILL, signal.SIGINT):
+        goes_on_after(number, root / number.name, 10 if LONG else 1)
     bad_input(root / "bad")
     (root / "pictures").mkdir()
     pictures(root / "pictures")
@@ -380,5 +363,5 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     not_finite(root / "nan")
     interrupted(root / "stop")
     on_terminals()
-    manual()
+    tasks()
 finish()

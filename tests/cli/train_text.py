@@ -4,7 +4,6 @@ files that are not text.
 Needs no packages. $MULTIHEAD is the program; default build/multihead.
 """
 import json
-import os
 import pathlib
 import random
 import re
@@ -13,23 +12,23 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import operations, watched  # noqa: E402
 
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+chance = seeded()
 SMALL = ["--embed", "16", "--ff", "16", "--heads", "2", "--batch", "4", "--every", "10"]
 
 
-def run(*arguments):
+def run(*arguments, **changes):
     return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=HANGS,
-                          env=environment())
+                          env=environment(**changes))
 
 
-def train(path, *arguments):
-    return run("train", "--text", str(path), *SMALL, *arguments)
+def train(path, *arguments, **changes):
+    return run("train", "--text", str(path), *SMALL, *arguments, **changes)
 
 
 def story(sentences, seed=1):
@@ -113,25 +112,21 @@ def keeps_the_best(folder):
 
 
 def goes_on(folder):
-    """Killed at some moment, then run to the end: the bits of an undisturbed run; another text or
+    """Killed at an operation on its files, then run to the end: the bits of an undisturbed run; another text or
     another number of steps is another training."""
     text = folder / "again.txt"
     text.write_text(story(200, seed=2))
     options = ["--steps", "40", "--no-report", "--threads", "1"]
-    begun = time.monotonic()
-    train(text, *options, "-o", str(folder / "whole"))
-    lasts = time.monotonic() - begun
-    for number in range(6 if LONG else 2):
+    log = folder / "log"
+    train(text, *options, "-o", str(folder / "whole"), **watched(log=log))
+    count = len(operations(log))
+    for number in chance.sample(range(3, count + 1), 6 if LONG else 2):
         target = folder / f"stopped{number}"
-        running = subprocess.Popen([PROGRAM, "train", "--text", str(text), *SMALL, *options, "-o",
-                                    str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env=environment())
-        time.sleep(random.uniform(0.2, 1) * lasts)
-        running.send_signal(signal.SIGKILL)
-        running.communicate()
+        result = train(text, *options, "-o", str(target), **watched(file=number))
+        check(result.returncode == -signal.SIGKILL, f"killed at operation {number}: exit {result.returncode}")
         result = train(text, *options, "-o", str(target))
         check(result.returncode == 0, f"going on: {result.stderr}")
-        check(state(target) == state(folder / "whole"), "going on ends in other bits")
+        check(state(target) == state(folder / "whole"), f"going on after operation {number}: other bits")
     other = folder / "other.txt"
     other.write_text(story(200, seed=3))
     result = train(other, *options, "-o", str(folder / "whole"))

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import pty
+import random
 import re
 import shutil
 import struct
@@ -24,6 +25,7 @@ MODEL = ROOT / "tests" / "golden" / "tiny-bert"
 FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="multihead-cli-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 TEXT = "The cat sat on the mat"
+LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 HANGS = 850  # seconds: only what will never end takes as long, sanitized and on a busy machine too
 
 _failures = []
@@ -58,10 +60,11 @@ def environment(**changes):
     return {name: value for name, value in keep.items() if value is not None}
 
 
-def run(*arguments, stdin=b"", stdout=subprocess.PIPE, **changes):
+def run(*arguments, stdin=b"", stdout=subprocess.PIPE, started=None, **changes):
+    """The program's result; `changes` of its environment, `started`: more for subprocess."""
     done = subprocess.run([PROGRAM, *map(os.fsencode, map(str_or_bytes, arguments))],
                           stdout=stdout, stderr=subprocess.PIPE, input=stdin, check=False,
-                          env=environment(**changes), timeout=HANGS, cwd=FOLDER)
+                          env=environment(**changes), timeout=HANGS, cwd=FOLDER, **(started or {}))
     return Result(done)
 
 
@@ -99,6 +102,13 @@ def peak(*arguments):
         process.returncode = os.waitstatus_to_exitcode(status)
         return (Result(subprocess.CompletedProcess([], process.returncode, out.read(), err.read())),
                 usage.ru_maxrss * 1024)
+
+
+def seeded():
+    """A generator of the test's choices, whose seed is printed."""
+    seed = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
+    print(f"seed {seed} (repeat with MHA_TEST_SEED={seed})")
+    return random.Random(seed)
 
 
 def str_or_bytes(argument):

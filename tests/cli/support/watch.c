@@ -1,10 +1,12 @@
-/* Stands between a program and its files (LD_PRELOAD): makes them slow, kills the program at one of
- * their operations, or writes down what was done to them. Built by disk.py.
+/* Stands between a program and the C library (LD_PRELOAD): signals it at a chosen operation on a file
+ * or reading of the clock, writes down what is done to files, or is the clock.
  *
- * - DISK_DELAY=us: each operation waits first
- * - DISK_KILL=n: SIGKILL before operation n, counted from 1; in the middle of it if it writes
- * - DISK_SHARED=1: the file system says that it is NFS
- * - DISK_LOG=file: a line for each operation that succeeded, its fields separated by tabs:
+ * - WATCH_FILE=n, WATCH_LOOK=n: a signal before operation n on files, before reading n of the clock,
+ *   counted from 1; SIGKILL in the middle of an operation that writes
+ * - WATCH_SIGNAL=number: which signal; default SIGKILL
+ * - WATCH_CLOCK=file: the monotonic clock shows the seconds that this file says, a 64-bit integer
+ * - WATCH_SHARED=1: the file system says that it is NFS
+ * - WATCH_LOG=file: a line for each operation that succeeded, its fields separated by tabs:
  *   - make PATH
  *   - create INODE PATH
  *   - write INODE OFFSET COUNT, and the bytes
@@ -24,6 +26,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MOST_DESCRIPTORS = 1024 };
@@ -36,24 +39,26 @@ static long number_of(const char *name)
     return text ? atol(text) : 0;
 }
 
-/* Whether this operation is the last one. */
-static int dies(void)
+static long operations, looks; /* so far */
+
+/* The signal that comes now, at one more of what this variable counts; 0 for none. */
+static int signal_now(const char *name, long *count)
 {
-    static long count;
-    const long delay = number_of("DISK_DELAY");
-    if (delay > 0) usleep((useconds_t)delay);
-    return ++count == number_of("DISK_KILL");
+    const int number = (int)number_of("WATCH_SIGNAL");
+    if (__atomic_add_fetch(count, 1, __ATOMIC_RELAXED) != number_of(name)) return 0;
+    return number ? number : SIGKILL;
 }
 
 static void begin(void)
 {
-    if (dies()) kill(getpid(), SIGKILL);
+    const int number = signal_now("WATCH_FILE", &operations);
+    if (number) kill(getpid(), number);
 }
 
 static void log_bytes(const void *bytes, size_t count)
 {
     static int descriptor = -1;
-    const char *path = getenv("DISK_LOG");
+    const char *path = getenv("WATCH_LOG");
     if (!path) return;
     if (descriptor < 0)
         descriptor = (int)syscall(SYS_openat, AT_FDCWD, path,
@@ -98,7 +103,7 @@ static unsigned long long inode(int descriptor)
 int fstatfs(int descriptor, struct statfs *kind)
 {
     const int result = (int)syscall(SYS_fstatfs, descriptor, kind);
-    if (number_of("DISK_SHARED")) kind->f_type = 0x6969;
+    if (number_of("WATCH_SHARED")) kind->f_type = 0x6969;
     return result;
 }
 
@@ -129,10 +134,9 @@ int openat(int folder, const char *name, int flags, ...)
 ssize_t write(int descriptor, const void *bytes, size_t count)
 {
     const int ours = descriptor >= 0 && descriptor < MOST_DESCRIPTORS && created[descriptor];
-    if (ours && dies()) {
-        syscall(SYS_write, descriptor, bytes, count / 2);
-        kill(getpid(), SIGKILL);
-    }
+    const int number = ours ? signal_now("WATCH_FILE", &operations) : 0;
+    if (number == SIGKILL) syscall(SYS_write, descriptor, bytes, count / 2);
+    if (number) kill(getpid(), number);
     const long at = ours ? lseek(descriptor, 0, SEEK_CUR) : 0;
     const ssize_t result = syscall(SYS_write, descriptor, bytes, count);
     if (!ours || result <= 0) return result;
@@ -166,4 +170,19 @@ int unlinkat(int folder, const char *name, int flags)
     const int result = (int)syscall(SYS_unlinkat, folder, name, flags);
     if (result == 0) log_line("remove\t%s\n", whole(path, folder, name));
     return result;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    const char *path = clock == CLOCK_MONOTONIC ? getenv("WATCH_CLOCK") : NULL;
+    const int number = signal_now("WATCH_LOOK", &looks);
+    if (number) kill(getpid(), number);
+    const int result = (int)syscall(SYS_clock_gettime, clock, now);
+    if (!path) return result;
+    const int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+    long long seconds = 0;
+    if (file < 0 || syscall(SYS_read, file, &seconds, sizeof seconds) != sizeof seconds) abort();
+    syscall(SYS_close, file);
+    *now = (struct timespec){.tv_sec = (time_t)seconds};
+    return 0;
 }

@@ -1,0 +1,57 @@
+"""A program that is signalled at a counted moment, whose files are recorded or whose clock is ours: see
+watch.c. What is counted, not timed, is the same on every machine."""
+import os
+import pathlib
+import signal
+
+from harness import FOLDER, PROGRAM, check, check_good, leftovers, run
+
+LIBRARY = pathlib.Path(PROGRAM).parent / "tests" / "libcli_watch.so"
+
+
+def watched(**settings):
+    """What to add to a program's environment: watched(file=7), watched(look=30, signal=SIGINT),
+    watched(log=path), watched(clock=path)."""
+    sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return {"LD_PRELOAD": str(LIBRARY), "ASAN_OPTIONS": sanitizer.strip(":"),
+            **{f"WATCH_{name.upper()}": str(int(value) if name == "signal" else value)
+               for name, value in settings.items()}}
+
+
+def set_clock(path, seconds):
+    """The clock of a program that runs with watched(clock=path)."""
+    new = path.with_suffix(".new")
+    new.write_bytes(seconds.to_bytes(8, "little"))
+    new.rename(path)
+
+
+def operations(log):
+    """What was done, in order, as tuples; bytes that were written stand at the end of theirs. The next
+    program begins the log anew."""
+    data = log.read_bytes() if log.exists() else b""
+    log.unlink(missing_ok=True)
+    at, found = 0, []
+    while at < len(data):
+        end = data.index(b"\n", at)
+        kind, *fields = data[at:end].decode().split("\t")
+        at = end + 1
+        if kind == "write":
+            count = int(fields.pop())
+            fields = [fields[0], int(fields[1]), data[at:at + count]]
+            at += count
+        found.append((kind, *fields))
+    return found
+
+
+def interrupted_at_each_operation(target, *arguments):
+    """Ctrl-C before each operation on files of this command: target, which it writes, is the older file or
+    the whole new one, with nothing beside it."""
+    log = FOLDER / "log"
+    check_good(run(*arguments, **watched(log=log)), "undisturbed")
+    whole, count = target.read_bytes(), len(operations(log))
+    check(count > 4, f"{count} operations")
+    for number in range(1, count + 1):
+        target.write_bytes(b"older")
+        code = run(*arguments, **watched(file=number, signal=signal.SIGINT)).code
+        check(target.read_bytes() in (b"older", whole) and code in (0, -signal.SIGINT) and not leftovers(),
+              f"interrupted at operation {number} of {count}: exit {code}, {leftovers()}")
