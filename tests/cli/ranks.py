@@ -30,6 +30,7 @@ SANITIZED = os.environ.get("MHA_SANITIZE", "") != ""
 STEPS, EVERY = (30, 5) if LONG else (12, 3)
 TRAIN = [PROGRAM, "train", "sentences", "--threads", "1", "--no-report", "--steps", STEPS, "--every", EVERY, "--tries",
          "1", "-o"]
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 LOST = 8  # the exit status of ranks whose peer is gone
 chance = random.Random(SEED)
 
@@ -55,21 +56,20 @@ def random_texts(name, count, most):
     return path
 
 
-def killed(name, count, program, messages, earliest=0.0):
-    """A rank is killed at one of its messages, `messages` of an undisturbed run, not among the first part `earliest`: it
-    was still at work, and all others end by themselves and report which rank they lost."""
+def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
+    """A rank gets a signal at one of its messages, `messages` of an undisturbed run, not among the first part `earliest`,
+    and ends by it. All others end by themselves: each reports which rank it lost, or had no more to do with that one."""
     rank = chance.randrange(count)
     k = chance.randint(1 + int(earliest * messages[rank]), messages[rank])
-    done = ranks(count, program, signalled=(rank, k, signal.SIGKILL))
-    if -signal.SIGKILL not in done.codes:
+    done = ranks(count, program, signalled=(rank, k, number))
+    if -number not in done.codes:
         return done  # it began with what an earlier run had saved, and ended before
-    name = f"{name}, rank {rank} of {count} killed at message {k} of {messages[rank]}"
+    name = f"{name}, rank {rank} of {count} ended by {number.name} at message {k} of {messages[rank]}"
     lost = [r for r, code in enumerate(done.codes) if code == LOST]
-    check(done.codes[rank] == -signal.SIGKILL and set(done.codes) <= {0, LOST, -signal.SIGKILL}, f"{name}: {done}")
-    said = [re.match(r"multihead: (?:\w+: )?rank (\d+): ", line) for line in done.stderr.splitlines()
+    check(done.codes[rank] == -number and set(done.codes) <= {0, LOST, -number}, f"{name}: {done}")
+    said = [re.match(r"multihead: (?:\w+: )?rank (\d+): rank \d+ is lost: ", line) for line in done.stderr.splitlines()
             if line.startswith("multihead")]
     check(all(said) and sorted(int(match[1]) for match in said) == lost, f"{name}: {done}")
-    check("is lost: " in done.stderr or not lost, f"{name}: {done}")
     return done
 
 
@@ -138,16 +138,16 @@ def heads():
     run(*more[1:], FOLDER / "alone")
     drawn = [{path.name: path.read_bytes() for path in (FOLDER / name).glob("*")} for name in ("three", "alone")]
     check(len(drawn[0]) > 10 and drawn[0] == drawn[1], f"pictures of ranks: {sorted(drawn[0])}")
-    killed_at_work(3, [PROGRAM, "heads", MODEL, "--text", few, "--random", "9", "-q"])
+    killed_at_work(3, [PROGRAM, "heads", MODEL, "--text", few, "--random", "9", "-q"], SIGNALS * 2)
 
 
-def killed_at_work(count, program):
-    """Work that saves nothing, so that each kill hits."""
+def killed_at_work(count, program, numbers=(signal.SIGKILL,) * 2):
+    """Work that saves nothing, so that each signal ends it."""
     whole = ranks(count, program)
     check(whole.returncode == 0, f"{program[1]}: {whole}")
-    for _ in range(10 if LONG else 2):
-        done = killed(program[1], count, program, whole.messages)
-        check(-signal.SIGKILL in done.codes, f"{program[1]}: no kill: {done}")
+    for number in numbers * (20 if LONG else 1):
+        done = killed(program[1], count, program, whole.messages, number=number)
+        check(-number in done.codes, f"{program[1]}: {number.name} ended no rank: {done}")
 
 
 def prune(whole):
@@ -168,6 +168,7 @@ def prune(whole):
             told.append([line for line in report.splitlines() if "seconds" not in line])
         check(len(told[0]) > 10 and told[0] == told[1], f"prune, {row}, {count} ranks: another curve")
         check(bits(FOLDER / f"pruned-one-{i}") == bits(FOLDER / f"pruned-ranks-{i}"), f"prune, {row}: another model")
+    killed_at_work(3, [PROGRAM, "prune", MODEL, "--text", FOLDER / "few.txt", "-q"], SIGNALS * 2)
 
 
 def decoder(folder, width):
