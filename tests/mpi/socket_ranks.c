@@ -35,7 +35,7 @@ typedef struct item {
     size_t done; /* bytes that were written, with the header, or read, without it */
     size_t arrived;
     unsigned char *bytes;
-    bool complete, cancelled;
+    bool sends, complete, cancelled;
 } item;
 
 typedef struct peer {
@@ -62,22 +62,19 @@ static void append(item **queue, item *x)
     *queue = x;
 }
 
-static bool is_in(const item *queue, const item *x)
-{
-    while (queue && queue != x) queue = queue->next;
-    return queue;
-}
-
 static void take(item **queue, const item *x)
 {
     while (*queue && *queue != x) queue = &(*queue)->next;
     if (*queue) *queue = x->next;
 }
 
-static item *first_of(item *queue, int64_t tag)
+/* The first of this tag leaves the queue; NULL if there is none. */
+static item *take_first(item **queue, int64_t tag)
 {
-    while (queue && queue->head.tag != tag) queue = queue->next;
-    return queue;
+    item *x = *queue;
+    while (x && x->head.tag != tag) x = x->next;
+    if (x) take(queue, x);
+    return x;
 }
 
 /* A receive takes its message. */
@@ -89,17 +86,6 @@ static void fill(item *receive, item *message)
         memcpy(receive->bytes, message->bytes, receive->arrived);
     free(message->bytes);
     free(message);
-}
-
-static void arrive(peer *p, item *message)
-{
-    item *receive = first_of(p->receives, message->head.tag);
-    if (!receive) {
-        append(&p->early, message);
-        return;
-    }
-    take(&p->receives, receive);
-    fill(receive, message);
 }
 
 static item *make_item(peer *p, header head, void *bytes)
@@ -135,8 +121,12 @@ static void pull(peer *p)
             p->head_done = 0;
         }
         if (x && x->done == x->head.count) {
+            item *receive = take_first(&p->receives, x->head.tag);
             p->arriving = NULL;
-            arrive(p, x);
+            if (receive)
+                fill(receive, x);
+            else
+                append(&p->early, x);
         }
     }
 }
@@ -198,11 +188,6 @@ static mha_status check_usable(const mha_mpi *mpi, int32_t other)
     return MHA_OK;
 }
 
-static bool signals_now(mha_mpi *mpi)
-{
-    return ++mpi->messages == mpi->signal_at;
-}
-
 static mha_status begin_send(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
                              mha_transfer *transfer)
 {
@@ -212,9 +197,10 @@ static mha_status begin_send(void *user, int32_t to, int32_t tag, const void *by
     *transfer = (mha_transfer){{0}};
     MHA_TRY(check_usable(mpi, to));
     item *x = make_item(&mpi->peers[to], (header){tag, count}, from);
+    x->sends = true;
     append(&x->peer->sends, x);
     transfer->words[0] = (uintptr_t)x;
-    if (signals_now(mpi)) {
+    if (++mpi->messages == mpi->signal_at) {
         push(x->peer, sizeof x->head + count / 2);
         raise(mpi->signal);
     }
@@ -229,15 +215,13 @@ static mha_status begin_receive(void *user, int32_t from, int32_t tag, void *byt
     *transfer = (mha_transfer){{0}};
     MHA_TRY(check_usable(mpi, from));
     item *x = make_item(&mpi->peers[from], (header){tag, count}, bytes);
-    item *message = first_of(x->peer->early, tag);
-    if (message) {
-        take(&x->peer->early, message);
+    item *message = take_first(&x->peer->early, tag);
+    if (message)
         fill(x, message);
-    } else {
+    else
         append(&x->peer->receives, x);
-    }
     transfer->words[0] = (uintptr_t)x;
-    if (signals_now(mpi)) raise(mpi->signal);
+    if (++mpi->messages == mpi->signal_at) raise(mpi->signal);
     return MHA_OK;
 }
 
@@ -284,7 +268,7 @@ static void cancel_transfer(void *user, mha_transfer *transfer)
     (void)user;
     *transfer = (mha_transfer){{0}};
     if (!x) return;
-    x->cancelled = is_in(x->peer->sends, x);
+    x->cancelled = x->sends && !x->complete;
     if (x->cancelled) return;
     take(&x->peer->receives, x);
     free(x);
