@@ -101,14 +101,10 @@ def other_numbers_of_ranks(whole):
                "--quiet", "-o"]
     for number, name in ((1, "encoder-1"), (3, "encoder-3")):
         for steps in ("4", "8") if LONG else ("4", "6"):
-            done = (ranks if number > 1 else run_one)(number, [*reverse, FOLDER / name, "--steps", steps])
+            done = ranks(number, [*reverse, FOLDER / name, "--steps", steps])
             check(done.returncode == 0, f"reverse, {number} ranks: {done}")
     for part in ("encoder", "decoder"):
         check(bits(FOLDER / "encoder-1" / part) == bits(FOLDER / "encoder-3" / part), f"reverse: another {part}")
-
-
-def run_one(_, program):
-    return one(program)
 
 
 def text_of_ranks():
@@ -162,7 +158,7 @@ def prune(whole):
         for name in ("one", "ranks"):
             more = [PROGRAM, "prune", *row, "-q", "--threads", "1", "--json", FOLDER / f"pruned-{name}.json", "-o",
                     FOLDER / f"pruned-{name}-{i}"]
-            done = ranks(count, more) if name == "ranks" else one(more)
+            done = ranks(count if name == "ranks" else 1, more)
             check(done.returncode == 0 and done.stderr == "", f"prune, {row}, {count} ranks: {done}")
             report = (FOLDER / f"pruned-{name}.json").read_text()
             told.append([line for line in report.splitlines() if "seconds" not in line])
