@@ -231,6 +231,11 @@ cli_exit ranks_agree(const char *command, cli_exit code)
 {
     mha_status status = MHA_OK;
     if (!ranks.transport) return code;
+    if (code == CLI_NO_RANK) { /* no message arrives any more; the text names the rank */
+        ranks.lost = ranks.agreed = true;
+        ranks.command = command;
+        return code;
+    }
     if (code != CLI_OK)
         status =
             mha_fail(*ranks.message ? cli_status_of(code) : MHA_ERR_CALLBACK, "%s", ranks.message);

@@ -1,31 +1,37 @@
-"""Training, heads over texts, and models that are spread, on several ranks, started by mpirun: the model, the scores,
-the text and the page of one process, byte by byte; what rank 0 alone says; errors of one rank, told once; ranks that
-are killed, and what continues from there with any number of ranks.
+"""Training, heads over texts, and models that are spread, on several ranks: the model, the scores, the text and the page
+of one process, byte by byte; what rank 0 alone prints; errors of one rank, reported once; ranks that are killed, and what
+continues from there with any number of ranks.
 
-Skipped where there is no mpirun or the program has no libmultihead-mpi beside it. MHA_TEST_LONG=1 kills 30 times.
+Ranks are plain processes joined by sockets (tests/support/socket_ranks.py); tests/mpi/program.py starts some of this by
+mpirun. A rank is killed at a message whose number comes from the seed. MHA_TEST_LONG=1 takes whole samples and kills 60
+times; under a sanitizer samples are smaller, and nothing measures or limits memory.
 """
 import hashlib
 import json
 import os
 import pathlib
 import random
+import re
+import resource
 import shutil
 import signal
 import struct
 import sys
-import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 from harness import *  # noqa: E402,F403
-import mpirun  # noqa: E402
+from socket_ranks import run as ranks  # noqa: E402
 
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 SEED = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
-TRAIN = [PROGRAM, "train", "sentences", "--threads", "1", "--no-report", "--steps", "30", "--every", "5", "--tries",
+SANITIZED = os.environ.get("MHA_SANITIZE", "") != ""
+STEPS, EVERY = (30, 5) if LONG else (12, 3)
+TRAIN = [PROGRAM, "train", "sentences", "--threads", "1", "--no-report", "--steps", STEPS, "--every", EVERY, "--tries",
          "1", "-o"]
-MOST = 10 if LONG else 600  # seconds until all ranks are gone, where nothing else runs; else it is no hang
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+LOST = 8  # the exit status of ranks whose peer is gone
 chance = random.Random(SEED)
 
 
@@ -37,42 +43,65 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def alone(folder, *more):
-    return subprocess.run([*TRAIN, folder, *more], capture_output=True, text=True, env=environment())
+def one(program):
+    """One process."""
+    return subprocess.run([*map(str, program)], capture_output=True, text=True, env=environment(), cwd=ROOT,
+                          stdin=subprocess.DEVNULL)
 
 
-def ranks(count, program, **more):
-    done = mpirun.run(count, program, timeout=1200, **more)
-    done.stderr = "\n".join(line for line in done.stderr.splitlines() if line.strip())
+def random_texts(name, count, most):
+    words = "the cat sat on a mat and it was too tired to cross street because dog ran".split()
+    path = FOLDER / name
+    path.write_text("".join(" ".join(chance.choices(words, k=chance.randrange(3, most))) + "\n" for _ in range(count)))
+    return path
+
+
+def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
+    """A rank gets a signal at one of its messages, `messages` of an undisturbed run, not among the first part `earliest`,
+    and ends by it. All others end by themselves: each reports which rank it lost, or had no more to do with that one."""
+    rank = chance.randrange(count)
+    k = chance.randint(1 + int(earliest * messages[rank]), messages[rank])
+    done = ranks(count, program, signalled=(rank, k, number))
+    if -number not in done.codes:
+        return done  # it began with what an earlier run had saved, and ended before
+    name = f"{name}, rank {rank} of {count} ended by {number.name} at message {k} of {messages[rank]}"
+    lost = [r for r, code in enumerate(done.codes) if code == LOST]
+    check(done.codes[rank] == -number and set(done.codes) <= {0, LOST, -number}, f"{name}: {done}")
+    said = [re.match(r"multihead: (?:\w+: )?rank (\d+): rank \d+ is lost: ", line) for line in done.stderr.splitlines()
+            if line.startswith("multihead")]
+    check(all(said) and sorted(int(match[1]) for match in said) == lost, f"{name}: {done}")
     return done
 
 
 def same_bits(whole):
+    """The numbers of messages of each number of ranks."""
+    messages = {}
     for count in (2, 3) if not LONG else (1, 2, 3, 5, 8, 11):
         folder = FOLDER / f"ranks-{count}"
         done = ranks(count, [*TRAIN, folder])
+        messages[count] = done.messages
         if check(done.returncode == 0, f"{count} ranks: {done}"):
             check(bits(folder) == bits(whole), f"{count} ranks: other bits")
             check(files(folder) == files(whole), f"{count} ranks: {files(folder)}")
-            check(done.stdout.count("Goal missed after 30 steps") == 1, f"{count} ranks: {done.stdout}")
-            check(done.stderr.count("step 30/30") == 1, f"{count} ranks: {done.stderr}")
+            check(done.stdout.count(f"Goal missed after {STEPS} steps") == 1, f"{count} ranks: {done.stdout}")
+            check(done.stderr.count(f"step {STEPS}/{STEPS}") == 1, f"{count} ranks: {done.stderr}")
+    return messages
 
 
 def other_numbers_of_ranks(whole):
     """A training that stops, and continues with more or fewer ranks."""
     folder = FOLDER / "moved"
-    alone(folder, "--steps", "10")
-    for count, steps in ((3, 20), (2, 25)):
+    one([*TRAIN, folder, "--steps", STEPS // 3])
+    for count, steps in ((3, STEPS * 2 // 3), (2, STEPS * 5 // 6)):
         done = ranks(count, [*TRAIN, folder, "--steps", steps])
         check(done.returncode == 0, f"resumed with {count}: {done}")
-    alone(folder)
+    one([*TRAIN, folder])
     check(bits(folder) == bits(whole), "resumed with 1, 3, 2, 1 ranks: other bits")
     reverse = [PROGRAM, "train", "reverse", "--threads", "1", "--no-report", "--every", "4", "--dropout", "0.1",
                "--quiet", "-o"]
     for number, name in ((1, "encoder-1"), (3, "encoder-3")):
-        for steps in ("4", "8"):
-            more = [*reverse, FOLDER / name, "--steps", steps]
-            done = ranks(number, more) if number > 1 else subprocess.run(more, capture_output=True, text=True)
+        for steps in ("4", "8") if LONG else ("4", "6"):
+            done = ranks(number, [*reverse, FOLDER / name, "--steps", steps])
             check(done.returncode == 0, f"reverse, {number} ranks: {done}")
     for part in ("encoder", "decoder"):
         check(bits(FOLDER / "encoder-1" / part) == bits(FOLDER / "encoder-3" / part), f"reverse: another {part}")
@@ -82,24 +111,19 @@ def text_of_ranks():
     text = FOLDER / "text.txt"
     text.write_text("the cat sat on the mat , and the dog sat on the log .\n" * 200)
     folders = [FOLDER / "text-1", FOLDER / "text-2"]
-    more = [PROGRAM, "train", "--text", text, "--threads", "1", "--no-report", "--quiet", "--steps", "10", "--every",
-            "2", "-o"]
-    one = subprocess.run([*more, folders[0]], capture_output=True, text=True)
-    two = ranks(2, [*more, folders[1]])
-    check(one.returncode == two.returncode == 0 and bits(folders[0]) == bits(folders[1]), f"--text: {one} {two}")
+    more = [PROGRAM, "train", "--text", text, "--threads", "1", "--no-report", "--quiet", "--steps", "10" if LONG else "4",
+            "--every", "2", "-o"]
+    single, two = one([*more, folders[0]]), ranks(2, [*more, folders[1]])
+    check(single.returncode == two.returncode == 0 and bits(folders[0]) == bits(folders[1]), f"--text: {single} {two}")
 
 
 def heads():
-    """The scores of 200 texts: the JSON and the page of one process, byte by byte."""
-    words = "the cat sat on a mat and it was too tired to cross street because dog ran".split()
-    texts, few = FOLDER / "texts.txt", FOLDER / "few.txt"
-    lines = [" ".join(chance.choices(words, k=chance.randrange(3, 25))) for _ in range(200)]
-    texts.write_text("\n".join(lines) + "\n")
-    few.write_text("\n".join(lines[:2]) + "\n")
-    for text, counts, random_texts in ((texts, (2, 3, 5), 7), (few, (4,), 1)):
-        more = [PROGRAM, "heads", MODEL, "--text", text, "--random", random_texts, "--json", "--corpus", "--threads",
+    """The scores of texts: the JSON and the page of one process, byte by byte."""
+    texts, few = random_texts("texts.txt", 200 if LONG else 60, 25), random_texts("few.txt", 2, 25)
+    for text, counts, random_texts_too in ((texts, (2, 3, 5) if LONG else (2, 5), 7), (few, (4,), 1)):
+        more = [PROGRAM, "heads", MODEL, "--text", text, "--random", random_texts_too, "--json", "--corpus", "--threads",
                 "1", "-q", "-o"]
-        whole = subprocess.run(list(map(str, [*more, FOLDER / "one.html"])), capture_output=True, text=True)
+        whole = one([*more, FOLDER / "one.html"])
         check(whole.returncode == 0, f"heads: {whole.stderr}")
         for count in counts:
             done = ranks(count, [*more, FOLDER / "ranks.html"])
@@ -110,18 +134,26 @@ def heads():
     run(*more[1:], FOLDER / "alone")
     drawn = [{path.name: path.read_bytes() for path in (FOLDER / name).glob("*")} for name in ("three", "alone")]
     check(len(drawn[0]) > 10 and drawn[0] == drawn[1], f"pictures of ranks: {sorted(drawn[0])}")
-    killed_at_work(3, ["heads", MODEL, "--text", texts, "--random", "10000", "-q"])
+    killed_at_work(3, [PROGRAM, "heads", MODEL, "--text", few, "--random", "9", "-q"], SIGNALS * 2)
+
+
+def killed_at_work(count, program, numbers=(signal.SIGKILL,) * 2):
+    """Work that saves nothing, so that each signal ends it."""
+    whole = ranks(count, program)
+    check(whole.returncode == 0, f"{program[1]}: {whole}")
+    for number in numbers * (20 if LONG else 1):
+        done = killed(program[1], count, program, whole.messages, number=number)
+        check(-number in done.codes, f"{program[1]}: {number.name} ended no rank: {done}")
 
 
 def prune(whole):
     """Which heads go, and what the model is worth then: all but how long passes take; and the smaller model."""
-    words = "the cat sat on a mat and it was too tired to cross street because dog ran".split()
-    texts = FOLDER / "pruned.txt"
-    texts.write_text("".join(" ".join(chance.choices(words, k=chance.randrange(3, 25))) + "\n" for _ in range(40)))
+    texts = random_texts("pruned.txt", 40 if LONG else 10, 25)
     measures = ["gradient", "gradient-token", "ablation", "mean-ablation"]
-    rows = [([whole, "--task", "sentences", "--lines", "60", "--measure", measures[i], "--step", "1"], n)
+    lines = "60" if LONG else "12"
+    rows = [([whole, "--task", "sentences", "--lines", lines, "--measure", measures[i], "--step", "1"], n)
             for i, n in enumerate((2, 3, 5, 2))] + [([MODEL, "--text", texts], 3)]
-    for i, (row, count) in enumerate(rows if LONG else chance.sample(rows[:-1], 2) + rows[-1:]):
+    for i, (row, count) in enumerate(rows if LONG else chance.sample(rows[:-1], 1 if SANITIZED else 2) + rows[-1:]):
         told = []
         for name in ("one", "ranks"):
             more = [PROGRAM, "prune", *row, "-q", "--threads", "1", "--json", FOLDER / f"pruned-{name}.json", "-o",
@@ -132,11 +164,12 @@ def prune(whole):
             told.append([line for line in report.splitlines() if "seconds" not in line])
         check(len(told[0]) > 10 and told[0] == told[1], f"prune, {row}, {count} ranks: another curve")
         check(bits(FOLDER / f"pruned-one-{i}") == bits(FOLDER / f"pruned-ranks-{i}"), f"prune, {row}: another model")
+    killed_at_work(3, [PROGRAM, "prune", MODEL, "--text", FOLDER / "few.txt", "-q"], SIGNALS * 2)
 
 
-def large_model(folder):
-    """156 MB of a decoder."""
-    width, inner, layers, vocabulary = 512, 1408, 12, 512
+def decoder(folder, width):
+    """Of 12 layers: 156 MB if width is 512."""
+    inner, layers, vocabulary = width * 11 // 4, 12, 512
     shapes = {"model.embed_tokens.weight": (vocabulary, width), "lm_head.weight": (vocabulary, width),
               "model.norm.weight": (width,)}
     for i in range(layers):
@@ -164,21 +197,13 @@ def large_model(folder):
     return folder
 
 
-RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
-MEASURED = """import os, resource, subprocess, sys
-code = subprocess.call(sys.argv[2:], close_fds=False)  # MPICH's ranks inherit a socket
-rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK", "0")
-open(sys.argv[1] + rank, "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10))
-sys.exit(code)"""
-
-
-def spread(whole, large):
+def spread(whole, deep):
     """Texts, maps and losses of a model whose layers are spread, also over more ranks than it has."""
     text = FOLDER / "perplexity.txt"
     text.write_text("the animal didn't cross the street because it was too tired . " * 4)
     sampled = ["--ids", "--max-tokens", "100", "--temperature", "1.5", "--seed", "7"]
     measured = ["heads", whole, "--spread", "--text", text, "--cut", "16", "--random", "2"]
-    rows = (["generate", large, "1 2 3 4 5", *sampled],
+    rows = (["generate", deep, "1 2 3 4 5", *sampled],
             ["generate", whole, "1 2 3", "--ids", "--max-tokens", "20", "--window", "8", "--cache", "int8"],
             ["view", whole, "the animal didn't cross the street because it was too tired .", "--json", "-"],
             ["view", whole, "the animal was tired .", "--desk", "0", "--json", "-"],
@@ -191,19 +216,19 @@ def spread(whole, large):
             [*measured, "-o", "-"])
     for i, row in enumerate(rows):
         program = [PROGRAM, *row, "-q", "--threads", "1"]
-        one = subprocess.run(list(map(str, program)), capture_output=True, text=True)
-        check(one.returncode == 0 and one.stdout, f"{row}: {one.stderr}")
+        single = one(program)
+        check(single.returncode == 0 and single.stdout, f"{row}: {single.stderr}")
         few = [chance.choice((2, 3)), 5]
-        for count in (2, 3, 5) if i == 0 or LONG else few[i % 2:][:1] if row[0] == "heads" else few:
+        for count in (2, 3, 5) if LONG else few if i == 0 else few[(SEED + i) % 2:][:1]:
             done = ranks(count, program)
-            check(done.returncode == 0 and steady(done.stdout) == steady(one.stdout),
-                  f"{row}, {count} ranks: exit {done.returncode}, {differs(one.stdout, done.stdout)}: {done.stderr}")
+            check(done.returncode == 0 and steady(done.stdout) == steady(single.stdout),
+                  f"{row}, {count} ranks: exit {done.returncode}, {differs(single.stdout, done.stdout)}: {done.stderr}")
 
 
-def differs(one, many):
-    pairs = zip(steady(one).splitlines(), steady(many).splitlines())
+def differs(single, many):
+    pairs = zip(steady(single).splitlines(), steady(many).splitlines())
     first = next((f"'{a[:200]}' and '{b[:200]}'" for a, b in pairs if a != b), "the end")
-    return f"{len(one)} and {len(many)} characters, {first}"
+    return f"{len(single)} and {len(many)} characters, {first}"
 
 
 def steady(text):
@@ -217,23 +242,22 @@ def memory_of_ranks(large):
                 ["heads", large, "the animal was tired .", "--spread", "--random", "0"]):
         most = {}
         for count in (1, 4):
-            name = FOLDER / f"memory-{row[0]}-{count}-"
-            done = ranks(count, [sys.executable, "-c", MEASURED, name, PROGRAM, *row, "-q", "--threads", "1"])
+            done = ranks(count, [PROGRAM, *row, "-q", "--threads", "1"])
             check(done.returncode == 0, f"memory: {done.stderr}")
-            most[count] = max(int(path.read_text()) for path in FOLDER.glob(name.name + "*"))
+            most[count] = max(done.peaks)
         print(f"{row[0]}: MiB of one process {most[1]}, of each of 4 ranks at most {most[4]}")
         check(most[1] > 150 and most[4] < most[1] / 4 + 40, f"memory: {row[0]} {most}")
 
 
-def files_that_differ(large):
+def files_that_differ(deep):
     """Rank 1 finds another file under the same name."""
     for rank in "012":
         (FOLDER / f"files-{rank}").mkdir()
-        (FOLDER / f"files-{rank}/m").symlink_to(large)
+        (FOLDER / f"files-{rank}/m").symlink_to(deep)
     other = FOLDER / "files-1/m"
     other.unlink()
-    shutil.copytree(large, other)
-    there = ["sh", "-c", f'cd "{FOLDER}/files-{RANK}"; exec "$0" "$@"', os.path.abspath(PROGRAM)]
+    shutil.copytree(deep, other)
+    there = ["sh", "-c", f'cd "{FOLDER}/files-$OMPI_COMM_WORLD_RANK"; exec "$0" "$@"', os.path.abspath(PROGRAM)]
 
     def refused(code, line, command="generate", *more):
         done = ranks(3, [*there, command, "m", *(more or ("1 2", "--ids"))])
@@ -254,18 +278,19 @@ def files_that_differ(large):
     refused(2, "has another model than rank 0")
 
 
-def killed_while_spread(large):
-    for row in (["generate", large, "1 2", "--ids", "--max-tokens", "8000"],
-                ["heads", large, "--spread", "--random", "10000"]):
-        killed_at_work(3, [*row, "-q"])
+def killed_while_spread(deep):
+    for row in (["generate", deep, "1 2", "--ids", "--max-tokens", "8"],
+                ["heads", deep, "--spread", "--random", "1"]):
+        killed_at_work(3, [PROGRAM, *row, "-q"])
 
 
 def refusals():
     """(ranks, what is started, exit code, the only line on stderr)."""
-    one_differs = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
-    no_memory = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ]; then ulimit -v 800000; fi; exec "$0" "$@"'
-    large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "8", "--embed", "1024",
-             "--layers", "6", "--quiet", "--no-report"]
+    one_differs = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then exec "$0" "$@" --seed 7; else exec "$0" "$@"; fi'
+    # 100 MB end the making of the model, 200 MB its training.
+    no_memory = 'if [ "$OMPI_COMM_WORLD_RANK" = 2 ]; then ulimit -v {}; fi; exec "$0" "$@"'
+    large = [PROGRAM, "train", "sentences", "--threads", "1", "--steps", "5", "--batch", "3", "--embed", "256",
+             "--layers", "4", "--quiet", "--no-report"]
     rows = (
         (3, [PROGRAM, "explain", MODEL], 2, "explain: started on 3 ranks, but this subcommand runs on one"),
         (2, [PROGRAM, "prune", MODEL, "--text", FOLDER / "none.txt"], 3, "prune: "),
@@ -278,7 +303,8 @@ def refusals():
         (2, [PROGRAM, "heads", MODEL, "a text", "--state", "/proc/none/s"], 6, "heads: rank 0: /proc/none/s: cannot"),
         (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--ablate", "zero"], 2, "heads: --ablate takes one process"),
         (2, [PROGRAM, "heads", MODEL, "--text", FOLDER / "none.txt"], 3, "heads: "),
-        (3, ["sh", "-c", no_memory, *large], 7, "train: rank 2: "))
+        *((3, ["sh", "-c", no_memory.format(kilobytes), *large], 7, "train: rank 2: ")
+          for kilobytes in ([] if SANITIZED else [100000, 200000])))
     for count, program, code, line in rows:
         done = ranks(count, program)
         said = [text for text in done.stderr.splitlines() if text.startswith("multihead")]
@@ -286,14 +312,16 @@ def refusals():
         check(len(said) == 1 and said[0].startswith(f"multihead: {line}"), f"{line}: {done.stderr}")
         check(done.stdout == "", f"{line}: {done.stdout}")
     done = ranks(2, TRAIN[:-1], MHA_MPI_LIBRARY="/nowhere/libmultihead-mpi.so")
-    check(done.returncode == 5 and done.stderr.count("MHA_MPI_LIBRARY") in (1, 2), f"no library: {done}")
+    check(done.returncode == 5 and done.stderr.count("MHA_MPI_LIBRARY") == 1, f"no library: {done}")
     done = ranks(2, [PROGRAM, "--version"])
     check(done.stdout.count("multihead") == 1, f"--version: {done}")
+    done = ranks(2, TRAIN[:-1], OMPI_COMM_WORLD_SIZE="3")
+    check(done.codes == [5, 5] and "started 3 ranks, but sockets of a test sees 2" in done.stderr, f"launcher: {done}")
 
 
 def texts_that_differ():
     """Each rank in a folder of its own, where another text is, or none: all are told soon, and which rank it is."""
-    here = 'cd "$0/own${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"'
+    here = 'cd "$0/own$OMPI_COMM_WORLD_RANK" && exec "$@"'
     lines = [f"the cat sat on mat {n} .\n" for n in range(30)]
     heads = [PROGRAM, "heads", MODEL, "--text", "t.txt", "--json", "-q", "--random", "0"]
     prune = [PROGRAM, "prune", MODEL, "--text", "t.txt", "-q"]
@@ -311,90 +339,20 @@ def texts_that_differ():
             folder.mkdir()
             if text:
                 (folder / "t.txt").write_text("".join(text))
-        done = ranks(3, ["sh", "-c", here, FOLDER, *program], MHA_MPI_DEADLINE="600")
+        done = ranks(3, ["sh", "-c", here, FOLDER, *program])
         said = [text for text in done.stderr.splitlines() if text.startswith("multihead")]
         check(done.returncode not in (0, 8) and len(said) == 1 and said[0].startswith(f"multihead: {line}"),
               f"{line}: exit {done.returncode}: {done.stderr}")
 
 
-def children(process):
-    """Processes of the program below a launcher."""
-    found, todo = [], [process]
-    while todo:
-        for path in pathlib.Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            try:
-                below = [int(number) for number in path.read_text().split()]
-            except OSError:
-                continue
-            todo += below
-            found += below
-    return [number for number in found if is_program(number)]
-
-
-def is_program(number):
-    try:
-        return os.path.realpath(f"/proc/{number}/exe") == os.path.realpath(PROGRAM)
-    except OSError:
-        return False
-
-
-def all_started(running, count):
-    """The ranks, once there are so many, or none where the work ends before; launchers need seconds on some machines."""
-    while running.poll() is None:
-        if len(found := children(running.pid)) == count:
-            return found
-        time.sleep(0.005)
-    return []
-
-
-def killed_at_work(count, row):
-    """Work that is too long to end: a rank is killed, and all are gone soon."""
-    running = mpirun.start(count, [PROGRAM, *row])
-    found = all_started(running, count)
-    if check(found, f"{row[0]} ended: exit {running.poll()}"):
-        time.sleep(chance.uniform(0, 2))
-        check(running.poll() is None, f"{row[0]} ended: exit {running.poll()}")
-        os.kill(chance.choice(found), signal.SIGKILL)
-    begun = time.monotonic()
-    running.communicate(timeout=1200)
-    check(running.returncode != 0 and time.monotonic() - begun < MOST, f"{row[0]}: a rank that is killed ends all")
-    check(not [number for number in found if is_program(number)], f"{row[0]}: a rank is left")
-
-
-def kill_one(name, count, program, latest, after=None):
-    """A rank is killed at a random moment, or soon after a file is there, if the work is not over before: all are gone
-    soon. The launcher's exit status, what it printed, and whether one was killed."""
-    running = mpirun.start(count, program)
-    all_started(running, count)
-    while after and not after.exists() and running.poll() is None:
-        time.sleep(0.005)
-    begun = time.monotonic()
-    until = begun + chance.uniform(0, latest)
-    while time.monotonic() < until and running.poll() is None:
-        time.sleep(0.02)
-    found = children(running.pid)
-    was_running = running.poll() is None and found
-    if was_running:
-        os.kill(chance.choice(found), signal.SIGKILL)
-        begun = time.monotonic()
-    try:
-        printed, _ = running.communicate(timeout=1200)
-    except subprocess.TimeoutExpired:
-        check(False, f"{name}: a hang")
-        os.killpg(running.pid, signal.SIGKILL)
-        printed, _ = running.communicate()
-    check(time.monotonic() - begun < MOST or not found, f"{name}: {time.monotonic() - begun:.1f} s")
-    check(not [number for number in found if is_program(number)], f"{name}: a rank is left")
-    return running.returncode, printed, bool(was_running)
-
-
-def killed(whole, times):
-    """What is there is whole, and goes on."""
+def trainings_that_are_killed(whole, messages, times):
+    """What is there is whole, and continues."""
     folder, done, ended = FOLDER / "killed-0", 0, 0
     while done < times:
-        code, _, hit = kill_one(f"kill {done}", chance.choice((2, 3)), [*TRAIN, folder, "--quiet"], 2.5)
-        done += hit
-        if code == 0:  # it was over before
+        count = chance.choice((2, 3))
+        end = killed("train", count, [*TRAIN, folder, "--quiet"], messages[count])
+        done += end.returncode != 0
+        if end.returncode == 0:  # it was over before
             check(bits(folder) == bits(whole), f"after {done} kills: other bits")
             ended += 1
             folder = FOLDER / f"killed-{ended}"
@@ -405,70 +363,80 @@ def killed(whole, times):
 
 def heads_that_are_killed(times):
     """With --state, measured on by any number of ranks, to the bytes of one process that never stopped."""
-    words = "the cat sat on a mat and it was too tired to cross street because dog ran".split()
-    text, state = FOLDER / "measured.txt", FOLDER / "measured.state"
-    text.write_text("".join(" ".join(chance.choices(words, k=chance.randrange(3, 60))) + "\n" for _ in range(400)))
-    more = [PROGRAM, "heads", MODEL, "--text", text, "--random", "40", "--json", "--corpus", "-q", "--threads", "1"]
-    whole = subprocess.run(list(map(str, [*more, "--state", FOLDER / "whole.state"])), capture_output=True, text=True)
+    text, state = random_texts("measured.txt", 400 if LONG else 60, 60), FOLDER / "measured.state"
+    more = [PROGRAM, "heads", MODEL, "--text", text, "--random", "40" if LONG else "6", "--json", "--corpus", "-q",
+            "--threads", "1"]
+    whole = one([*more, "--state", FOLDER / "whole.state"])
+    messages = {}
+    for count in (2, 3, 5):
+        messages[count] = ranks(count, [*more, "--state", FOLDER / f"{count}.state", "--save-every", "0"]).messages
     done = ended = taken = 0
-    while (done < times or ended == 0 or taken == 0) and ended < 40:
-        program = [*more, "--state", state, "--save-every", chance.choice(("0", "0", "1"))]
-        # The first kill waits for the first save, so that there is work to take up.
+    while done < times or ended == 0 or taken == 0:
+        program = [*more, "--state", state, "--save-every", "0"]
         taken += state.exists()
         if done < times or taken == 0:
-            first = [0.2, state] if taken == 0 else [2]
-            code, printed, hit = kill_one(f"heads, kill {done}", chance.choice((2, 3, 5)), program, *first)
+            count = chance.choice((2, 3, 5))
+            end = killed("heads", count, program, messages[count], earliest=0 if taken else 0.5)
         else:
-            last = ranks(chance.choice((1, 2, 4)), program)
-            code, printed, hit = last.returncode, last.stdout, False
-        done += hit
-        if hit:
+            end = ranks(chance.choice((1, 2, 4)), program)
+        done += -signal.SIGKILL in end.codes
+        if -signal.SIGKILL in end.codes:
             continue
         check(leftovers() == [], f"heads, after {done} kills: {leftovers()}")
-        check(code == 0 and printed == whole.stdout, f"heads, after {done} kills: exit {code}, another result")
+        check(end.returncode == 0 and end.stdout == whole.stdout, f"heads, after {done} kills: {end}")
         check(state.read_bytes() == (FOLDER / "whole.state").read_bytes(), f"heads, after {done} kills: another state")
         state.unlink()
         ended += 1
     print(f"{done} kills of heads, taken up {taken} times, {ended} results")
 
 
-def stopped_by_a_signal(whole):
-    """SIGTERM to one rank: all stop after the same step, and rank 0 saves."""
-    folder = FOLDER / "stopped"
-    running = mpirun.start(2, [*TRAIN, folder, "--steps", "100000", "--every", "100000"])
-    while not (folder / "training.safetensors").exists() and running.poll() is None:
-        time.sleep(0.02)
-    os.kill(max(children(running.pid)), signal.SIGTERM)
-    _, errors = running.communicate(timeout=1200)
-    check("interrupted after step" in errors, f"SIGTERM: {errors}")
+def stopped_by_a_signal(whole, messages):
+    """SIGTERM to one rank: all stop after the same step, rank 0 saves, and the training continues from there."""
+    folder, rank = FOLDER / "stopped", chance.randrange(2)
+    k = chance.randint(messages[2][rank] // 3, messages[2][rank] * 2 // 3)
+    done = ranks(2, [*TRAIN, folder], signalled=(rank, k, signal.SIGTERM))
+    check(done.stderr.count("interrupted after step") == 1, f"SIGTERM to rank {rank} at message {k}: {done}")
+    check((folder / "training.safetensors").exists(), f"SIGTERM: {files(folder)}")
+    done = ranks(3, [*TRAIN, folder])
+    check(done.returncode == 0 and bits(folder) == bits(whole), f"after SIGTERM: {done}")
 
 
 def main():
-    why = mpirun.missing()
-    library = pathlib.Path(PROGRAM).parent / "libmultihead-mpi.so.0"
-    if why or not library.exists():
-        print(f"skipped: {why or f'there is no {library}'}")
-        return 77
+    parts = {}
+
+    def part(function, *arguments):
+        before = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        result = function(*arguments)
+        after = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        parts[function.__name__] = after - before
+        return result
+
+    print(f"seed {SEED}", flush=True)
     whole = FOLDER / "whole"
-    alone(whole)
-    same_bits(whole)
-    other_numbers_of_ranks(whole)
-    text_of_ranks()
-    heads()
-    prune(whole)
-    large = large_model(FOLDER / "large")
+    one([*TRAIN, whole])
+    messages = part(same_bits, whole)
+    part(other_numbers_of_ranks, whole)
+    part(text_of_ranks)
+    part(heads)
+    part(prune, whole)
+    deep = part(decoder, FOLDER / "deep", 64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(whole / name, large)
-    spread(whole, large)
-    memory_of_ranks(large)
-    files_that_differ(large)
-    killed_while_spread(large)
-    refusals()
-    texts_that_differ()
-    stopped_by_a_signal(whole)
-    killed(whole, 30 if LONG else 3)
-    heads_that_are_killed(30 if LONG else 4)
-    print(f"seed {SEED}")
+        shutil.copy(whole / name, deep)
+    part(spread, whole, deep)
+    if not SANITIZED:
+        large = decoder(FOLDER / "large", 512)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(whole / name, large)
+        part(memory_of_ranks, large)
+        shutil.rmtree(large)
+    part(files_that_differ, deep)
+    part(killed_while_spread, deep)
+    part(refusals)
+    part(texts_that_differ)
+    part(stopped_by_a_signal, whole, messages)
+    part(trainings_that_are_killed, whole, messages, 30 if LONG else 3)
+    part(heads_that_are_killed, 30 if LONG else 4)
+    print("processor seconds:", ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
     return finish()
 
 

@@ -33,8 +33,6 @@ DEADLINE = 10
 # How often TCP repeats what is not confirmed: 13 s in all. mpirun tells the daemon behind a link that is cut to end its
 # ranks, and waits for as long; with the kernel's usual 15 repeats that is a quarter of an hour.
 REPEATS = 5
-# Seconds beyond which nothing more is expected, on a busy machine too.
-PATIENCE = 600
 TRAIN = ("train", "sentences", "--threads", "1", "--no-report", "--every", "5", "--tries", "1")
 
 
@@ -120,7 +118,7 @@ class Machines:
 
     def run(self, count, *program):
         running = self.start(count, *program)
-        out, errors = running.communicate(timeout=1200)
+        out, errors = running.communicate()
         return subprocess.CompletedProcess(running.args, running.returncode, out, errors)
 
     def remove(self):
@@ -162,30 +160,34 @@ def same_bits(machines, program, folder, name):
     return f"{name}: {sent / 1e6:.0f} MB one way, {time.monotonic() - begun:.1f} s"
 
 
-def wait_for(what, seconds=PATIENCE):
-    until = time.monotonic() + seconds
+def wait_for(what):
+    """ctest ends what never happens."""
     while not what():
-        assert time.monotonic() < until, "nothing happened"
         time.sleep(0.05)
 
 
-def cut(machines, program, folder):
+def cut(machines, program, folder, deadline=DEADLINE):
     """The link goes down in the middle of a training."""
-    running = machines.start(4, program, *TRAIN, "--steps", "100000", "-o", folder / "cut", deadline=DEADLINE)
+    running = machines.start(4, program, *TRAIN, "--steps", "100000", "-o", folder / "cut", deadline=deadline)
     said = []
     reader = threading.Thread(target=lambda: said.extend(running.stderr), daemon=True)
     reader.start()
-    wait_for(lambda: any("step " in line for line in said))
+    wait_for(lambda: any("step " in line for line in said) or running.poll() is not None)
+    ranks = [len(machines.processes(side, program)) for side in SIDES]
+    if ranks != [2, 2]:  # the machine is so slow that the deadline has passed without a cut
+        running.wait()
+        reader.join()
+        assert any("is lost: " in line for line in said), said
+        wait_for(lambda: not any(machines.processes(side) for side in SIDES))
+        return cut(machines, program, folder, 2 * deadline)
     machines.link("down")
     begun = time.monotonic()
-    ranks = [len(machines.processes(side, program)) for side in SIDES]
-    assert ranks == [2, 2], ranks
     wait_for(lambda: not any(machines.processes(side, program) for side in SIDES))
     gone = time.monotonic() - begun
-    assert running.wait(PATIENCE) != 0
+    assert running.wait() != 0
     wait_for(lambda: not any(machines.processes(side) for side in SIDES))
     ended = time.monotonic() - begun
-    reader.join(PATIENCE)
+    reader.join()
     machines.link("up")
     # Ranks 0 and 2 are on this side; either may be ended by mpirun before it can speak.
     lines = [line.strip() for line in said if line.startswith("multihead: ")]
@@ -196,7 +198,7 @@ def cut(machines, program, folder):
     assert found == ["training.safetensors"], found
     reached = int(re.findall(r"step (\d+)/", "".join(said))[-1])
     return (f"cut after step {reached}: ranks gone after {gone:.1f} s, mpirun and its daemon after {ended:.1f} s "
-            f"(deadline {DEADLINE} s); {lines[0]}", reached)
+            f"(deadline {deadline} s); {lines[0]}", reached)
 
 
 def resumed(machines, program, folder, reached):

@@ -31,12 +31,12 @@ def environment(**more):
     return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **more}
 
 
-def run(count, program, timeout=300, **more):
+def run(count, program, **more):
     return subprocess.run(command(count, program), env=environment(**more), capture_output=True, text=True,
-                          timeout=timeout, stdin=subprocess.DEVNULL)
+                          stdin=subprocess.DEVNULL)
 
 
-def start(count, program, **more):
+def start(count, program, stdout=subprocess.PIPE, **more):
     """A running launcher; its children are in its session."""
-    return subprocess.Popen(command(count, program), env=environment(**more), stdout=subprocess.PIPE,
+    return subprocess.Popen(command(count, program), env=environment(**more), stdout=stdout,
                             stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
