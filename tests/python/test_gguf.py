@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import multihead_ctypes as mha
-from shared import MODEL_LIBRARY, SEED, SMOLLM2, amount, needs
+from shared import MODEL_LIBRARY, SMOLLM2, needs
 
 needs(MODEL_LIBRARY)
 lib = C.CDLL(str(MODEL_LIBRARY))
@@ -191,14 +191,14 @@ def check_against_reader(path):
     return reader
 
 
+@pytest.mark.gate(0)
 def test_smollm2():
     """A model of other people, wholly."""
     needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
     reader = check_against_reader(SMOLLM2)
     with File(SMOLLM2) as file:
-        pairs = list(zip(file.tensors(), reader.tensors, strict=True))
-        for (index, tensor), other in pairs[SEED % (step := amount(16, 1, 1))::step]:
+        for (index, tensor), other in zip(file.tensors(), reader.tensors, strict=True):
             want = gguf.quants.dequantize(other.data, other.tensor_type).ravel()
             got = file.read(index, 0, tensor.count)
             assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), other.name
-    print(f"{SMOLLM2.name}: {len(pairs[::step])} of {len(pairs)} tensors bit for bit")
+    print(f"{SMOLLM2.name}: {len(reader.tensors)} tensors bit for bit")
