@@ -180,23 +180,28 @@ build() {
     step build "Building with $(cores) jobs" cmake --build build --parallel "$(cores)" "$@"
 }
 
-# skipped_tests BUILD: each test that the last ctest skipped, and the line in which it says why.
+# skipped_tests BUILD: each test that the last ctest skipped, and the line in which it says why; of
+# pytest also what it skipped in a test that passed.
 skipped_tests() {
-    skipped_logs=$1/Testing/Temporary
-    [ -s "$skipped_logs/LastTestsDisabled.log" ] || return 0
-    say "Skipped, and why:"
+    skipped_logs=$1/Testing/Temporary skipped_list=$1/Testing/Temporary/LastTestsDisabled.log
+    [ -e "$skipped_logs/LastTest.log" ] || return 0
+    [ -e "$skipped_list" ] || skipped_list=/dev/null
     # The first log has "NUMBER:NAME", the second the output of each test between dashes and its end.
     awk '
-        NR == FNR { skipped[substr($0, index($0, ":") + 1)]; next }
+        function tell(why) {
+            sub(/^[sS][kK][iI][pP][pP][eE][dD]:? *(\[[0-9]+\] *)?/, "", why)
+            if (!told++) print "Skipped, and why:"
+            printf "  %s: %s\n", name, why
+        }
+        FILENAME == ARGV[1] { skipped[substr($0, index($0, ":") + 1)]; next }
         / Testing: / { name = $NF; reason = last = "" }
         /^Output:$/ { begins = 1; next }
         begins && /^-+$/ { begins = 0; said = 1; next }
         said && /^<end of output>$/ {
             said = 0
-            why = reason ? reason : last ? last : "it does not say why"
-            sub(/^[sS][kK][iI][pP][pP][eE][dD]:? *(\[[0-9]+\] *)?/, "", why)
-            if (name in skipped) printf "  %s: %s\n", name, why
+            if (name in skipped) tell(reason ? reason : last ? last : "it does not say why")
         }
+        said && /^SKIPPED \[[0-9]+\] / && !(name in skipped) { tell($0) }
         said && NF { last = $0; if (!reason && tolower($0) ~ /^skipped/) reason = $0 }' \
-        "$skipped_logs/LastTestsDisabled.log" "$skipped_logs/LastTest.log" >&2
+        "$skipped_list" "$skipped_logs/LastTest.log" >&2
 }

@@ -4,8 +4,8 @@ import ctypes as C
 
 import numpy as np
 
-import multihead_ctypes as mha
 from multihead._abi import RESERVED, SIZE, Int64Pointer, Struct, TensorPointer
+import multihead_ctypes as mha
 
 ZERO, MEAN, RESAMPLE = range(3)
 OUTPUT, QUERY, KEY, VALUE = range(4)

@@ -4,8 +4,8 @@ import ctypes as C
 
 import numpy as np
 
-import multihead_ctypes as mha
 from multihead._abi import AttentionGradients, ModuleGradients
+import multihead_ctypes as mha
 
 NAMES = ("q", "k", "v", "bias", "alibi_slopes", "t5_table", "shaw_keys", "shaw_values",
          "sink_logits", "gates", "scale")

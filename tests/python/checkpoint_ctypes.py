@@ -3,11 +3,12 @@ import ctypes as C
 
 import numpy as np
 
-import multihead_ctypes as mha
-import training_ctypes as training
 from multihead._abi import DecoderDesc, Parameter, TransformerDesc
 from multihead._abi import TransformerInit as Init
 from multihead._abi import TransformerInput as Input
+import multihead_ctypes as mha
+from shared import MODEL_LIBRARY, needs
+import training_ctypes as training
 
 CAUSAL, POST_NORM, EMBEDDING_NORM, BIAS, CROSS, TIED, NO_OUTPUT = (1 << i for i in range(7))
 NORM_NONE, NORM_LAYER, NORM_RMS = range(3)
@@ -22,10 +23,8 @@ class Settings(C.Structure):
     ] + [("splitting", C.c_int), ("like", C.c_char_p)]
 
 
-def library():
-    """libmultihead-model; None where it is not built."""
-    path = mha.LIBRARY_DIR / "libmultihead-model.so"
-    return C.CDLL(str(path)) if path.exists() else None
+needs(MODEL_LIBRARY)
+LIBRARY = C.CDLL(str(MODEL_LIBRARY))
 
 
 class Transformer:
@@ -35,7 +34,7 @@ class Transformer:
         self.context = mha.Context(num_threads=1)
         self.handle = C.c_void_p()
         if folder is not None:
-            mha.check(library().mha_checkpoint_load(self.context.handle, str(folder).encode(),
+            mha.check(LIBRARY.mha_checkpoint_load(self.context.handle, str(folder).encode(),
                                                     C.byref(self.handle)))
         else:
             desc = TransformerDesc(struct_size=C.sizeof(TransformerDesc), **fields)
@@ -84,7 +83,7 @@ class Transformer:
         settings = Settings(struct_size=C.sizeof(Settings), words=array if words else None,
                             word_count=len(words), splitting=splitting,
                             **{name: word.encode() for name, word in special.items()})
-        mha.check(library().mha_checkpoint_save(str(folder).encode(), self.handle,
+        mha.check(LIBRARY.mha_checkpoint_save(str(folder).encode(), self.handle,
                                                 C.byref(settings)))
 
     def pruned(self, keep):
@@ -167,10 +166,10 @@ def encode(folder, text):
     """The tokens that mha_vocabulary_encode() finds in a text."""
     vocabulary, count, text = C.c_void_p(), C.c_int64(), text.encode()
     ids = (C.c_int32 * (len(text) + 1))()
-    mha.check(library().mha_vocabulary_load(str(folder).encode(), C.byref(vocabulary)))
+    mha.check(LIBRARY.mha_vocabulary_load(str(folder).encode(), C.byref(vocabulary)))
     try:
-        mha.check(library().mha_vocabulary_encode(
+        mha.check(LIBRARY.mha_vocabulary_encode(
             vocabulary, text, C.c_size_t(len(text)), ids, C.c_int64(len(ids)), C.byref(count)))
     finally:
-        library().mha_vocabulary_destroy(vocabulary)
+        LIBRARY.mha_vocabulary_destroy(vocabulary)
     return list(ids)[:count.value]

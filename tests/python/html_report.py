@@ -1,25 +1,23 @@
 """Reports written by libmultihead-render in MHA_LIBRARY_DIR, for tests that open them."""
 import ctypes as C
-import os
-import pathlib
-import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bindings/python"))
-LIBRARY_DIR = pathlib.Path(os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build")))
+from multihead._abi import (Buffer, Column, Curve, Figure, Frame, Inset, InsetPage, Panel, RenderedMeasure,
+                            Report, Series)
+from multihead._library import check, library, render_library
+from shared import LIBRARY_DIR, needs
 
-
-def available():
-    return (LIBRARY_DIR / "libmultihead-render.so").exists()
+needs(LIBRARY_DIR / "libmultihead-render.so")
+RENDER = render_library()
 
 
-if available():
-    from multihead._abi import (Buffer, Column, Curve, Figure, Frame, Inset, InsetPage, Panel,
-                                RenderedMeasure, Report, Series)
-    from multihead._library import check, library, render_library
-    RENDER = render_library()
-else:
-    RENDER = None
+def wait_for_frames(page):
+    """Observers of sizes are called after a frame's layout: at the second frame they are done."""
+    page.evaluate("() => new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))")
+
+
+def wait_for_timers(page, milliseconds):
+    """Timers that the page has set before, and for no longer, have ended, however slow it is."""
+    page.evaluate("ms => new Promise(f => setTimeout(f, ms))", milliseconds)
 
 
 def encoded(text):

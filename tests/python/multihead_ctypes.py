@@ -11,21 +11,15 @@ Arrays are passed as they lie in memory, strides and all. The library is the one
 (default: build/), the structs are those of the package (bindings/python/multihead/_abi.py).
 """
 import ctypes as C
-import os
-import pathlib
-import sys
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bindings/python"))
-LIBRARY_DIR = pathlib.Path(os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build")))
-
-import multihead  # noqa: E402
-from multihead import _abi, _library  # noqa: E402
-from multihead._abi import (ISAS, MAX_DIMS, PATHS, SCORE_STAGES, AttentionDesc,  # noqa: E402
-                            AttentionOutputs, AttentionPlan, Int64Pointer, ModuleCall, ModuleDesc,
-                            ModuleOutputs, ModuleParameter, Positions, Tensor, TensorPointer)
+from shared import LIBRARY_DIR, ROOT  # noqa: F401  (before the package, which it finds)
+import multihead
+from multihead import _library
+from multihead._abi import (MAX_DIMS, PATHS, SCORE_STAGES, AttentionDesc, AttentionOutputs, AttentionPlan,
+                            ModuleCall, ModuleDesc, ModuleOutputs, ModuleParameter, Positions, Tensor,
+                            TensorPointer)
 
 # NumPy has no bfloat16: its patterns come as uint16.
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint16": 3, "int8": 4, "uint8": 5,
@@ -37,6 +31,7 @@ MultiheadError = multihead.Error
 LIBRARY = _library.library
 check = _library.check
 isa_available = multihead.isa_available
+AVAILABLE = [isa for isa in ("portable", "avx2", "avx512") if isa_available(isa)]
 
 
 def tensor(array):

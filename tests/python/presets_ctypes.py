@@ -6,10 +6,11 @@
 """
 import ctypes as C
 
-import multihead_ctypes as mha
 import numpy as np
+
 from multihead._abi import (OnnxAttentionAttributes, OnnxAttentionInputs, OnnxAttentionOutputs,
                             PytorchMhaArgs, PytorchSdpaArgs)
+import multihead_ctypes as mha
 
 BF16 = 3
 SDPA_IS_CAUSAL, SDPA_SCALE_GIVEN, SDPA_ENABLE_GQA = 1, 2, 4

@@ -6,27 +6,20 @@ Takes our tiny BERT, and the real model of MHA_MODEL_DIR (default build/models/a
 where it is there.
 """
 import json
-import os
-import pathlib
 import subprocess
 
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from shared import MINILM, PROGRAM, TINY, needs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
-REAL = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
-CASES = [(ROOT / "tests/golden/tiny-bert", "The cat didn't sit on the mat", "didn't", "mat"),
-         (REAL, "The animal didn't cross the street because it was too tired.", "it", "animal")]
+CASES = [(TINY, "The cat didn't sit on the mat", "didn't", "mat"),
+         (MINILM, "The animal didn't cross the street because it was too tired.", "it", "animal")]
 
-if not pathlib.Path(PROGRAM).exists():
-    pytest.skip(f"{PROGRAM} is not built", allow_module_level=True)
+needs(PROGRAM)
 
 
-torch.set_num_threads(1)  # many short runs
 
 
 class Bert:

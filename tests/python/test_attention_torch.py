@@ -9,14 +9,14 @@ sharp.
 import itertools
 import zlib
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-import multihead_ctypes as mha  # noqa: E402
+import multihead_ctypes as mha
 
 U = 2.0**-24
-ISAS = [isa for isa in ("portable", "avx2", "avx512") if mha.isa_available(isa)]
+ISAS = mha.AVAILABLE
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
 

@@ -8,17 +8,17 @@ Shaw's relative values, which no model here has, are held to the paper's formula
 import types
 import zlib
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-import multihead_ctypes as mha  # noqa: E402
-from test_attention_torch import attention_error, ratio, score_error  # noqa: E402
+import multihead_ctypes as mha
+from test_attention_torch import attention_error, ratio, score_error
 
 U = 2.0**-24
 # The worst and the best; those between have the bits of the best (test_attention_bits.c).
-ISAS = [isa for isa in ("portable", "avx2", "avx512") if mha.isa_available(isa)]
+ISAS = mha.AVAILABLE
 ISAS = ISAS[:1] + ISAS[1:][-1:]
 # B, H, Hk, T, S, D: the queries are the last T of S positions
 SHAPES = [(1, 1, 1, 7, 7, 8), (2, 4, 4, 33, 33, 64), (2, 8, 2, 5, 130, 40), (1, 6, 3, 20, 600, 32)]

@@ -5,25 +5,17 @@ configurations of each family; with MHA_TEST_LONG=1 all (half a minute)."""
 import contextlib
 import copy
 import json
-import os
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import checkpoint_ctypes as ck
+import multihead_ctypes as mha
+from shared import LONG
 
-import checkpoint_ctypes as ck  # noqa: E402
-import multihead_ctypes as mha  # noqa: E402
-
-if ck.library() is None:
-    pytest.skip("libmultihead-model is not built", allow_module_level=True)
-transformers.utils.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-
-torch.set_num_threads(1)
-LONG = os.environ.get("MHA_TEST_LONG", "0") != "0"
 VOCAB, LENGTH = 61, 32
 WORDS = ["<pad>", "<s>", "</s>", "<unk>"] + [f"word{i}" for i in range(VOCAB - 4)]
 SPECIAL = dict(pad_word="<pad>", bos_word="<s>", eos_word="</s>", unknown_word="<unk>")
@@ -413,6 +405,7 @@ GREEDY = [(kind, options, LONG or kind == "llama" or i == 0) for kind, all_of in
           for i, options in enumerate(all_of) if LONG or i < (3 if kind == "llama" else 2)]
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize("kind, options, whole", GREEDY, ids=str)
 def test_greedy(tmp_path, kind, options, whole):
     """As transformers with a cache and without, each against its own kind. torch's logits are up to

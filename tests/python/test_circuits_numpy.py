@@ -4,16 +4,15 @@ heads. Within 1e-4 relative; singular vectors within 5e-3 times (largest value /
 since of close values only the span is determined."""
 import ctypes as C
 import functools
-import pathlib
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-import circuits_ctypes as circuits  # noqa: E402
-import multihead_ctypes as mha  # noqa: E402
-import training_ctypes as training  # noqa: E402
+import circuits_ctypes as circuits
+import multihead_ctypes as mha
+from shared import MINILM, SMOLLM2, needs
+import training_ctypes as training
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(circuits.library() is None, reason="built without MHA_CIRCUITS")
 TOLERANCE, VECTORS = 1e-4, 5e-3
 QK_NORM, NO_ROPE, INTERLEAVED = 4, 32, 64
@@ -291,16 +290,10 @@ def check_real(net, desc, model, heads, offsets):
         check_tokens(model, net, found[name][layer, head], side, False)
 
 
-def test_smollm2():
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    files = sorted((ROOT / "build/models").glob("smollm2*.gguf"))
-    if not files:
-        pytest.skip("tools/get-smollm2 was not run")
-    reference = transformers.AutoModelForCausalLM.from_pretrained(files[0].parent, gguf_file=files[0].name,
-                                                                  dtype=torch.float32)
-    config, state = reference.config, {k: v.numpy() for k, v in reference.state_dict().items()}
-    owner, net, desc = open_model(files[0])
+@pytest.mark.gate(0)
+def test_smollm2(smollm2):
+    config, state = smollm2.config, {k: v.numpy() for k, v in smollm2.state_dict().items()}
+    owner, net, desc = open_model(SMOLLM2)
     base = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
     model = Model(hugging_face(LLAMA, state), "rms", True, config.num_attention_heads, config.num_key_value_heads,
                   config.hidden_size // config.num_attention_heads, [{"base": base}] * config.num_hidden_layers,
@@ -311,12 +304,10 @@ def test_smollm2():
 
 def test_minilm():
     transformers = pytest.importorskip("transformers")
-    folder = ROOT / "build/models/all-MiniLM-L6-v2"
-    if not folder.exists():
-        pytest.skip("tools/get-minilm was not run")
-    reference = transformers.AutoModel.from_pretrained(folder)
+    needs(MINILM, "is missing: tools/get-minilm fetches it")
+    reference = transformers.AutoModel.from_pretrained(MINILM)
     config, state = reference.config, {k: v.numpy() for k, v in reference.state_dict().items()}
-    owner, net, desc = open_model(folder)
+    owner, net, desc = open_model(MINILM)
     H = config.num_attention_heads
     model = Model(hugging_face(BERT, state), "layer", False, H, H, config.hidden_size // H,
                   [None] * config.num_hidden_layers, config.layer_norm_eps)

@@ -4,13 +4,12 @@ import os
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-import circuits_ctypes  # noqa: E402
-import multihead_ctypes as mha  # noqa: E402
-from multihead import _abi  # noqa: E402
-
+import circuits_ctypes
+from multihead import _abi
+import multihead_ctypes as mha
 
 # The package declares what it uses of each library.
 HEADERS = ("multihead.h", "checkpoint.h", "gguf.h", "io.h", "model.h", "state.h", "tokenizer.h", "render.h",

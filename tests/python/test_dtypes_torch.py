@@ -5,12 +5,12 @@ Two judges again. Each element is within the bound of docs/numerics.md, 3.11: wh
 be wrong by, and half an ulp of the type. And the largest error, in units of the type's rounding of
 the largest value, is not above that of torch in the same type.
 """
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-import multihead_ctypes as mha  # noqa: E402
-from test_attention_torch import ISAS, attention_error, score_error, sdpa  # noqa: E402
+import multihead_ctypes as mha
+from test_attention_torch import ISAS, attention_error, score_error, sdpa
 
 # Half the spacing at 1, half the least subnormal, and the type of an array of patterns.
 TYPES = {torch.float16: (2.0**-11, 2.0**-25, np.float16),
@@ -35,6 +35,7 @@ def draw(rng, dtype, shape, size):
     return torch.from_numpy(rng.standard_normal(shape) * size).to(dtype)
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("path", ["tiled", "plain"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("causal", [False, True])

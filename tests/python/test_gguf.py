@@ -1,22 +1,15 @@
 """GGUF files against the package gguf: elements bit for bit, metadata and descriptions."""
 import ctypes as C
-import os
-import pathlib
 
+import gguf
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-gguf = pytest.importorskip("gguf")
+import multihead_ctypes as mha
+from shared import MODEL_LIBRARY, SMOLLM2, needs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build") / "libmultihead-model.so"
-
-if not LIBRARY.exists():
-    pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
-
-import multihead_ctypes as mha  # noqa: E402, loads the compute library
-
-lib = C.CDLL(str(LIBRARY))
+needs(MODEL_LIBRARY)
+lib = C.CDLL(str(MODEL_LIBRARY))
 TYPES = gguf.GGMLQuantizationType
 VALUES = gguf.GGUFValueType
 DECODED = [TYPES[name] for name in
@@ -198,15 +191,14 @@ def check_against_reader(path):
     return reader
 
 
+@pytest.mark.gate(0)
 def test_smollm2():
     """A model of other people, wholly."""
-    path = ROOT / "build/models/smollm2-135m-instruct-q4_1.gguf"
-    if not path.exists():
-        pytest.skip(f"{path} is missing; tools/get-smollm2 fetches it")
-    reader = check_against_reader(path)
-    with File(path) as file:
+    needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
+    reader = check_against_reader(SMOLLM2)
+    with File(SMOLLM2) as file:
         for (index, tensor), other in zip(file.tensors(), reader.tensors, strict=True):
             want = gguf.quants.dequantize(other.data, other.tensor_type).ravel()
             got = file.read(index, 0, tensor.count)
             assert np.array_equal(got.view(np.uint32), want.view(np.uint32)), other.name
-    print(f"{path.name}: {len(reader.tensors)} tensors bit for bit")
+    print(f"{SMOLLM2.name}: {len(reader.tensors)} tensors bit for bit")

@@ -2,28 +2,24 @@
 converters, gives the bits that the model's folder gives; and a real one, where it was fetched
 (tools/get-smollm2), is compared with transformers."""
 import contextlib
+import copy
 import ctypes as C
 import itertools
 import json
 import math
-import pathlib
 import subprocess
 
+import gguf
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-gguf = pytest.importorskip("gguf")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import checkpoint_ctypes as ck
+import multihead_ctypes as mha
+from shared import SMOLLM2
+from test_checkpoint_hf import some_ids, their_family
 
-import checkpoint_ctypes as ck  # noqa: E402
-import multihead_ctypes as mha  # noqa: E402
-from test_checkpoint_hf import SIZES, some_ids, their_family  # noqa: E402
-
-if ck.library() is None:
-    pytest.skip("libmultihead-model is not built", allow_module_level=True)
-
-LIBRARY = ck.library()
+LIBRARY = ck.LIBRARY
 LIBRARY.mha_model_transformer.restype = C.c_void_p
 COMMON = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
@@ -385,22 +381,16 @@ def test_other_architectures(tmp_path):
         Model(tmp_path / "x.gguf")
 
 
-SMOLLM2 = sorted((pathlib.Path(__file__).resolve().parents[2] / "build/models").glob("*[sS]mol*/*.gguf")) + \
-    sorted((pathlib.Path(__file__).resolve().parents[2] / "build/models").glob("*[sS]mol*.gguf"))
 
 
-@pytest.mark.skipif(not SMOLLM2, reason="tools/get-smollm2 was not run")
-def test_smollm2():
+@pytest.mark.gate(0)
+def test_smollm2(smollm2):
     """A real model: logits and every head's map, at most twice as far from float64 as torch."""
-    pytest.importorskip("accelerate")
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        SMOLLM2[0].parent, gguf_file=SMOLLM2[0].name, attn_implementation="eager",
-        dtype=torch.float32)
-    ours = Model(SMOLLM2[0])
+    ours = Model(SMOLLM2)
     ids = np.random.default_rng(34).integers(0, 49152, (1, 24))
     with torch.no_grad():
-        single = model(torch.from_numpy(ids), output_attentions=True)
-        exact = model.double()(torch.from_numpy(ids), output_attentions=True)
+        single = smollm2(torch.from_numpy(ids), output_attentions=True)
+        exact = copy.deepcopy(smollm2).double()(torch.from_numpy(ids), output_attentions=True)
     maps, _ = ours.look(ids)
     for mine, wanted, theirs in [(ours(ids), exact.logits, single.logits)] + list(
             zip(maps, exact.attentions, single.attentions)):

@@ -2,20 +2,15 @@
 over rows. Deciles within a bin of the histogram, everything else within 1e-4."""
 import json
 import math
-import os
-import pathlib
 import subprocess
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from shared import MINILM, PROGRAM, TINY
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
-TINY = ROOT / "tests/golden/tiny-bert"
-REAL = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
 TEXTS = ["The cat sat on the mat near the river.", "The dog saw the cat. The cat saw the dog and the river.",
          "A bank by the river was flooded, and the bank by the road was not.", "It sat.",
          "The pilot flew the plane to Paris, and the plane flew back without the pilot."]
@@ -25,7 +20,7 @@ TOLERANCE, FEWEST_KEYS = 1e-4, 8
 @pytest.fixture(scope="module", params=["tiny-bert", "MiniLM"])
 def case(request, tmp_path_factory):
     """What the program says, and of each text its tokens, maps [layers][H,T,T], and norms [layers][H,T]."""
-    folder = TINY if request.param == "tiny-bert" else REAL
+    folder = TINY if request.param == "tiny-bert" else MINILM
     if not folder.exists():
         pytest.skip(f"{folder} is not there: tools/get-minilm fetches it")
     path = tmp_path_factory.mktemp("corpus") / "texts.txt"

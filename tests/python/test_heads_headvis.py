@@ -2,22 +2,16 @@
 transformers; whole or absent."""
 import collections
 import json
-import os
-import pathlib
 import random
-import signal
 import subprocess
-import time
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from shared import PROGRAM, TINY, interrupt
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
-MODEL = ROOT / "tests/golden/tiny-bert"
 WORDS = "the cat dog sat on a mat and saw it by river bank .".split()
 
 
@@ -27,10 +21,10 @@ def case(tmp_path_factory):
     draw = random.Random(3)
     lines = [" ".join(draw.choices(WORDS, k=draw.randint(3, 20))) for _ in range(64)]
     (place / "texts.txt").write_text("\n".join(lines) + "\n")
-    told = subprocess.run([PROGRAM, "heads", MODEL, "--text", place / "texts.txt", "--random", "2", "--json", "--headvis",
+    told = subprocess.run([PROGRAM, "heads", TINY, "--text", place / "texts.txt", "--random", "2", "--json", "--headvis",
                            place / "data"], check=True, capture_output=True).stdout
-    tokenizer = transformers.BertTokenizerFast.from_pretrained(MODEL)
-    model = transformers.BertModel.from_pretrained(MODEL, attn_implementation="eager").double().eval()
+    tokenizer = transformers.BertTokenizerFast.from_pretrained(TINY)
+    model = transformers.BertModel.from_pretrained(TINY, attn_implementation="eager").double().eval()
     maps, tokens = [], []
     for line in lines:
         given = tokenizer(line, return_tensors="pt")
@@ -108,7 +102,7 @@ def test_sequences(case):
         for name, mass in (("top_key_tokens", key), ("top_query_tokens", query)):
             rows = {row["token"]: row["weight"] for row in data[name]}
             assert abs(sum(rows.values()) - 1) < 2e-2 and len(rows) == len(data[name])
-            tokenizer = transformers.BertTokenizerFast.from_pretrained(MODEL)
+            tokenizer = transformers.BertTokenizerFast.from_pretrained(TINY)
             special = set(tokenizer.all_special_ids)
             for token, weight in mass.items():
                 if token not in special:
@@ -117,7 +111,7 @@ def test_sequences(case):
 
 def test_whole_or_absent(case, tmp_path):
     place, _, _, _ = case
-    some = [PROGRAM, "heads", MODEL, "--text", place / "texts.txt", "--random", "0"]
+    some = [PROGRAM, "heads", TINY, "--text", place / "texts.txt", "--random", "0"]
 
     def refused(code, part, *arguments):
         result = subprocess.run([*some, *arguments], capture_output=True, check=False)
@@ -132,11 +126,8 @@ def test_whole_or_absent(case, tmp_path):
                               str(tmp_path / "full")], capture_output=True, check=False)
     assert limited.returncode == 6 and b"cannot write" in limited.stderr, limited
     assert [p.name for p in tmp_path.iterdir()] == ["one"]
-    for wait in (0.02, 0.05, 0.1, 0.2):
-        with subprocess.Popen([*some, "--headvis", tmp_path / "some"], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL) as process:
-            time.sleep(wait)
-            process.send_signal(signal.SIGINT)
+    for event in ("", "some.part-*", "some.part-*/*", "some.part-*/*/*"):
+        interrupt([*some, "--headvis", tmp_path / "some"], tmp_path, event)
         names = sorted(p.name for p in tmp_path.iterdir())
         assert names in (["one"], ["one", "some"]), names
         if len(names) == 2:

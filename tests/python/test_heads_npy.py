@@ -1,19 +1,13 @@
 """heads --npy: what numpy loads is what --json says, number by number; the folder is whole or absent."""
 import json
-import os
-import pathlib
 import re
-import signal
 import subprocess
-import time
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
+from shared import PROGRAM, TINY, interrupt
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
-MODEL = ROOT / "tests/golden/tiny-bert"
 GOLD = """1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\t_\t_\t_\t3\tnsubj:pass\t_\t_
 3\tsat\t_\t_\t_\t_\t0\troot\t_\t_
@@ -57,7 +51,7 @@ def texts(tmp_path_factory):
 
 
 def test_scores_and_distributions(texts, tmp_path):
-    told = json.loads(heads(MODEL, "--text", texts, "--json", "--corpus", "--composition", "--npy",
+    told = json.loads(heads(TINY, "--text", texts, "--json", "--corpus", "--composition", "--npy",
                             tmp_path / "arrays").stdout)
     index, arrays = loaded(tmp_path / "arrays")
     assert index["texts"] == told["texts"] == 6 and index["luck"] == told["luck"]
@@ -95,7 +89,7 @@ def test_scores_and_distributions(texts, tmp_path):
 def test_links_effects_and_circuits(texts, tmp_path):
     gold = tmp_path / "gold.conllu"
     gold.write_text(GOLD)
-    told = json.loads(heads(MODEL, "--conllu", gold, "--json", "--head", "L1H2", "--npy", tmp_path / "links").stdout)
+    told = json.loads(heads(TINY, "--conllu", gold, "--json", "--head", "L1H2", "--npy", tmp_path / "links").stdout)
     index, arrays = loaded(tmp_path / "links")
     assert arrays["nsubj:pass", "value"].shape == (2, 3)  # all heads, whatever is selected
     for name, relation in told["heads"][0]["relations"].items():
@@ -129,7 +123,7 @@ def test_whole_or_absent(texts, tmp_path):
         assert result.returncode == code and not result.stdout, result
         assert all(part in result.stderr.decode() for part in parts), result.stderr
 
-    some = [MODEL, "--text", texts, "--npy"]
+    some = [TINY, "--text", texts, "--npy"]
     (tmp_path / "there").mkdir()
     refused(2, "exists", arguments=[*some, tmp_path / "there"])
     refused(6, "no such folder", arguments=[*some, tmp_path / "none" / "x"])
@@ -140,12 +134,8 @@ def test_whole_or_absent(texts, tmp_path):
                               tmp_path / "full", "--composition"], capture_output=True, check=False)
     assert limited.returncode == 6 and b"cannot write" in limited.stderr, limited
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
-    # Ctrl-C at any moment
-    for wait in (0.01, 0.02, 0.03, 0.05, 0.08):
-        with subprocess.Popen([PROGRAM, "heads", *map(str, some), str(tmp_path / "some")], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL) as process:
-            time.sleep(wait)
-            process.send_signal(signal.SIGINT)
+    for event in ("", "some.part-*", "some.part-*/*", "some.part-*/index.json", "some"):
+        interrupt([PROGRAM, "heads", *some, tmp_path / "some"], tmp_path, event)
         names = [p.name for p in tmp_path.iterdir() if p.name != "there"]
         assert names in ([], ["some"]), names
         if names:

@@ -1,18 +1,16 @@
 """The page about all heads (multihead heads -o) in headless Chromium, at three sizes: every interaction, its address,
 what it never does, and pages of 270 and 1,000 heads."""
 import json
-import os
-import pathlib
 import random
 import re
 import subprocess
 
+from playwright import sync_api
 import pytest
 
-from test_html_browser import browser, folder, open_page, sync_api  # noqa: F401  (fixtures)
+from shared import PROGRAM, TINY
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+pytestmark = pytest.mark.gate(4)
 SIZES = [(360, 740), (900, 900), (1600, 1000)]
 expect = sync_api.expect
 
@@ -22,12 +20,12 @@ def data_of(text):
 
 
 @pytest.fixture(scope="module")
-def written(folder):  # noqa: F811
+def written(folder):
     """The program's page of a small model."""
     path, text = folder / "heads.html", folder / "texts.txt"
     text.write_text("The cat sat on the mat near the river. The dog saw the cat.\n"
                     "The bank by the river was flooded, and the cat sat on the bank.\n" * 4)
-    subprocess.run([PROGRAM, "heads", ROOT / "tests/golden/tiny-bert", "--text", text, "-o", path, "--quiet"],
+    subprocess.run([PROGRAM, "heads", TINY, "--text", text, "-o", path, "--quiet"],
                    check=True, capture_output=True)
     return path
 
@@ -56,7 +54,7 @@ def many(written, path, heads, columns=30):
 
 
 @pytest.fixture(scope="module")
-def large(written, folder):  # noqa: F811
+def large(written, folder):
     return many(written, folder / "large.html", 270)
 
 
@@ -65,7 +63,7 @@ def chosen(page):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_page_of_the_program(written, open_page, size):  # noqa: F811
+def test_page_of_the_program(written, open_page, size):
     page = open_page(written, *size)
     data = json.loads(data_of(written.read_text()).group(2))
     assert page.locator("#layers [role=gridcell]").count() == len(data["heads"]) == 6
@@ -85,7 +83,7 @@ def test_page_of_the_program(written, open_page, size):  # noqa: F811
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_choosing_and_pointing(large, open_page, size):  # noqa: F811
+def test_choosing_and_pointing(large, open_page, size):
     page = open_page(large, *size)
     page.locator("#layers [data-head='57']").click()
     assert chosen(page) == ["L5H7"]
@@ -101,7 +99,7 @@ def test_choosing_and_pointing(large, open_page, size):  # noqa: F811
     assert len(chosen(page)) == 1
 
 
-def test_axes_table_and_roles(large, open_page):  # noqa: F811
+def test_axes_table_and_roles(large, open_page):
     page = open_page(large, *SIZES[2])
     data = json.loads(data_of(large.read_text()).group(2))
     page.select_option("#x", label="score 4")
@@ -132,7 +130,7 @@ def test_axes_table_and_roles(large, open_page):  # noqa: F811
     assert page.locator("#table tbody tr").count() == len([h for h in with_role if h // 10 == 3])
 
 
-def test_keyboard(large, open_page):  # noqa: F811
+def test_keyboard(large, open_page):
     page = open_page(large, *SIZES[1])
     page.locator("#layers [tabindex='0']").focus()
     for key, head in (("ArrowRight", 1), ("ArrowDown", 11), ("End", 19), ("ArrowUp", 9), ("Home", 0)):
@@ -146,7 +144,7 @@ def test_keyboard(large, open_page):  # noqa: F811
     assert page.evaluate("document.activeElement.id") == "filter"
 
 
-def test_address(large, open_page):  # noqa: F811
+def test_address(large, open_page):
     page = open_page(large, *SIZES[2])
     page.select_option("#x", label="score 7")
     page.select_option("#colour", label="score 8")
@@ -167,7 +165,7 @@ def test_address(large, open_page):  # noqa: F811
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_themes(large, open_page, scheme):  # noqa: F811
+def test_themes(large, open_page, scheme):
     page = open_page(large, *SIZES[2], color_scheme=scheme)
     paper = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(paper)
@@ -177,12 +175,12 @@ def test_themes(large, open_page, scheme):  # noqa: F811
     assert page.evaluate(paper) == before
 
 
-def test_without_scripts(written, open_page):  # noqa: F811
+def test_without_scripts(written, open_page):
     page = open_page(written, *SIZES[0], java_script_enabled=False)
     assert page.locator("noscript table tr, table tr").count() >= 7
 
 
-def test_a_thousand_heads(written, folder, open_page):  # noqa: F811
+def test_a_thousand_heads(written, folder, open_page):
     path = many(written, folder / "thousand.html", 1000, columns=12)
     page = open_page(path, *SIZES[2])
     assert page.locator("#layers [role=gridcell]").count() == 1000
@@ -195,7 +193,7 @@ def test_size(large):
     assert large.stat().st_size < 10_000_000
 
 
-def test_effects(folder, open_page):  # noqa: F811
+def test_effects(folder, open_page):
     """What --ablate measured: axes of the scatter, and on the card with interval and definition."""
     model, path = folder / "induction", folder / "effects.html"
     subprocess.run([PROGRAM, "train", "induction", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o", model],

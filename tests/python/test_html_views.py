@@ -5,12 +5,10 @@ import struct
 
 import pytest
 
-from test_html_browser import (  # noqa: F401  (fixtures)
-    MAPS, N, TOKENS, attention, browser, center, folder, open_page, point_at, sync_api,
-    wait_until_complete)
 import html_report
+from test_html_browser import MAPS, N, TOKENS, attention, point_at, wait_until_complete
 
-
+pytestmark = pytest.mark.gate(4)
 def opened(path):
     """The names of the page's scripts, for tests that ask them: they are a function's otherwise."""
     text = path.read_text()
@@ -37,7 +35,7 @@ ALL = {"special": ["[CLS]", "[SEP]"], "groups": 2, "queries": QUERIES, "keys": K
 
 
 @pytest.fixture(scope="module")
-def report(folder):  # noqa: F811
+def report(folder):
     return write_report(folder / "views.html", MAPS, TOKENS, **ALL)
 
 
@@ -71,7 +69,7 @@ def token_point(page, side, at):
     return b["x"] + x, b["y"] + y
 
 
-def test_opens_on_a_cell_that_tells(open_page, report, folder):  # noqa: F811
+def test_opens_on_a_cell_that_tells(open_page, report, folder):
     page = open_page(report)
     assert cell(page) == list(strongest(MAPS[0]))
     page.locator(".thumb").nth(4).click()
@@ -92,7 +90,8 @@ def test_opens_on_a_cell_that_tells(open_page, report, folder):  # noqa: F811
     assert page.locator("#guide").inner_text() == "How to <read> it"
 
 
-def test_lines_of_a_token(open_page, report):  # noqa: F811
+@pytest.mark.gate(1)
+def test_lines_of_a_token(open_page, report):
     page = open_page(report)
     go(page, "lines")
     assert page.locator("#lines").is_visible() and not page.locator("#maps").is_visible()
@@ -118,7 +117,7 @@ def test_lines_of_a_token(open_page, report):  # noqa: F811
     assert page.evaluate("lineFocus()") is None
 
 
-def test_squares_light_maps(open_page, report):  # noqa: F811
+def test_squares_light_maps(open_page, report):
     page = open_page(report)
     go(page, "lines")
     squares = page.locator(".square")
@@ -138,7 +137,7 @@ def test_squares_light_maps(open_page, report):  # noqa: F811
     assert len(set(colors)) == 3
 
 
-def test_two_texts(open_page, folder):  # noqa: F811
+def test_two_texts(open_page, folder):
     page = open_page(write_report(folder / "texts.html", MAPS, TOKENS, view=1, second=(5, 5)))
     page.locator("#lines-between").select_option("ab")
     places = page.evaluate("""strongestCells(mapOf(0), MOST_LINES).list.map(
@@ -146,7 +145,7 @@ def test_two_texts(open_page, folder):  # noqa: F811
     assert sorted(map(tuple, places)) == [(r, c) for r in range(5) for c in range(5, N)]
 
 
-def test_model_view(open_page, report):  # noqa: F811
+def test_model_view(open_page, report):
     page = open_page(report)
     go(page, "model")
     wait_until_complete(page)
@@ -162,7 +161,7 @@ def test_model_view(open_page, report):  # noqa: F811
     assert page.evaluate("[state.view, state.panel, [...state.lit]]") == ["lines", 4, [4]]
 
 
-def test_neurons_are_what_they_say(open_page, report):  # noqa: F811
+def test_neurons_are_what_they_say(open_page, report):
     page = open_page(report)
     go(page, "neurons")
     row, col = cell(page)
@@ -186,7 +185,7 @@ def test_neurons_are_what_they_say(open_page, report):  # noqa: F811
     assert cell(page)[0] == 7 and cell(page)[1] != before[1]
 
 
-def test_fewer_bits_say_so(open_page, folder):  # noqa: F811
+def test_fewer_bits_say_so(open_page, folder):
     wide = [[[math.sin(t * d + 1) for d in range(1000)] for t in range(N)]]
     page = open_page(write_report(folder / "bits.html", MAPS[:1], TOKENS, queries=wide, keys=wide,
                                   view=3, most_bytes=320000))
@@ -197,7 +196,7 @@ def test_fewer_bits_say_so(open_page, folder):  # noqa: F811
     assert worst <= page.evaluate("vectorError(panels[0].queries)") + 2 ** -24
 
 
-def test_two_maps_beside(open_page, report):  # noqa: F811
+def test_two_maps_beside(open_page, report):
     page = open_page(report)
     page.locator("#beside").click()
     page.locator(".thumb").nth(4).click()
@@ -211,7 +210,7 @@ def test_two_maps_beside(open_page, report):  # noqa: F811
     assert page.locator("#twin-head b").inner_text() == "L0H1"
 
 
-def test_the_address_restores(open_page, report):  # noqa: F811
+def test_the_address_restores(open_page, report):
     page = open_page(report)
     page.locator(".thumb").nth(4).click()
     go(page, "lines")
@@ -234,7 +233,7 @@ NONSENSE = ["", "#", "view=lies", "head=L9H9", "cell=99,99", "cell=-1,2", "cell=
             "locked=constructor&between=zz", "beside=__proto__&range=fixed", "a" * 5000]
 
 
-def test_nonsense_in_the_address(open_page, report):  # noqa: F811
+def test_nonsense_in_the_address(open_page, report):
     page = open_page(report)
     first = page.evaluate("[state.panel, state.row, state.col, state.scale, state.cmap]")
     for text in NONSENSE:
@@ -247,7 +246,7 @@ def test_nonsense_in_the_address(open_page, report):  # noqa: F811
         assert got == first, text[:40]
 
 
-def test_a_view_alone(open_page, folder):  # noqa: F811
+def test_a_view_alone(open_page, folder):
     page = open_page(write_report(folder / "only.html", MAPS, TOKENS, **ALL, view=1, only_view=True,
                                   line_panels=[0, 1]))
     assert page.evaluate("[...state.lit]") == [0, 1]
@@ -259,7 +258,7 @@ def test_a_view_alone(open_page, folder):  # noqa: F811
     assert page.evaluate("location.hash") == ""
 
 
-def test_inset_with_tabs(open_page, folder):  # noqa: F811
+def test_inset_with_tabs(open_page, folder):
     """Encoder, decoder and cross-attention: labels of their own, and texts that try to get out."""
     cross = [[[0.25, 0.75, 0], [0.5, 0.25, 0.25]]]
     hostile = ['"><script>alert(1)</script>', "&quot;&lt;", "</iframe><img src=x onerror=alert(1)>"]
@@ -278,7 +277,7 @@ def test_inset_with_tabs(open_page, folder):  # noqa: F811
     assert inner.locator("#map").is_visible()
 
 
-def test_long_texts_stay_quick(open_page, folder):  # noqa: F811
+def test_long_texts_stay_quick(open_page, folder):
     """Of 400 x 400 cells the strongest lines are drawn, and only what is in sight."""
     count = 400
     tokens = [f"t{i}" for i in range(count)]

@@ -3,31 +3,24 @@ transformers' attention (eager, float32, as GGUF files are computed there), row 
 and the ten best in the same order, but for heads whose scores differ by less than that."""
 import ctypes as C
 import json
-import os
-import pathlib
 import subprocess
-import sys
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bindings/python"))
-os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
-import multihead  # noqa: E402
-from multihead import _abi, _heads, _library  # noqa: E402
+import multihead
+from multihead import _abi, _library
+from shared import PROGRAM, SMOLLM2, needs
 
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
-SMOLLM2 = sorted((ROOT / "build/models").glob("smollm2*.gguf"))
-pytestmark = pytest.mark.skipif(not SMOLLM2, reason="tools/get-smollm2 was not run")
+needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
+pytestmark = pytest.mark.gate(0)
 SEQUENCES, BLOCK, REPEATS, TOLERANCE = 4, 25, 4, 1e-4
 
 
 def sequences():
     """The program's random tokens: where the two computations begin."""
-    model = multihead.Model(SMOLLM2[0])
+    model = multihead.Model(SMOLLM2)
     reader = model._reader()
     pool = np.array([i for i in range(reader.count) if reader.is_word(i)], np.int32)
     drawn, special = np.zeros(BLOCK * REPEATS + 2, np.int32), np.zeros(BLOCK * REPEATS + 2, np.uint8)
@@ -53,14 +46,12 @@ def induction(tokens, maps):
 
 
 @pytest.fixture(scope="module")
-def reference():
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        SMOLLM2[0].parent, gguf_file=SMOLLM2[0].name, attn_implementation="eager", dtype=torch.float32)
+def reference(smollm2):
     scores, rows = 0, 0
     for tokens in sequences():
         assert len(set(tokens[:BLOCK])) == BLOCK and (tokens[:BLOCK] == tokens[BLOCK:2 * BLOCK]).all()
         with torch.no_grad():
-            maps = model(torch.from_numpy(tokens)[None], output_attentions=True).attentions
+            maps = smollm2(torch.from_numpy(tokens)[None], output_attentions=True).attentions
         found = [induction(tokens, layer[0].numpy()) for layer in maps]
         scores = scores + np.array([total for total, _ in found])
         rows += found[0][1]
@@ -69,7 +60,7 @@ def reference():
 
 def test_ten_best(reference):
     scores, rows = reference
-    done = subprocess.run([PROGRAM, "heads", SMOLLM2[0], "--random", str(SEQUENCES), "--json", "--quiet"],
+    done = subprocess.run([PROGRAM, "heads", SMOLLM2, "--random", str(SEQUENCES), "--json", "--quiet"],
                           capture_output=True, text=True, check=True)
     ours = np.zeros(scores.shape)
     for head in json.loads(done.stdout)["heads"]:

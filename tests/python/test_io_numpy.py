@@ -1,23 +1,16 @@
 """Files against their owners: .npy against numpy, safetensors against the package of that name."""
 import ctypes as C
-import os
-import pathlib
 
+import numpy as np
 import pytest
+import safetensors
+from safetensors import numpy as safetensors_numpy
 
-np = pytest.importorskip("numpy")
-safetensors = pytest.importorskip("safetensors")
-from safetensors import numpy as safetensors_numpy  # noqa: E402
+import multihead_ctypes as mha
+from shared import MODEL_LIBRARY, needs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build") / "libmultihead-model.so"
-
-if not LIBRARY.exists():
-    pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
-
-import multihead_ctypes as mha  # noqa: E402, loads the compute library
-
-lib = C.CDLL(str(LIBRARY))
+needs(MODEL_LIBRARY)
+lib = C.CDLL(str(MODEL_LIBRARY))
 lib.mha_npy_tensor.restype = mha.Tensor
 lib.mha_safetensors_name.restype = lib.mha_safetensors_metadata.restype = C.c_char_p
 lib.mha_safetensors_count.restype = C.c_int64

@@ -10,25 +10,16 @@ Takes the real model of MHA_MODEL_DIR (default build/models/all-MiniLM-L6-v2; sk
 and our tiny one. The libraries come from MHA_LIBRARY_DIR (default build).
 """
 import ctypes as C
-import os
-import pathlib
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import multihead_ctypes as mha
+from shared import MINILM, MODEL_LIBRARY, TINY, needs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARY = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build") / "libmultihead-model.so"
-REAL = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
-TINY = ROOT / "tests/golden/tiny-bert"
-
-if not LIBRARY.exists():
-    pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
-
-import multihead_ctypes as mha  # noqa: E402, loads the compute library
-
+needs(MODEL_LIBRARY)
 LONG = " ".join(
     f"Paragraph {i} of a long text: the river rose, the bank gave way and {i * 37} people, who had "
     f"waited on the {'north' if i % 2 else 'south'} side, crossed the bridge; nobody was hurt."
@@ -100,7 +91,7 @@ class Ours:
     """A model of our library."""
 
     def __init__(self, folder):
-        self.lib = C.CDLL(str(LIBRARY))
+        self.lib = C.CDLL(str(MODEL_LIBRARY))
         self.lib.mha_model_tokenizer.restype = C.c_void_p
         self.lib.mha_model_tokenizer.argtypes = [C.c_void_p]
         self.context, self.model = mha.default_context().handle, C.c_void_p()
@@ -167,7 +158,7 @@ class Theirs:
 
 @pytest.fixture(scope="module", params=["tiny", "real"])
 def models(request):
-    folder = {"tiny": TINY, "real": REAL}[request.param]
+    folder = {"tiny": TINY, "real": MINILM}[request.param]
     if not (folder / "model.safetensors").exists():
         pytest.skip(f"{folder} is missing; tools/get-minilm fetches it")
     ours = Ours(folder)

@@ -4,17 +4,17 @@ is in float32 whatever the model is); ours must be within the a-priori bound of 
 than four times PyTorch in float32, and have the same bits in any pieces."""
 import importlib
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
+import multihead_ctypes as mha
+from test_attention_torch import attention_error, linear_error, ratio, score_error, single
+
 pytest.importorskip("transformers")
-import multihead_ctypes as mha  # noqa: E402
-from test_attention_torch import attention_error, linear_error, ratio, score_error, single  # noqa: E402
-
 U = 2.0**-24
 E, H, Hk, D, B, T, BASE = 96, 6, 2, 32, 2, 37, 500000.0
-ISAS = [isa for isa in ("portable", "avx2", "avx512") if mha.isa_available(isa)]
+ISAS = mha.AVAILABLE
 
 
 def turns():

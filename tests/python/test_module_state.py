@@ -3,20 +3,17 @@ compute from it."""
 import ctypes as C
 import itertools
 
+import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-pytest.importorskip("safetensors")
-from safetensors.torch import load_file, save_file  # noqa: E402
+import multihead_ctypes as mha
+from shared import MODEL_LIBRARY, needs
+from test_attention_torch import module_bound, ratio
 
-import multihead_ctypes as mha  # noqa: E402
-from test_attention_torch import module_bound, ratio  # noqa: E402
-
-LIBRARY = mha.LIBRARY_DIR / "libmultihead-model.so"
-if not LIBRARY.exists():
-    pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
-lib = C.CDLL(str(LIBRARY))
+needs(MODEL_LIBRARY)
+lib = C.CDLL(str(MODEL_LIBRARY))
 
 E, HEADS, B, T, S = 48, 4, 2, 9, 13
 OPTIONS = [dict(bias=bias, add_bias_kv=kv, add_zero_attn=zero, **widths)

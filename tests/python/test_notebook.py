@@ -3,29 +3,25 @@
 Needs nbclient, ipykernel, torch, and the model that tools/get-smollm2 fetches; the library and the
 program are those in MHA_LIBRARY_DIR. What the cells claim they assert themselves.
 """
-import os
-import pathlib
-
+import nbclient
+import nbformat
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-pytest.importorskip("torch", reason="torch is not installed")
+from shared import HANGS, LIBRARY_DIR, ROOT, SMOLLM2, needs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+pytest.importorskip("ipykernel")
+
 NOTEBOOK = ROOT / "examples/first_hour.ipynb"
-if not (ROOT / "build/models/smollm2-135m-instruct-q4_1.gguf").exists():
-    pytest.skip("the model is missing: tools/get-smollm2 fetches it", allow_module_level=True)
+needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
 
 
+@pytest.mark.gate(0)
 def test_runs(monkeypatch):
-    library = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR", ROOT / "build")).resolve()
-    monkeypatch.setenv("MHA_LIBRARY_DIR", str(library))
+    monkeypatch.setenv("MHA_LIBRARY_DIR", str(LIBRARY_DIR.resolve()))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "bindings/python"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3",
+    client = nbclient.NotebookClient(notebook, timeout=HANGS, kernel_name="python3",
                                      resources={"metadata": {"path": str(NOTEBOOK.parent)}})
     client.execute()
     shown = "".join(output.get("data", {}).get("text/html", "") for cell in notebook.cells

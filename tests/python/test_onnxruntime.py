@@ -7,23 +7,17 @@ docs/numerics.md for ours, and as much again for theirs with room for its two ro
 its less careful sums: four bounds together. Where it matters, ours is also compared with float64
 elsewhere. MHA_TEST_SEED repeats a run, MHA_TEST_LONG=1 takes all cases.
 """
-import os
-import time
 
-import pytest
+import numpy as np
+from onnx import TensorProto, helper
+import onnxruntime as ort
 
-np = pytest.importorskip("numpy")
-onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
-pytest.importorskip("torch")  # test_attention_torch has the bounds
-import multihead_ctypes as mha  # noqa: E402
-import presets_ctypes as presets  # noqa: E402
-import test_presets_onnx as operator  # noqa: E402
-from onnx import TensorProto, helper  # noqa: E402
-from test_attention_torch import attention_error, ratio, score_error  # noqa: E402
+import multihead_ctypes as mha
+import presets_ctypes as presets
+from shared import SEED, amount
+from test_attention_torch import attention_error, ratio, score_error
+import test_presets_onnx as operator
 
-SEED = int(os.environ.get("MHA_TEST_SEED") or time.time())
-LONG = os.environ.get("MHA_TEST_LONG", "0") != "0"
 TYPES = {"float32": TensorProto.FLOAT, "bool": TensorProto.BOOL, "int64": TensorProto.INT64,
          "int32": TensorProto.INT32}
 TWO_SIDES = 4
@@ -53,7 +47,7 @@ def run(op, slots, inputs, outputs, domain, opset, attributes):
 
 # ---- the standard operator ----------------------------------------------------------------------
 
-CASES = 400 if LONG else 80
+CASES = amount(25, 80, 400)
 
 
 def within_its_reach(inputs, attributes, opset):
@@ -148,7 +142,7 @@ def difference(text, q, k, v, ours, theirs, keep, bias=0.0, scale=None, cap=0.0)
 
 def test_multi_head_attention():
     """com.microsoft MultiHeadAttention: padding masks, biases, scale, causal."""
-    worst, cases = 0.0, 200 if LONG else 40
+    worst, cases = 0.0, amount(12, 40, 200)
     for number in range(cases):
         rng = np.random.default_rng([SEED, 4, number])
         B, H, D, Dv, T, S = (int(rng.choice(n)) for n in (
@@ -222,7 +216,7 @@ def draw_group_query(rng):
 
 def test_group_query_attention():
     """com.microsoft GroupQueryAttention: prefill and decode, window, softcap, sinks, scale."""
-    worst, cases = 0.0, 200 if LONG else 40
+    worst, cases = 0.0, amount(12, 40, 200)
     for number in range(cases):
         inputs, attributes, q, k, v, keep, keywords = draw_group_query(
             np.random.default_rng([SEED, 5, number]))

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-import multihead_ctypes  # noqa: E402, finds the package and the library
-import multihead  # noqa: E402
-from multihead import _library, _tensor  # noqa: E402
+import multihead
+from multihead import _library, _tensor
+from shared import HANGS, LIBRARY_DIR, ROOT
 
 
 def problem(*types, seed=1, B=2, H=4, Hk=2, T=7, S=9, D=8, Dv=6):
@@ -277,7 +277,7 @@ def in_another_process(program):
              "q, k, v = np.random.default_rng(1).standard_normal((3, 4, 8, 128, 16), np.float32)\n"
              "context = multihead.Context(threads=4)\n" % sys.path)
     done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True,
-                          timeout=120, check=False)
+                          timeout=HANGS, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout
 
@@ -498,7 +498,7 @@ def test_fork():
 
     def wait(b, h, t, s):
         inside.set()
-        return finished.wait(60) | (s >= 0)
+        return finished.wait(HANGS) | (s >= 0)
 
     busy = threading.Thread(target=lambda: multihead.attention(Q, K, V, context=BUSY,
                                                                keep_callback=wait))
@@ -509,7 +509,7 @@ def test_fork():
         queue = fork.Queue()
         child = fork.Process(target=in_child, args=(queue,))
         child.start()
-        assert queue.get(timeout=60) == [expected.tobytes()] * 3
+        assert queue.get(timeout=HANGS) == [expected.tobytes()] * 3
         child.join()
         assert child.exitcode == 0
     finally:
@@ -530,11 +530,11 @@ def test_prepared_calls_are_bounded():
 def test_libraries_of_the_system():
     """A package without libraries of its own, as Debian's, takes those that the loader finds."""
     variables = {name: value for name, value in os.environ.items() if name != "MHA_LIBRARY_DIR"}
-    variables["PYTHONPATH"] = str(multihead_ctypes.ROOT / "bindings/python")
+    variables["PYTHONPATH"] = str(ROOT / "bindings/python")
     script = "from multihead import _library as l; print(l.model_library(), l.render_library())"
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, capture_output=True, text=True, env=variables | {
-        "LD_LIBRARY_PATH": str(multihead_ctypes.LIBRARY_DIR.resolve())})
+        "LD_LIBRARY_PATH": str(LIBRARY_DIR.resolve())})
     assert "libmultihead-model.so.0" in found.stdout, found.stderr
     found = subprocess.run(command, capture_output=True, text=True, env=variables)
     if found.returncode:  # else one is installed
@@ -572,7 +572,7 @@ def test_every_public_name_has_documentation():
 def test_examples():
     """Those of the page, and of the docstrings."""
     import page_examples
-    assert page_examples.run(multihead_ctypes.ROOT / "docs/python.md").failed == 0
+    assert page_examples.run(ROOT / "docs/python.md").failed == 0
     names = {name: getattr(multihead, name) for name in multihead.__all__}
     for name in multihead.__all__:
         o = multihead.attention(Q, K, V, causal=True)
@@ -581,20 +581,21 @@ def test_examples():
             assert doctest.DocTestRunner().run(test).failed == 0
 
 
-@pytest.mark.parametrize("path", sorted((multihead_ctypes.ROOT / "examples").glob("*.py")),
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")),
                          ids=lambda path: path.stem)
 def test_programs_print_what_they_should(path):
     found = subprocess.run([sys.executable, path], capture_output=True, text=True, env=os.environ | {
-        "PYTHONPATH": str(multihead_ctypes.ROOT / "bindings/python")})
+        "PYTHONPATH": str(ROOT / "bindings/python")})
     assert found.stdout == path.with_suffix(".expected").read_text(), found.stderr
 
 
 def test_version():
-    text = (multihead_ctypes.ROOT / "include/multihead/multihead.h").read_text()
+    text = (ROOT / "include/multihead/multihead.h").read_text()
     found = dict(re.findall(r"#define MHA_VERSION_(\w+) \"?([^\"\s]*)", text))
     assert multihead.__version__ == "{MAJOR}.{MINOR}.{PATCH}{SUFFIX}".format_map(found)
 
 
+@pytest.mark.gate(0)
 def test_types(tmp_path):
     """mypy --strict accepts the package, and a program that uses it, where it is right."""
     pytest.importorskip("mypy")
@@ -607,9 +608,9 @@ def test_types(tmp_path):
         "print(extra.lse, multihead.explain(q, q, q).path)",
         "multihead.attention(q, q, q, casual=True)  # type: ignore[call-overload]",
         "multihead.attention(q, q, q, window=1)  # type: ignore[call-overload]")))
-    root = multihead_ctypes.ROOT
+    root = ROOT
     package = sorted((root / "bindings/python/multihead").rglob("*.py"))
     found = subprocess.run([sys.executable, "-m", "mypy", "--config-file", root / "pyproject.toml",
-                            "--cache-dir", multihead_ctypes.LIBRARY_DIR / "mypy", program, *package],
+                            "--cache-dir", LIBRARY_DIR / "mypy", program, *package],
                            capture_output=True, text=True, cwd=root)
     assert found.returncode == 0, found.stdout + found.stderr

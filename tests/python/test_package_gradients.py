@@ -9,15 +9,14 @@ are inputs. MHA_TEST_LONG=1 takes 2,000 problems.
 import sys
 import types
 
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-hypothesis = pytest.importorskip("hypothesis")
-import multihead_ctypes  # noqa: E402,F401, finds the package and the library
-import multihead  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from test_package_random import (LONG, TYPES, U, buckets, compare, laid_out,  # noqa: E402
-                                 problems, reference, shaw_part, wide)
+import multihead
+from test_package_random import (TYPES, U, buckets, compare, examples, laid_out, problems, reference, shaw_part,
+                                 wide)
 
 TINY = 2.0**-126
 SMOOTH = ("bias", "alibi_slopes", "t5_table", "shaw_keys", "shaw_values", "sink_logits", "gates")
@@ -215,8 +214,7 @@ def run(p):
     return out, extra.lse, {name: getattr(found, name) for name in wanted}, factor
 
 
-@hypothesis.settings(max_examples=2000 if LONG else 120, deadline=None, derandomize=not LONG,
-                     print_blob=True, suppress_health_check=list(hypothesis.HealthCheck))
+@examples(30, 120, 2000)
 @hypothesis.given(losses())
 def test_backward(p):
     o, lse, found, factor = run(p)
@@ -261,8 +259,7 @@ def moved(p, name, by):
     return other
 
 
-@hypothesis.settings(max_examples=200 if LONG else 40, deadline=None, derandomize=not LONG,
-                     print_blob=True, suppress_health_check=list(hypothesis.HealthCheck))
+@examples(10, 40, 200)
 @hypothesis.given(losses(), st.integers(0, 2**32 - 1))
 def test_reference(p, seed):
     """The reference is the derivative of the float64 forward: central differences of fourth order.
@@ -292,8 +289,7 @@ def test_reference(p, seed):
         assert abs(slope - (gradient * along).sum()) <= 1e-7 * size, name
 
 
-@hypothesis.settings(max_examples=300 if LONG else 40, deadline=None, derandomize=not LONG,
-                     print_blob=True, suppress_health_check=list(hypothesis.HealthCheck))
+@examples(10, 40, 300)
 @hypothesis.given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), min_size=1, max_size=4),
                   st.integers(1, 3), st.integers(1, 3), st.booleans(), st.integers(0, 2**32 - 1))
 def test_ragged(lengths, heads, group, causal, seed):

@@ -1,9 +1,8 @@
 """The Python package: linear attention, its state and its gradients."""
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-import multihead_ctypes  # noqa: E402, F401, finds the package and the library
-import multihead  # noqa: E402
+import multihead
 
 
 def problem(seed=1, B=2, H=4, Hk=2, T=7, S=9, D=8, Dv=6):

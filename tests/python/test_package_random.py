@@ -4,30 +4,34 @@ Every input and output, element type and layout that the package takes is drawn.
 that of attention.h with the terms of docs/numerics.md 3, simplified to a larger one; u = 2^-24.
 MHA_TEST_LONG=1 takes 2,000 problems.
 """
-import os
 import sys
 import types
 
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-hypothesis = pytest.importorskip("hypothesis")
-import multihead_ctypes  # noqa: E402, finds the package and the library
-import multihead  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+import multihead
+from shared import LIBRARY_DIR, LONG, amount
 
 try:
     import ml_dtypes
 except ImportError:
     ml_dtypes = None
 
-hypothesis.configuration.set_hypothesis_home_dir(multihead_ctypes.LIBRARY_DIR / "hypothesis")
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+hypothesis.configuration.set_hypothesis_home_dir(LIBRARY_DIR / "hypothesis")
 U = 2.0**-24
 TYPES = [np.dtype(np.float32), np.dtype(np.float16)] + (
     [np.dtype(ml_dtypes.bfloat16)] if ml_dtypes else [])
 # Half an ulp of an output, relatively, and where it is subnormal (mha_tensor_convert).
 ROUNDING = {"float32": (0, 0), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
+
+
+def examples(*counts):
+    """How many problems the gate, the deep form and everything draw: the same ones but for the last."""
+    return hypothesis.settings(max_examples=amount(*counts), deadline=None, derandomize=not LONG, print_blob=True,
+                               suppress_health_check=list(hypothesis.HealthCheck))
 
 
 def laid_out(rng, shape, dtype, way):
@@ -282,9 +286,7 @@ def check_outputs(p, r, x, d, weight_error):
         assert (x.top_keys[..., width:] == -1).all()
 
 
-@hypothesis.settings(max_examples=2000 if LONG else 120, deadline=None, derandomize=not LONG,
-                     print_blob=True,
-                     suppress_health_check=list(hypothesis.HealthCheck))
+@examples(30, 120, 2000)
 @hypothesis.given(problems())
 def test_forward(p):
     names = {"probabilities"} if "dropout" in p.options else {*p.names}

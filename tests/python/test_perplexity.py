@@ -2,21 +2,17 @@
 and values in caches of every type."""
 import json
 import math
-import os
-import pathlib
 import subprocess
 
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("gguf")
-pytest.importorskip("accelerate")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from shared import PROGRAM, ROOT, SMOLLM2, needs
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = pathlib.Path(os.environ.get("MULTIHEAD", ROOT / "build" / "multihead"))
-SMOLLM2 = [*(ROOT / "build/models").glob("*[sS]mol*/*.gguf"), *(ROOT / "build/models").glob("*[sS]mol*.gguf")]
+needs(PROGRAM)
+needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
+pytestmark = pytest.mark.gate(0)
 TEXT = ROOT / "docs/numerics.md"
 TOKENS = 256
 # How far the mean loss, and the loss of any token, may be from those of transformers: three times what was
@@ -24,16 +20,11 @@ TOKENS = 256
 BOUNDS = {"f32": (1e-6, 1e-4), "f16": (3e-4, 0.05), "bf16": (2e-3, 0.15), "int8": (1e-2, 1),
           "int8-channel": (1e-2, 1)}
 
-pytestmark = [pytest.mark.skipif(not SMOLLM2, reason="tools/get-smollm2 was not run"),
-              pytest.mark.skipif(not PROGRAM.exists(), reason="no program")]
-
 
 @pytest.fixture(scope="module")
-def theirs():
-    where = dict(pretrained_model_name_or_path=SMOLLM2[0].parent, gguf_file=SMOLLM2[0].name)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-    ids = tokenizer(TEXT.read_text(), return_tensors="pt").input_ids[:, :TOKENS]
-    return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32), ids
+def theirs(smollm2):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(SMOLLM2.parent, gguf_file=SMOLLM2.name)
+    return smollm2, tokenizer(TEXT.read_text(), return_tensors="pt").input_ids[:, :TOKENS]
 
 
 def losses_of(model, ids, context, window=TOKENS, sinks=0):
@@ -50,7 +41,7 @@ def losses_of(model, ids, context, window=TOKENS, sinks=0):
 
 
 def measured(*arguments):
-    command = [PROGRAM, "perplexity", SMOLLM2[0], "--text", TEXT, "--tokens", str(TOKENS), "--json", *arguments]
+    command = [PROGRAM, "perplexity", SMOLLM2, "--text", TEXT, "--tokens", str(TOKENS), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -10,17 +10,14 @@ build).
 """
 import ctypes as C
 import math
-import os
-import pathlib
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from shared import LIBRARY_DIR
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIBRARIES = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build")
 U = 2.0**-24
 INTERLEAVED, HALVES = 0, 1
 INVERSE = 1
@@ -57,7 +54,7 @@ def view(x):
 
 class Library:
     def __init__(self):
-        self.so = C.CDLL(str(LIBRARIES / "libmultihead.so"))
+        self.so = C.CDLL(str(LIBRARY_DIR / "libmultihead.so"))
         self.so.mha_error_detail.restype = C.c_char_p
         self.context = C.c_void_p()
         self.check(self.so.mha_context_create(None, C.byref(self.context)))
@@ -117,8 +114,6 @@ class Library:
 
 @pytest.fixture(scope="module")
 def library():
-    if not (LIBRARIES / "libmultihead.so").exists():
-        pytest.skip(f"no libmultihead.so in {LIBRARIES}")
     return Library()
 
 

@@ -6,21 +6,17 @@ test_attention_torch.py: a priori bounds of docs/numerics.md for every element.
 """
 import copy
 import ctypes as C
-import os
-import time
 
+import numpy as np
 import pytest
+from safetensors import torch as safetensors
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-safetensors = pytest.importorskip("safetensors.torch")
-import multihead_ctypes as mha  # noqa: E402
-import presets_ctypes as presets  # noqa: E402
-from test_attention_torch import (U, attention_error, linear_error, ratio,  # noqa: E402
-                                  score_error)
+import multihead_ctypes as mha
+import presets_ctypes as presets
+from shared import DEEP, SEED, amount
+from test_attention_torch import U, attention_error, linear_error, ratio, score_error
 
-SEED = int(os.environ.get("MHA_TEST_SEED") or time.time())
-LONG = os.environ.get("MHA_TEST_LONG", "0") != "0"
 LOWEST = np.finfo(np.float32).min
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -29,12 +25,6 @@ def math_sdpa(*tensors, **keywords):
     """The kernel that takes everything; flash gives NaN for is_causal with a scale of 0 or less."""
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return sdpa(*tensors, **keywords)
-
-
-@pytest.fixture(scope="module")
-def contexts():
-    isas = [isa for isa in ("portable", "avx2", "avx512") if mha.isa_available(isa)]
-    return [mha.Context(num_threads=2, isa=isa) for isa in isas]
 
 
 def double(array):
@@ -81,7 +71,7 @@ def bound_of(q, k, v, scale, keep, bias):
 
 # ---- scaled_dot_product_attention ---------------------------------------------------------------
 
-SDPA_CASES = 600 if LONG else 150
+SDPA_CASES = amount(50, 150, 600)
 LENGTHS = [1, 2, 3, 7, 16, 33, 64]
 
 
@@ -229,7 +219,7 @@ def test_sdpa_refuses_what_torch_refuses(contexts):
 
 # ---- nn.MultiheadAttention ----------------------------------------------------------------------
 
-MHA_CASES = 500 if LONG else 100
+MHA_CASES = amount(30, 100, 500)
 
 
 def draw_module(rng):
@@ -449,7 +439,8 @@ def test_multihead_attention_by_chance(contexts, state_library, tmp_path):
     versus = (mine / torchs) ** 0.5
     print(f", largest error / bound {worst:.3f}, root of squared errors / torch float32's "
           f"{versus:.2f}; {blind} with rows of NaN, {len(seen)} of 9 pairs of masks")
-    assert worst > 0.001 and len(seen) >= 8 and blind > 0
+    assert worst > 0.001
+    assert not DEEP or len(seen) >= 8 and blind > 0  # rare in few cases
     assert versus <= 2
 
 

@@ -1,23 +1,16 @@
 """multihead.Model beside the program: the same tokens, maps, scores, roles and texts."""
 import concurrent.futures
 import json
-import os
-import pathlib
 import subprocess
-import sys
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bindings/python"))
-os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
-import multihead  # noqa: E402
+import multihead
+from shared import DEEP, MINILM, PROGRAM, ROOT, SEED, SMOLLM2, TINY
 
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
 TEXTS = ["The animal didn't cross the street because it was too tired.",
          "The king didn't cross the river because it was too icy."]
-MODELS = ROOT / "build/models"
 
 
 def program(*arguments):
@@ -26,18 +19,12 @@ def program(*arguments):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A model of whole words, two layers of four heads, hardly trained."""
-    folder = tmp_path_factory.mktemp("trained") / "model"
-    program("train", "sentences", "--steps", 3, "--quiet", "-o", folder)
-    return folder
+REAL = ["MiniLM", "SmolLM2"]  # one of them in the gate
 
 
-@pytest.fixture(scope="module", params=["tiny-bert", "trained", "MiniLM", "SmolLM2"])
+@pytest.fixture(scope="module", params=["tiny-bert", "trained", *(REAL if DEEP else [REAL[SEED % 2]])])
 def folder(request):
-    found = {"tiny-bert": ROOT / "tests/golden/tiny-bert", "MiniLM": MODELS / "all-MiniLM-L6-v2",
-             "SmolLM2": MODELS / "smollm2-135m-instruct-q4_1.gguf"}.get(request.param)
+    found = {"tiny-bert": TINY, "MiniLM": MINILM, "SmolLM2": SMOLLM2}.get(request.param)
     if found is None:
         found = request.getfixturevalue(request.param)
     if not found.exists():
@@ -120,6 +107,7 @@ def causal(model):
         pytest.skip("an encoder generates no text")
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 7},
                                       {"temperature": 1.2, "top_k": 9, "min_p": 0.02, "seed": 3}])
 def test_generates_the_program_s_text(folder, model, sampling):
@@ -160,6 +148,7 @@ def test_steps_have_the_bits_of_the_whole(model, cache):
         assert decoder.lengths == [3, 1]
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("cache", [{"type": "int8"}, {"type": "bf16", "page": 16},
                                    {"window": 8, "sinks": 2}, {"window": 8, "streaming": True}])
 def test_caches_of_every_kind_generate(folder, model, cache):
@@ -195,7 +184,7 @@ def test_tokens_know_their_places(model):
 
 
 def test_spans_count_characters():
-    model = multihead.Model(ROOT / "tests/golden/tiny-bert")
+    model = multihead.Model(TINY)
     text = "na\u00efve caf\u00e9 \U0001F642 now"
     for label, span in zip(model.tokenize(text).texts, model.tokenize(text).spans):
         assert span is None or label == "[UNK]" or len(text[slice(*span)]) == \
@@ -257,7 +246,7 @@ def test_errors_say_what_is_wrong(model, tmp_path):
 def test_the_page_is_right(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build").symlink_to(ROOT / "build")
-    if not (MODELS / "all-MiniLM-L6-v2").exists() or not list(MODELS.glob("smollm2*")):
+    if not MINILM.exists() or not SMOLLM2.exists():
         pytest.skip("tools/get-minilm and tools/get-smollm2 fetch the models of the page")
     import page_examples
     assert page_examples.run(ROOT / "docs/python-models.md").failed == 0
@@ -268,7 +257,7 @@ def test_the_page_is_right(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def bert():
-    return multihead.Model(ROOT / "tests/golden/tiny-bert")
+    return multihead.Model(TINY)
 
 
 @pytest.mark.parametrize("ids, error, text", [

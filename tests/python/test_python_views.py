@@ -3,18 +3,15 @@ import dataclasses
 import html
 import json
 import os
-import pathlib
 import re
 import sys
 import types
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bindings/python"))
-os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
-import multihead  # noqa: E402
+import multihead
+from shared import TINY
 
 TOKENS = ["[CLS]", "\u0120the", "cat", "</script>", "[SEP]"]
 
@@ -35,7 +32,7 @@ def pages(view):
 
 @pytest.fixture(scope="module")
 def attention():
-    return multihead.Model(ROOT / "tests/golden/tiny-bert").attention(
+    return multihead.Model(TINY).attention(
         "the cat sat on the mat", outputs=("probabilities", "q", "k"))
 
 
@@ -222,23 +219,14 @@ def test_errors_say_what_is_wrong(attention, call, match):
         call(attention)
 
 
-def test_pages_open_without_an_error(attention, tmp_path):
-    browser_of = pytest.importorskip("playwright.sync_api")
-    chromium = next((p for p in ("/usr/bin/chromium", "/usr/bin/chromium-browser")
-                     if os.path.exists(p)), None)
-    if chromium is None:
-        pytest.skip("chromium is missing")
+def test_pages_open_without_an_error(attention, new_page, tmp_path):
     made = {"lines": multihead.head_view(attention), "model": multihead.model_view(attention),
             "neurons": multihead.neuron_view(attention)}
-    with browser_of.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, view in made.items():
-            page = browser.new_page()
-            errors = []
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            view.save(tmp_path / f"{name}.html")
-            page.goto((tmp_path / f"{name}.html").as_uri())
-            frame = page.frame_locator("iframe").first
-            frame.get_by_text(name, exact=True).first.wait_for()
-            assert not errors
-        browser.close()
+    for name, view in made.items():
+        page, errors = new_page(), []
+        page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
+        view.save(tmp_path / f"{name}.html")
+        page.goto((tmp_path / f"{name}.html").as_uri())
+        frame = page.frame_locator("iframe").first
+        frame.get_by_text(name, exact=True).first.wait_for()
+        assert not errors

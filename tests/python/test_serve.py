@@ -4,24 +4,20 @@ that of the model without them, patch from a second text, send the address, save
 Needs playwright and a Chromium, as test_html_browser.py. What the model computes is asked of the library:
 gates, and transformers that are pruned."""
 import ctypes as C
-import os
-import pathlib
 import re
 import subprocess
-import sys
 
+import numpy as np
+from playwright import sync_api
 import pytest
 
-np = pytest.importorskip("numpy")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bindings/python"))
-os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build"))
-from test_html_browser import HANGS, browser, sync_api  # noqa: E402,F401  (a fixture)
-import multihead  # noqa: E402
-from multihead import _abi, _tensor  # noqa: E402
-from multihead._library import check, default_context, library  # noqa: E402
+import multihead
+from multihead import _abi, _tensor
+from multihead._library import check, default_context, library
+from html_report import wait_for_timers
+from shared import PROGRAM
 
-PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+pytestmark = pytest.mark.gate(4)
 if "without serve" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True,
                                      check=True).stdout:
     pytest.skip("this program was built without serve", allow_module_level=True)
@@ -31,38 +27,25 @@ expect = sync_api.expect
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model of whole words, two layers of four heads, hardly trained."""
-    made = tmp_path_factory.mktemp("served") / "model"
-    subprocess.run([PROGRAM, "train", "sentences", "--steps", "3", "--quiet", "-o", str(made)],
-                   check=True, stdout=subprocess.DEVNULL)
-    return made
+def model(trained):
+    return multihead.Model(trained)
 
 
 @pytest.fixture(scope="module")
-def model(folder):
-    return multihead.Model(folder)
-
-
-@pytest.fixture(scope="module")
-def url(folder):
-    with subprocess.Popen([PROGRAM, "serve", "-q", str(folder)], stdout=subprocess.PIPE, text=True) as server:
+def url(trained):
+    with subprocess.Popen([PROGRAM, "serve", "-q", str(trained)], stdout=subprocess.PIPE, text=True) as server:
         yield server.stdout.readline().strip()
         server.terminate()
         server.wait()
 
 
 @pytest.fixture
-def visit(browser, url):  # noqa: F811
+def visit(new_page, url):
     """Opens the page; at the end nothing must have gone wrong or been asked of anyone else."""
-    contexts, complaints = [], []
+    complaints = []
 
     def opener(fragment="", width=1400, height=1000, allowed=(), **options):
-        context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True,
-                                      **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(HANGS)
+        page = new_page(width, height, **options)
         page.on("console", lambda m: None if any(part in m.text for part in ("willReadFrequently", *allowed))
                 else complaints.append(f"console {m.type}: {m.text}"))
         page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
@@ -73,8 +56,6 @@ def visit(browser, url):  # noqa: F811
         return page
 
     yield opener
-    for context in contexts:
-        context.close()
     assert complaints == []
 
 
@@ -153,6 +134,7 @@ def post(page, place, body):
     }""", [place, body])
 
 
+@pytest.mark.gate(1)
 def test_types_and_maps_follow(visit, model):
     page = visit(f"#text={TEXT.replace(' ', '+')}", allowed=("422",))  # half a word is unknown
     words = tokens_of(page)
@@ -164,8 +146,7 @@ def test_types_and_maps_follow(visit, model):
     settled(page)
     assert page.evaluate("document.querySelector('.thumb canvas').width") == drawn + 1
     expect(page.locator("#live-next-title bdi")).to_have_text("tired")
-    page.wait_for_timeout(50)
-    assert page.evaluate("performance.getEntriesByName('live-latency').length") > 0
+    page.wait_for_function("performance.getEntriesByName('live-latency').length > 0")
     assert page.evaluate("document.querySelectorAll('.thumb').length") == 8
 
 
@@ -237,8 +218,8 @@ def test_heads_are_patched_from_a_second_text(visit, model):
 
 
 def hash_of(page):
-    """The address, once it is written down: browsers allow that only so often."""
-    page.wait_for_timeout(600)
+    """The address, once it is written: 0.4 s after a change (REMEMBER_MS), by a timer that ends before this one."""
+    wait_for_timers(page, 401)
     return page.evaluate("location.hash")
 
 
@@ -270,7 +251,7 @@ def test_every_state_is_an_address(visit):
     settled(again)
 
 
-def test_the_saved_report_shows_the_same(visit, browser, tmp_path):  # noqa: F811
+def test_the_saved_report_shows_the_same(visit, new_page, tmp_path):
     page = visit(f"#text={TEXT.replace(' ', '+')}&off=L0H0&head=L1H3&view=map")
     page.locator("#save summary").click()
     with page.expect_download() as download:
@@ -278,9 +259,7 @@ def test_the_saved_report_shows_the_same(visit, browser, tmp_path):  # noqa: F81
     path = tmp_path / "heads.html"
     download.value.save_as(path)
     assert "page.js" not in path.read_text() and TEXT in path.read_text().replace("&#39;", "'")
-    context = browser.new_context(viewport={"width": 1400, "height": 1000})
-    report = context.new_page()
-    asked = []
+    report, asked = new_page(), []
     report.on("request", lambda r: asked.append(r.url))
     report.goto(path.as_uri())
     for name in ("#name", "#readout", "#strip", "#detail"):
@@ -288,7 +267,6 @@ def test_the_saved_report_shows_the_same(visit, browser, tmp_path):  # noqa: F81
     assert "heads off" in report.locator(".facts").inner_text()
     assert "L0H0" in report.locator(".facts").inner_text()
     assert asked == [path.as_uri()]
-    context.close()
 
 
 def test_errors_are_said_and_pass(visit):
@@ -314,12 +292,11 @@ def test_sizes(visit, width, scheme):
     assert (pixel == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-def test_other_pages_cannot_ask(visit, browser, url, tmp_path):  # noqa: F811
+def test_other_pages_cannot_ask(visit, new_page, url, tmp_path):
     """A page of another origin that knows the address can neither read, nor ask, nor frame it."""
     evil = tmp_path / "evil.html"
     evil.write_text(f"<iframe src='{url}'></iframe><script src='{url}page.js'></script>")
-    context = browser.new_context()
-    page = context.new_page()
+    page = new_page()
     page.goto(evil.as_uri())
     told = page.evaluate("""async url => {
         const said = [];
@@ -336,18 +313,14 @@ def test_other_pages_cannot_ask(visit, browser, url, tmp_path):  # noqa: F811
     assert told == ""
     assert all(frame.name == "" and "live-panel" not in (frame.content() if frame.url.startswith(url) else "")
                for frame in page.frames)
-    context.close()
     assert tokens_of(visit("#text=The+king"))[-1] == "king", "nobody ended it"
 
 
-def test_the_server_ends_when_asked(browser, folder):  # noqa: F811
-    with subprocess.Popen([PROGRAM, "serve", "-q", str(folder)], stdout=subprocess.PIPE, text=True) as server:
-        context = browser.new_context()
-        page = context.new_page()
-        page.set_default_timeout(HANGS)
+def test_the_server_ends_when_asked(new_page, trained):
+    with subprocess.Popen([PROGRAM, "serve", "-q", str(trained)], stdout=subprocess.PIPE, text=True) as server:
+        page = new_page()
         page.goto(server.stdout.readline().strip() + "#text=The+king")
         settled(page)
         page.locator("#live-quit").click()
         expect(page.locator("#live-status")).to_contain_text("has ended")
         assert server.wait() == 0
-        context.close()

@@ -1,17 +1,16 @@
 """Weights that stay in their files give the bits of weights in an array, in every family's own order:
 transposed, fused, in pairs, of 16 bits and in blocks; in pieces of rows and columns, too.
 """
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
+import checkpoint_ctypes as ck
+import multihead_ctypes as mha
+from test_checkpoint_hf import some_ids, their_family
+from test_gguf_models import KINDS, OPTIONS, Model, write
+
 pytest.importorskip("transformers")
-gguf = pytest.importorskip("gguf")
-import checkpoint_ctypes as ck  # noqa: E402
-import multihead_ctypes as mha  # noqa: E402
-from test_checkpoint_hf import some_ids, their_family  # noqa: E402
-from test_gguf_models import KINDS, OPTIONS, Model, write  # noqa: E402
-
 NO_TOKENIZER, ARRAY = 1, 3  # with the former
 WIDE = {"llama": dict(hidden_size=1056, intermediate_size=70),
         "gpt2": dict(n_embd=1056, n_inner=1100),
@@ -28,6 +27,7 @@ def expect_same(path, ids):
     assert np.array_equal(stored(few), array(few))
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_families(tmp_path, kind, dtype):
@@ -35,6 +35,7 @@ def test_families(tmp_path, kind, dtype):
     expect_same(tmp_path, some_ids(42))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", WIDE)
 def test_pieces_of_wide_matrices(tmp_path, kind):
     their_family(kind, WIDE[kind], 43).to(torch.bfloat16).save_pretrained(tmp_path)

@@ -11,18 +11,15 @@ import random
 import re
 import unicodedata
 
+import numpy as np
 import pytest
+from tokenizers import (AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors,
+                        trainers)
 
-np = pytest.importorskip("numpy")
-tokenizers = pytest.importorskip("tokenizers")
-from tokenizers import (  # pylint: disable=wrong-import-position
-    AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers)
-
-from tokenizer_ctypes import (  # pylint: disable=wrong-import-position
-    ERR_SIZE, ERR_UNSUPPORTED, Failure, Ours, byte_offsets)
+from shared import DEEP, LONG, SEED, amount
+from tokenizer_ctypes import ERR_SIZE, ERR_UNSUPPORTED, Failure, Ours, byte_offsets
 
 ERR_UTF8 = 23
-LONG = os.environ.get("MHA_TEST_LONG", "0") != "0"
 CODE_POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 ASSIGNED = [c for c in CODE_POINTS if unicodedata.category(c) not in ("Cn", "Co")]
 BYTE_KIND, PIECE_KIND = 1, 2
@@ -254,7 +251,8 @@ def test_every_code_point(both, request):
     """Between letters, digits and spaces, behind an apostrophe and before marks. All of them in the
     long tier; else those of Unicode 14 in turns, so that some family sees each."""
     turn = [make.__name__ for make in BYTES + PIECES].index(request.node.callspec.id) % 6
-    form, points = "a{0}b 1{0}2 {0} '{0}\n{0}\u0301", CODE_POINTS if LONG else ASSIGNED[turn::6]
+    form = "a{0}b 1{0}2 {0} '{0}\n{0}\u0301"
+    points = CODE_POINTS if LONG else ASSIGNED[turn::6] if DEEP else ASSIGNED[(turn + SEED) % 48::48]
     step = 8192
     for at in range(0, len(points), step):
         chunk = points[at:at + step]
@@ -294,7 +292,7 @@ def random_text(rng, most=24):
 
 
 def compare_random(both, seed, count):
-    rng = random.Random(seed)
+    rng = random.Random(f"{SEED} {seed}")
     for _ in range(count):
         text = random_text(rng)
         pair = random_text(rng) if rng.random() < 0.3 else None
@@ -302,7 +300,7 @@ def compare_random(both, seed, count):
 
 
 def test_random_texts(both):
-    compare_random(both, 1, 10000 if LONG else 700)
+    compare_random(both, 1, amount(100, 700, 10000))
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "\n", "é", "👍", "1", "\u0301", "ab", " a", "\u2581", "\x00"])
@@ -384,7 +382,7 @@ def test_single_word_beside_code_points(tmp_path):
     reference = gpt2()
     reference.add_tokens([AddedToken("word", single_word=True)])
     ours = changed(tmp_path / "single", reference, lambda data: None)[0]
-    points = CODE_POINTS if LONG else CODE_POINTS[::97]
+    points = CODE_POINTS[::amount(971, 97, 1)]
     wrong = [text for c in points for text in (f"{c}word", f"word{c}")
              if ours.encode(text)["ids"].tolist() != reference.encode(text).ids]
     assert not wrong, f"{len(wrong)} texts differ: {wrong[:20]!r}"

@@ -9,24 +9,18 @@ import ctypes
 import functools
 import glob
 import json
-import os
 import random
 import sysconfig
 import unicodedata
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-np = pytest.importorskip("numpy")
-tokenizers = pytest.importorskip("tokenizers")
-from tokenizers import (  # pylint: disable=wrong-import-position
-    AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers)
+from test_tokenizer_bpe_hf import (ASSIGNED, CODE_POINTS, CORPUS, ERR_UTF8, LLAMA, LONG, QWEN, SPACES,
+                                   byte_level, check, compare_random, differs, isolate, rebuild, template)
+from tokenizer_ctypes import C, EncodeOptions, Encoding, Failure, Ours
 
-from test_tokenizer_bpe_hf import (  # pylint: disable=wrong-import-position
-    ASSIGNED, CODE_POINTS, CORPUS, ERR_UTF8, LLAMA, LONG, QWEN, SPACES, byte_level, check,
-    compare_random, differs, isolate, rebuild, template)
-from tokenizer_ctypes import (  # pylint: disable=wrong-import-position
-    C, EncodeOptions, Encoding, Failure, Ours)
-
+pytestmark = pytest.mark.gate(0)  # the vocabularies take half a minute to train
 SIZE = 32000
 ALPHABET = 8000  # characters of the pieces; the others are bytes
 # As SentencePiece's: spaces stay with the word behind them, runs of them and of line ends together.

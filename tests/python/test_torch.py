@@ -6,24 +6,21 @@ gradient, as in test_backward_torch.py. MHA_TEST_LONG=1 takes more problems, and
 inductor, which needs a C++ compiler.
 """
 import copy
-import os
 import pickle
 import threading
 import warnings
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-import multihead_ctypes  # noqa: E402, finds the package and the library
-import multihead  # noqa: E402
-import multihead.torch as mt  # noqa: E402
-from multihead.torch import _operator  # noqa: E402
-from test_attention_torch import U, attention_error, ratio, score_error  # noqa: E402
-from test_backward_torch import attend  # noqa: E402
+import multihead
+import multihead.torch as mt
+from multihead.torch import _operator
+from shared import LONG, ROOT, SEED, amount
+from test_attention_torch import U, attention_error, ratio, score_error
+from test_backward_torch import attend
 
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
-torch.set_num_threads(1)  # problems as small as these only wait for more
 ours = mt.scaled_dot_product_attention
 
 
@@ -515,7 +512,7 @@ def draw_module(number):
 
 
 def test_module_as_torchs():
-    for number in range(400 if LONG else 60):
+    for number in range(400 if LONG else 60)[SEED % (step := amount(3, 1, 1))::step]:
         sizes, made, inputs, call = draw_module(number)
         module = mt.MultiheadAttention(*sizes, **made)
         other = torch.nn.MultiheadAttention(*sizes, **made)
@@ -646,5 +643,5 @@ def test_static_keys_and_values():
 
 def test_examples_of_the_page():
     import page_examples
-    found = page_examples.run(multihead_ctypes.ROOT / "docs/python-torch.md")
+    found = page_examples.run(ROOT / "docs/python-torch.md")
     assert found.failed == 0 and found.attempted > 10

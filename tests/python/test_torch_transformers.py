@@ -6,20 +6,16 @@ of the largest number; greedy tokens are the same. Rows of padding are not compa
 key gives 0 here and the mean of all values there.
 """
 import copy
-import os
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-import multihead_ctypes  # noqa: E402, F401, finds the package and the library
-import multihead.transformers as ours  # noqa: E402
+import multihead.transformers as ours
+from shared import LONG
 
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 ours.register()
-torch.set_num_threads(1)  # models as small as these only wait for more
-transformers.logging.set_verbosity_error()
 
 
 def exact_attention(module, query, key, value, attention_mask, scaling=None, softcap=None,
@@ -137,6 +133,7 @@ def test_logits_gradients_and_attentions(name, padding):
         assert x[0].sum(-1).min() > 0 and (x - y).abs().max() < 1e-4
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
 def test_greedy_tokens(name):
     """100 tokens with a cache that grows, and some with a static one, from a left-padded batch."""
@@ -170,6 +167,7 @@ def masks(monkeypatch, model, inputs, **more):
     return seen
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_masks_stay_symbolic(monkeypatch, name, cache):
@@ -291,6 +289,7 @@ def test_training_with_dropout_is_repeatable():
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.gate(0)
 def test_compile():
     """A whole model as one graph, forward and backward."""
     model, inputs = make("llama"), batch("llama", "right")

@@ -6,13 +6,13 @@ itself enlarges differences.
 """
 import zlib
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-import multihead_ctypes as mha  # noqa: E402
-import training_ctypes as training  # noqa: E402
-import transformer_torch as plain  # noqa: E402
+import multihead_ctypes as mha
+import training_ctypes as training
+import transformer_torch as plain
 
 VOCABULARY, LENGTH, BATCH = 23, 12, 6
 SIZES = {"vocab_size": VOCABULARY, "max_length": 24, "embed_dim": 32, "num_layers": 2}
@@ -194,6 +194,7 @@ def our_losses(model, kind, rate, batches):
     return np.array(losses)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind,rate,steps", [("sgd", 0.05, 200), ("momentum", 0.005, 200),
                                              ("adamw", 2e-3, 20)])
@@ -263,6 +264,7 @@ def accuracy(logits, targets):
     return float((logits.argmax(-1) == targets)[real].mean())
 
 
+@pytest.mark.gate(0)
 def test_final_accuracy():
     """After 200 steps of AdamW ours are where torch's are: the middle one of five seeds inside the
     spread of torch's five. Seeds 0-4 begin with the same weights, then they take their own way."""

@@ -16,11 +16,11 @@ import zipfile
 
 import pytest
 
-if os.environ.get("MHA_TEST_WHEEL", "0") in ("", "0"):
-    pytest.skip("set MHA_TEST_WHEEL=1 to make and install the wheel", allow_module_level=True)
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("MHA_LIBRARY_DIR") or ROOT / "build").resolve()
-LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
+from shared import LIBRARY_DIR, LONG, ROOT, is_set
+
+pytestmark = [pytest.mark.gate(0), pytest.mark.skipif(
+    not is_set("MHA_TEST_WHEEL"), reason="set MHA_TEST_WHEEL=1 to make and install the wheel")]
+BUILD = LIBRARY_DIR.resolve()
 
 
 def run(*command, **keywords):

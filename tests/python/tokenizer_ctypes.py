@@ -1,19 +1,12 @@
 """The C tokenizer through ctypes, for the tests that compare it with Hugging Face's."""
 import ctypes
 import os
-import pathlib
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
+from shared import MODEL_LIBRARY, needs
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-LIBRARY = pathlib.Path(
-    os.environ.get("MHA_LIBRARY_DIR") or os.environ.get("MHA_LIB_DIR") or ROOT / "build"
-) / "libmultihead-model.so"
-
-if not LIBRARY.exists():
-    pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
+needs(MODEL_LIBRARY)
 
 I8P, I32P, I64P = (ctypes.POINTER(t) for t in (ctypes.c_int8, ctypes.c_int32, ctypes.c_int64))
 U8P = ctypes.POINTER(ctypes.c_uint8)
@@ -52,7 +45,7 @@ class Info(ctypes.Structure):
 TRUNCATIONS = {False: 0, "longest_first": 1, "only_first": 2, "only_second": 3}
 ERR_SIZE, ERR_MODEL, ERR_UNSUPPORTED = 41, 24, 50
 
-C = ctypes.CDLL(str(LIBRARY))
+C = ctypes.CDLL(str(MODEL_LIBRARY))
 C.mha_error_detail.restype = ctypes.c_char_p
 C.mha_tokenizer_load.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
 C.mha_tokenizer_destroy.argtypes = [ctypes.c_void_p]

@@ -12,9 +12,9 @@ import ctypes as C
 
 import numpy as np
 
+from multihead._abi import (AdamW, Parameter, Sgd, TransformerDesc, TransformerGradients, TransformerInit,
+                            TransformerInput)
 import multihead_ctypes as mha
-from multihead._abi import (AdamW, Parameter, Sgd, TransformerDesc, TransformerGradients,
-                            TransformerInit, TransformerInput)
 
 FLAGS = {"causal": 1, "post_norm": 2, "embedding_norm": 4, "bias": 8, "cross": 16, "tied": 32,
          "no_output": 64}

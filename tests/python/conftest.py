@@ -1,0 +1,156 @@
+"""What is skipped, which cases the gate takes, and the fixtures that files share."""
+import os
+import random
+import re
+import subprocess
+
+# Two processes share two cores: threads of torch's and NumPy's own would wait for each other.
+for name, value in {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+                    "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                    "TRANSFORMERS_VERBOSITY": "error"}.items():
+    os.environ.setdefault(name, value)
+
+import pytest
+
+from shared import CHROMIUM, DEEP, HANGS, PROGRAM, ROOT, SEED, SMOLLM2, needs
+
+PACKAGES = {"torch", "markdown_it", "nbformat", *re.findall(
+    r"^\w+", (ROOT / "tests/python/requirements.txt").read_text(), re.M)}
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gate(cases): how many cases of a test, or of a file, the gate takes")
+
+
+class Module(pytest.Module):
+    """A file of tests; skipped where one of PACKAGES is missing."""
+
+    def collect(self):
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            name = (getattr(error.__cause__, "name", None) or "").split(".")[0]
+            if isinstance(error.__cause__, ModuleNotFoundError) and name in PACKAGES:
+                pytest.skip(f"{self.path.name}: {name} is not installed", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Module.from_parent(parent, path=module_path)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without MHA_TEST_DEEP only the drawn cases of the tests and files marked with gate stay."""
+    cases = {}
+    for item in items:
+        for node, mark in [] if DEEP else item.iter_markers_with_node("gate"):
+            cases.setdefault((node.nodeid.split("[")[0], *mark.args), []).append(item)
+            break  # a test's own before its file's
+    left_out = set()
+    for (name, count), of_one in cases.items():
+        random.Random(f"{SEED} {name}").shuffle(of_one)
+        left_out.update(of_one[count:])
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter):
+    if left_out := len(terminalreporter.stats.get("deselected", ())):
+        terminalreporter.write_line(
+            f"gate: {left_out} cases left to MHA_TEST_DEEP=1; MHA_TEST_SEED={SEED} takes the same ones again")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    """77, which ctest counts as skipped, where nothing could be run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if exitstatus in (0, 5) and reporter.stats.get("skipped") and not reporter.stats.get("passed"):
+        session.exitstatus = 77
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, for all tests of the process."""
+    from playwright import sync_api
+    if not CHROMIUM:
+        pytest.skip("no Chromium: install the package chromium, or set MHA_CHROMIUM")
+    sync_api.expect.set_options(timeout=1000 * HANGS)
+    with sync_api.sync_playwright() as playwright:
+        engine = playwright.chromium.launch(executable_path=CHROMIUM, timeout=1000 * HANGS,
+                                            args=["--no-sandbox", "--disable-gpu"])
+        yield engine
+        engine.close()
+
+
+@pytest.fixture
+def new_page(browser):
+    """Opens pages in contexts of their own, which are closed when the test ends."""
+    contexts = []
+
+    def opener(width=1400, height=1000, **options):
+        contexts.append(browser.new_context(viewport={"width": width, "height": height},
+                                            accept_downloads=True, **options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(1000 * HANGS)
+        return page
+
+    yield opener
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("reports")
+
+
+@pytest.fixture
+def open_page(new_page):
+    """Opens a file; at the end nothing must have been said, asked for or gone wrong."""
+    from html_report import wait_for_frames
+    complaints = []
+
+    def opener(path, width=1400, height=1000, **options):
+        page, own = new_page(width, height, **options), path.as_uri()
+        # Reading pixels back is the test's own doing.
+        page.on("console", lambda m: None if "willReadFrequently" in m.text
+                else complaints.append(f"console {m.type}: {m.text}"))
+        page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
+        page.on("dialog", lambda d: complaints.append(f"dialog: {d.message}"))
+        page.on("request", lambda r: None if r.url == own or r.url.startswith(("data:", "blob:"))
+                else complaints.append(f"request: {r.url}"))
+        page.goto(own)
+        if options.get("java_script_enabled", True):
+            wait_for_frames(page)
+        return page
+
+    yield opener
+    assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def contexts():
+    import multihead_ctypes as mha
+    return [mha.Context(num_threads=2, isa=isa) for isa in mha.AVAILABLE]
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """SmolLM2 in transformers, float32, for all tests of the process: change nothing of it."""
+    needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
+    for name in ("torch", "transformers", "gguf", "accelerate"):
+        pytest.importorskip(name)
+    import torch
+    import transformers
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        SMOLLM2.parent, gguf_file=SMOLLM2.name, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a model of whole words, two layers of four heads, hardly trained."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    subprocess.run([PROGRAM, "train", "sentences", "--steps", "3", "--quiet", "-o", str(folder)],
+                   check=True, stdout=subprocess.DEVNULL)
+    return folder

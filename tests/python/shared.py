@@ -1,0 +1,52 @@
+"""What the tests of this folder share: paths, what is built, and how much a run takes.
+
+A run takes one of three amounts: the gate (every change), the deep form (MHA_TEST_DEEP=1), everything
+(MHA_TEST_LONG=1). @pytest.mark.gate(N), of a test or a file, leaves N cases of it to the gate, drawn by
+MHA_TEST_SEED; a test's own mark counts before that of its file.
+"""
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bindings/python"))
+LIBRARY_DIR = pathlib.Path(os.environ.setdefault("MHA_LIBRARY_DIR", str(ROOT / "build")))
+MODEL_LIBRARY = LIBRARY_DIR / "libmultihead-model.so"
+PROGRAM = os.environ.get("MULTIHEAD", str(ROOT / "build/multihead"))
+TINY = ROOT / "tests/golden/tiny-bert"
+MINILM = pathlib.Path(os.environ.get("MHA_MODEL_DIR") or ROOT / "build/models/all-MiniLM-L6-v2")
+SMOLLM2 = ROOT / "build/models/smollm2-135m-instruct-q4_1.gguf"
+CHROMIUM = os.environ.get("MHA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+HANGS = 900  # seconds: ends what hangs; no slow machine needs as many
+
+
+def is_set(name):
+    return os.environ.get(name, "0") not in ("", "0")
+
+
+LONG = is_set("MHA_TEST_LONG")
+DEEP = LONG or is_set("MHA_TEST_DEEP")
+SEED = int(os.environ.get("MHA_TEST_SEED") or time.time())
+
+
+def amount(gate, deep, everything):
+    return everything if LONG else deep if DEEP else gate
+
+
+def interrupt(command, folder, event):
+    """Run a command until the folder has a file that fits the pattern, then send Ctrl-C; "": at once."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while event and process.poll() is None and not any(folder.glob(event)):
+            pass
+        process.send_signal(signal.SIGINT)
+
+
+def needs(path, why="was not built"):
+    """Skip the whole file where a path is missing."""
+    if not os.path.exists(path):
+        import pytest
+        pytest.skip(f"{path} {why}", allow_module_level=True)
