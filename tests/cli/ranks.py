@@ -27,9 +27,9 @@ from socket_ranks import run as ranks  # noqa: E402
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 SEED = int(os.environ.get("MHA_TEST_SEED", "0")) or random.randrange(1 << 30)
 SANITIZED = os.environ.get("MHA_SANITIZE", "") != ""
-STEPS, EVERY = (30, 5) if LONG else (12, 3)
+STEPS, EVERY = (30, 5) if LONG else (6, 2) if SANITIZED else (12, 3)
 TRAIN = [PROGRAM, "train", "sentences", "--threads", "1", "--no-report", "--steps", STEPS, "--every", EVERY, "--tries",
-         "1", "-o"]
+         "1", *(["--batch", "4", "--embed", "16"] if SANITIZED else []), "-o"]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 LOST = 8  # the exit status of ranks whose peer is gone
 chance = random.Random(SEED)
@@ -76,7 +76,7 @@ def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
 def same_bits(whole):
     """The numbers of messages of each number of ranks."""
     messages = {}
-    for count in (2, 3) if not LONG else (1, 2, 3, 5, 8, 11):
+    for count in (1, 2, 3, 5, 8, 11) if LONG else (2,) if SANITIZED else (2, 3):
         folder = FOLDER / f"ranks-{count}"
         done = ranks(count, [*TRAIN, folder])
         messages[count] = done.messages
@@ -119,7 +119,7 @@ def text_of_ranks():
 
 def heads():
     """The scores of texts: the JSON and the page of one process, byte by byte."""
-    texts, few = random_texts("texts.txt", 200 if LONG else 60, 25), random_texts("few.txt", 2, 25)
+    texts, few = random_texts("texts.txt", 200 if LONG else 20 if SANITIZED else 60, 25), random_texts("few.txt", 2, 25)
     for text, counts, random_texts_too in ((texts, (2, 3, 5) if LONG else (2, 5), 7), (few, (4,), 1)):
         more = [PROGRAM, "heads", MODEL, "--text", text, "--random", random_texts_too, "--json", "--corpus", "--threads",
                 "1", "-q", "-o"]
@@ -349,7 +349,7 @@ def trainings_that_are_killed(whole, messages, times):
     """What is there is whole, and continues."""
     folder, done, ended = FOLDER / "killed-0", 0, 0
     while done < times:
-        count = chance.choice((2, 3))
+        count = chance.choice([number for number in messages if number > 1])
         end = killed("train", count, [*TRAIN, folder, "--quiet"], messages[count])
         done += end.returncode != 0
         if end.returncode == 0:  # it was over before
@@ -363,8 +363,8 @@ def trainings_that_are_killed(whole, messages, times):
 
 def heads_that_are_killed(times):
     """With --state, measured on by any number of ranks, to the bytes of one process that never stopped."""
-    text, state = random_texts("measured.txt", 400 if LONG else 60, 60), FOLDER / "measured.state"
-    more = [PROGRAM, "heads", MODEL, "--text", text, "--random", "40" if LONG else "6", "--json", "--corpus", "-q",
+    text, state = random_texts("measured.txt", 400 if LONG else 20 if SANITIZED else 60, 60), FOLDER / "measured.state"
+    more = [PROGRAM, "heads", MODEL, "--text", text, "--random", "40" if LONG else "2" if SANITIZED else "6", "--json", "--corpus", "-q",
             "--threads", "1"]
     whole = one([*more, "--state", FOLDER / "whole.state"])
     messages = {}
@@ -434,8 +434,8 @@ def main():
     part(refusals)
     part(texts_that_differ)
     part(stopped_by_a_signal, whole, messages)
-    part(trainings_that_are_killed, whole, messages, 30 if LONG else 3)
-    part(heads_that_are_killed, 30 if LONG else 4)
+    part(trainings_that_are_killed, whole, messages, 30 if LONG else 2 if SANITIZED else 3)
+    part(heads_that_are_killed, 30 if LONG else 2 if SANITIZED else 4)
     print("processor seconds:", ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
     return finish()
 
