@@ -41,7 +41,7 @@ def topics():
         section = manual.split(f"\n## `multihead {command}`")[-1].split("\n## ")[0] if command != "serve" else \
             (ROOT / "docs" / "serve.md").read_text()
         for option in set(re.findall(r"--[a-z][a-z0-9-]+", text.decode())) - {"--help"}:
-            check(option in section, f"the manual says nothing of {command} {option}")
+            check(option in section, f"the manual does not mention {command} {option}")
     check(b"  7  out of memory" in run("help", "exit-codes").out, "exit codes")
     check(run("--help").out == run("help").out, "--help is the overview")
     check_error(run("help", "view", "heads"), USAGE, "one topic", command="help")
