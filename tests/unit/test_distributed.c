@@ -354,6 +354,108 @@ static void heads_are_exchanged(void **state)
     printf("heads were exchanged %lld times\n", (long long)exchanged);
 }
 
+/* ---- how many ranks exchange heads ------------------------------------------------------------ */
+
+/* What a rank receives if C ranks exchange heads (distributed.h), in rows of one head: a key and its value, or
+ * a query and its output, of D floats each. h = H / C, k = max(Hk / C, 1), and in a narrow window fewer keys:
+ *
+ *   exchanged  (C - 1) (T h + S k) / ranks
+ *   streamed   S (ranks - 1) / ranks k                 if C < ranks
+ *   under way  (ranks / C - 1) 16 blocks * 512 keys k
+ *
+ * The comments have the sums of 1, 2, ... parts, without those that do not divide ranks or heads. */
+typedef struct choice {
+    int ranks;
+    int64_t H, Hk, T, S, left_keys; /* left_keys 0: no window */
+    mha_dtype keys, last_queries;   /* last_queries: of the last rank */
+    uint32_t flags;
+    int64_t parts;
+} choice;
+
+static const choice choices[] = {
+    /* 4096 + 65536, 4096 */
+    {2, 8, 8, 1024, 1024, 0, MHA_F32, MHA_F32, 0, 2},
+    /* 512 + 8192, 4096 + 512: with fewer blocks under way it would be 1 */
+    {2, 8, 1, 2048, 1024, 0, MHA_F32, MHA_F32, 0, 2},
+    /* 1024 + 16384, 32768 + 512: with more of them, 2 */
+    {2, 16, 2, 8192, 1024, 0, MHA_F32, MHA_F32, 0, 1},
+    /* 4096 + 8192, 16384 + 4096 */
+    {2, 8, 1, 8192, 8192, 0, MHA_F32, MHA_F32, 0, 1},
+    /* 114688 + 114688, 65536 + 8192 + 57344 + 24576, 98304 + 24576 + 57344 + 8192, 114688 + 57344 */
+    {8, 16, 2, 65536, 65536, 0, MHA_F32, MHA_F32, 0, 2},
+    /* 7168 + 57344, 16384 + 1024 + 7168 + 24576, 24576 + 3072 + 7168 + 8192, 28672 + 7168 */
+    {8, 32, 1, 8192, 8192, 0, MHA_F32, MHA_F32, 0, 8},
+    /* 28672 + 57344, 131072 + 4096 + 28672 + 24576, ... */
+    {8, 64, 1, 32768, 32768, 0, MHA_F32, MHA_F32, 0, 1},
+    /* 30720 + 122880, -, 2048 + 4096 + 10240 + 8192 of three, 2560 + 10240 of six */
+    {6, 6, 3, 3072, 12288, 0, MHA_F32, MHA_F32, 0, 6},
+    /* 2 does not divide three key/value heads, 3 not four ranks */
+    {4, 6, 3, 2048, 2048, 0, MHA_F32, MHA_F32, 0, 1},
+    /* All keys: 262144 + 65536, 262144. In the window a rank receives one block or none. */
+    {2, 8, 8, 65536, 65536, 0, MHA_F32, MHA_F32, 0, 2},
+    {2, 8, 8, 65536, 65536, 63, MHA_F32, MHA_F32, 0, 1},
+    /* Keys of half the size: 256 + 4096, 4096 + 256. Of equals, the smaller. */
+    {2, 8, 1, 2048, 1024, 0, MHA_BF16, MHA_F32, 0, 1},
+    /* As the first, but it may not, or ranks have queries of two types. */
+    {2, 8, 8, 1024, 1024, 0, MHA_F32, MHA_F32, MHA_SEQUENCE_KEEP_HEADS, 1},
+    {2, 8, 8, 1024, 1024, 0, MHA_F32, MHA_BF16, 0, 1},
+};
+
+typedef struct choosing {
+    const choice *c;
+    mha_context *contexts[MOST_RANKS];
+    int64_t parts[MOST_RANKS];
+    char detail[MOST_RANKS][512];
+} choosing;
+
+static void choose_at_rank(void *user, const mha_transport *t)
+{
+    enum { D = 8 };
+    choosing *x = user;
+    const choice *c = x->c;
+    const int64_t rank = t->rank, rows = c->T / c->ranks, keys = c->S / c->ranks;
+    const mha_piece queries_here = {rank * rows, (rank + 1) * rows};
+    const mha_piece keys_here = {rank * keys, (rank + 1) * keys};
+    const mha_tensor q = mha_tensor_contiguous(
+        NULL, rank + 1 == c->ranks ? c->last_queries : MHA_F32, 4, (int64_t[]){1, c->H, rows, D});
+    const mha_tensor k = mha_tensor_contiguous(NULL, c->keys, 4, (int64_t[]){1, c->Hk, keys, D});
+    const mha_sequence_split split = {.struct_size = sizeof split,
+                                      .flags = c->flags,
+                                      .transport = t,
+                                      .queries = c->T,
+                                      .keys = c->S,
+                                      .query_pieces = &queries_here,
+                                      .key_pieces = &keys_here,
+                                      .query_piece_count = 1,
+                                      .key_piece_count = 1};
+    const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                     .flags = c->left_keys > 0 ? MHA_ATTENTION_WINDOW : 0,
+                                     .left_keys = c->left_keys};
+    mha_distributed_plan plan = {.head_parts = -1};
+    const mha_status status =
+        mha_distributed_explain(x->contexts[rank], &split, &desc, &q, &k, &k, NULL, &plan);
+    x->parts[rank] = plan.head_parts;
+    snprintf(x->detail[rank], sizeof *x->detail, "%s", status == MHA_OK ? "" : mha_error_detail());
+}
+
+static void the_cheapest_exchange_is_chosen(void **state)
+{
+    const machines all = machines_make(1);
+    (void)state;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        choosing x = {.c = &choices[i]};
+        for (int rank = 0; rank < x.c->ranks; rank++)
+            x.contexts[rank] = rank_contexts_of(&all.each[0], 0, rank);
+        thread_ranks_run(x.c->ranks, choose_at_rank, &x, -1, 0);
+        for (int rank = 0; rank < x.c->ranks; rank++) {
+            assert_string_equal(x.detail[rank], "");
+            if (x.parts[rank] != x.c->parts)
+                fail_msg("choice %zu: rank %d chose %lld parts, expected %lld", i, rank,
+                         (long long)x.parts[rank], (long long)x.c->parts);
+        }
+    }
+}
+
 static void all_outputs(void **state)
 {
     int first, end;
@@ -725,6 +827,45 @@ static void free_plain(job *j)
     free(j);
 }
 
+static void expect_parts(job *j, int64_t parts, const char *what, int number)
+{
+    thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
+    for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+        if (j->parts[rank].status != MHA_OK) fail_msg("%s", j->parts[rank].detail);
+        if (j->parts[rank].plan.head_parts != parts)
+            fail_msg("%s %d: rank %d chose %lld parts, expected %lld", what, number, rank,
+                     (long long)j->parts[rank].plan.head_parts, (long long)parts);
+    }
+}
+
+/* Heads stay if an input or an output other than o and lse has rows of queries. */
+static void rows_of_queries_stay(void **state)
+{
+    static const unsigned kinds[] = {0, KIND_KEEP, KIND_BIAS, KIND_WINDOW | KIND_GLOBAL_QUERIES,
+                                     KIND_DOCUMENTS};
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        job *j = make_even(400, 1200, PLAIN_RANKS, kinds[i], 0);
+        expect_parts(j, i == 0 ? PLAIN_RANKS : 1, "input", (int)i);
+        free_plain(j);
+    }
+    for (int i = 0; i < EXTRAS_COUNT; i++) {
+        const bool top = i == EXTRA_TOP_KEYS || i == EXTRA_TOP_WEIGHTS;
+        const unsigned wanted = top ? 1u << EXTRA_TOP_KEYS | 1u << EXTRA_TOP_WEIGHTS : 1u << i;
+        mha_tensor tensors[EXTRAS_COUNT] = {{0}};
+        int64_t offsets[2];
+        job *j = make_even(400, 1200, PLAIN_RANKS, 0, 0);
+        const mha_attention_outputs outputs = make_outputs(j, wanted, tensors, offsets);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            free_part(&j->parts[rank]);
+            make_part(j, rank, MHA_PATH_AUTO, &outputs);
+        }
+        expect_parts(j, i == EXTRA_LSE ? PLAIN_RANKS : 1, "output", i);
+        for (int k = 0; k < EXTRAS_COUNT; k++) free(tensors[k].data);
+        free_plain(j);
+    }
+}
+
 /* With every gradient. */
 static back_job *make_even_back(int64_t later)
 {
@@ -1077,7 +1218,8 @@ static void pieces_cover(void **state)
 }
 
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call),
-                  TEST(heads_are_exchanged), TEST(all_outputs), TEST(column_sums),
+                  TEST(heads_are_exchanged), TEST(the_cheapest_exchange_is_chosen),
+                  TEST(rows_of_queries_stay), TEST(all_outputs), TEST(column_sums),
                   TEST(gradients_have_the_bits_of_one_call), TEST(without_a_description),
                   TEST(refusals_reach_every_rank), TEST(refusals_of_exchanged_heads),
                   TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_an_exchange),

@@ -455,6 +455,9 @@ static void test_create_errors(void **unused)
     REFUSE(MHA_ERR_ARGUMENT, "value_head_dim is -5", d.value_head_dim = -5);
     REFUSE(MHA_ERR_SIZE, "9223372036854775807 positions", d.capacity = INT64_MAX);
     REFUSE(MHA_ERR_SIZE, "1 sequences of 4611686018427387904 heads", d.kv_heads = INT64_C(1) << 62);
+    REFUSE(MHA_ERR_SIZE, "9223372036854775807 + 9223372036854775807 numbers",
+           d.head_dim = INT64_MAX);
+    REFUSE(MHA_ERR_SIZE, "1 + 4611686018427387904 numbers", d.value_head_dim = INT64_C(1) << 62);
     REFUSE(MHA_ERR_SIZE, "2147483648 sequences of up to 1 pages", d.batch = INT64_C(1) << 31);
     REFUSE(MHA_ERR_SIZE, "2147483646 of each in all: make page_size larger", d.capacity = INT32_MAX,
            d.page_size = 1);

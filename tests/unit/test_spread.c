@@ -482,6 +482,40 @@ static void any_number_of_ranks_gives_the_same_bits(void **state)
     free_outcomes(many);
 }
 
+/* A layer is the rank's in whose share of all numbers its middle lies: of three equal layers without an output,
+ * these are at 1/6, 3/6 and 5/6. */
+static void layers_are_shared_evenly(void **state)
+{
+    static const int owners[][3] = {{0, 0, 0}, {0, 1, 1}, {0, 1, 2},
+                                    {0, 2, 3}, {0, 2, 4}, {1, 3, 5}};
+    mha_parameter p;
+    course c = {.seed = 2, .fail_at = -1, .spoiled = -1};
+    (void)state;
+    c.desc = (mha_transformer_desc){.struct_size = sizeof c.desc,
+                                    .flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_NO_OUTPUT,
+                                    .vocab_size = VOCAB,
+                                    .max_length = PROMPT,
+                                    .embed_dim = WIDTH,
+                                    .num_layers = 3,
+                                    .num_heads = 4,
+                                    .norm = MHA_NORM_RMS};
+    mha_transformer *like = decoded_make(&c.desc, 5);
+    c.like = like;
+    mha_transformer_describe(like, &c.desc);
+    c.outcomes = make_outcomes();
+    for (int size = 1; size <= (int)(sizeof owners / sizeof *owners); size++) {
+        thread_ranks_run(size, run, &c, -1, 0);
+        for (int64_t i = 0; i < mha_transformer_parameters(like); i++) {
+            expect_ok(mha_transformer_parameter(like, i, &p));
+            if (p.kind != MHA_PARAMETER_MATRIX || p.layer < 0 || p.layer >= 3) continue;
+            for (int r = 0; r < size; r++)
+                assert_int_equal(c.outcomes[r].reads[i] > 0, r == owners[size - 1][p.layer]);
+        }
+    }
+    mha_transformer_destroy(like);
+    free_outcomes(c.outcomes);
+}
+
 /* ---- refusals --------------------------------------------------------------------------------- */
 
 static void check_all(const outcome *all, int size, mha_status status, const char *part)
@@ -729,6 +763,7 @@ static void models_are_loaded_together(void **state)
 }
 
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,
-                  TEST(any_number_of_ranks_gives_the_same_bits), TEST(ranks_that_differ_are_found),
-                  TEST(a_rank_without_memory_tells_all), TEST(a_lost_rank_ends_the_call),
-                  TEST(what_is_refused), TEST(models_are_loaded_together))
+                  TEST(any_number_of_ranks_gives_the_same_bits), TEST(layers_are_shared_evenly),
+                  TEST(ranks_that_differ_are_found), TEST(a_rank_without_memory_tells_all),
+                  TEST(a_lost_rank_ends_the_call), TEST(what_is_refused),
+                  TEST(models_are_loaded_together))
