@@ -330,6 +330,12 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
     if (task->text) recipe->decay = recipe->steps - recipe->warm_up; /* down to 0 at the end */
     if (recipe->decay < 0) recipe->decay = 0;
     if (o->tries) recipe->tries = o->tries;
+    if (o->batch && task->draws_all && o->batch != recipe->batch)
+        return cli_fail(CLI_USAGE, TRAIN,
+                        "--batch is %" PRId64
+                        ", but each step of the task %s takes all of its %" PRId64
+                        " sequences; leave --batch out",
+                        o->batch, task->name, recipe->batch);
     if (o->batch) recipe->batch = o->batch;
     if (o->every) recipe->every = o->every;
     if (o->dropout.given) recipe->dropout = o->dropout.value;

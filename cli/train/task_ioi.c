@@ -65,6 +65,7 @@ static const train_recipe recipe = {
 const train_task train_ioi = {
     .name = "ioi",
     .summary = "\"A B A\" wants \"B\": sixty sequences, which two heads solve and one does not",
+    .draws_all = true,
     .goal = "all sixty sequences, with a loss below 0.01",
     .words = words,
     .word_count = WORDS,

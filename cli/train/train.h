@@ -116,6 +116,7 @@ struct train_task {
     int64_t word_count, longest;    /* tokens, of a sequence */
     const train_recipe *recipe;
     int64_t probes; /* in a sequence, at most */
+    bool draws_all; /* draw() makes the recipe's number of sequences, whatever is asked for */
     /* Sequences into the batch, which has room for them. */
     void (*draw)(const train_ask *ask, train_batch *batch);
     /* Words of one class are as good as each other where a prediction is judged; NULL: none are. */

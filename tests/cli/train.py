@@ -342,6 +342,13 @@ def tasks():
         check(name in help_text and f"`{name}`" in text, f"task {name} is not explained")
 
 
+def all_sequences():
+    """ioi draws its 60 sequences into every batch, so that another size has no room for them."""
+    for batch in ("4", "59", "61"):
+        check_error(train("ioi", "--steps", "1", "--batch", batch), 2, f"--batch is {batch}", "60 sequences",
+                    command="train")
+
+
 with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     root = pathlib.Path(place)
     for part in ("goal", "bits", "SIGKILL", "SIGINT", "bad"):
@@ -364,4 +371,5 @@ with tempfile.TemporaryDirectory(prefix="multihead-train-") as place:
     interrupted(root / "stop")
     on_terminals()
     tasks()
+    all_sequences()
 finish()

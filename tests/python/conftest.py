@@ -2,7 +2,11 @@
 import os
 import random
 import re
+import signal
 import subprocess
+
+# A shell that starts a job in the background has it ignore SIGINT, and so would each program.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two processes share two cores: threads of torch's and NumPy's own would wait for each other.
 for name, value in {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",

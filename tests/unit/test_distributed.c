@@ -339,7 +339,7 @@ static void the_bits_of_one_call(void **state)
 {
     int first, end;
     (void)state;
-    for (rng_range(60, 2000, &first, &end); first < end; first++)
+    for (rng_range(30, 2000, &first, &end); first < end; first++)
         check_case(first, 1u << EXTRA_LSE, false);
 }
 
@@ -348,7 +348,7 @@ static void heads_are_exchanged(void **state)
     int first, end;
     (void)state;
     exchanged = 0;
-    for (rng_range(60, 2000, &first, &end); first < end; first++)
+    for (rng_range(30, 2000, &first, &end); first < end; first++)
         check_case(first + 10000, first % 4 ? 1u << EXTRA_LSE : 0, true);
     assert_true(exchanged > 0);
     printf("heads were exchanged %lld times\n", (long long)exchanged);
@@ -471,7 +471,7 @@ static void column_sums(void **state)
 {
     int first, end;
     (void)state;
-    for (rng_range(30, 1000, &first, &end); first < end; first++) {
+    for (rng_range(20, 1000, &first, &end); first < end; first++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)first + 5000);
         const unsigned others = rng_chance(&r, 0.3) ? (unsigned)rng_between(&r, 0, EXTRAS_ALL) : 0;
         check_case(first + 5000, others | 1u << EXTRA_COLUMNS, false);
@@ -748,7 +748,7 @@ static void gradients_have_the_bits_of_one_call(void **state)
 {
     int first, end;
     (void)state;
-    for (rng_range(45, 1500, &first, &end); first < end; first++) check_back_case(first);
+    for (rng_range(24, 1500, &first, &end); first < end; first++) check_back_case(first);
 }
 
 enum { PLAIN_RANKS = 3 };

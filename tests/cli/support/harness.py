@@ -13,6 +13,7 @@ import pty
 import random
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -27,6 +28,9 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 TEXT = "The cat sat on the mat"
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 HANGS = 850  # seconds: only what will never end takes as long, sanitized and on a busy machine too
+
+# A shell that starts a job in the background has it ignore SIGINT, and so would each program.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _failures = []
 _checks = 0
