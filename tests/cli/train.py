@@ -345,7 +345,7 @@ def tasks():
 def all_sequences():
     """ioi draws its 60 sequences into every batch, so that another size has no room for them."""
     for batch in ("4", "59", "61"):
-        check_error(train("ioi", "--steps", "1", "--batch", batch), 2, f"--batch is {batch}", "60 sequences",
+        check_error(run("train", "ioi", "--steps", "1", "--batch", batch), 2, f"--batch is {batch}", "60 sequences",
                     command="train")
 
 
