@@ -1,10 +1,10 @@
 /* A file of tests is a suite: RUN_TESTS(TEST(this_holds), TEST(that_holds)). Suites of one area are one
  * program (tests/CMakeLists.txt), which runs them by name:
  *
- *   build/tests/unit_nn                    all suites of the area
- *   build/tests/unit_nn --list             their names
- *   build/tests/unit_nn test_nn            one of them, as ctest does
- *   build/tests/unit_nn test_nn 'norms*'   its tests whose names match
+ *   build/tests/unit_module                    all suites of the area
+ *   build/tests/unit_module --list             their names
+ *   build/tests/unit_module test_nn            one of them, as ctest does
+ *   build/tests/unit_module test_nn 'norms*'   its tests whose names match
  *
  * A suite prints the seed and which machines are missing. */
 #ifndef TEST_SUITE_H
