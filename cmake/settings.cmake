@@ -1,5 +1,10 @@
 # Compiler settings shared by every target of ours: link multihead_settings privately. The kernels have
 # settings of their own, which no sanitizer changes, so that ccache has their objects of the plain build.
+set(werror_kernel_settings ${MHA_WERROR})
+set(werror_settings ${MHA_WERROR})
+if(MHA_SANITIZE) # what a sanitizer adds has gcc warn of things that cannot be
+  set(werror_settings OFF)
+endif()
 foreach(kind settings kernel_settings)
   add_library(multihead_${kind} INTERFACE)
   target_compile_definitions(multihead_${kind} INTERFACE _POSIX_C_SOURCE=200809L)
@@ -8,7 +13,7 @@ foreach(kind settings kernel_settings)
     -ffp-contract=off -fno-math-errno
     -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes
     -Wundef -Wcast-qual -Wvla -Wwrite-strings -Wformat=2
-    $<$<BOOL:${MHA_WERROR}>:-Werror>)
+    $<$<BOOL:${werror_${kind}}>:-Werror>)
 endforeach()
 find_program(CCACHE ccache)
 if(CCACHE AND NOT CMAKE_C_COMPILER_LAUNCHER)
