@@ -36,8 +36,16 @@ endif()
 # What stops a mistake in memory from being used. The kernels of src/kernels/isa, whose frames hold
 # tiles of numbers and no bytes of others, go without canaries and probes.
 option(MHA_HARDENING "Stack protector, FORTIFY, RELRO, BIND_NOW, PIE, CET" ON)
+include(CheckCCompilerFlag)
+# Some compilers and package builds add them by default; they would call functions of the baseline from code
+# for newer processors.
+set(MHA_UNHARDENED -fno-stack-protector -U_FORTIFY_SOURCE)
+check_c_compiler_flag(-fstack-clash-protection MHA_HAVE_fstack_clash_protection)
+if(MHA_HAVE_fstack_clash_protection)
+  list(APPEND MHA_UNHARDENED -fno-stack-clash-protection)
+endif()
+target_compile_options(multihead_kernel_settings INTERFACE ${MHA_UNHARDENED})
 if(MHA_HARDENING)
-  include(CheckCCompilerFlag)
   check_c_compiler_flag(-fcf-protection=full MHA_HAVE_fcf_protection_full)
   if(MHA_HAVE_fcf_protection_full)
     target_compile_options(multihead_kernel_settings INTERFACE -fcf-protection=full)

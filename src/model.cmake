@@ -12,11 +12,7 @@ mha_library(multihead_model SOURCES ${model_sources}
 
 # One body for each instruction set, without fused multiply-adds.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  # Neither canaries nor FORTIFY: they would call functions of the baseline from code for newer machines.
-  set(decode_flags -O3 -fno-trapping-math -fno-stack-protector -U_FORTIFY_SOURCE)
-  if(MHA_HAVE_fstack_clash_protection)
-    list(APPEND decode_flags -fno-stack-clash-protection)
-  endif()
+  set(decode_flags -O3 -fno-trapping-math ${MHA_UNHARDENED})
   if(MHA_SANITIZE)
     set(decode_flags -O1 -fno-trapping-math)
   endif()
