@@ -192,23 +192,24 @@ static mha_attention_outputs make_outputs(const job *j, unsigned wanted, mha_ten
     return made;
 }
 
-/* What the ranks say beforehand is what a call sends: all that it sends beyond explaining, and agreeing
- * once more. */
-static void check_counts(const job *j, int ranks, thread_ranks_counts explaining,
-                         thread_ranks_counts agreeing, thread_ranks_counts calling)
+static void check_count(int64_t messages, double bytes, thread_ranks_count explaining,
+                        thread_ranks_count agreeing, thread_ranks_count calling)
 {
-    double bytes[2] = {0};
-    int64_t messages[2] = {0};
+    assert_int_equal(messages, calling.messages - explaining.messages - agreeing.messages);
+    assert_int_equal((int64_t)bytes, calling.bytes - explaining.bytes - agreeing.bytes);
+}
+
+/* What each rank says beforehand is what it sends and receives in a call, beyond explaining and agreeing
+ * once more. */
+static void check_counts(const job *j, int ranks, const thread_ranks_counts *explaining,
+                         const thread_ranks_counts *agreeing, const thread_ranks_counts *calling)
+{
     for (int r = 0; r < ranks; r++) {
         const mha_distributed_plan *p = &j->parts[r].plan;
-        bytes[0] += p->bytes_sent, bytes[1] += p->bytes_received;
-        messages[0] += p->messages_sent, messages[1] += p->messages_received;
-    }
-    const int64_t sent = calling.messages - explaining.messages - agreeing.messages;
-    const int64_t of_bytes = calling.bytes - explaining.bytes - agreeing.bytes;
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(messages[i], sent);
-        assert_int_equal((int64_t)bytes[i], of_bytes);
+        check_count(p->messages_sent, p->bytes_sent, explaining->sent[r], agreeing->sent[r],
+                    calling->sent[r]);
+        check_count(p->messages_received, p->bytes_received, explaining->received[r],
+                    agreeing->received[r], calling->received[r]);
     }
 }
 
@@ -324,7 +325,7 @@ static void check_case(int number, unsigned wanted, bool exchange)
                 fail_msg("case %d, %s, rank %d of %d: output %d has other bits\n%s", number,
                          m->name, rank, ranks, i, j->c.text);
     }
-    check_counts(j, ranks, explaining, agreeing, calling);
+    check_counts(j, ranks, &explaining, &agreeing, &calling);
     exchanged += j->parts[0].plan.head_parts > 1;
     if (keep_heads) assert_int_equal(j->parts[0].plan.head_parts, 1);
     if (exchange && rng_chance(&r, 0.5)) lose_one(&r, j, ranks);

@@ -183,19 +183,25 @@ static void run_rank(void *user, const mha_transport *t)
 }
 
 /* What the ranks say beforehand is what a call sends beyond explaining. */
-static void check_counts(const job *j, int ranks, thread_ranks_counts explaining,
-                         thread_ranks_counts calling)
+static void check_counts(const job *j, int ranks, const thread_ranks_counts *explaining,
+                         const thread_ranks_counts *calling)
 {
-    double bytes[2] = {0};
-    int64_t messages[2] = {0};
+    int64_t hops = 0, at = -1;
+    for (int64_t n = 0, end = 0; n < j->count; end = j->pieces[n++].end)
+        if (j->pieces[n].end > end) {
+            hops += at >= 0 && at != j->pieces[n].rank;
+            at = j->pieces[n].rank;
+        }
     for (int r = 0; r < ranks; r++) {
         const mha_decode_plan *p = &j->parts[r].plan;
-        bytes[0] += p->bytes_sent, bytes[1] += p->bytes_received;
-        messages[0] += p->messages_sent, messages[1] += p->messages_received;
-    }
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(messages[i], calling.messages - explaining.messages);
-        assert_int_equal((int64_t)bytes[i], calling.bytes - explaining.bytes);
+        const thread_ranks_count *sent = &calling->sent[r], *received = &calling->received[r];
+        assert_int_equal(p->messages_sent, sent->messages - explaining->sent[r].messages);
+        assert_int_equal(p->messages_received,
+                         received->messages - explaining->received[r].messages);
+        assert_int_equal((int64_t)p->bytes_sent, sent->bytes - explaining->sent[r].bytes);
+        assert_int_equal((int64_t)p->bytes_received,
+                         received->bytes - explaining->received[r].bytes);
+        assert_int_equal(p->hops, hops);
     }
 }
 
@@ -299,7 +305,7 @@ static bool check_case(int number)
     const thread_ranks_counts explaining = thread_ranks_run(ranks, explain_rank, j, -1, 0);
     const thread_ranks_counts calling = thread_ranks_run(ranks, run_rank, j, -1, 0);
     compare(j, ranks, &whole, number);
-    if (!odd) check_counts(j, ranks, explaining, calling);
+    if (!odd) check_counts(j, ranks, &explaining, &calling);
     const bool at_once = j->parts[0].plan.at_once && j->count > 1;
     for (int rank = 0; rank < ranks; rank++) free_part(&j->parts[rank]);
     free_part(&whole);
