@@ -1243,6 +1243,44 @@ static void the_forward_is_short_of_memory(void **state)
         assert_true(failing_each(run_forward_short_of_memory, &kind) > 0);
 }
 
+/* The scratch that plans name, and room for lists of pieces and blocks, is enough; three quarters of it are
+ * not. */
+static void scratch_is_what_plans_say(void **state)
+{
+    enum { LISTS = 16384, WAYS = 3 }; /* streamed, heads exchanged, gathered */
+    (void)state;
+    for (int i = 0; i < 2 * WAYS; i++) {
+        const int way = i / 2, enough = i % 2;
+        job *j = way == 1 ? make_even(700, 5000, PLAIN_RANKS, 0, 0) : make_plain(700, 5000);
+        failing_alloc memory[PLAIN_RANKS];
+        if (way == 2) want_columns(j);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            memory[rank] = failing_alloc_make();
+            assert_int_equal(
+                failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO, &j->parts[rank].context),
+                MHA_OK);
+        }
+        thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            const mha_distributed_plan *plan = &j->parts[rank].plan;
+            const size_t bytes = plan->scratch_bytes;
+            assert_int_equal(plan->streamed, way == 0);
+            assert_int_equal(plan->head_parts, way == 1 ? PLAIN_RANKS : 1);
+            assert_int_equal(mha_context_reserve(j->parts[rank].context,
+                                                 enough ? bytes + LISTS : bytes - bytes / 4),
+                             MHA_OK);
+            memory[rank].number = memory[rank].calls;
+        }
+        thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            assert_int_equal(j->parts[rank].status, MHA_OK);
+            assert_int_equal(memory[rank].calls == memory[rank].number, enough);
+            mha_context_destroy(j->parts[rank].context);
+        }
+        free_plain(j);
+    }
+}
+
 /* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
 static void expect_refusal(job *j, mha_status status, const char *words)
 {
@@ -1585,9 +1623,9 @@ RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call),
                   TEST(the_cheapest_of_any_shape), TEST(plans_by_hand), TEST(rows_of_queries_stay),
                   TEST(all_outputs), TEST(column_sums), TEST(gradients_have_the_bits_of_one_call),
                   TEST(without_a_description), TEST(refusals_reach_every_rank),
-                  TEST(every_field_is_compared), TEST(refusals_of_exchanged_heads),
-                  TEST(a_lost_rank_ends_the_call), TEST(a_lost_rank_ends_an_exchange),
-                  TEST(a_lost_rank_ends_column_sums), TEST(the_forward_is_short_of_memory),
-                  TEST(a_lost_rank_ends_the_backward), TEST(the_backward_is_short_of_memory),
-                  TEST(refusals_of_the_backward), TEST(every_field_of_the_backward_is_compared),
-                  TEST(pieces_cover))
+                  TEST(every_field_is_compared), TEST(scratch_is_what_plans_say),
+                  TEST(refusals_of_exchanged_heads), TEST(a_lost_rank_ends_the_call),
+                  TEST(a_lost_rank_ends_an_exchange), TEST(a_lost_rank_ends_column_sums),
+                  TEST(the_forward_is_short_of_memory), TEST(a_lost_rank_ends_the_backward),
+                  TEST(the_backward_is_short_of_memory), TEST(refusals_of_the_backward),
+                  TEST(every_field_of_the_backward_is_compared), TEST(pieces_cover))

@@ -205,6 +205,17 @@ static void check_counts(const job *j, int ranks, const thread_ranks_counts *exp
     }
 }
 
+/* When ranks work at once, by distributed.h. Tensors are of f32 here. */
+static bool works_at_once(const job *j)
+{
+    const kinds_shape *n = &j->c.shape;
+    const unsigned few = KIND_SINK_KEYS | KIND_DOCUMENTS | KIND_GLOBAL_KEYS | KIND_CALLBACK,
+                   none = KIND_BLOCKS | KIND_DROPOUT | KIND_SHAW_VALUES;
+    const int64_t wide = n->Dv == 32 ? 29 : n->Dv == 64 ? 55 : 56;
+    const int64_t most = n->S <= 512 || n->kinds & few ? 12 : wide;
+    return n->T * n->H / n->Hk <= most && n->Dv % 32 == 0 && !(n->kinds & none);
+}
+
 /* The same by one process. */
 static void run_whole(const job *j, mha_context *context, const cache_kind *kind, rank_part *whole)
 {
@@ -306,6 +317,10 @@ static bool check_case(int number)
     const thread_ranks_counts calling = thread_ranks_run(ranks, run_rank, j, -1, 0);
     compare(j, ranks, &whole, number);
     if (!odd) check_counts(j, ranks, &explaining, &calling);
+    for (int rank = 0; rank < ranks; rank++)
+        if (j->parts[rank].plan.at_once != works_at_once(j))
+            fail_msg("case %d, rank %d of %d: at once %d\n%s", number, rank, ranks,
+                     j->parts[rank].plan.at_once, j->c.text);
     const bool at_once = j->parts[0].plan.at_once && j->count > 1;
     for (int rank = 0; rank < ranks; rank++) free_part(&j->parts[rank]);
     free_part(&whole);
@@ -469,6 +484,39 @@ static bool is_untouched(const rank_part *p)
 {
     const unsigned char mark[] = {0xEE, 0xEE, 0xEE, 0xEE};
     return memcmp(p->o.data, mark, sizeof mark) == 0 && memcmp(p->lse.data, mark, sizeof mark) == 0;
+}
+
+/* As test_distributed.c: at once, and one after the other. */
+static void scratch_is_what_plans_say(void **state)
+{
+    enum { LISTS = 8192 };
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        job *j = make_plain(false, i / 2 ? KIND_DROPOUT : 0);
+        failing_alloc memory[PLAIN_RANKS];
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            memory[rank] = failing_alloc_make();
+            assert_int_equal(
+                failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO, &j->parts[rank].context),
+                MHA_OK);
+        }
+        thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            const size_t bytes = j->parts[rank].plan.scratch_bytes;
+            assert_int_equal(j->parts[rank].plan.at_once, i < 2);
+            assert_int_equal(mha_context_reserve(j->parts[rank].context,
+                                                 i % 2 ? bytes + LISTS : bytes - bytes / 4),
+                             MHA_OK);
+            memory[rank].number = memory[rank].calls;
+        }
+        thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            assert_int_equal(j->parts[rank].status, MHA_OK);
+            assert_int_equal(memory[rank].calls == memory[rank].number, i % 2);
+            mha_context_destroy(j->parts[rank].context);
+        }
+        free_plain(j);
+    }
 }
 
 /* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
@@ -678,5 +726,6 @@ static void bytes_do_not_grow_with_the_keys(void **state)
 
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_process),
                   TEST(every_step_of_a_growing_text), TEST(refusals_reach_every_rank),
-                  TEST(other_queries_are_refused), TEST(short_of_memory), TEST(refusals_of_one),
+                  TEST(other_queries_are_refused), TEST(short_of_memory),
+                  TEST(scratch_is_what_plans_say), TEST(refusals_of_one),
                   TEST(a_lost_rank_ends_the_call), TEST(bytes_do_not_grow_with_the_keys))
