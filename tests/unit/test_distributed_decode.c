@@ -587,6 +587,28 @@ static void refusals_reach_every_rank(void **state)
             memset(p->o.data, 0xEE, sizeof(float)));
 }
 
+/* A rank whose cache is of another type, or that has tensors instead. What test_distributed.c compares is
+ * the same here. */
+static void other_caches_are_refused(void **state)
+{
+    static const cache_kind kinds[] = {
+        {.wanted = true, .type = MHA_I8, .page_size = 16},
+        {.wanted = true, .type = MHA_I8, .page_size = 16, .scales = MHA_KV_SCALES_CHANNEL},
+        {.wanted = true, .type = MHA_BF16, .page_size = 16},
+        {.wanted = false}};
+    enum { KINDS = sizeof kinds / sizeof *kinds };
+    (void)state;
+    for (int i = 1; i < KINDS; i++) {
+        job *j = make_plain(false, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            free_part(&j->parts[rank]);
+            j->parts[rank] = (rank_part){.context = j->parts[rank].context};
+            make_part(j, rank, &kinds[rank == 1 ? i : 0]);
+        }
+        expect_refusal(j, MHA_ERR_ARGUMENT, "rank 1: has another q or description than rank 0");
+    }
+}
+
 static void expect_refused(mha_status status, const char *words)
 {
     assert_int_equal(status, MHA_ERR_UNSUPPORTED);
@@ -726,6 +748,6 @@ static void bytes_do_not_grow_with_the_keys(void **state)
 
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_process),
                   TEST(every_step_of_a_growing_text), TEST(refusals_reach_every_rank),
-                  TEST(other_queries_are_refused), TEST(short_of_memory),
-                  TEST(scratch_is_what_plans_say), TEST(refusals_of_one),
+                  TEST(other_queries_are_refused), TEST(other_caches_are_refused),
+                  TEST(short_of_memory), TEST(scratch_is_what_plans_say), TEST(refusals_of_one),
                   TEST(a_lost_rank_ends_the_call), TEST(bytes_do_not_grow_with_the_keys))
