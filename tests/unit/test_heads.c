@@ -208,6 +208,35 @@ static void test_causal_rare(void **state)
 static const float full[16] = {.5f, .5f, 0,   0,   .5f,   .25f,  .25f, 0,
                                0,   0,   .5f, .5f, .125f, .125f, .25f, .5f};
 
+/* Offsets that score the same: the nearest of all, and of two as near the one before. */
+static void test_equal_offsets(void **state)
+{
+    (void)state;
+    enum { N = 8 };
+    float even[N * N], pairs[N * N] = {0};
+    const mha_heads_text text = {.queries = N, .keys = N};
+    for (int i = 0; i < N * N; i++) even[i] = 1.0f / N;
+    for (int i = 0; i < N; i++) pairs[i * N + (i ^ 1)] = 1; /* to the next, or to the one before */
+    mha_head_measures *m = measure(text, even);
+    assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, 0);
+    mha_head_measures_destroy(m);
+    m = measure(text, pairs);
+    for (int offset = -1; offset <= 1; offset += 2) {
+        const mha_head_offset at = mha_head_measures_offset(m, 0, 0, offset);
+        assert_true(at.mass.rows == N - 1 && at.mass.value == 4. / 7 && at.largest.value == 4. / 7);
+    }
+    assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, -1);
+    assert_int_equal(mha_head_measures_details(m, 0, 0).positional_offset, -1);
+    mha_head_measures_destroy(m);
+    /* Of a row's equal weights the first is the largest. */
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < N; j++) pairs[i * N + j] = abs(i - j) == 1 ? 0.5f : 0;
+    m = measure(text, pairs);
+    assert_true(mha_head_measures_offset(m, 0, 0, -1).largest.value == 1);
+    assert_true(mha_head_measures_offset(m, 0, 0, 1).largest.value == 1. / 7);
+    mha_head_measures_destroy(m);
+}
+
 static void test_full_segments(void **state)
 {
     (void)state;
@@ -320,5 +349,5 @@ static void test_tiny(void **state)
 
 RUN_TESTS_BETWEEN(make_context, NULL, TEST(test_causal_places), TEST(test_causal_entropy),
                   TEST(test_causal_offsets), TEST(test_causal_columns), TEST(test_causal_repeats),
-                  TEST(test_causal_rare), TEST(test_full_segments), TEST(test_full_links),
-                  TEST(test_links_of_a_window), TEST(test_tiny))
+                  TEST(test_causal_rare), TEST(test_equal_offsets), TEST(test_full_segments),
+                  TEST(test_full_links), TEST(test_links_of_a_window), TEST(test_tiny))
