@@ -412,6 +412,44 @@ static void equals_have_an_order(void **state)
     corpus_free(&c);
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void *counted_alloc(void *user, size_t bytes, size_t alignment)
+{
+    *(int64_t *)user += (int64_t)bytes;
+    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+
+static void counted_release(void *user, void *memory, size_t bytes)
+{
+    *(int64_t *)user -= (int64_t)bytes;
+    free(memory);
+}
+
+static void its_bytes_are_what_it_holds(void **state)
+{
+    int64_t held = 0;
+    mha_context *context = NULL;
+    const mha_context_desc counted = {
+        .struct_size = sizeof counted,
+        .num_threads = 1,
+        .allocator = {.alloc = counted_alloc, .release = counted_release, .user = &held}};
+    (void)state;
+    assert_int_equal(mha_context_create(&counted, &context), MHA_OK);
+    rng r = rng_make(1, 2);
+    corpus c = corpus_make(&r, 1);
+    object o = object_make(context, &usual);
+    feed(&o, &c, 0, MOST, true);
+    const int64_t bytes = mha_head_corpus_bytes(o.corpus), with = held;
+    mha_head_corpus_destroy(o.corpus);
+    assert_int_equal(with - held, bytes);
+    o.corpus = NULL;
+    object_free(&o);
+    corpus_free(&c);
+    mha_context_destroy(context);
+    assert_int_equal(held, 0);
+}
+
 /* Values whose norms overflow: the rows are left out of what is moved, and of nothing else. */
 static void norms_beyond_all_sums_are_left_out(void **state)
 {
@@ -702,6 +740,7 @@ static int end(void **state)
 }
 
 RUN_TESTS_BETWEEN(begin, end, TEST(it_is_what_plain_loops_find), TEST(equals_have_an_order),
-                  TEST(norms_beyond_all_sums_are_left_out), TEST(order_and_division_leave_no_trace),
-                  TEST(intervals_are_those_of_many_texts), TEST(luck_is_what_exchanged_heads_reach),
-                  TEST(misuse_is_refused), TEST(memory_that_is_missing_is_a_status))
+                  TEST(its_bytes_are_what_it_holds), TEST(norms_beyond_all_sums_are_left_out),
+                  TEST(order_and_division_leave_no_trace), TEST(intervals_are_those_of_many_texts),
+                  TEST(luck_is_what_exchanged_heads_reach), TEST(misuse_is_refused),
+                  TEST(memory_that_is_missing_is_a_status))
