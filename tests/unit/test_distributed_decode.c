@@ -333,7 +333,7 @@ static void the_bits_of_one_process(void **state)
 {
     int first, end, cases = 0, at_once = 0;
     (void)state;
-    const bool all = rng_range(200, 3000, &first, &end);
+    const bool all = rng_range(100, 3000, &first, &end);
     for (; first < end; first++, cases++) at_once += check_case(first);
     if (all && rng_whole_sample()) assert_in_range(at_once, cases / 20, cases - cases / 20);
 }

@@ -189,11 +189,9 @@ static void test_decode_crosses_blocks(void **unused)
     (void)unused;
     static const unsigned kinds[] = {0, LENGTHS | WINDOW, LENGTHS | ALIBI, SHAW | SOFTCAP};
     machines all = machines_make(1);
-    const int apart =
-        rng_whole_sample() ? 1 : 3; /* of a thinned sample a third, another each time */
     for (int m = 0; m < all.count; m++)
         for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-            if ((rng_run_seed() + (uint64_t)m + i) % (uint64_t)apart != 0) continue;
+            if (!rng_takes(m * 4 + (int64_t)i, 2)) continue;
             rng r = rng_make(rng_run_seed(), 1000 + i);
             story x;
             bool plain = all.each[m].path == MHA_PATH_PLAIN;
