@@ -25,6 +25,8 @@ enum {
 typedef struct serve_request {
     const char *method, *path, *host, *origin, *type;
     const char *fetch_site; /* Sec-Fetch-Site */
+    const char *length;     /* Content-Length */
+    bool unclear;           /* one of these is there twice, or has a zero byte */
     const char *body;
     size_t bytes;
 } serve_request;

@@ -3,6 +3,7 @@
  *
  * Merging keeps the symbols of a word in a linked list and the pairs that can be merged in a heap, so
  * a word of n symbols takes n log n steps, whatever it looks like. */
+#define _GNU_SOURCE /* memmem, which is linear */
 #include "tokenizer/bpe_encode.h"
 
 #include "tokenizer/bpe.h"
@@ -13,7 +14,9 @@
 
 #include <string.h>
 
-enum { MOST_GROWTH = 64 }; /* times the text, and its square for short ones; SentencePiece: 3 */
+/* Normalised bytes that a text may become, for each of its own: SentencePiece has 3. Short ones are
+ * taken for longer. */
+enum { MOST_GROWTH = 4, SHORT_BYTES = 1024 };
 
 /* A part of a stretch. */
 typedef struct part {
@@ -36,7 +39,7 @@ typedef struct encoder {
     const mhai_bpe *bpe;
     const char *text; /* as it was given */
     size_t size;
-    mhai_vector *tokens; /* of mhai_found_token */
+    mhai_tokens *tokens;
     mhai_matcher matcher;
     mhai_stretch normal;  /* the segment at work, normalised */
     mhai_stretch words;   /* what is between two added tokens of it */
@@ -55,16 +58,9 @@ static mha_status next_match(encoder *e, const mhai_step *step, const char *text
 {
     if (step->pattern)
         return mhai_matcher_next(&e->matcher, step->pattern, begin, at, end, from, to);
-    *from = *to = end;
-    for (; end - at >= step->literal_size; at++) {
-        const char *first = memchr(text + at, step->literal[0], end - at - step->literal_size + 1);
-        if (!first) break;
-        at = (size_t)(first - text);
-        if (memcmp(first, step->literal, step->literal_size) != 0) continue;
-        *from = at;
-        *to = at + step->literal_size;
-        break;
-    }
+    const char *first = memmem(text + at, end - at, step->literal, step->literal_size);
+    *from = first ? (size_t)(first - text) : end;
+    *to = first ? *from + step->literal_size : end;
     return MHA_OK;
 }
 
@@ -125,8 +121,22 @@ static mha_status split_part(encoder *e, const mhai_step *step, const part *p, m
     return d.held ? add_part(parts, d.waiting, p->to) : MHA_OK;
 }
 
-static mha_status prepend(const mhai_step *step, const mhai_stretch *s, const part *p,
-                          mhai_draft *draft)
+/* What a step writes by itself, before the rest of what it reads. Steps that write more than they read,
+ * one behind the other, would fill any memory. */
+static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
+                           size_t rest, mhai_draft *draft)
+{
+    const size_t made = draft->bytes.count + step->text_size + rest;
+    if (made / MOST_GROWTH <= e->size + SHORT_BYTES)
+        return mhai_draft_add(draft, step->text, step->text_size, begin, end);
+    return mha_fail(MHA_ERR_SIZE,
+                    "tokenizer: its steps make more than %zu bytes of a text of %zu; give the "
+                    "model a simpler normalizer",
+                    MOST_GROWTH * (e->size + SHORT_BYTES), e->size);
+}
+
+static mha_status prepend(const encoder *e, const mhai_step *step, const mhai_stretch *s,
+                          const part *p, mhai_draft *draft)
 {
     int64_t begin = 0, end = 0;
     const bool there = p->to - p->from >= step->text_size &&
@@ -134,18 +144,7 @@ static mha_status prepend(const mhai_step *step, const mhai_stretch *s, const pa
     if (step->prepend != MHAI_ALWAYS && there) return MHA_OK;
     mhai_stretch_place(s, p->from, p->from + 1, &begin, &end);
     if (step->prepend == MHAI_FIRST && begin != 0) return MHA_OK;
-    return mhai_draft_add(draft, step->text, step->text_size, begin, end);
-}
-
-/* Steps that write more than they read, one behind the other, would fill any memory. */
-static mha_status check_growth(const encoder *e, const mhai_draft *draft)
-{
-    if (draft->bytes.count / MOST_GROWTH <= e->size + MOST_GROWTH) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_SIZE,
-        "tokenizer: its steps make more than %zu bytes of a text of %zu; give the model "
-        "a simpler normalizer",
-        draft->bytes.count, e->size);
+    return add_text(e, step, begin, end, s->size - p->from, draft);
 }
 
 /* What is written instead of a match comes from its last character. */
@@ -158,8 +157,7 @@ static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch 
         MHA_TRY(mhai_draft_copy(draft, s, at, from));
         if (from == to) continue;
         mhai_stretch_place(s, to - 1, to, &begin, &end);
-        MHA_TRY(mhai_draft_add(draft, step->text, step->text_size, begin, end));
-        MHA_TRY(check_growth(e, draft));
+        MHA_TRY(add_text(e, step, begin, end, s->size - to, draft));
     }
     return MHA_OK;
 }
@@ -169,8 +167,7 @@ static mha_status rewrite(encoder *e, const mhai_step *step, const mhai_stretch 
                           mhai_draft *draft)
 {
     if (step->what == MHAI_STEP_REPLACE) return replace(e, step, s, p, draft);
-    MHA_TRY(prepend(step, s, p, draft));
-    MHA_TRY(check_growth(e, draft));
+    MHA_TRY(prepend(e, step, s, p, draft));
     return mhai_draft_copy(draft, s, p->from, p->to);
 }
 
@@ -267,7 +264,7 @@ static void trim(const encoder *e, const char *token, size_t size, mhai_found_to
         size_t next = at;
         if (!is_blank(mhai_utf8_next(token, &next))) break;
     }
-    const bool first = e->tokens->count == 0 || found->begin == 0;
+    const bool first = e->tokens->found.count == 0 || found->begin == 0;
     if (first && e->bpe->trim_prefix && leading == 1) leading = 0;
     for (; leading > 0 && found->begin < found->end; leading--) {
         size_t at = (size_t)found->begin;
@@ -287,7 +284,8 @@ static mha_status push(encoder *e, const mhai_stretch *s, int32_t id, size_t fro
     mhai_found_token found = {.id = id};
     mhai_stretch_place(s, from, to, &found.begin, &found.end);
     if (e->bpe->trim_offsets) trim(e, token, size, &found);
-    return mhai_vector_push(e->tokens, &found);
+    MHA_TRY(mhai_vector_push(&e->tokens->found, &found));
+    return mhai_tokens_cut(e->tokens);
 }
 
 static mha_status push_symbol(encoder *e, int32_t id, size_t from, size_t to)
@@ -524,7 +522,7 @@ static mha_status finish(encoder *e, mha_status status)
 }
 
 mha_status mhai_bpe_encode(const mha_tokenizer *t, const char *text, size_t size,
-                           mhai_vector *tokens)
+                           mhai_tokens *tokens)
 {
     encoder e;
     const mhai_finder finder = {&e, take_token, take_segment};

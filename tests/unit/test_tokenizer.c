@@ -235,8 +235,8 @@ static void test_arguments(void **state)
     expect_error(mha_tokenizer_describe(t, NULL), MHA_ERR_NULL, "NULL");
     expect_error(mha_tokenizer_load(NULL, NULL, &other), MHA_ERR_NULL, "NULL");
     expect_error(mha_tokenizer_load(".", NULL, NULL), MHA_ERR_NULL, "NULL");
-    o.flags = 2;
-    expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "flags 0x2");
+    o.flags = 4;
+    expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "flags 0x4");
     o.flags = 0;
     o.max_length = -1;
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "-1");
