@@ -50,6 +50,19 @@ typedef struct encoder {
     mhai_vector letters;       /* of char */
 } encoder;
 
+static mha_status encode_word(encoder *e, const part *word);
+
+/* All words of a list but the last ones, which stay. */
+static mha_status encode_words(encoder *e, mhai_vector *words, size_t stay)
+{
+    part *all = words->items;
+    const size_t count = words->count - stay;
+    for (size_t i = 0; i < count; i++) MHA_TRY(encode_word(e, &all[i]));
+    if (count > 0 && stay > 0) memmove(all, all + count, stay * sizeof *all);
+    words->count = stay;
+    return MHA_OK;
+}
+
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
 /* The first match at byte at or behind it, of bytes [begin, end). */
@@ -110,15 +123,20 @@ static mha_status divide(divider *d, size_t from, size_t to, bool matched)
     return add_part(d->parts, from, to);
 }
 
-static mha_status split_part(encoder *e, const mhai_step *step, const part *p, mhai_vector *parts)
+/* words: parts are words, and are encoded as they come, but for the last one, which may grow: so a text
+ * is not split beyond the tokens that are wanted. */
+static mha_status split_part(encoder *e, const mhai_step *step, const part *p, bool words,
+                             mhai_vector *parts)
 {
     divider d = {.step = step, .parts = parts, .first = parts->count};
     for (size_t at = p->from, from = 0, to = 0; at < p->to; at = to) {
         MHA_TRY(next_match(e, step, e->words.text, p->from, at, p->to, &from, &to));
         MHA_TRY(divide(&d, at, from, false));
         MHA_TRY(divide(&d, from, to, true));
+        if (words && parts->count > 1) MHA_TRY(encode_words(e, parts, 1));
     }
-    return d.held ? add_part(parts, d.waiting, p->to) : MHA_OK;
+    if (d.held) MHA_TRY(add_part(parts, d.waiting, p->to));
+    return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
 /* What a step writes by itself, before the rest of what it reads. Steps that write more than they read,
@@ -219,8 +237,9 @@ static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_ve
     return MHA_OK;
 }
 
-/* Split bytes [from, to) of the normalised text into words; gives the list of them. */
-static mha_status split(encoder *e, size_t from, size_t to, const mhai_vector **words)
+/* Split bytes [from, to) of the normalised text into words; gives the list of those that are not encoded
+ * on the way. */
+static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_vector **words)
 {
     e->words = e->normal;
     e->parts[e->turn].count = 0;
@@ -233,7 +252,9 @@ static mha_status split(encoder *e, size_t from, size_t to, const mhai_vector **
         if (step->pattern) MHA_TRY(mhai_matcher_text(&e->matcher, e->words.text, from, to));
         if (step->what == MHAI_STEP_SPLIT) {
             const part *p = parts->items;
-            for (size_t k = 0; k < parts->count; k++) MHA_TRY(split_part(e, step, &p[k], made));
+            const bool last = encoded && i == e->bpe->step_count - 1;
+            for (size_t k = 0; k < parts->count; k++)
+                MHA_TRY(split_part(e, step, &p[k], last, made));
         } else {
             MHA_TRY(rewrite_parts(e, step, parts, made));
             from = 0;
@@ -470,11 +491,9 @@ static mha_status encode_word(encoder *e, const part *word)
 static mha_status take_words(void *user, size_t from, size_t to)
 {
     encoder *e = user;
-    const mhai_vector *words = NULL;
-    MHA_TRY(split(e, from, to, &words));
-    const part *word = words->items;
-    for (size_t i = 0; i < words->count; i++) MHA_TRY(encode_word(e, &word[i]));
-    return MHA_OK;
+    mhai_vector *words = NULL;
+    MHA_TRY(split(e, from, to, true, &words));
+    return encode_words(e, words, 0);
 }
 
 static mha_status take_normal_token(void *user, int32_t id, size_t from, size_t to)
@@ -559,10 +578,10 @@ mha_status mhai_bpe_words(const mha_tokenizer *t, const char *text, size_t size,
                           mhai_vector *normalized, mhai_vector *words)
 {
     encoder e;
-    const mhai_vector *parts = NULL;
+    mhai_vector *parts = NULL;
     mha_status status = start(t, text, size, &e);
     if (status == MHA_OK) status = normalize(&e, 0, size);
-    if (status == MHA_OK) status = split(&e, 0, e.normal.size, &parts);
+    if (status == MHA_OK) status = split(&e, 0, e.normal.size, false, &parts);
     if (status == MHA_OK) status = add_words(&e, parts, normalized, words);
     return finish(&e, status);
 }

@@ -29,7 +29,7 @@ enum {
     MOST_KIBIBYTES = 64 * 1024, /* of memory for one match */
     MOST_WEIGHT = 1024,         /* of a pattern, below; those of the known models have 74 at most */
     FIRST_STEPS = 100000,       /* that all matches of a text may take, and how many more */
-    MORE_STEPS = 1500,          /* for each byte; the known models take 500 at most */
+    MORE_STEPS = 3000,          /* for each byte; the known models take 850 at most */
     CALLOUT_STEPS = 10          /* that a callout takes itself */
 };
 

@@ -280,14 +280,12 @@ READ = [
 
 # name, kind, bytes of a text, most instructions for each byte more, maker
 HOSTILE = [
-    ("a text beyond the most tokens", "encode_first", 4000, 60, texts(vocab_txt, lambda n: "cab " * (n // 4))),
-    ("a text beyond the most tokens, BPE", "encode_first", 4000, 900, bpe_text(lambda n: "aab " * (n // 4))),
-    ("ways that match the same", "encode_refused", 300, 50_000,
+    ("a text beyond the most tokens", "encode_first", 4000, 100, texts(vocab_txt, lambda n: "cab " * (n // 4))),
+    ("a text beyond the most tokens, BPE", "encode_first", 4000, 200, bpe_text(lambda n: "aab " * (n // 4))),
+    ("ways that match the same", "encode_refused", 300, 100_000,
      bpe_text(lambda n: ("a" * 13 + "c") * (n // 14), splitter=splits("(?:a|a){14}[bd]|a"))),
-    ("ways back", "encode_refused", 300, 80_000,
+    ("ways back", "encode_refused", 300, 100_000,
      bpe_text(lambda n: "a" * n, splitter=splits("(?:aa?)+[bd]|a"))),
-    ("a repetition that nearly matches", "encode_pieces", 1500, 20_000,
-     bpe_text(lambda n: ("a" * 499 + "c") * (n // 500), splitter=splits("a{500}[bd]|a{500}[be]|a"))),
     ("a normalizer that fills memory", "encode_refused", 40_000, 200,
      bpe_text(lambda n: "a" * n, normalizer=replace("b" * 60))),
 ]
