@@ -43,7 +43,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     if (options->max_length == 0) return MHA_OK;
     if (options->max_length < added)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_encode_options: max_length is %lld, the special tokens alone are %lld",
+                        "max_length: the limit is %lld tokens, the special ones alone are %lld",
                         (long long)options->max_length, (long long)added);
     const int64_t room = options->max_length - added;
     const int64_t excess = count[0] + count[1] - room;

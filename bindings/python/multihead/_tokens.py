@@ -196,7 +196,7 @@ class Words:
     def encode(self, text: str, pair: str | None, max_tokens: int, truncate: bool) -> Tokens:
         data = _utf8(text, "text")
         ids, begin, end = self._locate(data)
-        if len(ids) > max_tokens and not truncate:
+        if 0 < max_tokens < len(ids) and not truncate:
             raise _too_long(max_tokens)
         spans = _character_spans(text, data, begin, end)
         if truncate:
