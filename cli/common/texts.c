@@ -6,6 +6,8 @@
 #include "common/launched.h"
 #include "common/maps.h"
 
+#include <multihead/io.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,6 +63,18 @@ cli_exit texts_read_file(const char *command, const char *path, char **bytes, si
     const cli_exit code = read_stream(command, file, path, bytes, size);
     fclose(file);
     return code;
+}
+
+static void free_bytes(void *bytes)
+{
+    mha_file_free(bytes);
+}
+
+cli_exit texts_read_regular(const char *command, const char *path, size_t limit, char **bytes,
+                            size_t *size)
+{
+    CLI_TRY(cli_check(command, mha_file_read(path, limit, bytes, size)));
+    return arena_keep(command, *bytes, free_bytes);
 }
 
 cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size)
