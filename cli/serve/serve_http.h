@@ -26,7 +26,7 @@ typedef struct serve_request {
     const char *method, *path, *host, *origin, *type;
     const char *fetch_site; /* Sec-Fetch-Site */
     const char *length;     /* Content-Length */
-    bool unclear;           /* one of these is there twice, or has a zero byte */
+    const char *twice;      /* the name of one of these headers that is there again */
     const char *body;
     size_t bytes;
 } serve_request;

@@ -199,9 +199,9 @@ static enum MHD_Result send_reply(server *s, struct MHD_Connection *connection, 
     return result;
 }
 
-/* Of two headers of one name, or of what follows a zero byte, another reader may see what we do not. */
+/* Of two headers of one name another reader may see the one that we do not. */
 static enum MHD_Result take_header(void *user, enum MHD_ValueKind kind, const char *name,
-                                   size_t name_bytes, const char *value, size_t value_bytes)
+                                   const char *value)
 {
     serve_request *r = user;
     const struct {
@@ -212,10 +212,9 @@ static enum MHD_Result take_header(void *user, enum MHD_ValueKind kind, const ch
                {MHD_HTTP_HEADER_CONTENT_LENGTH, &r->length},
                {"Sec-Fetch-Site", &r->fetch_site}};
     (void)kind;
-    if (strlen(name) != name_bytes || strlen(value ? value : "") != value_bytes) r->unclear = true;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (strcasecmp(name, all[i].name) != 0) continue;
-        if (*all[i].value) r->unclear = true;
+        if (*all[i].value) r->twice = all[i].name;
         *all[i].value = value ? value : "";
     }
     return MHD_YES;
@@ -225,7 +224,7 @@ static serve_request read_head(struct MHD_Connection *connection, const char *pa
                                const char *method)
 {
     serve_request request = {.method = method, .path = path};
-    MHD_get_connection_values_n(connection, MHD_HEADER_KIND, take_header, &request);
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, take_header, &request);
     return request;
 }
 
@@ -406,16 +405,6 @@ static bool listen_at(server *s)
            getsockname(s->listener, address, &size) == 0;
 }
 
-static bool start_daemon(server *s)
-{
-    s->daemon = MHD_start_daemon(
-        MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL, on_request, s, MHD_OPTION_NOTIFY_CONNECTION,
-        on_connection, s, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)MOST_CONNECTIONS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
-        MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_END);
-    return s->daemon != NULL;
-}
-
 cli_exit serve_listen(const char *address, int port, serve_site *site)
 {
     server *s = &the_server;
@@ -423,7 +412,12 @@ cli_exit serve_listen(const char *address, int port, serve_site *site)
     CLI_TRY(make_token(site->token));
     CLI_TRY(read_address(address ? address : "127.0.0.1", port, s));
     CLI_TRY(arena_keep(SERVE, s, stop));
-    if (!listen_at(s) || !start_daemon(s))
+    s->daemon = MHD_start_daemon(
+        MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL, on_request, s, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, s, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)MOST_CONNECTIONS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
+        MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_END);
+    if (!s->daemon || !listen_at(s))
         return cli_fail(CLI_NO_OUTPUT, SERVE, "cannot listen at %s port %d: %s; try another --port",
                         site->address, port, strerror(errno));
     site->port = ntohs(((const struct sockaddr_in *)(const void *)&s->address)->sin_port);
