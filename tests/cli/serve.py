@@ -26,10 +26,10 @@ MASKED = 0x7FC0A5A5
 WORDS = "the animal didn't cross the street because it was too tired"
 
 
-def measurable():
+def measurable(changes):
     """The environment of a program whose memory is measured: AddressSanitizer keeps little of what is freed."""
-    options = os.environ.get("ASAN_OPTIONS")
-    return environment(ASAN_OPTIONS=options and f"{options}:quarantine_size_mb=1")
+    options = changes.get("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS"))
+    return environment(**changes | {"ASAN_OPTIONS": options and f"{options}:quarantine_size_mb=1"})
 
 
 class Server:
@@ -43,7 +43,7 @@ class Server:
         self.errors = (FOLDER / "serve.err").open("wb+")
         self.process = subprocess.Popen(
             [PROGRAM, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=self.errors,
-            stdin=subprocess.DEVNULL, env=measurable() | changes, cwd=FOLDER,
+            stdin=subprocess.DEVNULL, env=measurable(changes), cwd=FOLDER,
             preexec_fn=prepare)
         line = self.process.stdout.readline().decode()
         match = ADDRESS.fullmatch(line)
