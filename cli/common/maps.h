@@ -35,12 +35,12 @@ typedef struct attention_maps {
     float **twin;            /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
     float **queries, **keys; /* [L] each [H,T,channels] and [H,S,channels], or NULL; NULL: none */
     int64_t channels;
-    double score_scale; /* of q . k before softmax; 0: 1 / sqrt(channels) */
-    bool causal;        /* a row cannot see the columns behind it */
-    int64_t cell;       /* a cell is the largest weight of cell x cell tokens; 0: one token */
-    maps_tokens tokens; /* those of the text, where cell > 1 */
-    bool contrast;      /* weights in text[0] less those in text[1], whose tokens are other */
-    maps_tokens other;  /* as many as rows; else empty */
+    double *score_scales; /* [L] of q . k before softmax; 0: 1 / sqrt(channels); NULL: none */
+    bool causal;          /* a row cannot see the columns behind it */
+    int64_t cell;         /* a cell is the largest weight of cell x cell tokens; 0: one token */
+    maps_tokens tokens;   /* those of the text, where cell > 1 */
+    bool contrast;        /* weights in text[0] less those in text[1], whose tokens are other */
+    maps_tokens other;    /* as many as rows; else empty */
 } attention_maps;
 
 /* Which heads are wanted. */

@@ -208,6 +208,7 @@ static void take_neurons(const panel_maker *maker, int64_t layer, int64_t head, 
     const float *queries = maps->queries[layer] + head * maps->rows.count * channels;
     const float *keys = maps->keys[layer] + head * maps->cols.count * channels;
     panel->channels = channels;
+    panel->score_scale = maps->score_scales[layer];
     panel->queries = queries;
     panel->keys = keys;
     if (!maker->queries) return;

@@ -20,6 +20,7 @@ cli_exit view_want_neurons(const view_options *options, const text_model *model,
     const int64_t count = maps->heads * maps->rows.count * maps->channels;
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->queries));
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->keys));
+    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->score_scales));
     for (int64_t l = 0; l < maps->layers; l++) {
         if (maps_picks_in_layer(picks, l) == 0) continue;
         CLI_TRY(ARENA_ALLOC(VIEW, count, &maps->queries[l]));
@@ -52,6 +53,6 @@ mha_status view_take_neurons(const mha_activations *kept, int64_t layer, attenti
         copy_head(&view.q, h, maps->queries[layer] + h * T * D);
         copy_head(&view.k, h / group, maps->keys[layer] + h * T * D);
     }
-    maps->score_scale = (double)view.attention.scale;
+    maps->score_scales[layer] = (double)view.attention.scale;
     return MHA_OK;
 }

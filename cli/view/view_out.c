@@ -103,7 +103,6 @@ mha_status view_make_report(const view_options *options, const attention_maps *m
                          .first_col = made->first_col,
                          .second_row = made->second_row,
                          .second_col = made->second_col,
-                         .score_scale = maps->score_scale,
                          .guide = maps->contrast ? guide_contrast : guide,
                          .twin_name = "what arrives",
                          .twin_value = "length"};

@@ -138,6 +138,7 @@ typedef struct mha_panel {
     /* For pictures (SVG, PNG): [2] the row and column of a cell to point at. It is framed, and the
      * labels and the edges of its row stand out. NULL: none. */
     const int64_t *mark;
+    double score_scale; /* the neuron view shows score_scale q . k; 0: 1 / sqrt(channels) */
 } mha_panel;
 
 typedef struct mha_figure {
@@ -420,7 +421,6 @@ typedef struct mha_report {
     /* Labels from here on are a second text (rows or columns; 0: there is one): lines can be limited
      * to those within and between the two. */
     int64_t second_row, second_col;
-    double score_scale; /* the neuron view shows score_scale q . k; 0: 1 / sqrt(channels) */
 } mha_report;
 
 /**
@@ -442,7 +442,7 @@ typedef struct mha_report {
  * Memory   as mha_render_svg().
  * Errors   as mha_render_svg(), and for report: MHA_ERR_ARGUMENT (struct_size or curve_size not
  *          set, a negative count, no such first_panel, cell, panel of lines, second text or view, a
- *          score_scale that is not finite, MHA_VIEW_NEURONS where first_panel has no queries),
+ *          panel's score_scale that is not finite, MHA_VIEW_NEURONS where first_panel has no queries),
  *          MHA_ERR_NULL (a list with a count but no pointer), MHA_ERR_SIZE (more curves, columns or
  *          points than stated above, more than 10^4 frames, 2^16 channels), MHA_ERR_SHAPE
  *          (token_count does not fit the figure), MHA_ERR_UNSUPPORTED (fields of a newer version).

@@ -19,6 +19,8 @@ mha_panel mhai_figure_panel(const mha_figure *figure, int64_t i)
     if (!panel.row_stride) panel.row_stride = figure->cols;
     if (!panel.mask_stride) panel.mask_stride = figure->cols;
     if (!panel.twin_stride) panel.twin_stride = figure->cols;
+    if (panel.score_scale == 0 && panel.channels > 0)
+        panel.score_scale = 1 / sqrt((double)panel.channels);
     return panel;
 }
 

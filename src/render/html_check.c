@@ -81,6 +81,8 @@ static mha_status check_panels(const mha_figure *figure)
         if (panel.channels < 1 || panel.channels > MOST_CHANNELS)
             return mha_fail(MHA_ERR_SIZE, "panel %" PRId64 ": %" PRId64 " channels, expected 1..%d",
                             i, panel.channels, MOST_CHANNELS);
+        if (!isfinite(panel.score_scale))
+            return mha_fail(MHA_ERR_ARGUMENT, "panel %" PRId64 ": score_scale is not finite", i);
     }
     return MHA_OK;
 }
@@ -108,8 +110,6 @@ static mha_status check_views(const mha_report *own, const mha_figure *figure)
     if (!is_within(own->second_row, figure->rows + 1) ||
         !is_within(own->second_col, figure->cols + 1))
         return mha_fail(MHA_ERR_ARGUMENT, "report: second_row or second_col is outside the figure");
-    if (!isfinite(own->score_scale))
-        return mha_fail(MHA_ERR_ARGUMENT, "report: score_scale is not finite");
     return MHA_OK;
 }
 

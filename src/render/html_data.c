@@ -219,7 +219,6 @@ static void write_views(const mhai_html_page *page, mhai_writer *w)
     mhai_html_json_member_integer(w, "second_row", report->second_row);
     mhai_html_json_member_integer(w, "second_col", report->second_col);
     mhai_html_json_member_integer(w, "neuron_bits", page->coding.neuron_bits);
-    mhai_html_json_member_real(w, "score_scale", report->score_scale);
     mhai_sink_text(w, ",\n\"line_panels\":[");
     for (int64_t i = 0; i < report->line_panel_count; i++)
         mhai_sink_print(w, "%s%" PRId64, i ? "," : "", report->line_panels[i]);

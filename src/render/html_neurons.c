@@ -98,6 +98,7 @@ mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *
     if (!panel->queries || page->coding.pool > 1 || page->report.cell_tokens > 1)
         return MHA_OK; /* a row of blocks has no query of its own */
     mhai_sink_print(w, ",\n\"channels\":%" PRId64, panel->channels);
+    mhai_html_json_member_real(w, "score_scale", panel->score_scale);
     if (!values) return w->status;
     MHA_TRY(write_vectors("queries", panel->queries, f->rows * panel->channels, bits, w));
     return write_vectors("keys", panel->keys, f->cols * panel->channels, bits, w);

@@ -306,7 +306,7 @@ def neurons():
         width = panel["channels"]
         q, k, weights = (floats(panel[name]) if name else floats(panel)
                          for name in ("queries", "keys", None))
-        scale = data["score_scale"] or 1 / math.sqrt(width)
+        scale = panel["score_scale"]
         for t in range(count):
             scores = [scale * sum(q[t * width + d] * k[s * width + d] for d in range(width))
                       for s in range(count)]

@@ -85,7 +85,8 @@ static void make_panels(drawing *d, fuzz_part *in)
                                    .twin = i == 0 && measured ? d->twin : NULL,
                                    .queries = i < vectors ? d->vectors : NULL,
                                    .keys = i < vectors ? d->vectors : NULL,
-                                   .channels = vectors ? fuzz_pick(in, 0, 8) : 0};
+                                   .channels = vectors ? fuzz_pick(in, 0, 8) : 0,
+                                   .score_scale = fuzz_pick(in, 0, 3) ? 0 : fuzz_double(in)};
 }
 
 /* As many labels as said, in memory of that size. */
@@ -186,7 +187,6 @@ static void make_report(drawing *d, fuzz_part *in)
     d->report.line_panel_count = fuzz_pick(in, 0, 3);
     d->report.second_row = fuzz_pick(in, 0, 8);
     d->report.second_col = fuzz_pick(in, 0, 8);
-    d->report.score_scale = fuzz_pick(in, 0, 3) ? 0 : fuzz_double(in);
 }
 
 static void make_diagram(drawing *d, fuzz_part *in)

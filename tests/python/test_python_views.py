@@ -1,9 +1,11 @@
 """Pictures from Python: what they hold, what BertViz's arguments mean, files, notebooks, errors."""
+import base64
 import dataclasses
 import html
 import json
 import os
 import re
+import subprocess
 import sys
 import types
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 import multihead
-from shared import TINY
+from shared import PROGRAM, TINY
 
 TOKENS = ["[CLS]", "\u0120the", "cat", "</script>", "[SEP]"]
 
@@ -230,3 +232,41 @@ def test_pages_open_without_an_error(attention, new_page, tmp_path):
         frame = page.frame_locator("iframe").first
         frame.get_by_text(name, exact=True).first.wait_for()
         assert not errors
+
+
+def test_neurons_have_the_scale_of_their_layer(tmp_path):
+    """Weights are softmax(score_scale q . k) of the shown q and k in every panel, where layers differ, and by
+    default; the program's page holds the same numbers."""
+    import checkpoint_ctypes as files
+    from multihead._abi import LayerDesc
+    scales = [0.7, 0.0, -0.05]
+    layers = (LayerDesc * 3)(*[LayerDesc(scale=scale) for scale in scales])
+    words = ["<s>", *"abcdefg"]
+    made = files.Transformer(flags=files.CAUSAL, vocab_size=8, max_length=16, embed_dim=24, num_layers=3,
+                             num_heads=4, kv_heads=2, head_dim=10, ff_dim=8, layers=layers)
+    made.randomise(1)
+    made.save(tmp_path, words, bos_word="<s>")
+    model = multihead.Model(tmp_path)
+    (page,) = pages(multihead.neuron_view(model, "a c b d g a", html_action="return"))
+    subprocess.run([PROGRAM, "view", tmp_path, "a c b d g a", "--neurons", "-o", tmp_path / "page.html", "-q"],
+                   check=True)
+    theirs = json.loads(re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>',
+                                  (tmp_path / "page.html").read_text(), re.S)[1])
+    assert [p["name"] for p in page["panels"]] == [f"L{n // 4}H{n % 4}" for n in range(12)]
+    shape = (page["rows"], 10)
+    for n, (panel, other) in enumerate(zip(page["panels"], theirs["panels"], strict=True)):
+        expected = np.float32(scales[n // 4]) or 10**-0.5
+        assert panel["score_scale"] == other["score_scale"] == pytest.approx(expected, rel=1e-8)
+        assert panel["queries"] == other["queries"] and panel["keys"] == other["keys"]
+        q, k, weights = (np.frombuffer(base64.b64decode(part["data"]), np.float32).astype(np.float64)
+                         for part in (panel["queries"], panel["keys"], panel))
+        scores = np.exp(panel["score_scale"] * q.reshape(shape) @ k.reshape(shape).T) * np.tri(*shape[:1] * 2)
+        exact = scores / scores.sum(-1, keepdims=True)
+        assert np.abs(exact - weights.reshape(exact.shape)).max() < 1e-5, panel["name"]
+    with pytest.raises(ValueError, match="scale: only together with q and k"):
+        multihead.neuron_view(model, "a b", scale=1.0)
+    vectors = model.attention("a b", outputs=("q", "k"))
+    (page,) = pages(multihead.neuron_view(q=vectors.q[0], k=vectors.k[0], tokens=vectors.tokens, scale=0.3))
+    assert {panel["score_scale"] for panel in page["panels"]} == {0.3}
+    with pytest.raises(ValueError, match="scale: 0 gives every key the same weight"):
+        multihead.neuron_view(q=vectors.q[0], k=vectors.k[0], tokens=vectors.tokens, scale=0)

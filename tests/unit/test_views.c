@@ -27,8 +27,11 @@ static void make_views(views *v)
     for (int i = 0; i < ROWS * CHANNELS; i++) v->queries[i] = (float)(i - 4) / 3;
     for (int i = 0; i < COLS * CHANNELS; i++) v->keys[i] = (float)(7 - i) * 1.1f;
     v->panels[0] = (mha_panel){.values = v->values};
-    v->panels[1] = (mha_panel){
-        .values = v->values, .queries = v->queries, .keys = v->keys, .channels = CHANNELS};
+    v->panels[1] = (mha_panel){.values = v->values,
+                               .queries = v->queries,
+                               .keys = v->keys,
+                               .channels = CHANNELS,
+                               .score_scale = 0.25};
     v->figure = html_figure(v->panels, 2, ROWS, COLS);
     v->report = (mha_report){.struct_size = sizeof v->report,
                              .first_panel = 1,
@@ -41,8 +44,7 @@ static void make_views(views *v)
                              .line_panels = v->lines,
                              .line_panel_count = 2,
                              .second_row = 1,
-                             .second_col = 2,
-                             .score_scale = 0.25};
+                             .second_col = 2};
 }
 
 static void test_views_are_in_the_page(void **state)
@@ -71,6 +73,12 @@ static void test_views_are_in_the_page(void **state)
     assert_int_equal(size, sizeof v.keys);
     assert_memory_equal(bytes, v.keys, sizeof v.keys);
     free(bytes);
+    free(json);
+    mha_buffer_free(&page);
+    v.panels[1].score_scale = 0; /* that of the attention formula */
+    page = html_render(&v.figure, &v.report);
+    json = html_data(&page);
+    assert_non_null(strstr(json, "\"score_scale\":0.447213"));
     free(json);
     mha_buffer_free(&page);
 }
@@ -155,7 +163,7 @@ static void test_views_refused(void **state)
     v.report.second_row = ROWS + 1;
     html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "second_row");
     make_views(&v);
-    v.report.score_scale = (double)NAN;
+    v.panels[1].score_scale = (double)NAN;
     html_refuse(&v.figure, &v.report, MHA_ERR_ARGUMENT, "score_scale");
 }
 

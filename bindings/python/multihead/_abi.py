@@ -262,6 +262,16 @@ class OnnxAttentionOutputs(Struct):
     _fields_ = [SIZE, RESERVED, *_tensors("y present_key present_value qk_matmul_output")]
 
 
+class LayerDesc(Struct):
+    c_name = "mha_layer_desc"
+    _fields_ = [SIZE, FLAGS, ("scale", C.c_float), ("softcap", C.c_float),
+                *_int64s("left_keys right_keys sink_keys"), ("qk_norm", C.c_int),
+                ("qk_norm_epsilon", C.c_float), *_int64s("t5_buckets t5_max_distance rotary_dim"),
+                ("rope_base", C.c_float), ("rope_factor", C.c_float), ("rope_scaling", C.c_int),
+                ("rope_low", C.c_float), ("rope_high", C.c_float), ("rope_amplitude", C.c_float),
+                ("rope_original_length", C.c_int64)]
+
+
 class TransformerDesc(Struct):
     c_name = "mha_transformer_desc"
     _fields_ = [SIZE, FLAGS, *_int64s("vocab_size max_length embed_dim num_layers num_heads "
@@ -269,8 +279,8 @@ class TransformerDesc(Struct):
                 ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
                 ("norm_epsilon", C.c_float), ("rope_base", C.c_float), RESERVED,
                 ("layer_heads", Int64Pointer), ("layer_kv_heads", Int64Pointer),
-                ("type_count", C.c_int64), ("layers", C.c_void_p), ("embed_scale", C.c_float),
-                ("logit_softcap", C.c_float)]
+                ("type_count", C.c_int64), ("layers", C.POINTER(LayerDesc)),
+                ("embed_scale", C.c_float), ("logit_softcap", C.c_float)]
 
 
 class Parameter(Struct):
@@ -464,7 +474,8 @@ class Panel(Struct):
                 ("masked", C.c_void_p), ("mask_stride", C.c_int64), ("badge", C.c_char_p),
                 ("measures", C.POINTER(RenderedMeasure)), ("measure_count", C.c_int64),
                 ("twin", C.c_void_p), ("twin_stride", C.c_int64), ("queries", C.c_void_p),
-                ("keys", C.c_void_p), ("channels", C.c_int64), ("mark", C.POINTER(C.c_int64))]
+                ("keys", C.c_void_p), ("channels", C.c_int64), ("mark", C.POINTER(C.c_int64)),
+                ("score_scale", C.c_double)]
 
 
 class Figure(Struct):
@@ -514,8 +525,7 @@ class Report(Struct):
                 ("cell_tokens", C.c_int64), ("tokens", Texts), ("token_count", C.c_int64),
                 ("guide", C.c_char_p), ("first_cell", C.c_bool),
                 *_int64s("first_row first_col"), ("view", C.c_int), ("only_view", C.c_bool),
-                ("line_panels", Int64Pointer), *_int64s("line_panel_count second_row second_col"),
-                ("score_scale", C.c_double)]
+                ("line_panels", Int64Pointer), *_int64s("line_panel_count second_row second_col")]
 
 
 class InsetPage(Struct):

@@ -51,6 +51,8 @@ class ModelAttention:
     """[H,T] log of the sum of exp of the scores."""
     model: str = ""
     """The name of the model."""
+    scales: list[float] | None = None
+    """Of each layer, what q . k is multiplied by to be a score."""
 
     def __repr__(self) -> str:
         given = ", ".join(name for name in OUTPUTS if getattr(self, name) is not None)
@@ -300,7 +302,7 @@ class Model:
             if not 0 <= layer < self.layers:
                 raise ValueError(f"layers: {layer} is not in 0 .. {self.layers - 1}")
         tokens = self._tokens(text, pair, max_tokens, truncate)
-        found = ModelAttention(tokens, wanted, model=self.name)
+        found = ModelAttention(tokens, wanted, model=self.name, scales=[self._scale(n) for n in wanted])
         structs = {layer: _abi.ModuleOutputs() for layer in set(wanted)}
         arrays: dict[tuple[int, str], Floats] = {}
         keep: list[Any] = []
@@ -319,6 +321,10 @@ class Model:
         for name in names:
             setattr(found, name, [arrays[layer, name] for layer in wanted])
         return found
+
+    def _scale(self, layer: int) -> float:
+        given = float(self._desc.layers[layer].scale) if self._desc.layers else 0.0
+        return given or self.head_dim**-0.5
 
     def _shape(self, name: str, layer: int, length: int) -> tuple[int, ...]:
         heads, size = self.heads_of_layers[layer], self.head_dim

@@ -38,6 +38,7 @@ class _Maps:
     second: tuple[int, int] = (0, 0)
     queries: list[Floats] = field(default_factory=list)
     keys: list[Floats] = field(default_factory=list)
+    scales: list[float] | None = None
     head_numbers: list[int] | None = None
     special: list[str] = field(default_factory=list)
 
@@ -160,6 +161,7 @@ class _Page:
                     panel.queries = q[head].ctypes.data
                     panel.keys = k[head * len(k) // len(q)].ctypes.data
                     panel.channels = q.shape[2]
+                    panel.score_scale = maps.scales[group] if maps.scales else 0
                 panels.append(panel)
         chosen = maps.numbers[0] if layer is None else layer
         if chosen not in first:
@@ -422,13 +424,18 @@ def neuron_view(model: Model | ModelAttention | None = None, text: str | None = 
         model, text   a `Model` and a text, or a text and its `pair`; or instead what
                       `model.attention(text, outputs=("probabilities", "q", "k"))` gave; or instead:
         q, k, tokens  queries [H,T,D] and keys [Hk,T,D] of one layer, or a list of layers, and [T]
-                      texts; causal and scale (default 1 / sqrt(D)) say how weights come from them
+                      texts; causal and scale (default 1 / sqrt(D)) say how weights come from them,
+                      and are for these only: a model has its own
         layer, head   shown at first
         layers        that can be chosen; a model of many layers makes a large picture. Default: layer,
                       or all up to 12
     """
     from ._model import Model
 
+    if model is not None and (causal or scale is not None):
+        raise ValueError(f"{'causal' if causal else 'scale'}: only together with q and k; a model has its own")
+    if scale == 0:
+        raise ValueError("scale: 0 gives every key the same weight, which no query or key explains")
     if isinstance(model, Model):
         if text is None:
             raise ValueError("text is missing: what the model reads")
@@ -442,17 +449,15 @@ def neuron_view(model: Model | ModelAttention | None = None, text: str | None = 
                              '"q", "k"))')
         maps = _all_maps(model, tokens, None, True, None, None, None, None, None, None, None)[0]
         maps.queries, maps.keys = _vectors(model.q, model.k)
+        maps.scales = model.scales
         shapes = [(len(q), q.shape[1], k.shape[1]) for q, k in zip(maps.queries, maps.keys)]
         if shapes != [layer.shape for layer in maps.layers]:
             raise ValueError("q and k do not belong to the probabilities: they have other layers, "
                              "heads or lengths")
     else:
         maps = _maps_of_vectors(q, k, tokens, causal, scale)
-    view = View([maps], "neurons", layer=layer, heads=None if head is None else [head],
-                dark=_dark(display_mode), width=width, height=height)
-    if scale is not None:
-        view._pages[0].report.score_scale = scale
-    return _finish(view, html_action)
+    return _finish(View([maps], "neurons", layer=layer, heads=None if head is None else [head],
+                        dark=_dark(display_mode), width=width, height=height), html_action)
 
 
 def _vectors(q: Any, k: Any) -> tuple[list[Floats], list[Floats]]:
@@ -476,6 +481,7 @@ def _maps_of_vectors(q: Any, k: Any, tokens: Any, causal: bool, scale: float | N
     weights = [_weights(layer_q, layer_k, causal, scale) for layer_q, layer_k in zip(queries, keys)]
     maps = _maps(None, "q and k", weights, tokens, tokens, True, True, None)
     maps.queries, maps.keys = queries, keys
+    maps.scales = None if scale is None else [scale] * len(queries)
     return maps
 
 

@@ -31,7 +31,7 @@ function scoreOf(i, row, col) {
     const D = panels[i].channels, q = vectorsOf(i, "queries"), k = vectorsOf(i, "keys");
     let dot = 0;
     for (let d = 0; d < D; d++) dot += q[row * D + d] * k[col * D + d];
-    return {dot, score: dot * (data.score_scale || 1 / Math.sqrt(D))};
+    return {dot, score: dot * panels[i].score_scale};
 }
 
 function placeNeurons(D) {
