@@ -2,8 +2,9 @@
 #include "generate/generate_stream.h"
 
 #include "common/arena.h"
-#include "common/maps.h"
 #include "common/print.h"
+
+#include <multihead/io.h>
 
 #include <stdio.h>
 #include <string.h>
@@ -19,28 +20,19 @@ void generate_print(const char *text, size_t bytes)
     }
 }
 
-/* Whether bytes, which are not a whole character, may become one. */
-static bool may_become_character(const char *bytes, size_t count)
-{
-    const unsigned char lead = (unsigned char)bytes[0];
-    const size_t wants = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || count >= wants) return false;
-    for (size_t i = 1; i < count; i++)
-        if (((unsigned char)bytes[i] & 0xC0) != 0x80) return false;
-    return true;
-}
-
 /* Show text up to end; bytes of no character become U+FFFD, unless they may still become one. */
 static cli_exit show(generate_stream *s, size_t end, bool last)
 {
     while (s->shown < end) {
+        size_t broken;
         const char *from = s->text + s->shown;
-        const size_t left = end - s->shown, valid = maps_valid_utf8(from, left);
+        const size_t valid = mha_utf8_span(from, end - s->shown, &broken);
         generate_print(from, valid);
         s->shown += valid;
-        if (valid == left || (!last && may_become_character(from + valid, left - valid))) break;
+        if (last && broken == 0) broken = end - s->shown;
+        if (broken == 0) break;
         cli_print("\uFFFD");
-        s->shown++;
+        s->shown += broken;
     }
     return cli_finish_stdout(GENERATE, CLI_OK);
 }

@@ -46,6 +46,25 @@ MHA_API void mha_file_free(char *bytes);
  */
 MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *bytes, size_t size);
 
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
+
+/**
+ * How far bytes are text, where they come in pieces, as those of tokens do
+ * (mha_tokenizer_token_bytes()). Returns the number of bytes at the start that are whole characters.
+ *
+ *   broken   out, may be NULL: the number of bytes behind them that belong to no character, whatever
+ *            follows: at least 1, shown as one U+FFFD, and text may continue behind them. 0: no
+ *            bytes are left, or those that are left may become a character; at the end of the text
+ *            they are one U+FFFD too
+ *
+ * Surrogates, over-long forms and values above U+10FFFF belong to no character. The longest beginning
+ * of a character counts as one U+FFFD, as the Unicode standard recommends (chapter 3, "U+FFFD
+ * Substitution of Maximal Subparts"), and as tokenizers of Hugging Face do.
+ *
+ * Memory   none.   Errors  none.   Threads  any.   Since  0.1
+ */
+MHA_API size_t mha_utf8_span(const char *bytes, size_t count, size_t *broken);
+
 /* ---- safetensors ----------------------------------------------------------------------------- */
 /*   8 bytes        n, the header's length, little-endian
  *   n bytes        JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...,

@@ -6,7 +6,6 @@
  * length is read a second time. */
 #include "io/gguf_blocks.h"
 #include "io/gguf_parts.h"
-#include "io/utf8.h"
 
 #include <multihead/component.h>
 
@@ -92,7 +91,7 @@ static mha_status take_name(reader *r, size_t *name)
                         r->file->path.text, where(r).text, length, (int)MOST_NAME_BYTES);
     MHA_TRY(take(r, length, 1, &bytes));
     if (memchr(bytes, 0, (size_t)length)) return bad(r, "its name holds a zero byte");
-    if (mhai_utf8_check((const char *)bytes, (size_t)length) != length)
+    if (mha_utf8_span((const char *)bytes, (size_t)length, NULL) != length)
         return bad(r, "its name is not valid UTF-8");
     *name = names->count;
     MHA_TRY(mhai_vector_add(names, (size_t)length + 1, &copy));

@@ -1,22 +1,43 @@
 /* See utf8.h. */
 #include "io/utf8.h"
 
+#include <multihead/io.h>
+
+#include <stdbool.h>
 #include <utf8proc.h>
 
-size_t mhai_utf8_check(const char *text, size_t size)
+/* Bytes at the start that are a character, or as much of one as there is, at least 1; *whole is the
+ * length of a character that begins so, 0 if none does. */
+static size_t begin_of_character(const unsigned char *s, size_t count, size_t *whole)
 {
-    size_t at = 0;
-    while (at < size) {
-        if ((unsigned char)text[at] < 0x80) {
-            at++;
-            continue;
+    *whole = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
+    if (s[0] > 0xF4) *whole = 0;
+    /* What would be over-long, a surrogate or above 10FFFF is told by the second byte. */
+    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
+    unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
+    size_t length = 1;
+    for (; length < *whole && length < count; length++) {
+        if (s[length] < low || s[length] > high) break;
+        low = 0x80, high = 0xBF;
+    }
+    return length;
+}
+
+size_t mha_utf8_span(const char *bytes, size_t count, size_t *broken)
+{
+    size_t at = 0, none;
+    if (!broken) broken = &none;
+    *broken = 0;
+    while (at < count) {
+        size_t whole;
+        const size_t length =
+            begin_of_character((const unsigned char *)bytes + at, count - at, &whole);
+        if (length != whole) {
+            const bool may_follow = whole > 0 && length == count - at;
+            *broken = may_follow ? 0 : length;
+            break;
         }
-        const size_t rest = size - at < MHAI_UTF8_MAX ? size - at : MHAI_UTF8_MAX;
-        utf8proc_int32_t c = 0;
-        const utf8proc_ssize_t length =
-            utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)rest, &c);
-        if (length <= 0) break;
-        at += (size_t)length;
+        at += length;
     }
     return at;
 }

@@ -7,10 +7,6 @@
 
 enum { MHAI_UTF8_MAX = 4 }; /* bytes of one character */
 
-/* The offset of the first byte that does not belong to a valid character (surrogates, over-long
- * forms and values above 10FFFF are not valid); size if all are. */
-size_t mhai_utf8_check(const char *text, size_t size);
-
 /* The character that begins at *at in valid text; moves *at behind it. */
 int32_t mhai_utf8_next(const char *text, size_t *at);
 

@@ -35,7 +35,7 @@ static const struct {
 static mha_status check_token(const mhai_vocabulary_desc *d, int64_t id, size_t *bytes)
 {
     const mhai_text *token = &d->tokens[id];
-    const size_t valid = token->size ? mhai_utf8_check(token->text, token->size) : 0;
+    const size_t valid = mha_utf8_span(token->text, token->size, NULL);
     if (token->size >= INT32_MAX || *bytes > PTRDIFF_MAX - token->size - 1)
         return mha_fail(MHA_ERR_SIZE, "%s: token %lld has %zu bytes", mhai_show_path(d->where).text,
                         (long long)id, token->size);

@@ -87,7 +87,7 @@ mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t 
 {
     if (size > PTRDIFF_MAX)
         return mha_fail(MHA_ERR_SIZE, "%s: %zu bytes are more than memory can hold", name, size);
-    const size_t valid = size > 0 ? mhai_utf8_check(text, size) : 0;
+    const size_t valid = mha_utf8_span(text, size, NULL);
     if (valid == size) return MHA_OK;
     return mha_fail(MHA_ERR_UTF8, "%s: byte %zu (0x%02X) does not begin a valid UTF-8 character",
                     name, valid, (unsigned)(unsigned char)text[valid]);

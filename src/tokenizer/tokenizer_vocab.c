@@ -27,7 +27,7 @@ static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
     const char *path = l->folder.paths[MHAI_VOCAB_TXT];
     char *text = l->folder.vocab;
     const size_t size = l->folder.vocab_size;
-    const size_t valid = mhai_utf8_check(text, size);
+    const size_t valid = mha_utf8_span(text, size, NULL);
     if (valid < size)
         return mha_fail(MHA_ERR_UTF8, "%s: byte %zu does not begin a valid UTF-8 character",
                         mhai_show_path(path).text, valid);

@@ -622,6 +622,7 @@ MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_model_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(Batch), C.POINTER(ModelOutputs)]),
     "mha_tokenizer_describe": (_STATUS, [_HANDLE, C.POINTER(TokenizerInfo)]),
     "mha_tokenizer_token": (C.c_char_p, [_HANDLE, C.c_int32]),
+    "mha_utf8_span": (C.c_size_t, [C.c_char_p, C.c_size_t, C.POINTER(C.c_size_t)]),
     "mha_tokenizer_token_bytes": (_STATUS, [_HANDLE, C.c_int32, C.POINTER(C.c_void_p),
                                             C.POINTER(C.c_size_t), C.POINTER(C.c_int)]),
     "mha_tokenizer_encode": (_STATUS, [_HANDLE, C.POINTER(EncodeOptions), C.c_char_p, C.c_size_t,

@@ -208,15 +208,27 @@ class Words:
                       [None if first else span for first, span in zip(special, spans)], text)
 
 
+def _shown(data: bytes, last: bool) -> tuple[str, int]:
+    """Bytes as text, and how many of them it has: all but those that may still become a character."""
+    text, at, broken = "", 0, C.c_size_t(1)
+    while at < len(data) and broken.value:
+        rest = data[at:]
+        whole = model_library().mha_utf8_span(rest, len(rest), C.byref(broken))
+        if last and broken.value == 0:
+            broken.value = len(rest) - whole
+        text += rest[:whole].decode() + "\ufffd" * bool(broken.value)
+        at += whole + broken.value
+    return text, at
+
+
 class Writer:
     """A text that grows by tokens: whole characters as they come, and nothing of a stop text."""
 
     def __init__(self, tokenizer: Pieces | Words, stops: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stops = [_utf8(stop, "stop") for stop in stops if stop]
-        self._data = b""
-        self._shown = 0
-        self._begun = False
+        self._rest = b""  # not shown yet
+        self._joint = b""
         self.stopped = False
 
     def add(self, token: int) -> str:
@@ -224,29 +236,22 @@ class Writer:
         data, special = self._tokenizer.added(token)
         if special:
             return ""
-        self._data += (self._tokenizer.joins.encode() if self._begun else b"") + data
-        self._begun = True
-        places = [at for stop in self._stops if (at := self._data.find(stop, self._shown)) >= 0]
+        self._rest += self._joint + data
+        self._joint = self._tokenizer.joins.encode()
+        places = [at for stop in self._stops if (at := self._rest.find(stop)) >= 0]
         if places:
             self.stopped = True
-            self._data = self._data[:min(places)]
+            self._rest = self._rest[:min(places)]
             return self.end()
         held = max((size for stop in self._stops for size in range(1, len(stop))
-                    if self._data.endswith(stop[:size])), default=0)
-        return self._show(max(len(self._data) - held, self._shown))
+                    if self._rest.endswith(stop[:size])), default=0)
+        return self._show(len(self._rest) - held, False)
 
-    def _show(self, end: int) -> str:
-        part = self._data[self._shown:end]
-        try:
-            text = part.decode()
-        except UnicodeDecodeError as error:
-            if error.end == len(part) and error.reason == "unexpected end of data":
-                part = part[:error.start]  # a character that is not complete
-            text = part.decode(errors="replace")
-        self._shown += len(part)
+    def _show(self, end: int, last: bool) -> str:
+        text, shown = _shown(self._rest[:end], last)
+        self._rest = self._rest[shown:]
         return text
 
     def end(self) -> str:
         """What is left; bytes of a character that never ended become U+FFFD."""
-        rest, self._shown = self._data[self._shown:], len(self._data)
-        return rest.decode(errors="replace")
+        return self._show(len(self._rest), True)
