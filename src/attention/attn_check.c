@@ -409,14 +409,14 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
     p->B = p->q.shape[0], p->H = p->q.shape[1], p->T = p->q.shape[2], p->D = p->q.shape[3];
     MHA_TRY(check_tensor("k", k, (int64_t[]){p->B, -1, -1, p->D}, need_data, &p->k));
     p->Hk = p->k.shape[1], p->S = p->k.shape[2];
-    MHA_TRY(check_tensor("v", v, (int64_t[]){p->B, p->Hk, p->S, -1}, need_data, &p->v));
-    p->Dv = p->v.shape[3];
-    if (p->D == 0) return mha_fail(MHA_ERR_SHAPE, "q: dim 3, the head size, is 0");
     if (p->Hk == 0 ? p->H != 0 : p->H % p->Hk != 0)
         return mha_fail(MHA_ERR_SHAPE,
                         "q has %lld heads, k has %lld: the first must be a multiple of the second",
                         (long long)p->H, (long long)p->Hk);
     p->group = p->Hk ? p->H / p->Hk : 0;
+    MHA_TRY(check_tensor("v", v, (int64_t[]){p->B, p->Hk, p->S, -1}, need_data, &p->v));
+    p->Dv = p->v.shape[3];
+    if (p->D == 0) return mha_fail(MHA_ERR_SHAPE, "q: dim 3, the head size, is 0");
     /* Row counts are added and multiplied below, in any order; keep them far from overflow, even
      * where another length is 0. */
     int64_t pairs = 1;

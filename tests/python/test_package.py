@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 
 import numpy as np
 import pytest
@@ -160,17 +161,27 @@ WRONG = [  # arguments, the built-in class, what the message says
     (dict(k=K.astype(">f4")), TypeError, "k: >f4 has the other byte order"),
     (dict(q=Q.tolist()), TypeError, "q: list is not an array"),
     (dict(q=np.ma.masked_array(Q)), TypeError, "q: MaskedArray is not an array"),
-    (dict(q=Q[0]), ValueError, r"q: 3 dimensions, expected 4.*q\[None, None\]"),
+    (dict(q=Q[0]), ValueError, r"q: 3 dimensions, expected 4, .*: q\[None\] if yours are \[heads, length, size\], "
+                               r"q\[:, None\] if \[batch, length, size\]$"),
+    (dict(v=V[0, 0]), ValueError, r"v: 2 dimensions, .*: v\[None, None\] if yours are \[length, size\]$"),
+    (dict(k=K[None]), ValueError, r"k: 5 dimensions, .*: reshape k$"),
+    (dict(k=np.ones((2, 3, 9, 8), np.float32)), ValueError, "q has 4 heads, k has 3: "),
+    (dict(v=V[:, :1]), ValueError, "v: dim 1 is 1, expected 2"),
     (dict(k=K[..., :5]), ValueError, "k: dim 3 is 5, expected 8"),
-    (dict(k=K[:, :, :, ::2], q=Q[:, :, :, ::2]), ValueError, "last axis|contiguous|stride"),
+    (dict(q=Q[..., ::-1]), ValueError,
+     r"q: the last axis has stride -1, it must be contiguous: pass numpy.ascontiguousarray\(q\)"),
+    (dict(k=K[:, :, :, ::2], q=Q[:, :, :, :4]), ValueError, "k: the last axis has stride 2, "),
+    (dict(out=np.empty((2, 4, 6, 7), np.float32).mT), ValueError,
+     "out: the last axis has stride 7, it must be contiguous: pass an array whose last axis is contiguous"),
     (dict(q=np.ndarray((2, 4, 7, 8), np.float32, bytearray(2000), strides=(924, 231, 33, 4))), ValueError,
      "q: a stride of .* is not a whole number of elements of 4"),
     (dict(q=np.frombuffer(bytearray(4 * Q.size + 1), np.float32, offset=1).reshape(Q.shape)), ValueError,
      "q: the array's address is not a multiple"),
-    (dict(out=Q), ValueError, "overlap|shape|dim"),
+    (dict(out=Q), ValueError, "out: dim 3 is 8, expected 6"),
+    (dict(out=Q[..., :6]), ValueError, "out.* overlap.*q|q.* overlap.*out"),
     (dict(out=np.broadcast_to(np.float32(0), (2, 4, 7, 6))), ValueError, "out: the array is read-only"),
     (dict(out=np.empty((2, 4, 7, 6))), TypeError, "out: float64 is not supported"),
-    (dict(out=np.empty((2, 4, 7, 5), np.float32)), ValueError, "o: dim 3 is 5, expected 6"),
+    (dict(out=np.empty((2, 4, 7, 5), np.float32)), ValueError, "out: dim 3 is 5, expected 6"),
     (dict(outputs={"lse": np.empty((2, 4, 7))}), TypeError, "lse: float64 .*float32"),
     (dict(outputs="lsee"), ValueError, "outputs: 'lsee' is not one of lse, probabilities"),
     (dict(outputs="scores", score_stage="cooked"), ValueError, "score_stage: 'cooked' is not one of 'raw'"),
@@ -179,8 +190,14 @@ WRONG = [  # arguments, the built-in class, what the message says
     (dict(outputs="probabilities", rows=[0.5]), TypeError, "rows: a sequence of whole numbers"),
     (dict(heads=[0]), ValueError, "heads: this chooses what an output holds"),
     (dict(softcap=np.ones(2)), TypeError, "softcap: one number is expected"),
-    (dict(casual=True), TypeError, "'casual' is not an option of attention: they are causal, scale"),
-    (dict(casual=None), TypeError, "'casual' is not an option of attention: they are causal, scale"),
+    (dict(casual=True), TypeError,
+     r"'casual' is not an option of attention; did you mean causal\? The options are causal, scale"),
+    (dict(casual=None), TypeError, "did you mean causal"),
+    (dict(is_causal=True), TypeError, r"did you mean causal\?"),
+    (dict(attn_mask=np.ones((7, 9), bool)), TypeError, r"did you mean keep_mask \(True keeps a key\), or bias for"),
+    (dict(mask=np.ones((7, 9), bool)), TypeError, r"did you mean keep_mask \(True keeps a key\)"),
+    (dict(dropout_p=0.1), TypeError, r"did you mean dropout\?"),
+    (dict(zzz=1), TypeError, "'zzz' is not an option of attention. The options are causal, scale"),
     (dict(scale="big"), TypeError, "scale: a number is expected, not 'big'"),
     (dict(scale=[1, 2]), TypeError, "scale: a number is expected"),
     (dict(softcap=-1.0), ValueError, "softcap"),
@@ -189,16 +206,18 @@ WRONG = [  # arguments, the built-in class, what the message says
     (dict(q_offset=0.5, causal=True), TypeError, "q_offset: a whole number is expected"),
     (dict(q_offset=2**70, causal=True), ValueError, "q_offset: "),
     (dict(q_offset=3), ValueError, "q_offset"),
-    (dict(key_lengths=[9]), ValueError, "key_lengths: 1 numbers, expected 2 for 2 sequences"),
+    (dict(key_lengths=[9]), ValueError, "key_lengths: 1 numbers given, expected 2, for a batch of 2"),
     (dict(key_lengths=[9, 10]), ValueError, r"key_lengths\[1\] is 10"),
     (dict(key_lengths=[9.0, 2.0]), TypeError, "key_lengths: a sequence of whole numbers"),
     (dict(key_lengths=[[9, 2]]), TypeError, "key_lengths: a sequence of whole numbers"),
     (dict(query_starts=[0, 7]), ValueError, "query_starts and key_starts belong together"),
     (dict(query_starts=[], key_starts=[]), ValueError, "at least one number"),
-    (dict(query_starts=[0, 7], key_starts=[0, 9, 9]), ValueError, "key_starts: 3 numbers, expected 2"),
+    (dict(query_starts=[0, 7], key_starts=[0, 9, 9]), ValueError, "key_starts: 3 numbers given, expected 2"),
     (dict(window=(1,)), TypeError, r"window: \(1,\) is not \(keys before, keys after\)"),
     (dict(window=3), TypeError, "window: .*keys before, keys after"),
-    (dict(keep_mask=np.ones((7, 9), np.int64)), TypeError, "keep_mask: int64 is not .* expected bool"),
+    (dict(keep_mask=np.ones((7, 9), np.int64)), TypeError,
+     r"keep_mask: int64 is not .* expected bool: convert it, e.g. keep_mask.astype\(bool\)"),
+    (dict(keep_mask=np.zeros((7, 9), np.float32)), TypeError, "True keeps a key; numbers that are added .* bias="),
     (dict(keep_mask=np.ones((3, 9), bool)), ValueError, "keep_mask"),
     (dict(gates=np.ones(4)), TypeError, r"gates: float64 .*gates.astype\(numpy.float32\)"),
     (dict(query_documents=np.zeros((2, 7), np.int32)), ValueError, "key_documents"),
@@ -232,6 +251,14 @@ def test_errors_are_of_two_classes_and_travel():
         assert issubclass(getattr(multihead, ours), (built_in,))
         again = pickle.loads(pickle.dumps(getattr(multihead, ours)("what", 7)))
         assert str(again) == "what" and again.status == 7
+
+
+def test_errors_are_named_as_they_are_caught():
+    """multihead.Error, not the module that defines it."""
+    for name in ("Error", "InvalidArgument", "DTypeError", "FileError", "OutOfMemory", "Unsupported", "CallbackError"):
+        of = getattr(multihead, name)
+        assert "".join(traceback.format_exception_only(of("what"))) == f"multihead.{name}: what\n"
+        assert issubclass(of, multihead.Error)
 
 
 def test_nothing_is_written_on_an_error():

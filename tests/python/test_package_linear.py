@@ -68,14 +68,17 @@ def test_linear_attention_gradients():
 
 def test_wrong_linear_attention():
     for wrong, kind, says in (
-            (dict(key_lengths=[1]), ValueError, "key_lengths: 1 numbers, expected 2 for 2 sequences"),
+            (dict(key_lengths=[1]), ValueError, "key_lengths: 1 numbers given, expected 2, for a batch of 2"),
             (dict(query_starts=[0, 7]), ValueError, "belong together"),
+            (dict(q=Q[0]), ValueError, r"q: 3 dimensions, .*q\[None\] if yours are"),
+            (dict(q=Q[..., ::-1]), ValueError, "q: the last axis has stride -1, .*ascontiguousarray"),
+            (dict(out=np.empty((2, 4, 7, 5), np.float32)), ValueError, "out: dim 3 is 5, expected 6"),
             (dict(state=(Q, Q[0])), ValueError, "state_s|state"),
             (dict(feature_map=lambda x: 1 / 0), ZeroDivisionError, "zero"),
             (dict(feature_map=lambda x: x[:, :3], feature_dim=4), ValueError, "broadcast"),
             (dict(out=np.broadcast_to(np.float32(0), (2, 4, 7, 6))), ValueError, "out: .* read-only")):
         with pytest.raises(kind, match=says):
-            multihead.linear_attention(Q, K, V, **wrong)
+            multihead.linear_attention(**{"q": Q, "k": K, "v": V} | wrong)
     with pytest.raises(multihead.Unsupported, match="gradient"):
         multihead.linear_attention_backward(Q, K, V, np.ones((2, 4, 7, 6), np.float32),
                                             feature_map=features, feature_dim=8)

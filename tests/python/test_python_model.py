@@ -241,6 +241,9 @@ def test_errors_say_what_is_wrong(model, tmp_path):
                              ({"sinks": 3}, "sink")):
             with pytest.raises(ValueError, match=match):
                 model.generate("the", **wrong)
+        for wrong, meant in (("max_new_tokens", "max_tokens"), ("temprature", "temperature"), ("windows", "window")):
+            with pytest.raises(TypeError, match=f"'{wrong}' is not an option of generate; did you mean {meant}?"):
+                model.generate("the", **{wrong: 1})
 
 
 def test_the_page_is_right(monkeypatch, tmp_path):

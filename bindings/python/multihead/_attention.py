@@ -126,12 +126,12 @@ class _Forward:
                  given: Mapping[str, _tensor.Layout]) -> None:
         call = self.prepared = Prepared()
         for name, layout in key[:3]:
-            call.add(name, layout, REAL)
+            call.add(name, layout, REAL, last=True)
         call.check_axes("q", "k", "v")
         call.take(key[3:])
         self.o_shape = (*call.shape("q")[:3], call.shape("v")[3])
         self.o_type = call.dtypes["q"]
-        call.add("out", o or _tensor.contiguous(self.o_shape, self.o_type), REAL)
+        call.add("out", o or _tensor.contiguous(self.o_shape, self.o_type), REAL, last=True)
         self.outputs: list[tuple[str, tuple[int, ...], str]] = []
         self.wanted = _abi.AttentionOutputs()
         if request is not None:
@@ -286,7 +286,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
     for slot, value in zip(call.slots, values):
         slot.value = value
     status = run(_library_forward, context, inputs, call.arguments)
-    finish(whole, call, inputs, status)
+    finish(whole, call, inputs, status, {"o": "out"})
     return (out, AttentionOutputs(**found)) if request is not None else out
 
 

@@ -53,7 +53,7 @@ class _Backward:
         for count, (name, layout) in enumerate(key):
             if name not in _TYPES:
                 break
-            tensor = call.add(name, layout, _TYPES[name])
+            tensor = call.add(name, layout, _TYPES[name], last=_TYPES[name] is REAL)
             if name not in self.INPUTS:
                 setattr(gradients, name, C.pointer(tensor))
         else:

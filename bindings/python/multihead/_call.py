@@ -7,8 +7,9 @@ it. So a call costs a few microseconds of Python.
 from __future__ import annotations
 
 import ctypes as C
+import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
@@ -97,9 +98,24 @@ def with_options(function: Function) -> Function:
     return function
 
 
-def unknown_option(name: str) -> TypeError:
-    return TypeError(f"{name!r} is not an option of attention: they are "
-                     f"{', '.join(AttentionOptions.__annotations__)}")
+# What others call an option, and what it is here.
+_MASK = "keep_mask (True keeps a key), or bias for numbers that are added"
+MEANT = {
+    "attn_mask": _MASK, "attention_mask": _MASK, "mask": _MASK, "attn_bias": "bias", "position_bias": "bias",
+    "key_padding_mask": "key_lengths, or keep_mask (True keeps a key)", "is_causal": "causal",
+    "dropout_p": "dropout", "scaling": "scale", "softmax_scale": "scale", "sm_scale": "scale",
+    "window_size": "window", "sliding_window": "window=(n - 1, 0)", "logits_soft_cap": "softcap",
+    "sinks": "sink_logits", "s_aux": "sink_logits", "cu_seqlens_q": "query_starts",
+    "cu_seqlens_k": "key_starts"}
+
+
+def unknown_option(name: str, of: str = "attention", options: Iterable[str] = AttentionOptions.__annotations__,
+                   meant: Mapping[str, str] = MEANT) -> TypeError:
+    """The error for an option that a function does not have."""
+    near = difflib.get_close_matches(name, options, 1)
+    guess = meant.get(name, near[0] if near else "")
+    return TypeError(f"{name!r} is not an option of {of}" + (f"; did you mean {guess}?" if guess else ".")
+                     + f" The options are {', '.join(options)}")
 
 
 def integer(value: Any, name: str, kind: Any = C.c_int64) -> int:
@@ -163,9 +179,9 @@ class Inputs:
 
     def options(self, options: Mapping[str, Any]) -> None:
         for name, value in options.items():
+            if name not in AttentionOptions.__annotations__:
+                raise unknown_option(name)
             if value is None:
-                if name not in AttentionOptions.__annotations__:
-                    raise unknown_option(name)
                 continue
             if name in _ARRAYS:
                 if isinstance(value, (list, tuple, int, float)):
@@ -186,7 +202,7 @@ class Inputs:
                 self.values.append(self.callback.address)
             elif name == "window":
                 if not isinstance(value, (tuple, list)) or len(value) != 2:
-                    raise TypeError(f"window: {value!r:.60} is not (keys before, keys after)")
+                    raise TypeError(f"window: {value!r:.60} is not (keys before, keys after), e.g. (255, 0)")
                 self.key.append((name, tuple(value)))
             elif hasattr(value, "item"):
                 if getattr(value, "size", 1) != 1 and not callable(value.size):
@@ -205,6 +221,15 @@ class Inputs:
 # ---- Calls made ready ----------------------------------------------------------------------------
 
 
+def check_axes(name: str, ndim: int) -> None:
+    """Reject arrays that do not have 4 axes."""
+    if ndim != 4:
+        advice = {2: f"{name}[None, None] if yours are [length, size]",
+                  3: f"{name}[None] if yours are [heads, length, size], {name}[:, None] if [batch, length, "
+                     "size]"}.get(ndim, f"reshape {name}")
+        raise ValueError(f"{name}: {ndim} dimensions, expected 4, [batch, heads, length, size]: {advice}")
+
+
 class Prepared:
     """The structs of calls of one key; slots are where the values of a call go."""
 
@@ -218,14 +243,19 @@ class Prepared:
         tensor = self.tensors[name]
         return tuple(tensor.shape[:tensor.ndim])
 
-    def add(self, name: str, layout: _tensor.Layout, types: tuple[str, ...]) -> _abi.Tensor:
-        """A tensor with a slot for its address."""
+    def add(self, name: str, layout: _tensor.Layout, types: tuple[str, ...],
+            last: bool = False) -> _abi.Tensor:
+        """A tensor with a slot for its address; last: its last axis must be contiguous."""
         tensor = _tensor.describe(layout, name)
         code = _tensor.code_of(layout, name)
         if code not in types:
             found, conversion = _tensor.conversion(layout, name, types[0])
+            remedy = ("True keeps a key; numbers that are added to scores are bias=" if "float" in found
+                      and name == "keep_mask" else f"convert it, e.g. {conversion}")
             raise TypeError(f"{name}: {found} is not supported, expected "
-                            f"{_tensor.readable(types)}: convert it, e.g. {conversion}")
+                            f"{_tensor.readable(types)}: {remedy}")
+        if last:
+            _tensor.check_last(layout, tensor, name)
         self.tensors[name] = tensor
         self.dtypes[name] = code
         self.slots.append(C.c_void_p.from_buffer(tensor, _abi.Tensor.data.offset))
@@ -261,8 +291,6 @@ class Prepared:
             elif name == "window":
                 desc.left_keys, desc.right_keys = (integer(side, name) for side in value)
                 desc.flags |= _abi.ATTENTION_FLAGS["window"]
-            else:
-                raise unknown_option(name)
         self._check_counts(counts)
 
     def _check_counts(self, counts: dict[str, int]) -> None:
@@ -277,14 +305,12 @@ class Prepared:
                                  "sequence ends")
         for name, count in counts.items():
             if count != sequences + _INT64S[name]:
-                raise ValueError(f"{name.replace('offsets', 'offset')}: {count} numbers, expected "
-                                 f"{sequences + _INT64S[name]} for {sequences} sequences")
+                raise ValueError(f"{name.replace('offsets', 'offset')}: {count} numbers given, expected "
+                                 f"{sequences + _INT64S[name]}, for a batch of {sequences}")
 
     def check_axes(self, *names: str) -> None:
         for name in names:
-            if self.tensors[name].ndim != 4:
-                raise ValueError(f"{name}: {self.tensors[name].ndim} dimensions, expected 4, "
-                                 f"[batch, heads, length, size]: e.g. {name}[None, None]")
+            check_axes(name, self.tensors[name].ndim)
 
 
 _MOST_CALLS = 256  # that a thread keeps; they take some 2 KiB each
@@ -308,7 +334,8 @@ def run(function: Callable[..., int], context: Context | None, inputs: Inputs,
         return inputs.callback.call(function, handle, *arguments)
 
 
-def finish(key: tuple[Any, ...], call: Any, inputs: Inputs, status: int) -> None:
+def finish(key: tuple[Any, ...], call: Any, inputs: Inputs, status: int,
+           names: Mapping[str, str] = {}) -> None:  # noqa: B006, read only
     """Keep a call for the next time, and raise what went wrong."""
     calls = thread.calls
     if len(calls) >= _MOST_CALLS:
@@ -317,4 +344,4 @@ def finish(key: tuple[Any, ...], call: Any, inputs: Inputs, status: int) -> None
     if inputs.callback is not None:
         inputs.callback.raise_error()
     if status:
-        check(status)
+        check(status, names)

@@ -258,7 +258,7 @@ def measure_heads(model: Model, reader: Pieces | Words, texts: Sequence[Tokens],
     if random < 0:
         raise ValueError(f"random: {random} is not a number of sequences")
     if not texts and random == 0:
-        raise ValueError("texts: there is none; give one, or random sequences")
+        raise ValueError("texts: there is none; give one, or random above 0")
     heads = model.heads_of_layers
     with context as handle:
         on_texts = _measure_texts(handle, model, heads, texts, gates)

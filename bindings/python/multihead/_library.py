@@ -4,12 +4,13 @@ from __future__ import annotations
 import ctypes as C
 import os
 import pathlib
+import re
 import shutil
 import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import _abi
@@ -57,6 +58,9 @@ class CallbackError(Error, RuntimeError):
     """A callback reported failure."""
 
 
+for _class in (Error, InvalidArgument, DTypeError, FileError, OutOfMemory, Unsupported, CallbackError):
+    _class.__module__ = "multihead"  # where a program has them from
+
 _CLASSES: dict[int, type[Error]] = {
     _abi.STATUS["err_dtype"]: DTypeError,
     _abi.STATUS["err_file"]: FileError,
@@ -67,10 +71,13 @@ _CLASSES: dict[int, type[Error]] = {
 }
 
 
-def check(status: int) -> None:
-    """Raise the error of a status that is not 0, with the library's line of detail."""
+def check(status: int, names: Mapping[str, str] = {}) -> None:  # noqa: B006, read only
+    """Raise the error of a status that is not 0, with the library's line of detail; names: what the caller
+    knows an argument of the library as."""
     if status:
         detail = library.mha_error_detail().decode(errors="replace")
+        for theirs, ours in names.items():
+            detail = re.sub(rf"\b{theirs}\b", ours, detail)
         raise _CLASSES.get(status, InvalidArgument)(detail, status)
 
 

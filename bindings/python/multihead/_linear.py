@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 
 from . import _abi, _tensor
-from ._call import Numbers, integer
+from ._call import Numbers, check_axes, integer
 from ._library import Callbacks, Context, check, chosen, library
 
 Array = TypeVar("Array")
@@ -75,7 +75,7 @@ class _FeatureMaps(Callbacks):
             status = self.call(function, handle, *arguments) if self.forward else \
                 function(handle, *arguments)
         self.raise_error()
-        check(status)
+        check(status, {"o": "out"})
 
 
 def _address(function: Any) -> int | None:
@@ -88,11 +88,10 @@ class _Call:
     def __init__(self, q: Any, k: Any, v: Any, causal: bool, q_offset: Any, key_lengths: Any,
                  state: Any, query_starts: Any, key_starts: Any, callbacks: _FeatureMaps,
                  feature_dim: int) -> None:
-        self.q, self.k, self.v = (_tensor.tensor(x, name)
+        self.q, self.k, self.v = (_tensor.tensor(x, name, last=True)
                                   for x, name in ((q, "q"), (k, "k"), (v, "v")))
         for name in "qkv":
-            if (ndim := getattr(self, name).ndim) != 4:
-                raise ValueError(f"{name}: {ndim} dimensions, expected 4, [batch, heads, length, size]")
+            check_axes(name, getattr(self, name).ndim)
         desc = self.desc = _abi.LinearAttentionDesc(
             flags=_abi.LINEAR_FLAGS["causal"] * bool(causal),
             feature_map=_address(callbacks.forward), feature_dim=integer(feature_dim, "feature_dim"))
@@ -117,8 +116,8 @@ class _Call:
             return
         array = _tensor.int64s(values, name)
         if len(array) != self.sequences + more:
-            raise ValueError(f"{name}: {len(array)} numbers, expected {self.sequences + more} for "
-                             f"{self.sequences} sequences")
+            raise ValueError(f"{name}: {len(array)} numbers given, expected {self.sequences + more}, for a "
+                             f"batch of {self.sequences}")
         setattr(self.desc, name, (C.c_int64 * max(1, len(array)))(*array.tolist()))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi, _tensor
-from ._call import integer
+from ._call import integer, unknown_option
 from ._decoder import Decoder, DecoderOptions
 from ._heads import HeadScores, measure_heads
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
@@ -21,6 +21,10 @@ from ._tokens import Pieces, Tokens, Words, Writer
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 OUTPUTS = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
+_SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+_CACHE = tuple(name for name in DecoderOptions.__annotations__ if name not in ("batch", "capacity"))
+_MEANT = {"max_new_tokens": "max_tokens", "max_length": "max_tokens", "do_sample": "temperature",
+          "stop_strings": "stop"}
 
 
 @dataclass(repr=False)
@@ -61,7 +65,7 @@ class ModelAttention:
 
     def _maps(self) -> list[Floats]:
         if self.probabilities is None:
-            raise ValueError("the probabilities were not asked for: outputs=('probabilities',)")
+            raise ValueError("the probabilities were not asked for: pass outputs='probabilities'")
         return self.probabilities
 
     def __getitem__(self, at: tuple[int, int]) -> Floats:
@@ -254,7 +258,8 @@ class Model:
         if given.ndim == 2 and len(given) == 1:
             given = given[0]  # a batch of one, as tokenizers of transformers give it
         if given.ndim != 1:
-            raise ValueError(f"token ids of one text are expected, [T], not {list(given.shape)}")
+            raise ValueError(f"token ids of one text are expected, [T], not {list(given.shape)}: pass the "
+                             "texts one by one")
         ids = np.array([self._token(i) for i in given], np.int32)
         labels = [str(i) if self._tokenizer is None else self._tokenizer.label(int(i)) for i in ids]
         return Tokens(ids, labels, np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int32),
@@ -416,6 +421,9 @@ class Model:
                seed: int = 0, stop: str | Sequence[str] = (), **cache: Any) -> Iterator[str]:
         """`generate`, piece by piece as the text comes."""
         self._must_predict()
+        for name in cache:
+            if name not in _CACHE:
+                raise unknown_option(name, "generate", (*_SAMPLING, *_CACHE), _MEANT)
         sampling = _abi.Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                                  seed=seed)
         if not 0 < top_p <= 1:

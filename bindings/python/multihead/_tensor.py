@@ -98,8 +98,8 @@ _address = _read_address if _can_read() else _ask_address
 def _look_numpy(array: Any, name: str) -> tuple[Layout, int]:
     address = _address(array)
     if address & 7 and address % array.itemsize:
-        raise ValueError(f"{name}: the array's address is not a multiple of its elements' size; copy "
-                         "it, numpy.array(x)")
+        raise ValueError(f"{name}: the array's address is not a multiple of its elements' size: pass "
+                         f"{name}.copy()")
     return (array.dtype, array.shape, array.strides), address
 
 
@@ -126,12 +126,12 @@ def _torch_kind() -> Kind:
     def look(tensor: Any, name: str) -> tuple[Layout, int]:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name}: the tensor requires a gradient, which this call does not "
-                            "record: use multihead.torch, or pass tensor.detach()")
+                            f"record: use multihead.torch, or pass {name}.detach()")
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             raise TypeError(f"{name}: a dense tensor in the CPU's memory is expected, not one of "
-                            f"{tensor.device}, {tensor.layout}")
+                            f"{tensor.device}, {tensor.layout}: pass {name}.cpu(), or {name}.to_dense()")
         if tensor.is_neg():
-            raise TypeError(f"{name}: the negative of a tensor in memory; pass tensor.resolve_neg()")
+            raise TypeError(f"{name}: the negative of a tensor in memory: pass {name}.resolve_neg()")
         return (tensor.dtype, tensor.shape, tensor.stride()), tensor.data_ptr()
 
     return Kind(look, lambda shape, code: torch.empty(shape, dtype=types[code]),
@@ -160,7 +160,7 @@ _CPU, _CPU_PINNED = 1, 3
 
 def _look_dlpack(array: Any, name: str) -> tuple[Layout, int]:
     if array.__dlpack_device__()[0] not in (_CPU, _CPU_PINNED):
-        raise TypeError(f"{name}: the array is not in the CPU's memory")
+        raise TypeError(f"{name}: the array is not in the CPU's memory: copy it there")
     capsule = array.__dlpack__()
     # Not renamed, so that the capsule's destructor gives the view back when the address is dropped.
     found = _DlTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
@@ -203,7 +203,7 @@ def _learn(array: Any, name: str) -> Kind:
         kind = _DLPACK
     else:
         raise TypeError(f"{name}: {type(array).__name__} is not an array: pass one of NumPy, torch "
-                        "or another library with DLPack, e.g. numpy.asarray(x, numpy.float32)")
+                        f"or another library with DLPack, e.g. numpy.asarray({name}, numpy.float32)")
     _KINDS[type(array)] = kind
     return kind
 
@@ -243,8 +243,8 @@ def readable(codes: tuple[str, ...]) -> str:
 def conversion(layout: Layout, name: str, code: str) -> tuple[str, str]:
     """The element type of a layout, and how to convert the array, in the words of its kind."""
     dtype, wanted = layout[0], readable((code,))
-    if isinstance(dtype, np.dtype):
-        return str(dtype), f"{name}.astype(numpy.{wanted})"
+    if isinstance(dtype, np.dtype):  # numpy.bool is missing from 1.24 to 1.26
+        return str(dtype), f"{name}.astype({'bool' if wanted == 'bool' else f'numpy.{wanted}'})"
     if (text := str(dtype)).startswith("torch."):
         return text, f"{name}.to({text[:6]}{wanted})"
     return readable((code_of(layout, name),)), f"to {wanted}"
@@ -269,7 +269,7 @@ def code_of(layout: Layout, name: str) -> str:
 def _unsupported(dtype: Any, name: str) -> str:
     text = str(dtype)
     if isinstance(dtype, np.dtype) and not dtype.isnative:
-        return f"{name}: {text} has the other byte order: array.astype(array.dtype.newbyteorder('='))"
+        return f"{name}: {text} has the other byte order: pass {name}.astype({name}.dtype.newbyteorder('='))"
     plain = text.replace("torch.", "")
     advice = f"; convert it, e.g. to {_ADVICE[plain]}" if plain in _ADVICE else ""
     if plain == "uint16":
@@ -289,16 +289,31 @@ def describe(layout: Layout, name: str) -> Tensor:
     elif unit > 1:
         if any(stride % unit for stride in strides):
             raise ValueError(f"{name}: a stride of {strides} bytes is not a whole number of "
-                             f"elements of {unit}; copy it, numpy.ascontiguousarray(x)")
+                             f"elements of {unit}: pass {name}.copy()")
         strides = tuple(stride // unit for stride in strides)
     pad = (0,) * (MAX_DIMS - ndim)
     return Tensor(None, code, ndim, (*shape, *pad), (*strides, *pad))
 
 
-def tensor(array: Any, name: str = "array") -> Tensor:
-    """The struct of an array. It borrows the memory: keep the array as long."""
+def check_last(layout: Layout, made: Tensor, name: str) -> None:
+    """Reject an array whose last axis is not contiguous."""
+    last = made.ndim - 1
+    if last >= 0 and made.shape[last] > 1 and made.stride[last] != 1:
+        copy = (f"numpy.ascontiguousarray({name})" if isinstance(layout[0], np.dtype)
+                else f"{name}.contiguous()" if str(layout[0]).startswith("torch.") else "a copy")
+        if name == "out":
+            copy = "an array whose last axis is contiguous"
+        raise ValueError(f"{name}: the last axis has stride {made.stride[last]}, it must be contiguous: "
+                         f"pass {copy}")
+
+
+def tensor(array: Any, name: str = "array", last: bool = False) -> Tensor:
+    """The struct of an array; last: its last axis must be contiguous. It borrows the memory: keep the
+    array as long."""
     layout, address = look(array, name)
     made = describe(layout, name)
+    if last:
+        check_last(layout, made, name)
     made.data = address
     return made
 
