@@ -346,13 +346,19 @@ def test_errors_say_what_to_do():
     for dtype in (torch.uint8, torch.float64):
         with pytest.raises(TypeError, match=f"attn_mask: {dtype}; bool, where true attends"):
             ours(q, k, v, torch.ones(5, 5, dtype=dtype))
-    with pytest.raises(ValueError, match="bias: dim"):
-        ours(q, k, v, torch.zeros(4, 5))
+    for mask in (torch.zeros(4, 5), torch.ones(3, 1, 5, 5, dtype=torch.bool), torch.zeros(1, 1, 1, 5, 5)):
+        with pytest.raises(ValueError, match=r"attn_mask: \[.*5\] does not broadcast to \[1, 2, 5, 5\]"):
+            ours(q, k, v, mask)
+    with pytest.raises(ValueError, match="key: dim 3 is 7, expected 8"):
+        ours(q, torch.randn(1, 2, 5, 7), v)
+    for name, meant in (("causal", "is_causal"), ("keep_mask", "attn_mask"), ("windows", "window")):
+        with pytest.raises(TypeError, match=f"'{name}' is not an option .*; did you mean {meant}?"):
+            ours(q, k, v, **{name: None})
     with pytest.raises(ValueError, match="right_keys is 2"):
         ours(q, k, v, is_causal=True, window=(1, 2))
     with pytest.raises(ValueError, match="key_lengths"):
         ours(q, k, v, key_lengths=[9])
-    with pytest.raises(ValueError, match="2 numbers, expected 1"):
+    with pytest.raises(ValueError, match="2 numbers given, expected 1"):
         ours(q, k, v, key_lengths=[1, 2])
     with pytest.raises(ValueError, match="return_weights: 'all'"):
         ours(q, k, v, return_weights="all")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import torch
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from .._call import MEANT, unknown_option
 from . import _operator
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ class AttentionOptions(TypedDict, total=False):
 
 
 _OPTIONS = tuple(AttentionOptions.__annotations__)
+_MEANT = MEANT | {
+    "causal": "is_causal", "dropout": "dropout_p", "keep_mask": "attn_mask", "mask": "attn_mask",
+    "attention_mask": "attn_mask", "key_padding_mask": "key_lengths, or attn_mask (True attends)"}
 _SINGLE = {"alibi_slopes", "t5_table", "shaw_keys", "shaw_values", "sink_logits", "gates"}
 _DOCUMENTS = {"query_documents", "key_documents"}
 _PLACES = {name: i for i, name in enumerate(_operator.TENSORS)}
@@ -69,6 +74,25 @@ def _converted(name: str, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def check_kind(name: str, x: torch.Tensor) -> None:
+    """Reject tensors whose elements are not those of one array: nested and sparse ones, and classes that
+    redefine torch's functions, which this package does not use."""
+    if x.is_nested:
+        raise TypeError(f"{name}: a nested tensor; pass its sequences one after the other, with query_starts "
+                        "and key_starts, or use multihead.torch.MultiheadAttention")
+    if x.layout is not torch.strided:
+        raise NotImplementedError(f"{name}: multihead computes on dense tensors in the CPU's memory, not on "
+                                  f"{x.layout}: pass {name}.to_dense()")
+    kind = type(x)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return
+    own = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    if own not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl):
+        raise TypeError(f"{name}: {kind.__module__}.{kind.__qualname__} redefines torch's functions, which "
+                        "multihead does not use: pass an ordinary tensor, e.g. "
+                        f"{name}.as_subclass(torch.Tensor) if that has the elements")
+
+
 def dropout_seed() -> torch.Tensor:
     """A seed drawn from torch's generator, so that torch.manual_seed() repeats a run."""
     return torch.randint(0, (1 << 63) - 1, (), dtype=torch.int64)
@@ -79,6 +103,8 @@ def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout
     """The operator with its options by name, those that are None left out; tensors have 4 axes."""
     tensors: list[torch.Tensor | None] = []
     numbers: dict[str, Any] = {}
+    for name, x in zip(_operator.MAIN, (query, key, value)):
+        check_kind(name, x)
     if dropout:
         options["dropout_seed"] = dropout_seed()
         numbers["dropout"] = dropout
@@ -91,6 +117,8 @@ def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout
         if at is None:
             numbers[name] = list(value_of) if name == "window" else value_of
             continue
+        if isinstance(value_of, torch.Tensor):
+            check_kind(name, value_of)
         if at >= len(tensors):
             tensors += [None] * (at + 1 - len(tensors))
         tensors[at] = (_numbers(value_of) if name in _operator.NUMBERS
@@ -132,16 +160,22 @@ def _broadcast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     return found, lead + heads
 
 
+def causal_offset(mask: CausalBias) -> int:
+    """The q_offset of torch's causal masks."""
+    lower = mask.variant == CausalVariant.LOWER_RIGHT
+    return mask.seq_len_kv - mask.seq_len_q if lower else 0
+
+
 def _mask(mask: torch.Tensor, lead: list[int], queries: int, keys: int) -> torch.Tensor:
     """A mask that broadcasts to [*lead, T, S], with at most 4 axes."""
-    if mask.dim() <= min(4, len(lead) + 2) and len(lead) <= 2:
-        return mask
+    shape = (*lead, queries, keys)
     try:
-        mask = mask.expand(*lead, queries, keys)
+        whole = mask.expand(shape)
     except RuntimeError:
-        raise ValueError(f"attn_mask: {tuple(mask.shape)} does not broadcast to "
-                         f"{(*lead, queries, keys)}") from None
-    return mask.reshape(math.prod(lead[:-1]), lead[-1], queries, keys)
+        raise ValueError(f"attn_mask: {list(mask.shape)} does not broadcast to {list(shape)}") from None
+    if mask.dim() <= 4 and len(lead) <= 2:
+        return mask
+    return whole.reshape(math.prod(lead[:-1]), lead[-1], queries, keys)
 
 
 def scaled_dot_product_attention(
@@ -156,9 +190,10 @@ def scaled_dot_product_attention(
         returns [..., H, T, Dv], of query's type; float32, float16 or bfloat16
 
     As torch's: dimensions before the last two broadcast; attn_mask is bool, true attends, or float,
-    added, and broadcasts to [..., H, T, S]; is_causal keeps keys s <= t, and q_offset=S-T in
-    addition lets the last query see all keys; enable_gqa allows H to be a multiple of Hk; dropout_p
-    applies always, so pass 0 outside training. Its seed is drawn from torch's generator.
+    added, and broadcasts to [..., H, T, S], or a CausalBias of torch.nn.attention.bias; is_causal keeps
+    keys s <= t, and q_offset=S-T in addition lets the last query see all keys; enable_gqa allows H to be
+    a multiple of Hk; dropout_p applies always, so pass 0 outside training. Its seed is drawn from torch's
+    generator.
 
     Beyond torch's:
         return_lse      also return [..., H, T] f32, the logarithm of the sum of exp of the scores
@@ -192,6 +227,8 @@ def scaled_dot_product_attention(
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype)
                              for x in (query, key, value))
+    for name, x in zip(_operator.MAIN, (query, key, value)):
+        check_kind(name, x)
     of_q, of_k, of_v = query.shape, key.shape, value.shape
     batched = len(of_q) == len(of_k) == len(of_v) == 4 and (
         of_q[0] == of_k[0] == of_v[0] and of_k[1] == of_v[1]
@@ -209,10 +246,20 @@ def scaled_dot_product_attention(
         return scaled
     for name in options:
         if name not in _OPTIONS:
-            raise TypeError(f"{name!r} is not an option of scaled_dot_product_attention: beyond torch's "
-                            f"arguments they are {', '.join(_OPTIONS)}")
+            raise unknown_option(name, "scaled_dot_product_attention, beyond torch's arguments", _OPTIONS,
+                                 _MEANT)
     given: dict[str, Any] = dict(options)
-    if attn_mask is not None:
+    if isinstance(attn_mask, CausalBias):
+        queries, keys = query.shape[2], key.shape[2]
+        if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (queries, keys):
+            raise ValueError(f"attn_mask: a CausalBias of {attn_mask.seq_len_q} queries and "
+                             f"{attn_mask.seq_len_kv} keys, for {queries} queries and {keys} keys")
+        if is_causal or "q_offset" in given:
+            raise ValueError(f"attn_mask: a CausalBias and {'is_causal' if is_causal else 'q_offset'} given; "
+                             "pass one of them")
+        given |= {"causal": True, "q_offset": causal_offset(attn_mask)}
+    elif attn_mask is not None:
+        check_kind("attn_mask", attn_mask)
         if attn_mask.dtype not in (torch.bool, torch.float32, torch.float16, torch.bfloat16):
             raise TypeError(f"attn_mask: {attn_mask.dtype}; bool, where true attends, or float32, "
                             "float16 or bfloat16, which is added, is expected")

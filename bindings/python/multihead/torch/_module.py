@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 
 from . import _attention, _masks, _operator
 
@@ -193,7 +194,8 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, same: 
         raise AssertionError(f"key shape {key.shape} does not match value shape {value.shape}")
     if query.is_nested or query.device.type == "cpu":
         return
-    raise NotImplementedError(f"multihead computes in the CPU's memory, not on {query.device}")
+    raise NotImplementedError(f"multihead computes in the CPU's memory, not on {query.device}: call .cpu() on "
+                              "the module and its inputs")
 
 
 def _forward(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -201,6 +203,12 @@ def _forward(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor, v
              attn_mask: torch.Tensor | None,
              is_causal: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What torch's forward does before and after the formula."""
+    if isinstance(attn_mask, CausalBias):
+        offset = _attention.causal_offset(attn_mask)
+        attn_mask = ~torch.ones(attn_mask.seq_len_q, attn_mask.seq_len_kv, dtype=torch.bool).tril(offset)
+    for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
+        if mask is not None:
+            _attention.check_kind(name, mask)
     batched = functional._mha_shape_check(  # type: ignore[attr-defined]
         query, key, value, key_padding_mask, attn_mask, num_heads)
     if is_causal and attn_mask is None:

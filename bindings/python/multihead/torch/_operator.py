@@ -117,6 +117,9 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride()
 
 
+_NAMES = {"q": "query", "k": "key", "v": "value", "o": "out"}
+
+
 class _Call:
     """A call made ready: structs, and the slots that addresses and numbers are written to."""
 
@@ -148,7 +151,8 @@ class _Call:
             slot.value = value
         with _context() as handle:
             status = function(handle, *arguments)
-        check(status)
+        if status:
+            check(status, _NAMES)
 
 
 def _check(tensor: torch.Tensor, name: str) -> None:
