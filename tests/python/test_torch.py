@@ -13,6 +13,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import multihead
 import multihead.torch as mt
@@ -376,6 +377,80 @@ def test_errors_say_what_to_do():
         torch.vmap(lambda q: ours(q, k.detach(), v.detach()))(q.detach()[None])
     with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="torch.func"):
         ours(torch.autograd.forward_ad.make_dual(q.detach(), q.detach()), k, v)
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+@pytest.mark.parametrize("T, S", [(7, 7), (4, 12), (12, 5), (1, 9), (33, 70)])
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+def test_causal_biases(make, T, S):
+    """As torch's math on the bool mask that they stand for, results and gradients; a query without keys gives 0.
+    In a module too, and where torch.compile traces."""
+    bias = make(T, S)
+    keep = torch.ones(T, S, dtype=torch.bool).tril(S - T if make is causal_lower_right else 0)
+    q, k, v = tensors((2, 1, 6, T, 8), (2, 1, 3, S, 8), (1, 3, S, 5), grad=True)
+    found, exact = (ours(q, k, v, mask, enable_gqa=True) for mask in (bias, keep))
+    assert torch.equal(found, exact) and not found[..., ~keep.any(-1), :].any()
+    wide = theirs(q.double(), k.double(), v.double(), keep, enable_gqa=True)
+    assert (found - wide)[..., keep.any(-1), :].abs().max() < 1e-5
+    for x, y in zip(*(torch.autograd.grad(out.sin().sum(), (q, k, v)) for out in (found, exact))):
+        assert (x - y).abs().max() <= 1e-5 * y.abs().max()
+    assert torch.equal(ours(q, k, v, bias, enable_gqa=True, window=(2, -1)),
+                       ours(q, k, v, keep.triu((S - T if make is causal_lower_right else 0) - 2), enable_gqa=True))
+    torch.compiler.reset()
+    traced = torch.compile(lambda *x: ours(*x, enable_gqa=True), fullgraph=True, backend="aot_eager")
+    assert torch.equal(traced(q, k, v, bias), found)
+    for wrong, says in (({"is_causal": True}, "a CausalBias and is_causal"), ({"q_offset": 1}, "and q_offset")):
+        with pytest.raises(ValueError, match=says):
+            ours(q, k, v, bias, enable_gqa=True, **wrong)
+    with pytest.raises(ValueError, match=f"a CausalBias of {T} queries and {S + 1} keys, for {T} queries and {S} keys"):
+        ours(q, k, v, make(T, S + 1), enable_gqa=True)
+    for more in ({}, {"add_bias_kv": True}):
+        mha = mt.MultiheadAttention(8, 2, batch_first=True, **more)
+        x, y = tensors((3, T, 8), (3, S, 8))
+        pad = torch.arange(S) >= torch.tensor([[S], [S], [max(S - 2, 1)]])
+        out, p = mha(x, y, y, attn_mask=bias, key_padding_mask=pad)
+        exact, q_ = mha(x, y, y, attn_mask=~keep, key_padding_mask=pad)
+        assert torch.equal(out, exact) and torch.equal(p, q_)
+
+
+class Redefining(torch.Tensor):
+    """Elements other than those in memory, as far as torch's functions tell."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        return super().__torch_function__(function, types, arguments, options or {})
+
+
+class Harmless(torch.Tensor):
+    """A class that changes nothing."""
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors", "ignore:.*MaskedTensor", "ignore:.*prototype")
+def test_tensors_that_are_no_arrays_are_refused_by_name():
+    """Nested, sparse and masked ones and classes that redefine torch's functions, as any argument."""
+    q, mask, count = tensors((2, 2, 5, 8))[0], torch.ones(5, 5), 0
+    parts = list(q.transpose(1, 2))
+    kinds = {
+        "nested": (lambda x: torch.nested.nested_tensor(list(x)), TypeError, "a nested tensor.*query_starts"),
+        "jagged": (lambda x: torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2), TypeError,
+                   "a nested tensor.*MultiheadAttention"),
+        "sparse": (lambda x: x.to_sparse(), NotImplementedError, r"torch.sparse_coo: pass \w+.to_dense"),
+        "masked": (lambda x: torch.masked.as_masked_tensor(x, x > 0), TypeError, "MaskedTensor redefines torch's functions"),
+        "redefined": (lambda x: x.as_subclass(Redefining), TypeError, r"Redefining redefines .*as_subclass\(torch.Tensor\)")}
+    for kind, (of, error, says) in kinds.items():
+        for name, given in (("query", (of(q), q, q)), ("key", (q, of(q), q)), ("value", (q, q, of(q))),
+                            ("attn_mask", (q, q, q, of(mask)))):
+            for more in ({}, {"window": (1, 0)}):
+                with pytest.raises(error, match=f"^{name}: .*{says}"):
+                    ours(*given, **more)
+                count += 1
+        with pytest.raises(error, match=f"^bias: .*{says}"):
+            ours(q, q, q, bias=of(mask))
+        with pytest.raises(error, match=f"^attn_mask: .*{says}"):
+            mt.MultiheadAttention(8, 2, batch_first=True)(q[0], q[0], q[0], attn_mask=of(mask))
+    print(f"\n{len(kinds)} kinds of tensors: {count} calls of scaled_dot_product_attention refused")
+    exact = ours(q, q, q, mask)
+    assert torch.equal(ours(q.as_subclass(Harmless), q, q, torch.nn.Parameter(mask)), exact)
 
 
 def test_threads_are_torchs():

@@ -6,6 +6,8 @@ of the largest number; greedy tokens are the same. Rows of padding are not compa
 key gives 0 here and the mean of all values there.
 """
 import copy
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -308,3 +310,184 @@ def test_paged_caches_are_refused():
     q = torch.randn(1, 2, 3, 8)
     with pytest.raises(NotImplementedError, match="continuous batching"):
         ours.attention_forward(torch.nn.Identity(), q, q, q, None, cache=object())
+
+
+# ---- Arguments and masks, one by one ----------------------------------------------------------------
+
+B, H, HK, S, D = 2, 4, 2, 11, 8
+KEEP = torch.tensor([[1] * S, [0] * 3 + [1] * (S - 3)]).bool()
+
+
+class Ready(transformers.PreTrainedConfig):
+    """A configuration of models that are ready for SDPA."""
+
+
+class Eager(transformers.PreTrainedConfig):
+    """One of models that are not."""
+
+
+class EagerModel(transformers.PreTrainedModel):
+    config_class, _supports_sdpa = Eager, False
+
+
+def causal_mask(config, T, **more):
+    return ours.attention_mask(B, T, S, S - T, 0, config=config(), **more)
+
+
+WINDOW = transformers.masking_utils.sliding_window_causal_mask_function(4)
+CHUNKS = transformers.masking_utils.chunked_causal_mask_function(5, torch.tensor([0, 3]))
+MASKS = {  # of T queries, the last ones of S keys
+    "none": lambda T: None,
+    "causal": lambda T: causal_mask(Ready, T),
+    "padded": lambda T: causal_mask(Ready, T, attention_mask=KEEP),
+    "padded, added": lambda T: causal_mask(Eager, T, attention_mask=KEEP),
+    "window": lambda T: causal_mask(Ready, T, attention_mask=KEEP, mask_function=WINDOW),
+    "window, added": lambda T: causal_mask(Eager, T, mask_function=WINDOW),
+    "chunks": lambda T: causal_mask(Ready, T, mask_function=CHUNKS),
+    "dense": lambda T: causal_mask(Ready, T, attention_mask=KEEP, mask_function=WINDOW).dense(),
+    "dense, added": lambda T: causal_mask(Eager, T, attention_mask=KEEP).dense(),
+    "numbers": lambda T: torch.randn(B, 1, T, S, generator=torch.Generator().manual_seed(7)),
+    "of one key": lambda T: ours.attention_mask(B, T, 1, S - 1, S - 1, config=Ready()),
+    "of one query": lambda T: ours.attention_mask(B, 1, S, S - 1, 0, config=Ready(), mask_function=WINDOW),
+    "of one sequence": lambda T: ours.attention_mask(1, T, S, S - T, 0, config=Ready(), attention_mask=KEEP[1:]),
+}
+
+
+def drawn(*shape, seed=3):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+ARGUMENTS = {
+    "nothing": lambda T: {},
+    "scaling": lambda T: {"scaling": 0.21},
+    "softcap": lambda T: {"softcap": 1.7},
+    "position_bias": lambda T: {"position_bias": drawn(1, H, T, S)},
+    "s_aux": lambda T: {"s_aux": drawn(H)},
+    "sinks of heads": lambda T: {"sinks": drawn(H)},
+    "sinks of queries": lambda T: {"sinks": drawn(B, H, T, 1)},
+    "indices": lambda T: {"indices": torch.stack([torch.randperm(
+        S, generator=torch.Generator().manual_seed(i))[:6] for i in range(B * T)]).unflatten(0, (B, T)).int()},
+    "sinks, bias, cap": lambda T: {"sinks": drawn(B, H, T, 1), "position_bias": drawn(B, H, T, S), "softcap": 2.5},
+    "without effect": lambda T: {"sliding_window": 3, "position_ids": torch.arange(T)[None], "use_cache": True,
+                                 "logits_to_keep": 1, "token_type_ids": torch.zeros(B, T), "is_causal": False},
+}
+
+
+def formula(query, key, value, mask, causal, scaling=None, softcap=None, position_bias=None, s_aux=None,
+            sinks=None, indices=None, **others):
+    """As eager attention computes it, and 0 of a query that sees no key."""
+    key, value = (x.repeat_interleave(H // HK, 1) for x in (key, value))
+    scores = query @ key.mT * (D**-0.5 if scaling is None else scaling)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if position_bias is not None:
+        scores = scores + position_bias
+    if isinstance(mask, ours.Mask):
+        mask = mask.dense()
+    keep = torch.ones(query.shape[2], S, dtype=torch.bool)
+    if causal:
+        keep = keep.tril()
+    if indices is not None:
+        keep = keep & torch.zeros(B, query.shape[2], S).scatter(-1, indices.long(), 1).bool()[:, None]
+    if mask is not None and mask.dtype is torch.bool:
+        keep = keep & mask
+    elif mask is not None:
+        scores, keep = scores + mask.clamp(min=-1e4), keep & (mask > -1e30)
+    scores = scores.masked_fill(~keep, -1e300)
+    sinks = s_aux if sinks is None else sinks
+    if sinks is not None:
+        sinks = (sinks[:, None, None] if sinks.dim() == 1 else sinks).expand(B, H, query.shape[2], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., :S] * keep
+    return (weights @ value).transpose(1, 2), weights
+
+
+@pytest.mark.parametrize("T", [S, 3, 1])
+def test_every_argument_with_every_mask(T):
+    """Results, weights and gradients by the formula in float64."""
+    count, module = 0, torch.nn.Identity()
+    for name, mask_of in MASKS.items():
+        for argument, options_of in ARGUMENTS.items():
+            mask, options = mask_of(T), options_of(T)
+            inputs = {"query": drawn(B, H, T, D, seed=4), "key": drawn(B, HK, S, D, seed=5),
+                      "value": drawn(B, HK, S, D, seed=6)}
+            inputs |= {x: options.pop(x) for x in ("position_bias", "s_aux", "sinks") if x in options}
+            causal = mask is None and T > 1 and options.get("is_causal", True)
+            wide = {x: y.double().requires_grad_() for x, y in inputs.items()}
+            inputs = {x: y.requires_grad_() for x, y in inputs.items()}
+            found = ours.attention_forward(module, attention_mask=mask, output_attentions=True, **inputs, **options)
+            exact = formula(mask=mask, causal=causal, **wide, **options)
+            alone = ours.attention_forward(module, attention_mask=mask, **inputs, **options)
+            assert alone[1] is None and (alone[0] - found[0]).abs().max() < 1e-6
+            for part, x, y in zip(("out", "weights"), found, exact):
+                assert x.shape == y.shape and (x - y).abs().max() < 4e-6, f"{argument}, {name}: {part}"
+            for x, y, of in zip(torch.autograd.grad(found[0].sin().sum(), list(inputs.values()), allow_unused=True),
+                                torch.autograd.grad(exact[0].sin().sum(), list(wide.values()), allow_unused=True),
+                                inputs):
+                assert x is None and y is None or (x - y).abs().max() < 3e-5, f"{argument}, {name}: d {of}"
+            count += 1
+    print(f"\n{T} queries: {len(ARGUMENTS)} arguments x {len(MASKS)} masks, {count} right")
+
+
+def test_unknown_arguments_are_refused_by_name():
+    """Whatever is not None or False, and not known to have no effect."""
+    q, module = drawn(1, 2, 3, 8), torch.nn.Identity()
+    exact = ours.attention_forward(module, q, q, q, None)[0]
+    for name in ("block_indices", "sink", "attn_logit_softcapping", "alibi", "bias", "head_mask", "window"):
+        with pytest.raises(NotImplementedError, match=f"Identity passes {name}, which is not supported; use \"eager\""):
+            ours.attention_forward(module, q, q, q, None, **{name: drawn(2)})
+        for nothing in (None, False):
+            assert torch.equal(ours.attention_forward(module, q, q, q, None, **{name: nothing})[0], exact)
+    names = sorted(ours._WITHOUT_EFFECT - {"output_attentions", "is_causal"})
+    assert torch.equal(ours.attention_forward(module, q, q, q, None, **dict.fromkeys(names, 1))[0], exact)
+    print(f"\n{len(names)} names have no effect: {', '.join(names)}")
+
+
+def test_a_mask_keeps_what_it_was_made_of():
+    """A static cache adds to its counter before a model may look at its mask."""
+    for config in (Ready, Eager):
+        counter = torch.tensor(4)
+        mask = ours.attention_mask(1, 2, 9, counter, 0, config=config())
+        expected = mask.dense().clone()
+        counter += 3
+        assert torch.equal(mask.dense(), expected) and mask.options["q_offset"] == 4
+        kept = expected if config is Ready else expected == 0
+        assert kept[0, 0].sum(-1).tolist() == [5, 6]
+
+
+def test_no_mask_is_what_a_model_means():
+    """Causal for layers of models that are ready for SDPA and say so; all keys for the others."""
+    q = drawn(1, 2, 5, 8)
+    for config, causal in ((Ready, True), (Eager, False)):
+        module = torch.nn.Identity()
+        module.config = config()
+        found = ours.attention_forward(module, q, q, q, None, output_attentions=True)[1]
+        assert (found[0, 0, 0, 1] == 0) == causal
+        module.is_causal = False
+        assert ours.attention_forward(module, q, q, q, None, output_attentions=True)[1][0, 0, 0, 1] > 0
+
+
+def test_models_that_are_imported_later_are_looked_at(monkeypatch):
+    config = type("LaterConfig", (transformers.PreTrainedConfig,), {"__module__": __name__})
+    assert ours.attention_mask(1, 2, 2, config=config()).dtype is torch.bool
+    monkeypatch.setitem(sys.modules, "a_later_module", types.ModuleType("a_later_module"))
+    type("LaterModel", (EagerModel,), {"config_class": config})
+    assert ours.attention_mask(1, 2, 2, config=config()).dtype is torch.float32
+    assert ours.attention_mask(1, 2, 2, config=Ready()).dtype is torch.bool
+
+
+@pytest.mark.gate(0)
+@pytest.mark.parametrize("padded", [False, True])
+def test_compiled_models_that_add_their_masks(padded):
+    model = transformers.SplinterModel(transformers.SplinterConfig(**COMMON | {"pad_token_id": 0})).eval()
+    ids = torch.randint(3, 99, (2, 9), generator=torch.Generator().manual_seed(1))
+    keep = torch.ones_like(ids)
+    keep[1, -3:] = 0
+    given = {"input_ids": ids, "attention_mask": keep if padded else None}
+    found = {}
+    for name in ("eager", "multihead"):
+        model.set_attn_implementation(name)
+        torch.compiler.reset()
+        with torch.no_grad():
+            found[name] = torch.compile(model, backend="aot_eager")(**given).last_hidden_state[keep.bool()]
+    assert (found["eager"] - found["multihead"]).abs().max() < 1e-4

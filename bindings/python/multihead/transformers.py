@@ -8,14 +8,16 @@ A model that is loaded changes by `model.set_attn_implementation("multihead")`.
 """
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers import masking_utils
-from transformers.utils import output_capturing
+from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
+from transformers.utils import TransformersKwargs, output_capturing
 
 from .torch import _attention, _masks, _operator
 
@@ -90,7 +92,8 @@ def _pattern(function: Callable[..., Any], batch: int, positions: int) -> _Patte
 
 
 class Mask(torch.Tensor):
-    """A mask as options of attention: bool [B,1,T,S], true attends.
+    """A mask as options of attention: [B,1,T,S], bool, where true attends, or of a floating type, which is
+    added.
 
     It is a tensor for models that look at their masks or change them: its elements are then computed.
     The attention of this module reads `options` instead, so that no array of T x S is made.
@@ -100,10 +103,10 @@ class Mask(torch.Tensor):
     _dense: Callable[[], torch.Tensor]
 
     @staticmethod
-    def __new__(cls, shape: tuple[int, ...], options: dict[str, Any],
+    def __new__(cls, shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any],
                 dense: Callable[[], torch.Tensor]) -> Mask:
         made: Mask = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=torch.bool, device="cpu")
+            cls, shape, dtype=dtype, device="cpu")
         made.options, made._dense = options, dense
         return made
 
@@ -138,27 +141,56 @@ def _padding(padding: torch.Tensor | None, kv_length: int, kv_offset: int) -> di
     return _masks.padding(keep[:, kv_offset:kv_offset + kv_length])
 
 
+_not_ready: dict[int, set[type]] = {}
+"""The configurations of models that are not ready for SDPA, by the number of modules that were loaded."""
+
+
+@torch.compiler.assume_constant_result
+def _adds_masks(config: type) -> bool:
+    """Whether models of a configuration add their masks to scores: transformers gives bool masks to classes
+    that are ready for SDPA, and all others expect what "eager" gets. Models that were imported since are
+    looked at too."""
+    loaded = len(sys.modules)
+    if loaded not in _not_ready:
+        classes = [PreTrainedModel]
+        for model in classes:
+            classes += model.__subclasses__()
+        _not_ready.clear()
+        _not_ready[loaded] = {model.config_class for model in classes if not model._supports_sdpa}
+    return config in _not_ready[loaded]
+
+
 def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0,
                    kv_offset: int = 0,
                    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
                    attention_mask: torch.Tensor | None = None, local_size: int | None = None,
                    allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
-                   use_vmap: bool = False, device: Any = "cpu", **others: Any) -> Any:
+                   use_vmap: bool = False, device: Any = "cpu", dtype: torch.dtype = torch.float32,
+                   config: Any = None, **others: Any) -> Any:
     """What `AttentionMaskInterface` calls for a model of this implementation, once for each kind of
     layers. Returns a `Mask`, None if every query sees every key, or a tensor where the mask has no
-    symbolic form and under torch.compile."""
+    symbolic form and under torch.compile. Masks are of `dtype`, to be added, for models that are not ready
+    for SDPA, and bool for all others."""
+    added = _adds_masks(type(config))
+    tracing = use_vmap or torch.compiler.is_compiling() or torch.device(device).type != "cpu"
+    if not tracing:
+        q_offset = int(q_offset)  # a static cache adds to it before a model may look at its mask
+
     def dense(causal_skip: bool = False, bidirectional_skip: bool = False) -> Any:
-        return masking_utils.sdpa_mask(
+        found = masking_utils.sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
             local_size, causal_skip, bidirectional_skip, use_vmap, device)
+        if found is None or not added:
+            return found
+        return torch.zeros(found.shape, dtype=dtype, device=device).masked_fill_(
+            ~found, torch.finfo(dtype).min)
 
-    if use_vmap or torch.compiler.is_compiling() or torch.device(device).type != "cpu":
-        return dense(allow_is_causal_skip, allow_is_bidirectional_skip)
-    query_begin = int(q_offset)
-    positions = max(query_begin + q_length, kv_offset + kv_length)
+    if tracing:
+        return dense(allow_is_causal_skip and not added, allow_is_bidirectional_skip)
+    positions = max(q_offset + q_length, kv_offset + kv_length)
     pattern = _pattern(mask_function, batch_size, positions)
     if pattern is None:
-        return dense(allow_is_causal_skip, allow_is_bidirectional_skip)
+        return dense(False, allow_is_bidirectional_skip)
     options = _padding(attention_mask, kv_length, kv_offset)
     window = pattern.window
     if window is not None and pattern.causal:
@@ -167,15 +199,15 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any
         options["causal"] = True
     if window is not None:
         options["window"] = window
-    if (pattern.causal or window) and query_begin != kv_offset:
-        options["q_offset"] = query_begin - kv_offset
+    if (pattern.causal or window) and q_offset != kv_offset:
+        options["q_offset"] = q_offset - kv_offset
     if pattern.documents is not None:
         documents = pattern.documents.to(torch.int32)
-        options["query_documents"] = documents[:, query_begin:query_begin + q_length]
+        options["query_documents"] = documents[:, q_offset:q_offset + q_length]
         options["key_documents"] = documents[:, kv_offset:kv_offset + kv_length]
     if not options and allow_is_bidirectional_skip:
         return None
-    return Mask((batch_size, 1, q_length, kv_length), options, dense)
+    return Mask((batch_size, 1, q_length, kv_length), dtype if added else torch.bool, options, dense)
 
 
 # ---- Attention --------------------------------------------------------------------------------------
@@ -189,41 +221,80 @@ def _wants_weights(module: torch.nn.Module, options: dict[str, Any]) -> bool:
     return bool(options.get("output_attentions"))
 
 
+_WITHOUT_EFFECT = (
+    {"cache_position", "deterministic", "logits_to_keep", "past_key_values", "return_dict", "use_cache",
+     "sliding_window",  # the mask has it
+     "target_dtype", "token_type_ids"}
+    | TransformersKwargs.__annotations__.keys() | FlashAttentionKwargs.__annotations__.keys())
+"""Arguments that change nothing in the formula, or that attention_forward takes."""
+
+
+def _selected(indices: torch.Tensor, keys: int) -> torch.Tensor:
+    """The mask [B,1,T,S] of the keys [B,T,n] that a layer selected."""
+    kept = indices.new_zeros((*indices.shape[:-1], keys), dtype=torch.bool)
+    return kept.scatter_(-1, indices.long(), True).unsqueeze(1)
+
+
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
                       value: torch.Tensor, attention_mask: torch.Tensor | None,
                       dropout: float = 0.0, scaling: float | None = None,
                       is_causal: bool | None = None, softcap: float | None = None,
                       position_bias: torch.Tensor | None = None,
-                      s_aux: torch.Tensor | None = None,
+                      s_aux: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
+                      indices: torch.Tensor | None = None,
                       **others: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What `AttentionInterface` calls for each layer: (out [B,T,H,Dv], weights or None).
 
-    Weights [B,H,T,S] are computed if the model was called with output_attentions=True; they are
-    those after dropout, as of "eager", and gradients pass through them.
+    s_aux or sinks are logits of one more key without a value, [H] or [B,H,T,1]; indices [B,T,n] are
+    the keys that a query sees. Weights [B,H,T,S] are computed if the model was called with
+    output_attentions=True; they are those after dropout, as of "eager", and gradients pass through them.
+
+    Raises NotImplementedError, naming it, for an argument that is neither of these nor known to have
+    no effect.
     """
     if others.get("cache") is not None:
         raise NotImplementedError("attn_implementation=\"multihead\": continuous batching with paged "
                                   "caches is not supported; use \"sdpa\" for it")
+    for name, given in others.items():
+        if given is not None and given is not False and name not in _WITHOUT_EFFECT:
+            raise NotImplementedError(
+                f"attn_implementation=\"multihead\": {type(module).__name__} passes {name}, which is not "
+                "supported; use \"eager\" for this model")
     options: dict[str, Any] = {}
+    if isinstance(attention_mask, Mask) and (indices is not None or attention_mask.shape != (
+            query.shape[0], 1, query.shape[2], key.shape[2])):
+        attention_mask = attention_mask.dense()  # joined with another mask, or broadcast
     if isinstance(attention_mask, Mask):
         options = dict(attention_mask.options)
     elif attention_mask is not None:
         name = "keep_mask" if attention_mask.dtype is torch.bool else "bias"
         options[name] = attention_mask
-    elif query.shape[2] > 1 and (getattr(module, "is_causal", True)
-                                 if is_causal is None else is_causal):
-        options["causal"] = True
+    elif query.shape[2] > 1 and (
+            getattr(module, "is_causal", True) if is_causal is None else is_causal) and not _adds_masks(
+                type(getattr(module, "config", None))):
+        options["causal"] = True  # as of "sdpa"; models that are not ready for it mean no mask
+    if indices is not None:
+        kept = _selected(indices, key.shape[2])
+        options["keep_mask"] = kept & options["keep_mask"] if "keep_mask" in options else kept
     if position_bias is not None:
         bias = options.get("bias")
         options["bias"] = position_bias if bias is None else position_bias + bias
-    outputs = 0
-    if _wants_weights(module, others):
-        outputs = _operator.PROBABILITIES | _operator.DROPPED * bool(dropout)
+    sinks = s_aux if sinks is None else sinks
+    varies = sinks is not None and sinks.dim() > 1  # from query to query
+    outputs = _operator.LSE * varies
+    weights_wanted = _wants_weights(module, others)
+    if weights_wanted:
+        outputs |= _operator.PROBABILITIES | _operator.DROPPED * bool(dropout)
     found = _attention.call(
         *(_attention._last_contiguous(x) for x in (query, key, value)), dropout=dropout,
-        scale=scaling, sink_logits=s_aux, softcap=softcap, outputs=outputs or None, **options)
-    weights = found[1].to(query.dtype) if outputs else None
-    return found[0].transpose(1, 2), weights
+        scale=scaling, sink_logits=None if varies else sinks, softcap=softcap,
+        outputs=outputs or None, **options)
+    out, weights = found[0], found[-1] if weights_wanted else None
+    if sinks is not None and varies:
+        share = torch.sigmoid(found[1].unsqueeze(-1) - sinks)  # of the keys, beside the sink
+        out = (out * share).to(query.dtype)
+        weights = None if weights is None else weights * share
+    return out.transpose(1, 2), None if weights is None else weights.to(query.dtype)
 
 
 def register(name: str = NAME) -> None:
