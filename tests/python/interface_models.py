@@ -1,6 +1,6 @@
 """Tiny random models of every text family of transformers that uses its attention interface.
 
-A family's default configuration is made small field by field, by the names of the fields; whatever does not
+A default configuration is made small field by field, by the names of the fields; whatever does not
 come out small or does not run is left out with the reason.
 """
 import contextlib
@@ -22,12 +22,14 @@ KINDS = {"causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 WIDTH, HEADS, SIZE, TOKENS, MOST = 32, 4, 8, 99, 4_000_000
 
 
-def families():
-    """{name: (kind, class)}: of each family the first class of KINDS."""
+def classes():
+    """{class: (family, kind)}: every class of KINDS, the plain one only of families that have no other."""
     found = {}
     for kind, names in KINDS.items():
+        others = {family for family, _ in found.values()} if kind == "plain" else set()
         for family, name in names.items():
-            found.setdefault(family, (kind, name if isinstance(name, str) else name[0]))
+            if family not in others:
+                found.setdefault(name if isinstance(name, str) else name[0], (family, kind))
     return dict(sorted(found.items()))
 
 
@@ -45,7 +47,7 @@ EXTRA = {
 
 
 class LeftOut(Exception):
-    """Why a family is not tried."""
+    """Why a class is not tried."""
 
 
 # ---- Small configurations ---------------------------------------------------------------------------
@@ -177,9 +179,9 @@ def tiny_config(kind):
 # ---- Models -----------------------------------------------------------------------------------------
 
 
-def make(family):
-    """(kind, model) of a family, float32, without dropout, its weights large enough for heads to differ."""
-    kind, name = families()[family]
+def make(name):
+    """(kind, model) of a class, float32, without dropout, its weights large enough for heads to differ."""
+    kind = classes()[name][1]
     cls = getattr(transformers, name, None)
     if cls is None:
         raise LeftOut("transformers does not have the class")
@@ -229,7 +231,7 @@ class Double(torch.overrides.TorchFunctionMode):
 
 
 class Forced(transformers.LogitsProcessor):
-    """Every run goes on with the same tokens."""
+    """Every run generates the same tokens."""
 
     def __init__(self, tokens, begin):
         self.tokens, self.begin = tokens, begin
@@ -291,10 +293,10 @@ def run(kind, model, mode, implementation, dtype=torch.float32):
         return MODES[mode](kind, model).double()
 
 
-def examine(family, modes=MODES):
-    """{mode: (verdict, text)} of a family: "right", "wrong", "refused", or "not run"."""
+def examine(name, modes=MODES):
+    """{mode: (verdict, text)} of a class: "right", "wrong", "refused", or "not run"."""
     try:
-        kind, model = make(family)
+        kind, model = make(name)
     except LeftOut as reason:
         return {"": ("left out", str(reason))}
     except Exception as error:

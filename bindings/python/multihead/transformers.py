@@ -222,9 +222,9 @@ def _wants_weights(module: torch.nn.Module, options: dict[str, Any]) -> bool:
 
 
 _WITHOUT_EFFECT = (
-    {"cache_position", "deterministic", "logits_to_keep", "past_key_values", "return_dict", "use_cache",
-     "sliding_window",  # the mask has it
-     "target_dtype", "token_type_ids"}
+    {"cache_position", "deterministic", "input_ids", "inputs_embeds", "labels", "logits_to_keep",
+     "past_key_values", "return_dict", "token_type_ids", "use_cache",
+     "sliding_window"}  # the mask has it
     | TransformersKwargs.__annotations__.keys() | FlashAttentionKwargs.__annotations__.keys())
 """Arguments that change nothing in the formula, or that attention_forward takes."""
 
