@@ -448,7 +448,12 @@ def test_tensors_that_are_no_arrays_are_refused_by_name():
             ours(q, q, q, bias=of(mask))
         with pytest.raises(error, match=f"^attn_mask: .*{says}"):
             mt.MultiheadAttention(8, 2, batch_first=True)(q[0], q[0], q[0], attn_mask=of(mask))
+        for given in ({"q": of(q)}, {"bias": of(mask)}):  # the function of arrays
+            with pytest.raises(TypeError, match="^(q|bias): .*(dense tensor .*(nested|sparse)|redefines)"):
+                multihead.attention(**{"q": q, "k": q, "v": q} | given)
     print(f"\n{len(kinds)} kinds of tensors: {count} calls of scaled_dot_product_attention refused")
+    with pytest.raises(TypeError, match="^bias: torch.nn.attention.bias.CausalBias redefines"):
+        multihead.attention(q, q, q, bias=causal_upper_left(5, 5))
     exact = ours(q, q, q, mask)
     assert torch.equal(ours(q.as_subclass(Harmless), q, q, torch.nn.Parameter(mask)), exact)
 

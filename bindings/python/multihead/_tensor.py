@@ -127,15 +127,29 @@ def _torch_kind() -> Kind:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name}: the tensor requires a gradient, which this call does not "
                             f"record: use multihead.torch, or pass {name}.detach()")
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
             raise TypeError(f"{name}: a dense tensor in the CPU's memory is expected, not one of "
-                            f"{tensor.device}, {tensor.layout}: pass {name}.cpu(), or {name}.to_dense()")
+                            f"{tensor.device}, {'nested' if tensor.is_nested else tensor.layout}: pass "
+                            f"{name}.cpu(), or {name}.to_dense()")
         if tensor.is_neg():
             raise TypeError(f"{name}: the negative of a tensor in memory: pass {name}.resolve_neg()")
         return (tensor.dtype, tensor.shape, tensor.stride()), tensor.data_ptr()
 
     return Kind(look, lambda shape, code: torch.empty(shape, dtype=types[code]),
                 lambda tensor: True)
+
+
+def check_class(kind: Any, name: str, dispatched: bool) -> None:
+    """Reject classes of torch's tensors whose memory need not have their elements, because they redefine
+    torch's functions, or its operators where these are not called (dispatched)."""
+    import torch
+
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    if function not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl) or \
+            not dispatched and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise TypeError(f"{name}: {kind.__module__}.{kind.__qualname__} redefines torch's functions, which "
+                        f"multihead does not use: pass an ordinary tensor, e.g. {name}.as_subclass(torch.Tensor) "
+                        "if that has the elements")
 
 
 # ---- DLPack --------------------------------------------------------------------------------------
@@ -197,6 +211,7 @@ def _learn(array: Any, name: str) -> Kind:
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
         kind = _NUMPY
     elif torch is not None and isinstance(array, torch.Tensor):
+        check_class(type(array), name, dispatched=False)
         kind = next((known for of, known in _KINDS.items() if issubclass(of, torch.Tensor)),
                     None) or _torch_kind()
     elif hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):

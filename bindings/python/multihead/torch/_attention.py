@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from .._call import MEANT, unknown_option
+from .._tensor import check_class
 from . import _operator
 
 if TYPE_CHECKING:
@@ -84,13 +85,8 @@ def check_kind(name: str, x: torch.Tensor) -> None:
         raise NotImplementedError(f"{name}: multihead computes on dense tensors in the CPU's memory, not on "
                                   f"{x.layout}: pass {name}.to_dense()")
     kind = type(x)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        return
-    own = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
-    if own not in (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl):
-        raise TypeError(f"{name}: {kind.__module__}.{kind.__qualname__} redefines torch's functions, which "
-                        "multihead does not use: pass an ordinary tensor, e.g. "
-                        f"{name}.as_subclass(torch.Tensor) if that has the elements")
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        check_class(kind, name, dispatched=True)
 
 
 def dropout_seed() -> torch.Tensor:
