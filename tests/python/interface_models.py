@@ -35,15 +35,22 @@ def classes():
 
 # What names do not say.
 EXTRA = {
-    "bamba": {"attn_layer_indices": [1]}, "deepseek_v2": {"num_experts_per_tok": 2},
-    "esm": {"pad_token_id": 0, "mask_token_id": 3}, "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "falcon_h1": {"mamba_d_ssm": 64}, "glm5_next_text": {"index_topk": 6, "index_kpool": 2}, "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8}, "mistral4": {"head_dim": 16},
+    "esm": {"pad_token_id": 0, "mask_token_id": 3},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "glm5_next_text": {"index_topk": 6, "index_kpool": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"head_dim": 16}, "minimax_m3_vl_text": {
-        "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 1,
-        "index_n_heads": 2},
-    "zamba2": {"n_mamba_heads": 4}, "zaya": {"num_experts_per_tok": 1}}
+    "mamba2": {"head_dim": 16},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4,
+                           "index_topk_blocks": 1, "index_n_heads": 2},
+    "mistral4": {"head_dim": 16},
+    "zamba2": {"n_mamba_heads": 4},
+    "zaya": {"num_experts_per_tok": 1},
+}
 
 
 class LeftOut(Exception):
@@ -123,7 +130,7 @@ def rope(config, given, size):
         return given
     given = given or {"rope_type": "default", "rope_theta": 10000.0}
     half = int(size * given.get("partial_rotary_factor", 1.0)) // 2
-    return {**given, "mrope_section": [max(half // 4, 0), max(half // 4, 1), half - half // 4 - max(half // 4, 1)]}
+    return {**given, "mrope_section": [half // 4, max(half // 4, 1), half - half // 4 - max(half // 4, 1)]}
 
 
 def changes(config):
@@ -151,8 +158,8 @@ def changes(config):
     heads = fields.get("num_attention_heads")
     if heads and fields.get("num_key_value_heads", 0) in (None, heads):
         made["num_key_value_heads"] = HEADS
-    if "qk_nope_head_dim" in fields:
-        made |= {name: 2 * SIZE for name in ("qk_head_dim",) if name in fields}
+    if "qk_nope_head_dim" in fields and "qk_head_dim" in fields:
+        made["qk_head_dim"] = 2 * SIZE
     if "rope_parameters" in fields:
         made["rope_parameters"] = rope(config, fields["rope_parameters"], made.get("head_dim", SIZE))
     for name in ("mamba_d_head", "mamba_headdim", "mamba_head_dim"):  # expand * WIDTH = HEADS * this

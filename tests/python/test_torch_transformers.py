@@ -467,11 +467,14 @@ def test_no_mask_is_what_a_model_means():
         assert ours.attention_forward(module, q, q, q, None, output_attentions=True)[1][0, 0, 0, 1] > 0
 
 
-def test_models_that_are_imported_later_are_looked_at(monkeypatch):
+@pytest.mark.parametrize("how", ["imported", "defined"])
+def test_models_of_later_are_looked_at(monkeypatch, how):
     config = type("LaterConfig", (transformers.PreTrainedConfig,), {"__module__": __name__})
     assert ours.attention_mask(1, 2, 2, config=config()).dtype is torch.bool
-    monkeypatch.setitem(sys.modules, "a_later_module", types.ModuleType("a_later_module"))
-    type("LaterModel", (EagerModel,), {"config_class": config})
+    if how == "imported":
+        monkeypatch.setitem(sys.modules, "a_later_module", types.ModuleType("a_later_module"))
+    base = EagerModel if how == "imported" else transformers.PreTrainedModel
+    type("LaterModel", (base,), {"config_class": config})
     assert ours.attention_mask(1, 2, 2, config=config()).dtype is torch.float32
     assert ours.attention_mask(1, 2, 2, config=Ready()).dtype is torch.bool
 

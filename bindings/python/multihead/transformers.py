@@ -141,23 +141,25 @@ def _padding(padding: torch.Tensor | None, kv_length: int, kv_offset: int) -> di
     return _masks.padding(keep[:, kv_offset:kv_offset + kv_length])
 
 
-_not_ready: dict[int, set[type]] = {}
-"""The configurations of models that are not ready for SDPA, by the number of modules that were loaded."""
+_not_ready: dict[tuple[int, int], set[type]] = {}
+"""The configurations of models that are not ready for SDPA, by how many modules and models there were."""
 
 
 @torch.compiler.assume_constant_result
 def _adds_masks(config: type) -> bool:
     """Whether models of a configuration add their masks to scores: transformers gives bool masks to classes
-    that are ready for SDPA, and all others expect what "eager" gets. Models that were imported since are
-    looked at too."""
-    loaded = len(sys.modules)
-    if loaded not in _not_ready:
+    that are ready for SDPA, and all others expect what "eager" gets. To look at all of them takes
+    milliseconds, and is done again only when there may be others."""
+    loaded = len(sys.modules), len(PreTrainedModel.__subclasses__())
+    found = _not_ready.get(loaded)
+    if found is None:
         classes = [PreTrainedModel]
         for model in classes:
             classes += model.__subclasses__()
+        found = {model.config_class for model in classes if not model._supports_sdpa}
         _not_ready.clear()
-        _not_ready[loaded] = {model.config_class for model in classes if not model._supports_sdpa}
-    return config in _not_ready[loaded]
+        _not_ready[loaded] = found
+    return config in found
 
 
 def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0,
