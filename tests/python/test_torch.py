@@ -396,9 +396,10 @@ def test_causal_biases(make, T, S):
         assert (x - y).abs().max() <= 1e-5 * y.abs().max()
     assert torch.equal(ours(q, k, v, bias, enable_gqa=True, window=(2, -1)),
                        ours(q, k, v, keep.triu((S - T if make is causal_lower_right else 0) - 2), enable_gqa=True))
-    torch.compiler.reset()
-    traced = torch.compile(lambda *x: ours(*x, enable_gqa=True), fullgraph=True, backend="aot_eager")
-    assert torch.equal(traced(q, k, v, bias), found)
+    if T == 4:
+        torch.compiler.reset()
+        traced = torch.compile(lambda *x: ours(*x, enable_gqa=True), fullgraph=True, backend="aot_eager")
+        assert torch.equal(traced(q, k, v, bias), found)
     for wrong, says in (({"is_causal": True}, "a CausalBias and is_causal"), ({"q_offset": 1}, "and q_offset")):
         with pytest.raises(ValueError, match=says):
             ours(q, k, v, bias, enable_gqa=True, **wrong)
