@@ -5,7 +5,6 @@
 #include "common/arena.h"
 
 #include <multihead/base.h>
-#include <multihead/render.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,16 +32,4 @@ cli_exit maps_name_of_path(const char *command, const char *path, char **out)
         if (resolved) return maps_name_of_path(command, resolved, out);
     }
     return arena_text(command, bytes > 0 ? name : "/", bytes > 0 ? bytes : 1, out);
-}
-
-size_t maps_valid_utf8(const char *text, size_t bytes)
-{
-    const char *end = text + bytes;
-    for (const char *at = text; at < end;) {
-        const char *from = at;
-        bool hidden;
-        if (mha_text_next(&at, end, &hidden) == 0xFFFD && at - from == 1)
-            return (size_t)(from - text);
-    }
-    return bytes;
 }

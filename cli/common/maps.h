@@ -55,9 +55,6 @@ cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer
 /* The last part of a path, as a title: "models/bert/" gives "bert". */
 cli_exit maps_name_of_path(const char *command, const char *path, char **name);
 
-/* Bytes of text that are valid UTF-8 from its start: all of them, or where it goes wrong. */
-size_t maps_valid_utf8(const char *text, size_t bytes);
-
 /* --layer "0,2-3" and --head "1,4-5", "4.11", "L4H11": a plain head number counts in every layer
  * chosen, the others name their layer. Neither given: all. */
 cli_exit maps_pick(const char *command, const args_texts *layers, const args_texts *heads,

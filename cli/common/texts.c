@@ -4,7 +4,8 @@
 #include "common/arena.h"
 #include "common/args.h"
 #include "common/launched.h"
-#include "common/maps.h"
+
+#include <multihead/io.h>
 
 #include <multihead/io.h>
 
@@ -81,7 +82,7 @@ cli_exit texts_read_utf8(const char *command, const char *path, const char **tex
 {
     char *bytes;
     CLI_TRY(texts_read_file(command, path, &bytes, size));
-    const size_t valid = maps_valid_utf8(bytes, *size);
+    const size_t valid = mha_utf8_span(bytes, *size, NULL);
     if (valid < *size)
         return cli_fail(CLI_BAD_INPUT, command, "%s: byte %zu is not valid UTF-8; save it as UTF-8",
                         strcmp(path, "-") != 0 ? path : "stdin", valid);

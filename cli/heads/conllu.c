@@ -3,8 +3,9 @@
 #include "heads/conllu.h"
 
 #include "common/arena.h"
-#include "common/maps.h"
 #include "common/texts.h"
+
+#include <multihead/io.h>
 
 #include <inttypes.h>
 #include <string.h>
@@ -252,7 +253,7 @@ static cli_exit take_line(reading *r, piece line)
     if (line.bytes && line.at[line.bytes - 1] == '\r') line.bytes--;
     if (line.bytes == 0) return end_sentence(r);
     if (memchr(line.at, '\0', line.bytes)) return bad(r, "a zero byte");
-    const size_t valid = maps_valid_utf8(line.at, line.bytes);
+    const size_t valid = mha_utf8_span(line.at, line.bytes, NULL);
     if (valid < line.bytes) return bad(r, "is not valid UTF-8; save it as UTF-8");
     return line.at[0] == '#' ? CLI_OK : take_word(r, line);
 }

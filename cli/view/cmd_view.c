@@ -8,6 +8,8 @@
 #include "view/view_desk.h"
 #include "view/view_roles.h"
 
+#include <multihead/io.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -181,7 +183,7 @@ static cli_exit check_contrast(const view_options *options)
     if (options->attention)
         return cli_fail(CLI_USAGE, VIEW, "--contrast requires a model and a text");
     const size_t bytes = strlen(options->contrast),
-                 valid = maps_valid_utf8(options->contrast, bytes);
+                 valid = mha_utf8_span(options->contrast, bytes, NULL);
     if (valid < bytes)
         return cli_fail(CLI_BAD_INPUT, VIEW,
                         "--contrast: byte %zu is not valid UTF-8; type it as UTF-8", valid);
