@@ -34,8 +34,10 @@ def classes():
 
 
 # What names do not say.
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 EXTRA = {
     "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "esm": {"pad_token_id": 0, "mask_token_id": 3},
@@ -48,6 +50,10 @@ EXTRA = {
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4,
                            "index_topk_blocks": 1, "index_n_heads": 2},
     "mistral4": {"head_dim": 16},
+    "neomme": {"head_dim": 16},
+    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4,
+                       "indexer_compress_ratio": 2},
+    "xmod": {"default_language": "en_XX"},
     "zamba2": {"n_mamba_heads": 4},
     "zaya": {"num_experts_per_tok": 1},
 }
