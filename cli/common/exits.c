@@ -57,8 +57,9 @@ cli_exit cli_fail_status(const char *command, mha_status status)
     for (size_t i = 0; i < sizeof exit_of_status / sizeof *exit_of_status; i++)
         if (exit_of_status[i].status == status) code = exit_of_status[i].code;
     if (status == MHA_ERR_CALLBACK) return code;
-    const char *detail = mha_error_detail();
-    return cli_fail(code, command, "%s", *detail ? detail : mha_status_text(status));
+    const char *detail = *mha_error_detail() ? mha_error_detail() : mha_status_text(status);
+    const bool says = code != CLI_NO_MEMORY || strstr(detail, "memory");
+    return cli_fail(code, command, "%s%s", says ? "" : "out of memory: ", detail);
 }
 
 mha_status cli_status_of(cli_exit code)

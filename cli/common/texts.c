@@ -14,8 +14,8 @@
 
 static cli_exit cannot_read(const char *command, const char *path, int error)
 {
-    return cli_fail(CLI_NO_INPUT, command, "%s: cannot read: %s", path,
-                    error == ENOENT ? "no such file" : strerror(error));
+    return cli_fail(error == ENOMEM ? CLI_NO_MEMORY : CLI_NO_INPUT, command, "%s: cannot read: %s",
+                    path, error == ENOENT ? "no such file" : strerror(error));
 }
 
 /* All that the stream gives, up to a limit that no text for a model comes near. */

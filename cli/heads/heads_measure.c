@@ -307,9 +307,20 @@ static double round_seconds(const job *j)
 /* A signal to one of several ranks ends it, and so all: what rank 0 has saved is whole. */
 static void end_by_signal(void)
 {
-    if (!ranks_transport() || !signals_came()) return;
-    signals_release();
-    signals_end();
+    if (ranks_transport()) signals_end();
+}
+
+/* What was measured until a signal came is saved, and shown but beside something else. */
+static bool end_of_measuring(job *j, cli_exit result, bool measured)
+{
+    end_by_signal();
+    if (result != CLI_OK || !measured || j->options->beside) {
+        signals_release();
+        return false;
+    }
+    const bool stopped = signals_postpone();
+    if (stopped) j->found->unsaved = heads_state_end(&j->state, j->found);
+    return stopped;
 }
 
 /* After a round over ranks: what all have measured, at rank 0. */
@@ -387,15 +398,10 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     cli_exit result = CLI_OK;
     while (result == CLI_OK && j->number < sources->count && !signals_came())
         result = measure_round(j, model, sources);
-    end_by_signal();
-    const bool stopped = signals_came() && j->number < sources->count;
-    if (stopped && result == CLI_OK && j->number > 0)
-        j->found->unsaved = heads_state_end(state, j->found);
-    signals_release();
+    const bool stopped = end_of_measuring(j, result, j->number > 0);
     CLI_TRY(result);
     j->found->text_count = j->number;
     if (stopped) {
-        if (j->number == 0) signals_end();
         cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
                  sources->count);
         j->found->stopped = true;
@@ -511,13 +517,9 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
     signals_hold();
     while (result == CLI_OK && j->number < sequences && !signals_came())
         result = draw_round(j, plan, sequences);
-    end_by_signal();
-    const bool stopped = signals_came() && j->number < sequences;
-    if (result == CLI_OK) j->found->unsaved = heads_state_end(&j->state, j->found);
-    signals_release();
+    const bool stopped = end_of_measuring(j, result, j->number > 0 || j->found->texts);
     CLI_TRY(result);
     if (!stopped) return CLI_OK;
-    if (j->number == 0 && !j->found->texts) signals_end();
     cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequences were measured",
              j->number, sequences);
     j->found->stopped = true;

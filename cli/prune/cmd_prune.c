@@ -5,11 +5,13 @@
 #include "common/option_rows.h"
 #include "prune/prune.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -166,10 +168,10 @@ static bool is_gguf(const char *path)
     struct stat status;
     char magic[4] = "";
     if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) return false;
-    FILE *file = fopen(path, "rb");
-    if (!file) return false;
-    const bool found = fread(magic, 1, 4, file) == 4 && !memcmp(magic, "GGUF", 4);
-    fclose(file);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    const bool found = read(file, magic, 4) == 4 && !memcmp(magic, "GGUF", 4);
+    close(file);
     return found;
 }
 

@@ -109,7 +109,6 @@ static cli_exit run(const serve_options *options)
     cli_note(options->quiet, "open the address in a browser; Ctrl-C ends");
     if (code == CLI_OK) code = serve_until_end(&site);
     signals_release();
-    signals_end();
     return code;
 }
 

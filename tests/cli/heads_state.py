@@ -136,7 +136,7 @@ def stopped_at_any_moment():
     plain = heads(MODEL, "--text", text, "--json", "--corpus", "--random", TEXTS)
     check(result.out == plain.out, "saved after each text")
     count = len(operations(log))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
         check(stopped(number, plain.out, text, count) > 0, f"{number.name}: never stopped in the middle; the test is worth nothing")
 
 
