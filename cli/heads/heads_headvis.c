@@ -308,7 +308,7 @@ static void put_tokens(const headvis *v, const shown_head *head, int side, json_
         top[at] = i;
     }
     json_print(json, "[");
-    for (int64_t i = 0; i < held; i++) {
+    for (int64_t i = 0; i < held && json->status == MHA_OK; i++) {
         const size_t mark = arena_mark();
         char *text = NULL;
         if (top[i] < v->found->kinds &&
