@@ -62,7 +62,7 @@ cli_exit cli_fail_status(const char *command, mha_status status)
     if (status == MHA_ERR_CALLBACK) return reported != CLI_OK ? reported : code;
     const char *detail = *mha_error_detail() ? mha_error_detail() : mha_status_text(status);
     const bool says = code != CLI_NO_MEMORY || strstr(detail, "memory");
-    return cli_fail(code, command, "%s%s", says ? "" : "out of memory: ", detail);
+    return cli_fail(code, command, "%s%s", detail, says ? "" : ": out of memory");
 }
 
 mha_status cli_status_of(cli_exit code)

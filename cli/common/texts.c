@@ -24,8 +24,6 @@ static cli_exit read_stream(const char *command, FILE *file, const char *path, c
 {
     const size_t limit = (size_t)64 << 20;
     size_t capacity = 0;
-    *bytes = NULL;
-    *size = 0;
     for (;;) {
         if (*size + 1 >= capacity) {
             capacity = capacity ? 2 * capacity : 4096;
@@ -46,21 +44,28 @@ static cli_exit read_stream(const char *command, FILE *file, const char *path, c
 /* A launcher gives it to rank 0 alone, which gives it to all. */
 static cli_exit read_stdin(const char *command, char **bytes, size_t *size)
 {
-    *size = 0;
     if (ranks_first()) CLI_TRY(read_stream(command, stdin, "stdin", bytes, size));
     CLI_TRY(ranks_share(command, size, sizeof *size));
     if (!ranks_first()) CLI_TRY(ARENA_ALLOC(command, (int64_t)*size + 1, bytes));
     return ranks_share(command, *bytes, *size);
 }
 
-cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size)
+static cli_exit read_file(const char *command, const char *path, char **bytes, size_t *size)
 {
-    if (!strcmp(path, "-")) return read_stdin(command, bytes, size);
     FILE *file = fopen(path, "rb");
     if (!file) return cannot_read(command, path, errno);
     const cli_exit code = read_stream(command, file, path, bytes, size);
     fclose(file);
     return code;
+}
+
+cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size)
+{
+    *bytes = NULL;
+    *size = 0;
+    if (!strcmp(path, "-")) return read_stdin(command, bytes, size);
+    const cli_exit code = read_file(command, path, bytes, size);
+    return ranks_same(command, "text", *bytes, *size, code);
 }
 
 cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size)

@@ -376,10 +376,9 @@ static cli_exit heads(const heads_options *options)
         CLI_TRY(heads_measure_arrays(options, &model, &found));
         return show(options, &model, &sources, &found);
     }
-    const mha_transport *layers_over = options->spread ? ranks_transport() : NULL;
-    cli_note(options->quiet || !options->spread || layers_over,
+    cli_note(options->quiet || !options->spread || ranks_transport(),
              "--spread: one process has all layers; 'mpirun -n 4 multihead heads' starts more");
-    CLI_TRY(text_model_open(HEADS, options->model, options->threads, layers_over, &model));
+    CLI_TRY(text_model_open(HEADS, options->model, options->threads, options->spread, &model));
     if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, HEADS,

@@ -367,17 +367,6 @@ static cli_exit take_texts(job *j, int64_t count)
     return CLI_OK;
 }
 
-/* Each rank has read the texts, and the model. */
-static cli_exit compare_ranks(const job *j, int64_t count)
-{
-    const heads_state *s = &j->state;
-    const uint64_t all[] = {s->prints[count], s->word[STATE_RANKS], s->word[STATE_MODEL]};
-    const mha_transport *t = heads_ranks_dealt(j->found);
-    if (!t) return CLI_OK;
-    CLI_TRY(ranks_agree(HEADS, CLI_OK));
-    return ranks_check(HEADS, mha_transport_same(t, "text or model", all, sizeof all, MHA_OK));
-}
-
 static cli_exit measure_texts(job *j, text_model *model, const heads_sources *sources)
 {
     const int64_t vocab_size = model->desc.vocab_size;
@@ -386,7 +375,6 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->counts));
     CLI_TRY(count_tokens(j, model, sources));
     CLI_TRY(rank_tokens(j, vocab_size));
-    CLI_TRY(compare_ranks(j, sources->count));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
     if (j->options->corpus || j->options->state)

@@ -196,7 +196,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
     *state = (heads_state){.path = ranks_first() ? options->state : NULL,
                            .every = options->save_every < 0 ? 60 : (double)options->save_every,
                            .due = seconds_now()};
-    if (!state->path && !heads_ranks_dealt(found)) return CLI_OK;
+    if (!state->path) return CLI_OK;
     state->due += state->every;
     uint64_t *word = state->word;
     word[STATE_MAGIC] = MAGIC;

@@ -199,7 +199,7 @@ static cli_exit check_outputs(const prune_options *o, const char *model)
 
 static cli_exit open_model(prune_job *job, const char *folder)
 {
-    CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, NULL, &job->model));
+    CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, false, &job->model));
     if (job->model.encoder)
         return cli_fail(CLI_UNSUPPORTED, PRUNE,
                         "%s: is an encoder-decoder; only models of one part are pruned", folder);

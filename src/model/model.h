@@ -2,6 +2,8 @@
 #ifndef MHAI_MODEL_H
 #define MHAI_MODEL_H
 
+#include "model/digest.h"
+
 #include <multihead/checkpoint.h>
 #include <multihead/model.h>
 
@@ -11,7 +13,7 @@ struct mha_model {
     mha_transformer *transformer;
     mha_tokenizer *tokenizer; /* one of them; both NULL: loaded without */
     mha_vocabulary *vocabulary;
-    uint64_t mark;      /* of the weights, for ranks to compare */
+    mhai_digests digests;
     mha_model *encoder; /* of an encoder-decoder, whose decoder this is; else NULL */
 };
 

@@ -61,7 +61,23 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
                                    .type_vocab_size = loaded->types ? loaded->types : 1,
                                    .parameters = mha_transformer_size(loaded->transformer)};
     model->transformer = loaded->transformer;
-    model->mark = loaded->mark;
+    model->digests = loaded->digests;
+}
+
+/* Beside the weights. */
+static mha_status digest_files(mha_context *context, const char *folder, bool tokens,
+                               mhai_digests *digests)
+{
+    static const char *const configuration[] = {"config.json", "generation_config.json", NULL};
+    static const char *const tokenizer[] = {"tokenizer.json",
+                                            "tokenizer_config.json",
+                                            "special_tokens_map.json",
+                                            "added_tokens.json",
+                                            "vocab.txt",
+                                            "chat_template.jinja",
+                                            NULL};
+    MHA_TRY(mhai_digest_folder(context, folder, configuration, &digests->configuration));
+    return tokens ? mhai_digest_folder(context, folder, tokenizer, &digests->tokenizer) : MHA_OK;
 }
 
 /* A folder, or a GGUF file. */
@@ -74,7 +90,9 @@ static mha_status load_one(mha_context *context, const char *path, const mha_mod
         mhai_model_load_part(context, path, options, tokens ? &model->tokenizer : NULL, &loaded));
     describe(&loaded, model);
     if (model->tokenizer) return check_vocabulary(path, model);
-    return tokens && !mhai_model_is_gguf(path) ? load_tokenizer(path, model) : MHA_OK;
+    if (mhai_model_is_gguf(path)) return MHA_OK;
+    if (tokens) MHA_TRY(load_tokenizer(path, model));
+    return options->transport ? digest_files(context, path, tokens, &model->digests) : MHA_OK;
 }
 
 static bool is_cross(const mha_model *model)
@@ -145,7 +163,8 @@ static mha_status load(mha_context *context, const char *folder, const mha_model
 
 static mha_status check_options(const mha_model_options *own)
 {
-    if (own->flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY) || own->reserved)
+    if (own->flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY | MHA_MODEL_UNDIVIDED) ||
+        own->reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_options: flags 0x%x, reserved %u are unknown",
                         (unsigned)own->flags, (unsigned)own->reserved);
@@ -167,13 +186,30 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-/* All ranks have a model, and of the same weights. */
-static mha_status agree(const mha_transport *ranks, const mha_model *model, mha_status status)
+/* All ranks have a model, and the same one. */
+static mha_status agree(const mha_transport *ranks, const char *path, const mha_model *model,
+                        mha_status status)
 {
+    const char *const names[] = {mhai_model_is_gguf(path) ? "another header"
+                                                          : "another configuration",
+                                 "other weights", "another tokenizer"};
+    enum { COUNT = sizeof names / sizeof *names };
     if (!ranks) return status;
-    const uint64_t marks[] = {model->mark, model->encoder ? model->encoder->mark : 0};
     MHA_TRY(mha_transport_agree(ranks, status));
-    return mha_transport_same(ranks, "model", marks, sizeof marks, MHA_OK);
+    const mhai_digests *d = &model->digests, none = {0},
+                       *e = model->encoder ? &model->encoder->digests : &none;
+    const uint64_t own[COUNT][2] = {{d->configuration, e->configuration},
+                                    {d->weights, e->weights},
+                                    {d->tokenizer, e->tokenizer}};
+    uint64_t first[COUNT][2];
+    memcpy(first, own, sizeof first);
+    MHA_TRY(mha_transport_broadcast(ranks, 0, first, sizeof first));
+    for (int i = 0; i < COUNT && status == MHA_OK; i++)
+        if (memcmp(first[i], own[i], sizeof own[i]) != 0)
+            status = mha_fail(MHA_ERR_ARGUMENT,
+                              "%s: has %s than at rank 0; give all ranks the same files",
+                              mhai_show_path(path).text, names[i]);
+    return mha_transport_agree(ranks, status);
 }
 
 /* ---- public -------------------------------------------------------------------------------- */
@@ -195,7 +231,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
     *made = (mha_model){.allocator = allocator};
-    const mha_status status = agree(own.transport, made, load(context, folder, &own, made));
+    const mha_status status = agree(own.transport, folder, made, load(context, folder, &own, made));
     if (status == MHA_OK)
         *model = made;
     else

@@ -266,17 +266,24 @@ bool mhai_weights_have_blocks(const mhai_weights *weights)
     return false;
 }
 
-uint64_t mhai_weights_mark(const mhai_weights *weights)
+static mha_status digest_gguf(mha_context *context, const mhai_weights *weights,
+                              mhai_digests *digests)
 {
-    const uint64_t prime = UINT64_C(1099511628211); /* of FNV-1a */
-    uint64_t mark = (uint64_t)weights->count;
+    size_t header = SIZE_MAX;
     for (int64_t i = 0; i < weights->count; i++) {
-        mha_tensor tensor = {.ndim = 0};
-        for (const char *at = mhai_weights_name(weights, i); *at; at++)
-            mark = (mark ^ (unsigned char)*at) * prime;
-        mark = (mark ^ (uint64_t)mhai_weights_elements(weights, i).type) * prime;
-        if (mhai_weights_peek(weights, i, &tensor) != MHA_OK) continue;
-        for (int k = 0; k < tensor.ndim; k++) mark = (mark ^ (uint64_t)tensor.shape[k]) * prime;
+        mha_gguf_tensor tensor;
+        MHA_TRY(mha_gguf_describe(weights->gguf, i, &tensor));
+        if ((size_t)tensor.offset < header) header = (size_t)tensor.offset;
     }
-    return mark;
+    MHA_TRY(mhai_digest_file(context, weights->path, 0, header, &digests->configuration));
+    return mhai_digest_file(context, weights->path, header, SIZE_MAX, &digests->weights);
+}
+
+mha_status mhai_weights_digest(mha_context *context, const mhai_weights *weights,
+                               mhai_digests *digests)
+{
+    if (weights->gguf) return digest_gguf(context, weights, digests);
+    for (int64_t i = 0; i < weights->shards; i++)
+        MHA_TRY(mhai_digest_file(context, weights->shard[i].path, 0, SIZE_MAX, &digests->weights));
+    return MHA_OK;
 }

@@ -4,6 +4,8 @@
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 
+#include "model/digest.h"
+
 #include <multihead/base.h>
 #include <multihead/gguf.h>
 #include <multihead/io.h>
@@ -56,8 +58,9 @@ mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index);
 /* Elements first .. first + count as f32. */
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to);
 
-/* A number for their names, types and shapes, which differ if it does. */
-uint64_t mhai_weights_mark(const mhai_weights *weights);
+/* Digests of all files; the header of a GGUF file is its configuration and tokenizer. */
+MHA_NODISCARD mha_status mhai_weights_digest(mha_context *context, const mhai_weights *weights,
+                                             mhai_digests *digests);
 
 /* Whether some tensor has a coded form (gguf_blocks.h). */
 bool mhai_weights_have_blocks(const mhai_weights *weights);
