@@ -70,6 +70,7 @@ def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
     said = [re.match(r"multihead: (?:\w+: )?rank (\d+): rank \d+ is lost: ", line) for line in done.stderr.splitlines()
             if line.startswith("multihead")]
     check(all(said) and sorted(int(match[1]) for match in said) == lost, f"{name}: {done}")
+    check(not lost or f": rank {rank} is lost: " in done.stderr, f"{name}: nobody names it: {done}")
     return done
 
 
