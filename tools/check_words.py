@@ -83,7 +83,16 @@ def compiled(pattern):
     return re.compile(pattern.replace(" ", r"(?:[ \t]+|[ \t]*\n[ \t]*(?:\*|//|#|>)?[ \t]*)"), re.M)
 
 
-PATTERNS = [(compiled(rule[0]), rule[1]) for rule in RULES]
+def needed(pattern):
+    """A word that every match contains, "" if none is known: most files lack it, and are not searched."""
+    while re.search(r"\([^()]*\)\??", pattern):
+        pattern = re.sub(r"\([^()]*\)\??", " ", pattern)
+    if "|" in pattern:
+        return ""
+    return max(re.findall(r"[A-Za-z']+", re.sub(r"\\\w|\[[^]]*\]|\w\?|\{.*?\}", " ", pattern)), key=len, default="")
+
+
+PATTERNS = [(needed(rule[0]), compiled(rule[0]), rule[1]) for rule in RULES]
 
 
 def names():
@@ -100,8 +109,8 @@ def names():
 
 def check(name, text):
     found = []
-    for pattern, instead in PATTERNS:
-        for match in pattern.finditer(text):
+    for word, pattern, instead in PATTERNS:
+        for match in pattern.finditer(text) if word in text else ():
             what = re.sub(r"\s*\n[\s*#/>]*", " ", match.group(0))
             found.append((text.count("\n", 0, match.start()) + 1, what, instead))
     return [f"{name}:{line}: '{what}': write {instead}" for line, what, instead in sorted(found)]
@@ -111,7 +120,7 @@ def self_test():
     """Every rule finds its bad line, also across two lines of a comment; no rule finds a good one."""
     for pattern, _, bad, good in RULES:
         for line in (bad, " * " + bad.replace(" ", "\n * ")):
-            if not compiled(pattern).search(line):
+            if needed(pattern) not in line or not compiled(pattern).search(line):
                 yield f"the rule {pattern} does not find {line!r}"
         yield from (f"a rule finds the good line: {text}" for text in check("self-test", good))
 

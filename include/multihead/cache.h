@@ -102,7 +102,7 @@ typedef struct mha_kv_cache_sizes {
     int64_t page_bytes;  /* keys, values and scales of all heads */
     int64_t scale_bytes; /* of all pages, part of page_bytes */
     int64_t table_bytes; /* lengths, tables and the list of free pages */
-    int64_t total_bytes; /* pages * page_bytes + table_bytes */
+    int64_t total_bytes; /* pages * page_bytes + table_bytes; with a window page_bytes more */
 } mha_kv_cache_sizes;
 
 typedef struct mha_kv_cache mha_kv_cache;

@@ -244,13 +244,14 @@ typedef struct mha_key_split {
  * (NULL: S, all of them); a cache holds of each sequence what of its length lies in the pieces of its rank.
  * With a cache queries stand where mha_kv_cache_attention() puts them.
  *
- * How. With up to 56 rows (T times query heads of a key/value head; 12 with documents, global keys,
- * keep_blocks or a callback), all ranks work at once: scores of their keys; an exchange of maxima, a number
+ * How. With up to 56 rows (T times query heads of a key/value head; 29 with Dv 32, 55 with Dv 64; 12 with up
+ * to 512 keys, or with sink_keys, documents, global keys or a callback), all ranks work at once: scores of their keys; an exchange of maxima, a number
  * for each row and piece; then exp and products with the values, each with the maximum of all keys up to
  * its block, as one process would. Then the rows' sums, Dv + 2 numbers for each, go from piece to piece in
  * the order of keys, and each rank adds what its blocks came to; the last one sends them to all.
- * Otherwise (more rows, dropout, shaw_values, f16 and bf16 tensors, Dv that is no multiple of 32, elements
- * that are not finite) ranks work one after the other: each folds its keys into the sums that reach it.
+ * Otherwise (more rows, keep_blocks, dropout, shaw_values, f16 and bf16 tensors, Dv that is no multiple of
+ * 32, elements that are not finite) ranks work one after the other: each folds its keys into the sums that
+ * reach it.
  * Keys and values never move, and but for the maxima nothing that is sent depends on their number.
  *
  * Memory   borrowed for the call. Scratch: Dv + 2 floats for each row; if ranks work at once also a float for

@@ -243,8 +243,8 @@ typedef struct mha_transformer_source {
  * inside a call; one that cannot go on tells the others at its beginning or its end, and all return its
  * status, with "rank 3: " before the sentence. In between the stream goes from rank to rank; if a
  * call shows its layers (after_layer, outputs, probabilities, activations that are kept), what is kept of
- * each layer goes to all. A forward call also compares transformers and tokens between ranks
- * (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the transport, the transformer is of no more use.
+ * each layer goes to all. A forward call also compares transformers, tokens, lengths and dropout between
+ * ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the transport, the transformer must not be used again.
  *
  * What is made for one rank (transformers, activations) concerns that rank: one that fails there tells the
  * others by mha_transport_agree(), which their next call also begins with. mha_transformer_backward()

@@ -78,9 +78,12 @@ static mha_status check_input(const mhai_importance_run *r, int64_t i, mha_trans
 }
 
 /* Ranks compare it. */
-static uint64_t add_tokens(uint64_t mark, const mha_tensor *x)
+static uint64_t add_input(uint64_t mark, const mha_transformer_input *input)
 {
+    const mha_tensor *x = input->tokens;
+    const int64_t *lengths = input->lengths;
     mark = mhai_hash(mark, x->shape, 2 * sizeof *x->shape);
+    if (lengths) mark = mhai_hash(mark, lengths, (size_t)x->shape[0] * sizeof *lengths);
     for (int64_t b = 0; b < x->shape[0]; b++)
         for (int64_t t = 0; t < x->shape[1]; t++)
             mark = mhai_hash(mark, (const int32_t *)x->data + b * x->stride[0] + t * x->stride[1],
@@ -97,7 +100,7 @@ static mha_status check_data(mhai_importance_run *r)
         mha_transformer_input input;
         MHA_TRY(check_input(r, i, &input));
         const int64_t *shape = input.tokens->shape;
-        if (r->ranks) r->mark = add_tokens(r->mark, input.tokens);
+        if (r->ranks) r->mark = add_input(r->mark, &input);
         r->examples += shape[0];
         if (shape[0] > r->batch) r->batch = shape[0];
         if (shape[1] > r->longest) r->longest = shape[1];

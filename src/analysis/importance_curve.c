@@ -2,6 +2,7 @@
 #include "analysis/importance_parts.h"
 
 #include "base/checked.h"
+#include "base/hash.h"
 #include "transformer/transformer_parts.h"
 
 #include <string.h>
@@ -153,6 +154,10 @@ mha_status mha_head_curve(mha_context *context, const mha_transformer *transform
     if (status == MHA_OK)
         status =
             mha_scratch_alloc(context, r.d.num_layers * r.d.num_heads, sizeof *r.gates, &memory);
+    if (status == MHA_OK) {
+        r.mark = mhai_hash(r.mark, order, (size_t)count * sizeof *order);
+        r.mark = mhai_hash(r.mark, removed, (size_t)points * sizeof *removed);
+    }
     status = mhai_importance_agree(&r, status, points, count);
     if (status == MHA_OK) status = curve(&r, order, removed, points, memory, found);
     if (status == MHA_OK && points > 0) memcpy(losses, found, (size_t)points * sizeof *losses);

@@ -151,12 +151,13 @@ static void multiply_r(const circuits_job *job, const circuits_room *room, bool 
         }
 }
 
-/* The signs of a pair: the largest element of the left vector is positive. */
+/* The signs of a pair: the largest element of the left vector is positive; of those that are equal but for
+ * rounding, the first. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t at = 0;
     for (int64_t e = 1; e < count; e++)
-        if (fabs(vector[e]) > fabs(vector[at])) at = e;
+        if (fabs(vector[e]) > (1 + 0x1p-30) * fabs(vector[at])) at = e;
     return count > 0 && vector[at] < 0 ? -1 : 1;
 }
 

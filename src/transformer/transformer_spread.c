@@ -95,13 +95,17 @@ mha_status mhai_call_begin(const mhai_call *c, const mha_tensor *output, mha_sta
 {
     const mha_transformer_input *x = &c->input;
     if (c->step || status != MHA_OK) return mhai_spread_agree(c->t, status);
-    const int64_t tokens = mhai_tokens(c->a);
+    const int64_t tokens = mhai_tokens(c->a), *lengths[] = {x->lengths, x->memory_lengths};
     uint64_t hash = mhai_hash(MHAI_HASH_START, c->a->ids, (size_t)tokens * sizeof *c->a->ids);
     hash = mhai_hash(hash, c->a->types, (size_t)tokens * sizeof *c->a->types);
+    hash = mhai_hash(hash, &x->dropout, sizeof x->dropout);
+    for (int i = 0; i < 2; i++)
+        if (lengths[i]) hash = mhai_hash(hash, lengths[i], (size_t)c->a->B * sizeof *lengths[i]);
     const uint64_t call[] = {hash,
                              (uint64_t)c->a->B,
                              (uint64_t)c->a->S,
                              (uint64_t)x->first_layer,
+                             x->dropout > 0 ? x->dropout_seed : 0,
                              shows(c),
                              output != NULL,
                              x->last_hidden != NULL,

@@ -6,7 +6,7 @@
 
 #include <multihead/transformer.h>
 
-/* Biases and the kind of blocks, for d, which has its norm, ff_dim and other flags. */
+/* Biases, the epsilon of norms and the kind of blocks, for d, which has its norm, ff_dim and other flags. */
 void blocks_draw(rng *r, mha_transformer_desc *d);
 
 /* layers [d->num_layers] for d, which has its flags, positions and head_dim; smooth, so that

@@ -75,6 +75,13 @@ bool rng_whole_sample(void)
     return rng_long_run() || slower() == 1;
 }
 
+bool rng_takes(int64_t number, int share)
+{
+    rng r = rng_make(rng_run_seed(), UINT64_C(0xABCD) << 32 | (uint64_t)number);
+    const int64_t of = rng_long_run() ? 1 : rng_whole_sample() ? share : 4 * (int64_t)share;
+    return rng_between(&r, 1, of) == 1;
+}
+
 rng rng_make(uint64_t seed, uint64_t stream)
 {
     return (rng){mix(mix(seed) + 0x9E3779B97F4A7C15u * (stream + 1))};

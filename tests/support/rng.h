@@ -29,6 +29,10 @@ bool rng_range(int sample, int all, int *first, int *end);
 /* False if samples are thinned: then no test may rely on a rare one among them. */
 bool rng_whole_sample(void);
 
+/* Whether case `number` of a list is tried: all in a long run, one in `share` of them in a whole sample, a
+ * quarter as many in a short one, others for each seed. */
+bool rng_takes(int64_t number, int share);
+
 /* A generator of its own for each (seed, stream), so that a case does not depend on what ran
  * before it. */
 rng rng_make(uint64_t seed, uint64_t stream);

@@ -62,6 +62,9 @@ static mha_status send_message(void *user, int32_t to, int32_t tag, const void *
         w->left++;
         w->counts.messages++;
         w->counts.bytes += (int64_t)count;
+        thread_ranks_count *ends[] = {&w->counts.sent[own->transport.rank],
+                                      &w->counts.received[to]};
+        for (int i = 0; i < 2; i++) ends[i]->messages++, ends[i]->bytes += (int64_t)count;
     } else {
         own->gone = true;
     }

@@ -7,8 +7,13 @@
 
 enum { MOST_THREAD_RANKS = 16 };
 
+typedef struct thread_ranks_count {
+    int64_t messages, bytes;
+} thread_ranks_count;
+
 typedef struct thread_ranks_counts {
-    int64_t messages, bytes; /* sent by all ranks */
+    int64_t messages, bytes;                                                 /* sent by all ranks */
+    thread_ranks_count sent[MOST_THREAD_RANKS], received[MOST_THREAD_RANKS]; /* by each */
 } thread_ranks_counts;
 
 typedef void thread_rank_fn(void *user, const mha_transport *transport);

@@ -441,6 +441,10 @@ static void refusals(void **state)
             cases[i].status);
         assert_non_null(strstr(mha_error_detail(), cases[i].detail));
     }
+    mha_attention_plan plan;
+    assert_int_equal(mha_attention_explain(context, &bf16, &x.Q, &x.K, &x.V, NULL, NULL, &plan),
+                     MHA_OK);
+    assert_true(plan.compute == MHA_COMPUTE_BF16 && plan.path == MHA_PATH_TILED);
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &x.Q, .k = &x.K, .v = &x.V};
     assert_int_equal(

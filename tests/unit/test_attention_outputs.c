@@ -508,4 +508,40 @@ static void any_number_of_threads(void **state)
     }
 }
 
-RUN_TESTS(TEST(random_company), TEST(block_edges), TEST(any_number_of_threads))
+/* Queries of zeros: all weights are equal, and the first keys that a row sees come first, in all blocks of
+ * 512 and beyond a window's begin. */
+static void equal_weights(void **state)
+{
+    enum { T = 3, S = 1100, D = 4, K = 2 };
+    (void)state;
+    const machines all = machines_make(1);
+    float zero[S * D] = {0}, o[T * D], weights[T * K];
+    int64_t largest[T], top[T * K];
+    const mha_tensor q = mha_tensor_contiguous(zero, MHA_F32, 4, (int64_t[]){1, 1, T, D});
+    const mha_tensor k = mha_tensor_contiguous(zero, MHA_F32, 4, (int64_t[]){1, 1, S, D});
+    const mha_tensor out = mha_tensor_contiguous(o, MHA_F32, 4, q.shape);
+    const mha_tensor key = mha_tensor_contiguous(largest, MHA_I64, 3, q.shape);
+    const mha_tensor keys = mha_tensor_contiguous(top, MHA_I64, 4, (int64_t[]){1, 1, T, K});
+    const mha_tensor p = mha_tensor_contiguous(weights, MHA_F32, 4, keys.shape);
+    const mha_attention_outputs outputs = {
+        .struct_size = sizeof outputs, .largest_key = &key, .top_keys = &keys, .top_weights = &p};
+    for (int m = 0; m < all.count; m++)
+        for (int window = 0; window < 2; window++) {
+            const mha_attention_desc desc = {.struct_size = sizeof desc,
+                                             .path = all.each[m].path,
+                                             .flags = window ? MHA_ATTENTION_WINDOW : 0,
+                                             .left_keys = window ? 600 : 0,
+                                             .right_keys = window ? -1 : 0,
+                                             .q_offset = window ? 700 : 0};
+            assert_int_equal(
+                mha_attention_forward(all.each[m].context, &desc, &q, &k, &k, &out, &outputs),
+                MHA_OK);
+            for (int t = 0; t < T; t++) {
+                const int64_t first = window ? 100 + t : 0;
+                assert_int_equal(largest[t], first);
+                for (int n = 0; n < K; n++) assert_int_equal(top[t * K + n], first + n);
+            }
+        }
+}
+
+RUN_TESTS(TEST(random_company), TEST(block_edges), TEST(any_number_of_threads), TEST(equal_weights))

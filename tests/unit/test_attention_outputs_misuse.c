@@ -263,8 +263,8 @@ static void plans_come_true(void **state)
 static void pairs_are_counted(void **state)
 {
     (void)state;
-    const unsigned counted =
-        KIND_CAUSAL | KIND_OFFSETS | KIND_LENGTHS | KIND_WINDOW | KIND_SINK_KEYS | KIND_RAGGED;
+    const unsigned counted = KIND_CAUSAL | KIND_OFFSETS | KIND_LENGTHS | KIND_BEGINS | KIND_WINDOW |
+                             KIND_SINK_KEYS | KIND_RAGGED;
     mha_context *context = context_with(0);
     for (int i = 0; i < rng_cases(200, 2000); i++) {
         rng r = rng_make(rng_run_seed(), 7000 + (uint64_t)i);

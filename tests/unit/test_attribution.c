@@ -1022,10 +1022,13 @@ static void check_heads(mha_context *context, example *e, const mha_head_attribu
     const float *last = whole + (d->from_first + d->from_count - 1) * width;
     example_run(context, e);
     memcpy(whole, e->output, (size_t)(T * width) * sizeof *whole);
-    if (e->d.flags & MHA_TRANSFORMER_NO_OUTPUT)
-        assert_int_equal(got->predicted, -1);
-    else
+    if (e->d.flags & MHA_TRANSFORMER_NO_OUTPUT) {
+        assert_true(got->predicted == -1 && got->probability == 0);
+    } else {
         for (int64_t i = 0; i < width; i++) assert_true(last[i] <= last[got->predicted]);
+        check_near(got->probability, exp(log_probability_of(last, width, got->predicted)), 1e-12,
+                   "probability");
+    }
     for (int64_t l = 0; l < e->d.num_layers; l++) {
         const int64_t have = heads_of(e, l, false);
         const float *p = e->probabilities + l * H * T * T;

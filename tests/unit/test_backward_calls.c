@@ -832,6 +832,9 @@ static void plans(void **state)
     assert_true(small.isa == mha_context_isa(context) && small.visible_pairs == 8 * 1024 * 1024);
     /* dq apart from dk, dv since a table's gradient is wanted: 14 D a pair */
     assert_true(small.flops == 14.0 * 64 * 8 * 1024 * 1024);
+    /* q, k, v and their gradients, o and its gradient; lse */
+    assert_true(small.bytes == 4.0 * 8 * 1024 * (8 * 64 + 1));
+    assert_true(small.compute == MHA_COMPUTE_F32 && small.reason && *small.reason);
     /* Linear in the length: a number for each query, and what does not depend on it. */
     mha_attention_plan large = plan_of(context, 32768, 64, MHA_PATH_AUTO, 0, &status);
     assert_true(large.scratch_bytes - small.scratch_bytes == 8 * (32768 - 1024) * sizeof(double));

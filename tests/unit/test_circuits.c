@@ -130,6 +130,29 @@ static void known_values(void **state)
     mha_transformer_destroy(t);
 }
 
+/* Heads that write to several axes alike, with the signs of the first as the second one's: of elements as
+ * large, which rounding leaves a little apart, the first is positive. Head h writes to 2 + h axes from h on. */
+static void equal_elements(void **state)
+{
+    (void)state;
+    mha_context *context = machines_context(2, 1);
+    mha_transformer *t = make_plain(context, MHA_ENCODING_NONE);
+    float reads[H * E], writes[H * E];
+    const mha_circuits out = {.struct_size = sizeof out, .reads = reads, .writes = writes};
+    for (int h = 0; h < H; h++) {
+        read_axis(t, "self_attn.v_proj.weight", h, 0, 7, 1);
+        for (int i = 0; i < 2 + h; i++) write_axis(t, h, 0, h + i, i % 2 == h % 2 ? -0.3f : 0.3f);
+    }
+    expect_ok(mha_transformer_circuits(context, t, NULL, &out));
+    for (int h = 0; h < H; h++)
+        for (int i = 0; i < 2 + h; i++) {
+            const double sign = i % 2 ? -1 : 1;
+            near_to((double)writes[h * E + h + i], sign / sqrt(2 + h), 1e-7, "a sign");
+            near_to((double)reads[h * E + 7], h % 2 ? 1 : -1, 1e-7, "what goes with it");
+        }
+    mha_transformer_destroy(t);
+}
+
 /* One pair that turns by a radian for each position: means over offsets are sums of complex numbers. */
 static void known_rotation(void **state)
 {
@@ -687,6 +710,6 @@ static void no_memory(void **state)
     assert_true(failing_each(all_of_it, NULL) > 0);
 }
 
-RUN_TESTS(TEST(copiers), TEST(known_values), TEST(known_rotation), TEST(random_heads),
-          TEST(induction_pair), TEST(activations), TEST(same_bits), TEST(known_tokens),
-          TEST(random_tokens), TEST(misuse), TEST(no_memory))
+RUN_TESTS(TEST(copiers), TEST(known_values), TEST(equal_elements), TEST(known_rotation),
+          TEST(random_heads), TEST(induction_pair), TEST(activations), TEST(same_bits),
+          TEST(known_tokens), TEST(random_tokens), TEST(misuse), TEST(no_memory))

@@ -92,6 +92,56 @@ static void steps_in_every_type(void **state)
     }
 }
 
+/* Layers of two and one key/value heads of 8, three sequences of up to 40 tokens in pages of 16; see
+ * test_sizes_by_hand() of test_kv_cache.c. A page of int8 has for each head 128 + 64 bytes of keys, and of values.
+ * Each sequence has three pages, whose tables take 3 * (16 + 12) + 9 * 8 bytes, rounded up to 192. */
+static void sizes_by_hand(void **state)
+{
+    enum { HEAD = 2 * (128 + 64), SCALES = 2 * 64 };
+    static const int64_t heads[] = {4, 2}, kv_heads[] = {2, 1};
+    (void)state;
+    for (int streams = 0; streams < 2; streams++) {
+        const mha_transformer_desc d = {.struct_size = sizeof d,
+                                        .flags = MHA_TRANSFORMER_CAUSAL |
+                                                 (streams ? 0 : MHA_TRANSFORMER_CROSS),
+                                        .vocab_size = 5,
+                                        .max_length = 40,
+                                        .embed_dim = 16,
+                                        .num_layers = 2,
+                                        .num_heads = 4,
+                                        .kv_heads = 2,
+                                        .head_dim = 8,
+                                        .positions = MHA_ENCODING_ROTARY,
+                                        .layer_heads = heads,
+                                        .layer_kv_heads = kv_heads};
+        mha_decoder_desc desc = {.struct_size = sizeof desc,
+                                 .batch = 3,
+                                 .cache_type = MHA_I8,
+                                 .page_size = 16,
+                                 .memory_capacity = streams ? 0 : 20};
+        mha_decoder_sizes sizes = {.struct_size = sizeof sizes};
+        mha_transformer *t = NULL;
+        if (streams) desc.flags = MHA_DECODER_STREAMING, desc.window = 6, desc.sink_keys = 2;
+        if (streams) desc.max_step = 4;
+        expect_ok(mha_transformer_create(context, &d, &t));
+        expect_ok(mha_decoder_count(t, &desc, &sizes));
+        if (streams) {
+            /* With windows an empty page each, and floats of two sinks of three heads */
+            assert_int_equal(sizes.memory_bytes, 0);
+            assert_int_equal(sizes.scale_bytes, 9 * 3 * SCALES);
+            assert_int_equal(sizes.table_bytes, 2 * 192);
+            assert_int_equal(sizes.total_bytes, 10 * 3 * HEAD + 2 * 192 + 3 * 2 * 3 * 8 * 4);
+        } else {
+            /* Memories: one page each of two runs, of two heads in both layers; 3 * (16 + 4) + 3 * 8 */
+            assert_int_equal(sizes.memory_bytes, 2 * (3 * 2 * 2 * HEAD + 128));
+            assert_int_equal(sizes.scale_bytes, 9 * 3 * SCALES + 2 * 3 * 2 * 2 * SCALES);
+            assert_int_equal(sizes.table_bytes, 2 * 192 + 2 * 128);
+            assert_int_equal(sizes.total_bytes, 9 * 3 * HEAD + 2 * 192 + sizes.memory_bytes);
+        }
+        mha_transformer_destroy(t);
+    }
+}
+
 static void steps_have_the_bits_of_the_whole(void **state)
 {
     (void)state;
@@ -225,6 +275,6 @@ static void failed_allocations_are_reported(void **state)
     mha_transformer_destroy(t);
 }
 
-RUN_TESTS_BETWEEN(context_begin, NULL, TEST(steps_have_the_bits_of_the_whole),
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(steps_have_the_bits_of_the_whole), TEST(sizes_by_hand),
                   TEST(steps_in_every_type), TEST(misuse_is_refused),
                   TEST(failed_allocations_are_reported))

@@ -183,20 +183,37 @@ static void run_rank(void *user, const mha_transport *t)
 }
 
 /* What the ranks say beforehand is what a call sends beyond explaining. */
-static void check_counts(const job *j, int ranks, thread_ranks_counts explaining,
-                         thread_ranks_counts calling)
+static void check_counts(const job *j, int ranks, const thread_ranks_counts *explaining,
+                         const thread_ranks_counts *calling)
 {
-    double bytes[2] = {0};
-    int64_t messages[2] = {0};
+    int64_t hops = 0, at = -1;
+    for (int64_t n = 0, end = 0; n < j->count; end = j->pieces[n++].end)
+        if (j->pieces[n].end > end) {
+            hops += at >= 0 && at != j->pieces[n].rank;
+            at = j->pieces[n].rank;
+        }
     for (int r = 0; r < ranks; r++) {
         const mha_decode_plan *p = &j->parts[r].plan;
-        bytes[0] += p->bytes_sent, bytes[1] += p->bytes_received;
-        messages[0] += p->messages_sent, messages[1] += p->messages_received;
+        const thread_ranks_count *sent = &calling->sent[r], *received = &calling->received[r];
+        assert_int_equal(p->messages_sent, sent->messages - explaining->sent[r].messages);
+        assert_int_equal(p->messages_received,
+                         received->messages - explaining->received[r].messages);
+        assert_int_equal((int64_t)p->bytes_sent, sent->bytes - explaining->sent[r].bytes);
+        assert_int_equal((int64_t)p->bytes_received,
+                         received->bytes - explaining->received[r].bytes);
+        assert_int_equal(p->hops, hops);
     }
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(messages[i], calling.messages - explaining.messages);
-        assert_int_equal((int64_t)bytes[i], calling.bytes - explaining.bytes);
-    }
+}
+
+/* When ranks work at once, by distributed.h. Tensors are of f32 here. */
+static bool works_at_once(const job *j)
+{
+    const kinds_shape *n = &j->c.shape;
+    const unsigned few = KIND_SINK_KEYS | KIND_DOCUMENTS | KIND_GLOBAL_KEYS | KIND_CALLBACK,
+                   none = KIND_BLOCKS | KIND_DROPOUT | KIND_SHAW_VALUES;
+    const int64_t wide = n->Dv == 32 ? 29 : n->Dv == 64 ? 55 : 56;
+    const int64_t most = n->S <= 512 || n->kinds & few ? 12 : wide;
+    return n->T * n->H / n->Hk <= most && n->Dv % 32 == 0 && !(n->kinds & none);
 }
 
 /* The same by one process. */
@@ -299,7 +316,11 @@ static bool check_case(int number)
     const thread_ranks_counts explaining = thread_ranks_run(ranks, explain_rank, j, -1, 0);
     const thread_ranks_counts calling = thread_ranks_run(ranks, run_rank, j, -1, 0);
     compare(j, ranks, &whole, number);
-    if (!odd) check_counts(j, ranks, explaining, calling);
+    if (!odd) check_counts(j, ranks, &explaining, &calling);
+    for (int rank = 0; rank < ranks; rank++)
+        if (j->parts[rank].plan.at_once != works_at_once(j))
+            fail_msg("case %d, rank %d of %d: at once %d\n%s", number, rank, ranks,
+                     j->parts[rank].plan.at_once, j->c.text);
     const bool at_once = j->parts[0].plan.at_once && j->count > 1;
     for (int rank = 0; rank < ranks; rank++) free_part(&j->parts[rank]);
     free_part(&whole);
@@ -312,7 +333,7 @@ static void the_bits_of_one_process(void **state)
 {
     int first, end, cases = 0, at_once = 0;
     (void)state;
-    const bool all = rng_range(200, 3000, &first, &end);
+    const bool all = rng_range(100, 3000, &first, &end);
     for (; first < end; first++, cases++) at_once += check_case(first);
     if (all && rng_whole_sample()) assert_in_range(at_once, cases / 20, cases - cases / 20);
 }
@@ -465,6 +486,39 @@ static bool is_untouched(const rank_part *p)
     return memcmp(p->o.data, mark, sizeof mark) == 0 && memcmp(p->lse.data, mark, sizeof mark) == 0;
 }
 
+/* As test_distributed.c: at once, and one after the other. */
+static void scratch_is_what_plans_say(void **state)
+{
+    enum { LISTS = 8192 };
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        job *j = make_plain(false, i / 2 ? KIND_DROPOUT : 0);
+        failing_alloc memory[PLAIN_RANKS];
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            memory[rank] = failing_alloc_make();
+            assert_int_equal(
+                failing_context(&memory[rank], 1 + rank % 2, MHA_ISA_AUTO, &j->parts[rank].context),
+                MHA_OK);
+        }
+        thread_ranks_run(PLAIN_RANKS, explain_rank, j, -1, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            const size_t bytes = j->parts[rank].plan.scratch_bytes;
+            assert_int_equal(j->parts[rank].plan.at_once, i < 2);
+            assert_int_equal(mha_context_reserve(j->parts[rank].context,
+                                                 i % 2 ? bytes + LISTS : bytes - bytes / 4),
+                             MHA_OK);
+            memory[rank].number = memory[rank].calls;
+        }
+        thread_ranks_run(PLAIN_RANKS, run_rank, j, -1, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            assert_int_equal(j->parts[rank].status, MHA_OK);
+            assert_int_equal(memory[rank].calls == memory[rank].number, i % 2);
+            mha_context_destroy(j->parts[rank].context);
+        }
+        free_plain(j);
+    }
+}
+
 /* All ranks refuse alike, in words that name the rank and the cause, and write nothing. */
 static void expect_refusal(job *j, mha_status status, const char *words)
 {
@@ -531,6 +585,28 @@ static void refusals_reach_every_rank(void **state)
             p->desc.path = MHA_PATH_PLAIN);
     REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps k", false, free(p->o.data), p->o.data = p->k.data,
             memset(p->o.data, 0xEE, sizeof(float)));
+}
+
+/* A rank whose cache is of another type, or that has tensors instead. What test_distributed.c compares is
+ * the same here. */
+static void other_caches_are_refused(void **state)
+{
+    static const cache_kind kinds[] = {
+        {.wanted = true, .type = MHA_I8, .page_size = 16},
+        {.wanted = true, .type = MHA_I8, .page_size = 16, .scales = MHA_KV_SCALES_CHANNEL},
+        {.wanted = true, .type = MHA_BF16, .page_size = 16},
+        {.wanted = false}};
+    enum { KINDS = sizeof kinds / sizeof *kinds };
+    (void)state;
+    for (int i = 1; i < KINDS; i++) {
+        job *j = make_plain(false, 0);
+        for (int rank = 0; rank < PLAIN_RANKS; rank++) {
+            free_part(&j->parts[rank]);
+            j->parts[rank] = (rank_part){.context = j->parts[rank].context};
+            make_part(j, rank, &kinds[rank == 1 ? i : 0]);
+        }
+        expect_refusal(j, MHA_ERR_ARGUMENT, "rank 1: has another q or description than rank 0");
+    }
 }
 
 static void expect_refused(mha_status status, const char *words)
@@ -672,5 +748,6 @@ static void bytes_do_not_grow_with_the_keys(void **state)
 
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_process),
                   TEST(every_step_of_a_growing_text), TEST(refusals_reach_every_rank),
-                  TEST(other_queries_are_refused), TEST(short_of_memory), TEST(refusals_of_one),
+                  TEST(other_queries_are_refused), TEST(other_caches_are_refused),
+                  TEST(short_of_memory), TEST(scratch_is_what_plans_say), TEST(refusals_of_one),
                   TEST(a_lost_rank_ends_the_call), TEST(bytes_do_not_grow_with_the_keys))

@@ -334,6 +334,45 @@ static void refusals_reach_every_rank(void **state)
     }
 }
 
+typedef struct disagreement {
+    int row;
+    char detail[3][256];
+} disagreement;
+
+/* A third of a tensor, which rank 1 takes to be another one. */
+static void gather_another(void *user, const mha_transport *t)
+{
+    static const struct {
+        int axis;
+        mha_dtype type;
+        int64_t shape[2];
+    } rows[] = {
+        {1, MHA_F32, {6, 6}}, {0, MHA_F32, {6, 6}}, {1, MHA_F16, {6, 6}}, {1, MHA_F32, {5, 6}}};
+    disagreement *x = user;
+    const int row = t->rank == 1 ? x->row : 0, axis = rows[row].axis;
+    float from[36] = {0}, to[36];
+    const mha_tensor whole = mha_tensor_contiguous(to, rows[row].type, 2, rows[row].shape);
+    mha_tensor piece = mha_tensor_contiguous(from, rows[row].type, 2, rows[row].shape);
+    piece.shape[axis] = 2;
+    const mha_status status =
+        mha_distributed_gather(context_of(0, t->rank), t, axis, &piece, &whole);
+    snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
+}
+
+static void other_tensors_are_refused(void **state)
+{
+    (void)state;
+    for (int row = 0; row < 4; row++) {
+        disagreement x = {.row = row};
+        thread_ranks_run(3, gather_another, &x, -1, 0);
+        for (int rank = 0; rank < 3; rank++)
+            assert_string_equal(x.detail[rank],
+                                row == 0 ? ""
+                                         : "rank 1: has another tensor than rank 0; all ranks "
+                                           "must agree");
+    }
+}
+
 static void a_lost_rank_ends_the_call(void **state)
 {
     (void)state;
@@ -607,5 +646,6 @@ static void wrong_lists_of_ranks(void **state)
 
 RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(each_head_is_at_one_rank),
                   TEST(pieces_have_the_bits_of_the_whole), TEST(tensors_are_brought_together),
-                  TEST(refusals_reach_every_rank), TEST(a_lost_rank_ends_the_call),
-                  TEST(a_module_on_a_grid), TEST(without_memory), TEST(wrong_lists_of_ranks))
+                  TEST(refusals_reach_every_rank), TEST(other_tensors_are_refused),
+                  TEST(a_lost_rank_ends_the_call), TEST(a_module_on_a_grid), TEST(without_memory),
+                  TEST(wrong_lists_of_ranks))

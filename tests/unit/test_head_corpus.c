@@ -340,12 +340,17 @@ static void check_head(const corpus *c, const object *o, int l, int h)
     const int64_t count = mha_head_corpus_positions(o->corpus, l, h, bins);
     for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
         assert_int_equal(i < count ? bins[i].rows : 0, p.at[i]);
+        if (i < count) { /* 0, 1, 2 .. 3, 4 .. 7, ... */
+            assert_int_equal(bins[i].first, i == 0 ? 0 : 1 << (i - 1));
+            assert_int_equal(bins[i].last, (1 << i) - 1);
+        }
         if (p.at[i] == 0) continue;
         assert_true(fabs(bins[i].entropy - p.entropy[i] / (double)p.at[i]) < 1e-4);
         assert_true(fabs(bins[i].distance - p.distance[i] / (double)p.at[i]) < 1e-3);
     }
     const mha_head_rest rest = mha_head_corpus_rest(o->corpus, l, h);
     assert_int_equal(rest.rows, p.rest_rows);
+    assert_int_equal(rest.moved_rows, p.rest_rows);
     if (p.rest_rows == 0) return;
     assert_true(fabs(rest.mass - p.rest / (double)p.rest_rows) < 1e-6);
     assert_true(fabs(rest.moved - p.moved / (double)p.rest_rows) < 1e-5);
@@ -365,6 +370,84 @@ static void it_is_what_plain_loops_find(void **state)
         object_free(&o);
         corpus_free(&c);
     }
+}
+
+/* Three texts alike, and tokens that receive and write alike: in the order of numbers. */
+static void equals_have_an_order(void **state)
+{
+    enum { N = 10 };
+    static const int64_t ids[N] = {0, 3, 1, 2, 1, 3, 2, 2, 1, 3}, order[] = {2, 0, 1};
+    rng r = rng_make(1, 1);
+    corpus c = corpus_make(&r, 3);
+    object o = object_make(one, &usual);
+    (void)state;
+    for (int l = 0; l < LAYERS; l++)
+        for (int e = 0; e < EMBED; e++)
+            for (int d = 0; d < HEADS * WIDTH; d++) c.weight[l][e][d] = 1;
+    for (int k = 0; k < 3; k++) {
+        text *x = &c.texts[k];
+        x->n = N;
+        for (int i = 0; i < N; i++) x->ids[i] = ids[i];
+        for (int at = 0; at < LAYERS * HEADS * N; at++) {
+            const int l = at / N / HEADS, h = at / N % HEADS, i = at % N;
+            for (int d = 0; d < WIDTH; d++) x->v[l][h][i][d] = 1;
+            for (int j = 0; j <= i; j++)
+                x->map[l][h][i][j] = i == 0 ? 1 : j == 0 || j == i ? 0.5f : 0;
+        }
+    }
+    for (int k = 0; k < 3; k++) feed(&o, &c, order[k], N, true);
+    for (int least = 0; least < 2; least++) {
+        mha_head_place places[3];
+        assert_int_equal(mha_head_corpus_places(o.corpus, 0, 0, MHA_MEASURE_SELF, least, places, 3),
+                         3);
+        for (int k = 0; k < 3; k++) assert_int_equal(places[k].text, k);
+    }
+    for (int list = 0; list < 2; list++) {
+        mha_head_token tokens[4];
+        assert_int_equal(
+            mha_head_corpus_tokens(o.corpus, 0, 0, (mha_head_token_list)list, 1, tokens, 4), 3);
+        for (int k = 0; k < 3; k++) assert_int_equal(tokens[k].token, k + 1);
+    }
+    object_free(&o);
+    corpus_free(&c);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void *counted_alloc(void *user, size_t bytes, size_t alignment)
+{
+    *(int64_t *)user += (int64_t)bytes;
+    return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+
+static void counted_release(void *user, void *memory, size_t bytes)
+{
+    *(int64_t *)user -= (int64_t)bytes;
+    free(memory);
+}
+
+static void its_bytes_are_what_it_holds(void **state)
+{
+    int64_t held = 0;
+    mha_context *context = NULL;
+    const mha_context_desc counted = {
+        .struct_size = sizeof counted,
+        .num_threads = 1,
+        .allocator = {.alloc = counted_alloc, .release = counted_release, .user = &held}};
+    (void)state;
+    assert_int_equal(mha_context_create(&counted, &context), MHA_OK);
+    rng r = rng_make(1, 2);
+    corpus c = corpus_make(&r, 1);
+    object o = object_make(context, &usual);
+    feed(&o, &c, 0, MOST, true);
+    const int64_t bytes = mha_head_corpus_bytes(o.corpus), with = held;
+    mha_head_corpus_destroy(o.corpus);
+    assert_int_equal(with - held, bytes);
+    o.corpus = NULL;
+    object_free(&o);
+    corpus_free(&c);
+    mha_context_destroy(context);
+    assert_int_equal(held, 0);
 }
 
 /* Values whose norms overflow: the rows are left out of what is moved, and of nothing else. */
@@ -656,7 +739,8 @@ static int end(void **state)
     return 0;
 }
 
-RUN_TESTS_BETWEEN(begin, end, TEST(it_is_what_plain_loops_find),
-                  TEST(norms_beyond_all_sums_are_left_out), TEST(order_and_division_leave_no_trace),
-                  TEST(intervals_are_those_of_many_texts), TEST(luck_is_what_exchanged_heads_reach),
-                  TEST(misuse_is_refused), TEST(memory_that_is_missing_is_a_status))
+RUN_TESTS_BETWEEN(begin, end, TEST(it_is_what_plain_loops_find), TEST(equals_have_an_order),
+                  TEST(its_bytes_are_what_it_holds), TEST(norms_beyond_all_sums_are_left_out),
+                  TEST(order_and_division_leave_no_trace), TEST(intervals_are_those_of_many_texts),
+                  TEST(luck_is_what_exchanged_heads_reach), TEST(misuse_is_refused),
+                  TEST(memory_that_is_missing_is_a_status))

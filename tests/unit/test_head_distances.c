@@ -93,6 +93,25 @@ static void test_clusters(void **state)
     assert_int_equal(count, 0);
 }
 
+/* Of three items two pairs are at distance 1, which includes cut: the one with the first members is joined,
+ * and the third item is farther from these. */
+static void test_equal_distances(void **state)
+{
+    static const struct {
+        double ab, ac, bc;
+        int64_t cluster[3];
+    } rows[] = {{1, 2, 1, {0, 0, 1}}, {1, 1, 2, {0, 0, 1}}, {2, 1, 1, {0, 1, 0}}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const double ab = rows[i].ab, ac = rows[i].ac, bc = rows[i].bc;
+        const double distance[] = {0, ab, ac, ab, 0, bc, ac, bc, 0};
+        int64_t cluster[3], count = -1;
+        assert_int_equal(mha_head_clusters(one, 3, distance, 1, cluster, &count), MHA_OK);
+        assert_int_equal(count, 2);
+        assert_memory_equal(cluster, rows[i].cluster, sizeof cluster);
+    }
+}
+
 /* ---- by chance
  * ----------------------------------------------------------------------------------- */
 
@@ -437,5 +456,6 @@ static int make_contexts(void **state)
 }
 
 RUN_TESTS_BETWEEN(make_contexts, NULL, TEST(test_maps), TEST(test_outputs), TEST(test_clusters),
-                  TEST(test_random), TEST(test_merge), TEST(test_end), TEST(test_merge_refusals),
-                  TEST(test_merge_memory), TEST(test_redundant), TEST(test_refusals))
+                  TEST(test_equal_distances), TEST(test_random), TEST(test_merge), TEST(test_end),
+                  TEST(test_merge_refusals), TEST(test_merge_memory), TEST(test_redundant),
+                  TEST(test_refusals))

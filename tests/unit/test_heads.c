@@ -208,6 +208,35 @@ static void test_causal_rare(void **state)
 static const float full[16] = {.5f, .5f, 0,   0,   .5f,   .25f,  .25f, 0,
                                0,   0,   .5f, .5f, .125f, .125f, .25f, .5f};
 
+/* Offsets that score the same: the nearest of all, and of two as near the one before. */
+static void test_equal_offsets(void **state)
+{
+    (void)state;
+    enum { N = 8 };
+    float even[N * N], pairs[N * N] = {0};
+    const mha_heads_text text = {.queries = N, .keys = N};
+    for (int i = 0; i < N * N; i++) even[i] = 1.0f / N;
+    for (int i = 0; i < N; i++) pairs[i * N + (i ^ 1)] = 1; /* to the next, or to the one before */
+    mha_head_measures *m = measure(text, even);
+    assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, 0);
+    mha_head_measures_destroy(m);
+    m = measure(text, pairs);
+    for (int offset = -1; offset <= 1; offset += 2) {
+        const mha_head_offset at = mha_head_measures_offset(m, 0, 0, offset);
+        assert_true(at.mass.rows == N - 1 && at.mass.value == 4. / 7 && at.largest.value == 4. / 7);
+    }
+    assert_int_equal(mha_head_measures_details(m, 0, 0).diagonal_offset, -1);
+    assert_int_equal(mha_head_measures_details(m, 0, 0).positional_offset, -1);
+    mha_head_measures_destroy(m);
+    /* Of a row's equal weights the first is the largest. */
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < N; j++) pairs[i * N + j] = abs(i - j) == 1 ? 0.5f : 0;
+    m = measure(text, pairs);
+    assert_true(mha_head_measures_offset(m, 0, 0, -1).largest.value == 1);
+    assert_true(mha_head_measures_offset(m, 0, 0, 1).largest.value == 1. / 7);
+    mha_head_measures_destroy(m);
+}
+
 static void test_full_segments(void **state)
 {
     (void)state;
@@ -287,6 +316,108 @@ static void test_links_of_a_window(void **state)
     mha_head_measures_destroy(m);
 }
 
+/* Details are of the text where they were strongest: the second one is cut at key 4, all rows of the third
+ * one look at key 7. */
+static void test_strongest_texts(void **state)
+{
+    (void)state;
+    enum { N = 10 };
+    float map[N * N];
+    mha_head_measures *m = make(1);
+    for (int k = 0; k < 4; k++) {
+        const mha_heads_text text = {.struct_size = sizeof text, .queries = N, .keys = N};
+        const mha_tensor p = mha_tensor_contiguous(map, MHA_F32, 3, (int64_t[]){1, N, N});
+        for (int at = 0; at < N * N; at++) {
+            const int i = at / N, j = at % N;
+            map[at] = k == 1   ? (i < 4) != (j < 4) ? 0
+                                 : i < 4            ? 0.25f
+                                                    : 1.0f / 6
+                      : k == 2 ? j == 7
+                               : 1.0f / N;
+        }
+        expect_ok(mha_head_measures_begin(m, &text));
+        expect_ok(mha_head_measures_rows(m, 0, 0, &p));
+        expect_ok(mha_head_measures_end(m));
+    }
+    const mha_head_details d = mha_head_measures_details(m, 0, 0);
+    assert_true(d.cut_text == 1 && d.cut == 4);
+    assert_true(d.column_text == 2 && d.columns == 1 && d.column[0] == 7);
+    mha_head_measures_destroy(m);
+}
+
+/* Each token looks at the one two before it, or three before it, as links of the second relation say; or
+ * the other way round. Row i sees i others, from i = 2 on more than one: chance (1/2 + ... + 1/11) / 10. */
+static void test_link_roles(void **state)
+{
+    (void)state;
+    enum { N = 12 };
+    static const char *const names[] = {"other", "pair"};
+    static const char *const evidence[] = {
+        "pair 1.00, best offset -2 0.50, chance 0.20, 10 links",
+        "pair (reverse) 1.00, best offset -2 0.50, chance 0.20, 10 links"};
+    for (int back = 0; back < 2; back++) {
+        float map[N * N] = {0};
+        mha_heads_link links[N];
+        mha_head_role roles[MHA_ROLES];
+        mha_head_measures *m = NULL;
+        for (int i = 0; i < N; i++) {
+            const int to = i < 2 ? 0 : i - 2 - i % 2;
+            map[i * N + to] = 1;
+            links[i] = back ? (mha_heads_link){to, i, 1} : (mha_heads_link){i, to, 1};
+        }
+        const mha_tensor p = mha_tensor_contiguous(map, MHA_F32, 3, (int64_t[]){1, N, N});
+        const mha_heads_text text = {.struct_size = sizeof text,
+                                     .flags = MHA_HEADS_CAUSAL,
+                                     .queries = N,
+                                     .keys = N,
+                                     .links = links + 2,
+                                     .links_count = N - 2};
+        const mha_head_measures_desc desc = {.struct_size = sizeof desc,
+                                             .layers = 1,
+                                             .heads = (int64_t[]){1},
+                                             .names = names,
+                                             .relations = 2};
+        expect_ok(mha_head_measures_create(context, &desc, &m));
+        expect_ok(mha_head_measures_begin(m, &text));
+        expect_ok(mha_head_measures_rows(m, 0, 0, &p));
+        expect_ok(mha_head_measures_end(m));
+        const int64_t count = mha_head_measures_roles(m, 0, 0, roles, MHA_ROLES);
+        int found = 0;
+        for (int64_t i = 0; i < count; i++) {
+            if (roles[i].role != MHA_ROLE_LINKS) continue;
+            assert_true(roles[i].relation == 1 && roles[i].direction == back && found++ == 0);
+            assert_true(roles[i].score.value == 1 && roles[i].score.rows == 10);
+            assert_string_equal(roles[i].evidence, evidence[back]);
+        }
+        assert_int_equal(found, 1);
+        mha_head_measures_destroy(m);
+    }
+}
+
+/* Each token looks at the one four before it: chance (1/5 + ... + 1/12) / 8. */
+static void test_offset_roles(void **state)
+{
+    (void)state;
+    enum { N = 8 + 4 };
+    float map[N * N] = {0};
+    mha_head_role roles[MHA_ROLES];
+    for (int i = 0; i < N; i++) map[i * N + (i < 4 ? 0 : i - 4)] = 1;
+    mha_head_measures *m = make(1);
+    const mha_tensor p = mha_tensor_contiguous(map, MHA_F32, 3, (int64_t[]){1, N, N});
+    const mha_heads_text text = {
+        .struct_size = sizeof text, .flags = MHA_HEADS_CAUSAL, .queries = N, .keys = N};
+    expect_ok(mha_head_measures_begin(m, &text));
+    expect_ok(mha_head_measures_rows(m, 0, 0, &p));
+    expect_ok(mha_head_measures_end(m));
+    assert_int_equal(mha_head_measures_roles(m, 0, 0, roles, MHA_ROLES), 3);
+    assert_int_equal(roles[0].role, MHA_ROLE_SINK); /* 5 of 12 rows: 0 .. 4 */
+    assert_string_equal(roles[0].evidence, "first token 0.42, chance 0.26, 12 rows");
+    assert_true(roles[0].offset == 0 && roles[1].offset == -4 && roles[2].offset == -4);
+    assert_string_equal(roles[1].evidence, "positional at offset -4 1.00, chance 0.13, 8 rows");
+    assert_string_equal(roles[2].evidence, "diagonal at offset -4 1.00, chance 0.13, 8 rows");
+    mha_head_measures_destroy(m);
+}
+
 /* ---- edges
  * --------------------------------------------------------------------------------------- */
 
@@ -320,5 +451,6 @@ static void test_tiny(void **state)
 
 RUN_TESTS_BETWEEN(make_context, NULL, TEST(test_causal_places), TEST(test_causal_entropy),
                   TEST(test_causal_offsets), TEST(test_causal_columns), TEST(test_causal_repeats),
-                  TEST(test_causal_rare), TEST(test_full_segments), TEST(test_full_links),
-                  TEST(test_links_of_a_window), TEST(test_tiny))
+                  TEST(test_causal_rare), TEST(test_equal_offsets), TEST(test_full_segments),
+                  TEST(test_full_links), TEST(test_links_of_a_window), TEST(test_strongest_texts),
+                  TEST(test_link_roles), TEST(test_offset_roles), TEST(test_tiny))

@@ -933,9 +933,82 @@ static void what_one_rank_meets_all_are_told(void **state)
     example_free(c.e);
 }
 
+/* In what rank 1 differs. */
+enum {
+    NOTHING,
+    KIND,
+    FLAGS,
+    FEWER,
+    TOKEN,
+    LENGTH,
+    STEP,
+    LEAST,
+    ORDER,
+    REMOVED,
+    REMOVALS,
+    DIFFERENCES
+};
+
+typedef struct difference {
+    const example *e;
+    int how;
+    mha_context *contexts[3];
+    char detail[3][200];
+} difference;
+
+static void measure_differently(void *user, const mha_transport *t)
+{
+    difference *x = user;
+    const example *e = x->e;
+    mha_context *context = x->contexts[t->rank];
+    const int how = t->rank == 1 ? x->how : NOTHING;
+    batch other = e->batches[0];
+    const mha_transformer_input *inputs[] = {&other.input, e->inputs[1], e->inputs[2]};
+    int64_t order[MOST_HEADS] = {how == ORDER, how != ORDER}, count;
+    double scores[MOST_HEADS];
+    other.tokens.data = other.ids, other.input.tokens = &other.tokens;
+    other.input.lengths = how == LENGTH ? NULL : other.lengths;
+    if (how == TOKEN) other.ids[0] = (other.ids[0] + 1) % (int32_t)e->desc.vocab_size;
+    mha_importance_data data = e->data;
+    data.inputs = inputs, data.transport = t;
+    data.batches = how == FEWER ? BATCHES - 1 : BATCHES;
+    const mha_importance_desc desc = {.struct_size = sizeof desc,
+                                      .kind = how == KIND ? MHA_IMPORTANCE_ABLATION
+                                                          : MHA_IMPORTANCE_GRADIENT,
+                                      .flags = how == FLAGS};
+    const int64_t removed[] = {how == REMOVED, 1};
+    const mha_status status =
+        x->how < STEP    ? mha_head_importance(context, e->t, &desc, &data, scores, NULL)
+        : x->how < ORDER ? mha_head_order(context, e->t, &desc, &data, 1 + (how == STEP),
+                                          how == LEAST, order, &count, NULL)
+                         : mha_head_curve(context, e->t, &data, NULL, order, 2, removed,
+                                          2 - (how == REMOVALS), scores);
+    snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
+}
+
+static void ranks_that_differ_are_found(void **state)
+{
+    (void)state;
+    rng r = rng_make(8, 8);
+    difference x = {.e = example_make(machines_context(1, 0), &r, true)};
+    const mha_context_desc one = {.struct_size = sizeof one, .num_threads = 1};
+    for (int rank = 0; rank < 3; rank++)
+        assert_int_equal(mha_context_create(&one, &x.contexts[rank]), MHA_OK);
+    for (x.how = NOTHING; x.how < DIFFERENCES; x.how++) {
+        thread_ranks_run(3, measure_differently, &x, -1, 0);
+        for (int rank = 0; rank < 3; rank++)
+            if (!strstr(x.detail[rank],
+                        x.how ? "rank 1: has another importance to measure than rank 0" : "") ||
+                (!x.how && x.detail[rank][0]))
+                fail_msg("difference %d, rank %d: '%s'", x.how, rank, x.detail[rank]);
+    }
+    for (int rank = 0; rank < 3; rank++) mha_context_destroy(x.contexts[rank]);
+    example_free(x.e);
+}
+
 RUN_TESTS(TEST(gradients_are_slopes), TEST(batches_are_single_sequences), TEST(normalised),
           TEST(ablation), TEST(mean_ablation), TEST(means), TEST(silent_heads), TEST(equal_scores),
           TEST(heads_go_in_their_order), TEST(the_curve_is_plain_losses),
           TEST(other_orders_keep_the_limit), TEST(loss_slopes), TEST(misuse_is_refused),
           TEST(failed_allocations_are_reported), TEST(ranks_give_the_same_bits),
-          TEST(what_one_rank_meets_all_are_told))
+          TEST(what_one_rank_meets_all_are_told), TEST(ranks_that_differ_are_found))

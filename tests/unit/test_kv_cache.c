@@ -189,11 +189,9 @@ static void test_decode_crosses_blocks(void **unused)
     (void)unused;
     static const unsigned kinds[] = {0, LENGTHS | WINDOW, LENGTHS | ALIBI, SHAW | SOFTCAP};
     machines all = machines_make(1);
-    const int apart =
-        rng_whole_sample() ? 1 : 3; /* of a thinned sample a third, another each time */
     for (int m = 0; m < all.count; m++)
         for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-            if ((rng_run_seed() + (uint64_t)m + i) % (uint64_t)apart != 0) continue;
+            if (!rng_takes(m * 4 + (int64_t)i, 2)) continue;
             rng r = rng_make(rng_run_seed(), 1000 + i);
             story x;
             bool plain = all.each[m].path == MHA_PATH_PLAIN;
@@ -350,6 +348,69 @@ static void test_outputs_and_empty(void **unused)
         }
     mha_kv_cache_destroy(cache);
     mha_kv_cache_destroy(NULL);
+}
+
+/* Two sequences of up to 40 positions, three heads; keys and values in runs of 16, each rounded up to 64
+ * bytes, and so are powers of channels; scales of 16 positions are 64 bytes. A page of 24 has two runs.
+ * Tables: for a sequence two lengths and its pages, for a page two numbers; all of that rounded up to 64. */
+static void test_sizes_by_hand(void **unused)
+{
+    static const struct {
+        mha_kv_cache_desc desc;
+        mha_kv_cache_sizes sizes;
+    } by_hand[] = {/* 16 * 5 floats and 16 * 7 floats; 2 * (16 + 8) + 4 * 8 bytes of tables */
+                   {{.head_dim = 5, .value_head_dim = 7, .page_size = 24},
+                    {.pages = 4,
+                     .page_bytes = 3 * 2 * (320 + 448),
+                     .table_bytes = 128,
+                     .total_bytes = 4 * 4608 + 128}},
+                   {{.head_dim = 5, .value_head_dim = 7, .page_size = 24, .type = MHA_I8},
+                    {.pages = 4,
+                     .page_bytes = 3 * 2 * (128 + 128 + 2 * 64),
+                     .scale_bytes = 4 * 3 * 2 * 2 * 64,
+                     .table_bytes = 128,
+                     .total_bytes = 4 * 2304 + 128}},
+                   {{.head_dim = 70,
+                     .value_head_dim = 7,
+                     .page_size = 32,
+                     .type = MHA_I8,
+                     .key_scales = MHA_KV_SCALES_CHANNEL},
+                    {.pages = 4,
+                     .page_bytes = 3 * 2 * (1152 + 128 + 128 + 64),
+                     .scale_bytes = 4 * 3 * 2 * (128 + 64),
+                     .table_bytes = 128,
+                     .total_bytes = 4 * 8832 + 128}},
+                   /* A window: one page more, which is empty. 2 * (16 + 8) + 9 * 8 */
+                   {{.head_dim = 5,
+                     .value_head_dim = 7,
+                     .page_size = 24,
+                     .type = MHA_F16,
+                     .pages = 9,
+                     .window = 20},
+                    {.pages = 9,
+                     .page_bytes = 3 * 2 * (192 + 256),
+                     .table_bytes = 128,
+                     .total_bytes = 10 * 2688 + 128}},
+                   /* One page of 40 each: three runs. 2 * (16 + 4) + 2 * 8 */
+                   {{.head_dim = 64, .type = MHA_I8},
+                    {.pages = 2,
+                     .page_bytes = 3 * 3 * 2 * (1024 + 64),
+                     .scale_bytes = 2 * 3 * 3 * 2 * 64,
+                     .table_bytes = 64,
+                     .total_bytes = 2 * 19584 + 64}}};
+    (void)unused;
+    for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
+        mha_kv_cache_desc desc = by_hand[i].desc;
+        mha_kv_cache_sizes expected = by_hand[i].sizes, sizes = {.struct_size = sizeof sizes};
+        desc.struct_size = sizeof desc, expected.struct_size = sizeof sizes;
+        desc.batch = 2, desc.kv_heads = 3, desc.capacity = 40;
+        assert_int_equal(mha_kv_cache_count(&desc, &sizes), MHA_OK);
+        assert_int_equal(sizes.pages, expected.pages);
+        assert_int_equal(sizes.page_bytes, expected.page_bytes);
+        assert_int_equal(sizes.scale_bytes, expected.scale_bytes);
+        assert_int_equal(sizes.table_bytes, expected.table_bytes);
+        assert_int_equal(sizes.total_bytes, expected.total_bytes);
+    }
 }
 
 /* The diagonal of the newest query is its own key, without a causal mask too. */
@@ -555,5 +616,6 @@ static void failed_allocations_are_reported(void **unused)
 
 RUN_TESTS(TEST(test_pieces_equal_whole), TEST(test_decode_crosses_blocks),
           TEST(test_truncate_and_reset), TEST(test_cross_attention), TEST(test_positions),
-          TEST(test_outputs_and_empty), TEST(test_diagonal), TEST(test_overflow),
-          TEST(test_create_errors), TEST(test_call_errors), TEST(failed_allocations_are_reported))
+          TEST(test_outputs_and_empty), TEST(test_sizes_by_hand), TEST(test_diagonal),
+          TEST(test_overflow), TEST(test_create_errors), TEST(test_call_errors),
+          TEST(failed_allocations_are_reported))

@@ -217,7 +217,7 @@ static void outputs_have_the_bits_of_the_definition(void **state)
     static float y[MOST_ROWS * MOST_OUTPUTS];
     static expected plain, with_bias;
     int first, end;
-    rng_range(40, 400, &first, &end);
+    rng_range(20, 400, &first, &end);
     for (int i = first; i < end; i++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)i);
         matrix *m = make_matrix(&r);

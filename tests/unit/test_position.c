@@ -158,7 +158,7 @@ static void test_rope(void **state)
     (void)state;
     tally t = {.name = "rotary embedding"};
     mha_context *one = context_with(1), *three = context_with(3);
-    int cases = rng_long_run() ? 6000 : 600;
+    int cases = rng_cases(200, 6000);
     for (int n = 0; n < cases; n++) {
         rng r = rng_make(rng_run_seed(), (uint64_t)n);
         rope_case c;
@@ -435,7 +435,7 @@ static void test_qk_norm(void **state)
     static const float epsilons[] = {0, 1e-6f, 1e-5f, 1e-12f, 3};
     tally t = {.name = "norm of queries and keys"};
     mha_context *one = context_with(1), *three = context_with(3);
-    for (int n = 0; n < (rng_long_run() ? 5000 : 300); n++) {
+    for (int n = 0; n < rng_cases(150, 5000); n++) {
         rng r = rng_make(rng_run_seed(), 4000000 + (uint64_t)n);
         int64_t shape[4] = {rng_between(&r, 0, 3), rng_between(&r, 1, 5), rng_between(&r, 0, 30),
                             rng_between(&r, 0, 130)};

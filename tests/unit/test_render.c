@@ -278,6 +278,30 @@ static void svg_masked_and_not_finite(void **state)
     mha_buffer_free(&svg);
 }
 
+/* Of finite cells that are not masked; a range that is given clips those beyond it. */
+static void extents(void **state)
+{
+    (void)state;
+    const float values[] = {0.5F, -2, INFINITY, -3, 7, 1};
+    static const uint8_t masked[] = {0, 0, 0, 1, 0, 1};
+    static const struct {
+        double lo, hi;
+        bool clipped_lo, clipped_hi;
+    } ranges[] = {{-1, 8, true, false}, {-2, 7, false, false}, {-5, 6.5, false, true}};
+    mha_panel panel = {.values = values, .masked = masked};
+    mha_figure figure = figure_of(&panel, 1, 2, 3);
+    figure.range = MHA_RANGE_FIXED;
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        mha_extent e;
+        figure.lo = ranges[i].lo, figure.hi = ranges[i].hi;
+        assert_int_equal(mha_figure_extent(&figure, 0, &e), MHA_OK);
+        assert_true(e.lo == ranges[i].lo && e.hi == ranges[i].hi);
+        assert_true(e.least == -2 && e.greatest == 7 && e.not_finite == 1);
+        assert_int_equal(e.clipped_lo, ranges[i].clipped_lo);
+        assert_int_equal(e.clipped_hi, ranges[i].clipped_hi);
+    }
+}
+
 static void svg_escapes_hostile_text(void **state)
 {
     (void)state;
@@ -1115,11 +1139,12 @@ static void full_disk_is_an_error(void **state)
 }
 
 RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), cmocka_unit_test(a_marked_cell),
-          TEST(svg_scales), TEST(svg_masked_and_not_finite), TEST(svg_escapes_hostile_text),
-          TEST(svg_prints_values_in_small_figures), TEST(svg_labels_both_axes_and_groups),
-          TEST(png_has_size_and_colors), TEST(png_font_errors), TEST(large_maps_keep_their_maximum),
-          TEST(ramps_are_monotone), TEST(viridis_is_viridis), TEST(names_round_trip),
-          TEST(terminal_keeps_its_width), TEST(terminal_says_what_it_draws), TEST(text_columns),
-          TEST(hidden_code_points), TEST(bytes_do_not_vary), TEST(degenerate_figures_are_drawn),
+          TEST(svg_scales), TEST(svg_masked_and_not_finite), TEST(extents),
+          TEST(svg_escapes_hostile_text), TEST(svg_prints_values_in_small_figures),
+          TEST(svg_labels_both_axes_and_groups), TEST(png_has_size_and_colors),
+          TEST(png_font_errors), TEST(large_maps_keep_their_maximum), TEST(ramps_are_monotone),
+          TEST(viridis_is_viridis), TEST(names_round_trip), TEST(terminal_keeps_its_width),
+          TEST(terminal_says_what_it_draws), TEST(text_columns), TEST(hidden_code_points),
+          TEST(bytes_do_not_vary), TEST(degenerate_figures_are_drawn),
           TEST(bad_figures_are_refused), TEST(structs_may_grow), TEST(sink_failures_are_passed_up),
           TEST(files_appear_whole_or_not_at_all), TEST(full_disk_is_an_error))

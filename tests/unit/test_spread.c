@@ -27,7 +27,22 @@ enum { B = 2, T = 7, S = 3, STEPS = 5, FLOATS = 1 << 17, MOST_READ = 256 };
 enum { PROMPT = 2 * LENGTH }; /* more than a piece of those that go through the ranks */
 
 /* How a rank can differ. */
-enum { NOTHING, TOKEN, NUMBERS, ROOM, CALLBACK };
+enum {
+    NOTHING,
+    TOKEN,
+    LENGTHS,
+    DROPOUT,
+    SEED,
+    SHAPE,
+    OUTPUT,
+    FIRST,
+    LAST,
+    SHOWS,
+    MAPS,
+    NUMBERS,
+    ROOM,
+    CALLBACK
+};
 
 /* What a rank has afterwards. */
 typedef struct outcome {
@@ -62,6 +77,11 @@ typedef struct rank_run {
     stored source;
 } rank_run;
 
+static bool has(const rank_run *r, int how)
+{
+    return r->spoils && r->c->how == how;
+}
+
 /* ---- what a call gives ------------------------------------------------------------------------ */
 
 static mha_status keep(rank_run *r, const mha_tensor *x)
@@ -82,7 +102,7 @@ static mha_status keep_layer(void *user, const mha_activations *a, int64_t layer
 {
     rank_run *r = user;
     const uint32_t flags = r->c->desc.flags;
-    if (r->spoils && r->c->how == CALLBACK) return mha_fail(MHA_ERR_CALLBACK, "has seen enough");
+    if (has(r, CALLBACK)) return mha_fail(MHA_ERR_CALLBACK, "has seen enough");
     for (int part = 0; part <= MHA_PART_FEED_FORWARD; part++) {
         mha_layer_view v = {.struct_size = sizeof v};
         if (part == MHA_PART_CROSS_ATTENTION && !(flags & MHA_TRANSFORMER_CROSS)) continue;
@@ -116,7 +136,7 @@ static void draw(const rank_run *r, batch *b)
     for (int i = 0; i < B; i++) b->lengths[i] = rng_between(&x, 1, T);
     for (int i = 0; i < B * S * WIDTH; i++) b->memory[i] = rng_normal(&x);
     for (int i = 0; i < B * T * WIDTH; i++) b->stream[i] = rng_normal(&x);
-    if (r->spoils && r->c->how == TOKEN) b->ids[3] = (b->ids[3] + 1) % VOCAB;
+    if (has(r, TOKEN)) b->ids[3] = (b->ids[3] + 1) % VOCAB;
     b->tokens = mha_tensor_contiguous(b->ids, MHA_I32, 2, (int64_t[]){B, T});
     b->rows = mha_tensor_contiguous(b->memory, MHA_F32, 3, (int64_t[]){B, S, WIDTH});
     b->output = mha_tensor_contiguous(b->logits, MHA_F32, 3, (int64_t[]){B, T, width});
@@ -127,8 +147,13 @@ static void draw(const rank_run *r, batch *b)
     b->probabilities =
         mha_tensor_contiguous(b->maps, MHA_F32, 5, (int64_t[]){d->num_layers, B, 4, T, T});
     b->input = (mha_transformer_input){.struct_size = sizeof b->input, .tokens = &b->tokens};
-    if (rng_chance(&x, 0.5)) b->input.lengths = b->lengths;
+    if (r->c->how == NOTHING ? rng_chance(&x, 0.5) : has(r, LENGTHS)) b->input.lengths = b->lengths;
     if (d->flags & MHA_TRANSFORMER_CROSS) b->input.memory = &b->rows;
+    if (r->c->how == SEED || has(r, DROPOUT)) b->input.dropout = 0.1f;
+    if (has(r, SEED)) b->input.dropout_seed = 1;
+    if (!has(r, SHAPE)) return;
+    b->tokens.shape[0] = b->output.shape[0] = 1; /* the same tokens in one sequence */
+    b->tokens.shape[1] = b->output.shape[1] = (int64_t)B * T;
 }
 
 /* The output alone, or the last rows too; from a layer on; with everything that a layer shows. */
@@ -137,11 +162,12 @@ static mha_status forward_calls(rank_run *r, batch *b)
     mha_transformer_input input = b->input;
 #define FORWARD(a, output, maps) \
     mha_transformer_forward(r->context, r->t, &input, a, output, maps, NULL)
-    MHA_TRY(FORWARD(NULL, &b->output, NULL));
+    MHA_TRY(FORWARD(NULL, has(r, OUTPUT) ? NULL : &b->output, NULL));
     MHA_TRY(keep(r, &b->output));
-    input.first_layer = r->c->desc.num_layers - 1;
+    input.first_layer = r->c->desc.num_layers - (has(r, FIRST) ? 2 : 1);
     input.stream = &b->begin;
-    input.last_hidden = &b->last;
+    if (!has(r, LAST)) input.last_hidden = &b->last;
+    if (has(r, SHOWS)) input.after_layer = keep_layer, input.after_layer_user = r;
     MHA_TRY(FORWARD(NULL, NULL, NULL));
     MHA_TRY(keep(r, &b->last));
     input = b->input;
@@ -154,7 +180,7 @@ static mha_status forward_calls(rank_run *r, batch *b)
     input.outputs = list;
     input.after_layer = keep_layer;
     input.after_layer_user = r;
-    MHA_TRY(FORWARD(NULL, &b->output, &b->probabilities));
+    MHA_TRY(FORWARD(NULL, &b->output, has(r, MAPS) ? NULL : &b->probabilities));
     MHA_TRY(keep(r, &b->output));
     MHA_TRY(keep(r, &b->probabilities));
     return b->row_entropy.shape[1] > 0 ? keep(r, &b->row_entropy) : MHA_OK;
@@ -228,7 +254,7 @@ static mha_status decoding(rank_run *r, batch *b)
 {
     const mha_decoder_desc desc = {.struct_size = sizeof desc,
                                    .batch = B,
-                                   .capacity = r->spoils && r->c->how == ROOM ? LENGTH - 1 : LENGTH,
+                                   .capacity = has(r, ROOM) ? LENGTH - 1 : LENGTH,
                                    .page_size = 8,
                                    .cache_type = r->c->seed % 2 ? MHA_F16 : MHA_F32,
                                    .memory_capacity =
@@ -362,7 +388,7 @@ static void count_read(const void *user, int64_t parameter, int64_t row, int64_t
     const rank_run *r = user;
     stored_read(&r->source, parameter, row, rows, column, columns, to);
     r->out->reads[parameter]++;
-    if (r->spoils && r->c->how == NUMBERS && rows * columns == WIDTH) to[0] += 1;
+    if (has(r, NUMBERS) && rows * columns == WIDTH) to[0] += 1;
 }
 
 static mha_status make(rank_run *r)
@@ -530,17 +556,8 @@ static void check_all(const outcome *all, int size, mha_status status, const cha
 static void ranks_that_differ_are_found(void **state)
 {
     (void)state;
-    static const struct {
-        int how;
-        mha_status status;
-        const char *part;
-    } rows[] = {
-        {TOKEN, MHA_ERR_ARGUMENT, "rank 2: has another transformer or batch than rank 0"},
-        {NUMBERS, MHA_ERR_ARGUMENT, "rank 2: has another transformer or batch than rank 0"},
-        {ROOM, MHA_ERR_ARGUMENT, "rank 2: has another transformer or decoder than rank 0"},
-        {CALLBACK, MHA_ERR_CALLBACK, "rank 2: has seen enough"}}; /* in the middle of a call */
     outcome *many = make_outcomes();
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (int how = TOKEN; how <= CALLBACK; how++) {
         mha_transformer *like;
         course c = {.seed = 1, .fail_at = -1, .spoiled = 2};
         c.desc = (mha_transformer_desc){.struct_size = sizeof c.desc,
@@ -554,9 +571,14 @@ static void ranks_that_differ_are_found(void **state)
         c.like = like = decoded_make(&c.desc, 5);
         mha_transformer_describe(like, &c.desc);
         c.outcomes = many;
-        c.how = rows[i].how;
+        c.how = how;
         thread_ranks_run(4, run, &c, -1, 0);
-        check_all(many, 4, rows[i].status, rows[i].part);
+        if (how == CALLBACK) /* in the middle of a call */
+            check_all(many, 4, MHA_ERR_CALLBACK, "rank 2: has seen enough");
+        else
+            check_all(many, 4, MHA_ERR_ARGUMENT,
+                      how == ROOM ? "rank 2: has another transformer or decoder than rank 0"
+                                  : "rank 2: has another transformer or batch than rank 0");
         mha_transformer_destroy(like);
     }
     free_outcomes(many);

@@ -163,6 +163,8 @@ static void test_describe(void **state)
     assert_int_equal(info.mask_id, 4);
     assert_int_equal(info.max_length, 512);
     assert_true(info.lowercase && info.strip_accents && info.clean_text);
+    assert_true(info.handle_chinese_chars && info.kind == MHA_TOKENIZER_WORDPIECE);
+    assert_true(info.bos_id == -1 && info.eos_id == -1);
     for (int32_t id = 0; id < info.vocab_size; id++)
         assert_int_equal(mha_tokenizer_id(tokenizer, mha_tokenizer_token(tokenizer, id)), id);
     assert_null(mha_tokenizer_token(tokenizer, -1));

@@ -16,7 +16,22 @@
 enum { MOST_B = 13, MOST_T = 7, S = 4, V = 11, E = 8, MOST_STEPS = 50, FLOATS = 8192 };
 
 /* How a rank can differ. */
-enum { NOTHING, TOKEN, BATCH, PARAMETER, SETTING, SLICES };
+enum {
+    NOTHING,
+    TOKEN, /* that there is not */
+    TARGET,
+    WEIGHT,
+    LENGTH,
+    DROPOUT,
+    SEED,
+    ID,
+    SOURCE,
+    PARAMETER,
+    ENCODER,
+    MOMENT,
+    SETTING,
+    SLICES
+};
 
 /* A training: what it is, and what each step is given is drawn from the seed. */
 typedef struct course {
@@ -88,6 +103,21 @@ static void draw(const course *c, int64_t step, batch *b)
                                     .weights = c->weights ? &b->views[2] : NULL};
 }
 
+static void spoil(const course *c, batch *b)
+{
+    switch (c->how) {
+    case TOKEN: b->tokens[c->B * c->T - 1] = V; break;
+    case TARGET: b->targets[0] = 2; break;
+    case WEIGHT: b->weights[1] += 1; break;
+    case LENGTH: b->lengths[0] = b->lengths[0] % c->T + 1; break;
+    case DROPOUT: b->input.dropout = 0.25f; break;
+    case SEED: b->encoder.dropout_seed++; break;
+    case ID: b->tokens[0] = (b->tokens[0] + 1) % V; break;
+    case SOURCE: b->source[0] = (b->source[0] + 1) % V; break;
+    default: break;
+    }
+}
+
 static mha_status make_net(mha_context *context, const course *c, uint32_t flags, uint64_t stream,
                            mha_transformer **net)
 {
@@ -153,10 +183,11 @@ static mha_status train(mha_context *context, const course *c, const mha_transpo
     const bool other = t && t->rank == c->spoiled;
     MHA_TRY(make_trainer(context, c, t, nets, trainer));
     if (other && c->how == PARAMETER) mha_transformer_data(nets[0])[7] += 1;
+    if (other && c->how == ENCODER) mha_transformer_data(nets[1])[7] += 1;
+    if (other && c->how == MOMENT) mha_trainer_state_of(*trainer, 0).v[3] += 1;
     for (int64_t i = 0; i < c->steps; i++) {
         draw(c, i, &b);
-        if (other && c->how == TOKEN) b.tokens[c->B * c->T - 1] = V;
-        if (other && c->how == BATCH) b.targets[0] = 2;
+        if (other) spoil(c, &b);
         MHA_TRY(mha_trainer_step(*trainer, &b.batch, &o->losses[i]));
     }
     return MHA_OK;
@@ -335,33 +366,27 @@ static void slices_drop_other_weights(void **state)
 static void one_rank_refuses_for_all(void **state)
 {
     (void)state;
-    static const struct {
-        int how;
-        mha_status status;
-        const char *part;
-        int64_t steps;
-    } rows[] = {
-        {TOKEN, MHA_ERR_ARGUMENT, "rank 2: ", 0},
-        {BATCH, MHA_ERR_ARGUMENT, "rank 2: has another batch than rank 0", 0},
-        {PARAMETER, MHA_ERR_ARGUMENT, "rank 2: has another model or state of training than rank 0",
-         0},
-        {SETTING, MHA_ERR_ARGUMENT,
-         "rank 2: has another description of the trainer, or size of the model than rank 0", 0},
-        {SLICES, MHA_ERR_ARGUMENT, "rank 2: mha_trainer_desc: slices is -1", 0},
-    };
     outcome *many = make_outcomes();
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        all_ranks all = {draw_course(7), many};
-        all.course.B = 5;
+    for (int how = TOKEN; how <= SLICES; how++) {
+        const char *part =
+            how == TOKEN      ? "rank 2: "
+            : how < PARAMETER ? "rank 2: has another batch than rank 0"
+            : how < SETTING   ? "rank 2: has another model or state of training than rank 0"
+            : how == SETTING
+                ? "rank 2: has another description of the trainer, or size of the model than rank 0"
+                : "rank 2: mha_trainer_desc: slices is -1";
+        all_ranks all = {draw_course(0), many};
+        all.course.B = 4, all.course.T = MOST_T;
         all.course.slices = 4;
+        all.course.weights = true;
         all.course.spoiled = 2;
-        all.course.how = rows[i].how;
+        all.course.how = how;
         thread_ranks_run(4, run, &all, -1, 0);
         for (int r = 0; r < 4; r++) {
-            assert_int_equal(many[r].status, rows[i].status);
-            if (!strstr(many[r].detail, rows[i].part))
-                fail_msg("rank %d: '%s', expected '%s'", r, many[r].detail, rows[i].part);
-            assert_int_equal(many[r].steps, rows[i].steps);
+            assert_int_equal(many[r].status, MHA_ERR_ARGUMENT);
+            if (!strstr(many[r].detail, part))
+                fail_msg("way %d, rank %d: '%s', expected '%s'", how, r, many[r].detail, part);
+            assert_int_equal(many[r].steps, 0);
         }
     }
     free(many);
