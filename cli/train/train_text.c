@@ -30,8 +30,7 @@ static const int64_t most_bytes = INT64_C(1) << 30;
 
 static cli_exit cannot_open(const char *path)
 {
-    return cli_fail(errno == ENOMEM ? CLI_NO_MEMORY : CLI_NO_INPUT, TRAIN, "--text %s: %s", path,
-                    strerror(errno));
+    return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: %s", path, strerror(errno));
 }
 
 static cli_exit read_file(const char *path, char **bytes, size_t *size)

@@ -31,7 +31,6 @@ typedef struct loading {
     mhai_stored *stored; /* the transformer's, if it has been created with it */
     bool *used;          /* [tensors of the file] */
     int64_t types;       /* as config.json says */
-    mhai_digests digests;
     mha_transformer *made;
     mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
 } loading;
@@ -314,9 +313,7 @@ static mha_status load_body(loading *l)
     MHA_TRY(find_weights(l));
     MHA_TRY(check_all_used(l));
     MHA_TRY(read_weights(l));
-    MHA_TRY(mha_transformer_update(l->context, l->made));
-    if (!l->how->transport || l->how->transport->size == 1) return MHA_OK;
-    return mhai_weights_digest(l->context, &l->stored->weights, &l->digests);
+    return mha_transformer_update(l->context, l->made);
 }
 
 static mha_status load_files(loading *l, const char *folder)
@@ -383,7 +380,7 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.digests};
+        *loaded = (mhai_loaded){l.made, l.listed, l.types};
     else
         mha_transformer_destroy(l.made);
     return status;

@@ -4,6 +4,7 @@
 
 #include "io/file.h"
 #include "model/folder.h"
+#include "model/model_weights.h"
 
 #include <multihead/component.h>
 
@@ -79,8 +80,9 @@ static void add_piece(void *argument, int64_t item, int worker)
     j->sum += hash((uint64_t)item, room, count);
 }
 
-mha_status mhai_digest_file(mha_context *context, const char *path, size_t begin, size_t end,
-                            uint64_t *digest)
+/* The bytes begin .. end, or to the end of the file. */
+static mha_status add_file(mha_context *context, const char *path, size_t begin, size_t end,
+                           uint64_t *digest)
 {
     job j = {.begin = begin, .sum = *digest * P3};
     size_t size = 0;
@@ -103,8 +105,9 @@ mha_status mhai_digest_file(mha_context *context, const char *path, size_t begin
     return status;
 }
 
-mha_status mhai_digest_folder(mha_context *context, const char *folder, const char *const *names,
-                              uint64_t *digest)
+/* Those of a list that are there. */
+static mha_status add_files(mha_context *context, const char *folder, const char *const *names,
+                            uint64_t *digest)
 {
     for (; *names; names++) {
         *digest = turn(*digest, 9) + P5; /* a file under another name is another one */
@@ -113,9 +116,49 @@ mha_status mhai_digest_folder(mha_context *context, const char *folder, const ch
         if (!path)
             return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names",
                             mhai_show_path(folder).text);
-        const mha_status status = mhai_digest_file(context, path, 0, SIZE_MAX, digest);
+        const mha_status status = add_file(context, path, 0, SIZE_MAX, digest);
         free(path);
         MHA_TRY(status);
     }
     return MHA_OK;
+}
+
+static mha_status add_gguf(mha_context *context, const char *path, mhai_digests *digests)
+{
+    mha_gguf *file = NULL;
+    mha_gguf_tensor tensor;
+    size_t header = SIZE_MAX;
+    MHA_TRY(mha_gguf_open(path, &file));
+    for (int64_t i = 0; mha_gguf_describe(file, i, &tensor) == MHA_OK; i++)
+        if ((size_t)tensor.offset < header) header = (size_t)tensor.offset;
+    mha_gguf_close(file);
+    MHA_TRY(add_file(context, path, 0, header, &digests->configuration));
+    return add_file(context, path, header, SIZE_MAX, &digests->weights);
+}
+
+static mha_status add_weights(mha_context *context, const char *folder, uint64_t *digest)
+{
+    mhai_weights weights;
+    mha_status status = mhai_weights_open(folder, &weights);
+    for (int64_t i = 0; i < weights.shards && status == MHA_OK; i++)
+        status = add_file(context, weights.shard[i].path, 0, SIZE_MAX, digest);
+    mhai_weights_close(&weights);
+    return status;
+}
+
+mha_status mhai_digest_model(mha_context *context, const char *path, bool tokens,
+                             mhai_digests *digests)
+{
+    static const char *const configuration[] = {"config.json", "generation_config.json", NULL};
+    static const char *const tokenizer[] = {"tokenizer.json",
+                                            "tokenizer_config.json",
+                                            "special_tokens_map.json",
+                                            "added_tokens.json",
+                                            "vocab.txt",
+                                            "chat_template.jinja",
+                                            NULL};
+    if (mhai_model_is_gguf(path)) return add_gguf(context, path, digests);
+    MHA_TRY(add_files(context, path, configuration, &digests->configuration));
+    MHA_TRY(add_weights(context, path, &digests->weights));
+    return tokens ? add_files(context, path, tokenizer, &digests->tokenizer) : MHA_OK;
 }

@@ -3,7 +3,6 @@
 #define MHAI_MODEL_FOLDER_H
 
 #include "model/arch/family.h"
-#include "model/digest.h"
 
 #include <multihead/tokenizer.h>
 
@@ -22,7 +21,6 @@ typedef struct mhai_loaded {
     mha_transformer *transformer; /* the caller destroys it */
     const mhai_family *family;
     int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
-    mhai_digests digests; /* with a transport; of a folder, that of its weights */
 } mhai_loaded;
 
 /* The transformer of a folder or a GGUF file. tokenizer: that of a GGUF file is made too, if it has one,

@@ -2,8 +2,6 @@
 #ifndef MHAI_MODEL_H
 #define MHAI_MODEL_H
 
-#include "model/digest.h"
-
 #include <multihead/checkpoint.h>
 #include <multihead/model.h>
 
@@ -13,7 +11,6 @@ struct mha_model {
     mha_transformer *transformer;
     mha_tokenizer *tokenizer; /* one of them; both NULL: loaded without */
     mha_vocabulary *vocabulary;
-    mhai_digests digests;
     mha_model *encoder; /* of an encoder-decoder, whose decoder this is; else NULL */
 };
 

@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include "io/file.h"
+#include "model/digest.h"
 #include "model/folder.h"
 
 #include <multihead/component.h>
@@ -61,23 +62,6 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
                                    .type_vocab_size = loaded->types ? loaded->types : 1,
                                    .parameters = mha_transformer_size(loaded->transformer)};
     model->transformer = loaded->transformer;
-    model->digests = loaded->digests;
-}
-
-/* Beside the weights. */
-static mha_status digest_files(mha_context *context, const char *folder, bool tokens,
-                               mhai_digests *digests)
-{
-    static const char *const configuration[] = {"config.json", "generation_config.json", NULL};
-    static const char *const tokenizer[] = {"tokenizer.json",
-                                            "tokenizer_config.json",
-                                            "special_tokens_map.json",
-                                            "added_tokens.json",
-                                            "vocab.txt",
-                                            "chat_template.jinja",
-                                            NULL};
-    MHA_TRY(mhai_digest_folder(context, folder, configuration, &digests->configuration));
-    return tokens ? mhai_digest_folder(context, folder, tokenizer, &digests->tokenizer) : MHA_OK;
 }
 
 /* A folder, or a GGUF file. */
@@ -90,9 +74,7 @@ static mha_status load_one(mha_context *context, const char *path, const mha_mod
         mhai_model_load_part(context, path, options, tokens ? &model->tokenizer : NULL, &loaded));
     describe(&loaded, model);
     if (model->tokenizer) return check_vocabulary(path, model);
-    if (mhai_model_is_gguf(path)) return MHA_OK;
-    if (tokens) MHA_TRY(load_tokenizer(path, model));
-    return options->transport ? digest_files(context, path, tokens, &model->digests) : MHA_OK;
+    return tokens && !mhai_model_is_gguf(path) ? load_tokenizer(path, model) : MHA_OK;
 }
 
 static bool is_cross(const mha_model *model)
@@ -186,29 +168,42 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-/* All ranks have a model, and the same one. */
-static mha_status agree(const mha_transport *ranks, const char *path, const mha_model *model,
-                        mha_status status)
+static mha_status digest(mha_context *context, const char *path, bool tokens,
+                         const mha_model *model, mhai_digests *digests)
 {
-    const char *const names[] = {mhai_model_is_gguf(path) ? "another header"
-                                                          : "another configuration",
-                                 "other weights", "another tokenizer"};
-    enum { COUNT = sizeof names / sizeof *names };
-    if (!ranks) return status;
+    mha_status status = MHA_OK;
+    if (!model->encoder) return mhai_digest_model(context, path, tokens, digests);
+    for (int i = 0; i < 2 && status == MHA_OK; i++) {
+        char *part = mhai_model_join(path, i ? "decoder" : "encoder");
+        status = part ? mhai_digest_model(context, part, tokens, digests)
+                      : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate names");
+        free(part);
+    }
+    return status;
+}
+
+/* All ranks have a model, and the same one. */
+static mha_status agree(mha_context *context, const char *path, const mha_model_options *options,
+                        const mha_model *model, mha_status status)
+{
+    const mha_transport *ranks = options->transport;
+    mhai_digests own = {0}, first = {0};
+    if (!ranks || ranks->size == 1) return status;
+    if (status == MHA_OK)
+        status = digest(context, path, !(options->flags & MHA_MODEL_NO_TOKENIZER), model, &own);
     MHA_TRY(mha_transport_agree(ranks, status));
-    const mhai_digests *d = &model->digests, none = {0},
-                       *e = model->encoder ? &model->encoder->digests : &none;
-    const uint64_t own[COUNT][2] = {{d->configuration, e->configuration},
-                                    {d->weights, e->weights},
-                                    {d->tokenizer, e->tokenizer}};
-    uint64_t first[COUNT][2];
-    memcpy(first, own, sizeof first);
-    MHA_TRY(mha_transport_broadcast(ranks, 0, first, sizeof first));
-    for (int i = 0; i < COUNT && status == MHA_OK; i++)
-        if (memcmp(first[i], own[i], sizeof own[i]) != 0)
-            status = mha_fail(MHA_ERR_ARGUMENT,
-                              "%s: has %s than at rank 0; give all ranks the same files",
-                              mhai_show_path(path).text, names[i]);
+    first = own;
+    MHA_TRY(mha_transport_broadcast(ranks, 0, &first, sizeof first));
+    const char *differs =
+        first.configuration != own.configuration
+            ? mhai_model_is_gguf(path) ? "another header" : "another configuration"
+        : first.weights != own.weights     ? "other weights"
+        : first.tokenizer != own.tokenizer ? "another tokenizer"
+                                           : NULL;
+    if (differs)
+        status =
+            mha_fail(MHA_ERR_ARGUMENT, "%s: has %s than at rank 0; give all ranks the same files",
+                     mhai_show_path(path).text, differs);
     return mha_transport_agree(ranks, status);
 }
 
@@ -231,7 +226,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
     *made = (mha_model){.allocator = allocator};
-    const mha_status status = agree(own.transport, folder, made, load(context, folder, &own, made));
+    const mha_status status = agree(context, folder, &own, made, load(context, folder, &own, made));
     if (status == MHA_OK)
         *model = made;
     else

@@ -265,25 +265,3 @@ bool mhai_weights_have_blocks(const mhai_weights *weights)
         if (mhai_gguf_codes(mhai_weights_elements(weights, i).type)) return true;
     return false;
 }
-
-static mha_status digest_gguf(mha_context *context, const mhai_weights *weights,
-                              mhai_digests *digests)
-{
-    size_t header = SIZE_MAX;
-    for (int64_t i = 0; i < weights->count; i++) {
-        mha_gguf_tensor tensor;
-        MHA_TRY(mha_gguf_describe(weights->gguf, i, &tensor));
-        if ((size_t)tensor.offset < header) header = (size_t)tensor.offset;
-    }
-    MHA_TRY(mhai_digest_file(context, weights->path, 0, header, &digests->configuration));
-    return mhai_digest_file(context, weights->path, header, SIZE_MAX, &digests->weights);
-}
-
-mha_status mhai_weights_digest(mha_context *context, const mhai_weights *weights,
-                               mhai_digests *digests)
-{
-    if (weights->gguf) return digest_gguf(context, weights, digests);
-    for (int64_t i = 0; i < weights->shards; i++)
-        MHA_TRY(mhai_digest_file(context, weights->shard[i].path, 0, SIZE_MAX, &digests->weights));
-    return MHA_OK;
-}

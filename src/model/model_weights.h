@@ -4,8 +4,6 @@
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 
-#include "model/digest.h"
-
 #include <multihead/base.h>
 #include <multihead/gguf.h>
 #include <multihead/io.h>
@@ -57,10 +55,6 @@ mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index);
 
 /* Elements first .. first + count as f32. */
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to);
-
-/* Digests of all files; the header of a GGUF file is its configuration and tokenizer. */
-MHA_NODISCARD mha_status mhai_weights_digest(mha_context *context, const mhai_weights *weights,
-                                             mhai_digests *digests);
 
 /* Whether some tensor has a coded form (gguf_blocks.h). */
 bool mhai_weights_have_blocks(const mhai_weights *weights);
