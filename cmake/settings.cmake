@@ -2,7 +2,7 @@
 # settings of their own, which no sanitizer changes, so that ccache has their objects of the plain build.
 set(werror_kernel_settings ${MHA_WERROR})
 set(werror_settings ${MHA_WERROR})
-if(MHA_SANITIZE) # what a sanitizer adds has gcc warn of things that cannot be
+if(MHA_SANITIZE AND CMAKE_C_COMPILER_ID STREQUAL "GNU") # of what its sanitizers add
   set(werror_settings OFF)
 endif()
 foreach(kind settings kernel_settings)

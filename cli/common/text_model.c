@@ -221,18 +221,17 @@ static cli_exit check_not_empty(const text_model *model, const text_tokens *toke
                                     "it out");
 }
 
-static cli_exit check_length(const text_model *model, const text_limits *limits, int64_t count,
-                             int64_t most)
+/* Nobody counts the rest. */
+static cli_exit too_long(const text_model *model, const text_limits *limits, int64_t most)
 {
-    if (count <= most) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT, model->command,
-                    "%sthe text has %" PRId64 " tokens, the limit is %" PRId64
-                    "%s; shorten it, or add --truncate",
-                    model->where, count, most, limits->most ? "" : " (the model's positions)");
+                    "%sthe text has too many tokens, the limit is %" PRId64 "%s; shorten it%s",
+                    model->where, most, limits->most ? "" : " (the model's positions)",
+                    limits->fixed ? "" : ", or add --truncate");
 }
 
-static cli_exit take_pieces(const text_model *model, const mha_encoding *encoding, bool pair,
-                            text_tokens *tokens)
+static cli_exit take_pieces(const text_model *model, const text_limits *limits, int64_t most,
+                            const mha_encoding *encoding, bool pair, text_tokens *tokens)
 {
     CLI_TRY(make_room(model, encoding->count, tokens));
     for (int64_t i = 0; i < encoding->count; i++)
@@ -243,6 +242,7 @@ static cli_exit take_pieces(const text_model *model, const mha_encoding *encodin
                                              .sequence = encoding->sequence[i],
                                              .special = encoding->special[i] != 0};
     tokens->dropped = encoding->dropped[0] + encoding->dropped[1];
+    if (tokens->dropped > 0 && !limits->truncate) return too_long(model, limits, most);
     CLI_TRY(add_texts(model, tokens));
     CLI_TRY(check_not_empty(model, tokens, 0, encoding->dropped[0]));
     return pair ? check_not_empty(model, tokens, 1, encoding->dropped[1]) : CLI_OK;
@@ -253,15 +253,14 @@ static cli_exit encode_pieces(const text_model *model, const text_limits *limits
                               text_tokens *tokens)
 {
     mha_encoding encoding = {.struct_size = sizeof encoding};
-    mha_encode_options options = {.struct_size = sizeof options};
-    if (limits->truncate) {
-        options.max_length = most;
-        options.truncation = MHA_TRUNCATE_LONGEST_FIRST;
-    }
+    const mha_encode_options options = {.struct_size = sizeof options,
+                                        .flags = limits->truncate ? 0 : MHA_ENCODE_STOP,
+                                        .max_length = most,
+                                        .truncation = MHA_TRUNCATE_LONGEST_FIRST};
     mha_status status =
         mha_tokenizer_encode(model->pieces, &options, text, bytes, pair, pair_bytes, &encoding);
     if (status != MHA_OK) return fail_to_encode(model, status);
-    const cli_exit code = take_pieces(model, &encoding, pair, tokens);
+    const cli_exit code = take_pieces(model, limits, most, &encoding, pair, tokens);
     mha_encoding_free(&encoding);
     return code;
 }
@@ -271,7 +270,8 @@ static cli_exit encode_words(const text_model *model, const mha_vocabulary *voca
                              const text_limits *limits, int64_t most, const char *text,
                              size_t bytes, text_tokens *tokens)
 {
-    const int64_t room = (int64_t)bytes + 1; /* every byte a token, behind the one that begins */
+    int64_t room = (int64_t)bytes + 1; /* every byte a token, behind the one that begins */
+    if (!limits->truncate && room > most) room = most;
     int32_t *ids;
     int64_t *begin, *end, count = 0;
     CLI_TRY(ARENA_ALLOC(model->command, room, &ids));
@@ -279,6 +279,7 @@ static cli_exit encode_words(const text_model *model, const mha_vocabulary *voca
     CLI_TRY(ARENA_ALLOC(model->command, room, &end));
     mha_status status =
         whole_words_locate(vocabulary, model->folder, text, bytes, ids, begin, end, room, &count);
+    if (status == MHA_ERR_SIZE) return too_long(model, limits, most);
     if (status != MHA_OK) return fail_to_encode(model, status);
     const int64_t kept = limits->truncate && count > most ? most : count;
     CLI_TRY(make_room(model, kept, tokens));
@@ -315,10 +316,9 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
                         model->pieces && !model->causal
                             ? " (one type of token: its type_vocab_size is 1)"
                             : "");
-    CLI_TRY(model->pieces
-                ? encode_pieces(model, limits, most, text, bytes, pair, pair_bytes, tokens)
-                : encode_words(model, model->vocabulary, limits, most, text, bytes, tokens));
-    return check_length(model, limits, tokens->list.count, most);
+    if (!model->pieces)
+        return encode_words(model, model->vocabulary, limits, most, text, bytes, tokens);
+    return encode_pieces(model, limits, most, text, bytes, pair, pair_bytes, tokens);
 }
 
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
@@ -327,8 +327,7 @@ cli_exit text_model_encode_source(const text_model *model, const text_limits *li
     int64_t most;
     *tokens = (text_tokens){0};
     CLI_TRY(find_limit(model, limits, &most));
-    CLI_TRY(encode_words(model, model->source, limits, most, text, bytes, tokens));
-    return check_length(model, limits, tokens->list.count, most);
+    return encode_words(model, model->source, limits, most, text, bytes, tokens);
 }
 
 /* ------------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ typedef struct text_tokens {
 typedef struct text_limits {
     int64_t most;  /* tokens, special ones included; 0: what the model takes */
     bool truncate; /* cut longer texts instead of refusing them */
+    bool fixed;    /* the command has no --truncate */
 } text_limits;
 
 /* The file that the next texts come from, "-" for stdin, and their line; for messages. file NULL:

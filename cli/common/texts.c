@@ -6,6 +6,8 @@
 #include "common/launched.h"
 #include "common/maps.h"
 
+#include <multihead/io.h>
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -66,6 +68,18 @@ cli_exit texts_read_file(const char *command, const char *path, char **bytes, si
     if (!strcmp(path, "-")) return read_stdin(command, bytes, size);
     const cli_exit code = read_file(command, path, bytes, size);
     return ranks_same(command, "text", *bytes, *size, code);
+}
+
+static void free_bytes(void *bytes)
+{
+    mha_file_free(bytes);
+}
+
+cli_exit texts_read_regular(const char *command, const char *path, size_t limit, char **bytes,
+                            size_t *size)
+{
+    CLI_TRY(cli_check(command, mha_file_read(path, limit, bytes, size)));
+    return arena_keep(command, *bytes, free_bytes);
 }
 
 cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size)

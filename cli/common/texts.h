@@ -10,6 +10,10 @@
  * count. Errors are printed. */
 cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size);
 
+/* A regular file, no device and no pipe, of at most limit bytes; in the arena, with a zero byte behind. */
+cli_exit texts_read_regular(const char *command, const char *path, size_t limit, char **bytes,
+                            size_t *size);
+
 /* The same of text that must be UTF-8; a byte order mark at its beginning is left out. */
 cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size);
 

@@ -5,20 +5,24 @@
 #include "common/files.h"
 #include "common/launched.h"
 #include "common/signals.h"
+#include "common/texts.h"
 
 #include <multihead/head_state.h>
 #include <multihead/multihead.h>
 
-#include <dirent.h>
+#include <jansson.h>
+
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define MAGIC UINT64_C(0x53444145484E554D) /* "MUNHEADS" */
 #define FIRST_PRINT UINT64_C(0xCBF29CE484222325)
-enum { VERSION = 1, PIECE = 1 << 16, MOST_FILES = 4096 };
+enum { VERSION = 1, PIECE = 1 << 16, MOST_INDEX = 64 << 20 };
 
 /* Invertible in both: no single word can change unseen. */
 uint64_t heads_state_mix(uint64_t print, uint64_t word)
@@ -45,15 +49,28 @@ static uint64_t print_of_bytes(uint64_t print, const uint8_t *bytes, size_t coun
     return count > at ? heads_state_mix(print, get_word(last)) : print;
 }
 
+/* As the model's own readers: only regular files, since a FIFO would block and a device has no end. */
+static cli_exit open_regular(const char *path, FILE **file)
+{
+    struct stat status;
+    const int opened = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    const bool regular = opened >= 0 && fstat(opened, &status) == 0 && S_ISREG(status.st_mode);
+    *file = regular ? fdopen(opened, "rb") : NULL;
+    if (*file) return CLI_OK;
+    if (opened >= 0) close(opened);
+    return cli_fail(CLI_NO_INPUT, HEADS, "%s: %s", path,
+                    opened < 0 || regular ? "cannot be read" : "is no regular file");
+}
+
 static cli_exit print_of_file(const char *path, uint64_t *print)
 {
     uint64_t size = 0;
     uint8_t *piece;
     size_t count;
+    FILE *file;
     const size_t mark = arena_mark();
     CLI_TRY(ARENA_ALLOC(HEADS, PIECE, &piece));
-    FILE *file = fopen(path, "rb");
-    if (!file) return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", path);
+    CLI_TRY(open_regular(path, &file));
     while ((count = fread(piece, 1, PIECE, file)) > 0) {
         *print = print_of_bytes(*print, piece, count);
         size += count;
@@ -66,50 +83,64 @@ static cli_exit print_of_file(const char *path, uint64_t *print)
     return CLI_OK;
 }
 
-/* What a folder is loaded from, tokenizers apart: what these do is in the fingerprints of texts. */
-static bool is_of_model(const char *name)
+static cli_exit print_of_named(const char *folder, const char *name, uint64_t *print)
 {
-    const char *end = strrchr(name, '.');
-    return !strcmp(name, "config.json") || (end && !strcmp(end, ".safetensors"));
+    char path[4096];
+    *print = print_of_bytes(*print, (const uint8_t *)name, strlen(name));
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        return cli_fail(CLI_NO_INPUT, HEADS, "%s: its path is too long", name);
+    return print_of_file(path, print);
 }
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static cli_exit list_files(const char *folder, char ***names, int64_t *count)
+/* The files of an index, each once. */
+static cli_exit print_of_shards(const char *folder, const json_t *map, uint64_t *print)
 {
-    cli_exit result = CLI_OK;
-    DIR *open = opendir(folder);
-    if (!open) return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", folder);
-    *count = 0;
-    result = ARENA_ALLOC(HEADS, MOST_FILES, names);
-    for (struct dirent *e; result == CLI_OK && *count < MOST_FILES && (e = readdir(open));)
-        if (is_of_model(e->d_name))
-            result = arena_text(HEADS, e->d_name, strlen(e->d_name), &(*names)[(*count)++]);
-    closedir(open);
-    if (result == CLI_OK) qsort(*names, (size_t)*count, sizeof **names, by_name);
-    return result;
+    const char *key, **names;
+    json_t *value;
+    size_t count = 0;
+    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)json_object_size(map) + 1, &names));
+    json_object_foreach((json_t *)(uintptr_t)map, key, value)
+    {
+        names[count] = json_string_value(value);
+        if (names[count]) count++;
+    }
+    qsort(names, count, sizeof *names, by_name);
+    for (size_t i = 0; i < count; i++)
+        if (i == 0 || strcmp(names[i], names[i - 1]) != 0)
+            CLI_TRY(print_of_named(folder, names[i], print));
+    return CLI_OK;
+}
+
+/* What a folder is loaded from, tokenizers apart: what these do is in the fingerprints of texts. The
+ * model has been loaded: its files are there. */
+static cli_exit print_of_folder(const char *folder, uint64_t *print)
+{
+    static const char whole[] = "model.safetensors", index[] = "model.safetensors.index.json";
+    char path[4096], *text;
+    size_t bytes;
+    struct stat status;
+    CLI_TRY(print_of_named(folder, "config.json", print));
+    snprintf(path, sizeof path, "%s/%s", folder, whole);
+    if (stat(path, &status) == 0) return print_of_named(folder, whole, print);
+    snprintf(path, sizeof path, "%s/%s", folder, index);
+    CLI_TRY(texts_read_regular(HEADS, path, MOST_INDEX, &text, &bytes));
+    json_t *root = json_loadb(text, bytes, 0, NULL);
+    const cli_exit code = print_of_shards(folder, json_object_get(root, "weight_map"), print);
+    json_decref(root);
+    return code;
 }
 
 static cli_exit print_of_model(const char *path, uint64_t *print)
 {
     struct stat status;
-    char **names, whole[4096];
-    int64_t count = 0;
     *print = FIRST_PRINT;
-    if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode)) return print_of_file(path, print);
-    const size_t mark = arena_mark();
-    CLI_TRY(list_files(path, &names, &count));
-    for (int64_t i = 0; i < count; i++) {
-        *print = print_of_bytes(*print, (const uint8_t *)names[i], strlen(names[i]));
-        if (snprintf(whole, sizeof whole, "%s/%s", path, names[i]) >= (int)sizeof whole)
-            return cli_fail(CLI_NO_INPUT, HEADS, "%s: its path is too long", names[i]);
-        CLI_TRY(print_of_file(whole, print));
-    }
-    arena_release(mark);
-    return CLI_OK;
+    const bool folder = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+    return folder ? print_of_folder(path, print) : print_of_file(path, print);
 }
 
 static uint64_t print_of_gates(const heads_found *found)
@@ -161,17 +192,6 @@ static cli_exit read_head(heads_state *state, const uint8_t *bytes, size_t size)
     return CLI_OK;
 }
 
-/* Not as texts are read: there is no limit, a state of 1,000 heads has some 400 MB. */
-static cli_exit read_bytes(heads_state *state, int64_t size)
-{
-    CLI_TRY(ARENA_ALLOC(HEADS, size, &state->file));
-    FILE *file = fopen(state->path, "rb");
-    const bool whole = file && fread(state->file, 1, (size_t)size, file) == (size_t)size;
-    if (file) fclose(file);
-    if (whole) return CLI_OK;
-    return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", state->path);
-}
-
 /* Random sequences are taken after the texts, which may be hours later: damage is found now. */
 static cli_exit check_random(const heads_state *state, const heads_found *found)
 {
@@ -192,6 +212,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
                            heads_state *state)
 {
     struct stat status;
+    size_t size;
     char what[160];
     *state = (heads_state){.path = ranks_first() ? options->state : NULL,
                            .every = options->save_every < 0 ? 60 : (double)options->save_every,
@@ -206,8 +227,9 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
     word[STATE_WITHOUT] = print_of_gates(found);
     CLI_TRY(print_of_model(options->model, &word[STATE_MODEL]));
     if (!state->path || stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
-    CLI_TRY(read_bytes(state, (int64_t)status.st_size));
-    CLI_TRY(read_head(state, (const uint8_t *)state->file, (size_t)status.st_size));
+    /* Not as texts are read: there is no limit, a state of 1,000 heads has some 400 MB. */
+    CLI_TRY(texts_read_regular(HEADS, state->path, PTRDIFF_MAX, &state->file, &size));
+    CLI_TRY(read_head(state, (const uint8_t *)state->file, size));
     if (state->was[STATE_MODEL] != word[STATE_MODEL])
         return refuse(state, "was measured on another model, or its files have changed");
     if (state->was[STATE_WITHOUT] != word[STATE_WITHOUT])

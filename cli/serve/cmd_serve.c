@@ -95,7 +95,7 @@ static cli_exit run(const serve_options *options)
 {
     static serve_model serve;
     serve_site site = {.work = &serve_model_work, .user = &serve};
-    serve = (serve_model){0};
+    serve = (serve_model){.reader_left = serve_reader_left};
     CLI_TRY(open_model(options, &serve));
     CLI_TRY(serve_listen(options->address, (int)options->port, &site));
     if (serve_is_open(&site))

@@ -114,7 +114,9 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
 {
     *reply = (serve_reply){0};
     const char *rest = after_token(site, request->path);
-    if (!request->host || !is_own_host(site, request->host))
+    if (request->twice)
+        refuse(reply, 400, "a header that decides who is answered is there twice");
+    else if (!request->host || !is_own_host(site, request->host))
         refuse(reply, 403, "this host name is not the server's");
     else if (request->origin && !is_own_origin(request->origin, request->host))
         refuse(reply, 403, "a page of another origin asks");

@@ -25,6 +25,8 @@ enum {
 typedef struct serve_request {
     const char *method, *path, *host, *origin, *type;
     const char *fetch_site; /* Sec-Fetch-Site */
+    const char *length;     /* Content-Length */
+    const char *twice;      /* the name of one of these headers that is there again */
     const char *body;
     size_t bytes;
 } serve_request;

@@ -50,6 +50,7 @@ static mha_status pool_rows(void *user, int64_t b, int64_t row, const mha_tensor
 {
     const pooling *x = user;
     (void)b;
+    if (serve_is_over(x->serve)) return MHA_ERR_CALLBACK;
     if (x->maps) {
         const int64_t shape[] = {p->shape[0], x->maps->rows.count, x->maps->cols.count};
         const mha_tensor to = mha_tensor_contiguous(x->maps->layer[x->layer], MHA_F32, 3, shape);

@@ -28,8 +28,9 @@ typedef struct kept_run {
 typedef struct serve_model {
     text_model model;
     int64_t most_tokens;
-    double most_bytes;   /* for the queries and keys of a run */
-    kept_run now, whole; /* as asked for; the same text with all heads as they are */
+    double most_bytes;         /* for the queries and keys of a run, or for patches */
+    bool (*reader_left)(void); /* whether nobody waits for the answer; NULL: somebody does */
+    kept_run now, whole;       /* as asked for; the same text with all heads as they are */
 } serve_model;
 
 /* What a map is made from; q and k [1,H,T,D] and [1,Hk,T,D]. */
@@ -44,6 +45,9 @@ cli_exit serve_run(serve_model *serve, const serve_state *state, const text_toke
 /* The same text with all heads as they are, in serve->whole, or serve->now if no head differs. */
 cli_exit serve_run_whole(serve_model *serve, const serve_state *state, const text_tokens *tokens,
                          const kept_run **whole);
+
+/* Whether the work for this request is to end: a signal came, or its reader left. */
+bool serve_is_over(const serve_model *serve);
 
 cli_exit serve_encode(serve_model *serve, const serve_state *state, text_tokens *tokens);
 

@@ -56,6 +56,11 @@ static bool is_altered(const serve_state *s)
     return s->off.count > 0 || s->patched.count > 0;
 }
 
+bool serve_is_over(const serve_model *serve)
+{
+    return signals_came() || (serve->reader_left && serve->reader_left());
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static void forget(kept_run *run)
@@ -117,16 +122,23 @@ static bool is_of(const kept_run *run, const run_key *key)
 
 /* ---- heads that differ ----------------------------------------------------------------------- */
 
+/* Heads that the model has, each once: the memory that a list asks for is that of the model's heads. */
 static cli_exit check_heads(const serve_model *serve, const serve_heads *heads)
 {
     const mha_transformer_desc *d = &serve->model.desc;
+    bool *seen;
+    CLI_TRY(ARENA_ALLOC(SERVE, d->num_layers * d->num_heads, &seen));
     for (int64_t i = 0; i < heads->count; i++) {
         const serve_head *h = &heads->items[i];
-        if (h->layer < d->num_layers &&
-            h->head < (d->layer_heads ? d->layer_heads[h->layer] : d->num_heads))
-            continue;
-        return cli_fail(CLI_BAD_INPUT, SERVE, "the model has no head L%" PRId64 "H%" PRId64,
-                        h->layer, h->head);
+        if (h->layer >= d->num_layers ||
+            h->head >= (d->layer_heads ? d->layer_heads[h->layer] : d->num_heads))
+            return cli_fail(CLI_BAD_INPUT, SERVE, "the model has no head L%" PRId64 "H%" PRId64,
+                            h->layer, h->head);
+        bool *own = &seen[h->layer * d->num_heads + h->head];
+        if (*own)
+            return cli_fail(CLI_BAD_INPUT, SERVE, "head L%" PRId64 "H%" PRId64 " is given twice",
+                            h->layer, h->head);
+        *own = true;
     }
     return CLI_OK;
 }
@@ -146,9 +158,10 @@ static cli_exit make_gates(const serve_model *serve, const serve_heads *off, mha
 
 /* The outputs of some heads in the second text, on their way into the first. */
 typedef struct patching {
+    const serve_model *serve;
     const serve_heads *heads;
-    int64_t tokens, size; /* of the second text; D */
-    int64_t room;         /* tokens of the longer text */
+    int64_t first, taken; /* rows of the second text: so many from first on */
+    int64_t room, size;   /* tokens of the first text, or 1; D */
     float *memory;        /* [heads, room, size] */
     mha_tensor *values;
     mha_head_patch *patches;
@@ -159,15 +172,15 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
 {
     const patching *p = user;
     mha_layer_view view = {.struct_size = sizeof view};
-    if (signals_came()) return MHA_ERR_CALLBACK;
+    if (serve_is_over(p->serve)) return MHA_ERR_CALLBACK;
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     for (int64_t i = 0; i < p->heads->count; i++) {
         if (p->heads->items[i].layer != layer) continue;
         const float *from =
             (const float *)view.heads.data + p->heads->items[i].head * view.heads.stride[1];
-        for (int64_t t = 0; t < p->tokens; t++)
-            memcpy(p->memory + (i * p->room + t) * p->size, from + t * view.heads.stride[2],
-                   (size_t)p->size * sizeof(float));
+        for (int64_t t = 0; t < p->taken; t++)
+            memcpy(p->memory + (i * p->room + t) * p->size,
+                   from + (p->first + t) * view.heads.stride[2], (size_t)p->size * sizeof(float));
     }
     return MHA_OK;
 }
@@ -177,9 +190,7 @@ static void aim_patches(const serve_state *state, int64_t tokens, patching *p)
 {
     for (int64_t i = 0; i < p->heads->count; i++) {
         const int64_t shape[] = {1, tokens, p->size};
-        float *from = p->memory + i * p->room * p->size;
-        if (state->at_last) from += (p->tokens - 1) * p->size;
-        p->values[i] = mha_tensor_contiguous(from, MHA_F32, 3, shape);
+        p->values[i] = mha_tensor_contiguous(p->memory + i * p->room * p->size, MHA_F32, 3, shape);
         if (state->at_last) p->values[i].stride[1] = 0;
         p->patches[i] = (mha_head_patch){.struct_size = sizeof *p->patches,
                                          .part = MHA_PATCH_OUTPUT,
@@ -193,19 +204,26 @@ static void aim_patches(const serve_state *state, int64_t tokens, patching *p)
 static cli_exit make_patches(serve_model *serve, const serve_state *state, int64_t tokens,
                              patching *p)
 {
-    const text_limits limits = {.most = serve->most_tokens};
+    const text_limits limits = {.most = serve->most_tokens, .fixed = true};
     text_tokens other;
-    *p = (patching){.heads = &state->patched, .size = serve->model.desc.head_dim};
+    *p = (patching){.serve = serve, .heads = &state->patched, .size = serve->model.desc.head_dim};
     CLI_TRY(text_model_encode(&serve->model, &limits, state->other, state->other_bytes, NULL, 0,
                               &other));
-    p->tokens = other.list.count;
-    p->room = tokens > p->tokens ? tokens : p->tokens;
-    CLI_TRY(ARENA_ALLOC(SERVE, p->heads->count * p->room * p->size, &p->memory));
+    const int64_t count = other.list.count;
+    p->first = state->at_last ? count - 1 : 0;
+    p->room = state->at_last ? 1 : tokens;
+    p->taken = count < p->room ? count : p->room;
+    const int64_t numbers = p->heads->count * p->room * p->size;
+    if ((double)numbers * sizeof(float) > serve->most_bytes)
+        return cli_fail(CLI_BAD_INPUT, SERVE,
+                        "patched: %" PRId64 " heads of %" PRId64
+                        " tokens take more than %.0f MiB; patch fewer heads, or shorten the text",
+                        p->heads->count, p->room, serve->most_bytes / 0x1p20);
+    CLI_TRY(ARENA_ALLOC(SERVE, numbers, &p->memory));
     CLI_TRY(ARENA_ALLOC(SERVE, p->heads->count, &p->values));
     CLI_TRY(ARENA_ALLOC(SERVE, p->heads->count, &p->patches));
     CLI_TRY(ARENA_ALLOC(SERVE, tokens, &p->rows));
-    for (int64_t t = 0; t < tokens; t++)
-        p->rows[t] = state->at_last ? t == tokens - 1 : t < p->tokens;
+    for (int64_t t = 0; t < tokens; t++) p->rows[t] = state->at_last ? t == tokens - 1 : t < count;
     const text_visit visit = {.after_layer = take_outputs, .user = p};
     CLI_TRY(cli_check(SERVE, text_model_run(&serve->model, &other, &visit)));
     aim_patches(state, tokens, p);
@@ -215,6 +233,7 @@ static cli_exit make_patches(serve_model *serve, const serve_state *state, int64
 /* ---- a run ----------------------------------------------------------------------------------- */
 
 typedef struct running {
+    const serve_model *serve;
     kept_run *run;
     serve_layer_fn *fn; /* called on the way, where nothing is kept */
     void *user;
@@ -235,7 +254,7 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
 {
     running *r = user;
     mha_layer_view view = {.struct_size = sizeof view};
-    if (signals_came()) return MHA_ERR_CALLBACK;
+    if (serve_is_over(r->serve)) return MHA_ERR_CALLBACK;
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     if (view.q.ndim == 0) return MHA_OK;
     if (r->run && r->run->layers) {
@@ -281,7 +300,7 @@ static cli_exit visit_kept(const serve_model *serve, serve_layer_fn *fn, void *u
     const kept_run *run = &serve->now;
     for (int64_t l = 0; fn && l < serve->model.layers; l++) {
         const kept_layer *kept = &run->layers[l];
-        if (signals_came()) return CLI_NO_OUTPUT;
+        if (serve_is_over(serve)) return CLI_NO_OUTPUT;
         if (kept->q.ndim > 0)
             CLI_TRY(cli_check(SERVE, fn(user, l, &kept->attention, &kept->q, &kept->k)));
     }
@@ -292,6 +311,7 @@ static cli_exit visit_kept(const serve_model *serve, serve_layer_fn *fn, void *u
 static cli_exit run_anew(serve_model *serve, const serve_state *state, bool whole,
                          const text_tokens *tokens, const run_key *key, running *r)
 {
+    if (serve_is_over(serve)) return CLI_NO_OUTPUT;
     CLI_TRY(make_room(serve, tokens->list.count, !whole, r->run));
     cli_exit code = run_text(serve, state, whole, tokens, r);
     if (code == CLI_OK) code = remember(key, r->run);
@@ -303,7 +323,7 @@ cli_exit serve_run(serve_model *serve, const serve_state *state, const text_toke
                    serve_layer_fn *fn, void *user)
 {
     run_key key;
-    running r = {.run = &serve->now, .fn = fn, .user = user};
+    running r = {.serve = serve, .run = &serve->now, .fn = fn, .user = user};
     CLI_TRY(check_heads(serve, &state->off));
     CLI_TRY(check_heads(serve, &state->patched));
     CLI_TRY(make_key(state, false, &key));
@@ -320,7 +340,7 @@ cli_exit serve_run_whole(serve_model *serve, const serve_state *state, const tex
                          const kept_run **whole)
 {
     run_key key;
-    running r = {.run = &serve->whole};
+    running r = {.serve = serve, .run = &serve->whole};
     *whole = is_altered(state) ? &serve->whole : &serve->now;
     if (!is_altered(state)) return CLI_OK;
     CLI_TRY(make_key(state, true, &key));
@@ -329,7 +349,7 @@ cli_exit serve_run_whole(serve_model *serve, const serve_state *state, const tex
 
 cli_exit serve_encode(serve_model *serve, const serve_state *state, text_tokens *tokens)
 {
-    const text_limits limits = {.most = serve->most_tokens};
+    const text_limits limits = {.most = serve->most_tokens, .fixed = true};
     return text_model_encode(&serve->model, &limits, state->text, state->text_bytes, NULL, 0,
                              tokens);
 }

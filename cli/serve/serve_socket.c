@@ -1,11 +1,15 @@
 /* See serve_socket.h. Everything runs in one thread: requests are answered one after the other, and while
  * the model computes, connections wait. What clients can take is bounded:
  *
- *   connections   SOFT_LIMIT; one more ends the oldest that has not asked anything with the token
+ *   connections   PLACES for strangers, who have not shown the token, and as many for readers, who have.
+ *                 One more in either group ends the one of that group whose last request is oldest, so
+ *                 that no number of strangers ends a reader's connection.
+ *   a stranger    one request, READ_SECONDS from the connection to the end of the answer
+ *   a reader      READ_SECONDS for a whole request, also if a byte comes now and then; WRITE_SECONDS to
+ *                 take a reply
  *   headers       HEADER_BYTES       a body   SERVE_MOST_BODY
- *   time          READ_SECONDS for a whole request, also if a byte comes now and then; WRITE_SECONDS for
- *                 a client to take a reply
  */
+#define _GNU_SOURCE /* accept4, POLLRDHUP */
 #include "serve/serve_socket.h"
 
 #include "common/arena.h"
@@ -15,46 +19,56 @@
 
 #include <errno.h>
 #include <netdb.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
+#include <sys/select.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 enum {
-    SOFT_LIMIT = 64,
-    HARD_LIMIT = 8 * SOFT_LIMIT, /* with those that were sent away and are being closed */
+    PLACES = 32,
+    MOST_CONNECTIONS = 4 * PLACES, /* with those that were sent away and are being closed */
     HEADER_BYTES = 32768,
     READ_SECONDS = 20,
     WRITE_SECONDS = 120,
     TICK_MS = 250 /* between two looks at the clock and at signals */
 };
 
+typedef enum standing { NOBODY, STRANGER, READER, LEAVING } standing;
+
 typedef struct visitor {
-    struct MHD_Connection *connection; /* NULL: the place is free */
+    struct MHD_Connection *connection;
     int socket;
-    double since; /* it came, was answered last, or its reply began */
-    bool known;   /* it has shown the token */
-    bool replying;
-    bool leaving; /* it was sent away */
+    standing standing;
+    uint64_t order; /* of its last request, or of the connection, among all */
+    double until;   /* then it is sent away */
 } visitor;
 
 typedef struct server {
     serve_site *site;
     struct MHD_Daemon *daemon;
     struct sockaddr_storage address;
-    bool open, ending, ended;
-    visitor visitors[HARD_LIMIT];
+    int listener;
+    bool open, ended;
+    bool paused; /* no new connections for a turn: there was no descriptor for the last one */
+    uint64_t order;
+    const visitor *answering; /* whose request is being computed */
+    visitor visitors[MOST_CONNECTIONS];
 } server;
 
-static server the_server; /* one a process, as the arena */
+static server the_server = {.listener = -1}; /* one a process, as the arena */
 
 /* ---- visitors -------------------------------------------------------------------------------- */
 
+/* NULL: a free place. */
 static visitor *find_visitor(server *s, const struct MHD_Connection *connection)
 {
-    for (int i = 0; i < HARD_LIMIT; i++)
+    for (int i = 0; i < MOST_CONNECTIONS; i++)
         if (s->visitors[i].connection == connection) return &s->visitors[i];
     return NULL;
 }
@@ -63,24 +77,34 @@ static visitor *find_visitor(server *s, const struct MHD_Connection *connection)
 static void send_away(visitor *v)
 {
     shutdown(v->socket, SHUT_RDWR);
-    v->leaving = true;
+    v->standing = LEAVING;
 }
 
-/* The oldest stranger goes, or else the oldest of all that gets no reply now. */
-static void make_place(server *s)
+/* The one whose last request is oldest, if more than so many have this standing; NULL: no more. */
+static visitor *first_to_go(server *s, standing group, int most)
 {
     visitor *oldest = NULL;
     int count = 0;
-    for (int i = 0; i < HARD_LIMIT; i++) {
+    for (int i = 0; i < MOST_CONNECTIONS; i++) {
         visitor *v = &s->visitors[i];
-        if (!v->connection || v->leaving) continue;
+        if (v->standing != group) continue;
         count++;
-        if (v->replying) continue;
-        if (!oldest || v->known < oldest->known ||
-            (v->known == oldest->known && v->since < oldest->since))
-            oldest = v;
+        if (!oldest || v->order < oldest->order) oldest = v;
     }
-    if (count >= SOFT_LIMIT && oldest) send_away(oldest);
+    return count > most ? oldest : NULL;
+}
+
+static void take_place(server *s, visitor *v, standing group)
+{
+    v->standing = group;
+    v->order = ++s->order;
+    visitor *first = first_to_go(s, group, PLACES);
+    if (first) send_away(first);
+}
+
+static void allow(visitor *v, double seconds)
+{
+    if (v && v->standing == READER) v->until = seconds_now() + seconds;
 }
 
 static void on_connection(void *user, struct MHD_Connection *connection, void **socket_context,
@@ -90,32 +114,35 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
     visitor *v = find_visitor(s, code == MHD_CONNECTION_NOTIFY_STARTED ? NULL : connection);
     (void)socket_context;
     if (!v) return;
-    if (code != MHD_CONNECTION_NOTIFY_STARTED) {
-        *v = (visitor){0};
-        return;
-    }
-    make_place(s);
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *v = (visitor){connection, info ? (int)info->connect_fd : -1, seconds_now(), false, false,
-                   false};
+    *v = (visitor){0};
+    if (code != MHD_CONNECTION_NOTIFY_STARTED) return;
+    v->connection = connection;
+    v->socket = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    v->until = seconds_now() + READ_SECONDS;
+    take_place(s, v, STRANGER);
 }
 
 static void look_at_clock(server *s)
 {
     const double now = seconds_now();
-    for (int i = 0; i < HARD_LIMIT; i++) {
+    for (int i = 0; i < MOST_CONNECTIONS; i++) {
         visitor *v = &s->visitors[i];
-        if (v->connection && !v->leaving &&
-            now - v->since > (v->replying ? WRITE_SECONDS : READ_SECONDS))
-            send_away(v);
+        if ((v->standing == STRANGER || v->standing == READER) && now > v->until) send_away(v);
     }
 }
 
 /* While the model computed nobody could be read. */
 static void forgive(server *s, double seconds)
 {
-    for (int i = 0; i < HARD_LIMIT; i++) s->visitors[i].since += seconds;
+    for (int i = 0; i < MOST_CONNECTIONS; i++) s->visitors[i].until += seconds;
+}
+
+bool serve_reader_left(void)
+{
+    struct pollfd answering = {.events = POLLRDHUP};
+    if (!the_server.answering) return false;
+    answering.fd = the_server.answering->socket;
+    return poll(&answering, 1, 0) > 0;
 }
 
 /* ---- a request ------------------------------------------------------------------------------- */
@@ -161,35 +188,56 @@ static enum MHD_Result send_reply(server *s, struct MHD_Connection *connection, 
         mha_buffer_free(&reply->body);
         return MHD_NO;
     }
+    visitor *v = find_visitor(s, connection);
     add_headers(response, reply);
+    if (!v || v->standing != READER)
+        MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     const enum MHD_Result result =
         MHD_queue_response(connection, (unsigned)reply->status, response);
     MHD_destroy_response(response);
-    visitor *v = find_visitor(s, connection);
-    if (v) v->replying = true, v->since = seconds_now();
+    allow(v, WRITE_SECONDS);
     return result;
 }
 
-static const char *header_of(struct MHD_Connection *connection, const char *name)
+/* Of two headers of one name another reader may see the one that we do not. */
+static enum MHD_Result take_header(void *user, enum MHD_ValueKind kind, const char *name,
+                                   const char *value)
 {
-    return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
+    serve_request *r = user;
+    const struct {
+        const char *name, **value;
+    } all[] = {{MHD_HTTP_HEADER_HOST, &r->host},
+               {MHD_HTTP_HEADER_ORIGIN, &r->origin},
+               {MHD_HTTP_HEADER_CONTENT_TYPE, &r->type},
+               {MHD_HTTP_HEADER_CONTENT_LENGTH, &r->length},
+               {"Sec-Fetch-Site", &r->fetch_site}};
+    (void)kind;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcasecmp(name, all[i].name) != 0) continue;
+        if (*all[i].value) r->twice = all[i].name;
+        *all[i].value = value ? value : "";
+    }
+    return MHD_YES;
 }
 
 static serve_request read_head(struct MHD_Connection *connection, const char *path,
                                const char *method)
 {
-    return (serve_request){.method = method,
-                           .path = path,
-                           .host = header_of(connection, MHD_HTTP_HEADER_HOST),
-                           .origin = header_of(connection, MHD_HTTP_HEADER_ORIGIN),
-                           .type = header_of(connection, MHD_HTTP_HEADER_CONTENT_TYPE),
-                           .fetch_site = header_of(connection, "Sec-Fetch-Site")};
+    serve_request request = {.method = method, .path = path};
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, take_header, &request);
+    return request;
 }
 
-static bool is_too_long(struct MHD_Connection *connection)
+static bool is_too_long(const serve_request *request)
 {
-    const char *length = header_of(connection, MHD_HTTP_HEADER_CONTENT_LENGTH);
-    return length && strtoull(length, NULL, 10) > SERVE_MOST_BODY;
+    return request->length && strtoull(request->length, NULL, 10) > SERVE_MOST_BODY;
+}
+
+/* A path stays as it is sent: ours has nothing to unescape, and "page.js%00" is not page.js. */
+static size_t leave_escaped(void *user, struct MHD_Connection *connection, char *text)
+{
+    (void)user, (void)connection;
+    return strlen(text);
 }
 
 /* The head is there: refuse it, or take what follows. */
@@ -199,8 +247,8 @@ static enum MHD_Result begin_request(server *s, struct MHD_Connection *connectio
     serve_reply reply;
     const bool admitted = serve_admit(s->site, request, &reply);
     visitor *v = find_visitor(s, connection);
-    if (v && admitted) v->known = true;
-    if (is_too_long(connection)) {
+    if (v && admitted) take_place(s, v, READER);
+    if (is_too_long(request)) {
         if (admitted) serve_refuse_length(&reply);
         return send_reply(s, connection, &reply);
     }
@@ -255,10 +303,11 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     const double start = seconds_now();
     request.body = taken->body;
     request.bytes = taken->bytes;
+    s->answering = find_visitor(s, connection);
     serve_answer(s->site, &request, &reply);
+    s->answering = NULL;
     forgive(s, seconds_now() - start);
     taken->quit = reply.quit;
-    if (reply.quit) s->ending = true;
     return send_reply(s, connection, &reply);
 }
 
@@ -267,9 +316,8 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **c
 {
     server *s = user;
     upload *taken = *context;
-    visitor *v = find_visitor(s, connection);
     (void)code;
-    if (v) v->replying = false, v->since = seconds_now();
+    allow(find_visitor(s, connection), READ_SECONDS);
     if (!taken) return;
     if (taken->quit) s->ended = true;
     mha_buffer_free(&taken->reply.body);
@@ -336,29 +384,43 @@ static cli_exit read_address(const char *text, int port, server *s)
 static void stop(void *user)
 {
     server *s = user;
-    MHD_stop_daemon(s->daemon);
-    *s = (server){0};
+    if (s->daemon) MHD_stop_daemon(s->daemon);
+    if (s->listener >= 0) close(s->listener);
+    *s = (server){.listener = -1};
+}
+
+/* SO_REUSEADDR alone: a port that someone listens at is taken. The address has the port then. */
+static bool listen_at(server *s)
+{
+    const int on = 1;
+    const bool six = s->address.ss_family == AF_INET6;
+    socklen_t size = six ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    struct sockaddr *address = (void *)&s->address;
+    s->listener = socket(s->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (s->listener >= FD_SETSIZE) errno = EMFILE;
+    return s->listener >= 0 && s->listener < FD_SETSIZE &&
+           setsockopt(s->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+           (!six || setsockopt(s->listener, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) == 0) &&
+           bind(s->listener, address, size) == 0 && listen(s->listener, SOMAXCONN) == 0 &&
+           getsockname(s->listener, address, &size) == 0;
 }
 
 cli_exit serve_listen(const char *address, int port, serve_site *site)
 {
     server *s = &the_server;
-    *s = (server){.site = site};
+    s->site = site;
     CLI_TRY(make_token(site->token));
     CLI_TRY(read_address(address ? address : "127.0.0.1", port, s));
-    const unsigned flags = s->address.ss_family == AF_INET6 ? MHD_USE_IPv6 : MHD_NO_FLAG;
+    CLI_TRY(arena_keep(SERVE, s, stop));
     s->daemon = MHD_start_daemon(
-        flags, (uint16_t)port, NULL, NULL, on_request, s, MHD_OPTION_SOCK_ADDR, &s->address,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_NOTIFY_COMPLETED, on_completed,
-        s, MHD_OPTION_CONNECTION_LIMIT, (unsigned)HARD_LIMIT, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-        (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)WRITE_SECONDS,
-        MHD_OPTION_LISTENING_ADDRESS_REUSE, 1U, MHD_OPTION_END);
-    if (!s->daemon)
+        MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL, on_request, s, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, s, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)MOST_CONNECTIONS, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
+        MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_END);
+    if (!s->daemon || !listen_at(s))
         return cli_fail(CLI_NO_OUTPUT, SERVE, "cannot listen at %s port %d: %s; try another --port",
                         site->address, port, strerror(errno));
-    CLI_TRY(arena_keep(SERVE, s, stop));
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    site->port = info ? (int)info->port : port;
+    site->port = ntohs(((const struct sockaddr_in *)(const void *)&s->address)->sin_port);
     return CLI_OK;
 }
 
@@ -367,16 +429,51 @@ bool serve_is_open(const serve_site *site)
     return the_server.site == site && the_server.open;
 }
 
+/* One a turn: a reader's, whose request is there already, is read before many strangers' have followed. */
+static void take_connection(server *s)
+{
+    struct sockaddr_storage from;
+    socklen_t size = sizeof from;
+    const int made =
+        accept4(s->listener, (struct sockaddr *)&from, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (made >= 0) {
+        MHD_add_connection(s->daemon, made, (struct sockaddr *)&from, size);
+        return;
+    }
+    s->paused = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    visitor *first = s->paused ? first_to_go(s, STRANGER, 0) : NULL;
+    if (first) send_away(first);
+}
+
+static cli_exit take_turn(server *s)
+{
+    fd_set reads, writes, errors;
+    int most = s->listener;
+    MHD_UNSIGNED_LONG_LONG ms = TICK_MS;
+    FD_ZERO(&reads);
+    FD_ZERO(&writes);
+    FD_ZERO(&errors);
+    MHD_get_fdset(s->daemon, &reads, &writes, &errors, &most);
+    if (!s->paused) FD_SET(s->listener, &reads);
+    s->paused = false;
+    if (MHD_get_timeout(s->daemon, &ms) != MHD_YES || ms > TICK_MS) ms = TICK_MS;
+    struct timeval wait = {.tv_usec = (suseconds_t)ms * 1000};
+    if (select(most + 1, &reads, &writes, &errors, &wait) < 0)
+        return errno == EINTR ? CLI_OK
+                              : cli_fail(CLI_INTERNAL, SERVE, "the socket cannot be waited for: %s",
+                                         strerror(errno));
+    MHD_run_from_select(s->daemon, &reads, &writes, &errors);
+    if (FD_ISSET(s->listener, &reads)) take_connection(s);
+    look_at_clock(s);
+    return CLI_OK;
+}
+
 cli_exit serve_until_end(serve_site *site)
 {
     server *s = &the_server;
+    cli_exit code = CLI_OK;
     (void)site;
-    while (!signals_came() && !s->ended) {
-        if (MHD_run_wait(s->daemon, TICK_MS) == MHD_NO && !signals_came())
-            return cli_fail(CLI_INTERNAL, SERVE, "the socket cannot be waited for: %s",
-                            strerror(errno));
-        look_at_clock(s);
-    }
+    while (code == CLI_OK && !signals_came() && !s->ended) code = take_turn(s);
     arena_drop(s);
-    return CLI_OK;
+    return code;
 }

@@ -11,6 +11,9 @@ cli_exit serve_listen(const char *address, int port, serve_site *site);
 /* Answer until a signal comes or a reader asks for the end; then the socket is closed. */
 cli_exit serve_until_end(serve_site *site);
 
+/* Whether the client whose request is being answered has closed its side. */
+bool serve_reader_left(void);
+
 /* Whether other machines can reach it. */
 bool serve_is_open(const serve_site *site);
 

@@ -5,13 +5,12 @@
 #include "train/train_text.h"
 
 #include "common/arena.h"
+#include "common/texts.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum {
     BEGIN,
@@ -24,33 +23,15 @@ enum {
     TO_REPORT = 2000 /* and the report */
 };
 
-static const int64_t most_bytes = INT64_C(1) << 30;
+static const size_t most_bytes = (size_t)1 << 30;
 
 /* ---- the file ------------------------------------------------------------------------------ */
 
-static cli_exit cannot_open(const char *path)
-{
-    return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: %s", path, strerror(errno));
-}
-
 static cli_exit read_file(const char *path, char **bytes, size_t *size)
 {
-    struct stat there;
-    if (stat(path, &there) != 0) return cannot_open(path);
-    if (!S_ISREG(there.st_mode))
-        return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: is %s, expected a file of text", path,
-                        S_ISDIR(there.st_mode) ? "a folder" : "no ordinary file");
-    if (there.st_size == 0) return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
-    if (there.st_size > most_bytes)
-        return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: has more than %" PRId64 " bytes", path,
-                        most_bytes);
-    CLI_TRY(ARENA_ALLOC(TRAIN, there.st_size, bytes));
-    FILE *file = fopen(path, "rb");
-    if (!file) return cannot_open(path);
-    *size = fread(*bytes, 1, (size_t)there.st_size, file);
-    fclose(file);
-    if (*size == (size_t)there.st_size) return CLI_OK;
-    return cli_fail(CLI_NO_INPUT, TRAIN, "--text %s: cannot be read", path);
+    CLI_TRY(texts_read_regular(TRAIN, path, most_bytes, bytes, size));
+    if (*size > 0) return CLI_OK;
+    return cli_fail(CLI_BAD_INPUT, TRAIN, "--text %s: is empty", path);
 }
 
 /* ---- counting words ------------------------------------------------------------------------ */

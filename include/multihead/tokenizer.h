@@ -141,7 +141,9 @@ typedef enum mha_truncation {
 
 /* mha_encode_options.flags */
 enum {
-    MHA_ENCODE_NO_SPECIAL = 1 << 0 /* add no special tokens, such as [CLS] and [SEP] */
+    MHA_ENCODE_NO_SPECIAL = 1 << 0, /* add no special tokens, such as [CLS] and [SEP] */
+    MHA_ENCODE_STOP = 1 << 1        /* stop at the first token beyond max_length, which alone is
+                                       dropped; without truncation it always stops there */
 };
 
 typedef struct mha_encode_options {
@@ -165,7 +167,8 @@ typedef struct mha_encoding {
     const int8_t *sequence;     /* [count] 0: text, 1: pair, -1: a special token that was added */
     const uint8_t *special;     /* [count] 1 where sequence is -1. "[SEP]" written in a text becomes
                                    the same id but is not special. */
-    int64_t dropped[2];         /* tokens of text and pair that truncation cut off, at the end */
+    int64_t dropped[2];         /* tokens of text and pair that truncation cut off, at the end;
+                                   with MHA_ENCODE_STOP those of them that were read */
     void *memory;               /* of all the arrays, for mha_encoding_free() */
 } mha_encoding;
 
@@ -183,7 +186,8 @@ typedef struct mha_encoding {
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, flags, max_length below 0 or below the
  *          number of special tokens); MHA_ERR_UTF8 (the detail has the byte offset); MHA_ERR_SIZE
  *          (more than max_length tokens and no truncation, or the text that may be cut is too
- *          short for it; a folder's own pattern backtracks too much); MHA_ERR_NOMEM.
+ *          short for it; a folder's own pattern takes more steps, or its normalizer makes more
+ *          bytes, than the text allows: SECURITY.md); MHA_ERR_NOMEM.
  *          *encoding is then untouched.
  * Threads  any.   Cost  linear in the bytes; BPE n log n in the longest word.   Since  0.1
  */

@@ -3,6 +3,7 @@
  *
  * Merging keeps the symbols of a word in a linked list and the pairs that can be merged in a heap, so
  * a word of n symbols takes n log n steps, whatever it looks like. */
+#define _GNU_SOURCE /* memmem, which is linear */
 #include "tokenizer/bpe_encode.h"
 
 #include "tokenizer/bpe.h"
@@ -13,7 +14,9 @@
 
 #include <string.h>
 
-enum { MOST_GROWTH = 64 }; /* times the text, and its square for short ones; SentencePiece: 3 */
+/* Normalised bytes that a text may become, for each of its own: SentencePiece has 3. Short ones are
+ * taken for longer. */
+enum { MOST_GROWTH = 4, SHORT_BYTES = 1024 };
 
 /* A part of a stretch. */
 typedef struct part {
@@ -36,7 +39,7 @@ typedef struct encoder {
     const mhai_bpe *bpe;
     const char *text; /* as it was given */
     size_t size;
-    mhai_vector *tokens; /* of mhai_found_token */
+    mhai_tokens *tokens;
     mhai_matcher matcher;
     mhai_stretch normal;  /* the segment at work, normalised */
     mhai_stretch words;   /* what is between two added tokens of it */
@@ -47,6 +50,19 @@ typedef struct encoder {
     mhai_vector letters;       /* of char */
 } encoder;
 
+static mha_status encode_word(encoder *e, const part *word);
+
+/* All words of a list but the last ones, which stay. */
+static mha_status encode_words(encoder *e, mhai_vector *words, size_t stay)
+{
+    part *all = words->items;
+    const size_t count = words->count - stay;
+    for (size_t i = 0; i < count; i++) MHA_TRY(encode_word(e, &all[i]));
+    if (count > 0 && stay > 0) memmove(all, all + count, stay * sizeof *all);
+    words->count = stay;
+    return MHA_OK;
+}
+
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
 /* The first match at byte at or behind it, of bytes [begin, end). */
@@ -55,16 +71,9 @@ static mha_status next_match(encoder *e, const mhai_step *step, const char *text
 {
     if (step->pattern)
         return mhai_matcher_next(&e->matcher, step->pattern, begin, at, end, from, to);
-    *from = *to = end;
-    for (; end - at >= step->literal_size; at++) {
-        const char *first = memchr(text + at, step->literal[0], end - at - step->literal_size + 1);
-        if (!first) break;
-        at = (size_t)(first - text);
-        if (memcmp(first, step->literal, step->literal_size) != 0) continue;
-        *from = at;
-        *to = at + step->literal_size;
-        break;
-    }
+    const char *first = memmem(text + at, end - at, step->literal, step->literal_size);
+    *from = first ? (size_t)(first - text) : end;
+    *to = first ? *from + step->literal_size : end;
     return MHA_OK;
 }
 
@@ -114,19 +123,38 @@ static mha_status divide(divider *d, size_t from, size_t to, bool matched)
     return add_part(d->parts, from, to);
 }
 
-static mha_status split_part(encoder *e, const mhai_step *step, const part *p, mhai_vector *parts)
+/* words: parts are words, and are encoded as they come, but for the last one, which may grow: so a text
+ * is not split beyond the tokens that are wanted. */
+static mha_status split_part(encoder *e, const mhai_step *step, const part *p, bool words,
+                             mhai_vector *parts)
 {
     divider d = {.step = step, .parts = parts, .first = parts->count};
     for (size_t at = p->from, from = 0, to = 0; at < p->to; at = to) {
         MHA_TRY(next_match(e, step, e->words.text, p->from, at, p->to, &from, &to));
         MHA_TRY(divide(&d, at, from, false));
         MHA_TRY(divide(&d, from, to, true));
+        if (words && parts->count > 1) MHA_TRY(encode_words(e, parts, 1));
     }
-    return d.held ? add_part(parts, d.waiting, p->to) : MHA_OK;
+    if (d.held) MHA_TRY(add_part(parts, d.waiting, p->to));
+    return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
-static mha_status prepend(const mhai_step *step, const mhai_stretch *s, const part *p,
-                          mhai_draft *draft)
+/* What a step writes by itself, before the rest of what it reads. Steps that write more than they read,
+ * one behind the other, would fill any memory. */
+static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
+                           size_t rest, mhai_draft *draft)
+{
+    const size_t made = draft->bytes.count + step->text_size + rest;
+    if (made / MOST_GROWTH <= e->size + SHORT_BYTES)
+        return mhai_draft_add(draft, step->text, step->text_size, begin, end);
+    return mha_fail(MHA_ERR_SIZE,
+                    "tokenizer: its steps make more than %zu bytes of a text of %zu; give the "
+                    "model a simpler normalizer",
+                    MOST_GROWTH * (e->size + SHORT_BYTES), e->size);
+}
+
+static mha_status prepend(const encoder *e, const mhai_step *step, const mhai_stretch *s,
+                          const part *p, mhai_draft *draft)
 {
     int64_t begin = 0, end = 0;
     const bool there = p->to - p->from >= step->text_size &&
@@ -134,18 +162,7 @@ static mha_status prepend(const mhai_step *step, const mhai_stretch *s, const pa
     if (step->prepend != MHAI_ALWAYS && there) return MHA_OK;
     mhai_stretch_place(s, p->from, p->from + 1, &begin, &end);
     if (step->prepend == MHAI_FIRST && begin != 0) return MHA_OK;
-    return mhai_draft_add(draft, step->text, step->text_size, begin, end);
-}
-
-/* Steps that write more than they read, one behind the other, would fill any memory. */
-static mha_status check_growth(const encoder *e, const mhai_draft *draft)
-{
-    if (draft->bytes.count / MOST_GROWTH <= e->size + MOST_GROWTH) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_SIZE,
-        "tokenizer: its steps make more than %zu bytes of a text of %zu; give the model "
-        "a simpler normalizer",
-        draft->bytes.count, e->size);
+    return add_text(e, step, begin, end, s->size - p->from, draft);
 }
 
 /* What is written instead of a match comes from its last character. */
@@ -158,8 +175,7 @@ static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch 
         MHA_TRY(mhai_draft_copy(draft, s, at, from));
         if (from == to) continue;
         mhai_stretch_place(s, to - 1, to, &begin, &end);
-        MHA_TRY(mhai_draft_add(draft, step->text, step->text_size, begin, end));
-        MHA_TRY(check_growth(e, draft));
+        MHA_TRY(add_text(e, step, begin, end, s->size - to, draft));
     }
     return MHA_OK;
 }
@@ -169,8 +185,7 @@ static mha_status rewrite(encoder *e, const mhai_step *step, const mhai_stretch 
                           mhai_draft *draft)
 {
     if (step->what == MHAI_STEP_REPLACE) return replace(e, step, s, p, draft);
-    MHA_TRY(prepend(step, s, p, draft));
-    MHA_TRY(check_growth(e, draft));
+    MHA_TRY(prepend(e, step, s, p, draft));
     return mhai_draft_copy(draft, s, p->from, p->to);
 }
 
@@ -222,8 +237,9 @@ static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_ve
     return MHA_OK;
 }
 
-/* Split bytes [from, to) of the normalised text into words; gives the list of them. */
-static mha_status split(encoder *e, size_t from, size_t to, const mhai_vector **words)
+/* Split bytes [from, to) of the normalised text into words; gives the list of those that are not encoded
+ * on the way. */
+static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_vector **words)
 {
     e->words = e->normal;
     e->parts[e->turn].count = 0;
@@ -236,7 +252,9 @@ static mha_status split(encoder *e, size_t from, size_t to, const mhai_vector **
         if (step->pattern) MHA_TRY(mhai_matcher_text(&e->matcher, e->words.text, from, to));
         if (step->what == MHAI_STEP_SPLIT) {
             const part *p = parts->items;
-            for (size_t k = 0; k < parts->count; k++) MHA_TRY(split_part(e, step, &p[k], made));
+            const bool last = encoded && i == e->bpe->step_count - 1;
+            for (size_t k = 0; k < parts->count; k++)
+                MHA_TRY(split_part(e, step, &p[k], last, made));
         } else {
             MHA_TRY(rewrite_parts(e, step, parts, made));
             from = 0;
@@ -267,7 +285,7 @@ static void trim(const encoder *e, const char *token, size_t size, mhai_found_to
         size_t next = at;
         if (!is_blank(mhai_utf8_next(token, &next))) break;
     }
-    const bool first = e->tokens->count == 0 || found->begin == 0;
+    const bool first = e->tokens->found.count == 0 || found->begin == 0;
     if (first && e->bpe->trim_prefix && leading == 1) leading = 0;
     for (; leading > 0 && found->begin < found->end; leading--) {
         size_t at = (size_t)found->begin;
@@ -287,7 +305,8 @@ static mha_status push(encoder *e, const mhai_stretch *s, int32_t id, size_t fro
     mhai_found_token found = {.id = id};
     mhai_stretch_place(s, from, to, &found.begin, &found.end);
     if (e->bpe->trim_offsets) trim(e, token, size, &found);
-    return mhai_vector_push(e->tokens, &found);
+    MHA_TRY(mhai_vector_push(&e->tokens->found, &found));
+    return mhai_tokens_cut(e->tokens);
 }
 
 static mha_status push_symbol(encoder *e, int32_t id, size_t from, size_t to)
@@ -472,11 +491,9 @@ static mha_status encode_word(encoder *e, const part *word)
 static mha_status take_words(void *user, size_t from, size_t to)
 {
     encoder *e = user;
-    const mhai_vector *words = NULL;
-    MHA_TRY(split(e, from, to, &words));
-    const part *word = words->items;
-    for (size_t i = 0; i < words->count; i++) MHA_TRY(encode_word(e, &word[i]));
-    return MHA_OK;
+    mhai_vector *words = NULL;
+    MHA_TRY(split(e, from, to, true, &words));
+    return encode_words(e, words, 0);
 }
 
 static mha_status take_normal_token(void *user, int32_t id, size_t from, size_t to)
@@ -524,7 +541,7 @@ static mha_status finish(encoder *e, mha_status status)
 }
 
 mha_status mhai_bpe_encode(const mha_tokenizer *t, const char *text, size_t size,
-                           mhai_vector *tokens)
+                           mhai_tokens *tokens)
 {
     encoder e;
     const mhai_finder finder = {&e, take_token, take_segment};
@@ -561,10 +578,10 @@ mha_status mhai_bpe_words(const mha_tokenizer *t, const char *text, size_t size,
                           mhai_vector *normalized, mhai_vector *words)
 {
     encoder e;
-    const mhai_vector *parts = NULL;
+    mhai_vector *parts = NULL;
     mha_status status = start(t, text, size, &e);
     if (status == MHA_OK) status = normalize(&e, 0, size);
-    if (status == MHA_OK) status = split(&e, 0, e.normal.size, &parts);
+    if (status == MHA_OK) status = split(&e, 0, e.normal.size, false, &parts);
     if (status == MHA_OK) status = add_words(&e, parts, normalized, words);
     return finish(&e, status);
 }

@@ -354,6 +354,8 @@ static mha_status read_model(reader *r, const json_t *model)
     r->bpe->unk_text = json_string_value(json);
     if (json && !json_is_null(json) && json_string_length(json) == 0)
         return malformed(r, "model", "unk_token must be a text that is not empty");
+    if (json_string_length(json) > MHAI_ADDED_BYTES) /* it is looked at for each unknown byte */
+        return refuse(r, "model", "an unk_token of so many bytes");
     if (!json_is_array(merges)) return malformed(r, "model", "merges must be a list");
     for (size_t i = 0; i < json_array_size(merges); i++) {
         mhai_merge merge;

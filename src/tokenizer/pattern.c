@@ -16,6 +16,9 @@ struct mhai_pattern {
     mha_allocator allocator;
     pcre2_general_context *general;
     pcre2_code *code;
+    /* What a match may take between two callouts: once every item, and the dearest repeated one for each
+     * byte that was passed. */
+    uint64_t weight, dearest;
     mhai_shown shown;
     char where[208]; /* a path as it is shown, and the part of the file */
 };
@@ -24,8 +27,10 @@ enum {
     MOST_BYTES = 4096,          /* of a pattern; that of GPT-4o has 300 */
     MOST_COUNT = 1000,          /* of a repetition {...}, which PCRE2 compares without a step */
     MOST_KIBIBYTES = 64 * 1024, /* of memory for one match */
-    FIRST_STEPS = 10000,        /* that all matches of a text may take, and how many more */
-    MORE_STEPS = 200            /* for each byte; those of the known models take 14 at most */
+    MOST_WEIGHT = 1024,         /* of a pattern, below; those of the known models have 74 at most */
+    FIRST_STEPS = 100000,       /* that all matches of a text may take, and how many more */
+    MORE_STEPS = 3000,          /* for each byte; the known models take 850 at most */
+    CALLOUT_STEPS = 10          /* that a callout takes itself */
 };
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -55,9 +60,11 @@ typedef struct scanner {
     const char *where, *text;
     size_t size, at;
     mhai_shown shown;
-    int depth, folded;   /* open groups, and those when (?i: opened; 0: case counts */
-    bool folds;          /* somewhere */
-    mhai_vector counted; /* the pattern with what counts steps */
+    uint64_t weight, dearest; /* as in mhai_pattern */
+    uint64_t members, least;  /* of the item: of its class, and repetitions */
+    int depth, folded;        /* open groups, and those when (?i: opened; 0: case counts */
+    bool folds;               /* somewhere */
+    mhai_vector counted;      /* the pattern with what counts steps */
 } scanner;
 
 static mha_status refuse(const scanner *s, size_t from, size_t to, const char *what)
@@ -119,7 +126,9 @@ static mha_status take_class(scanner *s)
     const size_t from = s->at++;
     if (looks(s, "^")) s->at++;
     if (looks(s, "]")) return refuse(s, from, s->at + 1, "the class");
+    s->members = 0;
     while (s->at < s->size && s->text[s->at] != ']') {
+        s->members++;
         if (s->text[s->at] == '\\')
             MHA_TRY(take_escape(s));
         else if (s->text[s->at] == '[' || looks(s, "&&"))
@@ -175,6 +184,7 @@ static mha_status take_count(scanner *s)
         const char c = s->text[s->at];
         if (c == ',' && digits > 0 && commas == 0) {
             commas++;
+            s->least = (uint64_t)count;
             count = 0;
         } else if (c >= '0' && c <= '9' && count <= MOST_COUNT) {
             digits++;
@@ -184,6 +194,7 @@ static mha_status take_count(scanner *s)
         }
     }
     const bool closed = s->at < s->size && s->text[s->at] == '}' && digits > 0;
+    if (commas == 0) s->least = (uint64_t)count;
     if (closed) s->at++;
     if (!closed || count > MOST_COUNT || looks(s, "+") || (commas == 0 && looks(s, "?")))
         return refuse(s, from, s->at, "the repetition");
@@ -209,31 +220,37 @@ static mha_status take_repetition(scanner *s)
                              : MHA_OK;
 }
 
-/* One item, with its repetition. What may match in several ways is followed by a callout: the ways
- * that a match has tried pass it, so that they can be counted. */
-static mha_status take_item(scanner *s)
+static mha_status add_callout(scanner *s)
 {
     static const char callout[] = "(?C)";
+    return mhai_vector_append(&s->counted, callout, sizeof callout - 1);
+}
+
+/* One item, with its repetition. What may match in several ways, which is what is repeated and every
+ * alternative of a group, ends in a callout: the ways that a match has tried pass it, so that they can be
+ * counted, and between two of them no item is tried twice. */
+static mha_status take_item(scanner *s)
+{
     const size_t from = s->at;
-    bool several = false;
-    switch (s->text[s->at]) {
+    const char first = s->text[s->at];
+    const bool one = first != '(' && first != ')' && first != '|';
+    if (s->depth > 0 && (first == ')' || first == '|')) MHA_TRY(add_callout(s));
+    s->members = s->least = 1;
+    switch (first) {
     case '\\': MHA_TRY(take_escape(s)); break;
     case '[': MHA_TRY(take_class(s)); break;
     case '(': MHA_TRY(take_group(s)); break;
-    case ')':
-        leave_group(s);
-        several = true;
-        break;
+    case ')': leave_group(s); break;
     case '^':
     case '$': return refuse(s, s->at, s->at + 1, "the anchor");
     default: MHA_TRY(take_literal(s));
     }
-    if (looks_repeated(s)) {
-        MHA_TRY(take_repetition(s));
-        several = true;
-    }
+    const bool repeated = looks_repeated(s);
+    if (repeated) MHA_TRY(take_repetition(s));
+    if (one) s->weight += s->members * (s->least > 0 ? s->least : 1);
+    if (one && repeated && s->members > s->dearest) s->dearest = s->members;
     MHA_TRY(mhai_vector_append(&s->counted, s->text + from, s->at - from));
-    return several ? mhai_vector_append(&s->counted, callout, sizeof callout - 1) : MHA_OK;
+    return one && repeated ? add_callout(s) : MHA_OK;
 }
 
 static mha_status check(scanner *s)
@@ -282,6 +299,13 @@ static mha_status make(mhai_pattern *p, scanner *s, bool own)
                         "%s: the pattern '%s' may match the empty text, which is not supported",
                         p->where, p->shown.text);
     if (own) return MHA_OK;
+    p->weight = s->weight;
+    p->dearest = s->dearest;
+    if (p->weight > MOST_WEIGHT)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "%s: the pattern '%s' may take %llu steps at one character, at most %d are "
+                        "supported; give the model a simpler pattern",
+                        p->where, p->shown.text, (unsigned long long)p->weight, (int)MOST_WEIGHT);
     pcre2_pattern_info(p->code, PCRE2_INFO_FIRSTCODETYPE, &first);
     return compile(p, s->counted.items, s->counted.count,
                    s->folds && first == 1 ? PCRE2_NO_START_OPTIMIZE : 0);
@@ -321,7 +345,8 @@ void mhai_pattern_free(mhai_pattern *pattern)
 
 /* ---- Matching -------------------------------------------------------------------------------- */
 
-/* A step is a way that is tried, and a character that is passed on it, forwards or back. */
+/* Every item may have been tried since the callout before, and a repeated one at every byte that was
+ * passed, forwards or back. */
 static int count_steps(pcre2_callout_block *block, void *user)
 {
     mhai_matcher *m = user;
@@ -329,7 +354,8 @@ static int count_steps(pcre2_callout_block *block, void *user)
     const size_t from =
         block->callout_flags & PCRE2_CALLOUT_STARTMATCH ? block->start_match : m->last;
     m->last = at;
-    m->steps += 1 + (at > from ? at - from : from - at);
+    m->steps += CALLOUT_STEPS + m->pattern->weight +
+                m->pattern->dearest * (at > from ? at - from : from - at);
     return m->steps <= m->most_steps ? 0 : PCRE2_ERROR_MATCHLIMIT;
 }
 
@@ -459,6 +485,7 @@ static mha_status too_slow(const mhai_matcher *m, const mhai_pattern *p, int err
 mha_status mhai_matcher_next(mhai_matcher *m, const mhai_pattern *pattern, size_t begin, size_t at,
                              size_t end, size_t *from, size_t *to)
 {
+    m->pattern = pattern;
     const int found = pcre2_match(pattern->code, (PCRE2_SPTR)m->text + (begin - m->base),
                                   end - begin, at - begin, PCRE2_NO_UTF_CHECK, m->data, m->context);
     *from = *to = end;

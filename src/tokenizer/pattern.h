@@ -26,8 +26,9 @@ int32_t mhai_pattern_stand_in(int32_t c);
 /* What one thread needs to match; all zero before mhai_matcher_make(). */
 typedef struct mhai_matcher {
     void *general, *data, *context;
-    mhai_vector subject; /* the text as PCRE2 is shown it */
-    const char *text;    /* from byte base on */
+    mhai_vector subject;         /* the text as PCRE2 is shown it */
+    const char *text;            /* from byte base on */
+    const mhai_pattern *pattern; /* at work */
     size_t base, last;
     uint64_t steps, most_steps;
 } mhai_matcher;

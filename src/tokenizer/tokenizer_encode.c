@@ -8,6 +8,14 @@
 
 /* ---- Truncation ------------------------------------------------------------------------------ */
 
+mha_status mhai_tokens_cut(mhai_tokens *tokens)
+{
+    if (tokens->found.count <= tokens->most) return MHA_OK;
+    tokens->dropped += (int64_t)(tokens->found.count - tokens->most);
+    tokens->found.count = tokens->most;
+    return tokens->stop ? MHA_ERR_CALLBACK : MHA_OK;
+}
+
 static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
 {
     if (*count <= excess)
@@ -35,7 +43,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     if (options->max_length == 0) return MHA_OK;
     if (options->max_length < added)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "mha_encode_options: max_length is %lld, the special tokens alone are %lld",
+                        "max_length: the limit is %lld tokens, the special ones alone are %lld",
                         (long long)options->max_length, (long long)added);
     const int64_t room = options->max_length - added;
     const int64_t excess = count[0] + count[1] - room;
@@ -56,8 +64,8 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     case MHA_TRUNCATE_NEVER: break;
     }
     return mha_fail(MHA_ERR_SIZE,
-                    "%lld tokens with the special ones, at most %lld fit: shorten the text or ask "
-                    "for truncation",
+                    "at least %lld tokens with the special ones, at most %lld fit: shorten the "
+                    "text or ask for truncation",
                     (long long)(count[0] + count[1] + added), (long long)options->max_length);
 }
 
@@ -85,10 +93,10 @@ static void add_special(columns *c, int32_t id, int32_t type)
     c->special[i] = 1;
 }
 
-static void add_tokens(columns *c, const mhai_vector *tokens, int64_t count, int8_t sequence,
+static void add_tokens(columns *c, const mhai_tokens *tokens, int64_t count, int8_t sequence,
                        int32_t type)
 {
-    const mhai_found_token *found = tokens->items;
+    const mhai_found_token *found = tokens->found.items;
     for (int64_t k = 0; k < count; k++) {
         const int64_t i = c->count++;
         c->ids[i] = found[k].id;
@@ -100,6 +108,11 @@ static void add_tokens(columns *c, const mhai_vector *tokens, int64_t count, int
     }
 }
 
+static int64_t count_of(const mhai_tokens *tokens)
+{
+    return (int64_t)tokens->found.count + tokens->dropped;
+}
+
 static int32_t count_special(const mhai_template *template)
 {
     int32_t count = 0;
@@ -107,7 +120,7 @@ static int32_t count_special(const mhai_template *template)
     return count;
 }
 
-static mha_status put_together(const mha_tokenizer *tokenizer, const mhai_vector tokens[2],
+static mha_status put_together(const mha_tokenizer *tokenizer, const mhai_tokens tokens[2],
                                const int64_t kept[2], const mhai_template *template, bool special,
                                mha_encoding *encoding)
 {
@@ -137,7 +150,7 @@ static mha_status put_together(const mha_tokenizer *tokenizer, const mhai_vector
         .end = c.end,
         .sequence = c.sequence,
         .special = c.special,
-        .dropped = {(int64_t)tokens[0].count - kept[0], (int64_t)tokens[1].count - kept[1]},
+        .dropped = {count_of(&tokens[0]) - kept[0], count_of(&tokens[1]) - kept[1]},
         .memory = memory,
     };
     return MHA_OK;
@@ -145,7 +158,7 @@ static mha_status put_together(const mha_tokenizer *tokenizer, const mhai_vector
 
 static mha_status check_options(const mha_encode_options *options)
 {
-    if (options->flags & ~(uint32_t)MHA_ENCODE_NO_SPECIAL)
+    if (options->flags & ~(uint32_t)(MHA_ENCODE_NO_SPECIAL | MHA_ENCODE_STOP))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_encode_options: unknown flags 0x%X",
                         (unsigned)options->flags);
     if (options->max_length < 0)
@@ -157,6 +170,16 @@ static mha_status check_options(const mha_encode_options *options)
     if (options->reserved != 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_encode_options: reserved must be 0");
     return MHA_OK;
+}
+
+/* One text; nobody asked for what is beyond the most. */
+static mha_status encode(const mha_tokenizer *tokenizer, const mha_encode_options *options,
+                         const char *text, size_t size, mhai_tokens *tokens)
+{
+    tokens->most = options->max_length > 0 ? (size_t)options->max_length : SIZE_MAX;
+    tokens->stop = options->flags & MHA_ENCODE_STOP || options->truncation == MHA_TRUNCATE_NEVER;
+    const mha_status status = tokenizer->kind->encode(tokenizer, text, size, tokens);
+    return status == MHA_ERR_CALLBACK ? MHA_OK : status;
 }
 
 mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer, const mha_encode_options *options,
@@ -175,16 +198,16 @@ mha_status mha_tokenizer_encode(const mha_tokenizer *tokenizer, const mha_encode
     const bool paired = pair != NULL, special = !(own.flags & MHA_ENCODE_NO_SPECIAL);
     const mhai_template *template = &tokenizer->templates[paired];
     mha_status status = MHA_OK;
-    mhai_vector tokens[2];
+    mhai_tokens tokens[2] = {{.dropped = 0}, {.dropped = 0}};
     for (int i = 0; i < 2; i++)
-        tokens[i] = mhai_vector_make(&tokenizer->allocator, sizeof(mhai_found_token));
-    MHA_TRY_GOTO(tokenizer->kind->encode(tokenizer, text, text_bytes, &tokens[0]), done);
-    MHA_TRY_GOTO(tokenizer->kind->encode(tokenizer, pair, pair_bytes, &tokens[1]), done);
-    int64_t kept[2] = {(int64_t)tokens[0].count, (int64_t)tokens[1].count};
+        tokens[i].found = mhai_vector_make(&tokenizer->allocator, sizeof(mhai_found_token));
+    MHA_TRY_GOTO(encode(tokenizer, &own, text, text_bytes, &tokens[0]), done);
+    MHA_TRY_GOTO(encode(tokenizer, &own, pair, pair_bytes, &tokens[1]), done);
+    int64_t kept[2] = {count_of(&tokens[0]), count_of(&tokens[1])};
     MHA_TRY_GOTO(truncate_counts(&own, special ? count_special(template) : 0, paired, kept), done);
     MHA_TRY_GOTO(put_together(tokenizer, tokens, kept, template, special, encoding), done);
 done:
-    for (int i = 0; i < 2; i++) mhai_vector_free(&tokens[i]);
+    for (int i = 0; i < 2; i++) mhai_vector_free(&tokens[i].found);
     return status;
 }
 

@@ -86,6 +86,17 @@ typedef struct mhai_found_token {
     int32_t id;
 } mhai_found_token;
 
+/* The tokens of a text, of which only the first are kept. */
+typedef struct mhai_tokens {
+    mhai_vector found; /* of mhai_found_token */
+    size_t most;       /* are kept */
+    int64_t dropped;   /* others */
+    bool stop;         /* at the first one of them */
+} mhai_tokens;
+
+/* After a word: count and drop what is beyond the most. MHA_ERR_CALLBACK: nothing more is wanted. */
+MHA_NODISCARD mha_status mhai_tokens_cut(mhai_tokens *tokens);
+
 typedef struct mhai_found_word {
     int64_t from, to, begin, end; /* in the normalised text, and in the text given */
 } mhai_found_word;
@@ -98,9 +109,9 @@ struct mhai_kind {
     mha_status (*build)(mhai_loader *loader);
     /* Append the normalised text of an added token. */
     mha_status (*normalize)(const mha_tokenizer *t, const char *text, mhai_vector *normalized);
-    /* Append the tokens of a valid text, as mhai_found_token. */
+    /* Append the tokens of a valid text, until mhai_tokens_cut() ends it. */
     mha_status (*encode)(const mha_tokenizer *t, const char *text, size_t size,
-                         mhai_vector *tokens);
+                         mhai_tokens *tokens);
     /* Append the normalised text, and its words as mhai_found_word. */
     mha_status (*words)(const mha_tokenizer *t, const char *text, size_t size,
                         mhai_vector *normalized, mhai_vector *words);

@@ -15,7 +15,7 @@
 typedef struct encoder {
     const mha_tokenizer *tokenizer;
     const char *text;
-    mhai_vector *tokens; /* of mhai_found_token */
+    mhai_tokens *tokens;
     mhai_normalizer normalizer;
     mhai_splitter splitter;
     /* A segment's normalised text, and for each byte where its character comes from. */
@@ -27,12 +27,18 @@ typedef struct encoder {
 static mha_status push(encoder *e, int32_t id, int64_t begin, int64_t end)
 {
     const mhai_found_token token = {begin, end, id};
-    return mhai_vector_push(e->tokens, &token);
+    return mhai_vector_push(&e->tokens->found, &token);
+}
+
+static mha_status push_word(encoder *e, int32_t id, int64_t begin, int64_t end)
+{
+    MHA_TRY(push(e, id, begin, end));
+    return mhai_tokens_cut(e->tokens);
 }
 
 static mha_status push_unknown(encoder *e, const mhai_word *word)
 {
-    return push(e, e->tokenizer->named[MHAI_UNK], word->first, word->last);
+    return push_word(e, e->tokenizer->named[MHAI_UNK], word->first, word->last);
 }
 
 /* Again and again the longest piece that the rest begins with. Where there is none, the word as a
@@ -41,19 +47,19 @@ static mha_status cut_word(void *user, const mhai_word *word)
 {
     encoder *e = user;
     if (word->chars > MHAI_WORD_CHARS) return push_unknown(e, word);
-    const size_t before = e->tokens->count;
+    const size_t before = e->tokens->found.count;
     for (size_t at = 0, matched = 0; at < word->size; at += matched) {
         const mhai_lexicon_branch *branch =
             at == 0 ? &e->tokenizer->first_pieces : &e->tokenizer->pieces;
         const int32_t id =
             mhai_lexicon_longest(branch, word->bytes + at, word->size - at, &matched);
         if (id < 0) {
-            e->tokens->count = before;
+            e->tokens->found.count = before;
             return push_unknown(e, word);
         }
         MHA_TRY(push(e, id, word->begin[at], word->end[at + matched - 1]));
     }
-    return MHA_OK;
+    return mhai_tokens_cut(e->tokens);
 }
 
 /* ---- Segments and added tokens --------------------------------------------------------------- */
@@ -94,7 +100,7 @@ static mha_status take_normal_token(void *user, int32_t id, size_t from, size_t 
     encoder *e = user;
     const int64_t *begin = e->begin.items, *end = e->end.items;
     MHA_TRY(mhai_tokenizer_words_finish(&e->splitter));
-    return push(e, id, begin[from], end[to - 1]);
+    return push_word(e, id, begin[from], end[to - 1]);
 }
 
 /* The text between two added tokens: normalised and split separately. */
@@ -111,10 +117,10 @@ static mha_status encode_segment(void *user, size_t from, size_t to)
 
 static mha_status take_token(void *user, int32_t id, size_t from, size_t to)
 {
-    return push(user, id, (int64_t)from, (int64_t)to);
+    return push_word(user, id, (int64_t)from, (int64_t)to);
 }
 
-static mha_status encode(const mha_tokenizer *t, const char *text, size_t size, mhai_vector *tokens)
+static mha_status encode(const mha_tokenizer *t, const char *text, size_t size, mhai_tokens *tokens)
 {
     encoder e = {.tokenizer = t, .text = text, .tokens = tokens};
     const mhai_finder finder = {&e, take_token, encode_segment};

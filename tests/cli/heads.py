@@ -444,7 +444,7 @@ def bad_input():
     bad(BAD_INPUT, "holds no text", arguments=[MODEL, "--text", written("blank.txt", " \n\t\n")])
     bad(BAD_INPUT, "line 2", "UTF-8", arguments=[MODEL, "--text",
                                                  written("latin.txt", b"fine\ncaf\xe9\n")])
-    bad(BAD_INPUT, "line 1", "tokens, the limit is 128", arguments=[
+    bad(BAD_INPUT, "line 1", "too many tokens, the limit is 128", arguments=[
         MODEL, "--text", written("long.txt", "the " * 400)])
     check(heads(MODEL, "--text", FOLDER / "long.txt", "--truncate").code == 0, "--truncate")
     bad(BAD_INPUT, "the text is empty", arguments=[MODEL, ""])

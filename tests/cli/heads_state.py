@@ -75,6 +75,32 @@ def same_with_and_without():
         check(heads(MODEL, "--json", "--state", alone).out == heads(MODEL, "--json").out, "random alone")
 
 
+def special_files():
+    """Of a folder only what the model is loaded from is read: one file, or those of an index."""
+    text = corpus("special.txt", 4)
+    for shards in (False, True):
+        folder = FOLDER / f"special-{shards}"
+        shutil.copytree(MODEL, folder)
+        weights, state = folder / "model.safetensors", folder / "kept.state"
+        if shards:
+            data = weights.read_bytes()
+            names = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+            weights = weights.rename(folder / "part-1.safetensors")
+            (folder / "model.safetensors.index.json").write_text(json.dumps(
+                {"weight_map": {name: weights.name for name in names if name != "__metadata__"}}))
+        os.mkfifo(folder / "pipe.safetensors")
+        (folder / "device.safetensors").symlink_to("/dev/zero")
+        (folder / "unused.safetensors").write_bytes(b"no model at all")
+        for said in ("", "goes on after 4 of 4 texts"):
+            result = heads(folder, "--text", text, "--json", "--state", state)
+            check_good(result, f"shards {shards}")
+            check(said in " ".join(result.errors), f"{result.errors}")
+        data = bytearray(weights.read_bytes())
+        data[-2] ^= 1
+        weights.write_bytes(data)
+        check_error(heads(folder, "--text", text, "--json", "--state", state), USAGE, "another model", command="heads")
+
+
 def gold_links():
     gold, state = FOLDER / "gold.conllu", FOLDER / "gold.state"
     gold.write_text(GOLD)
@@ -259,6 +285,7 @@ def disk_full():
 
 
 same_with_and_without()
+special_files()
 gold_links()
 stopped_at_any_moment()
 something_else()

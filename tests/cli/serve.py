@@ -1,11 +1,13 @@
 """multihead serve from outside: who is answered (token, host, origin, address), what is refused (10 MB of
-text, 200 connections, a client of one byte a second), what maps and predictions say, and how it ends."""
+text, 200 connections, a client of one byte a second), what strangers can hold, what maps and predictions say,
+and how it ends."""
 import contextlib
 import http.client
 import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import struct
@@ -24,21 +26,25 @@ MASKED = 0x7FC0A5A5
 WORDS = "the animal didn't cross the street because it was too tired"
 
 
-def measurable():
+def measurable(changes):
     """The environment of a program whose memory is measured: AddressSanitizer keeps little of what is freed."""
-    options = os.environ.get("ASAN_OPTIONS")
-    return environment(ASAN_OPTIONS=options and f"{options}:quarantine_size_mb=1")
+    options = changes.get("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS"))
+    return environment(**changes | {"ASAN_OPTIONS": options and f"{options}:quarantine_size_mb=1"})
 
 
 class Server:
-    """A server of a model; ends with the block."""
+    """A server of a model; ends with the block. files: the most that it may have open."""
 
-    def __init__(self, *arguments, **changes):
+    def __init__(self, *arguments, files=1024, **changes):
+        def prepare():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
         self.errors = (FOLDER / "serve.err").open("wb+")
         self.process = subprocess.Popen(
             [PROGRAM, "serve", *map(str, arguments)], stdout=subprocess.PIPE, stderr=self.errors,
-            stdin=subprocess.DEVNULL, env=measurable() | changes, cwd=FOLDER,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a test in the background
+            stdin=subprocess.DEVNULL, env=measurable(changes), cwd=FOLDER,
+            preexec_fn=prepare)
         line = self.process.stdout.readline().decode()
         match = ADDRESS.fullmatch(line)
         check(match, f"serve {arguments}: {line!r} is no address: {self.said()}")
@@ -80,6 +86,9 @@ class Server:
     def resident(self):
         text = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(re.search(r"VmRSS:\s+(\d+)", text)[1])
+
+    def files(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def end(self, how=signal.SIGTERM):
         if self.process.poll() is None:
@@ -160,10 +169,19 @@ def test_strangers(s):
 def test_places(s):
     for method, place, status in (("GET", "look", 405), ("POST", "", 405), ("OPTIONS", "look", 405),
                                   ("PUT", "look", 405), ("DELETE", "", 405), ("GET", "nothing", 404),
-                                  ("GET", "../", 404), ("GET", "page.js/", 404)):
+                                  ("GET", "../", 404), ("GET", "page.js/", 404),
+                                  ("GET", "page.js%00", 404), ("GET", "page%2ejs", 404)):
         given, headers, _ = s.ask(method, place, b"{}" if method in ("POST", "PUT") else None)
         check(given == status, f"{method} {place}: {given}, expected {status}")
         check(headers["Access-Control-Allow-Methods"] is None, "no methods for other origins")
+    own = b"Host: 127.0.0.1:%d\r\n" % s.port
+    for more in (b"Host: evil.example\r\n", b"host: 127.0.0.1:%d\r\n" % s.port, b"Origin: a\r\nOrigin: b\r\n",
+                 b"Sec-Fetch-Site: none\r\nSec-Fetch-Site: same-origin\r\n"):
+        for head in (own + more, more + own):
+            connection = connect(s)
+            connection.sendall(b"GET /%s/ HTTP/1.1\r\n%s\r\n" % (s.token.encode(), head))
+            check(connection.recv(99).startswith(b"HTTP/1.1 400"), f"a header twice: {head}")
+            connection.close()
     for kind in (None, "text/plain", "application/jsonx", "application/x-www-form-urlencoded"):
         status = s.ask("POST", "look", {"text": WORDS}, Content_Type=kind)[0]
         check(status == 415, f"content type {kind}: {status}")
@@ -190,6 +208,13 @@ def test_address(model):
         port = taken.getsockname()[1]
         check_error(run("serve", model, "--port", port), NO_OUTPUT, "cannot listen", str(port),
                     command="serve")
+    with Server(model, "-q") as s:
+        for address in ("127.0.0.1", "0.0.0.0"):
+            with subprocess.Popen([PROGRAM, "serve", model, "--port", str(s.port), "--address", address],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) as second:
+                if not check(second.stdout.readline() == b"", f"{address}: a second server of one port"):
+                    second.kill()
+                check(second.wait(HANGS) == NO_OUTPUT and b"in use" in second.stderr.read(), "which is taken")
 
 
 def own_address():
@@ -243,8 +268,7 @@ def test_sizes(s):
 def test_connections(s):
     many = [connect(s) for _ in range(200)]
     check(s.look()["tokens"] > 0, "a reader is answered beside 200 that say nothing")
-    files = len(os.listdir(f"/proc/{s.process.pid}/fd"))
-    check(files < 150, f"{files} open files")
+    check(s.files() < 150, f"{s.files()} open files")
     own = http.client.HTTPConnection("127.0.0.1", s.port, timeout=HANGS)
     for _ in range(3):  # one connection that has shown the token, beside new strangers
         own.request("POST", f"/{s.token}/look", json.dumps({"text": WORDS}), JSON)
@@ -255,6 +279,56 @@ def test_connections(s):
     check(has_ended(many[0]), "the oldest stranger was sent away")
     for connection in many:
         connection.close()
+
+
+def strangers(s, count, requests):
+    """So many connections that ask without the token, again and again, and read no answer."""
+    made = []
+    for _ in range(count):
+        made.append(socket.socket())
+        made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        made[-1].connect(("127.0.0.1", s.port))
+        made[-1].setblocking(False)
+        with contextlib.suppress(ConnectionError, BlockingIOError):
+            made[-1].send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * requests)
+    return made
+
+
+def test_attack(model):
+    """Strangers that leave 4,000 answers unread, and ten times as many of them as there is place for, on a
+    clock that stands still: who has the token is answered at the first try, in old connections and new ones."""
+    set_clock(FOLDER / "still", 1000)
+    with Server(model, "-q", "--threads", 1, **watched(clock=FOLDER / "still")) as s:
+        own = http.client.HTTPConnection("127.0.0.1", s.port, timeout=HANGS)
+        memory = []
+        for number in range(4):
+            many = strangers(s, 520, 4000)
+            check(s.look()["tokens"] > 0, f"{number}: a new connection is answered")
+            own.request("POST", f"/{s.token}/look", json.dumps({"text": WORDS}), JSON)
+            check(own.getresponse().read().startswith(b'{"tokens"'), f"{number}: an old one is not ended")
+            memory.append(s.resident())
+            check(s.files() < 100, f"{number}: {s.files()} open files")
+            for connection in many:
+                connection.close()
+        own.close()
+        check(memory[-1] - memory[0] < 1 << 20, f"memory grows: {memory}")
+        few = s.files() + 6
+    with Server(model, "-q", "--threads", 1, files=few, **watched(clock=FOLDER / "still")) as s:
+        many = strangers(s, 60, 4000)
+        for number in range(20):
+            check(s.look()["tokens"] > 0, f"{number}: answered with {few} open files at most")
+            many += strangers(s, 5, 1)
+        for connection in many:
+            connection.close()
+
+
+def test_left(model):
+    """A request whose client has left ends, at whichever of its questions this is found."""
+    for number in (1, 2, 3, 5, 7):
+        with Server(model, "-q", **watched(left=number)) as s:
+            status, _, body = s.post("look", text=WORDS)
+            check(status == 503 and "interrupted" in error_of(body), f"question {number}: {status} {body[:99]!r}")
+            check(s.look()["tokens"] > 0, "the next one is answered")
 
 
 def test_slow(model):
@@ -298,6 +372,9 @@ def test_bad_requests(s):
                        (b'{"text":"\xff"}', "no JSON"), (b'{"text":"it","x":1}', "no such field"),
                        (b'{"text":"it","off":["L9H0"]}', "no head L9H0"),
                        (b'{"text":"it","off":["L0H99999999"]}', "no head"),
+                       (b'{"text":"it","off":["L0H1","L1H0","L0H1"]}', "L0H1 is given twice"),
+                       (b'{"text":"it","other":"it","patched":["L1H0"' + b',"L1H0"' * 20_000 + b"]}",
+                        "L1H0 is given twice"),
                        (b'{"text":"it","off":["L0H1x"]}', "L3H11"), (b'{"text":"it","off":[1]}', "L3H11"),
                        (b'{"text":"it","off":"L0H1"}', "a list"), (b'{"text":"it","row":99}', "tokens"),
                        (b'{"text":"it","row":-2}', "row"), (b'{"text":"it","row":0.5}', "row"),
@@ -308,6 +385,7 @@ def test_bad_requests(s):
         status, headers, reply = s.ask("POST", "look", body)
         check(status == 422 and part in error_of(reply), f"{body[:60]!r}: {status} {reply[:200]!r}")
         check(headers["Content-Type"] == "application/json", "errors are JSON")
+        check("--truncate" not in error_of(reply), f"an option of others: {reply[:200]!r}")
     check(s.post("map", text=WORDS)[0] == 422, "a map of no head")
     check(s.post("map", text=WORDS, head="L9H0")[0] == 422, "a map of a head that is not there")
     status, _, body = s.post("save", text=WORDS, head="L9H9", cell=[999, 999])
@@ -449,6 +527,8 @@ def main():
         test_sizes(s)
         test_connections(s)
         check(s.said() == "", f"nothing is said on stderr: {s.said()}")
+    test_attack(model)
+    test_left(model)
     test_slow(model)
     test_address(model)
     test_encoder()

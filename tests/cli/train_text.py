@@ -139,9 +139,9 @@ def no_texts(folder):
         return str(folder / name)
     text = file("text", story(100).encode())
     cases = [
-        (["--text", str(folder / "none")], 3, "No such file"),
+        (["--text", str(folder / "none")], 3, "no such file"),
         (["--text", str(folder)], 3, "a folder"),
-        (["--text", "/dev/null"], 3, "no ordinary file"),
+        (["--text", "/dev/null"], 3, "is a device, expected a regular file"),
         (["--text", file("empty", b"")], 4, "is empty"),
         (["--text", file("blank", b" \n\t")], 4, "too few"),
         (["--text", file("short", b"a few words only")], 4, "at least 45"),

@@ -34,7 +34,7 @@ static void make_model(void)
 /* A refusal of a stranger must not say what only a reader may know. */
 static void check_reply(const serve_request *request, const serve_reply *reply)
 {
-    static const int known[] = {200, 403, 404, 405, 413, 415, 422, 500, 503};
+    static const int known[] = {200, 400, 403, 404, 405, 413, 415, 422, 500, 503};
     bool found = false;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) found |= reply->status == known[i];
     fuzz_must(found, "a status that is not promised");
@@ -46,6 +46,7 @@ static void check_reply(const serve_request *request, const serve_reply *reply)
     }
     fuzz_must(!strncmp(request->path + 1, site.token, SERVE_TOKEN_BYTES),
               "let in without the token");
+    fuzz_must(!request->twice, "let in with a header twice");
     fuzz_must(request->host && strstr(request->host, ":8000"), "let in under another host");
     fuzz_must(!request->origin || !strncmp(request->origin, "http://", 7), "let in from elsewhere");
 }
@@ -79,6 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     request.origin = fuzz_take(&parts[0], 1) & 1 ? texts[2] : NULL;
     request.type = fuzz_take(&parts[0], 1) % 8 == 1 ? texts[2] : "application/json; charset=utf-8";
     request.fetch_site = fuzz_take(&parts[0], 1) % 8 == 1 ? texts[2] : NULL;
+    request.twice = fuzz_take(&parts[0], 1) % 16 == 1 ? "Host" : NULL;
     request.body = (const char *)parts[1].data;
     request.bytes = parts[1].size;
     serve_reply reply = {0};

@@ -31,6 +31,20 @@ static void speak(const mha_tokenizer *tokenizer, int64_t count)
     }
 }
 
+/* Stopping at the limit changes nothing but what is counted behind it. */
+static void stop(const mha_tokenizer *tokenizer, mha_encode_options options, const char *bytes,
+                 size_t size, const mha_encoding *whole)
+{
+    mha_encoding e = {.struct_size = sizeof e};
+    options.flags |= MHA_ENCODE_STOP;
+    fuzz_must(mha_tokenizer_encode(tokenizer, &options, bytes, size, NULL, 0, &e) == MHA_OK &&
+                  e.count == whole->count &&
+                  !memcmp(e.ids, whole->ids, (size_t)e.count * sizeof *e.ids) &&
+                  (e.dropped[0] > 0) == (whole->dropped[0] > 0),
+              "another encoding if it stops");
+    mha_encoding_free(&e);
+}
+
 static void encode(const mha_tokenizer *tokenizer, fuzz_part text, unsigned how)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info};
@@ -49,6 +63,7 @@ static void encode(const mha_tokenizer *tokenizer, fuzz_part text, unsigned how)
     fuzz_must_speak(status);
     fuzz_must(status == MHA_OK || !e.memory, "an encoding that failed is not as it was");
     fuzz_must(options.max_length == 0 || e.count <= options.max_length, "too many tokens");
+    if (status == MHA_OK && !(how & 128)) stop(tokenizer, options, bytes, half, &e);
     for (int64_t i = 0; i < e.count; i++) {
         fuzz_must(e.ids[i] >= 0 && e.ids[i] < info.vocab_size, "an id beyond the vocabulary");
         fuzz_must(mha_tokenizer_token(tokenizer, e.ids[i]) != NULL, "an id without a token");

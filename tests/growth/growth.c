@@ -116,18 +116,42 @@ static char *read_text(const char *folder, size_t *size)
     return text;
 }
 
-static void encode_pieces(mha_context *context, const char *path)
+static mha_status encode(const char *path, const mha_encode_options *options)
 {
     mha_tokenizer *made;
     mha_encoding encoding = {.struct_size = sizeof encoding};
     size_t size;
     char *text = read_text(path, &size);
-    (void)context;
     must(mha_tokenizer_load(path, NULL, &made));
-    must(mha_tokenizer_encode(made, NULL, text, size, NULL, 0, &encoding));
+    const mha_status status = mha_tokenizer_encode(made, options, text, size, NULL, 0, &encoding);
     mha_encoding_free(&encoding);
     mha_tokenizer_destroy(made);
     mha_file_free(text);
+    return status;
+}
+
+static void encode_pieces(mha_context *context, const char *path)
+{
+    (void)context;
+    must(encode(path, NULL));
+}
+
+/* As for a model of 64 positions. */
+static void encode_first(mha_context *context, const char *path)
+{
+    const mha_encode_options options = {.struct_size = sizeof options,
+                                        .flags = MHA_ENCODE_STOP,
+                                        .max_length = 64,
+                                        .truncation = MHA_TRUNCATE_LONGEST_FIRST};
+    (void)context;
+    must(encode(path, &options));
+}
+
+/* What asks for more than the text allows. */
+static void encode_refused(mha_context *context, const char *path)
+{
+    (void)context;
+    if (encode(path, NULL) != MHA_ERR_SIZE) must(MHA_ERR_FORMAT);
 }
 
 static void encode_words(mha_context *context, const char *path)
@@ -166,6 +190,8 @@ static const struct {
              {"pieces", pieces},
              {"words", words},
              {"encode_pieces", encode_pieces},
+             {"encode_first", encode_first},
+             {"encode_refused", encode_refused},
              {"encode_words", encode_words},
              {"npy", npy}};
 

@@ -2,7 +2,8 @@
 16 times a size. What every size needs, such as the start of the program, cancels in differences:
 the exponent is log(I16 - I4, I4 - I1) to the base 4, 1 for linear growth. Sorting has up to 1.17 at
 these sizes (n log n from n = 30 on), the least that is worth an alarm 2; nothing may have more than
-1.2. MHA_TEST_LONG=1 takes four times the sizes.
+1.2. MHA_TEST_LONG=1 takes four times the sizes. What a tokenizer of somebody else may ask for has a bound in
+instructions for each byte of the text as well.
 
 GROWTH names the program of growth.c, MULTIHEAD the program itself.
 """
@@ -152,7 +153,7 @@ SPLITTERS = {
 }
 
 
-def bpe(folder, n, text="", splitter=SPLITTERS["GPT-2"], added=()):
+def bpe(folder, n, text="", splitter=SPLITTERS["GPT-2"], added=(), normalizer=dict(type="NFC")):
     """Byte-level or of pieces; every merge makes the token before it longer by an a or a b."""
     folder.mkdir()
     first = ["<unk>", "a", "b", "\u2581" if splitter is SPLITTERS["pieces"] else "\u0120"]
@@ -164,7 +165,7 @@ def bpe(folder, n, text="", splitter=SPLITTERS["GPT-2"], added=()):
     extra = [dict(id=i, content=word, special=False, normalized=True)
              for i, word in enumerate(added, len(tokens))]
     (folder / "tokenizer.json").write_text(json.dumps(dict(
-        normalizer=dict(type="NFC"), pre_tokenizer=splitter, added_tokens=extra,
+        normalizer=normalizer, pre_tokenizer=splitter, added_tokens=extra,
         model=dict(type="BPE", unk_token="<unk>", merges=merges,
                    vocab={t: i for i, t in enumerate(tokens)}))))
     (folder / "text.txt").write_text(text)
@@ -181,6 +182,16 @@ def bpe_runs():
     return [(f"a run of {name}, BPE of {kind}", "encode_pieces", 1000,
              bpe_text(lambda n, unit=unit: unit * n, splitter=splitter))
             for kind, splitter in SPLITTERS.items() for name, unit in units.items()]
+
+
+def literal(folder, n):
+    """A text that has all of a long literal but its last letter, at every place."""
+    return bpe(folder, 30, "a" * 2 * n, dict(type="Sequence", pretokenizers=[
+        dict(type="Split", pattern=dict(String="a" * n + "b"), behavior="Isolated", invert=False), BYTES]))
+
+
+def replace(content):
+    return dict(type="Replace", pattern=dict(String="a"), content=content)
 
 
 def word_level(folder, n, text=""):
@@ -259,8 +270,24 @@ READ = [
     ("a letter of either case, BPE", "encode_pieces", 2000,
      bpe_text(lambda n: "a" * n, splitter=splits("(?i:a)"))),
     *bpe_runs(),
+    ("a literal that nearly matches, BPE", "encode_pieces", 1000, literal),
+    ("a normalizer that writes more, BPE", "encode_pieces", 600,
+     bpe_text(lambda n: "ab" * n, normalizer=replace("bbb"))),
     ("head of a .npy file", "npy", 1000, head),
     ("a .npy file in Fortran order", "npy", 300, fortran),
+]
+
+
+# name, kind, bytes of a text, most instructions for each byte more, maker
+HOSTILE = [
+    ("a text beyond the most tokens", "encode_first", 4000, 100, texts(vocab_txt, lambda n: "cab " * (n // 4))),
+    ("a text beyond the most tokens, BPE", "encode_first", 4000, 200, bpe_text(lambda n: "aab " * (n // 4))),
+    ("ways that match the same", "encode_refused", 300, 100_000,
+     bpe_text(lambda n: ("a" * 13 + "c") * (n // 14), splitter=splits("(?:a|a){14}[bd]|a"))),
+    ("ways back", "encode_refused", 300, 100_000,
+     bpe_text(lambda n: "a" * n, splitter=splits("(?:aa?)+[bd]|a"))),
+    ("a normalizer that fills memory", "encode_refused", 40_000, 200,
+     bpe_text(lambda n: "a" * n, normalizer=replace("b" * 60))),
 ]
 
 
@@ -337,6 +364,18 @@ def sizes(least):
     return [least * SCALE * factor for factor in (1, 4, 16)]
 
 
+def hostile():
+    arguments = []
+    for place, (_, kind, least, _, make) in enumerate(HOSTILE):
+        for n in (least, least, 2 * least):  # the first puts in order what the last one left of the heap
+            arguments += [kind, make(FOLDER / f"hostile-{place}-{len(arguments)}", n)]
+    out, good = callgrind(GROWTH, *arguments, options=["--dump-after=mark"])
+    for place, (name, _, least, most, _) in enumerate(HOSTILE if good else []):
+        a, b = (total(FOLDER / f"{out.name}.{3 * place + i}") for i in (3, 4))
+        print(f"{(b - a) / least:9,.0f} instructions a byte, {name}")
+        check(b - a <= most * least, f"{name}: {(b - a) / least:,.0f} instructions a byte, at most {most:,} are right")
+
+
 def read_all():
     arguments = []
     for place, (_, kind, least, make) in enumerate(READ):
@@ -368,5 +407,6 @@ if not shutil.which("valgrind"):
     print("skipped: valgrind is not installed (a package of Debian); nothing is counted")
     sys.exit(77)
 read_all()
+hostile()
 run_all()
 finish()

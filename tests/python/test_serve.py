@@ -276,8 +276,26 @@ def test_errors_are_said_and_pass(visit):
     type_text(page, "The king")
     expect(page.locator("#live-status.wrong")).to_have_count(0)
     expect(page.locator("#strip .chip bdi").last).to_have_text("king")
+    expect(page.locator("#live-next")).to_be_visible()
     type_text(page, "")
     expect(page.locator("#live-status")).to_contain_text("Type a text")
+    expect(page.locator("#live-next")).to_be_hidden()
+    type_text(page, "The king")
+    expect(page.locator("#live-next")).to_be_visible()
+
+
+def test_bars_are_chances_and_the_end_is_at_the_end(visit):
+    """Full width is 100 %, with heads off as well; nothing of the page stands below the button that ends it."""
+    page = visit(f"#text={TEXT.replace(' ', '+')}&off=L0H0,L0H1")
+    for row in page.locator("#live-tokens tbody tr").all():
+        whole = row.locator(".live-bar").bounding_box()
+        now, all_on = (float(cell.split()[0]) for cell in row.locator("td.number").all_inner_texts()[:2])
+        assert row.locator(".live-bar i").bounding_box()["width"] == pytest.approx(whole["width"] * now / 100, abs=1)
+        mark = row.locator(".live-bar b").bounding_box()
+        assert mark["x"] - whole["x"] + 1 == pytest.approx(whole["width"] * all_on / 100, abs=1)
+    end = page.locator("#live-quit").bounding_box()
+    assert end["y"] + end["height"] + 80 > page.evaluate("document.documentElement.scrollHeight")
+    assert end["y"] > page.locator("#app").bounding_box()["y"] + page.locator("#app").bounding_box()["height"]
 
 
 @pytest.mark.parametrize("width", [360, 900, 1600])

@@ -427,6 +427,47 @@ def test_a_pattern_with_too_many_ways(tmp_path):
     assert failure.value.status == ERR_SIZE
 
 
+SLOW = {
+    "(?:a|aa|aaa)+[bd]": "aa",                # ways
+    "(?:b|(?:a|a){20})[cd]": "a" * 19,        # of a group that must match more often: none is complete
+    "(?:a(?:a|a(?=a)))+[bd]": "aaa",          # in a group in a group
+    "[a-c]+[bd]x": "ab",                      # back over a long run
+}
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_patterns_that_try_too_much(tmp_path, pattern):
+    """Where nothing matches as a whole, every place is begun again: what was tried in vain counts."""
+    data = json.loads(gpt2().to_str())
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": pattern + "|a"}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    ours = Ours(tmp_path)
+    with pytest.raises(Failure, match="has too many ways to match the text") as failure:
+        ours.encode(SLOW[pattern] * 4000)
+    assert failure.value.status == ERR_SIZE
+
+
+@pytest.mark.parametrize("pattern", ["|".join(["a{999}b"] * 3), "|".join("pq" * 600), r"(?:\p{Lu}{700}|x)\d{400}",
+                                     "|".join(["[%s]+" % "".join(map(chr, range(0x4E00, 0x4E00 + 350)))] * 3)])
+def test_patterns_too_dear_at_one_character(tmp_path, pattern):
+    data = json.loads(gpt2().to_str())
+    data["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(Failure, match="steps at one character, at most 1024 are supported") as failure:
+        Ours(tmp_path)
+    assert failure.value.status == ERR_UNSUPPORTED
+
+
+def test_an_unknown_token_that_is_long(tmp_path):
+    data = json.loads(gpt2().to_str())
+    data["model"]["unk_token"] = "\u0120" * 300
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(Failure, match="an unk_token of so many bytes"):
+        Ours(tmp_path)
+
+
 def test_a_normalizer_that_fills_memory(tmp_path):
     data = json.loads(gpt2().to_str())
     longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
@@ -435,6 +476,15 @@ def test_a_normalizer_that_fills_memory(tmp_path):
     with pytest.raises(Failure, match="of a text of 4; give the model a simpler") as failure:
         Ours(tmp_path).encode("aaaa")
     assert failure.value.status == ERR_SIZE
+    for content, fits in (("bbbb", True), ("bbbbb", False)):
+        data["normalizer"] = dict(longer, content=content)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+        ours = Ours(tmp_path)
+        if fits:
+            ours.encode("a" * 9000)
+        else:
+            with pytest.raises(Failure, match="more than 40096 bytes of a text of 9000"):
+                ours.encode("a" * 9000)
 
 
 def test_a_real_model():

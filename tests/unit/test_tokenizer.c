@@ -235,14 +235,16 @@ static void test_arguments(void **state)
     expect_error(mha_tokenizer_describe(t, NULL), MHA_ERR_NULL, "NULL");
     expect_error(mha_tokenizer_load(NULL, NULL, &other), MHA_ERR_NULL, "NULL");
     expect_error(mha_tokenizer_load(".", NULL, NULL), MHA_ERR_NULL, "NULL");
-    o.flags = 2;
-    expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "flags 0x2");
+    o.flags = 4;
+    expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "flags 0x4");
     o.flags = 0;
     o.max_length = -1;
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "-1");
     o.max_length = 2;
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, "", 0, &e), MHA_ERR_ARGUMENT, "alone are 3");
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_SIZE, "3 tokens");
+    expect_error(mha_tokenizer_encode(t, &o, "a b c d e f g", 13, NULL, 0, &e), MHA_ERR_SIZE,
+                 "at least 5 tokens"); /* nobody counts what does not fit */
     o.truncation = (mha_truncation)4;
     expect_error(mha_tokenizer_encode(t, &o, "a", 1, NULL, 0, &e), MHA_ERR_ARGUMENT, "truncation");
     o.truncation = MHA_TRUNCATE_NEVER;
@@ -288,6 +290,13 @@ static void test_options(void **state)
     assert_int_equal(e.dropped[0], 3);
     assert_int_equal(e.dropped[1], 2);
     mha_encoding_free(&e);
+    for (int stop = 0; stop < 2; stop++) {
+        o.flags = stop ? MHA_ENCODE_STOP : 0;
+        assert_int_equal(mha_tokenizer_encode(t, &o, "a b c d e f g h i", 17, NULL, 0, &e), MHA_OK);
+        assert_int_equal(e.count, 5);
+        assert_int_equal(e.dropped[0], stop ? 3 : 6);
+        mha_encoding_free(&e);
+    }
     assert_int_equal(e.struct_size, sizeof e);
     assert_int_equal(mha_tokenizer_encode(t, NULL, NULL, 0, "", 0, &e), MHA_OK);
     assert_int_equal(e.count, 3);

@@ -46,6 +46,7 @@ TRANSFORMER_FLAGS = _enumeration(
 DECODER_FLAGS = _enumeration("MHA_DECODER_", windows=1, streaming=2)
 SPLITTING = _enumeration("MHA_SPLIT_", space=0, punctuation=1, characters=2)
 HEADS_FLAGS = _enumeration("MHA_HEADS_", causal=1, window=2, cross=4, query_predicts=8)
+ENCODE_FLAGS = _enumeration("MHA_ENCODE_", no_special=1, stop=2)
 CMAPS = _enumeration("MHA_CMAP_", viridis=0, blues=1, greys=2, cividis=3, magma=4, plasma=5,
                      diverging=6)
 RANGES = _enumeration("MHA_RANGE_", shared=0, panel=1, fixed=2)

@@ -226,11 +226,7 @@ class Model:
         if pair is not None and self._info.type_vocab_size < 2:
             raise Unsupported(f"pair: {self.name} knows no second text; give one text",
                               _abi.STATUS["err_unsupported"])
-        tokens = self._reader().encode(text, pair, limit, truncate)
-        if len(tokens) > limit:
-            raise ValueError(f"the text has {len(tokens)} tokens, the limit is {limit}: shorten it, "
-                             "or pass truncate=True")
-        return tokens
+        return self._reader().encode(text, pair, limit, truncate)
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text that tokens stand for, without special ones. A word of WordPiece is not separated

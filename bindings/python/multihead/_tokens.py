@@ -81,6 +81,11 @@ def _label(data: bytes) -> str:
     return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in text)
 
 
+def _too_long(most: int) -> ValueError:
+    return ValueError(f"the text has too many tokens, the limit is {most}: shorten it, or pass "
+                      "truncate=True")
+
+
 class Pieces:
     """A tokenizer of WordPiece or BPE. It belongs to the model."""
 
@@ -127,14 +132,16 @@ class Pieces:
     def encode(self, text: str, pair: str | None, max_tokens: int, truncate: bool) -> Tokens:
         data = _utf8(text, "text")
         second = None if pair is None else _utf8(pair, "pair")
-        options = _abi.EncodeOptions(max_length=max_tokens if truncate else 0,
-                                     truncation=1 if truncate else 0)
+        options = _abi.EncodeOptions(max_length=max_tokens, truncation=1,
+                                     flags=0 if truncate else _abi.ENCODE_FLAGS["stop"])
         found = _abi.Encoding()
         check(self._library.mha_tokenizer_encode(
             self._handle, C.byref(options), data, len(data), second, len(second or b""),
             C.byref(found)))
         try:
             n = found.count
+            if sum(found.dropped) and not truncate:
+                raise _too_long(max_tokens)
             ids = np.array(found.ids[:n], np.int32)
             sequence = found.sequence[:n]
             spans: list[tuple[int, int] | None] = [None] * n
@@ -189,6 +196,8 @@ class Words:
     def encode(self, text: str, pair: str | None, max_tokens: int, truncate: bool) -> Tokens:
         data = _utf8(text, "text")
         ids, begin, end = self._locate(data)
+        if 0 < max_tokens < len(ids) and not truncate:
+            raise _too_long(max_tokens)
         spans = _character_spans(text, data, begin, end)
         if truncate:
             ids, spans = ids[:max_tokens], spans[:max_tokens]

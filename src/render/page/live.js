@@ -48,7 +48,10 @@ async function askAll() {
         wanted = null;
         typedAt = 0;
         if (!asked.text.trim()) {
+            answer = null;
+            drawNext();
             showStatus("Type a text.", false);
+            byId("main").classList.add("stale");
             continue;
         }
         try {
@@ -152,6 +155,7 @@ const isExact = source => source.exact || (data.bits === 32 && !coarse);
 
 // Those that are drawn large and have not come.
 function missingMaps() {
+    if (!asked.text.trim()) return [];
     const shown = [shownPanel(), ...(state.view === "lines" ? litPanels(shownPanel()) : []),
         ...(state.beside >= 0 ? [state.beside] : [])];
     return shown.filter(i => panels[i] && !isExact(panels[i]));
@@ -263,9 +267,9 @@ let allTokens = false;
 
 const percentOf = p => p >= 0.0995 ? (100 * p).toFixed(1) : (100 * p).toFixed(p >= 0.00095 ? 2 : 3);
 
-function nextLine(line, most, changed) {
+function nextLine(line, changed) {
     const bar = make("div", "live-bar"), now = make("i", "");
-    now.style.width = `${100 * line.p / most}%`;
+    now.style.width = `${100 * line.p}%`;
     bar.append(now);
     const cells = [make("td", "", make("bdi", "", line.text || "\u2423")), make("td", "", bar),
         make("td", "number", `${percentOf(line.p)} %`)];
@@ -273,7 +277,7 @@ function nextLine(line, most, changed) {
         (changed ? `, all heads on ${short(line.logit_whole)}` : "") + `, token ${line.id}`;
     if (changed) {
         const whole = make("b", ""), difference = line.p - line.p_whole;
-        whole.style.left = `${100 * line.p_whole / most}%`;
+        whole.style.left = `${100 * line.p_whole}%`;
         bar.append(whole);
         const sign = difference > 0 ? "+" : difference < 0 ? "\u2212" : "";
         cells.push(make("td", "number whole", `${percentOf(line.p_whole)} %`),
@@ -288,7 +292,6 @@ function drawNext() {
     byId("live-next").hidden = !next;
     byId("live-panel").classList.toggle("changed", Boolean(next?.changed));
     if (!next) return;
-    const most = Math.max(...next.tokens.map(line => Math.max(line.p, line.p_whole ?? 0)), 1e-9);
     const item = rowItems.find(item => item.from <= next.row && next.row <= item.to);
     byId("live-next-title").replaceChildren("Next token",
         ...(item ? [" after ", make("bdi", "", item.text)] : []));
@@ -296,7 +299,7 @@ function drawNext() {
         ? `changed by ${short(next.divergence)} nats (KL divergence)` : "";
     const shown = allTokens ? next.tokens : next.tokens.slice(0, FEW_TOKENS);
     byId("live-tokens").tBodies[0].replaceChildren(
-        ...shown.map(line => nextLine(line, most, next.changed)));
+        ...shown.map(line => nextLine(line, next.changed)));
     byId("live-more").hidden = next.tokens.length <= FEW_TOKENS;
     byId("live-more").textContent = allTokens ? `first ${FEW_TOKENS}` : `all ${next.tokens.length}`;
 }
@@ -401,6 +404,7 @@ saves.unshift(["report", [["HTML", saveReport]]]);
 saves.find(([name]) => name === "all maps")[1].splice(2);
 
 function startLive() {
+    document.body.append(byId("live-end")); // below all maps, where nobody presses it on the way
     buildChoices(byId("live-click"), "live-click", CLICKS, clickMeans, setClick);
     buildChoices(byId("live-at"), "live-at", [["all", "every token"], ["last", "the last token"]], asked.at,
         value => { asked.at = value; if (asked.patched.size) ask("maps"); rememberPlace(); });
