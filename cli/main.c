@@ -2,6 +2,7 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/launched.h"
+#include "common/signals.h"
 #include "help/help.h"
 
 #include <fcntl.h>
@@ -58,5 +59,7 @@ int main(int count, char **arguments)
         code = run_command(&command, first, count - 2, arguments + 2);
     }
     arena_close();
-    return (int)ranks_end(command, cli_finish_stdout(NULL, code));
+    code = ranks_end(command, cli_finish_stdout(NULL, code));
+    if (code == CLI_OK && !ranks_transport()) signals_end();
+    return (int)code;
 }

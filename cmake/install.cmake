@@ -28,6 +28,11 @@ function(mha_install name component description requires requires_private)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
       NAMELINK_COMPONENT development)
+  if(requires AND NOT SKBUILD) # where the loader finds them
+    install(CODE "file(RPATH_REMOVE FILE
+      \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/$<TARGET_FILE_NAME:${name}_shared>\")"
+      COMPONENT ${component})
+  endif()
   configure_file(${PROJECT_SOURCE_DIR}/cmake/library.pc.in ${CMAKE_BINARY_DIR}/${output}.pc @ONLY)
   install(FILES ${CMAKE_BINARY_DIR}/${output}.pc DESTINATION ${pkgconfig_dir}
     COMPONENT development)

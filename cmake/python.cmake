@@ -11,11 +11,6 @@ foreach(name multihead multihead_model multihead_render)
     set(file $<TARGET_SONAME_FILE_NAME:${name}_shared>)
     install(FILES $<TARGET_FILE:${name}_shared> DESTINATION multihead/lib COMPONENT python
       RENAME ${file} EXCLUDE_FROM_ALL)
-    if(NOT CMAKE_BUILD_WITH_INSTALL_RPATH AND NOT name STREQUAL "multihead")
-      install(CODE "file(RPATH_SET NEW_RPATH [[$ORIGIN]]
-        FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/multihead/lib/${file}\")"
-        COMPONENT python EXCLUDE_FROM_ALL)
-    endif()
   endif()
 endforeach()
 if(TARGET multihead_program)

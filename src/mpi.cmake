@@ -7,3 +7,4 @@ find_package(MPI REQUIRED COMPONENTS C)
 file(GLOB mpi_sources CONFIGURE_DEPENDS mpi/*.c)
 mha_library(multihead_mpi SOURCES ${mpi_sources}
   PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES MPI::MPI_C)
+set_target_properties(multihead_mpi_shared PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON) # where MPI lies

@@ -4,7 +4,8 @@
 Usage: check_hardening.py BUILD_DIR
 
 - The program and the shared libraries: RELRO, BIND_NOW, a stack that cannot be executed, calls of
-  __stack_chk_fail and of checked functions (__memcpy_chk and its like); the program is PIE.
+  __stack_chk_fail and of checked functions (__memcpy_chk and its like); the program is PIE. No path
+  for libraries has an empty element, by which the loader takes them from the current folder.
 - On x86-64 every object of ours has endbr64 where branches may land and says so (IBT, SHSTK). A
   linked file says so only if the C library's crti.o does too, which not every system's does.
 """
@@ -33,6 +34,9 @@ def check_linked(path):
         yield "its stack can be executed"
     if not re.search(r"\(FLAGS_1\).*\bNOW\b", dynamic):
         yield "no BIND_NOW"
+    for found in re.findall(r"\(R(?:UN)?PATH\).*\[(.*)\]", dynamic):
+        if "" in found.split(":"):
+            yield f"its path for libraries, '{found}', has an empty element, which is the current folder"
     if path.suffix != ".so" and not re.search(r"\(FLAGS_1\).*\bPIE\b", dynamic):
         yield "not position-independent"
     needed = set(re.findall(r"UND (\w+)", readelf("--dyn-syms", path)))

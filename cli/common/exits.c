@@ -31,11 +31,13 @@ static struct {
     char *room;
     size_t size;
 } kept;
+static cli_exit reported; /* the last one */
 
 void cli_fail_into(char *room, size_t size)
 {
     kept.room = room;
     kept.size = size;
+    reported = CLI_OK;
     if (room) room[0] = '\0';
 }
 
@@ -48,6 +50,7 @@ cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...)
     else
         cli_print_line(stderr, command, "", format, arguments);
     va_end(arguments);
+    reported = code;
     return code;
 }
 
@@ -56,9 +59,10 @@ cli_exit cli_fail_status(const char *command, mha_status status)
     cli_exit code = CLI_INTERNAL;
     for (size_t i = 0; i < sizeof exit_of_status / sizeof *exit_of_status; i++)
         if (exit_of_status[i].status == status) code = exit_of_status[i].code;
-    if (status == MHA_ERR_CALLBACK) return code;
-    const char *detail = mha_error_detail();
-    return cli_fail(code, command, "%s", *detail ? detail : mha_status_text(status));
+    if (status == MHA_ERR_CALLBACK) return reported != CLI_OK ? reported : code;
+    const char *detail = *mha_error_detail() ? mha_error_detail() : mha_status_text(status);
+    const bool says = code != CLI_NO_MEMORY || strstr(detail, "memory");
+    return cli_fail(code, command, "%s%s", detail, says ? "" : ": out of memory");
 }
 
 mha_status cli_status_of(cli_exit code)

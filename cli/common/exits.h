@@ -38,7 +38,7 @@ cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) M
 
 /* The same for a library call that failed, with its detail and the exit code that the table in
  * exits.c gives its status. MHA_ERR_CALLBACK, which only the program's own callbacks return, is
- * silent: the error is already reported, or there is none to report. */
+ * silent: the error is already reported, whose code it gives, or there is none to report. */
 cli_exit cli_fail_status(const char *command, mha_status status);
 
 /* From here on messages of cli_fail() become a text in room, cut to size bytes with its NUL; NULL: they

@@ -2,10 +2,13 @@
 #define _XOPEN_SOURCE 700 /* realpath */
 #include "common/files.h"
 
+#include "common/signals.h"
+
 #include <multihead/component.h>
 #include <multihead/io.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,70 +27,33 @@ static mha_status write_stdout(void *user, const void *bytes, size_t count)
 
 const mha_sink files_stdout = {.write = write_stdout};
 
-/* ---- Signals --------------------------------------------------------------------------------- */
-
-/* Not for a FIFO or a device: nothing of them can be removed, and they may block forever. */
-void files_hold_signals(files_guard *guard, const char *path)
-{
-    struct stat status;
-    guard->holding = stat(path, &status) != 0 || S_ISREG(status.st_mode);
-    if (!guard->holding) return;
-    sigemptyset(&guard->held);
-    sigaddset(&guard->held, SIGINT);
-    sigaddset(&guard->held, SIGTERM);
-    sigaddset(&guard->held, SIGHUP);
-    sigprocmask(SIG_BLOCK, &guard->held, &guard->before);
-}
-
-void files_release_signals(files_guard *guard)
-{
-    if (guard->holding) sigprocmask(SIG_SETMASK, &guard->before, NULL);
-    guard->holding = false;
-}
-
-bool files_interrupted(const files_guard *guard)
-{
-    sigset_t pending;
-    if (!guard->holding || sigpending(&pending) != 0) return false;
-    return sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1 ||
-           sigismember(&pending, SIGHUP) == 1;
-}
-
 /* ---- Anything that is drawn into a sink ------------------------------------------------------ */
 
-/* A sink that looks for held signals now and then. */
-typedef struct guarded_sink {
-    files_guard signals;
-    const mha_sink *inner;
-    size_t unchecked; /* bytes written since signals were last looked for */
-} guarded_sink;
-
-static mha_status write_guarded(void *user, const void *bytes, size_t count)
+/* The file is given up when a signal comes. */
+static mha_status write_until_signal(void *user, const void *bytes, size_t count)
 {
-    enum { CHECK_EVERY = 1 << 16 }; /* looking for signals is a system call */
-    guarded_sink *guard = user;
-    guard->unchecked += count;
-    if (guard->unchecked >= CHECK_EVERY) {
-        guard->unchecked = 0;
-        if (files_interrupted(&guard->signals)) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
-    }
-    return guard->inner->write(guard->inner->user, bytes, count);
+    const mha_sink *inner = user;
+    if (signals_came()) return mha_fail(MHA_ERR_CALLBACK, "interrupted");
+    return inner->write(inner->user, bytes, count);
 }
 
+/* Signals are not held for a FIFO or a device: nothing of them can be removed, and they may block forever.
+ * Who holds them already wants the file whole. */
 static mha_status draw_file(const char *folder, const char *path, files_draw_fn *draw,
                             const void *user)
 {
-    guarded_sink guard = {0};
+    struct stat present;
     mha_file *file = NULL;
-    files_hold_signals(&guard.signals, folder ? "" : path);
+    const bool holds = folder || stat(path, &present) != 0 || S_ISREG(present.st_mode);
+    const bool outermost = holds && signals_hold();
     mha_status status =
         folder ? mha_file_create_in(folder, path, &file) : mha_file_create(path, &file);
     if (status == MHA_OK) {
-        guard.inner = mha_file_sink(file);
-        status = draw(user, &(mha_sink){.write = write_guarded, .user = &guard});
+        mha_sink inner = *mha_file_sink(file);
+        status = draw(user, outermost ? &(mha_sink){write_until_signal, &inner} : &inner);
     }
     status = mha_file_finish(file, status);
-    files_release_signals(&guard.signals);
+    if (holds) signals_release();
     return status;
 }
 
@@ -105,7 +71,8 @@ mha_status files_draw_in(const char *folder, const char *name, files_draw_fn *dr
 /* path and reason */
 static mha_status cannot_write(const char *path)
 {
-    return mha_fail(MHA_ERR_WRITE, "%s: cannot write: %s", path, strerror(errno ? errno : EIO));
+    return mha_fail(errno == ENOMEM ? MHA_ERR_NOMEM : MHA_ERR_WRITE, "%s: cannot write: %s", path,
+                    strerror(errno ? errno : EIO));
 }
 
 static mha_status write_stream(void *user, const void *bytes, size_t count)
@@ -136,57 +103,42 @@ mha_status files_write_npy(const char *path, const mha_tensor *tensor)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-static char *copy_text(const char *text)
+/* The folder of a path, which stands before its last slash. */
+static bool folder_of(const char *path, char folder[PATH_MAX])
 {
-    size_t bytes = strlen(text) + 1;
-    char *copy = malloc(bytes);
-    if (copy) memcpy(copy, text, bytes);
-    return copy;
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') end--;
+    while (end > 0 && path[end - 1] != '/') end--;
+    if (end > 1) end--;
+    return snprintf(folder, PATH_MAX, "%.*s", end ? (int)end : 1, end ? path : ".") < PATH_MAX;
 }
 
-/* Where a path leads: all of it if it exists, else its folder, with the last name behind; NULL: out
- * of memory, or no such folder. */
-static char *resolve(const char *path)
+/* Where a path leads: all of it if it exists, else its folder, with the last name behind; false: no such
+ * folder. Nothing to allocate: lack of memory is not another file. */
+static bool resolve(const char *path, char place[2 * PATH_MAX])
 {
-    char *whole = realpath(path, NULL);
-    if (whole) return whole;
-    char *folder = copy_text(path);
-    if (!folder) return NULL;
-    char *slash = strrchr(folder, '/');
-    const char *name = slash ? slash + 1 : folder;
-    if (slash) *slash = '\0';
-    char *place = realpath(!slash ? "." : *folder ? folder : "/", NULL);
-    size_t bytes = place ? strlen(place) + strlen(name) + 2 : 0;
-    char *made = place ? malloc(bytes) : NULL;
-    if (made) snprintf(made, bytes, "%s/%s", place, name);
-    free(place);
-    free(folder);
-    return made;
+    char folder[PATH_MAX];
+    if (realpath(path, place)) return true;
+    if (!folder_of(path, folder) || !realpath(folder, place)) return false;
+    const char *slash = strrchr(path, '/');
+    const size_t used = strlen(place);
+    snprintf(place + used, PATH_MAX, "/%s", slash ? slash + 1 : path);
+    return true;
 }
 
 bool files_same(const char *a, const char *b)
 {
+    char at_a[2 * PATH_MAX], at_b[2 * PATH_MAX];
     if (!strcmp(a, "-") || !strcmp(b, "-")) return false;
-    if (!strcmp(a, b)) return true;
-    char *at_a = resolve(a), *at_b = resolve(b);
-    bool same = at_a && at_b && !strcmp(at_a, at_b);
-    free(at_a);
-    free(at_b);
-    return same;
+    return !strcmp(a, b) || (resolve(a, at_a) && resolve(b, at_b) && !strcmp(at_a, at_b));
 }
 
 /* Whether the folder that holds path takes a new entry; an errno, or 0. */
 static int parent_error(const char *path)
 {
-    char *folder = copy_text(path);
-    if (!folder) return ENOMEM;
-    for (size_t end = strlen(folder); end > 1 && folder[end - 1] == '/';) folder[--end] = '\0';
-    char *slash = strrchr(folder, '/');
-    if (slash) *slash = '\0';
-    const char *parent = !slash ? "." : *folder ? folder : "/";
-    const int error = access(parent, W_OK | X_OK) != 0 ? errno : 0;
-    free(folder);
-    return error;
+    char folder[PATH_MAX];
+    if (!folder_of(path, folder)) return ENAMETOOLONG;
+    return access(folder, W_OK | X_OK) != 0 ? errno : 0;
 }
 
 static mha_status check_place(const char *path, bool folder)
@@ -198,7 +150,7 @@ static mha_status check_place(const char *path, bool folder)
     if (exists && !error && access(path, folder ? W_OK | X_OK : W_OK) != 0) error = errno;
     if (!exists && !error) error = parent_error(path);
     if (!error) return MHA_OK;
-    return mha_fail(MHA_ERR_WRITE, "%s: cannot write: %s", path,
+    return mha_fail(error == ENOMEM ? MHA_ERR_NOMEM : MHA_ERR_WRITE, "%s: cannot write: %s", path,
                     error == ENOENT ? "no such folder" : strerror(error));
 }
 

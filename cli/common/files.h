@@ -1,15 +1,11 @@
 /* Files that the program writes, and stdout.
  *
- * A file appears whole or not at all. While a file could be left half-written, Ctrl-C and similar
- * signals are deferred: the writer notices them, removes the partial file, and then they take their
- * normal effect.
+ * A file appears whole or not at all: while one is written, signals are held (signals.h).
  */
 #ifndef CLI_FILES_H
 #define CLI_FILES_H
 
 #include <multihead/render.h>
-
-#include <signal.h>
 
 /* stdout as a sink. A closed pipe gives MHA_ERR_CALLBACK, the silent status. */
 extern const mha_sink files_stdout;
@@ -27,20 +23,6 @@ mha_status files_draw_in(const char *folder, const char *name, files_draw_fn *dr
 /* Let draw write after what path has. The file may stay half-written: for folders that have no name
  * yet. */
 mha_status files_append(const char *path, files_draw_fn *draw, const void *user);
-
-/* Signals held back while a file is on its way. Start from {0}. */
-typedef struct files_guard {
-    bool holding;
-    sigset_t held, before;
-} files_guard;
-
-void files_hold_signals(files_guard *guard, const char *path);
-
-/* True if a signal came meanwhile. */
-bool files_interrupted(const files_guard *guard);
-
-/* A signal that came meanwhile ends the program here. */
-void files_release_signals(files_guard *guard);
 
 /* tensor as .npy, "-" being stdout. */
 mha_status files_write_npy(const char *path, const mha_tensor *tensor);

@@ -40,6 +40,11 @@ const mha_transport *ranks_transport(void)
     return ranks.transport;
 }
 
+const mha_transport *ranks_together(void)
+{
+    return ranks.released ? NULL : ranks.transport;
+}
+
 bool ranks_first(void)
 {
     return !ranks.transport || ranks.transport->rank == 0;
@@ -191,17 +196,17 @@ static void be_silent(void)
 
 static cli_exit compare(int count, char *const *arguments)
 {
-    char all[PATH_BYTES] = "";
-    size_t used = 0;
     const char *version = CLI_VERSION CLI_LEFT_OUT;
-    mha_status status = mha_transport_same(ranks.transport, "version of multihead", version,
-                                           strlen(version), MHA_OK);
-    for (int i = 1; i < count && used < sizeof all; i++)
-        used += (size_t)snprintf(all + used, sizeof all - used, "%zu %s ", strlen(arguments[i]),
-                                 arguments[i]);
-    if (status == MHA_OK)
-        status = mha_transport_same(ranks.transport, "command line", all, strlen(all), MHA_OK);
-    return ranks_check(NULL, status);
+    size_t size = 1, used = 0;
+    CLI_TRY(ranks_same(NULL, "version of multihead", version, strlen(version), CLI_OK));
+    for (int i = 1; i < count; i++) size += strlen(arguments[i]) + 1;
+    char *all = malloc(size);
+    for (int i = 1; all && i < count; i++)
+        used += (size_t)snprintf(all + used, size - used, "%s", arguments[i]) + 1;
+    const cli_exit code = ranks_same(NULL, "command line", all, used,
+                                     all ? CLI_OK : cli_fail(CLI_NO_MEMORY, NULL, "out of memory"));
+    free(all);
+    return code;
 }
 
 cli_exit ranks_begin(int count, char *const *arguments)
@@ -240,6 +245,14 @@ cli_exit ranks_agree(const char *command, cli_exit code)
         status =
             mha_fail(*ranks.message ? cli_status_of(code) : MHA_ERR_CALLBACK, "%s", ranks.message);
     return ranks_check(command, mha_transport_agree(ranks.transport, status));
+}
+
+cli_exit ranks_same(const char *command, const char *what, const void *bytes, size_t count,
+                    cli_exit code)
+{
+    if (!ranks_together()) return code;
+    CLI_TRY(ranks_agree(command, code));
+    return ranks_check(command, mha_transport_same(ranks.transport, what, bytes, count, MHA_OK));
 }
 
 cli_exit ranks_share(const char *command, void *bytes, size_t count)

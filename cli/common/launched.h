@@ -20,11 +20,19 @@ cli_exit ranks_begin(int count, char *const *arguments);
 /* The transport of all ranks; NULL: this process is alone. */
 const mha_transport *ranks_transport(void);
 
+/* The same until ranks_release(). */
+const mha_transport *ranks_together(void);
+
 /* Alone, or rank 0. */
 bool ranks_first(void);
 
 /* The same code at all ranks: that of the lowest rank that failed. */
 cli_exit ranks_agree(const char *command, cli_exit code);
+
+/* The same; and that all have rank 0's bytes: "rank 2: has another text than rank 0". After
+ * ranks_release() nothing is compared. */
+cli_exit ranks_same(const char *command, const char *what, const void *bytes, size_t count,
+                    cli_exit code);
 
 /* Agree that all is well, and give rank 0's bytes to all. */
 cli_exit ranks_share(const char *command, void *bytes, size_t count);

@@ -2,27 +2,31 @@
 #include "common/signals.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <time.h>
 
-static volatile sig_atomic_t came;
-static void (*before[2])(int);
-static const int numbers[2] = {SIGINT, SIGTERM};
+enum { COUNT = 3 };
+static const int numbers[COUNT] = {SIGINT, SIGTERM, SIGHUP};
+static struct sigaction before[COUNT];
+static int holds;
+static atomic_int came, last; /* last: postponed ones too */
 
 static void on_signal(int number)
 {
-    came = number;
+    came = last = number;
 }
 
-void signals_hold(void)
+bool signals_hold(void)
 {
-    for (int i = 0; i < 2; i++) before[i] = signal(numbers[i], on_signal);
-}
-
-void signals_release(void)
-{
-    for (int i = 0; i < 2; i++) signal(numbers[i], before[i]);
+    const struct sigaction note = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    if (holds++ > 0) return false;
+    for (int i = 0; i < COUNT; i++) {
+        sigaction(numbers[i], NULL, &before[i]);
+        if (before[i].sa_handler != SIG_IGN) sigaction(numbers[i], &note, NULL);
+    }
+    return true;
 }
 
 bool signals_came(void)
@@ -30,12 +34,31 @@ bool signals_came(void)
     return came != 0;
 }
 
+/* Whether the outermost hold has ended, or there was none. */
+static bool let_go(void)
+{
+    if (holds == 0) return true;
+    if (--holds > 0) return false;
+    for (int i = 0; i < COUNT; i++) sigaction(numbers[i], &before[i], NULL);
+    return true;
+}
+
+void signals_release(void)
+{
+    if (let_go() && came) signals_end();
+}
+
+bool signals_postpone(void)
+{
+    return let_go() && atomic_exchange(&came, 0) != 0;
+}
+
 void signals_end(void)
 {
-    if (!came) return;
+    if (!last) return;
     fflush(stdout);
-    signal(came, SIG_DFL); /* the parent may have ignored it */
-    raise(came);
+    signal(last, SIG_DFL);
+    raise(last);
 }
 
 double seconds_now(void)

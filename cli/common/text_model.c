@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/contexts.h"
+#include "common/launched.h"
 #include "common/whole_words.h"
 
 #include <multihead/component.h>
@@ -52,11 +53,14 @@ static void destroy_activations(void *activations)
     mha_activations_destroy(activations);
 }
 
-cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
-                         const mha_transport *ranks, text_model *model)
+cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
+                         text_model *model)
 {
-    const mha_model_options how = {.struct_size = sizeof how, .transport = ranks};
-    *model = (text_model){.command = command, .folder = folder, .ranks = ranks};
+    const mha_model_options how = {.struct_size = sizeof how,
+                                   .flags = spread ? 0 : MHA_MODEL_UNDIVIDED,
+                                   .transport = ranks_together()};
+    *model =
+        (text_model){.command = command, .folder = folder, .ranks = spread ? how.transport : NULL};
     CLI_TRY(maps_name_of_path(command, folder, &model->name));
     CLI_TRY(context_make(command, MHA_ISA_AUTO, threads, &model->context));
     CLI_TRY(cli_check(command, mha_model_load(model->context, folder, &how, &model->model)));

@@ -36,10 +36,10 @@ typedef struct text_model {
 } text_model;
 
 /* Open a folder, until the subcommand ends; what is read below lives in the arena. Errors are
- * printed. threads 0: the default. ranks: over which its layers are spread, all of which make the same
- * calls; NULL: they are all here. */
-cli_exit text_model_open(const char *command, const char *folder, int64_t threads,
-                         const mha_transport *ranks, text_model *model);
+ * printed. threads 0: the default. spread: its layers are divided among the ranks, if there are several, all
+ * of which make the same calls; else each has them all. */
+cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
+                         text_model *model);
 
 /* For those who go on without it: its memory is free again. */
 void text_model_close(text_model *model);

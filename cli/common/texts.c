@@ -17,8 +17,8 @@
 
 static cli_exit cannot_read(const char *command, const char *path, int error)
 {
-    return cli_fail(CLI_NO_INPUT, command, "%s: cannot read: %s", path,
-                    error == ENOENT ? "no such file" : strerror(error));
+    return cli_fail(error == ENOMEM ? CLI_NO_MEMORY : CLI_NO_INPUT, command, "%s: cannot read: %s",
+                    path, error == ENOENT ? "no such file" : strerror(error));
 }
 
 /* All that the stream gives, up to a limit that no text for a model comes near. */
@@ -27,8 +27,6 @@ static cli_exit read_stream(const char *command, FILE *file, const char *path, c
 {
     const size_t limit = (size_t)64 << 20;
     size_t capacity = 0;
-    *bytes = NULL;
-    *size = 0;
     for (;;) {
         if (*size + 1 >= capacity) {
             capacity = capacity ? 2 * capacity : 4096;
@@ -49,21 +47,28 @@ static cli_exit read_stream(const char *command, FILE *file, const char *path, c
 /* A launcher gives it to rank 0 alone, which gives it to all. */
 static cli_exit read_stdin(const char *command, char **bytes, size_t *size)
 {
-    *size = 0;
     if (ranks_first()) CLI_TRY(read_stream(command, stdin, "stdin", bytes, size));
     CLI_TRY(ranks_share(command, size, sizeof *size));
     if (!ranks_first()) CLI_TRY(ARENA_ALLOC(command, (int64_t)*size + 1, bytes));
     return ranks_share(command, *bytes, *size);
 }
 
-cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size)
+static cli_exit read_file(const char *command, const char *path, char **bytes, size_t *size)
 {
-    if (!strcmp(path, "-")) return read_stdin(command, bytes, size);
     FILE *file = fopen(path, "rb");
     if (!file) return cannot_read(command, path, errno);
     const cli_exit code = read_stream(command, file, path, bytes, size);
     fclose(file);
     return code;
+}
+
+cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size)
+{
+    *bytes = NULL;
+    *size = 0;
+    if (!strcmp(path, "-")) return read_stdin(command, bytes, size);
+    const cli_exit code = read_file(command, path, bytes, size);
+    return ranks_same(command, "text", *bytes, *size, code);
 }
 
 static void free_bytes(void *bytes)

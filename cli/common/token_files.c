@@ -6,6 +6,7 @@
 
 #include <multihead/render.h>
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -79,9 +80,12 @@ static cli_exit take_json(const char *command, const char *path, const char *tex
 {
     json_error_t error;
     size_t index;
+    errno = 0; /* jansson goes on where it got no memory; without numbers only that sets it */
     json_t *item, *list = json_loadb(text, size, 0, &error);
-    if (!list && json_error_code(&error) == json_error_out_of_memory)
+    if (errno == ENOMEM) {
+        json_decref(list);
         return cli_fail(CLI_NO_MEMORY, command, "out of memory: %s", path);
+    }
     if (!list) return malformed_list(command, path, "byte", (size_t)error.position);
     CLI_TRY(arena_keep(command, list, release_list));
     if (!json_is_array(list)) return malformed_list(command, path, "byte", 0);

@@ -399,14 +399,13 @@ static cli_exit generate(run *r, const char *text, bool stats)
     r->seconds[1] = seconds_now() - from;
     if (r->stream.tokenizer) CLI_TRY(generate_stream_end(&r->stream));
     CLI_TRY(end_line(r));
-    signals_release();
+    signals_postpone();
     if (full)
         cli_note(r->quiet,
                  "the model's %" PRId64 " positions are used up; models with rotary ones go "
                  "on with --window N --streaming",
                  r->limit);
     if (stats) print_stats(r, made);
-    signals_end();
     return CLI_OK;
 }
 

@@ -5,7 +5,6 @@
 #include "common/files.h"
 #include "common/launched.h"
 #include "common/option_rows.h"
-#include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_effects.h"
 
@@ -308,6 +307,21 @@ static void say_what_next(const heads_options *options, const heads_found *found
              options->model, rows[0].layer, rows[0].head);
 }
 
+/* Not of a part of the texts: what an earlier run wrote stays. */
+static cli_exit write_files(const heads_options *o, text_model *model, const heads_sources *sources,
+                            const heads_found *found, const heads_row *rows, int64_t count)
+{
+    const bool any = o->page || o->npy || o->headvis || o->pictures;
+    if (found->stopped) {
+        cli_note(!any, "interrupted: no file is written");
+        return CLI_OK;
+    }
+    if (o->page) CLI_TRY(heads_write_page(o, model, sources, found, rows, count));
+    if (o->npy) CLI_TRY(heads_write_npy(o, found, rows, count));
+    if (o->headvis) CLI_TRY(heads_write_headvis(o, model, sources, found, rows, count));
+    return o->pictures ? heads_write_pictures(o, model, sources, found, rows, count) : CLI_OK;
+}
+
 static cli_exit show(const heads_options *options, text_model *model, const heads_sources *sources,
                      heads_found *found)
 {
@@ -315,11 +329,7 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     int64_t count = 0;
     CLI_TRY(heads_choose(options, found, &rows, &count));
     if (options->circuits && count > 0) CLI_TRY(heads_circuits_make(options, found, rows, count));
-    if (options->page) CLI_TRY(heads_write_page(options, model, sources, found, rows, count));
-    if (options->npy) CLI_TRY(heads_write_npy(options, found, rows, count));
-    if (options->headvis) CLI_TRY(heads_write_headvis(options, model, sources, found, rows, count));
-    if (options->pictures)
-        CLI_TRY(heads_write_pictures(options, model, sources, found, rows, count));
+    CLI_TRY(write_files(options, model, sources, found, rows, count));
     if (options->page && !strcmp(options->page, "-")) return cli_finish_stdout(HEADS, CLI_OK);
     if (options->json)
         CLI_TRY(heads_write_json(options, found, rows, count));
@@ -366,10 +376,9 @@ static cli_exit heads(const heads_options *options)
         CLI_TRY(heads_measure_arrays(options, &model, &found));
         return show(options, &model, &sources, &found);
     }
-    const mha_transport *layers_over = options->spread ? ranks_transport() : NULL;
-    cli_note(options->quiet || !options->spread || layers_over,
+    cli_note(options->quiet || !options->spread || ranks_transport(),
              "--spread: one process has all layers; 'mpirun -n 4 multihead heads' starts more");
-    CLI_TRY(text_model_open(HEADS, options->model, options->threads, layers_over, &model));
+    CLI_TRY(text_model_open(HEADS, options->model, options->threads, options->spread, &model));
     if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, HEADS,
@@ -382,7 +391,6 @@ static cli_exit heads(const heads_options *options)
     if (!ranks_first()) return CLI_OK;
     if (effects && !found.stopped) CLI_TRY(heads_effects_make(options, &model, effects, &found));
     CLI_TRY(show(options, &model, &sources, &found));
-    if (found.stopped) signals_end();
     return found.unsaved;
 }
 

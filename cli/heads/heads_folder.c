@@ -8,17 +8,19 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 4096, DEEPEST = 3 };
+enum { PATH_BYTES = 4096, MOST_FOLDERS = 2 };
 
 cli_exit heads_folder_fail(const char *path)
 {
-    return cli_fail(CLI_NO_OUTPUT, HEADS, "%s: cannot write: %s", path, strerror(errno));
+    return cli_fail(errno == ENOMEM ? CLI_NO_MEMORY : CLI_NO_OUTPUT, HEADS, "%s: cannot write: %s",
+                    path, strerror(errno));
 }
 
 cli_exit heads_folder_check(const char *option, const char *path)
@@ -30,39 +32,64 @@ cli_exit heads_folder_check(const char *option, const char *path)
     return cli_check(HEADS, files_check_folder(path));
 }
 
+/* The folder, and those in it. They are open from the start: removing them must not need memory. */
+static struct {
+    DIR *open[1 + MOST_FOLDERS];
+    int count;
+} made;
+
+static cli_exit keep_open(const char *folder)
+{
+    made.open[made.count] = opendir(folder);
+    if (made.open[made.count++]) return CLI_OK;
+    made.count--;
+    const cli_exit code = heads_folder_fail(folder);
+    rmdir(folder);
+    return code;
+}
+
 cli_exit heads_folder_make(const char *path, char **folder)
 {
     const size_t bytes = strlen(path) + 16;
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--; /* beside it, not in it */
     *folder = NULL;
-    char *made;
-    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)bytes, &made));
-    snprintf(made, bytes, "%.*s.part-XXXXXX", (int)end, path);
-    if (!mkdtemp(made)) return heads_folder_fail(path);
-    *folder = made;
+    char *name;
+    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)bytes, &name));
+    snprintf(name, bytes, "%.*s.part-XXXXXX", (int)end, path);
+    if (!mkdtemp(name)) return heads_folder_fail(path);
+    CLI_TRY(keep_open(name));
+    *folder = name;
     const mode_t mask = umask(0); /* mkdtemp() is for its owner alone */
     umask(mask);
-    return chmod(made, 0777 & ~mask) == 0 ? CLI_OK : heads_folder_fail(path);
+    return chmod(name, 0777 & ~mask) == 0 ? CLI_OK : heads_folder_fail(path);
 }
 
-/* Only what was written here is in it; links are not followed. */
-static void remove_all(const char *folder, int depth)
+cli_exit heads_folder_add(const char *folder, const char *name)
 {
     char path[PATH_BYTES];
-    DIR *open = opendir(folder);
-    for (struct dirent *e; open && (e = readdir(open));) {
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-        if (snprintf(path, sizeof path, "%s/%s", folder, e->d_name) >= (int)sizeof path) continue;
-        if (unlink(path) != 0 && depth < DEEPEST) remove_all(path, depth + 1);
-    }
-    if (open) closedir(open);
-    rmdir(folder);
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+        return cli_fail(CLI_NO_OUTPUT, HEADS, "%s: its path is too long", name);
+    return mkdir(path, 0777) == 0 ? keep_open(path) : heads_folder_fail(path);
+}
+
+/* Only what was written here is in it. Folders in it are empty before it is their turn. */
+static void remove_files(DIR *folder)
+{
+    rewinddir(folder);
+    for (struct dirent *e; (e = readdir(folder));)
+        if (unlinkat(dirfd(folder), e->d_name, 0) != 0)
+            unlinkat(dirfd(folder), e->d_name, AT_REMOVEDIR);
 }
 
 cli_exit heads_folder_finish(const char *path, const char *folder, cli_exit result)
 {
     if (result == CLI_OK && rename(folder, path) != 0) result = heads_folder_fail(path);
-    if (result != CLI_OK && folder) remove_all(folder, 0);
+    while (made.count > 0) {
+        DIR *last = made.open[--made.count];
+        if (result != CLI_OK) remove_files(last);
+        closedir(last);
+    }
+    if (result != CLI_OK && folder) rmdir(folder);
     return result;
 }

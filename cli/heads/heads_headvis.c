@@ -308,7 +308,7 @@ static void put_tokens(const headvis *v, const shown_head *head, int side, json_
         top[at] = i;
     }
     json_print(json, "[");
-    for (int64_t i = 0; i < held; i++) {
+    for (int64_t i = 0; i < held && json->status == MHA_OK; i++) {
         const size_t mark = arena_mark();
         char *text = NULL;
         if (top[i] < v->found->kinds &&
@@ -467,19 +467,11 @@ static cli_exit make_heads(headvis *v, const heads_row *rows)
     return CLI_OK;
 }
 
-static cli_exit make_subfolder(const headvis *v, const char *name)
-{
-    char path[PATH_BYTES];
-    if (snprintf(path, sizeof path, "%s/%s", v->folder, name) >= (int)sizeof path)
-        return cli_fail(CLI_NO_OUTPUT, HEADS, "%s: its path is too long", name);
-    return mkdir(path, 0777) == 0 ? CLI_OK : heads_folder_fail(path);
-}
-
 static cli_exit fill(headvis *v)
 {
     char path[PATH_BYTES + 16];
-    CLI_TRY(make_subfolder(v, "heads"));
-    CLI_TRY(make_subfolder(v, "attributions"));
+    CLI_TRY(heads_folder_add(v->folder, "heads"));
+    CLI_TRY(heads_folder_add(v->folder, "attributions"));
     CLI_TRY(run_texts(v, false));
     for (int64_t i = 0; i < v->head_count; i++) CLI_TRY(deal(v, &v->heads[i]));
     CLI_TRY(run_texts(v, true));
@@ -505,10 +497,6 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
     char *folder = NULL;
     if (v.count == 0)
         return cli_fail(CLI_USAGE, HEADS, "--headvis shows heads in texts; give --text FILE");
-    if (found->stopped) {
-        cli_note(false, "interrupted: %s is not written", options->headvis);
-        return CLI_OK;
-    }
     CLI_TRY(make_heads(&v, rows));
     signals_hold(); /* it ends after the present text, and cleans up */
     cli_exit result = heads_folder_make(options->headvis, &folder);
@@ -516,7 +504,6 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
     if (result == CLI_OK) result = fill(&v);
     result = heads_folder_finish(options->headvis, folder, result);
     signals_release();
-    if (result != CLI_OK && signals_came()) signals_end();
     CLI_TRY(result);
     cli_note(options->quiet, "wrote %s: %" PRId64 " heads in %" PRId64 " texts, for HeadVis",
              options->headvis, count, v.count);

@@ -307,9 +307,20 @@ static double round_seconds(const job *j)
 /* A signal to one of several ranks ends it, and so all: what rank 0 has saved is whole. */
 static void end_by_signal(void)
 {
-    if (!ranks_transport() || !signals_came()) return;
-    signals_release();
-    signals_end();
+    if (ranks_transport()) signals_end();
+}
+
+/* What was measured until a signal came is saved, and shown but beside something else. */
+static bool end_of_measuring(job *j, cli_exit result, bool measured)
+{
+    end_by_signal();
+    if (result != CLI_OK || !measured || j->options->beside) {
+        signals_release();
+        return false;
+    }
+    const bool stopped = signals_postpone();
+    if (stopped) j->found->unsaved = heads_state_end(&j->state, j->found);
+    return stopped;
 }
 
 /* After a round over ranks: what all have measured, at rank 0. */
@@ -356,17 +367,6 @@ static cli_exit take_texts(job *j, int64_t count)
     return CLI_OK;
 }
 
-/* Each rank has read the texts, and the model. */
-static cli_exit compare_ranks(const job *j, int64_t count)
-{
-    const heads_state *s = &j->state;
-    const uint64_t all[] = {s->prints[count], s->word[STATE_RANKS], s->word[STATE_MODEL]};
-    const mha_transport *t = heads_ranks_dealt(j->found);
-    if (!t) return CLI_OK;
-    CLI_TRY(ranks_agree(HEADS, CLI_OK));
-    return ranks_check(HEADS, mha_transport_same(t, "text or model", all, sizeof all, MHA_OK));
-}
-
 static cli_exit measure_texts(job *j, text_model *model, const heads_sources *sources)
 {
     const int64_t vocab_size = model->desc.vocab_size;
@@ -375,7 +375,6 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->counts));
     CLI_TRY(count_tokens(j, model, sources));
     CLI_TRY(rank_tokens(j, vocab_size));
-    CLI_TRY(compare_ranks(j, sources->count));
     CLI_TRY(create(j, sources, &j->found->texts));
     if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
     if (j->options->corpus || j->options->state)
@@ -387,15 +386,10 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     cli_exit result = CLI_OK;
     while (result == CLI_OK && j->number < sources->count && !signals_came())
         result = measure_round(j, model, sources);
-    end_by_signal();
-    const bool stopped = signals_came() && j->number < sources->count;
-    if (stopped && result == CLI_OK && j->number > 0)
-        j->found->unsaved = heads_state_end(state, j->found);
-    signals_release();
+    const bool stopped = end_of_measuring(j, result, j->number > 0);
     CLI_TRY(result);
     j->found->text_count = j->number;
     if (stopped) {
-        if (j->number == 0) signals_end();
         cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
                  sources->count);
         j->found->stopped = true;
@@ -511,13 +505,9 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
     signals_hold();
     while (result == CLI_OK && j->number < sequences && !signals_came())
         result = draw_round(j, plan, sequences);
-    end_by_signal();
-    const bool stopped = signals_came() && j->number < sequences;
-    if (result == CLI_OK) j->found->unsaved = heads_state_end(&j->state, j->found);
-    signals_release();
+    const bool stopped = end_of_measuring(j, result, j->number > 0 || j->found->texts);
     CLI_TRY(result);
     if (!stopped) return CLI_OK;
-    if (j->number == 0 && !j->found->texts) signals_end();
     cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequences were measured",
              j->number, sequences);
     j->found->stopped = true;

@@ -297,7 +297,7 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
         .options = options, .found = found, .layers = found->layers, .heads = found->model->heads};
     a.sink = mha_buffer_sink(&a.index);
     a.json.sink = &a.sink;
-    signals_hold(); /* it ends in a moment, and cleans up */
+    signals_hold(); /* it ends in a moment */
     cli_exit result = heads_folder_make(options->npy, &a.folder);
     if (result == CLI_OK) result = fill(&a, rows, count);
     result = heads_folder_finish(options->npy, a.folder, result);

@@ -183,7 +183,8 @@ static void put_head(json_out *json, const heads_found *found, const heads_row *
     if (found->corpus && heads_corpus_json(json, found, row) != CLI_OK)
         json->status = MHA_ERR_CALLBACK;
     if (found->composition[0]) heads_composition_json(json, found, row);
-    if (found->circuits && heads_circuits_json(json, found, row) != CLI_OK)
+    if (json->status == MHA_OK && found->circuits &&
+        heads_circuits_json(json, found, row) != CLI_OK)
         json->status = MHA_ERR_CALLBACK;
     json_print(json, "}");
 }
@@ -237,7 +238,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     if (f->circuits) heads_circuits_json_how(&json, f);
     if (f->effects) heads_effects_json(&json, f);
     json_print(&json, ",\n  \"heads\": [");
-    for (int64_t i = 0; i < job->count; i++) {
+    for (int64_t i = 0; i < job->count && json.status == MHA_OK; i++) {
         json_print(&json, "%s\n", i ? "," : "");
         put_head(&json, f, &job->rows[i]);
     }

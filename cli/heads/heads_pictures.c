@@ -426,10 +426,6 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                                                  (int64_t[]){found->layers, model->heads}),
                   .progress = progress_begin(options->quiet)};
     char *folder = NULL;
-    if (found->stopped) {
-        cli_note(false, "interrupted: %s is not written", options->pictures);
-        return CLI_OK;
-    }
     CLI_TRY(choose(&p, rows, count));
     signals_hold(); /* it ends after the present text, and cleans up */
     cli_exit result = heads_folder_make(options->pictures, &folder);
@@ -437,7 +433,6 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
     if (result == CLI_OK) result = fill(&p);
     result = heads_folder_finish(options->pictures, folder, result);
     signals_release();
-    if (result != CLI_OK && signals_came()) signals_end();
     CLI_TRY(result);
     cli_note(options->quiet, "wrote %s: %" PRId64 " pictures and index.html", options->pictures,
              p.count);

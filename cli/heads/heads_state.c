@@ -217,7 +217,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
     *state = (heads_state){.path = ranks_first() ? options->state : NULL,
                            .every = options->save_every < 0 ? 60 : (double)options->save_every,
                            .due = seconds_now()};
-    if (!state->path && !heads_ranks_dealt(found)) return CLI_OK;
+    if (!state->path) return CLI_OK;
     state->due += state->every;
     uint64_t *word = state->word;
     word[STATE_MAGIC] = MAGIC;
@@ -367,20 +367,20 @@ static mha_status draw(const void *user, const mha_sink *sink)
 
 static mha_status save(heads_state *state, const heads_found *found)
 {
+    signals_hold(); /* to the end of the file: all that was measured is in it */
     const mha_status status =
         files_draw(state->path, draw, &(saving){.state = state, .found = found});
+    signals_release();
     state->due = seconds_now() + state->every;
     state->kept = status == MHA_OK;
     return status;
 }
 
-/* A signal in the middle of it is no failure: the work ends, and it is saved then. */
 void heads_state_save(heads_state *state, const heads_found *found)
 {
     if (!state->path || state->kept) return;
     const mha_status status = save(state, found);
-    if (status != MHA_OK && status != MHA_ERR_CALLBACK)
-        cli_warn(HEADS, "%s; the work goes on", mha_error_detail());
+    if (status != MHA_OK) cli_warn(HEADS, "%s; the work goes on", mha_error_detail());
 }
 
 void heads_state_save_if_due(heads_state *state, const heads_found *found)

@@ -40,8 +40,7 @@ typedef struct heads_state {
 
 uint64_t heads_state_mix(uint64_t print, uint64_t word);
 
-/* Fingerprints of model and options, which several ranks compare too; the file, if there is one, is read,
- * and refused if these are others. */
+/* Fingerprints of model and options; the file, if there is one, is read, and refused if these are others. */
 cli_exit heads_state_begin(const heads_options *options, const heads_found *found,
                            heads_state *state);
 

@@ -245,8 +245,7 @@ static cli_exit report(perplexity_run *r)
         conclude(r);
         CLI_TRY(r->options->json ? perplexity_write_json(r) : perplexity_print(r));
     }
-    signals_release();
-    signals_end();
+    signals_postpone();
     return CLI_OK;
 }
 

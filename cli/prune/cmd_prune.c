@@ -5,11 +5,13 @@
 #include "common/option_rows.h"
 #include "prune/prune.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \
@@ -166,10 +168,10 @@ static bool is_gguf(const char *path)
     struct stat status;
     char magic[4] = "";
     if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) return false;
-    FILE *file = fopen(path, "rb");
-    if (!file) return false;
-    const bool found = fread(magic, 1, 4, file) == 4 && !memcmp(magic, "GGUF", 4);
-    fclose(file);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    const bool found = read(file, magic, 4) == 4 && !memcmp(magic, "GGUF", 4);
+    close(file);
     return found;
 }
 
@@ -197,7 +199,7 @@ static cli_exit check_outputs(const prune_options *o, const char *model)
 
 static cli_exit open_model(prune_job *job, const char *folder)
 {
-    CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, NULL, &job->model));
+    CLI_TRY(text_model_open(PRUNE, folder, job->options->threads, false, &job->model));
     if (job->model.encoder)
         return cli_fail(CLI_UNSUPPORTED, PRUNE,
                         "%s: is an encoder-decoder; only models of one part are pruned", folder);

@@ -1,7 +1,7 @@
 /* The model that is written: heads really gone, or the columns of W_o that they would use set to 0.
  */
 #include "common/arena.h"
-#include "common/files.h"
+#include "common/signals.h"
 #include "prune/prune.h"
 
 #include <multihead/component.h>
@@ -56,11 +56,10 @@ cli_exit prune_save(prune_job *job)
     const char *folder = job->options->folder;
     const mha_checkpoint_settings settings = {.struct_size = sizeof settings,
                                               .like = job->model.folder};
-    files_guard guard = {0};
-    files_hold_signals(&guard, "");
-    mha_status status =
+    signals_hold();
+    const mha_status status =
         mha_checkpoint_save(folder, job->made ? job->made : job->model.net, &settings);
-    files_release_signals(&guard);
+    signals_release();
     CLI_TRY(cli_check(PRUNE, status));
     cli_note(job->options->quiet, "wrote %s; look at it with: multihead view %s \"a text\"", folder,
              folder);

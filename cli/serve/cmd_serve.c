@@ -72,7 +72,7 @@ static cli_exit open_model(const serve_options *options, serve_model *serve)
     const bool progress = screen_shows_progress(options->quiet);
     if (progress) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
     const cli_exit code =
-        text_model_open(SERVE, options->model, options->threads, NULL, &serve->model);
+        text_model_open(SERVE, options->model, options->threads, false, &serve->model);
     if (progress) cli_print_to(stderr, "\r\033[K");
     CLI_TRY(code);
     if (serve->model.encoder)
@@ -109,7 +109,6 @@ static cli_exit run(const serve_options *options)
     cli_note(options->quiet, "open the address in a browser; Ctrl-C ends");
     if (code == CLI_OK) code = serve_until_end(&site);
     signals_release();
-    signals_end();
     return code;
 }
 

@@ -193,7 +193,7 @@ static void show_progress(const train_options *options, const train_run *run, co
 /* Whether a signal wants training to end: all ranks stop after the same step. */
 static bool stopped(const train_run *run)
 {
-    return ranks_transport() ? run->stopped : signals_came();
+    return run->stopped || (!ranks_transport() && signals_came());
 }
 
 /* A step; or, where a signal came to a rank, none. That rank takes part in the agreement with which a
@@ -369,7 +369,7 @@ static void say_how_it_ended(const train_options *options, const train_run *run,
 {
     const train_model *model = &run->model;
     if (screen_shows_progress(options->quiet)) cli_print_to(stderr, "\n");
-    if (stopped(run)) {
+    if (run->stopped) {
         cli_note(options->quiet, "interrupted after step %" PRId64 "%s", model->step,
                  options->folder ? "; run it again with the same folder to resume" : "");
         return;
@@ -395,8 +395,9 @@ static cli_exit finish(const train_options *options, train_run *run, train_verdi
 {
     train_finding found;
     const cli_exit code = train_save_folder(run);
+    run->stopped |= signals_postpone();
     say_how_it_ended(options, run, verdict);
-    if (code != CLI_OK || options->no_report || stopped(run) || signals_came()) return code;
+    if (code != CLI_OK || options->no_report || run->stopped) return code;
     CLI_TRY(train_report_print(&run->model, options->quiet, &found));
     CLI_TRY(train_report_pictures(run, &found, options->quiet));
     if (run->folder)
@@ -428,16 +429,11 @@ static cli_exit run_training(const train_options *options, const train_task *tas
                      .pictures = !options->no_report && ranks_first()};
     CLI_TRY(make_recipe(options, task, &run.model.recipe));
     CLI_TRY(context_make(TRAIN, MHA_ISA_AUTO, options->threads, &run.model.context));
-    /* From the first file on, so that no moment is left in which a signal loses what was done. */
+    /* From the first file to the last, so that no moment is left in which a signal loses what was done. */
     signals_hold();
-    const cli_exit code = learn(options, &run, &verdict);
-    signals_release();
-    CLI_TRY(code);
+    CLI_TRY(learn(options, &run, &verdict));
     ranks_release();
-    if (!ranks_first()) return CLI_OK;
-    CLI_TRY(finish(options, &run, verdict));
-    if (!ranks_transport()) signals_end(); /* all is saved */
-    return CLI_OK;
+    return ranks_first() ? finish(options, &run, verdict) : CLI_OK;
 }
 
 static cli_exit train_on_text(const train_options *options, const args_texts *plain)

@@ -125,14 +125,10 @@ static mha_status write_state(train_run *run, const mha_sink *sink)
 
 static cli_exit save_state(train_run *run)
 {
-    files_guard guard = {0};
     mha_file *file = NULL;
-    files_hold_signals(&guard, ""); /* to the end of the file: all that was learned is in it */
     mha_status status = mha_file_create_in(run->folder, STATE, &file);
     if (status == MHA_OK) status = write_state(run, mha_file_sink(file));
-    status = mha_file_finish(file, status);
-    files_release_signals(&guard);
-    return cli_check(TRAIN, status);
+    return cli_check(TRAIN, mha_file_finish(file, status));
 }
 
 static cli_exit foreign(const char *path, const char *what)

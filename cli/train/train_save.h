@@ -28,7 +28,7 @@ typedef struct train_run {
     float *best; /* the parameters of the lowest held-out loss; NULL: the recipe has no patience */
     int64_t best_step;
     double best_loss;
-    bool stopped;  /* of several ranks: a signal came to one of them */
+    bool stopped;  /* by a signal; of several ranks, to one of them */
     bool pictures; /* snapshots are wanted */
     train_frames frames;
     size_t mark; /* of the arena: what came after it ends with a try */

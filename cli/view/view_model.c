@@ -208,7 +208,7 @@ cli_exit view_open_model(const view_options *options, text_model *model)
 {
     const progress_line progress = {.on = screen_shows_progress(options->quiet)};
     if (progress.on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
-    CLI_TRY(text_model_open(VIEW, options->model, options->threads, ranks_transport(), model));
+    CLI_TRY(text_model_open(VIEW, options->model, options->threads, true, model));
     clear_progress(&progress);
     return CLI_OK;
 }

@@ -93,10 +93,11 @@ cli_exit view_roles_make(const view_options *options, text_model *model, const a
     CLI_TRY(ARENA_ALLOC(VIEW, all, &roles->items));
     CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * all, &roles->columns));
     const size_t mark = arena_mark();
-    /* Weights that are not finite cannot be measured; view has warned of them. */
-    if (heads_measure(&how, model, &sources, &found) == CLI_OK) fill(&found, model->heads, roles);
+    const cli_exit code = heads_measure(&how, model, &sources, &found);
+    if (code == CLI_OK) fill(&found, model->heads, roles);
     arena_release(mark);
-    return CLI_OK;
+    /* Weights that are not finite cannot be measured; view warns of them. */
+    return code == CLI_BAD_INPUT ? CLI_OK : code;
 }
 
 /* ---- drawing ------------------------------------------------------------------------------- */

@@ -37,7 +37,8 @@ typedef struct mha_model mha_model;
 enum {
     MHA_MODEL_NO_TOKENIZER = 1 << 0, /* do not load one; mha_model_tokenizer() returns NULL */
     /* Copy the weights into mha_transformer_data(), to be changed there: 8 bytes per number */
-    MHA_MODEL_ARRAY = 1 << 1
+    MHA_MODEL_ARRAY = 1 << 1,
+    MHA_MODEL_UNDIVIDED = 1 << 2 /* with a transport: each rank has all layers, and calls alone */
 };
 
 typedef struct mha_model_options {
@@ -50,7 +51,8 @@ typedef struct mha_model_options {
     uint32_t reserved; /* 0 */
     /* Layers are spread over these ranks (mha_transformer_source in transformer.h): each reads the
      * weights of its own from the same files. All ranks load together, and forward calls and steps
-     * of decoders are theirs together. It must outlive the model. NULL: all are here */
+     * of decoders are theirs together. It must outlive the model. NULL: all are here. Loading
+     * compares digests of all files, which takes as long as reading them once */
     const mha_transport *transport;
 } mha_model_options;
 
@@ -60,7 +62,8 @@ typedef struct mha_model_options {
  * are stored and are converted where a product uses them (mha_transformer_create_from()), with the
  * bits that converted weights have. The prefix "bert." of weight names is optional; weights that
  * the encoder does not need (pooler, classifier) are ignored. options may be NULL. With a transport all
- * ranks return the same status, that of the lowest rank that failed.
+ * ranks return the same status, that of the lowest rank that failed; MHA_ERR_ARGUMENT says which rank's
+ * configuration, weights or tokenizer are not those of rank 0.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
  *          the model (the context need not); the tokenizer and what is only needed while loading

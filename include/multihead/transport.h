@@ -85,7 +85,8 @@ MHA_API MHA_NODISCARD mha_status mha_transport_gather(const mha_transport *trans
 /**
  * Agree on whether to go on: each rank brings its own status, and all return the same one, that of
  * the lowest rank that failed, whose mha_error_detail() becomes everybody's, preceded by "rank 3:".
- * A call that all ranks make begins with it, so that none waits for one that has refused.
+ * A call that all ranks make begins with it, so that none waits for one that has refused. After
+ * MHA_ERR_RANK no message is sent: the rank returns its own status, whose text names who is lost.
  *
  *   status in   with mha_error_detail() of the caller if it is not MHA_OK
  *

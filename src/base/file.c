@@ -234,7 +234,7 @@ static bool holds_descriptors(const char *folder)
  * need not be one of this process. */
 static int find_descriptor(const char *path)
 {
-    char at[2 * PATH_MAX], link[PATH_MAX];
+    char at[2 * PATH_MAX], link[PATH_MAX], folder[PATH_MAX];
     const int given = snprintf(at, sizeof at, "%s", path);
     if (given < 0 || given >= (int)sizeof at) return -1;
     for (int hop = 0; hop < HOPS; hop++) {
@@ -245,12 +245,10 @@ static int find_descriptor(const char *path)
         const char *name = slash ? slash + 1 : at;
         const int number = *name >= '0' && *name <= '9' ? atoi(name) : -1;
         if (slash) slash[slash == at] = '\0';
-        char *folder = realpath(slash ? at : ".", NULL);
-        if (!folder) return -1;
+        if (!realpath(slash ? at : ".", folder)) return -1;
         const bool found = number >= 0 && holds_descriptors(folder);
         const int used = snprintf(at, sizeof at, "%s%s%s", *link == '/' ? "" : folder,
                                   *link == '/' ? "" : "/", link);
-        free(folder);
         if (found) return number;
         if (used < 0 || used >= (int)sizeof at) return -1;
     }
@@ -285,9 +283,8 @@ static mha_status open_target(mha_file *file)
     if (exists && (number >= 0 || !S_ISREG(present.st_mode)))
         return write_directly(file, &present, number);
     if (exists && access(file->path, W_OK) != 0) return refuse(file, "cannot write", errno);
-    char *resolved = exists ? realpath(file->path, NULL) : NULL;
-    if (!resolved) resolved = copy_text(file->path);
-    if (!resolved) return no_memory(file);
+    char *resolved = exists ? realpath(file->path, NULL) : copy_text(file->path);
+    if (!resolved) return errno == ENOMEM ? no_memory(file) : refuse(file, "cannot write", errno);
     file->folder = open_parent(resolved, &name);
     const int error = errno;
     file->name = copy_text(name);

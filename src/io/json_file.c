@@ -5,15 +5,51 @@
 
 #include <multihead/component.h>
 
+#include <pthread.h>
+
+/* Where jansson gets no memory, it drops what it was about to keep and reads on: it reports malformed text,
+ * or none, with pieces of names and numbers missing, and may read its buffer beyond the end. So from the
+ * first allocation that fails while a text is parsed here, all fail until it gives up. */
+static _Thread_local enum { ELSEWHERE, PARSING, SHORT_OF_MEMORY } state;
+static json_malloc_t host_malloc;
+static json_free_t host_free;
+
+static void *take(size_t size)
+{
+    void *memory = state == SHORT_OF_MEMORY ? NULL : host_malloc(size);
+    if (!memory && state == PARSING) state = SHORT_OF_MEMORY;
+    return memory;
+}
+
+static void stand_between(void)
+{
+    json_get_alloc_funcs(&host_malloc, &host_free);
+    json_set_alloc_funcs(take, host_free);
+}
+
+/* jansson may outlive this library. */
+__attribute__((destructor)) static void step_aside(void)
+{
+    json_malloc_t now = NULL;
+    json_get_alloc_funcs(&now, &host_free);
+    if (now == take) json_set_alloc_funcs(host_malloc, host_free);
+}
+
 static mha_status parse(const char *path, const char *text, size_t size, size_t flags,
                         json_t **root)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t error;
+    pthread_once(&once, stand_between);
+    state = PARSING;
     json_t *made = json_loadb(text, size, JSON_REJECT_DUPLICATES | flags, &error);
-    /* Without a text: memory that jansson did not get somewhere. */
-    if (!made && (json_error_code(&error) == json_error_out_of_memory || !error.text[0]))
+    const bool no_memory = state == SHORT_OF_MEMORY;
+    state = ELSEWHERE;
+    if (no_memory) {
+        json_decref(made);
         return mha_fail(MHA_ERR_NOMEM, "%s: out of memory while parsing JSON",
                         mhai_show_path(path).text);
+    }
     if (!made)
         return mha_fail(MHA_ERR_FORMAT, "%s: malformed JSON at byte %d: %s",
                         mhai_show_path(path).text, error.position, mhai_show_name(error.text).text);

@@ -31,7 +31,6 @@ typedef struct loading {
     mhai_stored *stored; /* the transformer's, if it has been created with it */
     bool *used;          /* [tensors of the file] */
     int64_t types;       /* as config.json says */
-    uint64_t mark;       /* of the weights */
     mha_transformer *made;
     mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
 } loading;
@@ -264,6 +263,7 @@ static mha_status check_all_used(const loading *l)
 static mha_status create_from(loading *l)
 {
     const mha_compute compute = l->how->compute;
+    const bool spreads = !(l->how->flags & MHA_MODEL_UNDIVIDED);
     const bool packs = compute == MHA_COMPUTE_F32 && mhai_weights_are_f32(&l->stored->weights);
     const mha_transformer_source source = {.struct_size = sizeof source,
                                            .flags = packs ? MHA_SOURCE_PACK : 0,
@@ -273,7 +273,7 @@ static mha_status create_from(loading *l)
                                            .release = mhai_stored_release,
                                            .user = l->stored,
                                            .compute = compute,
-                                           .transport = l->how->transport};
+                                           .transport = spreads ? l->how->transport : NULL};
     return l->array ? mha_transformer_create(l->context, &l->plan.desc, &l->made)
                     : mha_transformer_create_from(l->context, &l->plan.desc, &source, &l->made);
 }
@@ -303,7 +303,6 @@ static mha_status create(loading *l)
 
 static mha_status load_body(loading *l)
 {
-    l->mark = mhai_weights_mark(&l->stored->weights);
     MHA_TRY(check_compute(l));
     MHA_TRY(check_embeddings(l));
     MHA_TRY(check_numbers(l));
@@ -381,7 +380,7 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.mark};
+        *loaded = (mhai_loaded){l.made, l.listed, l.types};
     else
         mha_transformer_destroy(l.made);
     return status;

@@ -6,6 +6,7 @@
 #include <multihead/component.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,10 +29,10 @@ bool mhai_model_is_gguf(const char *path)
     const size_t length = strlen(path);
     if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) return false;
     if (length > 5 && strcmp(path + length - 5, ".gguf") == 0) return true;
-    FILE *file = fopen(path, "rb");
-    const bool is = file && fread(magic, 1, sizeof magic, file) == sizeof magic &&
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    const bool is = file >= 0 && read(file, magic, sizeof magic) == sizeof magic &&
                     memcmp(magic, "GGUF", sizeof magic) == 0;
-    if (file) fclose(file);
+    if (file >= 0) close(file);
     return is;
 }
 

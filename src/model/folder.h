@@ -21,7 +21,6 @@ typedef struct mhai_loaded {
     mha_transformer *transformer; /* the caller destroys it */
     const mhai_family *family;
     int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
-    uint64_t mark; /* of the weights' names, types and shapes */
 } mhai_loaded;
 
 /* The transformer of a folder or a GGUF file. tokenizer: that of a GGUF file is made too, if it has one,

@@ -11,7 +11,6 @@ struct mha_model {
     mha_transformer *transformer;
     mha_tokenizer *tokenizer; /* one of them; both NULL: loaded without */
     mha_vocabulary *vocabulary;
-    uint64_t mark;      /* of the weights, for ranks to compare */
     mha_model *encoder; /* of an encoder-decoder, whose decoder this is; else NULL */
 };
 

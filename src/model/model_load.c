@@ -2,6 +2,7 @@
 #include "model/model.h"
 
 #include "io/file.h"
+#include "model/digest.h"
 #include "model/folder.h"
 
 #include <multihead/component.h>
@@ -61,7 +62,6 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
                                    .type_vocab_size = loaded->types ? loaded->types : 1,
                                    .parameters = mha_transformer_size(loaded->transformer)};
     model->transformer = loaded->transformer;
-    model->mark = loaded->mark;
 }
 
 /* A folder, or a GGUF file. */
@@ -145,7 +145,8 @@ static mha_status load(mha_context *context, const char *folder, const mha_model
 
 static mha_status check_options(const mha_model_options *own)
 {
-    if (own->flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY) || own->reserved)
+    if (own->flags & ~(uint32_t)(MHA_MODEL_NO_TOKENIZER | MHA_MODEL_ARRAY | MHA_MODEL_UNDIVIDED) ||
+        own->reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_model_options: flags 0x%x, reserved %u are unknown",
                         (unsigned)own->flags, (unsigned)own->reserved);
@@ -167,13 +168,43 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-/* All ranks have a model, and of the same weights. */
-static mha_status agree(const mha_transport *ranks, const mha_model *model, mha_status status)
+static mha_status digest(mha_context *context, const char *path, bool tokens,
+                         const mha_model *model, mhai_digests *digests)
 {
-    if (!ranks) return status;
-    const uint64_t marks[] = {model->mark, model->encoder ? model->encoder->mark : 0};
+    mha_status status = MHA_OK;
+    if (!model->encoder) return mhai_digest_model(context, path, tokens, digests);
+    for (int i = 0; i < 2 && status == MHA_OK; i++) {
+        char *part = mhai_model_join(path, i ? "decoder" : "encoder");
+        status = part ? mhai_digest_model(context, part, tokens, digests)
+                      : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate names");
+        free(part);
+    }
+    return status;
+}
+
+/* All ranks have a model, and the same one. */
+static mha_status agree(mha_context *context, const char *path, const mha_model_options *options,
+                        const mha_model *model, mha_status status)
+{
+    const mha_transport *ranks = options->transport;
+    mhai_digests own = {0}, first = {0};
+    if (!ranks || ranks->size == 1) return status;
+    if (status == MHA_OK)
+        status = digest(context, path, !(options->flags & MHA_MODEL_NO_TOKENIZER), model, &own);
     MHA_TRY(mha_transport_agree(ranks, status));
-    return mha_transport_same(ranks, "model", marks, sizeof marks, MHA_OK);
+    first = own;
+    MHA_TRY(mha_transport_broadcast(ranks, 0, &first, sizeof first));
+    const char *differs =
+        first.configuration != own.configuration
+            ? mhai_model_is_gguf(path) ? "another header" : "another configuration"
+        : first.weights != own.weights     ? "other weights"
+        : first.tokenizer != own.tokenizer ? "another tokenizer"
+                                           : NULL;
+    if (differs)
+        status =
+            mha_fail(MHA_ERR_ARGUMENT, "%s: has %s than at rank 0; give all ranks the same files",
+                     mhai_show_path(path).text, differs);
+    return mha_transport_agree(ranks, status);
 }
 
 /* ---- public -------------------------------------------------------------------------------- */
@@ -195,7 +226,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
     *made = (mha_model){.allocator = allocator};
-    const mha_status status = agree(own.transport, made, load(context, folder, &own, made));
+    const mha_status status = agree(context, folder, &own, made, load(context, folder, &own, made));
     if (status == MHA_OK)
         *model = made;
     else

@@ -265,18 +265,3 @@ bool mhai_weights_have_blocks(const mhai_weights *weights)
         if (mhai_gguf_codes(mhai_weights_elements(weights, i).type)) return true;
     return false;
 }
-
-uint64_t mhai_weights_mark(const mhai_weights *weights)
-{
-    const uint64_t prime = UINT64_C(1099511628211); /* of FNV-1a */
-    uint64_t mark = (uint64_t)weights->count;
-    for (int64_t i = 0; i < weights->count; i++) {
-        mha_tensor tensor = {.ndim = 0};
-        for (const char *at = mhai_weights_name(weights, i); *at; at++)
-            mark = (mark ^ (unsigned char)*at) * prime;
-        mark = (mark ^ (uint64_t)mhai_weights_elements(weights, i).type) * prime;
-        if (mhai_weights_peek(weights, i, &tensor) != MHA_OK) continue;
-        for (int k = 0; k < tensor.ndim; k++) mark = (mark ^ (uint64_t)tensor.shape[k]) * prime;
-    }
-    return mark;
-}

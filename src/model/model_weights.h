@@ -56,9 +56,6 @@ mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index);
 /* Elements first .. first + count as f32. */
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to);
 
-/* A number for their names, types and shapes, which differ if it does. */
-uint64_t mhai_weights_mark(const mhai_weights *weights);
-
 /* Whether some tensor has a coded form (gguf_blocks.h). */
 bool mhai_weights_have_blocks(const mhai_weights *weights);
 

@@ -4,6 +4,7 @@
 #include <multihead/component.h>
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -41,8 +42,14 @@ static mha_status check_usable(const mha_mpi *mpi, int32_t other)
     if (other < 0 || other >= mpi->transport.size)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: rank %d of %d", (int)other,
                         (int)mpi->transport.size);
-    if (!mpi->broken) return MHA_OK;
-    return mha_fail(MHA_ERR_RANK, "a rank was lost before; no message can be sent or received");
+    return *mpi->lost ? mha_fail(MHA_ERR_RANK, "%s", mpi->lost) : MHA_OK;
+}
+
+/* Who was lost must stay known: one call that fails has others fail. */
+static mha_status keep(mha_mpi *mpi, mha_status status)
+{
+    if (status != MHA_OK) snprintf(mpi->lost, sizeof mpi->lost, "%s", mha_error_detail());
+    return status;
 }
 
 static pieces *of(const mha_transfer *transfer)
@@ -73,9 +80,8 @@ static mha_status begin(mha_mpi *mpi, int32_t other, int32_t tag, bool sends, vo
         const int error = sends ? MPI_Isend(piece, size, MPI_BYTE, other, tag, mpi->comm, request)
                                 : MPI_Irecv(piece, size, MPI_BYTE, other, tag, mpi->comm, request);
         if (error != MPI_SUCCESS) {
-            mpi->broken = true;
             free(p);
-            return mhai_mpi_check(other, sends ? "MPI_Isend" : "MPI_Irecv", error);
+            return keep(mpi, mhai_mpi_check(other, sends ? "MPI_Isend" : "MPI_Irecv", error));
         }
         p->count++;
     }
@@ -124,9 +130,8 @@ mha_status mhai_mpi_test(void *user, mha_transfer *transfer, bool *complete)
     *complete = true;
     if (!p) return MHA_OK;
     MHA_TRY(check_usable(mpi, p->other));
-    const mha_status status = advance(p);
+    const mha_status status = keep(mpi, advance(p));
     *complete = status == MHA_OK && p->count == 0;
-    if (status != MHA_OK) mpi->broken = true;
     if (*complete) forget(transfer);
     return status;
 }
@@ -173,11 +178,11 @@ mha_status mhai_mpi_wait(void *user, mha_transfer *transfer)
         else
             sched_yield();
     }
-    mpi->broken = true;
     cancel(p);
-    return mha_fail(
-        MHA_ERR_RANK,
-        "rank %d is lost: %s %zu bytes was not complete after %g seconds; it has ended, "
-        "hangs, or the network is cut (deadline in mha_mpi_desc)",
-        (int)p->other, p->sends ? "sending" : "receiving", p->bytes, mpi->deadline);
+    return keep(mpi, mha_fail(MHA_ERR_RANK,
+                              "rank %d is lost: %s %zu bytes was not complete after %g seconds; "
+                              "it has ended, hangs, waits for a rank that does, or the network is "
+                              "cut (deadline in mha_mpi_desc)",
+                              (int)p->other, p->sends ? "sending" : "receiving", p->bytes,
+                              mpi->deadline));
 }

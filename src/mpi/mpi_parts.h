@@ -11,7 +11,7 @@ struct mha_mpi {
     MPI_Comm comm;
     double deadline;
     bool finalises; /* MPI was initialised here */
-    bool broken;    /* a call failed, and so will all others */
+    char lost[512]; /* what the first call that failed said, as all others do; empty: none has */
     char library[128];
 };
 

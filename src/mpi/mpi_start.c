@@ -110,8 +110,8 @@ const char *mha_mpi_library(const mha_mpi *mpi)
 void mha_mpi_finish(mha_mpi *mpi)
 {
     if (!mpi) return;
-    if (!mpi->broken && mpi->comm != MPI_COMM_NULL) MPI_Comm_free(&mpi->comm);
-    if (!mpi->broken && mpi->finalises) MPI_Finalize();
+    if (!*mpi->lost && mpi->comm != MPI_COMM_NULL) MPI_Comm_free(&mpi->comm);
+    if (!*mpi->lost && mpi->finalises) MPI_Finalize();
     free(mpi);
 }
 

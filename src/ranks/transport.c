@@ -142,7 +142,7 @@ mha_status mha_transport_agree(const mha_transport *t, mha_status status)
     if (status != MHA_OK) snprintf(v.detail, sizeof v.detail, "%s", mha_error_detail());
     MHA_TRY(mhai_ranks_check(t));
     v.rank = t->rank;
-    if (t->size == 1) return status;
+    if (t->size == 1 || status == MHA_ERR_RANK) return status; /* no message arrives any more */
     MHA_TRY(collect(t, &v));
     MHA_TRY(mha_transport_broadcast(t, 0, &v, sizeof v));
     if (v.status == MHA_OK) return MHA_OK;

@@ -16,7 +16,15 @@
 struct mhai_font {
     FT_Library library;
     FT_Face face;
+    bool no_memory;
 };
+
+/* Whether FreeType did what it should. A face may lack something, memory must not. */
+static bool done(mhai_font *font, FT_Error error)
+{
+    if (FT_ERROR_BASE(error) == FT_Err_Out_Of_Memory) font->no_memory = true;
+    return error == 0;
+}
 
 static const char *const places[] = {
     "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf",   /* Debian, Ubuntu */
@@ -32,8 +40,7 @@ static const char *const places[] = {
 
 static mha_status open_named(mhai_font *font, const char *file, const char *who)
 {
-    FT_Error error = FT_New_Face(font->library, file, 0, &font->face);
-    if (error)
+    if (!done(font, FT_New_Face(font->library, file, 0, &font->face)))
         return mha_fail(MHA_ERR_FILE, "%s: cannot read the font %s, name a TrueType file", who,
                         file);
     if (!FT_IS_SCALABLE(font->face))
@@ -47,7 +54,7 @@ static mha_status open_face(mhai_font *font, const char *file)
     if (file && *file) return open_named(font, file, "font_file");
     if (environment && *environment) return open_named(font, environment, "MHA_FONT");
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        if (FT_New_Face(font->library, places[i], 0, &font->face) == 0) return MHA_OK;
+        if (done(font, FT_New_Face(font->library, places[i], 0, &font->face))) return MHA_OK;
     return mha_fail(MHA_ERR_FILE,
                     "PNG: no font found: apt install fonts-dejavu-core, or set MHA_FONT "
                     "to a TrueType file");
@@ -62,6 +69,7 @@ mha_status mhai_font_open(const char *file, mhai_font **font)
         return mha_fail(MHA_ERR_NOMEM, "PNG: cannot start FreeType");
     }
     mha_status status = open_face(made, file);
+    if (status && made->no_memory) status = mhai_font_check(made);
     if (status)
         mhai_font_close(made);
     else
@@ -77,13 +85,18 @@ void mhai_font_close(mhai_font *font)
     free(font);
 }
 
+mha_status mhai_font_check(const mhai_font *font)
+{
+    return font->no_memory ? mha_fail(MHA_ERR_NOMEM, "PNG: out of memory for its text") : MHA_OK;
+}
+
 /* The glyph of a code point in the slot, an outline; false if there is nothing to draw (marks and
  * joiners that the face does not know). */
-static bool load_glyph(FT_Face face, uint32_t code)
+static bool load_glyph(mhai_font *font, uint32_t code)
 {
-    FT_UInt glyph = FT_Get_Char_Index(face, code);
+    FT_UInt glyph = FT_Get_Char_Index(font->face, code);
     if (!glyph && mhai_text_code_columns(code) == 0) return false;
-    return FT_Load_Glyph(face, glyph, FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP) == 0;
+    return done(font, FT_Load_Glyph(font->face, glyph, FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP));
 }
 
 static double advance(FT_Face face)
@@ -91,23 +104,24 @@ static double advance(FT_Face face)
     return (double)face->glyph->linearHoriAdvance / 65536;
 }
 
-static double line_width(FT_Face face, const char *text)
+static double line_width(mhai_font *font, const char *text)
 {
     double width = 0;
     uint32_t code;
     while ((code = mhai_text_next(&text)) != 0)
-        if (load_glyph(face, code)) width += advance(face);
+        if (load_glyph(font, code)) width += advance(font->face);
     return width;
 }
 
 /* Draw the glyph in the slot with its origin at (x, y); the slot's outline already carries the
  * fraction of the position. */
-static void draw_glyph(FT_Face face, const mhai_pen *pen, double x, double y, mhai_font_blend blend,
-                       void *user)
+static void draw_glyph(mhai_font *font, const mhai_pen *pen, double x, double y,
+                       mhai_font_blend blend, void *user)
 {
-    FT_GlyphSlot slot = face->glyph;
-    if (pen->bold) FT_Outline_Embolden(&slot->outline, (FT_Pos)lround(pen->size * 64 / 22));
-    if (FT_Render_Glyph(slot, FT_RENDER_MODE_NORMAL) != 0) return;
+    FT_GlyphSlot slot = font->face->glyph;
+    if (pen->bold)
+        done(font, FT_Outline_Embolden(&slot->outline, (FT_Pos)lround(pen->size * 64 / 22)));
+    if (!done(font, FT_Render_Glyph(slot, FT_RENDER_MODE_NORMAL))) return;
     const FT_Bitmap *bitmap = &slot->bitmap;
     if (bitmap->pixel_mode != FT_PIXEL_MODE_GRAY || !bitmap->buffer) return;
     blend(user, (int64_t)floor(x) + slot->bitmap_left, (int64_t)floor(y) - slot->bitmap_top,
@@ -118,11 +132,11 @@ void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai
                     void *user)
 {
     FT_Face face = font->face;
-    if (FT_Set_Char_Size(face, 0, (FT_F26Dot6)lround(pen->size * 64), 72, 72) != 0) return;
+    if (!done(font, FT_Set_Char_Size(face, 0, (FT_F26Dot6)lround(pen->size * 64), 72, 72))) return;
     FT_Set_Transform(face, NULL, NULL);
     double radians = pen->angle * acos(-1) / 180, cosine = cos(radians), sine = sin(radians);
     double at = 0;
-    if (pen->anchor != MHAI_START) at = -line_width(face, text) / (pen->anchor == MHAI_END ? 1 : 2);
+    if (pen->anchor != MHAI_START) at = -line_width(font, text) / (pen->anchor == MHAI_END ? 1 : 2);
     /* FreeType's y points up, so a clockwise turn of ours is one of -angle there. */
     FT_Matrix turn = {(FT_Fixed)lround(cosine * 65536), (FT_Fixed)lround(sine * 65536),
                       (FT_Fixed)lround(-sine * 65536), (FT_Fixed)lround(cosine * 65536)};
@@ -132,8 +146,8 @@ void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai
         FT_Vector fraction = {(FT_Pos)lround((x - floor(x)) * 64),
                               (FT_Pos)lround((floor(y) - y) * 64)};
         FT_Set_Transform(face, &turn, &fraction);
-        if (!load_glyph(face, code)) continue;
+        if (!load_glyph(font, code)) continue;
         at += advance(face);
-        draw_glyph(face, pen, x, y, blend, user);
+        draw_glyph(font, pen, x, y, blend, user);
     }
 }

@@ -19,4 +19,7 @@ typedef void (*mhai_font_blend)(void *user, int64_t x, int64_t y, int width, int
 void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai_font_blend blend,
                     void *user);
 
+/* MHA_ERR_NOMEM if something was left out because memory was short. */
+mha_status mhai_font_check(const mhai_font *font);
+
 #endif

@@ -219,6 +219,7 @@ mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink)
     const mhai_canvas canvas = {&r,          raster_rect, raster_hatch, raster_triangle,
                                 raster_line, raster_text, raster_map};
     MHA_TRY_GOTO(mhai_draw(&layout, &canvas), done);
+    MHA_TRY_GOTO(mhai_font_check(r.font), done);
     status = mhai_png_write(r.rgb, r.width, r.height, sink);
 done:
     free(r.rgb);

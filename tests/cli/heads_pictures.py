@@ -130,8 +130,8 @@ def stopped():
         shutil.rmtree(FOLDER / "stopped", ignore_errors=True)
         code = heads(*drawing, **watched(file=number, signal=signal.SIGINT)).code
         left = [path.name for path in FOLDER.glob("stopped*")]
-        check(code in (0, -signal.SIGINT) and left == (["stopped"] if code == 0 else []), f"{number}: {code}: {left}")
-        check(code != 0 or (FOLDER / "stopped" / "index.html").exists(), f"{number}: whole")
+        check(code == -signal.SIGINT and left in ([], ["stopped"]), f"{number}: {code}: {left}")
+        check(not left or (FOLDER / "stopped" / "index.html").exists(), f"{number}: whole")
 
 
 def main():

@@ -70,6 +70,7 @@ def killed(name, count, program, messages, earliest=0.0, number=signal.SIGKILL):
     said = [re.match(r"multihead: (?:\w+: )?rank (\d+): rank \d+ is lost: ", line) for line in done.stderr.splitlines()
             if line.startswith("multihead")]
     check(all(said) and sorted(int(match[1]) for match in said) == lost, f"{name}: {done}")
+    check(not lost or f": rank {rank} is lost: " in done.stderr, f"{name}: nobody names it: {done}")
     return done
 
 
@@ -275,7 +276,7 @@ def files_that_differ(deep):
     refused(3, "m/model.safetensors: no such file")
     shutil.rmtree(other)
     shutil.copytree(FOLDER / "whole", other)
-    refused(2, "has another model than rank 0")
+    refused(2, "m: has another configuration than at rank 0")
 
 
 def killed_while_spread(deep):
@@ -325,12 +326,12 @@ def texts_that_differ():
     lines = [f"the cat sat on mat {n} .\n" for n in range(30)]
     heads = [PROGRAM, "heads", MODEL, "--text", "t.txt", "--json", "-q", "--random", "0"]
     prune = [PROGRAM, "prune", MODEL, "--text", "t.txt", "-q"]
-    other = "has another text or model than rank 0"
+    other = "has another text than rank 0"
     for program, texts, line in (
             (heads, (lines, lines[:7], lines), f"heads: rank 1: {other}"),
             ([*heads, "--state", "s", "--save-every", "0"], (lines[:7], lines, lines), f"heads: rank 1: {other}"),
             ([*heads, "--state", "s"], (lines, lines, [*lines[:9], "a dog .\n", *lines[10:]]), f"heads: rank 2: {other}"),
-            (prune, (lines, lines, [*lines[:9], "the dog sat on mat 9 .\n", *lines[10:]]), "prune: rank 2: has another"),
+            (prune, (lines, lines, [*lines[:9], "the dog sat on mat 9 .\n", *lines[10:]]), f"prune: rank 2: {other}"),
             (prune, (None, lines, lines), "prune: "), (prune, (lines, lines, None), "prune: rank 2: t.txt"),
             (heads, (None, lines, lines), "heads: "), (heads, (lines, None, lines), "heads: rank 1: t.txt")):
         for rank, text in enumerate(texts):

@@ -184,7 +184,7 @@ static mha_status check_usable(const mha_mpi *mpi, int32_t other)
     if (other < 0 || other >= mpi->transport.size || other == mpi->transport.rank)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_transport: rank %d of %d", (int)other,
                         (int)mpi->transport.size);
-    if (mpi->broken) return mha_fail(MHA_ERR_RANK, "a rank was lost before");
+    if (mpi->broken) return mha_fail(MHA_ERR_RANK, "nobody says which rank was lost");
     return MHA_OK;
 }
 

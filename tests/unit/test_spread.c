@@ -771,8 +771,8 @@ static void models_are_loaded_together(void **state)
         int folder;
         mha_status status;
         const char *part;
-    } rows[] = {{1, MHA_ERR_ARGUMENT, "rank 1: has another transformer or batch than rank 0"},
-                {2, MHA_ERR_ARGUMENT, "rank 1: has another model than rank 0"},
+    } rows[] = {{1, MHA_ERR_ARGUMENT, ": has other weights than at rank 0"},
+                {2, MHA_ERR_ARGUMENT, ": has another configuration than at rank 0"},
                 {3, MHA_ERR_FILE, "rank 1: "}};
     c.spoiled = 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -125,6 +125,23 @@ static void a_lost_rank_is_learnt(void **state)
             }
 }
 
+/* Where a rank was lost, agreeing again would hide which. */
+static void who_is_lost_stays_known(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 5; size++) {
+        seen s = {0};
+        for (int r = 0; r < size; r++) s.given[r] = MHA_ERR_RANK;
+        assert_int_equal(thread_ranks_run(size, agree, &s, -1, 0).messages, 0);
+        for (int r = 0; r < size; r++) {
+            char expected[64];
+            snprintf(expected, sizeof expected, "the shape of rank %d is wrong", r);
+            assert_int_equal(s.status[r], MHA_ERR_RANK);
+            assert_string_equal(s.detail[r], expected);
+        }
+    }
+}
+
 static void misuse(void **state)
 {
     (void)state;
@@ -145,4 +162,5 @@ static void misuse(void **state)
 }
 
 RUN_TESTS(TEST(every_root_reaches_all), TEST(the_lowest_refusal_is_everybodys),
-          TEST(a_difference_is_named), TEST(a_lost_rank_is_learnt), TEST(misuse))
+          TEST(a_difference_is_named), TEST(a_lost_rank_is_learnt), TEST(who_is_lost_stays_known),
+          TEST(misuse))

@@ -29,8 +29,9 @@ TEXT = "The cat sat on the mat"
 LONG = os.environ.get("MHA_TEST_LONG", "0") not in ("", "0")
 HANGS = 850  # seconds: only what will never end takes as long, sanitized and on a busy machine too
 
-# A shell that starts a job in the background has it ignore SIGINT, and so would each program.
+# A shell that starts a job in the background has it ignore SIGINT, nohup SIGHUP, and so would each program.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _failures = []
 _checks = 0

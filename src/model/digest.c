@@ -1,0 +1,164 @@
+/* See digest.h. Pieces of a file are hashed by the rounds of XXH64 (Collet 2014), seeded by where they stand,
+ * and their hashes added up, so that threads can share a file. */
+#include "model/digest.h"
+
+#include "io/file.h"
+#include "model/folder.h"
+#include "model/model_weights.h"
+
+#include <multihead/component.h>
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PIECE = 1 << 18, STRIPE = 32 };
+
+static const uint64_t P1 = 0x9E3779B185EBCA87u, P2 = 0xC2B2AE3D27D4EB4Fu, P3 = 0x165667B19E3779F9u,
+                      P4 = 0x85EBCA77C2B2AE63u, P5 = 0x27D4EB2F165667C5u;
+
+static uint64_t turn(uint64_t x, int bits)
+{
+    return x << bits | x >> (64 - bits);
+}
+
+static uint64_t word(const unsigned char *at)
+{
+    uint64_t x;
+    memcpy(&x, at, sizeof x); /* little-endian, as file.h asks */
+    return x;
+}
+
+static uint64_t mix(uint64_t sum, uint64_t x)
+{
+    return turn(sum + x * P2, 31) * P1;
+}
+
+static uint64_t hash(uint64_t seed, const unsigned char *at, size_t count)
+{
+    const unsigned char *end = at + count;
+    uint64_t sum = seed + P5, lane[4] = {seed + P1 + P2, seed + P2, seed, seed - P1};
+    for (; end - at >= STRIPE; at += STRIPE)
+        for (int i = 0; i < 4; i++) lane[i] = mix(lane[i], word(at + 8 * i));
+    if (count >= STRIPE) {
+        sum = turn(lane[0], 1) + turn(lane[1], 7) + turn(lane[2], 12) + turn(lane[3], 18);
+        for (int i = 0; i < 4; i++) sum = (sum ^ mix(0, lane[i])) * P1 + P4;
+    }
+    sum += count;
+    for (; end - at >= 8; at += 8) sum = turn(sum ^ mix(0, word(at)), 27) * P1 + P4;
+    for (; at < end; at++) sum = turn(sum ^ *at * P5, 11) * P1;
+    sum = (sum ^ sum >> 33) * P2;
+    sum = (sum ^ sum >> 29) * P3;
+    return sum ^ sum >> 32;
+}
+
+typedef struct job {
+    int file;
+    size_t begin, end;
+    unsigned char *rooms; /* [threads][PIECE] */
+    _Atomic uint64_t sum;
+    atomic_int error; /* an errno; EIO: the file was shortened */
+} job;
+
+static void add_piece(void *argument, int64_t item, int worker)
+{
+    job *j = argument;
+    const size_t at = j->begin + (size_t)item * PIECE;
+    const size_t count = j->end - at < PIECE ? j->end - at : PIECE;
+    unsigned char *room = j->rooms + (size_t)worker * PIECE;
+    for (size_t have = 0; have < count;) {
+        const ssize_t got = pread(j->file, room + have, count - have, (off_t)(at + have));
+        if (got <= 0) {
+            if (got < 0 && errno == EINTR) continue;
+            j->error = got < 0 ? errno : EIO;
+            return;
+        }
+        have += (size_t)got;
+    }
+    j->sum += hash((uint64_t)item, room, count);
+}
+
+/* The bytes begin .. end, or to the end of the file. */
+static mha_status add_file(mha_context *context, const char *path, size_t begin, size_t end,
+                           uint64_t *digest)
+{
+    job j = {.begin = begin, .sum = *digest * P3};
+    size_t size = 0;
+    void *rooms = NULL;
+    MHA_TRY(mhai_file_open(path, &j.file, &size));
+    j.end = end < size ? end : size;
+    if (j.begin > j.end) j.begin = j.end;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status = mha_scratch_alloc(context, mha_context_threads(context), PIECE, &rooms);
+    if (status == MHA_OK) {
+        j.rooms = rooms;
+        mha_parallel_for(context, (int64_t)((j.end - j.begin + PIECE - 1) / PIECE), add_piece, &j);
+        if (j.error)
+            status = mha_fail(MHA_ERR_FILE, "%s: cannot read: %s", mhai_show_path(path).text,
+                              strerror(j.error));
+    }
+    mha_scratch_release(context, mark);
+    close(j.file);
+    *digest = j.sum + 1;
+    return status;
+}
+
+/* Those of a list that are there. */
+static mha_status add_files(mha_context *context, const char *folder, const char *const *names,
+                            uint64_t *digest)
+{
+    for (; *names; names++) {
+        *digest = turn(*digest, 9) + P5; /* a file under another name is another one */
+        if (!mhai_model_holds(folder, *names)) continue;
+        char *path = mhai_model_join(folder, *names);
+        if (!path)
+            return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names",
+                            mhai_show_path(folder).text);
+        const mha_status status = add_file(context, path, 0, SIZE_MAX, digest);
+        free(path);
+        MHA_TRY(status);
+    }
+    return MHA_OK;
+}
+
+static mha_status add_gguf(mha_context *context, const char *path, mhai_digests *digests)
+{
+    mha_gguf *file = NULL;
+    mha_gguf_tensor tensor;
+    size_t header = SIZE_MAX;
+    MHA_TRY(mha_gguf_open(path, &file));
+    for (int64_t i = 0; mha_gguf_describe(file, i, &tensor) == MHA_OK; i++)
+        if ((size_t)tensor.offset < header) header = (size_t)tensor.offset;
+    mha_gguf_close(file);
+    MHA_TRY(add_file(context, path, 0, header, &digests->configuration));
+    return add_file(context, path, header, SIZE_MAX, &digests->weights);
+}
+
+static mha_status add_weights(mha_context *context, const char *folder, uint64_t *digest)
+{
+    mhai_weights weights;
+    mha_status status = mhai_weights_open(folder, &weights);
+    for (int64_t i = 0; i < weights.shards && status == MHA_OK; i++)
+        status = add_file(context, weights.shard[i].path, 0, SIZE_MAX, digest);
+    mhai_weights_close(&weights);
+    return status;
+}
+
+mha_status mhai_digest_model(mha_context *context, const char *path, bool tokens,
+                             mhai_digests *digests)
+{
+    static const char *const configuration[] = {"config.json", "generation_config.json", NULL};
+    static const char *const tokenizer[] = {"tokenizer.json",
+                                            "tokenizer_config.json",
+                                            "special_tokens_map.json",
+                                            "added_tokens.json",
+                                            "vocab.txt",
+                                            "chat_template.jinja",
+                                            NULL};
+    if (mhai_model_is_gguf(path)) return add_gguf(context, path, digests);
+    MHA_TRY(add_files(context, path, configuration, &digests->configuration));
+    MHA_TRY(add_weights(context, path, &digests->weights));
+    return tokens ? add_files(context, path, tokenizer, &digests->tokenizer) : MHA_OK;
+}

@@ -1,0 +1,120 @@
+"""A signal at a drawn moment of every command that writes: each file is the older one or the whole new one, nothing
+lies beside it, and the program ends by the signal (a shell sees 130, 143, 129).
+
+A moment is an operation on files (support/watch.c) or an allocation (support/memory.c), which are counted, so that it
+is the same on every machine. MHA_TEST_LONG=1 takes 40 moments of each command and signal.
+"""
+import shutil
+import signal
+import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
+from harness import *  # noqa: E402,F403
+from watch import SANITIZED, allocating, operations, watched  # noqa: E402
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PLACE = FOLDER / "place"
+OLDER = b"older"
+VIEW, HEADS = ["view", MODEL, TEXT], ["heads", MODEL, "--text", FOLDER / "texts.txt", "--random", "1"]
+# The command, the files that it replaces, the folder that it makes.
+WRITERS = [
+    ([*VIEW, "-o", "a.html"], ["a.html"], None),
+    ([*VIEW, "--svg", "a.svg", "--png", "a.png", "--json", "a.json", "--npy", "a.npy"],
+     ["a.svg", "a.png", "a.json", "a.npy"], None),
+    ([*VIEW, "--contrast", "The dog sat on the mat", "-o", "a.html"], ["a.html"], None),
+    ([*VIEW, "--from", "cat", "--to", "sat", "--json", "a.json", "-o", "a.html"], ["a.json", "a.html"], None),
+    ([*VIEW, "--desk", "1", "--json", "a.json", "--svg", "a.svg"], ["a.json", "a.svg"], None),
+    ([*HEADS, "-o", "a.html"], ["a.html"], None),
+    ([*HEADS, "--npy", "folder"], [], "folder"),
+    ([*HEADS, "--pictures", "folder"], [], "folder"),
+    ([*HEADS, "--headvis", "folder"], [], "folder"),
+    (["prune", MODEL, "--text", FOLDER / "texts.txt", "--step", "4", "--csv", "a.csv", "--json", "a.json", "--svg",
+      "a.svg", "--html", "a.html", "--keep", "4", "-o", "folder"], ["a.csv", "a.json", "a.svg", "a.html"], "folder"),
+    (["run", "--example", "--json", "a.json", "--out", "a.npy"], ["a.json", "a.npy"], None),
+    (["explain", "--like", "gpt2", "--svg", "a.svg"], ["a.svg"], None),
+    (["train", "ioi", "--steps", "4", "--every", "2", "--tries", "1", "--embed", "16", "-o", "folder"], [], "folder")]
+if LONG:
+    WRITERS.append((["bench", "forward", "--length", "64", "--seconds", "0.01", "--samples", "5", "--patience", "0.01",
+                     "--svg", "a.svg"], ["a.svg"], None))
+NUMBERS = re.compile(rb"[0-9][0-9.e+-]*")
+chance = seeded()
+
+
+def started(arguments, files, **changes):
+    """The command in a folder where only the older files are."""
+    shutil.rmtree(PLACE, ignore_errors=True)
+    PLACE.mkdir()
+    for name in files:
+        (PLACE / name).write_bytes(OLDER)
+    threads = [] if arguments[0] in ("explain", "run") else ["--threads", "1"]
+    done = subprocess.run([PROGRAM, *map(str, arguments), "-q", *threads], capture_output=True, cwd=PLACE,
+                          stdin=subprocess.DEVNULL, env=environment(**changes), timeout=HANGS)
+    return Result(done)
+
+
+def content(arguments):
+    """What lies there; without numbers where times are among them, and of a picture of times its end."""
+    def steady(data):
+        return data[-8:] if arguments[0] == "bench" else NUMBERS.sub(b"#", data) if arguments[0] == "prune" else data
+    return {str(path.relative_to(PLACE)): steady(path.read_bytes()) for path in PLACE.rglob("*") if path.is_file()}
+
+
+def undisturbed(arguments, files):
+    """What is written; the number of moments of each kind."""
+    log, count = FOLDER / "log", FOLDER / "count"
+    check_good(started(arguments, files, **watched(log=log)), f"{arguments}: undisturbed")
+    numbers = {"file": len(operations(log))}
+    if not SANITIZED:
+        check_good(started(arguments, files, **allocating(count=count)), f"{arguments}: counted")
+        numbers["allocation"] = int(count.read_text())
+    return content(arguments), numbers
+
+
+def interrupted(writer, whole, kind, moment, number):
+    arguments, files, folder = writer
+    changes = watched(file=moment, signal=number) if kind == "file" else allocating(signal=moment, number=number)
+    result, found = started(arguments, files, **changes), content(arguments)
+    what = f"{' '.join(map(str, arguments))}: {number.name} at {kind} {moment}: exit {result.code}, {result.errors}"
+    check(result.code == -number, what)
+    for name, data in found.items():
+        learning = arguments[0] == "train" and name in whole  # its state and curve are written again and again
+        check(learning or data in (OLDER, whole.get(name)), f"{what}: {name} is neither old nor new")
+    check(all(name in found for name in files), f"{what}: {sorted(found)}")
+    if folder and arguments[0] != "train":
+        check(not any(name.startswith("folder") for name in found) or set(found) == set(whole), f"{what}: {sorted(found)}")
+    check(not [path for path in PLACE.rglob("*") if ".part" in path.name], f"{what}: {sorted(found)}")
+
+
+def every_writer():
+    for writer in WRITERS:
+        whole, numbers = undisturbed(*writer[:2])
+        for number in SIGNALS:
+            for kind, count in numbers.items():
+                for _ in range(1 if not LONG else 3 if writer[0][0] == "bench" else 20):
+                    interrupted(writer, whole, kind, chance.randint(1, count), number)
+
+
+def while_roles_are_measured():
+    """Of a page, from the first text on: it is not drawn with what was measured until then."""
+    whole, numbers = undisturbed(*WRITERS[0][:2])
+    for part in () if SANITIZED else range(80, 100, 4):
+        interrupted(WRITERS[0], whole, "allocation", numbers["allocation"] * part // 100, chance.choice(SIGNALS))
+
+
+def ignored():
+    """What nohup starts goes on when the terminal is gone."""
+    arguments, files, _ = WRITERS[0]
+    whole, numbers = undisturbed(arguments, files)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for moment in (1, numbers["file"]):
+        check_good(started(arguments, files, **watched(file=moment, signal=signal.SIGHUP)), "SIGHUP that is ignored")
+        check(content(arguments) == whole, "SIGHUP that is ignored: another file")
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+(FOLDER / "texts.txt").write_text("The cat sat on the mat .\nThe dog ran across the street .\n" * 4)
+every_writer()
+while_roles_are_measured()
+ignored()
+finish()
