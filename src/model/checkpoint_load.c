@@ -33,6 +33,7 @@ typedef struct loading {
     int64_t types;       /* as config.json says */
     uint64_t mark;       /* of the weights */
     mha_transformer *made;
+    mhai_ends ends;
     mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
 } loading;
 
@@ -356,6 +357,9 @@ static mha_status load_files(loading *l, const char *folder)
     mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
                              : mhai_weights_open(folder, &l->stored->weights);
     if (status == MHA_OK) status = load_body(l);
+    if (status == MHA_OK)
+        status = gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, l->plan.desc.vocab_size, &l->ends))
+                      : mhai_ends_of_folder(folder, l->plan.desc.vocab_size, &l->ends);
     if (status == MHA_OK && gguf && l->tokenizer)
         status = mhai_gguf_tokenizer(gguf, folder, l->tokenizer);
     free(l->used);
@@ -411,9 +415,11 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.mark};
-    else
+        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.mark, l.ends};
+    else {
         mha_transformer_destroy(l.made);
+        free(l.ends.ids);
+    }
     return status;
 }
 
@@ -429,5 +435,6 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
     mhai_loaded loaded;
     MHA_TRY(mhai_model_load_part(context, folder, &how, NULL, &loaded));
     *transformer = loaded.transformer;
+    free(loaded.ends.ids);
     return MHA_OK;
 }

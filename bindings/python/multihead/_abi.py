@@ -606,6 +606,7 @@ MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_model_describe": (_STATUS, [_HANDLE, C.POINTER(ModelInfo)]),
     "mha_model_tokenizer": (_HANDLE, [_HANDLE]),
     "mha_model_vocabulary": (_HANDLE, [_HANDLE]),
+    "mha_model_end_tokens": (_INT64, [_HANDLE, C.POINTER(C.POINTER(C.c_int32))]),
     "mha_model_transformer": (_HANDLE, [_HANDLE]),
     "mha_model_encoder": (_HANDLE, [_HANDLE]),
     "mha_model_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(Batch), C.POINTER(ModelOutputs)]),
