@@ -266,7 +266,7 @@ class TransformerDesc(Struct):
     _fields_ = [SIZE, FLAGS, *_int64s("vocab_size max_length embed_dim num_layers num_heads "
                                       "kv_heads head_dim ff_dim memory_dim"),
                 ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
-                ("norm_epsilon", C.c_float), ("rope_base", C.c_float), RESERVED,
+                ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("padding_token", C.c_int32),
                 ("layer_heads", Int64Pointer), ("layer_kv_heads", Int64Pointer),
                 ("type_count", C.c_int64), ("layers", C.c_void_p), ("embed_scale", C.c_float),
                 ("logit_softcap", C.c_float)]

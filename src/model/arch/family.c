@@ -95,7 +95,8 @@ const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *
 
 bool mhai_desc_is_usual(const mha_transformer_desc *d)
 {
-    const uint32_t others = MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL;
+    const uint32_t others =
+        MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_PADDING;
     return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) &&
            !(d->embed_scale < 1 || d->embed_scale > 1) && !(d->logit_softcap > 0);
 }

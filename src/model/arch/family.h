@@ -55,7 +55,7 @@ typedef struct mhai_weight_name {
 /* What config.json says. */
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
-    int64_t first_position; /* rows of the table of positions that no token uses */
+    int64_t first_position; /* rows in front of the table of positions that no token uses */
     int64_t *head_lists;    /* what desc.layer_heads points to; NULL: none. To be freed */
     mha_layer_desc *layers; /* likewise desc.layers */
 } mhai_family_plan;
