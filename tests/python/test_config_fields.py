@@ -15,6 +15,7 @@ import torch
 import transformers
 
 import checkpoint_ctypes as ck
+import multihead
 import multihead_ctypes as mha
 from shared import DEEP, ROOT, SEED
 
@@ -261,7 +262,7 @@ def test_fields(tmp_path, kind):
             assert judge(kind, tmp_path / f"{number}", label, ()) == ("equal", None)
             cases += [(number, f"{label}: {what}", names, made) for what, names, made in edits(kind, start)]
     fields = {name for _, _, names, _ in cases for name in names}
-    chosen = cases if DEEP else random.Random(f"{SEED} {kind}").sample(cases, min(12, len(cases)))
+    chosen = cases if DEEP else random.Random(f"{SEED} {kind}").sample(cases, 8)
     went, wrong = Counter(), []
     for number, what, names, made in chosen:
         (tmp_path / f"{number}/config.json").write_text(json.dumps(made))
@@ -286,3 +287,46 @@ def test_every_field_is_swept():
         swept |= set(make(kind, options[0]).config.to_dict())
     assert len(read) > 40 and read - swept == {"multihead_output"}
     print(f"\n  in all: {dict(total)}, largest error taken for equal {largest[0]:.1e}", end="")
+
+
+@pytest.mark.gate(2)
+@pytest.mark.parametrize("config, generation", [(1, None), ([3, 1], None), (None, [2, 5]), (None, 3), ([2], [2, 1]),
+                                                (None, None)], ids=str)
+def test_end_tokens(tmp_path, config, generation):
+    """Numbers stand for tokens in the order in which the text without an end has them. It ends where transformers ends it, and at the
+    tokenizer's eos_token."""
+    import tokenizers
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, eos_token_id=None, bos_token_id=None))
+    torch.manual_seed(8)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * (0.5 if p.dim() > 1 else 1))
+    model.save_pretrained(tmp_path)
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[1:VOCAB + 1]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    files = {name: json.loads((tmp_path / name).read_text()) for name in ("config.json", "generation_config.json")}
+
+    def continued(**ends):
+        for name, values in files.items():
+            (tmp_path / name).write_text(json.dumps({**values, "eos_token_id": ends.get(name)}))
+        if generation is None:
+            (tmp_path / "generation_config.json").unlink()
+        theirs_ = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        ids = theirs_.generate(torch.tensor([[5, 7, 9, 8]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+        ours_ = multihead.Model(tmp_path)
+        return ids[0, 4:].tolist(), ours_.generate([5, 7, 9, 8], max_tokens=12), ours_.end_tokens
+
+    free, text, ends = continued()
+    assert text == "".join(letters[i] for i in free) and ends == []
+    order = list(dict.fromkeys(free))
+    tokens = lambda places: [order[i] for i in places] if isinstance(places, list) else places and order[places]
+    chosen = {"config.json": tokens(config), "generation_config.json": tokens(generation)}
+    ids, text, ends = continued(**chosen)
+    assert text == "".join(letters[i] for i in ids if i not in ends)
+    flat = {i for value in chosen.values() if value is not None for i in (value if isinstance(value, list) else [value])}
+    assert set(ends) == flat and (ids[-1] in flat) == bool(flat)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": letters[free[0]]}))
+    ours_ = multihead.Model(tmp_path)
+    assert ours_.generate([5, 7, 9, 8]) == "" and set(ours_.end_tokens) == flat | {free[0]}
