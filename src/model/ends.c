@@ -71,10 +71,21 @@ mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends
 /* llama.cpp ends a text at these too, since converters do not always name them. */
 static bool is_end(const char *text, size_t size)
 {
-    static const char *const names[] = {
-        "<|eot_id|>", "<|eom_id|>",    "<|im_end|>",        "<|end|>",         "<|return|>",
-        "<|call|>",   "<end_of_turn>", "<|endoftext|>",     "<|end_of_text|>", "<EOT>",
-        "_<EOT>",     "[EOT]",         "<end_of_utterance>"};
+    static const char *const names[] = {"<|eot_id|>",
+                                        "<|eom_id|>",
+                                        "<|im_end|>",
+                                        "<|end|>",
+                                        "<end_of_turn>",
+                                        "<|endoftext|>",
+                                        "<|end_of_text|>",
+                                        "<EOT>",
+                                        "_<EOT>",
+                                        "[EOT]",
+                                        "[EOS]",
+                                        "<eos>",
+                                        "</s>",
+                                        "<end_of_utterance>",
+                                        "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strlen(names[i]) == size && memcmp(names[i], text, size) == 0) return true;
     return false;
