@@ -58,8 +58,9 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "chat", generate_options, chat, 1,
              "TEXT is the user's turn of a chat, the output the\nanswer: ChatML (SmolLM2, Qwen) or "
              "Llama 3"),
-    ROW_FLAG(0, "stats", generate_options, stats, 1,
-             "tokens per second and the size of the cache, on stderr"),
+    ROW_FLAG(
+        0, "stats", generate_options, stats, 1,
+        "the tokens that end a text, tokens per second and the\nsize of the cache, on stderr"),
     ROW_FLAG(0, "ids", generate_options, ids, 1,
              "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
     ROW_CHOICE(
@@ -78,13 +79,15 @@ const args_page generate_page = {
     .usage = "generate [options] MODEL [TEXT]",
     .examples = "multihead generate demo \"the animal didn't cross the street because it\"\n"
                 "multihead generate demo --temperature 0.8 --top-p 0.9 --seed 7\n"
-                "multihead generate smollm2.gguf --chat \"What is attention?\" --max-tokens 200\n"
+                "multihead generate smollm2.gguf --chat \"What is attention?\" --stats\n"
                 "multihead generate llama-folder \"Once upon a time\" --stop \".\" --min-p 0.1",
     .notes = "MODEL is a Hugging Face folder, a GGUF file, or what 'multihead train -o' saved.\n"
-             "Without TEXT it starts from the beginning-of-text token. It ends at the\n"
-             "end-of-text token, before a --stop, or when the model runs out of positions.\n"
-             "The text is written to stdout as it is generated. Started on several ranks\n"
-             "(mpirun), each has the weights of some layers; the text is the same.\n"
+             "Without TEXT it starts from the beginning-of-text token. It ends before a\n"
+             "--stop, when the model runs out of positions, or at an end token: one that\n"
+             "config.json, generation_config.json or the tokenizer names, or a GGUF file (eos,\n"
+             "eot, eom, as llama.cpp); --stats lists them. The text is written to stdout as it\n"
+             "is generated. Started on several ranks (mpirun), each has the weights of some\n"
+             "layers; the text is the same.\n"
              "docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
@@ -99,8 +102,10 @@ typedef struct run {
     mha_transformer_desc desc;
     const mha_vocabulary *vocabulary; /* the model's; NULL with --ids or other tokenizers */
     generate_stream stream;           /* its tokenizer NULL: without one */
-    int32_t end;                      /* the token that ends a text; -1: none */
-    double seconds[2];                /* of the prompt, of the rest */
+    const int32_t *ends;              /* [end_count] the tokens that end a text */
+    int64_t end_count;
+    int32_t turn_end;  /* ends an answer of a chat; -1: none */
+    double seconds[2]; /* of the prompt, of the rest */
     mha_decoder *decoder;
     mha_sampling how;
     int64_t most; /* new tokens */
@@ -213,11 +218,11 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
 {
     mha_tokenizer_info info = {.struct_size = sizeof info};
     char *chat;
-    r->end = r->vocabulary ? mha_vocabulary_end(r->vocabulary) : -1;
+    r->end_count = mha_model_end_tokens(r->model, &r->ends);
+    r->turn_end = -1;
     r->choices = r->desc.vocab_size;
     if (r->stream.tokenizer) {
         CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
-        r->end = info.eos_id;
         r->choices = info.vocab_size;
     }
     if (options->stops.count > 0 && !r->stream.tokenizer)
@@ -229,7 +234,7 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
     if (!r->stream.tokenizer)
         return cli_fail(CLI_UNSUPPORTED, GENERATE, "--chat: %s has no tokenizer of a chat model",
                         folder);
-    CLI_TRY(generate_chat(r->stream.tokenizer, folder, *text, &chat, &r->end));
+    CLI_TRY(generate_chat(r->stream.tokenizer, folder, *text, &chat, &r->turn_end));
     *text = chat;
     return CLI_OK;
 }
@@ -272,8 +277,8 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     if (!predicts(&r->desc))
         return cli_fail(
             CLI_UNSUPPORTED, GENERATE,
-            "%s: the model does not predict the next token (an encoder, or the decoder of "
-            "an encoder-decoder); give a causal one",
+            "%s: the model does not predict the next token (an encoder, the decoder of an "
+            "encoder-decoder, or saved without its output layer); give a causal one",
             folder);
     if (!options->ids) r->stream.tokenizer = mha_model_tokenizer(r->model);
     r->stream.stops = &options->stops;
@@ -341,8 +346,25 @@ static cli_exit show_prompt(run *r, const char *text)
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
 
+static bool is_named_end(const run *r, int32_t id)
+{
+    for (int64_t i = 0; i < r->end_count; i++)
+        if (r->ends[i] == id) return true;
+    return false;
+}
+
+static void note_end(const run *r, int32_t id)
+{
+    const char *text = r->stream.tokenizer ? mha_tokenizer_token(r->stream.tokenizer, id)
+                       : r->vocabulary     ? mha_vocabulary_word(r->vocabulary, id)
+                                           : NULL;
+    cli_note(false, "ends at token %" PRId32 "%s%s", id, text ? " " : "", text ? text : "");
+}
+
 static void print_stats(const run *r, int64_t made)
 {
+    for (int64_t i = 0; i < r->end_count; i++) note_end(r, r->ends[i]);
+    if (r->turn_end >= 0 && !is_named_end(r, r->turn_end)) note_end(r, r->turn_end);
     const int64_t length = mha_decoder_length(r->decoder);
     cli_note(false,
              "prompt: %" PRId64 " tokens in %.2f s (%.1f/s); generated: %" PRId64
@@ -372,7 +394,7 @@ static cli_exit write_tokens(run *r, int64_t *made, bool *full)
     for (*made = 0; *made < r->most && !signals_came(); (*made)++) {
         const int64_t i = *made;
         CLI_TRY(choose(r, (uint64_t)i));
-        if (r->ids[0] == r->end) return CLI_OK;
+        if (r->ids[0] == r->turn_end || is_named_end(r, r->ids[0])) return CLI_OK;
         CLI_TRY(show(r, r->ids[0], &stopped));
         if (stopped) return CLI_OK;
         if (mha_decoder_length(r->decoder) == r->limit) {

@@ -122,6 +122,19 @@ MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
  * 0.1 */
 MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
 
+/**
+ * The tokens that end a text, each once; their number is returned. They are those that any of its files
+ * names: of a folder eos_token_id of config.json and of generation_config.json, a number or a list, and
+ * the tokenizer's eos_token; of a GGUF file tokenizer.ggml.eos_token_id, eot_token_id and eom_token_id,
+ * and the tokens that llama.cpp knows by their text, such as "<|eot_id|>", "<|im_end|>" and
+ * "<end_of_turn>". Numbers of no token are left out. Without a tokenizer those of the other files.
+ *
+ *   *ids   [the number returned]; ids may be NULL
+ *
+ * Memory   lives as long as the model.   Errors  none.   Threads  any.   Since  0.1
+ */
+MHA_API int64_t mha_model_end_tokens(const mha_model *model, const int32_t **ids);
+
 /** The model's transformer. Changing it (MHA_MODEL_ARRAY) changes the model. Memory lives as long
  * as the model. Errors none. Threads any. Since 0.1 */
 MHA_API mha_transformer *mha_model_transformer(mha_model *model);

@@ -42,7 +42,8 @@ typedef enum mha_norm {
 
 typedef enum mha_position_encoding {
     MHA_ENCODING_NONE = 0,
-    MHA_ENCODING_LEARNED = 1,    /* a table [max_length,E], added to the embeddings */
+    /* a table [max_length,E], with MHA_TRANSFORMER_PADDING one more row, added to the embeddings */
+    MHA_ENCODING_LEARNED = 1,
     MHA_ENCODING_SINUSOIDAL = 2, /* added likewise, fixed (Vaswani et al. 2017, section 3.5) */
     MHA_ENCODING_ROTARY = 3      /* queries and keys are rotated, halves paired as in Llama */
 } mha_position_encoding;
@@ -69,7 +70,10 @@ enum {
     MHA_TRANSFORMER_OUT_BIAS = 1 << 8,       /* of W_o only */
     MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
     MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on what a block adds (Gemma 2) */
-    MHA_TRANSFORMER_PARALLEL = 1 << 11       /* attention and feed-forward of one x (GPT-NeoX) */
+    MHA_TRANSFORMER_PARALLEL = 1 << 11,      /* attention and feed-forward of one x (GPT-NeoX) */
+    /* Positions count the tokens that are not padding_token, which has none wherever it stands
+     * (RoBERTa): the learned table has a row for it in front. Not causal */
+    MHA_TRANSFORMER_PADDING = 1 << 12
 };
 
 /* mha_layer_desc.flags */
@@ -134,9 +138,9 @@ typedef struct mha_transformer_desc {
     mha_norm norm;
     mha_position_encoding positions;
     mha_feed_forward feed_forward;
-    float norm_epsilon; /* 0: 1e-5 */
-    float rope_base;    /* 0: 10000 */
-    uint32_t reserved;  /* 0 */
+    float norm_epsilon;    /* 0: 1e-5 */
+    float rope_base;       /* 0: 10000 */
+    int32_t padding_token; /* with MHA_TRANSFORMER_PADDING; else 0 */
     /* [L] heads of each layer's self-attention, 0 .. num_heads, together with head_dim; NULL:
      * num_heads. A layer without heads adds the bias of its output and nothing else, and has no
      * other attention parameters except a post-norm's. Gates, probabilities and all else with an
@@ -319,7 +323,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
 /**
  * Parameter number index, in the order of the flat array:
  *
- *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E]
+ *   embed_tokens.weight [V,E]    embed_positions.weight [max_length,E], or one more (padding_token)
  *   embed_types.weight [type_count,E]         embed_norm.weight .bias
  *   layers.N.self_attn_norm.weight .bias      self_attn_post_norm likewise, with branch norms
  *   layers.N.self_attn.q_proj.weight .bias    k_proj v_proj o_proj

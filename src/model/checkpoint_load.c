@@ -32,6 +32,7 @@ typedef struct loading {
     bool *used;          /* [tensors of the file] */
     int64_t types;       /* as config.json says */
     mha_transformer *made;
+    mhai_ends ends;
     mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
 } loading;
 
@@ -78,7 +79,10 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
                                      mhai_family_plan *plan)
 {
+    static const char *const refused[] = {"quantization_config", "is_encoder_decoder",
+                                          "per_layer_config", NULL};
     plan->desc.struct_size = sizeof plan->desc;
+    MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(family->read(config, plan));
     return check_positions(config, &plan->desc);
 }
@@ -121,7 +125,8 @@ static double numbers_described(const mha_transformer_desc *d)
 
 static const char *remedy(const loading *l)
 {
-    return l->stored->weights.gguf ? "fetch the file again"
+    return l->stored->weights.gguf ? "this variant of the architecture is not supported, take the "
+                                     "model's folder"
                                    : "take the config.json that came with the weights";
 }
 
@@ -161,6 +166,31 @@ static mha_status check_embeddings(loading *l)
         l->stored->weights.prefix = "";
     int64_t unused;
     return mhai_weights_check(&l->stored->weights, name, &table, &unused);
+}
+
+/* A decoder's output: not in the file of one that was saved without (AutoModel.save_pretrained()), as
+ * embedding models are. Where it is one with the embeddings, the file may hold it twice. */
+static mha_status check_output(loading *l)
+{
+    const mhai_weights *weights = &l->stored->weights;
+    mha_transformer_desc *d = &l->plan.desc;
+    const bool tied = d->flags & MHA_TRANSFORMER_TIED;
+    char name[MHAI_WEIGHT_NAME], table[MHAI_WEIGHT_NAME];
+    if (!(l->family->shape & MHA_MODEL_SHAPE_CAUSAL) || !l->family->prefix[0]) return MHA_OK;
+    mhai_family_name(l->family, "lm_head.weight", name);
+    mhai_family_name(l->family, "embed_tokens.weight", table);
+    const int64_t at = mhai_weights_find(weights, name);
+    if (at < 0 && !tied) {
+        d->flags |= MHA_TRANSFORMER_NO_OUTPUT;
+        d->logit_softcap = 0;
+    }
+    if (at < 0 || !tied || mhai_weights_equal(weights, at, mhai_weights_find(weights, table)))
+        return MHA_OK;
+    return mha_fail(
+        MHA_ERR_MODEL,
+        "%s: 'tie_word_embeddings' is true, but the file has a weight '%s' that differs "
+        "from '%s'; set it to false",
+        mhai_show_path(l->config).text, name, table);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -305,6 +335,7 @@ static mha_status load_body(loading *l)
 {
     MHA_TRY(check_compute(l));
     MHA_TRY(check_embeddings(l));
+    MHA_TRY(check_output(l));
     MHA_TRY(check_numbers(l));
     l->used = calloc((size_t)l->stored->weights.count + 1, sizeof *l->used);
     if (!l->used) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
@@ -325,6 +356,9 @@ static mha_status load_files(loading *l, const char *folder)
     mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
                              : mhai_weights_open(folder, &l->stored->weights);
     if (status == MHA_OK) status = load_body(l);
+    if (status == MHA_OK)
+        status = gguf ? mhai_gguf_status(mhai_ends_of_gguf(gguf, l->plan.desc.vocab_size, &l->ends))
+                      : mhai_ends_of_folder(folder, l->plan.desc.vocab_size, &l->ends);
     if (status == MHA_OK && gguf && l->tokenizer)
         status = mhai_gguf_tokenizer(gguf, folder, l->tokenizer);
     free(l->used);
@@ -380,9 +414,11 @@ mha_status mhai_model_load_part(mha_context *context, const char *path,
     mha_status status = mhai_model_is_gguf(path) ? load_gguf(&l, path) : load(&l, path);
     mha_gguf_close(l.gguf);
     if (status == MHA_OK)
-        *loaded = (mhai_loaded){l.made, l.listed, l.types};
-    else
+        *loaded = (mhai_loaded){l.made, l.listed, l.types, l.ends};
+    else {
         mha_transformer_destroy(l.made);
+        free(l.ends.ids);
+    }
     return status;
 }
 
@@ -398,5 +434,6 @@ mha_status mha_checkpoint_load(mha_context *context, const char *folder,
     mhai_loaded loaded;
     MHA_TRY(mhai_model_load_part(context, folder, &how, NULL, &loaded));
     *transformer = loaded.transformer;
+    free(loaded.ends.ids);
     return MHA_OK;
 }

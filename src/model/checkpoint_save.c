@@ -7,6 +7,7 @@
 #include <multihead/io.h>
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,7 +139,12 @@ static mha_status list_weights(const mhai_family *family, const mha_transformer_
     for (int64_t i = 0; i < count; i++) {
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(transformer, i, &p));
-        mhai_family_name(family, p.name, list->text[i]);
+        /* a decoder's file has its output beside the rest, which has the prefix */
+        const bool inner =
+            family->shape & MHA_MODEL_SHAPE_CAUSAL && strcmp(p.name, "lm_head.weight");
+        char name[MHAI_WEIGHT_NAME];
+        mhai_family_name(family, p.name, name);
+        snprintf(list->text[i], sizeof list->text[i], "%s%s", inner ? family->prefix : "", name);
         list->names[i] = list->text[i];
         list->tensors[i] = mha_tensor_contiguous(data + p.offset, MHA_F32, p.ndim, p.shape);
     }

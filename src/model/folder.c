@@ -68,12 +68,15 @@ mha_status mhai_model_check_folder(const char *folder)
                         mhai_show_path(folder).text, contents);
     if (mhai_model_holds(folder, "model.safetensors")) return MHA_OK;
     if (mhai_model_holds(folder, "model.safetensors.index.json")) return MHA_OK;
-    if (mhai_model_holds(folder, "pytorch_model.bin"))
+    if (mhai_model_holds(folder, "pytorch_model.bin") ||
+        mhai_model_holds(folder, "pytorch_model.bin.index.json"))
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
-            "%s: pytorch_model.bin is not read, since a pickle can run code; convert it: "
-            "python3 -c 'from transformers import AutoModel as M; "
-            "M.from_pretrained(\".\").save_pretrained(\".\")' in the folder",
+            "%s: pytorch_model.bin is not read, since a pickle can run code; convert it in "
+            "the folder: python3 -c 'import glob, torch, safetensors.torch as s; "
+            "s.save_file({k: v.contiguous().clone() for f in glob.glob(\"pytorch_model*.bin\")"
+            " for k, v in torch.load(f, weights_only=True).items()}, "
+            "\"model.safetensors\", {\"format\": \"pt\"})'",
             mhai_show_path(folder).text);
     return mha_fail(MHA_ERR_FILE,
                     "%s/model.safetensors: no such file; a model folder has %s; see "

@@ -3,6 +3,7 @@
 #define MHAI_MODEL_FOLDER_H
 
 #include "model/arch/family.h"
+#include "model/ends.h"
 
 #include <multihead/tokenizer.h>
 
@@ -20,7 +21,8 @@ MHA_NODISCARD mha_status mhai_model_check_folder(const char *folder);
 typedef struct mhai_loaded {
     mha_transformer *transformer; /* the caller destroys it */
     const mhai_family *family;
-    int64_t types; /* of tokens, as config.json says; the transformer has none if all are 0 */
+    int64_t types;  /* of tokens, as config.json says; the transformer has none if all are 0 */
+    mhai_ends ends; /* without its tokenizer's; the caller frees its ids */
 } mhai_loaded;
 
 /* The transformer of a folder or a GGUF file. tokenizer: that of a GGUF file is made too, if it has one,

@@ -98,7 +98,7 @@ static const struct {
     {"attention.sliding_window", false, false, {"sliding_window", NULL, NULL}},
     {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", NULL, NULL}},
     {"attention.layer_norm_epsilon", false, true, {"layer_norm_eps", "layer_norm_epsilon", NULL}},
-    {"rope.freq_base", false, true, {"rope_theta", NULL, NULL}},
+    {"rope.freq_base", false, true, {"rope_theta", "rotary_emb_base", NULL}},
     {"rope.freq_base_swa", false, true, {"rope_local_base_freq", NULL, NULL}},
     {"attn_logit_softcapping", false, true, {"attn_logit_softcapping", NULL, NULL}},
     {"final_logit_softcapping", false, true, {"final_logit_softcapping", NULL, NULL}}};
@@ -207,6 +207,18 @@ static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t laye
                                                                                : no_memory();
 }
 
+/* What is valid and not supported is said before anything seems to be missing. */
+static mha_status refuse_unsupported(const reading *r)
+{
+    mha_gguf_value value;
+    int64_t experts = 0;
+    if (find(r, "expert_count", &value))
+        MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX, &experts));
+    if (experts == 0) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: '%s' is %lld: experts are not supported",
+                    mhai_show_path(r->path).text, value.key, (long long)experts);
+}
+
 /* Heads, as those of the layer that has most, and by layer where these differ. Without a key of their
  * own there is a key/value head for each. */
 static mha_status read_heads(const reading *r)
@@ -283,21 +295,24 @@ static mha_status read_width(const reading *r, int64_t *rotated)
                                                   : 0;
     mha_gguf_value value;
     json_t *number;
+    double part = 1;
     *rotated = width;
-    if (!find(r, "rope.dimension_count", &value)) return MHA_OK;
-    MHA_TRY(read_value(r, &value, false, &number));
-    *rotated = (int64_t)json_integer_value(number);
-    json_decref(number);
-    if (*rotated < 1 || *rotated % 2 != 0 || (width > 0 && *rotated > width))
-        return mha_fail(
-            MHA_ERR_MODEL, "%s: '%s' is %lld, expected an even number up to %lld, a head's numbers",
-            mhai_show_path(r->path).text, value.key, (long long)*rotated, (long long)width);
-    /* the half: times the width, the quotient alone may be less than the count */
-    if (*rotated < width && (!mhai_put(r->root, "partial_rotary_factor",
-                                       json_real(((double)*rotated + 0.5) / (double)width)) ||
-                             !mhai_put_text(r->names, "partial_rotary_factor", value.key)))
-        return no_memory();
-    return MHA_OK;
+    if (find(r, "rope.dimension_count", &value)) {
+        MHA_TRY(read_value(r, &value, false, &number));
+        *rotated = (int64_t)json_integer_value(number);
+        json_decref(number);
+        if (*rotated < 1 || (width > 0 && *rotated > width))
+            return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, expected 1..%lld, a head's numbers",
+                            mhai_show_path(r->path).text, value.key, (long long)*rotated,
+                            (long long)width);
+        /* the half: times the width, the quotient alone may be less than the count */
+        if (*rotated < width) part = ((double)*rotated + 0.5) / (double)width;
+        if (!mhai_put_text(r->names, "partial_rotary_factor", value.key)) return no_memory();
+    }
+    return mhai_put(r->root, "partial_rotary_factor", json_real(part)) &&
+                   mhai_put(r->root, "rotary_pct", json_real(part))
+               ? MHA_OK
+               : no_memory();
 }
 
 /* What the numbers below are put into, and what messages call them. */
@@ -456,7 +471,8 @@ static mha_status read_weights(const reading *r)
                         mha_gguf_find(r->file, "blk.0.attn_qkv.bias") >= 0;
     if (!mhai_put_count(r->root, "vocab_size", table.dims[1]) ||
         !mhai_put_bool(r->root, "tie_word_embeddings", tied) ||
-        !mhai_put_bool(r->root, "attention_bias", biased))
+        !mhai_put_bool(r->root, "attention_bias", biased) ||
+        !mhai_put_bool(r->root, "mlp_bias", mha_gguf_find(r->file, "blk.0.ffn_up.bias") >= 0))
         return no_memory();
     return MHA_OK;
 }
@@ -472,6 +488,9 @@ static mha_status add_known(const reading *r)
     if (!causal) return refuse(r, &value, "is false, which is not supported");
     if (find(r, "use_parallel_residual", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
     bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel);
+    /* 0 is none, as Phi 4 has it */
+    if (r->of->largest == 0 && count_of(r, "sliding_window") == 0)
+        json_object_del(r->root, "sliding_window");
     if (!find(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
         good = good && mhai_put_count(r->root, "head_dim", each);
     if (!find(r, "attention.sliding_window", &value) && strcmp(r->of->name, "gemma3") == 0)
@@ -482,6 +501,26 @@ static mha_status add_known(const reading *r)
                                       by_width ? each : count_of(r, "head_dim"));
     }
     return good ? MHA_OK : no_memory();
+}
+
+/* Parts of a split file, of which the first alone has the metadata. */
+static mha_status refuse_part(const reading *r)
+{
+    static const char number[] = "split.no", count[] = "split.count";
+    mha_gguf_value value;
+    int64_t part = 0, parts = 1;
+    if (mha_gguf_key_find(r->file, count) < 0) return MHA_OK;
+    MHA_TRY(mha_gguf_value_of(r->file, count, &value));
+    MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX, &parts));
+    if (mha_gguf_key_find(r->file, number) >= 0) {
+        MHA_TRY(mha_gguf_value_of(r->file, number, &value));
+        MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX - 1, &part));
+    }
+    if (parts <= 1) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: is part %lld of %lld of a model; merge them with llama.cpp's "
+                    "llama-gguf-split --merge FIRST-PART WHOLE.gguf",
+                    mhai_show_path(r->path).text, (long long)part + 1, (long long)parts);
 }
 
 static mha_status find_architecture(reading *r)
@@ -514,12 +553,14 @@ mha_status mhai_gguf_status(mha_status status)
 mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **root)
 {
     reading r = {.file = file, .path = path};
-    mha_status status = find_architecture(&r);
+    mha_status status = refuse_part(&r);
+    if (status == MHA_OK) status = find_architecture(&r);
     r.root = status == MHA_OK ? json_object() : NULL;
     r.names = status == MHA_OK ? json_object() : NULL;
     if (status == MHA_OK && (json_object_set_new_nocheck(r.root, MHAI_CONFIG_NAMES, r.names) != 0 ||
                              !mhai_put_text(r.root, "model_type", r.of->model_type)))
         status = no_memory();
+    if (status == MHA_OK) status = refuse_unsupported(&r);
     if (status == MHA_OK) status = read_rows(&r);
     if (status == MHA_OK) status = read_heads(&r);
     if (status == MHA_OK) status = read_windows(&r);

@@ -135,7 +135,7 @@ static mha_status read_all(reading *r)
     MHA_TRY(read_id(r, "tokenizer.ggml.unknown_token_id", &d->unk_id));
     MHA_TRY(read_id(r, "tokenizer.ggml.padding_token_id", &d->pad_id));
     MHA_TRY(read_flag(r, "tokenizer.ggml.add_bos_token",
-                      llama || strcmp(r->splitter, "llama-bpe") == 0, &d->add_bos));
+                      llama || mhai_splitter_adds_bos(r->splitter), &d->add_bos));
     MHA_TRY(read_flag(r, "tokenizer.ggml.add_eos_token", false, &d->add_eos));
     return read_flag(r, "tokenizer.ggml.add_space_prefix", llama, &d->add_space_prefix);
 }

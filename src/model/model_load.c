@@ -62,6 +62,16 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
                                    .type_vocab_size = loaded->types ? loaded->types : 1,
                                    .parameters = mha_transformer_size(loaded->transformer)};
     model->transformer = loaded->transformer;
+    model->ends = loaded->ends;
+}
+
+/* What the tokenizer calls the end of a text is among those of the files. */
+static mha_status add_end(mha_model *model)
+{
+    mha_tokenizer_info info = {.struct_size = sizeof info, .eos_id = -1};
+    if (model->tokenizer) MHA_TRY(mha_tokenizer_describe(model->tokenizer, &info));
+    if (model->vocabulary) info.eos_id = mha_vocabulary_end(model->vocabulary);
+    return mhai_ends_add(&model->ends, info.eos_id, model->info.vocab_size);
 }
 
 /* A folder, or a GGUF file. */
@@ -73,8 +83,11 @@ static mha_status load_one(mha_context *context, const char *path, const mha_mod
     MHA_TRY(
         mhai_model_load_part(context, path, options, tokens ? &model->tokenizer : NULL, &loaded));
     describe(&loaded, model);
-    if (model->tokenizer) return check_vocabulary(path, model);
-    return tokens && !mhai_model_is_gguf(path) ? load_tokenizer(path, model) : MHA_OK;
+    if (model->tokenizer)
+        MHA_TRY(check_vocabulary(path, model));
+    else if (tokens && !mhai_model_is_gguf(path))
+        MHA_TRY(load_tokenizer(path, model));
+    return add_end(model);
 }
 
 static bool is_cross(const mha_model *model)
@@ -241,6 +254,7 @@ void mha_model_destroy(mha_model *model)
     mha_tokenizer_destroy(model->tokenizer);
     mha_transformer_destroy(model->transformer);
     mha_model_destroy(model->encoder);
+    free(model->ends.ids);
     mha_allocator allocator = model->allocator;
     allocator.release(allocator.user, model, sizeof *model);
 }
@@ -264,6 +278,12 @@ const mha_tokenizer *mha_model_tokenizer(const mha_model *model)
 const mha_vocabulary *mha_model_vocabulary(const mha_model *model)
 {
     return model ? model->vocabulary : NULL;
+}
+
+int64_t mha_model_end_tokens(const mha_model *model, const int32_t **ids)
+{
+    if (ids) *ids = model ? model->ends.ids : NULL;
+    return model ? model->ends.count : 0;
 }
 
 mha_transformer *mha_model_transformer(mha_model *model)

@@ -208,6 +208,7 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
         return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; %s asks for it",
                         mhai_show_path(weights->path).text, weights->prefix, name, weights->asks);
     MHA_TRY(mhai_weights_peek(weights, *index, tensor));
+    name = mhai_weights_name(weights, *index);
     const char *path = weights->gguf ? weights->path : shard_of(weights, *index)->path;
     bool same = tensor->ndim == expected->ndim;
     for (int i = 0; same && i < expected->ndim; i++) same = tensor->shape[i] == expected->shape[i];
@@ -215,17 +216,15 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
         char has[160], wants[160];
         mhai_weights_print_shape(has, sizeof has, tensor);
         mhai_weights_print_shape(wants, sizeof wants, expected);
-        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' has shape %s, %s asks for %s",
-                        mhai_show_path(path).text, weights->prefix, name, has, weights->asks,
-                        wants);
+        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s' has shape %s, %s asks for %s",
+                        mhai_show_path(path).text, name, has, weights->asks, wants);
     }
     if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL); /* is it read? */
     if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: weight '%s%s' is %s; save the model as float32, float16 or bfloat16",
-                    mhai_show_path(path).text, weights->prefix, name,
-                    mha_dtype_name(tensor->dtype));
+                    "%s: weight '%s' is %s; save the model as float32, float16 or bfloat16",
+                    mhai_show_path(path).text, name, mha_dtype_name(tensor->dtype));
 }
 
 mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index)
@@ -245,6 +244,19 @@ mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index)
                            : tensor.dtype == MHA_BF16 ? MHA_GGUF_BF16
                                                       : MHA_GGUF_F32,
                            mhai_safetensors_data(shard->file, index)};
+}
+
+bool mhai_weights_equal(const mhai_weights *weights, int64_t a, int64_t b)
+{
+    mha_tensor x = {.ndim = 0}, y = {.ndim = 0};
+    int64_t count = 0;
+    if (mhai_weights_peek(weights, a, &x) != MHA_OK || mhai_weights_peek(weights, b, &y) != MHA_OK)
+        return false;
+    bool same = x.dtype == y.dtype && x.ndim == y.ndim && mha_tensor_count(&x, &count) == MHA_OK;
+    for (int i = 0; same && i < x.ndim; i++) same = x.shape[i] == y.shape[i];
+    return same &&
+           memcmp(mhai_weights_elements(weights, a).data, mhai_weights_elements(weights, b).data,
+                  (size_t)count * mha_dtype_size(x.dtype)) == 0;
 }
 
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to)

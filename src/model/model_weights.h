@@ -53,6 +53,9 @@ typedef struct mhai_elements {
 /* Those of a tensor that has been checked; as long as the weights are open. */
 mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index);
 
+/* Whether two tensors of safetensors have the same type, shape and bytes. */
+bool mhai_weights_equal(const mhai_weights *weights, int64_t a, int64_t b);
+
 /* Elements first .. first + count as f32. */
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to);
 

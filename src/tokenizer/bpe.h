@@ -30,7 +30,7 @@ typedef struct mhai_vocabulary_desc mhai_vocabulary_desc;
 struct mhai_vocabulary_desc {
     const char *where;       /* what messages call it, e.g. the path of a file */
     const char *model;       /* "gpt2" (byte-level) or "llama" (SentencePiece) */
-    const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2", "smollm"; of "gpt2" only */
+    const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2" ...; of "gpt2" only */
     const mhai_text *tokens; /* [count] */
     const int32_t *types;    /* [count] MHAI_TOKEN_NORMAL and so on; NULL: all are normal */
     const float *scores;     /* [count] "llama": the higher, the sooner is a token made */
@@ -47,6 +47,9 @@ struct mhai_vocabulary_desc {
 MHA_NODISCARD mha_status mhai_tokenizer_make(const mhai_vocabulary_desc *desc,
                                              const mha_tokenizer_options *options,
                                              mha_tokenizer **tokenizer);
+
+/* Whether llama.cpp begins texts with a token for the name of a splitter, if nothing says so. */
+bool mhai_splitter_adds_bos(const char *name);
 
 /* ---- From inside ----------------------------------------------------------------------------- */
 

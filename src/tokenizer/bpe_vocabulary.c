@@ -18,17 +18,51 @@ enum { MOST_PIECE = 256 };
 #define OTHERS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
-/* How llama.cpp calls what the tokenizer.json of a model says. */
-static const struct {
-    const char *name;
-    bool digits, nfc, ignore_merges;
+/* How llama.cpp calls what the tokenizer.json of models says: names of one splitter share a row, if
+ * also NFC and merges are alike. */
+static const struct splitter {
+    const char *names;
+    bool digits, nfc, ignore_merges, add_bos;
     const char *pattern;
 } splitters[] = {
-    {"gpt-2", false, false, false, mhai_gpt2_pattern},
-    {"smollm", true, false, false, mhai_gpt2_pattern},
-    {"llama-bpe", false, false, true, ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}{1,3}|" OTHERS},
-    {"qwen2", false, true, false, ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}|" OTHERS},
+    {.names = "gpt-2 phi-2 jais gigachat mellum trillion a.x-4.0 exaone4 granite-docling jina-es "
+              "jina-de jina-v2-es jina-v2-de",
+     .pattern = mhai_gpt2_pattern},
+    {.names = "mpt olmo", .nfc = true, .pattern = mhai_gpt2_pattern}, /* GPT-NeoX's */
+    {.names = "smollm starcoder refact command-r codeshell exaone minerva-7b",
+     .digits = true,
+     .pattern = mhai_gpt2_pattern},
+    {.names = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+     .ignore_merges = true,
+     .add_bos = true,
+     .pattern = ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}{1,3}|" OTHERS},
+    {.names = "dbrx smaug-bpe glm4 chatglm-bpe jais-2",
+     .pattern = ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}{1,3}|" OTHERS},
+    {.names = "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez",
+     .nfc = true,
+     .pattern = ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}|" OTHERS},
+    {.names = "stablelm2 hunyuan grok-2",
+     .pattern = ENDINGS "|" SPACE_AND_LETTERS "|\\p{N}|" OTHERS},
 };
+
+/* The row that has a name; NULL: none. */
+static const struct splitter *find_splitter(const char *name)
+{
+    const size_t size = strlen(name);
+    for (size_t i = 0; i < sizeof splitters / sizeof splitters[0]; i++)
+        for (const char *at = splitters[i].names; *at; at += strspn(at, " ")) {
+            const size_t length = strcspn(at, " ");
+            if (length == size && memcmp(at, name, size) == 0) return &splitters[i];
+            at += length;
+        }
+    return NULL;
+}
+
+bool mhai_splitter_adds_bos(const char *name)
+{
+    const struct splitter *splitter = find_splitter(name);
+    return splitter && splitter->add_bos;
+}
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
 
@@ -110,20 +144,20 @@ static mha_status add_merges(mhai_loader *l, const mhai_vocabulary_desc *d)
 static mha_status set_bytes(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
 {
     const char *where = d->where, *name = d->splitter ? d->splitter : "none";
-    for (size_t i = 0; i < sizeof splitters / sizeof splitters[0]; i++) {
-        if (strcmp(name, splitters[i].name) != 0) continue;
-        const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_NFC}};
-        bpe->byte_level = true;
-        bpe->ignore_merges = splitters[i].ignore_merges;
-        if (splitters[i].nfc) MHA_TRY(mhai_bpe_add_step(bpe, where, &nfc));
-        bpe->normal_count = bpe->step_count;
-        if (splitters[i].digits) MHA_TRY(mhai_bpe_add_digits(bpe, where, true));
-        return mhai_bpe_add_split(bpe, where, splitters[i].pattern);
-    }
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: pre-tokenizer '%s' is not supported; gpt-2, llama-bpe, qwen2 and smollm "
-                    "are",
-                    mhai_show_path(where).text, mhai_show_name(name).text);
+    const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_NFC}};
+    const struct splitter *splitter = find_splitter(name);
+    if (!splitter)
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "%s: pre-tokenizer '%s' is not supported; gpt-2, llama-bpe, qwen2, smollm and "
+            "other names of theirs are",
+            mhai_show_path(where).text, mhai_show_name(name).text);
+    bpe->byte_level = true;
+    bpe->ignore_merges = splitter->ignore_merges;
+    if (splitter->nfc) MHA_TRY(mhai_bpe_add_step(bpe, where, &nfc));
+    bpe->normal_count = bpe->step_count;
+    if (splitter->digits) MHA_TRY(mhai_bpe_add_digits(bpe, where, true));
+    return mhai_bpe_add_split(bpe, where, splitter->pattern);
 }
 
 static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)

@@ -120,10 +120,18 @@ static mha_status check_factors(const mha_transformer_desc *d)
 
 static mha_status check_kinds(const mha_transformer_desc *d)
 {
-    const uint32_t known = MHA_TRANSFORMER_PARALLEL * 2 - 1;
-    if (d->flags & ~known || d->reserved)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or reserved %u",
-                        (unsigned)d->flags, (unsigned)d->reserved);
+    const uint32_t known = MHA_TRANSFORMER_PADDING * 2 - 1;
+    const bool padding = d->flags & MHA_TRANSFORMER_PADDING;
+    if (d->flags & ~known || (d->padding_token && !padding))
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_desc: flags 0x%x or padding_token %d",
+                        (unsigned)d->flags, (int)d->padding_token);
+    if (padding && (d->positions != MHA_ENCODING_LEARNED || d->flags & MHA_TRANSFORMER_CAUSAL ||
+                    d->padding_token < 0 || d->padding_token >= d->vocab_size))
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_transformer_desc: padding_token is %d, expected a token of 0..%lld, with "
+            "learned positions and not causal",
+            (int)d->padding_token, (long long)d->vocab_size - 1);
     if ((unsigned)d->norm > MHA_NORM_RMS || (unsigned)d->positions > MHA_ENCODING_ROTARY ||
         (unsigned)d->feed_forward > MHA_FEED_FORWARD_GEGLU_TANH)
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -317,7 +325,8 @@ static mha_status lay_out(mha_transformer *t)
     l.prefix = "embed_positions";
     t->positions = MHAI_NOWHERE;
     if (d->positions == MHA_ENCODING_LEARNED)
-        t->positions = add(&l, ".weight", MHA_PARAMETER_EMBEDDING, d->max_length, d->embed_dim);
+        t->positions =
+            add(&l, ".weight", MHA_PARAMETER_EMBEDDING, mhai_position_rows(d), d->embed_dim);
     l.prefix = "embed_types";
     t->types = MHAI_NOWHERE;
     if (d->type_count > 0)

@@ -347,8 +347,8 @@ static mha_status finish(const call *c)
         MHA_TRY(mha_embedding_backward(c->context, &types, &dx, &table));
     }
     if (t->desc.positions == MHA_ENCODING_LEARNED) {
-        table = mhai_transformer_rows(c->out.parameters + t->positions, t->desc.max_length, width,
-                                      width);
+        table = mhai_transformer_rows(c->out.parameters + t->positions,
+                                      mhai_position_rows(&t->desc), width, width);
         MHA_TRY(mha_embedding_backward(c->context, &positions, &dx, &table));
     }
     table = mhai_transformer_rows(c->out.parameters + t->tokens, t->desc.vocab_size, width, width);

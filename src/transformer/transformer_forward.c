@@ -32,14 +32,28 @@ static mha_status load_numbers(const mhai_call *c, const char *name, const mha_t
     return MHA_OK;
 }
 
+/* Rows of the table of positions. */
+static void load_positions(const mhai_call *c)
+{
+    const mha_transformer_desc *d = &c->t->desc;
+    const int64_t *places = c->step ? c->step->places.data : NULL;
+    mha_activations *a = c->a;
+    int32_t counted = 0;
+    for (int64_t i = 0; i < mhai_tokens(a); i++) {
+        if (i % a->T == 0) counted = 0;
+        if (d->flags & MHA_TRANSFORMER_PADDING)
+            a->positions[i] = a->ids[i] == d->padding_token ? 0 : ++counted;
+        else
+            a->positions[i] = (int32_t)(places ? places[i] : i % a->T);
+    }
+}
+
 static mha_status load_tokens(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     mha_activations *a = c->a;
-    const int64_t *places = c->step ? c->step->places.data : NULL;
-    for (int64_t i = 0; i < mhai_tokens(a); i++)
-        a->positions[i] = (int32_t)(places ? places[i] : i % a->T);
     MHA_TRY(load_numbers(c, "tokens", c->input.tokens, d->vocab_size, a->ids));
+    load_positions(c);
     return load_numbers(c, "token_types", c->input.token_types, d->type_count, a->types);
 }
 

@@ -123,6 +123,12 @@ static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
 }
 
+/* Of the table of learned positions. */
+static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
+{
+    return d->max_length + (d->flags & MHA_TRANSFORMER_PADDING ? 1 : 0);
+}
+
 /* ---- what a forward call keeps -----------------------------------------------------------------
  */
 

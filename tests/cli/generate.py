@@ -221,6 +221,26 @@ def padded_vocabulary():
     expect("abc", folder, "a", "--top-k", 1)
 
 
+def ends():
+    """Greedy it writes red green blue </s>: any of the tokens that a file names ends it, also of ids."""
+    for name, config, generation, text in (
+            ("no-end", {}, None, "red green caf\u00e9 red"), ("one-end", {"eos_token_id": 5}, None, "red green"),
+            ("list-of-ends", {"eos_token_id": [4, 3]}, {}, "red"),
+            ("later-ends", {"eos_token_id": 4}, {"eos_token_id": [99, -1, 5]}, "red green"),
+            ("null-end", {"eos_token_id": None}, {"eos_token_id": None}, "red green caf\u00e9 red")):
+        folder = make(name, logits=[LOGITS[0], LOGITS[1], LOGITS[2], [0, 0, 0, 0, 1, 2], LOGITS[4], LOGITS[5]], begins=False,
+                      **config)
+        if generation is not None:
+            (folder / "generation_config.json").write_text(json.dumps(generation))
+        expect(text, folder, "red", "--max-tokens", 3)
+        expect(" ".join(str(WORDS.index(word)) for word in text.split()), folder, "2", "--ids", "--max-tokens", 3)
+    listed = generate(folder.parent / "later-ends", "red", "--stats").err.decode().splitlines()[:3]
+    check(listed == ["ends at token 4 blue", "ends at token 5 caf\u00e9", "ends at token 1 </s>"], f"{listed}")
+    for wrong in ("</s>", [1, "x"], {"a": 1}, 1.5, list(range(1025))):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
+        check_error(generate(folder, "red"), BAD_INPUT, "generation_config.json: 'eos_token_id'", command="generate")
+
+
 def write_bytes(folder):
     """A byte-level tokenizer of "a", the two bytes of "\u00e9", and "b"."""
     added = [dict(id=i, content=word, single_word=False, lstrip=False, rstrip=False,
@@ -287,7 +307,7 @@ def interrupted():
         check(process.returncode == -number, f"signal {number}: exit {process.returncode}, {err!r}")
         check(re.fullmatch("a\u00e9{10,}\ufffd?\n", text) and len(begun + rest) < length,
               f"signal {number}: {len(text)} characters, to {(begun + rest)[-24:]!r}")
-        check(re.fullmatch(rb"prompt: 1 tokens .*; generated: \d+ in .*\n", err),
+        check(re.fullmatch(rb"ends at token 1 .*\nprompt: 1 tokens .*; generated: \d+ in .*\n", err),
               f"signal {number}: {err!r}")
 
 
@@ -373,6 +393,7 @@ streaming(model)
 refusals(model)
 numbers(model)
 padded_vocabulary()
+ends()
 byte_pairs()
 interrupted()
 opened_once()

@@ -121,9 +121,9 @@ static mha_tokenizer *make(const vocabulary *v)
 }
 
 /* The tokens as one line, each in its own text. */
-static void expect_tokens(const mha_tokenizer *t, const char *text, const char *want)
+static void print_tokens(const mha_tokenizer *t, const char *text, char line[1024])
 {
-    char line[1024] = "";
+    line[0] = '\0';
     mha_encoding e = {.struct_size = sizeof e};
     if (mha_tokenizer_encode(t, NULL, text, strlen(text), NULL, 0, &e) != MHA_OK)
         fail_msg("%s: %s", text, mha_error_detail());
@@ -132,6 +132,12 @@ static void expect_tokens(const mha_tokenizer *t, const char *text, const char *
         strcat(line, mha_tokenizer_token(t, e.ids[i]));
     }
     mha_encoding_free(&e);
+}
+
+static void expect_tokens(const mha_tokenizer *t, const char *text, const char *want)
+{
+    char line[1024];
+    print_tokens(t, text, line);
     assert_string_equal(line, want);
 }
 
@@ -188,6 +194,52 @@ static void test_byte_level(void **state)
     mha_tokenizer_destroy(t);
 }
 
+static void refuse(const vocabulary *v, mha_status status, const char *part)
+{
+    mha_tokenizer *t = NULL;
+    expect_error(mhai_tokenizer_make(&v->desc, NULL, &t), status, part);
+    assert_null(t);
+}
+
+/* Other names of a splitter give its tokens. */
+static void test_names_of_splitters(void **state)
+{
+    (void)state;
+    static const char *const pairs[][2] = {
+        {"phi-2", "gpt-2"},        {"mpt", "gpt-2"},      {"olmo", "gpt-2"},
+        {"starcoder", "smollm"},   {"exaone", "smollm"},  {"llama3", "llama-bpe"},
+        {"llama-v3", "llama-bpe"}, {"lfm2", "llama-bpe"}, {"deepseek-r1-qwen", "qwen2"},
+        {"megrez", "qwen2"}};
+    static const char *const texts[] = {"in the  the\n\n xyz 12345 aaaa",
+                                        "IN'S don't\r\n 1212 ,.! caf\xC3\xA9\t the"};
+    static const char *const none[] = {"", " ", "gpt", "gpt-2 phi-2", "gpt-22", "-2"};
+    vocabulary v;
+    begin_bytes(&v);
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        v.desc.splitter = pairs[i][0];
+        mha_tokenizer *other = make(&v);
+        v.desc.splitter = pairs[i][1];
+        mha_tokenizer *known = make(&v);
+        for (int k = 0; k < 2; k++) {
+            char line[1024];
+            print_tokens(known, texts[k], line);
+            expect_tokens(other, texts[k], line);
+        }
+        mha_tokenizer_destroy(other);
+        mha_tokenizer_destroy(known);
+        assert_int_equal(mhai_splitter_adds_bos(pairs[i][0]), mhai_splitter_adds_bos(pairs[i][1]));
+    }
+    assert_true(mhai_splitter_adds_bos("llama3") && !mhai_splitter_adds_bos("olmo"));
+    v.desc.splitter = "olmo"; /* GPT-NeoX's tokenizer composes characters */
+    mha_tokenizer *t = make(&v);
+    expect_tokens(t, "e\xCC\x81", "\xC3\x83 \xC2\xA9");
+    mha_tokenizer_destroy(t);
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+        v.desc.splitter = none[i];
+        refuse(&v, MHA_ERR_UNSUPPORTED, "is not supported; gpt-2, llama-bpe");
+    }
+}
+
 static void test_pieces(void **state)
 {
     (void)state;
@@ -215,13 +267,6 @@ static void test_pieces(void **state)
     t = make(&v);
     expect_tokens(t, "abc", "a bc </s>");
     mha_tokenizer_destroy(t);
-}
-
-static void refuse(const vocabulary *v, mha_status status, const char *part)
-{
-    mha_tokenizer *t = NULL;
-    expect_error(mhai_tokenizer_make(&v->desc, NULL, &t), status, part);
-    assert_null(t);
 }
 
 static void test_refuses_vocabularies(void **state)
@@ -490,5 +535,6 @@ static void test_out_of_memory(void **state)
     }
 }
 
-RUN_TESTS(TEST(test_byte_level), TEST(test_pieces), TEST(test_refuses_vocabularies),
-          TEST(test_merging), TEST(test_patterns), TEST(test_steps), TEST(test_out_of_memory))
+RUN_TESTS(TEST(test_byte_level), TEST(test_names_of_splitters), TEST(test_pieces),
+          TEST(test_refuses_vocabularies), TEST(test_merging), TEST(test_patterns),
+          TEST(test_steps), TEST(test_out_of_memory))

@@ -5,6 +5,9 @@ configurations of each family; with MHA_TEST_LONG=1 all (half a minute)."""
 import contextlib
 import copy
 import json
+import os
+import re
+import shlex
 from unittest import mock
 
 import numpy as np
@@ -14,7 +17,8 @@ import transformers
 
 import checkpoint_ctypes as ck
 import multihead_ctypes as mha
-from shared import LONG
+from safetensors.torch import load_file, save_file
+from shared import LONG, ROOT
 
 VOCAB, LENGTH = 61, 32
 WORDS = ["<pad>", "<s>", "</s>", "<unk>"] + [f"word{i}" for i in range(VOCAB - 4)]
@@ -481,7 +485,7 @@ def test_their_roberta(tmp_path, options):
     ours = ck.Transformer(tmp_path)
     assert ours.desc.max_length == LENGTH + 6 - config.pad_token_id - 1
     ids = some_ids(26)
-    ids[ids == config.pad_token_id] += 1  # its position would be the padding's
+    ids[:, [0, 7, 8, 20]] = config.pad_token_id  # which has no position of its own
     exact, single = (theirs(model, ids, double) for double in (True, False))
     assert np.abs(ours(ids) - exact).max() <= 2 * np.abs(single - exact).max()
 
@@ -539,6 +543,67 @@ def test_refused(tmp_path, kind, options, words):
     their_family(kind, options, 28).save_pretrained(tmp_path)
     with pytest.raises(mha.MultiheadError, match=words):
         ck.Transformer(tmp_path)
+
+
+@pytest.mark.parametrize("kind, options", [
+    ("qwen2", dict(tie_word_embeddings=True)), ("gpt_neox", dict(num_key_value_heads=4)), ("gpt2", {})], ids=str)
+def test_without_prefix(tmp_path, kind, options):
+    """Names as AutoModel.save_pretrained() writes them: tied to the embeddings the output is there, else it
+    is not, and the hidden states are what is left."""
+    model = their_family(kind, options, 45)
+    model.save_pretrained(tmp_path / "whole")
+    model.base_model.save_pretrained(tmp_path / "inner")
+    whole, inner, ids = ck.Transformer(tmp_path / "whole"), ck.Transformer(tmp_path / "inner"), some_ids(46)
+    tied = model.config.tie_word_embeddings
+    assert bool(inner.desc.flags & ck.NO_OUTPUT) != tied
+    assert np.array_equal(inner(ids), whole(ids) if tied else whole.look(ids)[1])
+
+
+def test_output_beside_tied_embeddings(tmp_path):
+    """Some files hold both; only if they are one tensor, it is the one that is taken."""
+    model = their_family("llama", dict(tie_word_embeddings=True), 47)
+    model.save_pretrained(tmp_path)
+    ours, weights = ck.Transformer(tmp_path)(some_ids(48)), load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, tmp_path / "model.safetensors")
+    assert np.array_equal(ck.Transformer(tmp_path)(some_ids(48)), ours)
+    weights["lm_head.weight"][-1, -1] += 1
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(mha.MultiheadError, match="'tie_word_embeddings' is true, but .* 'lm_head.weight'"):
+        ck.Transformer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "two files"])
+def test_the_line_that_converts_pickles(tmp_path, monkeypatch, kind):
+    """The command in the message, as it is printed, gives a folder with all weights."""
+    model = (randomise(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)), 49) if kind == "bert"
+             else their_family("gpt2" if kind == "gpt2" else "llama", dict(tie_word_embeddings=kind == "llama"), 49))
+    model.save_pretrained(tmp_path)
+    ours, weights = ck.Transformer(tmp_path)(some_ids(50)), model.state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    halves = [dict(list(weights.items())[part::2]) for part in range(2)]
+    if kind == "two files":
+        torch.save(halves[0], tmp_path / "pytorch_model-00001-of-00002.bin")
+        torch.save(halves[1], tmp_path / "pytorch_model-00002-of-00002.bin")
+        (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    else:
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(mha.MultiheadError, match="a pickle can run code") as error:
+        ck.Transformer(tmp_path)
+    python, option, code = shlex.split(str(error.value).split("in the folder: ")[1].split("'}")[0])
+    assert (python, option) == ("python3", "-c")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})  # in a process of its own importing torch takes seconds
+    assert np.array_equal(ck.Transformer(tmp_path)(some_ids(50)), ours)
+    assert load_file(tmp_path / "model.safetensors").keys() == weights.keys()
+
+
+def test_commands_of_messages():
+    """Those of the model library are run above, or are scripts that are there."""
+    text = "".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in (ROOT / "src/model").rglob("*.c"))
+    assert len(re.findall(r"python3? -c|\bpip install", text)) == 1
+    scripts = set(re.findall(r'"[^"\n]*?(tools/[\w-]+)', text))
+    assert scripts and all(os.access(ROOT / script, os.X_OK) for script in scripts)
 
 
 def test_odd_yarn(tmp_path):

@@ -119,7 +119,7 @@ def write(path, model, factors=None, **changes):
     for key, value in keys.items():
         if value is None:
             continue
-        full = f"{architecture}.{key}" if "." not in key or key.startswith(("attention.", "rope.")) else key
+        full = key if key.startswith(("tokenizer.", "split.")) else f"{architecture}.{key}"
         if isinstance(value, bool):
             writer.add_bool(full, value)
         elif isinstance(value, (list, str)):
@@ -230,10 +230,15 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, low_freq_factor=1.0, high_freq
      dict(factors=llama3_factors(8, 5e5, 46), **{"rope.freq_base": 5e5})),
     ("llama", {**LLAMA3, "factor": 32.0},
      dict(factors=llama3_factors(32, 5e5, 46), **{"rope.freq_base": 5e5})),
-    ("phi3", dict(partial_rotary_factor=0.57), {"rope.dimension_count": 26})],  # 46 * (26 / 46) < 26
+    ("phi3", dict(partial_rotary_factor=0.57), {"rope.dimension_count": 26}),  # 46 * (26 / 46) < 26
+    ("phi3", dict(partial_rotary_factor=0.6), {"rope.dimension_count": 27}),
+    ("gpt_neox", dict(partial_rotary_factor=0.34), {"rope.dimension_count": 15}),
+    ("gpt_neox", dict(partial_rotary_factor=1.0, rope_theta=777.0),
+     {"rope.dimension_count": None, "rope.freq_base": 777.0})],
     ids=lambda value: str(value)[:80])
 def test_rotations(tmp_path, kind, rope, changes):
-    model = their_family(kind, dict(hidden_size=184), 35)
+    model = their_family(kind, dict(hidden_size=184, **({"num_key_value_heads": 4} if kind == "gpt_neox" else {})),
+                         35)
     model.save_pretrained(tmp_path / "folder")
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     config["rope_parameters"].update(rope)
@@ -271,6 +276,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
     ("qwen2", dict(num_key_value_heads=4), {"attention.head_count_kv": None,
                                             "attention.key_length": None}),
     ("qwen3", dict(head_dim=8), {"attention.key_length": None}),
+    ("phi3", {}, {"attention.sliding_window": 0}),  # Phi 4, as llama.cpp's converter writes it
+    ("llama", dict(mlp_bias=True), {}),
     ("gemma3_text", dict(layer_types=[FULL, SLIDING, SLIDING]),
      {"attention.sliding_window_pattern": [False, True, True]}),
     ("gemma3_text", dict(layer_types=[SLIDING, FULL, SLIDING]), {"attention.sliding_window_pattern": 2}),
@@ -328,13 +335,43 @@ def test_heads_by_layer(tmp_path, kind):
     ({"rope.scaling.attn_factor": 1.5}, "attn_factor' is not supported"),
     ({"rope.scaling.alpha": 2.0}, "alpha' is not supported"),
     ({"factors": [1.0, 1.0, 8.0]}, "'rope_freqs.weight' are not those"),
+    ({"expert_count": 6, "expert_used_count": 2}, "'llama.expert_count' is 6: experts are not supported"),
+    ({"split.count": 3, "split.no": 1}, "is part 2 of 3 of a model; merge them .* llama-gguf-split --merge"),
     ({"rope.dimension_count": 0}, "rope.dimension_count"),
     ({"rope.dimension_count": 4}, "'llama.rope.dimension_count' rotates 4 of a head's 8 .*whole heads"),
-    ({"rope.dimension_count": 64}, "is 64, expected an even number up to 8")], ids=str)
+    ({"rope.dimension_count": 64}, "is 64, expected 1..8, a head.s numbers")], ids=str)
 def test_refused(tmp_path, changes, words):
     write(tmp_path / "model.gguf", their_family("llama", {}, 33), **changes)
-    with pytest.raises(mha.MultiheadError, match=words):
+    with pytest.raises(mha.MultiheadError, match=words) as error:
         Model(tmp_path / "model.gguf")
+    assert "again" not in str(error.value)  # the file is whole
+
+
+def test_an_unknown_variant(tmp_path):
+    """A weight that no family has: the file is not called damaged."""
+    model = their_family("qwen2", {}, 44)
+    model.model.layers[0].mlp.gate_proj.bias = torch.nn.Parameter(torch.zeros(model.config.intermediate_size))
+    write(tmp_path / "model.gguf", model)
+    with pytest.raises(mha.MultiheadError, match="weight 'blk.0.ffn_gate.bias', .* is not supported") as error:
+        Model(tmp_path / "model.gguf")
+    assert "again" not in str(error.value)
+
+
+LIBRARY.mha_model_end_tokens.restype = C.c_int64
+
+
+@pytest.mark.parametrize("keys, names, ends", [
+    ({"eos_token_id": 3}, {}, [3]), ({"eos_token_id": 3, "eot_token_id": 7, "eom_token_id": 3}, {}, [3, 7]),
+    ({"eot_token_id": 60, "eom_token_id": 61}, {}, [60]), ({}, {9: "<|im_end|>", 4: "<|endoftext|>"}, [4, 9]),
+    ({"eos_token_id": 2}, {5: "<end_of_turn>", 2: "<eos>", 6: "<|im_start|>"}, [2, 5]), ({}, {}, [])], ids=str)
+def test_end_tokens(tmp_path, keys, names, ends):
+    """What llama.cpp ends at, and nothing else; numbers of no token are none."""
+    tokens = [names.get(i, f"token{i}") for i in range(61)]
+    write(tmp_path / "model.gguf", their_family("llama", {}, 45), **{"tokenizer.ggml.tokens": tokens},
+          **{f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+    model, ids = Model(tmp_path / "model.gguf"), C.POINTER(C.c_int32)()
+    count = LIBRARY.mha_model_end_tokens(model.model, C.byref(ids))
+    assert ids[:count] == ends
 
 
 @pytest.mark.parametrize("kind, key, value, words", [
@@ -353,7 +390,7 @@ def test_refused(tmp_path, changes, words):
     ("phi3", "attention.head_count_kv", [2, 2, 1], "differs from layer to layer"),
     ("llama", "attention.head_count_kv", [2, 5, 2], "number 1 is not a whole number from 0 to 4"),
     ("phi3", "rope.freq_base", 0.5, "is 0.5, expected 1 or more"),
-    ("gemma3_text", "rope.freq_base_swa", 0.5, "is 0.5, expected at least 1"),
+    ("gemma3_text", "rope.freq_base_swa", 0.5, "is 0.5, expected 1 or more"),
     ("gemma2", "attn_logit_softcapping", 0.0, "is 0, expected at least 1e-06"),
     ("gemma3_text", "attn_logit_softcapping", 5.0, "is set, and models that use it"),
     ("gemma2", "final_logit_softcapping", 0.0, "is 0, expected at least 1e-06"),
@@ -362,7 +399,7 @@ def test_refused(tmp_path, changes, words):
     ("llama", "rope.scaling.factor", 0.0, "is 0, expected at least 1e-06"),
     ("llama", "rope.scaling.yarn_beta_fast", 0.5, "is 0.5, expected at least .*beta_slow' 1"),
     ("llama", "rope.scaling.attn_factor", -1.0, "is -1.13863, expected a finite number"),
-    ("gpt_neox", "rope.dimension_count", 3, "is 3, expected an even number")], ids=str)
+    ("gpt_neox", "rope.dimension_count", 9, "is 9, expected 1..8, a head.s numbers")], ids=str)
 def test_messages(tmp_path, kind, key, value, words):
     """Of wrong metadata name its key; config.json, which they are read as, nobody has seen."""
     scaled = YARN_KEYS if "rope.scaling" in key else {}

@@ -153,8 +153,8 @@ static void round_trips(void **state)
 static void round_trips_of_our_own(void **state)
 {
     (void)state;
-    for (int i = 0; i < 20; i++) {
-        mha_transformer_desc d = i < 9 || i > 14 ? llama : bert;
+    for (int i = 0; i < 21; i++) {
+        mha_transformer_desc d = i < 9 || (i > 14 && i < 20) ? llama : bert;
         if (i == 0) d.flags = 0;
         if (i == 1) d.ff_dim = 0;
         if (i == 2) d.norm = MHA_NORM_NONE;
@@ -175,6 +175,7 @@ static void round_trips_of_our_own(void **state)
         if (i == 17) d.flags |= MHA_TRANSFORMER_QKV_BIAS;
         if (i == 18) d.feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
         if (i == 19) d.feed_forward = MHA_FEED_FORWARD_GEGLU;
+        if (i == 20) d.flags |= MHA_TRANSFORMER_PADDING, d.padding_token = 3;
         round_trip(d, "multihead");
     }
 }
@@ -184,7 +185,7 @@ static void round_trips_of_layers(void **state)
 {
     (void)state;
     int found = 0;
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 21; i++) {
         rng r = rng_make(rng_run_seed(), 700 + (uint64_t)i);
         mha_transformer_desc d = i % 2 ? bert : llama;
         mha_layer_desc layers[2];

@@ -60,6 +60,11 @@ static mha_transformer_desc some_desc(rng *r)
     if (rng_chance(r, 0.3)) d.type_count = rng_between(r, 1, 3);
     if (rng_chance(r, 0.3)) d.embed_scale = 2.5f;
     if (!(d.flags & MHA_TRANSFORMER_NO_OUTPUT) && rng_chance(r, 0.3)) d.logit_softcap = 3;
+    if (d.positions == MHA_ENCODING_LEARNED && !(d.flags & MHA_TRANSFORMER_CAUSAL)) {
+        if (rng_chance(r, 0.7)) d.flags |= MHA_TRANSFORMER_PADDING;
+        if (d.flags & MHA_TRANSFORMER_PADDING)
+            d.padding_token = (int32_t)rng_between(r, 0, d.vocab_size - 1);
+    }
     layers_draw(r, &d, layers);
     if (rng_chance(r, 0.6)) d.layers = layers;
     return d;
@@ -723,6 +728,7 @@ static void check_embedded(const example *e, const mha_tensor *embedded)
     mha_parameter tokens, positions, types;
     assert_int_equal(mha_transformer_find(e->t, -1, "embed_tokens.weight", &tokens), MHA_OK);
     const bool learned = e->desc.positions == MHA_ENCODING_LEARNED;
+    const bool padding = e->desc.flags & MHA_TRANSFORMER_PADDING;
     if (e->desc.positions == MHA_ENCODING_SINUSOIDAL) return;
     assert_int_equal(mha_transformer_find(e->t, -1, "embed_positions.weight", &positions) == MHA_OK,
                      learned);
@@ -731,7 +737,14 @@ static void check_embedded(const example *e, const mha_tensor *embedded)
     for (int64_t i = 0; i < e->B * e->T * E; i++) {
         const int64_t row = i / E, type = e->input.token_types ? e->types[row] : 0;
         double sum = (double)(e->desc.embed_scale * data[tokens.offset + e->ids[row] * E + i % E]);
-        if (learned) sum += (double)data[positions.offset + row % e->T * E + i % E];
+        int64_t position = row % e->T; /* with padding 1 + the other tokens in front, or 0 */
+        if (padding) {
+            position = 1;
+            for (int64_t k = row - row % e->T; k < row; k++)
+                position += e->ids[k] != e->desc.padding_token;
+            if (e->ids[row] == e->desc.padding_token) position = 0;
+        }
+        if (learned) sum += (double)data[positions.offset + position * E + i % E];
         if (e->desc.type_count) sum += (double)data[types.offset + type * E + i % E];
         assert_true(((const float *)embedded->data)[i] == (float)sum);
     }
@@ -960,7 +973,15 @@ static void create_errors(void **state)
     expect_error(mha_transformer_create(NULL, &d, &t), MHA_ERR_NULL, "context");
     ROW(MHA_ERR_SHAPE, "12 is not a multiple", d.num_heads = 5);
     ROW(MHA_ERR_ARGUMENT, "num_layers is 0", d.num_layers = 0);
-    ROW(MHA_ERR_UNSUPPORTED, "0x1000", d.flags = 1 << 12);
+    ROW(MHA_ERR_UNSUPPORTED, "0x2000", d.flags = 1 << 13);
+    ROW(MHA_ERR_UNSUPPORTED, "padding_token 1", d.padding_token = 1);
+    ROW(MHA_ERR_ARGUMENT, "padding_token is 0, expected", d.flags = MHA_TRANSFORMER_PADDING);
+    ROW(MHA_ERR_ARGUMENT, "padding_token is 0, expected", d.positions = MHA_ENCODING_LEARNED,
+        d.flags = MHA_TRANSFORMER_PADDING | MHA_TRANSFORMER_CAUSAL);
+    ROW(MHA_ERR_ARGUMENT, "padding_token is -1, expected", d.positions = MHA_ENCODING_LEARNED,
+        d.flags = MHA_TRANSFORMER_PADDING, d.padding_token = -1);
+    ROW(MHA_ERR_ARGUMENT, "padding_token is 9", d.positions = MHA_ENCODING_LEARNED,
+        d.flags = MHA_TRANSFORMER_PADDING, d.padding_token = 9, d.vocab_size = 9);
     ROW(MHA_ERR_ARGUMENT, "need a norm", d.flags = MHA_TRANSFORMER_POST_NORM);
     ROW(MHA_ERR_ARGUMENT, "need a norm", d.flags = MHA_TRANSFORMER_BRANCH_NORM);
     ROW(MHA_ERR_ARGUMENT, "exclude each other", d.norm = MHA_NORM_RMS,

@@ -277,7 +277,7 @@ class TransformerDesc(Struct):
     _fields_ = [SIZE, FLAGS, *_int64s("vocab_size max_length embed_dim num_layers num_heads "
                                       "kv_heads head_dim ff_dim memory_dim"),
                 ("norm", C.c_int), ("positions", C.c_int), ("feed_forward", C.c_int),
-                ("norm_epsilon", C.c_float), ("rope_base", C.c_float), RESERVED,
+                ("norm_epsilon", C.c_float), ("rope_base", C.c_float), ("padding_token", C.c_int32),
                 ("layer_heads", Int64Pointer), ("layer_kv_heads", Int64Pointer),
                 ("type_count", C.c_int64), ("layers", C.POINTER(LayerDesc)),
                 ("embed_scale", C.c_float), ("logit_softcap", C.c_float)]
@@ -617,6 +617,7 @@ MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_model_describe": (_STATUS, [_HANDLE, C.POINTER(ModelInfo)]),
     "mha_model_tokenizer": (_HANDLE, [_HANDLE]),
     "mha_model_vocabulary": (_HANDLE, [_HANDLE]),
+    "mha_model_end_tokens": (_INT64, [_HANDLE, C.POINTER(C.POINTER(C.c_int32))]),
     "mha_model_transformer": (_HANDLE, [_HANDLE]),
     "mha_model_encoder": (_HANDLE, [_HANDLE]),
     "mha_model_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(Batch), C.POINTER(ModelOutputs)]),

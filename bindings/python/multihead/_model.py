@@ -126,6 +126,9 @@ class Model:
         words = self._library.mha_model_vocabulary(self._handle)
         self._tokenizer: Pieces | Words | None = (
             Pieces(tokenizer) if tokenizer else Words(words) if words else None)
+        ends = C.POINTER(C.c_int32)()
+        count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
+        self._ends = ends[:count] if count else []
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -192,6 +195,11 @@ class Model:
     def vocab_size(self) -> int:
         """The number of tokens that it knows."""
         return int(self._info.vocab_size)
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """The tokens that end a text: all that the model's files name (`mha_model_end_tokens`)."""
+        return list(self._ends)
 
     @property
     def parameters(self) -> int:
@@ -407,8 +415,8 @@ class Model:
 
     def _must_predict(self) -> None:
         if not self.predicts:
-            raise Unsupported(f"{self.name}: the model does not predict the next token (an encoder, "
-                              "or the decoder of an encoder-decoder)", _abi.STATUS["err_unsupported"])
+            raise Unsupported(f"{self.name}: the model does not predict the next token (an encoder, the "
+                              "decoder of an encoder-decoder, or saved without its output layer)", _abi.STATUS["err_unsupported"])
 
     def decoder(self, **options: Any) -> Decoder:
         """A decoder with caches of keys and values, to go through texts token by token; the options
@@ -451,7 +459,7 @@ class Model:
             with default_context() as handle:
                 check(library.mha_sample_token(handle, C.byref(sampling), step, logits.ctypes.data,
                                                choices, C.byref(token)))
-            if token.value == self._tokenizer.end:
+            if token.value in self._ends:
                 break
             part = writer.add(token.value)
             if part:
@@ -494,7 +502,7 @@ class Model:
             cache        keys and values: type="f32", "f16", "bf16" or "int8", page=16, window=1024,
                          sinks=4, streaming=True, ... as in `Decoder`
 
-        It ends at the end-of-text token, before a stop text, or when no position is left.
+        It ends at one of `end_tokens`, before a stop text, or when no position is left.
         """
         return "".join(self.stream(prompt, max_tokens=max_tokens, temperature=temperature,
                                    top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=stop,

@@ -57,9 +57,8 @@ void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d)
 
 mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"is_decoder",          "add_cross_attention",
-                                          "is_encoder_decoder",  "pruned_heads",
-                                          "quantization_config", NULL};
+    static const char *const refused[] = {"is_decoder", "add_cross_attention", "pruned_heads",
+                                          NULL};
     static const char *const acts[] = {"gelu", "relu"}, *const absolute[] = {"absolute"};
     mha_transformer_desc *d = &plan->desc;
     int act, output, unused;

@@ -5,23 +5,27 @@
 #include <multihead/component.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate its tables");
+}
 
 /* ---- description --------------------------------------------------------------------------- */
 
 mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family, bool whole,
                              mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"quantization_config", "is_encoder_decoder",
-                                          "use_bidirectional_attention", NULL};
     mha_transformer_desc *d = &plan->desc;
     bool tied;
     d->flags = MHA_TRANSFORMER_CAUSAL;
     d->norm = MHA_NORM_RMS;
     d->positions = MHA_ENCODING_ROTARY;
     d->feed_forward = MHA_FEED_FORWARD_SWIGLU;
-    MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(mhai_config_unset(config, "use_bidirectional_attention"));
     MHA_TRY(mhai_read_sizes(config, family, "intermediate_size", d));
     MHA_TRY(
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
@@ -53,7 +57,7 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
 {
     if (plan->layers) return MHA_OK;
     plan->layers = calloc((size_t)plan->desc.num_layers, sizeof *plan->layers);
-    if (!plan->layers) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate its tables");
+    if (!plan->layers) return no_memory();
     for (int64_t i = 0; i < plan->desc.num_layers; i++)
         plan->layers[i].struct_size = sizeof *plan->layers;
     plan->desc.layers = plan->layers;
@@ -77,79 +81,206 @@ bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 
 /* ---- rotations ----------------------------------------------------------------------------- */
 
-/* A rotation as config.json says it: in an object of its own, and beside it. */
-typedef struct rope_source {
-    mhai_config inner, outer;
-    bool partial; /* a part of each head may rotate */
-    double base;  /* of a rotation that says none */
-} rope_source;
+static const mhai_rope_kind usual_rope = {.base = "rope_theta",
+                                          .part = "partial_rotary_factor",
+                                          .usual_base = 1e4,
+                                          .usual_part = 1,
+                                          .scales = true};
 
-static mha_status read_number(const rope_source *s, const char *key, double fallback, double *value)
+static bool same_value(const json_t *a, const json_t *b)
 {
-    MHA_TRY(mhai_config_number(&s->outer, key, fallback, value));
-    return mhai_config_number(&s->inner, key, *value, value);
+    if (!json_is_number(a) || !json_is_number(b)) return json_equal(a, b);
+    return json_number_value(a) == json_number_value(b);
 }
 
-static mha_status read_float(const rope_source *s, const char *key, double fallback, float *value)
+/* Where a field is said. */
+typedef struct rope_place {
+    const mhai_config *config;
+    const char *level; /* what messages call it */
+    bool passed;       /* transformers reads another level in its place */
+} rope_place;
+
+/* Add a field that transformers finds only if no level in front has it, called name there. One that
+ * says otherwise is refused, since a reader of config.json may take either for what holds; "default"
+ * says nothing. */
+static mha_status add_field(const rope_place *place, const char *name, const char *key,
+                            json_t *value, json_t *rope)
+{
+    char taken[64] = "none";
+    const json_t *found = json_object_get(rope, key);
+    if (found ? same_value(found, value) : !place->passed)
+        return json_object_set_nocheck(rope, key, value) == 0 ? MHA_OK : no_memory();
+    if (json_is_string(value) && strcmp(json_string_value(value), "default") == 0) return MHA_OK;
+    if (json_is_number(found)) snprintf(taken, sizeof taken, "%.9g", json_number_value(found));
+    if (json_is_string(found)) snprintf(taken, sizeof taken, "%.60s", json_string_value(found));
+    return mha_fail(
+        MHA_ERR_MODEL,
+        "%s: '%s' in %s differs from what transformers takes (%s); leave the one that the "
+        "model was trained with",
+        mhai_show_path(place->config->path).text, mhai_config_name(place->config, name).text,
+        place->level, mhai_show_name(taken).text);
+}
+
+static mha_status add_object(const rope_place *place, json_t *object, json_t *rope)
+{
+    const char *key;
+    json_t *value;
+    if (object && !json_is_null(object) && !json_is_object(object))
+        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a JSON object",
+                        mhai_show_path(place->config->path).text, place->level);
+    json_object_foreach(object, key, value)
+    {
+        if (json_is_object(value) && strcmp(key, MHAI_CONFIG_NAMES) != 0)
+            return mha_fail(
+                MHA_ERR_UNSUPPORTED,
+                "%s: '%s' in %s is an object, and no layers of this model read it there",
+                mhai_show_path(place->config->path).text, mhai_show_name(key).text, place->level);
+        if (!place->passed || !json_is_null(value))
+            MHA_TRY(add_field(place, key, key, value, rope));
+    }
+    return MHA_OK;
+}
+
+/* A field that config.json itself calls name. */
+static mha_status add_outer(const mhai_config *config, const char *name, const char *key,
+                            json_t *rope)
+{
+    const rope_place place = {config, "config.json itself", false};
+    if (mhai_config_absent(config, name)) return MHA_OK;
+    return add_field(&place, name, key, json_object_get(config->root, name), rope);
+}
+
+static mha_status add_usual(const char *key, double value, json_t *rope)
+{
+    const mhai_config made = {"", rope};
+    if (!mhai_config_absent(&made, key)) return MHA_OK;
+    return mhai_put(rope, key, json_real(value)) ? MHA_OK : no_memory();
+}
+
+/* Fields beside the objects of types of layers. */
+static mha_status check_nested(const mhai_config *config, json_t *objects)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(objects, key, value)
+    {
+        if (!json_is_object(value) && !json_is_null(value))
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: '%s' in rope_parameters is of no type of layers; write it into "
+                            "full_attention or sliding_attention there",
+                            mhai_show_path(config->path).text, mhai_show_name(key).text);
+    }
+    return MHA_OK;
+}
+
+/* A rotation's fields in one object, as transformers collects them: rope_scaling in place of
+ * rope_parameters, or above its object for a type of layers; then what stands in config.json itself. */
+static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
+{
+    static const char original[] = "original_max_position_embeddings";
+    json_t *names = json_object_get(config->root, MHAI_CONFIG_NAMES);
+    json_t *scaling = json_object_get(config->root, "rope_scaling");
+    json_t *given = json_object_get(config->root, "rope_parameters");
+    const rope_place above = {config, "rope_scaling", false};
+    const rope_place place = {config, "rope_parameters",
+                              !kind->layers && json_object_size(scaling) > 0};
+    if (names) {
+        json_t *own = json_copy(names), *base = json_object_get(names, kind->base);
+        if (json_object_set_new_nocheck(rope, MHAI_CONFIG_NAMES, own) != 0 ||
+            (base && json_object_set(own, "rope_theta", base) != 0))
+            return no_memory();
+    }
+    if (kind->layers && json_is_object(given)) {
+        MHA_TRY(check_nested(config, given));
+        given = json_object_get(given, kind->layers);
+    }
+    if (kind->scales) MHA_TRY(add_object(&above, scaling, rope));
+    if (!place.passed) MHA_TRY(add_object(&place, given, rope));
+    if (!kind->layers) MHA_TRY(add_outer(config, original, original, rope));
+    MHA_TRY(add_outer(config, kind->base, "rope_theta", rope));
+    MHA_TRY(add_outer(config, kind->part, "partial_rotary_factor", rope));
+    MHA_TRY(add_usual("rope_theta", kind->usual_base, rope));
+    MHA_TRY(add_usual("partial_rotary_factor", kind->usual_part, rope));
+    if (kind->layers) return MHA_OK;
+    MHA_TRY(add_outer(config, "rope_theta", "rope_theta", rope));
+    MHA_TRY(add_outer(config, "partial_rotary_factor", "partial_rotary_factor", rope));
+    return place.passed ? add_object(&place, given, rope) : MHA_OK;
+}
+
+/* "type" is what transformers before 4.43 calls rope_type. */
+static mha_status read_type(const mhai_config *rope, bool old, const char *const *types, int count,
+                            int *type)
+{
+    const char *text;
+    const bool named = !old || !mhai_config_absent(rope, "rope_type");
+    MHA_TRY(mhai_config_choice(rope, named ? "rope_type" : "type", types[0], types, count, type));
+    MHA_TRY(mhai_config_text(rope, "type", types[0], &text));
+    if (strcmp(text, types[0]) == 0 || strcmp(text, types[*type]) == 0) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL,
+                    "%s: 'type' is '%s', rope_type is '%s'; leave the one that holds",
+                    mhai_show_path(rope->path).text, mhai_show_name(text).text, types[*type]);
+}
+
+static mha_status read_float(const mhai_config *rope, const char *key, double fallback,
+                             float *value)
 {
     double number;
-    MHA_TRY(read_number(s, key, fallback, &number));
+    MHA_TRY(mhai_config_number(rope, key, fallback, &number));
     *value = (float)number;
     return isfinite(*value) ? MHA_OK
                             : mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, which no float holds",
-                                       mhai_show_path(s->outer.path).text,
-                                       mhai_config_name(&s->outer, key).text, number);
+                                       mhai_show_path(rope->path).text,
+                                       mhai_config_name(rope, key).text, number);
 }
 
 /* By how much YaRN multiplies cosines and sines; 0: as mha_layer_desc has it. */
-static mha_status read_amplitude(const rope_source *s, mha_layer_desc *rope)
+static mha_status read_amplitude(const mhai_config *config, mha_layer_desc *rope)
 {
     double scale, all;
-    MHA_TRY(mhai_config_number(&s->inner, "mscale", 0, &scale));
-    MHA_TRY(mhai_config_number(&s->inner, "mscale_all_dim", 0, &all));
-    if (!mhai_config_absent(&s->inner, "attention_factor"))
-        return mhai_config_real(&s->inner, "attention_factor", 1, 0, 1e6, &rope->rope_amplitude);
+    MHA_TRY(mhai_config_number(config, "mscale", 0, &scale));
+    MHA_TRY(mhai_config_number(config, "mscale_all_dim", 0, &all));
+    if (!mhai_config_absent(config, "attention_factor"))
+        return mhai_config_real(config, "attention_factor", 1, 0, 1e6, &rope->rope_amplitude);
     if (!(scale > 0) || !(all > 0)) return MHA_OK;
     const double step = rope->rope_factor > 1 ? 0.1 * mha_log((double)rope->rope_factor) : 0;
     rope->rope_amplitude = (float)((step * scale + 1) / (step * all + 1));
     return MHA_OK;
 }
 
-static mha_status read_scaled(const rope_source *s, const mha_transformer_desc *d,
+static mha_status read_scaled(const mhai_config *config, const mha_transformer_desc *d,
                               mha_layer_desc *rope)
 {
     const bool yarn = rope->rope_scaling == MHA_ROPE_SCALING_YARN;
     const char *low = yarn ? "beta_slow" : "low_freq_factor";
     const char *high = yarn ? "beta_fast" : "high_freq_factor";
     static const char original[] = "original_max_position_embeddings";
+    const json_t *truncate = json_object_get(config->root, "truncate");
     double length;
-    bool truncated;
-    MHA_TRY(read_number(s, original, (double)d->max_length, &length));
+    MHA_TRY(mhai_config_number(config, original, (double)d->max_length, &length));
     if (!(length >= 1 && length <= MHAI_MOST_POSITIONS))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected 1..%d",
-                        mhai_show_path(s->outer.path).text,
-                        mhai_config_name(&s->outer, original).text, length, MHAI_MOST_POSITIONS);
+                        mhai_show_path(config->path).text, mhai_config_name(config, original).text,
+                        length, MHAI_MOST_POSITIONS);
     rope->rope_original_length = (int64_t)length;
-    MHA_TRY(read_float(s, low, 1, &rope->rope_low));
-    MHA_TRY(read_float(s, high, yarn ? 32 : 4, &rope->rope_high));
+    MHA_TRY(read_float(config, low, 1, &rope->rope_low));
+    MHA_TRY(read_float(config, high, yarn ? 32 : 4, &rope->rope_high));
     if (rope->rope_low > 0 && rope->rope_high > 0 &&
         !(yarn ? rope->rope_high >= rope->rope_low : rope->rope_high > rope->rope_low))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected %s '%s' %g",
-                        mhai_show_path(s->outer.path).text, mhai_config_name(&s->outer, high).text,
+                        mhai_show_path(config->path).text, mhai_config_name(config, high).text,
                         (double)rope->rope_high, yarn ? "at least" : "more than",
-                        mhai_config_name(&s->outer, low).text, (double)rope->rope_low);
+                        mhai_config_name(config, low).text, (double)rope->rope_low);
     if (!yarn) return MHA_OK;
-    MHA_TRY(mhai_config_bool(&s->inner, "truncate", true, &truncated));
-    if (!truncated)
+    if (truncate && !json_is_true(truncate)) /* null is false to transformers */
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: YaRN with 'truncate' false is not supported; known: true",
-                        mhai_show_path(s->outer.path).text);
-    return read_amplitude(s, rope);
+                        mhai_show_path(config->path).text);
+    return read_amplitude(config, rope);
 }
 
 /* Of an odd number n transformers rotates n + 1, at the frequencies base^(-2 i / n), which an even
  * rotation has of the base base^((n + 1) / n); so have the turns by which llama3 decides. */
-static mha_status set_part(const rope_source *s, int64_t rotated, const char *type,
+static mha_status set_part(const mhai_config *config, int64_t rotated, const char *type,
                            mha_layer_desc *rope)
 {
     const double n = (double)rotated, base = (double)rope->rope_base;
@@ -160,49 +291,61 @@ static mha_status set_part(const rope_source *s, int64_t rotated, const char *ty
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "%s: '%s' rotates an odd number, %lld, of a head's numbers, which is not "
                     "supported with rope_type '%s' and rope_theta %g",
-                    mhai_show_path(s->outer.path).text,
-                    mhai_config_name(&s->outer, "partial_rotary_factor").text, (long long)rotated,
+                    mhai_show_path(config->path).text,
+                    mhai_config_name(config, "partial_rotary_factor").text, (long long)rotated,
                     type, base);
 }
 
 /* Dynamic scaling (NTK) changes the base for texts beyond max_position_embeddings alone, and no
- * longer ones are taken. */
-static mha_status read_rotation(const rope_source *s, const mha_transformer_desc *d,
-                                mha_layer_desc *rope)
+ * longer ones are taken. partial: a part of each head may rotate. */
+static mha_status read_rotation(const mhai_config *config, bool partial, bool old,
+                                const mha_transformer_desc *d, mha_layer_desc *rope)
 {
     static const char *const types[] = {"default", "dynamic", "linear", "llama3", "yarn"};
-    const bool old = mhai_config_absent(&s->inner, "rope_type"); /* transformers before 4.43 */
+    static const char part[] = "partial_rotary_factor";
     const double width = (double)(d->head_dim > 0 ? d->head_dim : d->embed_dim / d->num_heads);
-    double partial;
+    double share;
     int type;
     *rope = (mha_layer_desc){.struct_size = sizeof *rope};
-    MHA_TRY(mhai_config_choice(&s->inner, old ? "type" : "rope_type", types[0], types, 5, &type));
-    MHA_TRY(read_float(s, "rope_theta", s->base, &rope->rope_base));
+    MHA_TRY(read_type(config, old, types, 5, &type));
+    MHA_TRY(read_float(config, "rope_theta", 1e4, &rope->rope_base));
     if (!(rope->rope_base >= 1))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected 1 or more",
-                        mhai_show_path(s->outer.path).text,
-                        mhai_config_name(&s->outer, "rope_theta").text, (double)rope->rope_base);
-    MHA_TRY(mhai_config_number(&s->outer, "rotary_pct", 1, &partial)); /* GPT-NeoX, before 5 */
-    MHA_TRY(read_number(s, "partial_rotary_factor", partial, &partial));
-    const int64_t rotated = (int64_t)(width * fmin(partial, 1));
-    if (((partial < 1 || partial > 1) && !s->partial) || partial > 1 || rotated < 1)
-        return mha_fail(partial <= 1 && !s->partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
+                        mhai_show_path(config->path).text,
+                        mhai_config_name(config, "rope_theta").text, (double)rope->rope_base);
+    MHA_TRY(mhai_config_number(config, part, 1, &share));
+    const int64_t rotated = (int64_t)(width * fmin(share, 1));
+    if ((share < 1 && !partial) || share > 1 || rotated < 1)
+        return mha_fail(share <= 1 && !partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
                         "%s: '%s' rotates %g of a head's %g numbers; this kind of model rotates %s",
-                        mhai_show_path(s->outer.path).text,
-                        mhai_config_name(&s->outer, "partial_rotary_factor").text,
-                        floor(width * partial), width, s->partial ? "1 or more" : "whole heads");
-    if (rotated % 2 && !(partial < 1))
+                        mhai_show_path(config->path).text, mhai_config_name(config, part).text,
+                        floor(width * share), width, partial ? "1 or more" : "whole heads");
+    if (rotated % 2 && !(share < 1))
         return mha_fail(MHA_ERR_MODEL,
                         "%s: heads have %lld numbers, an odd one, which cannot rotate in pairs",
-                        mhai_show_path(s->outer.path).text, (long long)rotated);
-    if (partial < 1) MHA_TRY(set_part(s, rotated, types[type], rope));
+                        mhai_show_path(config->path).text, (long long)rotated);
+    if (share < 1) MHA_TRY(set_part(config, rotated, types[type], rope));
     if (type < 2) return MHA_OK;
     rope->rope_scaling = (mha_rope_scaling)(type - 2);
-    if (mhai_config_absent(&s->inner, "factor"))
+    if (mhai_config_absent(config, "factor"))
         return mha_fail(MHA_ERR_MODEL, "%s: 'factor' is missing beside rope_type '%s'",
-                        mhai_show_path(s->outer.path).text, types[type]);
-    MHA_TRY(mhai_config_real(&s->inner, "factor", 1, 1e-6, 1e6, &rope->rope_factor));
-    return type == 2 ? MHA_OK : read_scaled(s, d, rope);
+                        mhai_show_path(config->path).text, types[type]);
+    MHA_TRY(mhai_config_real(config, "factor", 1, 1e-6, 1e6, &rope->rope_factor));
+    return type == 2 ? MHA_OK : read_scaled(config, d, rope);
+}
+
+static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kind,
+                            const mha_transformer_desc *d, mha_layer_desc *rope)
+{
+    const mhai_family *family;
+    json_t *fields = json_object();
+    const mhai_config found = {config->path, fields};
+    mha_status status = fields ? mhai_family_find(config, &family) : no_memory();
+    if (status == MHA_OK && !kind) kind = family->rope ? family->rope : &usual_rope;
+    if (status == MHA_OK) status = find_rope(config, kind, fields);
+    if (status == MHA_OK) status = read_rotation(&found, family->partial, !kind->layers, d, rope);
+    json_decref(fields);
+    return status;
 }
 
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
@@ -217,26 +360,10 @@ void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope)
     layer->rope_original_length = rope->rope_original_length;
 }
 
-/* rope_parameters since transformers 5, else rope_scaling. */
-static mha_status find_rope(const mhai_config *config, rope_source *s)
-{
-    const mhai_family *family;
-    MHA_TRY(mhai_family_find(config, &family));
-    const bool nested = !mhai_config_absent(config, "rope_parameters");
-    const char *key = nested ? "rope_parameters" : "rope_scaling";
-    *s = (rope_source){
-        {config->path, json_object_get(config->root, key)}, *config, family->partial, 1e4};
-    if (mhai_config_absent(config, key) || json_is_object(s->inner.root)) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a JSON object",
-                    mhai_show_path(config->path).text, key);
-}
-
 mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_layer_desc rope;
-    rope_source source;
-    MHA_TRY(find_rope(config, &source));
-    MHA_TRY(read_rotation(&source, &plan->desc, &rope));
+    MHA_TRY(read_kind(config, NULL, &plan->desc, &rope));
     plan->desc.rope_base = rope.rope_base;
     if (!rope.rotary_dim && rope.rope_factor == 0 && !plan->layers) return MHA_OK;
     MHA_TRY(mhai_plan_layers(plan));
@@ -246,23 +373,14 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 
 mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const types[] = {"full_attention", "sliding_attention"};
-    rope_source source;
-    MHA_TRY(find_rope(config, &source));
+    /* without an object layers with a window are not scaled, and have a base of their own */
+    static const mhai_rope_kind kinds[] = {
+        {"full_attention", "rope_theta", "partial_rotary_factor", 1e6, 1, true},
+        {"sliding_attention", "rope_local_base_freq", "partial_rotary_factor", 1e4, 1, false}};
     MHA_TRY(mhai_plan_layers(plan));
     for (int kind = 0; kind < 2; kind++) {
         mha_layer_desc rope;
-        rope_source of = source;
-        of.base = kind == 0 ? 1e6 : 1e4;
-        const json_t *own = json_object_get(source.inner.root, types[kind]);
-        if (json_is_object(own))
-            of.inner.root = own;
-        else if (kind == 1) /* before transformers 5: not scaled, and a base of its own */
-            of = (rope_source){{config->path, NULL}, {config->path, NULL}, false, 1e4};
-        MHA_TRY(read_rotation(&of, &plan->desc, &rope));
-        if (kind == 1 && !json_is_object(own))
-            MHA_TRY(
-                mhai_config_real(config, "rope_local_base_freq", 1e4, 1, 3e38, &rope.rope_base));
+        MHA_TRY(read_kind(config, &kinds[kind], &plan->desc, &rope));
         for (int64_t i = 0; i < plan->desc.num_layers; i++)
             if (((plan->layers[i].flags & MHA_LAYER_WINDOW) != 0) == kind)
                 mhai_set_rotation(&plan->layers[i], &rope);
@@ -273,8 +391,8 @@ mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
 /* ---- windows ------------------------------------------------------------------------------- */
 
 /* Whether a layer has the window. */
-static mha_status read_type(const mhai_config *config, const json_t *list, int64_t layer,
-                            bool *slides)
+static mha_status read_layer_type(const mhai_config *config, const json_t *list, int64_t layer,
+                                  bool *slides)
 {
     const char *type = json_string_value(json_array_get(list, (size_t)layer));
     *slides = type && strcmp(type, "sliding_attention") == 0;
@@ -290,7 +408,7 @@ mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t f
                              int64_t period, mhai_family_plan *plan)
 {
     const json_t *list = json_object_get(config->root, "layer_types");
-    const bool listed = !mhai_config_absent(config, "layer_types");
+    const bool listed = usual > 0 && !mhai_config_absent(config, "layer_types");
     int64_t window;
     if (!json_is_null(json_object_get(config->root, "sliding_window")))
         MHA_TRY(mhai_config_optional(config, "sliding_window", 1, INT64_MAX, usual, &window));
@@ -302,7 +420,7 @@ mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t f
                         mhai_show_path(config->path).text, (long long)plan->desc.num_layers);
     for (int64_t i = 0; i < plan->desc.num_layers; i++) {
         bool slides = i >= first && (period == 0 || (i + 1) % period != 0);
-        if (listed) MHA_TRY(read_type(config, list, i, &slides));
+        if (listed) MHA_TRY(read_layer_type(config, list, i, &slides));
         if (!slides || window == 0) continue;
         MHA_TRY(mhai_plan_layers(plan));
         plan->layers[i].flags |= MHA_LAYER_WINDOW;

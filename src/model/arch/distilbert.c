@@ -22,11 +22,10 @@ static const mhai_shape_keys shape_keys = {
 
 static mha_status read_distilbert(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"pruned_heads", "quantization_config", NULL};
     static const char *const acts[] = {"gelu", "relu"};
     mha_transformer_desc *d = &plan->desc;
     int act;
-    MHA_TRY(mhai_config_refuse(config, refused));
+    MHA_TRY(mhai_config_unset(config, "pruned_heads"));
     MHA_TRY(mhai_read_sizes(config, &mhai_family_distilbert, "hidden_dim", d));
     MHA_TRY(mhai_config_choice(config, "activation", acts[0], acts, 2, &act));
     mhai_bert_describe(act == 0 ? MHA_FEED_FORWARD_GELU : MHA_FEED_FORWARD_RELU, d);

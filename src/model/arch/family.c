@@ -95,7 +95,8 @@ const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *
 
 bool mhai_desc_is_usual(const mha_transformer_desc *d)
 {
-    const uint32_t others = MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL;
+    const uint32_t others =
+        MHA_TRANSFORMER_BRANCH_NORM | MHA_TRANSFORMER_PARALLEL | MHA_TRANSFORMER_PADDING;
     return !d->layer_heads && !d->layers && !mhai_desc_has(d, others) &&
            !(d->embed_scale < 1 || d->embed_scale > 1) && !(d->logit_softcap > 0);
 }
@@ -109,6 +110,31 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
            mhai_put_count(root, "num_attention_heads", d->num_heads) &&
            mhai_put_count(root, "max_position_embeddings", d->max_length) &&
            mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
+}
+
+/* transformers takes the usual name of a size before the family's own. */
+static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys *keys,
+                                const mha_transformer_desc *d)
+{
+    const struct {
+        const char *own, *usual;
+        int64_t value;
+    } sizes[] = {{keys->embed, mhai_usual_keys.embed, d->embed_dim},
+                 {keys->layers, mhai_usual_keys.layers, d->num_layers},
+                 {keys->heads, mhai_usual_keys.heads, d->num_heads},
+                 {keys->positions, mhai_usual_keys.positions, d->max_length}};
+    for (int i = 0; i < 4; i++) {
+        int64_t value;
+        MHA_TRY(mhai_config_optional(config, sizes[i].usual, INT64_MIN, INT64_MAX, sizes[i].value,
+                                     &value));
+        if (value != sizes[i].value)
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: '%s' is %lld, '%s' is %lld; leave the one that the model has",
+                            mhai_show_path(config->path).text,
+                            mhai_config_name(config, sizes[i].usual).text, (long long)value,
+                            mhai_config_name(config, sizes[i].own).text, (long long)sizes[i].value);
+    }
+    return MHA_OK;
 }
 
 mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family, const char *inner,
@@ -126,5 +152,6 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                         mhai_show_path(config->path).text,
                         mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
                         mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
-    return mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length);
+    MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
+    return check_aliases(config, keys, d);
 }

@@ -55,10 +55,18 @@ typedef struct mhai_weight_name {
 /* What config.json says. */
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
-    int64_t first_position; /* rows of the table of positions that no token uses */
+    int64_t first_position; /* rows in front of the table of positions that no token uses */
     int64_t *head_lists;    /* what desc.layer_heads points to; NULL: none. To be freed */
     mha_layer_desc *layers; /* likewise desc.layers */
 } mhai_family_plan;
+
+/* Where config.json says a rotation, beside objects of its own, and what holds without. */
+typedef struct mhai_rope_kind {
+    const char *layers;      /* the type of layers it is of, as rope_parameters has it; NULL: all */
+    const char *base, *part; /* what config.json calls rope_theta and partial_rotary_factor */
+    double usual_base, usual_part;
+    bool scales; /* rope_scaling is about it */
+} mhai_rope_kind;
 
 typedef struct mhai_family {
     const char *model_type; /* as config.json has it */
@@ -73,7 +81,8 @@ typedef struct mhai_family {
     const char *layers; /* in front of a layer's number */
     const char *prefix; /* may stand in front of every name in files of others, or not; "": no */
     const mhai_weight_name *names; /* ends with one of NULL; what it lacks is called as by us */
-    bool partial;   /* partial_rotary_factor is read; transformers ignores it elsewhere */
+    const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
+    bool partial;   /* a part of each head may rotate; transformers ignores it elsewhere */
     bool tied;      /* the output is the table of tokens unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
     bool (*fits)(const mha_transformer_desc *desc);                /* can be saved as it */
@@ -116,9 +125,8 @@ extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distil
 MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan);
 
 /* What decoders share (decoder.c). The names of Llama's weights: */
-#define MHAI_LLAMA_NAMES                                                              \
-    MHAI_NAME("embed_tokens", "model.embed_tokens"), MHAI_NAME("norm", "model.norm"), \
-        MHAI_NAME("self_attn_norm", "input_layernorm"),                               \
+#define MHAI_LLAMA_NAMES                            \
+    MHAI_NAME("self_attn_norm", "input_layernorm"), \
         MHAI_NAME("mlp_norm", "post_attention_layernorm")
 
 /* Llama's description: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon,

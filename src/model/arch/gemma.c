@@ -9,15 +9,13 @@
 
 #include <math.h>
 
-static const mhai_weight_name names[] = {MHAI_NAME("embed_tokens", "model.embed_tokens"),
-                                         {"norm", "model.norm", MHAI_PLUS_ONE, 0},
+static const mhai_weight_name names[] = {{"norm", "norm", MHAI_PLUS_ONE, 0},
                                          {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0},
                                          {"mlp_norm", "post_attention_layernorm", MHAI_PLUS_ONE, 0},
                                          MHAI_NAME(NULL, NULL)};
 
 static const mhai_weight_name later_names[] = {
-    MHAI_NAME("embed_tokens", "model.embed_tokens"),
-    {"norm", "model.norm", MHAI_PLUS_ONE, 0},
+    {"norm", "norm", MHAI_PLUS_ONE, 0},
     {"self_attn_norm", "input_layernorm", MHAI_PLUS_ONE, 0},
     {"self_attn_post_norm", "post_attention_layernorm", MHAI_PLUS_ONE, 0},
     {"mlp_norm", "pre_feedforward_layernorm", MHAI_PLUS_ONE, 0},
@@ -33,16 +31,17 @@ static mha_status read_gemma_kinds(const mhai_config *config, const mhai_family 
 {
     static const char *const acts[] = {"gelu_pytorch_tanh", "gelu"};
     mha_transformer_desc *d = &plan->desc;
-    const bool named = !mhai_config_absent(config, "hidden_activation");
+    const bool first = family == &mhai_family_gemma;
     bool biased;
-    int act;
+    int unused;
     MHA_TRY(mhai_read_decoder(config, family, true, plan));
-    MHA_TRY(mhai_config_choice(config, named ? "hidden_activation" : "hidden_act", acts[0], acts,
-                               family == &mhai_family_gemma && !named ? 2 : 1, &act));
+    /* to transformers "gelu" of the first Gemma means tanh, as it was trained */
+    MHA_TRY(mhai_config_choice(config, first ? "hidden_act" : "hidden_activation", acts[0], acts,
+                               first ? 2 : 1, &unused));
     MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
     if (biased) d->flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     if (d->head_dim == 0) d->head_dim = 256;
-    d->feed_forward = act == 0 ? MHA_FEED_FORWARD_GEGLU_TANH : MHA_FEED_FORWARD_GEGLU;
+    d->feed_forward = MHA_FEED_FORWARD_GEGLU_TANH;
     d->embed_scale = sqrtf((float)d->embed_dim);
     return MHA_OK;
 }
@@ -106,8 +105,8 @@ const mhai_family mhai_family_gemma = {.model_type = "gemma",
                                        .bias_key = "attention_bias",
                                        .grouped = true,
                                        .tied = true,
-                                       .layers = "model.layers.",
-                                       .prefix = "",
+                                       .layers = "layers.",
+                                       .prefix = "model.",
                                        .names = names,
                                        .read = read_gemma,
                                        .ignores = mhai_decoder_ignores};
@@ -119,8 +118,8 @@ const mhai_family mhai_family_gemma = {.model_type = "gemma",
                                                    .bias_key = "attention_bias",    \
                                                    .grouped = true,                 \
                                                    .tied = true,                    \
-                                                   .layers = "model.layers.",       \
-                                                   .prefix = "",                    \
+                                                   .layers = "layers.",             \
+                                                   .prefix = "model.",              \
                                                    .names = later_names,            \
                                                    .read = read_gemma##number,      \
                                                    .ignores = mhai_decoder_ignores}

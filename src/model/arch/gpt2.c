@@ -25,8 +25,8 @@ extern const mhai_family mhai_family_gpt2;
 
 static mha_status read_gpt2(const mhai_config *config, mhai_family_plan *plan)
 {
-    static const char *const refused[] = {"quantization_config", "add_cross_attention",
-                                          "scale_attn_by_inverse_layer_idx", NULL};
+    static const char *const refused[] = {"add_cross_attention", "scale_attn_by_inverse_layer_idx",
+                                          NULL};
     static const char *const acts[] = {"gelu_new", "gelu_pytorch_tanh", "gelu", "relu"};
     static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_GELU_TANH,
                                              MHA_FEED_FORWARD_GELU, MHA_FEED_FORWARD_RELU};

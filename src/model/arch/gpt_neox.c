@@ -20,17 +20,25 @@ static const mhai_weight_name names[] = {
 
 extern const mhai_family mhai_family_gpt_neox;
 
+static const mhai_rope_kind rope = {.base = "rotary_emb_base",
+                                    .part = "rotary_pct",
+                                    .usual_base = 1e4,
+                                    .usual_part = 0.25,
+                                    .scales = true};
+
 static mha_status read_gpt_neox(const mhai_config *config, mhai_family_plan *plan)
 {
     static const char *const acts[] = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu"};
     static const mha_feed_forward kinds[] = {MHA_FEED_FORWARD_GELU, MHA_FEED_FORWARD_GELU_TANH,
                                              MHA_FEED_FORWARD_GELU_TANH, MHA_FEED_FORWARD_RELU};
-    static const char *const refused[] = {"quantization_config", NULL};
     mha_transformer_desc *d = &plan->desc;
     bool biased, parallel, tied;
+    int64_t width;
     int act;
-    MHA_TRY(mhai_config_refuse(config, refused));
     MHA_TRY(mhai_read_sizes(config, &mhai_family_gpt_neox, "intermediate_size", d));
+    if (!mhai_config_absent(config, "head_dim")) /* of rotations alone, to transformers */
+        MHA_TRY(mhai_config_count(config, "head_dim", d->embed_dim / d->num_heads,
+                                  d->embed_dim / d->num_heads, &width));
     MHA_TRY(mhai_config_choice(config, "hidden_act", acts[0], acts, 4, &act));
     MHA_TRY(mhai_config_real(config, "layer_norm_eps", 1e-5, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "attention_bias", true, &biased));
@@ -51,6 +59,7 @@ const mhai_family mhai_family_gpt_neox = {
     .keys = &mhai_usual_keys,
     .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS | MHA_MODEL_SHAPE_OUT_BIAS,
     .bias_key = "attention_bias",
+    .rope = &rope,
     .partial = true,
     .layers = "layers.",
     .prefix = "gpt_neox.",

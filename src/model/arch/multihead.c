@@ -29,7 +29,8 @@ static const struct {
              {"out_bias", MHA_TRANSFORMER_OUT_BIAS},
              {"ff_bias", MHA_TRANSFORMER_FF_BIAS},
              {"branch_norm", MHA_TRANSFORMER_BRANCH_NORM},
-             {"parallel", MHA_TRANSFORMER_PARALLEL}};
+             {"parallel", MHA_TRANSFORMER_PARALLEL},
+             {"padding", MHA_TRANSFORMER_PADDING}};
 
 enum { FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -229,6 +230,8 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
         good = good && mhai_put(root, "embed_scale", mhai_json_real(d->embed_scale));
     if (d->logit_softcap > 0)
         good = good && mhai_put(root, "logit_softcap", mhai_json_real(d->logit_softcap));
+    if (mhai_desc_has(d, MHA_TRANSFORMER_PADDING))
+        good = good && mhai_put_count(root, "padding_token", d->padding_token);
     for (int i = 0; i < FLAGS; i++) /* newer ones only where they are set: older versions read it */
         if (mhai_desc_has(d, flags[i].flag) || flags[i].flag <= MHA_TRANSFORMER_NO_OUTPUT)
             good = good && mhai_put_bool(root, flags[i].name, mhai_desc_has(d, flags[i].flag));
@@ -238,6 +241,7 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
 static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc *d)
 {
     int norm, position, feed_forward;
+    int64_t padding;
     MHA_TRY(mhai_config_choice(config, "norm", NULL, norms, 3, &norm));
     MHA_TRY(mhai_config_choice(config, "positions", NULL, positions, 4, &position));
     MHA_TRY(mhai_config_choice(config, "feed_forward", feed_forwards[0], feed_forwards, 6,
@@ -249,6 +253,8 @@ static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc
     MHA_TRY(mhai_config_real(config, "rope_base", 1e4, 1, 3e38, &d->rope_base));
     MHA_TRY(mhai_config_float(config, "embed_scale", &d->embed_scale));
     MHA_TRY(mhai_config_float(config, "logit_softcap", &d->logit_softcap));
+    MHA_TRY(mhai_config_optional(config, "padding_token", 0, INT32_MAX, 0, &padding));
+    d->padding_token = (int32_t)padding;
     for (int i = 0; i < FLAGS; i++) {
         bool set;
         MHA_TRY(mhai_config_bool(config, flags[i].name, false, &set));

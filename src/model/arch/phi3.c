@@ -17,6 +17,7 @@ static mha_status read_phi3(const mhai_config *config, mhai_family_plan *plan)
 {
     MHA_TRY(mhai_read_decoder(config, &mhai_family_phi3, false, plan));
     MHA_TRY(mhai_read_silu(config));
+    MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
     MHA_TRY(mhai_read_windows(config, 0, 0, 0, plan));
     return mhai_read_rope(config, plan);
 }
@@ -26,8 +27,8 @@ const mhai_family mhai_family_phi3 = {.model_type = "phi3",
                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
                                       .grouped = true,
                                       .partial = true,
-                                      .layers = "model.layers.",
-                                      .prefix = "",
+                                      .layers = "layers.",
+                                      .prefix = "model.",
                                       .names = names,
                                       .read = read_phi3,
                                       .ignores = mhai_decoder_ignores};

@@ -1,4 +1,4 @@
-/* RoBERTa: a BERT whose positions begin after the padding's. */
+/* RoBERTa: a BERT whose positions begin after the padding's, which its tokens have wherever they stand. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -9,8 +9,10 @@ static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan
     int64_t padding;
     MHA_TRY(mhai_bert_read(config, plan));
     MHA_TRY(mhai_config_optional(config, "pad_token_id", 0, MHAI_MOST_POSITIONS, 1, &padding));
-    plan->first_position = padding + 1;
-    plan->desc.max_length -= plan->first_position;
+    plan->first_position = padding;
+    plan->desc.max_length -= padding + 1;
+    plan->desc.flags |= MHA_TRANSFORMER_PADDING;
+    plan->desc.padding_token = (int32_t)padding;
     if (plan->desc.max_length > 0) return MHA_OK;
     return mha_fail(MHA_ERR_MODEL,
                     "%s: 'max_position_embeddings' leaves no position after pad_token_id %lld",

@@ -1,0 +1,116 @@
+/* See ends.h. */
+#include "model/ends.h"
+
+#include "io/file.h"
+#include "io/json_file.h"
+#include "model/folder.h"
+
+#include <multihead/component.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Far more than any model has; looking one up is a loop over them. */
+enum { MOST_ENDS = 1024 };
+
+static const size_t most_config_bytes = 16u << 20;
+
+mha_status mhai_ends_add(mhai_ends *ends, int64_t id, int64_t vocab_size)
+{
+    if (id < 0 || id >= vocab_size) return MHA_OK;
+    for (int64_t i = 0; i < ends->count; i++)
+        if (ends->ids[i] == id) return MHA_OK;
+    int32_t *grown = realloc(ends->ids, (size_t)(ends->count + 1) * sizeof *grown);
+    if (!grown) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate its end tokens");
+    ends->ids = grown;
+    grown[ends->count++] = (int32_t)id;
+    return MHA_OK;
+}
+
+/* ---- folders ------------------------------------------------------------------------------- */
+
+static mha_status add_json(const char *path, const json_t *root, int64_t vocab_size,
+                           mhai_ends *ends)
+{
+    const json_t *value = json_object_get(root, "eos_token_id");
+    const bool list = json_is_array(value);
+    const size_t count = list ? json_array_size(value) : 1;
+    if (!value || json_is_null(value)) return MHA_OK;
+    for (size_t i = 0; i < count && count <= MOST_ENDS; i++) {
+        const json_t *id = list ? json_array_get(value, i) : value;
+        if (!json_is_integer(id))
+            return mha_fail(MHA_ERR_MODEL,
+                            "%s: 'eos_token_id' is neither a token's number nor a list of them",
+                            mhai_show_path(path).text);
+        MHA_TRY(mhai_ends_add(ends, (int64_t)json_integer_value(id), vocab_size));
+    }
+    if (count <= MOST_ENDS) return MHA_OK;
+    return mha_fail(MHA_ERR_MODEL, "%s: 'eos_token_id' lists %zu tokens, at most %d are supported",
+                    mhai_show_path(path).text, count, (int)MOST_ENDS);
+}
+
+mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends *ends)
+{
+    static const char *const names[] = {"config.json", "generation_config.json"};
+    mha_status status = MHA_OK;
+    for (int i = 0; i < 2 && status == MHA_OK; i++) {
+        json_t *root = NULL;
+        if (!mhai_model_holds(folder, names[i])) continue;
+        char *path = mhai_model_join(folder, names[i]);
+        status = path ? mhai_json_read(path, most_config_bytes, &root)
+                      : mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);
+        if (status == MHA_OK) status = add_json(path, root, vocab_size, ends);
+        json_decref(root);
+        free(path);
+    }
+    return status;
+}
+
+/* ---- GGUF files ---------------------------------------------------------------------------- */
+
+/* llama.cpp ends a text at these too, since converters do not always name them. */
+static bool is_end(const char *text, size_t size)
+{
+    static const char *const names[] = {"<|eot_id|>",
+                                        "<|eom_id|>",
+                                        "<|im_end|>",
+                                        "<|end|>",
+                                        "<end_of_turn>",
+                                        "<|endoftext|>",
+                                        "<|end_of_text|>",
+                                        "<EOT>",
+                                        "_<EOT>",
+                                        "[EOT]",
+                                        "[EOS]",
+                                        "<eos>",
+                                        "</s>",
+                                        "<end_of_utterance>",
+                                        "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strlen(names[i]) == size && memcmp(names[i], text, size) == 0) return true;
+    return false;
+}
+
+mha_status mhai_ends_of_gguf(const mha_gguf *file, int64_t vocab_size, mhai_ends *ends)
+{
+    static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    static const char tokens[] = "tokenizer.ggml.tokens";
+    mha_gguf_value value;
+    for (int i = 0; i < 3; i++) {
+        int64_t id;
+        if (mha_gguf_key_find(file, keys[i]) < 0) continue;
+        MHA_TRY(mha_gguf_value_of(file, keys[i], &value));
+        MHA_TRY(mha_gguf_integer(&value, 0, INT64_MIN, INT64_MAX, &id));
+        MHA_TRY(mhai_ends_add(ends, id, vocab_size));
+    }
+    if (mha_gguf_key_find(file, tokens) < 0) return MHA_OK;
+    MHA_TRY(mha_gguf_value_of(file, tokens, &value));
+    for (int64_t i = 0; i < value.count; i++) {
+        const char *text;
+        size_t size;
+        MHA_TRY(mha_gguf_string(&value, i, &text, &size));
+        if (is_end(text, size)) MHA_TRY(mhai_ends_add(ends, i, vocab_size));
+    }
+    return MHA_OK;
+}

@@ -1,0 +1,332 @@
+"""What a field of config.json means where it stands, is absent, null, elsewhere, or twice: for every family
+each of its fields is deleted, nulled, given another value, moved and copied to other levels (config.json
+itself, rope_parameters, rope_scaling, their objects for kinds of layers) and to its other names; and fields
+that only other families have are added. transformers' AutoConfig and model, in float64, must then give our
+numbers, or we refuse and name the field. MHA_TEST_DEEP=1 takes all cases, the gate some of each family."""
+import copy
+import json
+import random
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import checkpoint_ctypes as ck
+import multihead
+import multihead_ctypes as mha
+from shared import DEEP, ROOT, SEED
+
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+VOCAB, LENGTH, LAYERS = 61, 32, 2
+IDS = np.random.default_rng(5).integers(3, VOCAB, (1, LENGTH - 2))
+IDS[0, [4, 5, 11]] = 4  # what pads some of them
+SIZES = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+             max_position_embeddings=LENGTH)
+GROUPED = dict(SIZES, num_key_value_heads=2)
+SLIDING, FULL = "sliding_attention", "full_attention"
+TYPES = [SLIDING, FULL]
+DEFAULT = dict(rope_type="default", rope_theta=5e3)
+LINEAR = dict(rope_type="linear", rope_theta=5e3, factor=2.5)
+YARN = dict(rope_type="yarn", rope_theta=5e3, factor=4.0, original_max_position_embeddings=8, beta_fast=4.0,
+            beta_slow=0.5, mscale=0.7, mscale_all_dim=0.3, truncate=True)
+LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, original_max_position_embeddings=8,
+              low_freq_factor=1.0, high_freq_factor=4.0)
+DYNAMIC = dict(rope_type="dynamic", rope_theta=5e3, factor=2.0)
+BASES = {  # of each family: settings that make more of its fields matter
+    "llama": [dict(rope_parameters=rope) for rope in (DEFAULT, LINEAR, YARN, LLAMA3, DYNAMIC)],
+    "mistral": [dict(sliding_window=5), dict(sliding_window=None, rope_parameters=LINEAR)],
+    "qwen2": [dict(use_sliding_window=True, sliding_window=6, max_window_layers=1, rope_parameters=DEFAULT),
+              dict(rope_parameters=YARN)],
+    "qwen3": [dict(head_dim=6, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+              dict(head_dim=128, attention_bias=True, rope_parameters=LLAMA3)],
+    "gemma": [dict(head_dim=6, rope_parameters=DEFAULT), dict(head_dim=8, attention_bias=True, rope_parameters=LINEAR)],
+    "gemma2": [dict(head_dim=6, sliding_window=5, query_pre_attn_scalar=9, rope_parameters=DEFAULT),
+               dict(head_dim=8, sliding_window=5, rope_parameters=YARN)],
+    "gemma3_text": [dict(head_dim=6, sliding_window=5, layer_types=TYPES, query_pre_attn_scalar=9, rope_parameters={
+                        FULL: {**LINEAR, "rope_theta": 3e4}, SLIDING: dict(DEFAULT, rope_theta=900.0)}),
+                    dict(head_dim=8, sliding_window=5, layer_types=TYPES, rope_parameters={
+                        FULL: YARN, SLIDING: DEFAULT})],
+    "phi3": [dict(sliding_window=6, pad_token_id=0, rope_parameters=DEFAULT),
+             dict(pad_token_id=0, rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5))],
+    "gpt2": [{}, dict(n_inner=40, activation_function="gelu", scale_attn_weights=False)],
+    "gpt_neox": [dict(rope_parameters=dict(DEFAULT, partial_rotary_factor=0.5)),
+                 dict(use_parallel_residual=False, rope_parameters={**LINEAR, "partial_rotary_factor": 0.75})],
+    "bert": [{}], "electra": [dict(embedding_size=32)], "distilbert": [{}],
+    "roberta": [dict(max_position_embeddings=LENGTH + 6), dict(max_position_embeddings=LENGTH + 6, pad_token_id=4)]}
+OWN_SIZES = {"gpt2": dict(vocab_size=VOCAB, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=LENGTH),
+             "distilbert": dict(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=LAYERS, n_heads=4,
+                                max_position_embeddings=LENGTH)}
+ENCODERS = ("bert", "roberta", "electra", "distilbert")
+# A field and another name that transformers, or another version of it, has for it.
+ALIASES = {"gpt2": [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"),
+                    ("n_positions", "max_position_embeddings"), ("n_positions", "n_ctx"),
+                    ("activation_function", "hidden_act")],
+           "distilbert": [("dim", "hidden_size"), ("n_layers", "num_hidden_layers"), ("n_heads", "num_attention_heads"),
+                          ("hidden_dim", "intermediate_size"), ("activation", "hidden_act")],
+           "gpt_neox": [("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")],
+           "gemma": [("hidden_act", "hidden_activation")], "gemma2": [("hidden_activation", "hidden_act")],
+           "gemma3_text": [("hidden_activation", "hidden_act"), ("rope_theta", "rope_local_base_freq")]}
+ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+        "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "low_freq_factor",
+        "high_freq_factor", "truncate")
+# Another value of each field, also for families that do not have it.
+OTHER = {"vocab_size": 62, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+         "hidden_act": "gelu", "hidden_activation": "gelu", "activation_function": "relu", "activation": "relu",
+         "rms_norm_eps": 1e-2, "layer_norm_eps": 1e-2, "layer_norm_epsilon": 1e-2, "rope_theta": 70.0,
+         "rope_local_base_freq": 70.0, "rotary_emb_base": 70.0, "rotary_pct": 1.0, "partial_rotary_factor": 1.0,
+         "rope_type": "linear", "type": "linear", "factor": 3.0, "original_max_position_embeddings": 16,
+         "sliding_window": 3, "layer_types": TYPES[::-1], "sliding_window_pattern": 1, "max_window_layers": 0,
+         "query_pre_attn_scalar": 30, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 0.5,
+         "n_inner": 44, "pad_token_id": 2, "embedding_size": 16, "position_embedding_type": "relative_key",
+         "quantization_config": {"bits": 4}, "pruned_heads": {"0": [1]}, "per_layer_config": {"0": {"head_dim": 4}},
+         "rope_scaling": LINEAR, "attention_factor": 0.5, "low_freq_factor": 0.5, "high_freq_factor": 9.0,
+         "scale_attn_by_inverse_layer_idx": True, "is_decoder": True, "add_cross_attention": True,
+         "is_encoder_decoder": True, "use_bidirectional_attention": True, "attention_bias": True, "mlp_bias": True,
+         "tie_word_embeddings": True, "use_sliding_window": True, "use_parallel_residual": False,
+         "scale_attn_weights": False, "sinusoidal_pos_embds": True}
+# What no family's numbers depend on.
+IDLE = re.compile(r".*(drop|summary|transformers_version|architectures|dtype|label|problem|initializer|output_hidden"
+                  r"|output_attentions|return_dict|use_cache|_name_or_path|model_type|bos_token|eos_token|cache).*")
+
+
+def other(key, value):
+    found = OTHER.get(key)
+    if found is None or found == value:
+        found = {bool: lambda: not value, int: lambda: value + 3, float: lambda: value * 2.5,
+                 str: lambda: "silu" if "act" in key else "default", list: lambda: value[::-1],
+                 type(None): lambda: 3, dict: lambda: {}}[type(value)]()
+    return found
+
+
+def make(kind, options):
+    """A model whose numbers depend on everything: small embeddings, so that epsilons count."""
+    sizes = OWN_SIZES.get(kind, SIZES if kind in ENCODERS + ("gpt_neox",) else GROUPED)
+    config = transformers.AutoConfig.for_model(kind, **{**sizes, **options})
+    auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
+    model = auto.from_config(config)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            p.copy_(0.03 * noise if "emb" in name or "wte" in name or "wpe" in name
+                    else 1.5 * noise / p.shape[-1] ** 0.5 if p.dim() > 1 else (not kind.startswith("gemma")) + 0.3 * noise)
+    return model
+
+
+def olden(kind, config):
+    """The same configuration as transformers 4 writes it."""
+    config = copy.deepcopy(config)
+    rope = config.pop("rope_parameters", None)
+    if rope is None:
+        return None
+    if kind == "gemma3_text":
+        config["rope_local_base_freq"] = rope[SLIDING]["rope_theta"]
+        rope = rope[FULL]
+    config["rotary_emb_base" if kind == "gpt_neox" else "rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["rotary_pct" if kind == "gpt_neox" else "partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    config["rope_scaling"] = None if rope == {"rope_type": "default"} else rope
+    return config
+
+
+def levels(config):
+    """{path: object}, config.json itself first."""
+    found = {(): config}
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(config.get(name), dict):
+            found[name,] = config[name]
+            found.update({(name, key): value for key, value in config[name].items() if isinstance(value, dict)})
+    return found
+
+
+def at(config, path):
+    for name in path:
+        if not isinstance(config.get(name), dict):
+            config[name] = {}
+        config = config[name]
+    return config
+
+
+def edits(kind, config):
+    """(what is done, the fields that a refusal may name, the edited configuration)"""
+    def edit(what, names, change):
+        made = copy.deepcopy(config)
+        change(made)
+        cases.append((what, tuple(names), made))
+
+    cases = []
+    for path, level in levels(config).items():
+        for key, value in level.items():
+            if IDLE.fullmatch(key) or isinstance(value, dict) and path:
+                continue
+            where = "/".join((*path, key))
+            edit(f"{where} deleted", [key], lambda c: at(c, path).pop(key))
+            edit(f"{where} null", [key], lambda c: at(c, path).update({key: None}))
+            names = [key, *(ROPE if key == "rope_scaling" else ())]
+            edit(f"{where} changed", names, lambda c: at(c, path).update({key: other(key, value)}))
+            if key not in ROPE and key != "sliding_window":
+                continue
+            targets = set(levels(config)) | {("rope_parameters",), ("rope_scaling",), ()}
+            for target in sorted(targets - {path}):
+                there = "/".join((*target, key))
+                names = [key, *target, *ROPE]
+                edit(f"{where} moved to {there}", names, lambda c: at(c, target).update({key: at(c, path).pop(key)}))
+                edit(f"{where} copied to {there}", names, lambda c: at(c, target).setdefault(key, value))
+                edit(f"{where} other at {there}", names, lambda c: at(c, target).update({key: other(key, value)}))
+    for name, alias in ALIASES.get(kind, ()):
+        for path, level in levels(config).items():
+            if name not in level:
+                continue
+            names, value = [name, alias], level[name]
+            edit(f"{name} moved to {alias}", names, lambda c: c.update({alias: at(c, path).pop(name)}))
+            edit(f"{name} copied to {alias}", names, lambda c: c.update({alias: value}))
+            edit(f"{name} other at {alias}", names, lambda c: c.update({alias: other(name, value)}))
+    for key, value in OTHER.items():
+        if key not in config:
+            edit(f"{key} added", [key, *(ROPE if key == "rope_scaling" else ())], lambda c: c.update({key: value}))
+    for source, target in (("rope_parameters", "rope_scaling"), ("rope_scaling", "rope_parameters")):
+        if isinstance(config.get(source), dict):
+            names = ["rope_parameters", "rope_scaling", *config[source]]
+            edit(f"{source} moved to {target}", names, lambda c: c.update({target: c.pop(source)}))
+            edit(f"{source} copied to {target}", names, lambda c: c.update({target: c[source]}))
+            edit(f"{source} empty", names, lambda c: c.update({source: {}}))
+            for rope in (LINEAR, YARN, LLAMA3, dict(YARN, rope_theta=70.0), dict(type="linear", factor=3.0)):
+                edit(f"{source} and {target} {rope}", [*names, *rope], lambda c: c.update({target: dict(rope)}))
+    return cases
+
+
+def theirs(kind, folder):
+    """The numbers that transformers gives, or why it gives none."""
+    auto = transformers.AutoModel if kind in ENCODERS else transformers.AutoModelForCausalLM
+    try:
+        model, report = auto.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
+                                             output_loading_info=True)
+        with torch.no_grad():
+            out = model.eval()(torch.from_numpy(IDS))
+    except Exception as error:  # of any kind
+        return f"{type(error).__name__}: {error}"
+    if any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        return f"other weights: {report}"
+    return (out.last_hidden_state if kind in ENCODERS else out.logits)[0].numpy()
+
+
+def ours(folder):
+    try:
+        return ck.Transformer(folder)(IDS)[0]
+    except mha.MultiheadError as error:
+        return str(error).replace(str(folder), "")
+
+
+total, largest = Counter(), [0.0]
+
+
+def judge(kind, folder, what, names):
+    """(how it went, what is wrong or None)"""
+    mine = ours(folder)
+    if isinstance(mine, str) and any(
+            re.search(rf"'{name}'|\b{name} ['\d]", mine) for name in names):
+        return "refused by name", None
+    wanted = theirs(kind, folder)
+    if isinstance(wanted, str):
+        return "transformers fails", None
+    if isinstance(mine, str):
+        return "wrong", f"{what}: refused without its name: {mine}"
+    if mine.shape != wanted.shape:
+        return "wrong", f"{what}: numbers of shape {mine.shape}, {wanted.shape} expected"
+    error = np.abs(mine - wanted).max() / np.abs(wanted).max()
+    largest[0] = max(largest[0], min(error, 1e-5))
+    return ("equal", None) if error < 1e-5 else ("wrong", f"{what}: relative error {error:.1e}")
+
+
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_fields(tmp_path, kind):
+    cases = []
+    for number, options in enumerate(BASES[kind]):
+        model = make(kind, options)
+        model.save_pretrained(tmp_path / f"{number}")
+        config = {**model.config.to_dict(), "model_type": kind}
+        config = json.loads(json.dumps({k: v for k, v in config.items() if not k.startswith("_")}, default=str))
+        config["dtype"] = "float32"
+        for form, start in (("", config), (", older form", olden(kind, config))):
+            if start is None:
+                continue
+            (tmp_path / f"{number}/config.json").write_text(json.dumps(start))
+            label = f"{kind}, settings {number}{form}"
+            assert judge(kind, tmp_path / f"{number}", label, ()) == ("equal", None)
+            cases += [(number, f"{label}: {what}", names, made) for what, names, made in edits(kind, start)]
+    fields = {name for _, _, names, _ in cases for name in names}
+    chosen = cases if DEEP else random.Random(f"{SEED} {kind}").sample(cases, 8)
+    went, wrong = Counter(), []
+    for number, what, names, made in chosen:
+        (tmp_path / f"{number}/config.json").write_text(json.dumps(made))
+        how, why = judge(kind, tmp_path / f"{number}", what, names)
+        went[how] += 1
+        wrong += [why] if why else []
+    total.update(went)
+    print(f"\n  {kind}: {len(fields)} fields, {len(chosen)} of {len(cases)} cases: {dict(went)}", end="")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_field_is_swept():
+    """What the code reads of config.json is in the cases above."""
+    read = set()
+    for path in (ROOT / "src/model/arch").glob("*.c"):
+        text = path.read_text() if path.stem != "multihead" else ""
+        read |= set(re.findall(r'mhai_config_(?!name)\w+\(\w+,\s*"(\w+)"', text))
+        for names in re.findall(r'(?:refused\[\]|shape_keys \w+|rope_kind \w+) = {(.*?)}', text, re.S):
+            read |= set(re.findall(r'"(\w+)"', names))
+    swept = {"rope_parameters", "model_type", *OTHER, *ROPE}
+    for kind, options in BASES.items():
+        swept |= set(make(kind, options[0]).config.to_dict())
+    assert len(read) > 40 and read - swept == {"multihead_output"}
+    print(f"\n  in all: {dict(total)}, largest error taken for equal {largest[0]:.1e}", end="")
+
+
+@pytest.mark.gate(2)
+@pytest.mark.parametrize("config, generation", [(1, None), ([3, 1], None), (None, [2, 5]), (None, 3), ([2], [2, 1]),
+                                                (None, None)], ids=str)
+def test_end_tokens(tmp_path, config, generation):
+    """Numbers stand for tokens in the order in which the text without an end has them. It ends where transformers ends it, and at the
+    tokenizer's eos_token."""
+    import tokenizers
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, eos_token_id=None, bos_token_id=None))
+    torch.manual_seed(8)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * (0.5 if p.dim() > 1 else 1))
+    model.save_pretrained(tmp_path)
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[1:VOCAB + 1]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    files = {name: json.loads((tmp_path / name).read_text()) for name in ("config.json", "generation_config.json")}
+
+    def continued(**ends):
+        for name, values in files.items():
+            (tmp_path / name).write_text(json.dumps({**values, "eos_token_id": ends.get(name)}))
+        if generation is None:
+            (tmp_path / "generation_config.json").unlink()
+        theirs_ = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        ids = theirs_.generate(torch.tensor([[5, 7, 9, 8]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+        ours_ = multihead.Model(tmp_path)
+        return ids[0, 4:].tolist(), ours_.generate([5, 7, 9, 8], max_tokens=12), ours_.end_tokens
+
+    free, text, ends = continued()
+    assert text == "".join(letters[i] for i in free) and ends == []
+    order = list(dict.fromkeys(free))
+    tokens = lambda places: [order[i] for i in places] if isinstance(places, list) else places and order[places]
+    chosen = {"config.json": tokens(config), "generation_config.json": tokens(generation)}
+    ids, text, ends = continued(**chosen)
+    assert text == "".join(letters[i] for i in ids if i not in ends)
+    flat = {i for value in chosen.values() if value is not None for i in (value if isinstance(value, list) else [value])}
+    assert set(ends) == flat and (ids[-1] in flat) == bool(flat)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": letters[free[0]]}))
+    ours_ = multihead.Model(tmp_path)
+    assert ours_.generate([5, 7, 9, 8]) == "" and set(ours_.end_tokens) == flat | {free[0]}
