@@ -58,26 +58,31 @@ expect("what a page needs is missing",
 expect("what a block needs is missing",
        "<!-- commands: needs ./none.md -->\n```sh\nexit 3\n```\n```sh\ntrue\n```\n", 1)
 expect("a module is missing", "<!-- commands: needs no_such_module -->\n```sh\nexit 3\n```\n", 0)
-expect("a block skipped does nothing first",
-       "<!-- commands: needs ./none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
-expect("nor does a page skipped",
-       "<!-- commands: needs-page ./none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
-expect("a block not skipped does",
-       "<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 1, "'first': exit status 3")
 LONG = "<!-- commands: long minutes -->\n```sh\nexit 3\n```\n\n```sh\ntrue\n```\n"
 for commands.LONG, ran, wrong in ((False, 1, ()), (True, 2, ("exit status 3",))):
     expect(f"long blocks, {commands.LONG}", LONG, ran, *wrong)
     expect(f"long pages, {commands.LONG}", LONG.replace("long", "long-page"), 2 * commands.LONG, *wrong)
-expect("python", "<!-- commands: python\nname = 'one'\n-->\n```python\n"
-       "import multihead\nif name:\n    print(name)\n\nassert name != 'one'\n```\n", 1, "exit status 1")
+expect("python", "```python\nimport multihead\nname = 'one'\nif name:\n    print(name)\n\n"
+       "assert name != 'one'\n```\n", 1, "exit status 1")
 expect("python of other tests", "<!-- commands: exit 3 -->\n```python\n>>> 1 / 0\n```\n```sh\nexit 3\n```\n", 1)
 expect("usage", "Text:\n\n    multihead view [options] MODEL\n    multihead train TASK [--no]\n", 0)
 expect("usage and examples", "Text:\n\n    multihead view [options] MODEL\n\n    multihead nothing\n", 1,
        "exit status 2")
 expect("indented formula", "Text:\n\n    o = softmax(q k^T) v\n", 0)
 expect("other languages", "```c\nreturn 1;\n```\n\n```\n$ exit 1\n```\n", 0)
-expect("names", "<!-- commands: let MODEL=a/b -->\n" + console("$ echo MODEL MODELS", "a/b MODELS"), 1)
-expect("first", "<!-- commands: first\necho text > new.txt\n-->\n" + console("$ cat new.txt", "text"), 1)
+expect("names", "Here `MODEL` stands for `a/b`.\n" + console("$ echo MODEL MODELS", "a/b MODELS"), 1)
+expect("names, from there on", console("$ echo MODEL", "MODEL") + "`MODEL` stands for `a/b`.\n", 1)
+SHORT = '<!-- commands: short "echo 9=echo 9 1" -->\n' + console("$ echo 9", "9")
+for commands.LONG, wrong in ((True, ()), (False, ("+9 1",))):
+    expect(f"shorter, {commands.LONG}", SHORT, 1, *wrong)
+# Nothing that a reader does not see makes files, names or other commands.
+for hidden in ("first\necho text > new.txt\n", "first echo text > new.txt ", "first-page true ", "let MODEL=a/b ",
+               "python\nimport numpy\n", "skip reason\ntrue\n", 'short "echo 9=true" ', 'short "echo=echo 1; true" ',
+               'short "echo 9" ', 'short "echo=echo $(true)" '):
+    try:
+        expect(hidden, f"<!-- commands: {hidden}-->\n" + console("$ echo 9", "9"), -1)
+    except SystemExit:
+        pass
 expect("files stay", console("$ echo 1 > one", "$ cat one", "1"), 2)
 expect("the project's files", console("$ ls include", "multihead"), 1)
 
