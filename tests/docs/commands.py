@@ -34,7 +34,7 @@ Markers are HTML comments, which say when a block is run and how it ends:
 
 `skip-page`, `long-page` and `needs-page` hold for all blocks of the page.
 
-FIGURES, at the end of figures.py, has what a page says of its commands' output and of other pages in running text.
+figures.py compares what a page says of its commands' output, and of other pages, in running text.
 
 The commands of a page run one after the other with bash, in one new folder that has links to whatever
 is in the root of the project, so that tools/x, include/ and build/libmultihead.a are found and new files
@@ -48,10 +48,13 @@ import functools
 import os
 import pathlib
 import re
+import resource
 import shlex
 import subprocess
 import sys
 import tempfile
+
+import figures
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
@@ -252,7 +255,7 @@ class Page:
     def __init__(self, path):
         self.path = pathlib.Path(path).resolve()
         self.text = self.path.read_text(encoding="utf-8")
-        self.names, self.ran, self.failures, self.edits = {}, 0, [], []
+        self.names, self.ran, self.failures, self.edits, self.printed = {}, 0, [], [], []
 
     def fail(self, line, command, why, lines):
         where = os.path.relpath(self.path, ROOT)
@@ -264,6 +267,7 @@ class Page:
             wanted = block.exit if n == len(commands) - 1 else 0
             status, printed = folder.run(replace(command, self.names))
             self.ran += 1
+            self.printed += printed
             while shown and not shown[-1].strip():
                 shown.pop()
             if status != wanted:
@@ -283,6 +287,12 @@ class Page:
             self.run_steps(update)
         if update:
             self.write()
+        else:
+            kilobytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+            printed = "\n".join([*self.printed, f"memory of a command, at most {kilobytes / 1000:.0f} MB"])
+            all_ran = not any("missing" in reason or "MHA_TEST_LONG" in reason for _, _, reason in self.skipped())
+            for line, why in figures.wrong(os.path.relpath(self.path, ROOT), self.text, printed if all_ran else None, ROOT):
+                self.fail(line, "a figure", why, [])
 
     def run_steps(self, update):
         with tempfile.TemporaryDirectory(prefix="multihead-docs-") as path:

@@ -1,4 +1,4 @@
-"""The runner of pages notices what is wrong with a page, and only that (commands.py)."""
+"""The runner of pages notices what is wrong with a page, and only that (commands.py, figures.py)."""
 import pathlib
 import sys
 import tempfile
@@ -6,6 +6,7 @@ import tempfile
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import commands  # noqa: E402
+import figures  # noqa: E402
 
 failures = []
 
@@ -90,6 +91,27 @@ wrong = console("$ echo one", "two", "three", "$ echo four", "four", "$ seq 3")
 right = console("$ echo one", "one", "$ echo four", "four", "$ seq 3", "1", "2", "3")
 if page(wrong, update=True).after != right:
     failures.append("--update does not write what is printed")
+
+# Figures in running text: each of README.md is compared with something, and no two pages differ.
+for of in sorted({row[0] for row in figures.FIGURES}):
+    for line, why in figures.wrong(of, (commands.ROOT / of).read_text(encoding="utf-8"), None, commands.ROOT):
+        failures.append(f"{of}:{line + 1}: {why}")
+PRINTS = """
+L18H6   0.14     -  0.01  0.99  0.01  0.90 induction 0.90, first token 0.99
+L17H4   0.14     -  0.01  0.98  0.00  0.84 induction 0.84, first token 0.98
+L3H4    0.14     -  0.01  0.98  0.00  0.84 previous 0.84
+head      weight  rank  arrives  rank   effect  rank
+L18H6     0.9115    #1   0.9679    #1   0.3928    #6
+memory of a command, at most 158 MB"""
+README = (commands.ROOT / "README.md").read_text(encoding="utf-8").replace("`heads` finds nine", "`heads` finds two")
+for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("first (0.90)", "first (0.91)", 1),
+                        ("0.91 of its", "0.92 of its", 1), ("falls by 0.39", "falls by 0.4", 1),
+                        ("than 200 MB", "than 158 MB", 1), ("12.8 %", "11.8 %", 1), ("5.6 times", "5.8 times", 1),
+                        ("fetches 84", "fetches 91", 1), ("## Installing", "## Installing\n\nIn 17 steps.", 1),
+                        ("0.9 MB", "1.2 MB", 1), ("among 270", "among 72", 1), ("among 270", "of 270", 2)):
+    found = list(figures.wrong("README.md", README.replace(old, new), PRINTS, commands.ROOT))
+    if len(found) != count:
+        failures.append(f"figures: '{new}' for '{old}': {found}")
 
 for failure in failures:
     print("FAILED:", failure)
