@@ -283,9 +283,9 @@ class Site:
         self.write_index()
 
     def write_index(self):
-        """Each section with its words, each once; the text of search.js says how it is read."""
+        """Each section with its words, each once; manuals first, which come first among equals."""
         sections = [{"url": url, "page": page, "name": name, "text": " ".join(sorted(set(WORD.findall(text.lower()))))}
-                    for url, page, name, text in sorted(self.index)]
+                    for url, page, name, text in sorted(self.index, key=lambda s: (not s[0].startswith("docs/"), s))]
         lines = ",\n".join(json.dumps(section, ensure_ascii=False) for section in sections)
         (self.output / "search-index.js").write_text(f"window.siteIndex = [\n{lines}\n];\n", encoding="utf-8")
 

@@ -16,6 +16,7 @@
         for (const word of wanted) {
             if (words(section.name).some(w => w.startsWith(word))) sum += words(section.name).includes(word) ? 9 : 6;
             else if (words(section.page).some(w => w.startsWith(word))) sum += 3;
+            else if (` ${section.text} `.includes(` ${word} `)) sum += 2;
             else if (` ${section.text}`.includes(` ${word}`)) sum += 1;
             else return 0;
         }
