@@ -1,6 +1,7 @@
 /* Attention on a few numbers: two queries look at three keys, one head.
  *
- * Build it by hand with: cc attention.c $(pkg-config --cflags --libs multihead)
+ * Build it by hand with:
+ *   cc attention.c $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/attention.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 // Attention from C++: a context that destroys itself, errors as exceptions, a causal mask.
 //
-// Build it by hand with: c++ attention.cpp $(pkg-config --cflags --libs multihead)
+// Build it by hand with:
+//   c++ attention.cpp $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)
 #include <multihead/attention.h>
 
 #include <cstdio>

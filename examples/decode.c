@@ -2,7 +2,8 @@
  * 32 tokens goes into a KV cache at once, then 8 tokens follow one by one. Every row is that of one
  * causal call over all 40 tokens, to the bit.
  *
- * Build it by hand with: cc decode.c $(pkg-config --cflags --libs multihead) -lm
+ * Build it by hand with:
+ *   cc decode.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/cache.h>
 

@@ -2,7 +2,8 @@
  * 4 tokens at once and then one token after the other. The rows are those of the whole causal
  * sequence, to the bit.
  *
- * Build it by hand with: cc generate.c $(pkg-config --cflags --libs multihead) -lm
+ * Build it by hand with:
+ *   cc generate.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/module.h>
 

@@ -1,7 +1,8 @@
 /* Keys in two places, as on two machines: attention over each part by itself, the parts merged by
  * their log-sum-exp. The result is that of all keys.
  *
- * Build it by hand with: cc merge.c $(pkg-config --cflags --libs multihead) -lm
+ * Build it by hand with:
+ *   cc merge.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/attention.h>
 #include <multihead/merge.h>

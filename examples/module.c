@@ -1,7 +1,8 @@
 /* A small module from PyTorch's parameters: x of shape (3, 5, 16) through 2 heads gives an output
  * of the same shape, and weights of shape (3, 2, 5, 5).
  *
- * Build it by hand with: cc module.c $(pkg-config --cflags --libs multihead) -lm
+ * Build it by hand with:
+ *   cc module.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/module.h>
 

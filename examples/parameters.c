@@ -1,7 +1,8 @@
 /* How many parameters modules have, biases left out, and one with grouped heads at work: 32 query
  * heads that share 8 key/value heads, width 4096, on a batch of 2 sequences of 10 tokens.
  *
- * Build it by hand with: cc parameters.c $(pkg-config --cflags --libs multihead)
+ * Build it by hand with:
+ *   cc parameters.c $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/module.h>
 

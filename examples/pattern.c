@@ -1,7 +1,8 @@
 /* Big Bird's pattern of blocks: neighbours, one global block, one random block a row; printed, and
  * given to attention, which computes the marked blocks only.
  *
- * Build it by hand with: cc pattern.c $(pkg-config --cflags --libs multihead)
+ * Build it by hand with:
+ *   cc pattern.c $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/attention.h>
 #include <multihead/patterns.h>

@@ -1,5 +1,9 @@
 /* One boolean mask, three conventions: what PyTorch's scaled_dot_product_attention, its
- * nn.MultiheadAttention and ONNX's Attention make of it. Four tokens, the last two are padding. */
+ * nn.MultiheadAttention and ONNX's Attention make of it. Four tokens, the last two are padding.
+ *
+ * Build it by hand with:
+ *   cc presets.c $(pkg-config --cflags --libs multihead) -Wl,-rpath,$(pkg-config --variable=libdir multihead)
+ */
 #include <multihead/presets.h>
 
 #include <stdio.h>

@@ -1,7 +1,8 @@
 /* Relative positions after Shaw et al. 2018, clipped at 128: a table of 2 * 128 + 1 = 257 rows, one
  * for each distance from -128 to 128. Keys farther away share the rows at its ends.
  *
- * Build it by hand with: cc shaw.c $(pkg-config --cflags --libs multihead) -lm
+ * Build it by hand with:
+ *   cc shaw.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/attention.h>
 

@@ -1,7 +1,8 @@
 /* Attention weights of a batch: 2 sequences, 8 heads, 10 tokens, heads of 64. They have the shape
  * (2, 8, 10, 10), and every row sums to 1.
  *
- * Build it by hand with: cc weights.c $(pkg-config --cflags --libs multihead) -lm
+ * Build it by hand with:
+ *   cc weights.c $(pkg-config --cflags --libs multihead) -lm -Wl,-rpath,$(pkg-config --variable=libdir multihead)
  */
 #include <multihead/attention.h>
 

@@ -11,6 +11,8 @@
 #   step LOG TEXT COMMAND ...           run quietly into build/LOG.log; show its tail on failure
 #   configure [OPTION ...], build TARGET ...
 #   skipped_tests BUILD                 list what the last ctest skipped, and why
+#   count_tests BUILD HINT              say how many tests passed, failed and were skipped, then HINT
+#   want_venv, make_venv                build/venv with the Python packages of the tests, and two models
 
 missing=''
 
@@ -51,6 +53,21 @@ want_build() {
 want_pages() {
     want_command jq jq
     want_command man man-db
+}
+
+want_venv() {
+    want_command python3 python3
+    python3 -c 'import ensurepip' 2>/dev/null || note_missing python3-venv
+}
+
+# torch comes first: what depends on it must not choose another one. Without the models the comparison with
+# transformers cannot be made, so that is a failure here.
+make_venv() {
+    [ -x build/venv/bin/python ] || python3 -m venv build/venv
+    build/venv/bin/python -m pip install --no-compile torch==2.13.0 &&
+        build/venv/bin/python -m pip install --no-compile -r tests/python/requirements.txt &&
+        tools/get-minilm &&
+        tools/get-smollm2
 }
 
 # clang, and what its -fsanitize=fuzzer links.
@@ -204,4 +221,15 @@ skipped_tests() {
         said && /^SKIPPED \[[0-9]+\] / && !(name in skipped) { tell($0) }
         said && NF { last = $0; if (!reason && tolower($0) ~ /^skipped/) reason = $0 }' \
         "$skipped_list" "$skipped_logs/LastTest.log" >&2
+}
+
+# count_tests BUILD HINT: the last line of script/test, HINT if any was skipped. ctest counts those as passed.
+count_tests() {
+    count_logs=$1/Testing/Temporary
+    count_all=$(grep -c '^[0-9]*/[0-9]* Testing: ' "$count_logs/LastTest.log") || true
+    count_failed=0 count_skipped=0 count_hint=
+    [ ! -e "$count_logs/LastTestsFailed.log" ] || count_failed=$(wc -l <"$count_logs/LastTestsFailed.log")
+    [ ! -e "$count_logs/LastTestsDisabled.log" ] || count_skipped=$(wc -l <"$count_logs/LastTestsDisabled.log")
+    [ "$count_skipped" -eq 0 ] || count_hint=$2
+    say "$((count_all - count_failed - count_skipped)) tests passed, $((count_failed)) failed, $((count_skipped)) skipped$count_hint"
 }

@@ -6,8 +6,8 @@ it starts with. Needs playwright from PyPI, not its browsers. Those in docs/ are
 
     multihead train sentences -o demo
     multihead view all-MiniLM-L6-v2 --example animal -o view.html
-    tools/picture_report.py demo/report.html docs/report.png
-    tools/picture_report.py demo/report.html docs/report-dark.png --dark --snapshot 6
+    tools/picture_report.py demo/report.html docs/report.png --address "head=L1H0&cell=14,2&locked=row"
+    tools/picture_report.py demo/report.html docs/report-dark.png --dark --snapshot 6 --address (as before)
     tools/picture_report.py view.html docs/report-view.png --head L1H8 --width 1240 --height 1040
     tools/picture_report.py view.html docs/report-lines.png --width 1240 --height 1040 \\
         --address "view=lines&head=L5H11&heads=L5H3,L5H10,L5H11&cell=10,2&locked=row"

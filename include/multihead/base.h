@@ -201,6 +201,10 @@ typedef struct mha_coded {
 MHA_API mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, int64_t heads,
                                    int64_t head_dim);
 
+/** mha_tensor_bthd() of memory of any type. Memory borrows data. Errors none. Threads any. Since 0.1 */
+MHA_API mha_tensor mha_tensor_bthd_of(void *data, mha_dtype dtype, int64_t batch, int64_t length,
+                                      int64_t heads, int64_t head_dim);
+
 /**
  * The view [B, T, E] of f32 memory laid out as [T, B, E], PyTorch's order without batch_first.
  * Memory borrows data. Errors none. Threads any. Since 0.1

@@ -15,9 +15,9 @@
  * have the same bits for every page size and every order of pages. 16 and multiples of it are read
  * in place; other sizes are gathered first.
  *
- * Windows. With `window` W a cache keeps what a query sees that looks at the last W positions,
- * itself among them, and at the first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append
- * gives back pages that no position from its first row on sees. Positions stay those of the text,
+ * Windows. With `window` W a cache keeps the last W positions, including the query's own, and the
+ * first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append gives back pages that no
+ * position from its first row on sees. Positions stay those of the text,
  * and results have the bits of a cache that keeps all. The capacity is still the largest number of
  * positions, of which each page takes four bytes of a table; `pages` is what counts:
  *
@@ -57,7 +57,7 @@
  * The layout inside a page is private. Keys are stored as given: apply RoPE before appending.
  * Letters as in attention.h.
  *
- * Stability: may change in a minor version (docs/stability.md).
+ * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_CACHE_H

@@ -47,6 +47,9 @@ typedef struct mhai_attn_plan {
 
 struct mhai_backward_plan;
 
+/* Why path auto is tiled. */
+#define MHAI_TILED_REASON "head sizes up to 256 need no matrix of all scores"
+
 typedef struct mhai_attn_backend {
     mha_path path; /* these two select it */
     mha_compute compute;

@@ -260,17 +260,17 @@ const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_probl
 static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
 {
     if (plan->tiling.scored_rows > 0)
-        return "the tiled path takes this problem; it keeps the scores of a chunk of rows until "
-               "their average over heads can be taken";
+        return MHAI_TILED_REASON
+            "; it keeps the scores of a chunk of rows until their average over "
+            "heads can be taken";
     if (plan->tiling.one_block)
-        return "the tiled path takes this problem; the keys are one block, so each strip of rows "
-               "is finished at once";
+        return MHAI_TILED_REASON
+            "; the keys are one block, so each strip of rows is finished at once";
     if (mhai_attn_passes(&plan->p, true, plan->tiling.scored_rows > 0) > 0)
-        return "the tiled path takes this problem; outputs on request take further passes over its "
-               "scores";
+        return MHAI_TILED_REASON "; outputs on request take further passes over its scores";
     if (in_place)
-        return "the tiled path takes this problem; with so few queries it reads finite keys and "
-               "values where they lie, without packing them";
+        return MHAI_TILED_REASON "; with so few queries it reads finite keys and values where they "
+                                 "lie, without packing them";
     return plan->account.reason;
 }
 

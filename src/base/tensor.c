@@ -46,12 +46,18 @@ mha_tensor mha_tensor_contiguous(void *data, mha_dtype dtype, int ndim, const in
     return tensor;
 }
 
+mha_tensor mha_tensor_bthd_of(void *data, mha_dtype dtype, int64_t batch, int64_t length,
+                              int64_t heads, int64_t head_dim)
+{
+    mha_tensor memory =
+        mha_tensor_contiguous(data, dtype, 4, (int64_t[]){batch, length, heads, head_dim});
+    return mhai_tensor_swap(&memory, 1, 2);
+}
+
 mha_tensor mha_tensor_bthd(float *data, int64_t batch, int64_t length, int64_t heads,
                            int64_t head_dim)
 {
-    mha_tensor memory =
-        mha_tensor_contiguous(data, MHA_F32, 4, (int64_t[]){batch, length, heads, head_dim});
-    return mhai_tensor_swap(&memory, 1, 2);
+    return mha_tensor_bthd_of(data, MHA_F32, batch, length, heads, head_dim);
 }
 
 mha_tensor mha_tensor_tbe(float *data, int64_t length, int64_t batch, int64_t width)

@@ -148,6 +148,10 @@ def ways():
 
 
 def paths():
+    for more in ((), ("--length", 1, "--keys", 2048), ("--average",), ("--statistics",)):
+        _, plan = explained("--heads", 2, "--head-dim", 16, "--length", 64, *more)
+        check(plan["path"] == "tiled" and "up to 256" in plan["reason"] and "tiled" not in plan["reason"],
+              f"the reason is a property of the problem: {plan}")
     _, plan = explained("--heads", 2, "--head-dim", 300, "--length", 8)
     check(plan["path"] == "plain" and "256" in plan["reason"], f"wide heads: {plan}")
     check_error(explain("--heads", 2, "--head-dim", 300, "--length", 8, "--strict"), UNSUPPORTED,

@@ -46,7 +46,7 @@ def skipped_tests():
     tests.mkdir()
     made = {"one": "echo skipped: no valgrind; exit 77", "two": "echo skipped in passing",
             "three": "echo 'SKIPPED [1] x.py:3: no torch'; echo; echo 1 skipped; exit 77",
-            "four": "exit 77"}
+            "four": "exit 77", "five": "true"}
     (tests / "CTestTestfile.cmake").write_text("".join(
         f'add_test({name} sh -c "{text}")\n'
         f"set_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)\n" for name, text in made.items()))
@@ -54,8 +54,29 @@ def skipped_tests():
     code, _, err = shell("skipped_tests tests")
     check(code == 0 and err == "Skipped, and why:\n  one: no valgrind\n  three: x.py:3: no torch\n"
           "  four: it does not say why\n", err)
+    # A skipped test is none that passed.
+    code, _, err = shell("count_tests tests '; more'")
+    check(code == 0 and err == "2 tests passed, 0 failed, 3 skipped; more\n", err)
     check(shell("skipped_tests .") == (0, "", ""), "no test was run")
-    check("skipped_tests build" in (ROOT / "script" / "test").read_text(), "script/test lists them")
+    script = (ROOT / "script" / "test").read_text()
+    check(re.search(r"skipped_tests build\n.*--all.*\ncount_tests build \S+\n\[", script), "script/test lists them, and counts them last")
+
+
+def packages():
+    """script/test --all and .ci/run make one environment: what they install is said once."""
+    made = {}
+    for name in ("script/lib.sh", "script/test", ".ci/run"):
+        text = (ROOT / name).read_text()
+        made[name] = (len(re.findall(r"pip install", text)), len(re.findall(r"\bmake_venv\b(?!\(\)|:)", text)))
+    check(made["script/lib.sh"][0] == 2 and not made["script/test"][0] and not made[".ci/run"][0], f"said once: {made}")
+    check(made["script/test"][1] and made[".ci/run"][1], f"both call it: {made}")
+    code, _, err = shell("""mkdir -p build/venv/bin tools
+printf '#!/bin/sh\\necho "$*" >>made; [ "$5" != torch==2.13.0 ] || exit ${BAD:-0}\\n' >build/venv/bin/python
+printf '#!/bin/sh\\necho model >>made\\n' >tools/get-minilm; cp tools/get-minilm tools/get-smollm2
+chmod +x build/venv/bin/python tools/*; make_venv; ! (export BAD=1; make_venv)""")
+    lines = (FOLDER / "made").read_text().splitlines()
+    check(code == 0 and [line.split()[-1] for line in lines] == [
+        "torch==2.13.0", "tests/python/requirements.txt", "model", "model", "torch==2.13.0"], f"{code}: {err} {lines}")
 
 
 def missing():
@@ -97,6 +118,7 @@ def installed():
 
 steps()
 skipped_tests()
+packages()
 missing()
 installed()
 finish()

@@ -16,23 +16,25 @@ What is a command:
     must end with exit status 0. What it prints is not compared. A line with a word in brackets, such
     as "multihead view [options] MODEL", states usage and is not run.
 
-Markers are HTML comments of one or more lines, which a reader of the page does not see:
+  * a ```python block without ">>>", run with the package in bindings/python. (tests/python runs those with.)
+
+The page is run as a reader sees it: nothing hidden makes a file or adds a line. A word that a reader
+replaces is told in the text, "`MODEL` stands for `PATH`", and is replaced from there on.
+
+Markers are HTML comments, which say when a block is run and how it ends:
 
   <!-- commands: skip REASON -->       the next block is not run: it cannot be by a test
   <!-- commands: long REASON -->       the next block is run only if MHA_TEST_LONG is set (script/test --long)
   <!-- commands: needs NAME ... -->    the next block is run only if these are there: paths with a "/", and
                                        modules of Python
   <!-- commands: exit 4 -->            the last command of the next block ends with this status
-  <!-- commands: let MODEL=PATH -->    from here on, the word MODEL in commands means PATH
-  <!-- commands: first                 run these lines before the next block, if that is run; for files that
-  printf ... > text.txt                the page takes for granted
-  -->
-  <!-- commands: python                run the next block, which is ```python, after these lines, which define
-  import numpy                         what the page takes for granted; with the package in bindings/python
-  -->
+  <!-- commands: short "A=A B" -->     from here on, with more or other options, which make the command A of the
+                                       page shorter, unless MHA_TEST_LONG is set; of what is `long` itself,
+                                       unless MHA_TEST_LONG=full
 
-`skip-page`, `long-page` and `needs-page` hold for all blocks of the page; the lines of `first-page` are run
-if any of its blocks is.
+`skip-page`, `long-page` and `needs-page` hold for all blocks of the page.
+
+figures.py compares what a page says of its commands' output, and of other pages, in running text.
 
 The commands of a page run one after the other with bash, in one new folder that has links to whatever
 is in the root of the project, so that tools/x, include/ and build/libmultihead.a are found and new files
@@ -46,15 +48,18 @@ import functools
 import os
 import pathlib
 import re
+import resource
 import shlex
 import subprocess
 import sys
 import tempfile
 
+import figures
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build"
 PROGRAM = pathlib.Path(os.environ.get("MULTIHEAD", BUILD / "multihead")).resolve()
-LONG = bool(os.environ.get("MHA_TEST_LONG"))
+LONG, FULL = bool(os.environ.get("MHA_TEST_LONG")), os.environ.get("MHA_TEST_LONG") == "full"
 SECONDS = 6000 if LONG else 1200  # a command that takes longer hangs
 SKIPPED = 77
 # As a user has it who works in an environment with what a page asks for.
@@ -66,7 +71,8 @@ USAGE = re.compile(r"(?:build/)?multihead .*\[[\w-][^]]*\]")
 PROGRAMS = re.compile(r"(?:[A-Z_]+=\S+ )*(?:multihead|cc|c\+\+|cmake|python3|pip|printf|pytest|sh|sudo|"
                       r"apt-get|(?:build|tools|script|tests|bench)/\S+|for \w+ in)(?=\s|$)")
 PROGRESS = re.compile(r", about [\d.]+ (?:s|min|h) left$")
-MARKER = re.compile(r"<!-- commands: ((?:skip|long|needs|first)(?:-page)?|exit|let|python)\s(.*?)-->", re.S)
+MARKER = re.compile(r"<!-- commands: ((?:skip|long|needs)(?:-page)?|exit|short) ([^\n]*?)-->")
+STANDS = re.compile(r"`([^`\n]+)` stands for `([^`\n]+)`")
 
 
 class Block:
@@ -74,13 +80,13 @@ class Block:
 
     def __init__(self, kind, first, end, lines):
         self.kind, self.first, self.end, self.lines = kind, first, end, lines
-        self.skip, self.exit, self.before = None, 0, []
+        self.skip, self.exit = None, 0
 
     def commands(self):
         """[(line, command, what it prints)]; None where that is not compared."""
         if self.kind == "python":
             lines = ["PYTHONPATH=bindings/python MHA_LIBRARY_DIR=build python3 - <<'END OF BLOCK'",
-                     *self.before, *self.lines, "END OF BLOCK"]
+                     *self.lines, "END OF BLOCK"]
             return [(self.first, "\n".join(lines), None)]
         if self.kind != "console":
             return [(self.first, "\n".join(self.lines), None)]
@@ -108,18 +114,18 @@ def blocks(text):
             end = at + 1
             while end < len(lines) and not lines[end].startswith("```"):
                 end += 1
-            if fence.group(1) in ("sh", "console", "python"):
+            if fence.group(1) in ("sh", "console") or \
+                    fence.group(1) == "python" and not any(">>>" in line for line in lines[at + 1:end]):
                 found.append(Block(fence.group(1), at + 1, end, lines[at + 1:end]))
             at = end + 1
         elif lines[at].startswith("<!-- commands:"):
-            end = at
-            while "-->" not in lines[end]:
-                end += 1
-            marker = MARKER.fullmatch("\n".join(lines[at:end + 1]).strip())
+            marker = MARKER.fullmatch(lines[at].strip())
             if not marker:
                 raise SystemExit(f"line {at + 1}: no such marker: {lines[at]}")
+            if marker.group(1) == "short":
+                shorter(at, marker.group(2))
             markers.append((at, marker.group(1), marker.group(2).strip()))
-            at = end + 1
+            at += 1
         elif PROGRAMS.match(lines[at][4:]) and lines[at].startswith("    ") and \
                 (at == 0 or not lines[at - 1].strip()):
             end = at
@@ -132,8 +138,18 @@ def blocks(text):
                 found.append(Block("indented", at, end, script))
             at = end
         else:
+            markers += [(at, "let", pair.groups()) for pair in STANDS.finditer(lines[at])]
             at += 1
     return found, markers
+
+
+def shorter(line, words):
+    """[(what the page says, what is run)] of the marker `short`, which must be the same command."""
+    pairs = [tuple(word.split("=", 1)) for word in shlex.split(words)]
+    for pair in pairs:
+        if len(pair) != 2 or pair[0].split()[0] != pair[1].split()[0] or re.search(r"[;&|<>`]|\$[\w({]", pair[1]):
+            raise SystemExit(f"line {line + 1}: not other options of the same command: {words}")
+    return pairs
 
 
 def why_not(kind, words):
@@ -155,7 +171,7 @@ def is_there(name):
 
 
 def steps(text):
-    """What is to be done, in the order of the page: blocks, and ("let", words), ("first", commands)."""
+    """What is to be done, in the order of the page: blocks, and ("let", (name, value))."""
     found, markers = blocks(text)
     of_page = [(kind.removesuffix("-page"), words) for _, kind, words in markers if kind.endswith("-page")]
     wanted, own, previous = [], [], -1
@@ -163,18 +179,16 @@ def steps(text):
         own += [(kind, words) for at, kind, words in markers
                 if previous < at < block.first and not kind.endswith("-page")]
         values, previous = dict(own), block.first
-        if block.kind == "python" and "python" not in values:
-            continue  # tests/python run those with >>>; the markers are the next block's
         reasons = [why_not(kind, words) for kind, words in of_page + own if kind in ("skip", "long", "needs")]
         block.skip = next(filter(None, reasons), None)
         block.exit = int(values.get("exit", 0))
-        block.before = values.get("python", "").splitlines()
-        wanted += [step for step in own if step[0] == "let" or step[0] == "first" and not block.skip]
+        for kind, words in own:
+            if kind == "let":
+                wanted.append((kind, words))
+            elif kind == "short" and not (FULL or LONG and not any(k == "long" for k, _ in of_page + own)):
+                wanted += [("let", pair) for pair in shorter(block.first, words)]
         wanted.append(block)
         own = []
-    for kind, words in of_page:
-        if kind == "first" and any(isinstance(step, Block) and not step.skip for step in wanted):
-            wanted.insert(0, (kind, words))
     return wanted
 
 
@@ -207,9 +221,9 @@ class Folder:
                 (self.path / entry.name).symlink_to(entry)
         (self.path / "build").symlink_to(PROGRAM.parent)
         self.environment = {name: value for name, value in os.environ.items()
-                            if name in ("HOME", "TMPDIR", "CC", "MHA_ISA", "MHA_THREADS") or
+                            if name in ("TMPDIR", "CC", "MHA_ISA", "MHA_THREADS") or
                             name.endswith("SAN_OPTIONS")}
-        self.environment.update(PATH=f"{programs}:{PATH}", LANG="C.UTF-8", TERM="dumb",
+        self.environment.update(PATH=f"{programs}:{PATH}", HOME=str(self.path), LANG="C.UTF-8", TERM="dumb",
                                 PYTHONUTF8="1", PYTHONDONTWRITEBYTECODE="1")
 
     def run(self, command):
@@ -241,7 +255,7 @@ class Page:
     def __init__(self, path):
         self.path = pathlib.Path(path).resolve()
         self.text = self.path.read_text(encoding="utf-8")
-        self.names, self.ran, self.failures, self.edits = {}, 0, [], []
+        self.names, self.ran, self.failures, self.edits, self.printed = {}, 0, [], [], []
 
     def fail(self, line, command, why, lines):
         where = os.path.relpath(self.path, ROOT)
@@ -253,6 +267,7 @@ class Page:
             wanted = block.exit if n == len(commands) - 1 else 0
             status, printed = folder.run(replace(command, self.names))
             self.ran += 1
+            self.printed += printed
             while shown and not shown[-1].strip():
                 shown.pop()
             if status != wanted:
@@ -272,6 +287,12 @@ class Page:
             self.run_steps(update)
         if update:
             self.write()
+        else:
+            kilobytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+            printed = "\n".join([*self.printed, f"memory of a command, at most {kilobytes / 1000:.0f} MB"])
+            all_ran = not any("missing" in reason or "MHA_TEST_LONG" in reason for _, _, reason in self.skipped())
+            for line, why in figures.wrong(os.path.relpath(self.path, ROOT), self.text, printed if all_ran else None, ROOT):
+                self.fail(line, "a figure", why, [])
 
     def run_steps(self, update):
         with tempfile.TemporaryDirectory(prefix="multihead-docs-") as path:
@@ -280,12 +301,8 @@ class Page:
                 if isinstance(step, Block):
                     if step.skip is None:
                         self.run_block(folder, step, update)
-                elif step[0] == "let":
-                    self.names.update(word.split("=", 1) for word in shlex.split(step[1]))
                 else:
-                    status, printed = folder.run(replace(step[1], self.names))
-                    if status:
-                        self.fail(0, step[1], f"'first': exit status {status}", printed[-20:])
+                    self.names.update([step[1]])
 
     def write(self):
         lines = self.text.split("\n")

@@ -1,4 +1,4 @@
-"""The runner of pages notices what is wrong with a page, and only that (commands.py)."""
+"""The runner of pages notices what is wrong with a page, and only that (commands.py, figures.py)."""
 import pathlib
 import sys
 import tempfile
@@ -6,6 +6,7 @@ import tempfile
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import commands  # noqa: E402
+import figures  # noqa: E402
 
 failures = []
 
@@ -58,26 +59,31 @@ expect("what a page needs is missing",
 expect("what a block needs is missing",
        "<!-- commands: needs ./none.md -->\n```sh\nexit 3\n```\n```sh\ntrue\n```\n", 1)
 expect("a module is missing", "<!-- commands: needs no_such_module -->\n```sh\nexit 3\n```\n", 0)
-expect("a block skipped does nothing first",
-       "<!-- commands: needs ./none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
-expect("nor does a page skipped",
-       "<!-- commands: needs-page ./none.md -->\n<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 0)
-expect("a block not skipped does",
-       "<!-- commands: first\nexit 3\n-->\n```sh\ntrue\n```\n", 1, "'first': exit status 3")
 LONG = "<!-- commands: long minutes -->\n```sh\nexit 3\n```\n\n```sh\ntrue\n```\n"
 for commands.LONG, ran, wrong in ((False, 1, ()), (True, 2, ("exit status 3",))):
     expect(f"long blocks, {commands.LONG}", LONG, ran, *wrong)
     expect(f"long pages, {commands.LONG}", LONG.replace("long", "long-page"), 2 * commands.LONG, *wrong)
-expect("python", "<!-- commands: python\nname = 'one'\n-->\n```python\n"
-       "import multihead\nif name:\n    print(name)\n\nassert name != 'one'\n```\n", 1, "exit status 1")
+expect("python", "```python\nimport multihead\nname = 'one'\nif name:\n    print(name)\n\n"
+       "assert name != 'one'\n```\n", 1, "exit status 1")
 expect("python of other tests", "<!-- commands: exit 3 -->\n```python\n>>> 1 / 0\n```\n```sh\nexit 3\n```\n", 1)
 expect("usage", "Text:\n\n    multihead view [options] MODEL\n    multihead train TASK [--no]\n", 0)
 expect("usage and examples", "Text:\n\n    multihead view [options] MODEL\n\n    multihead nothing\n", 1,
        "exit status 2")
 expect("indented formula", "Text:\n\n    o = softmax(q k^T) v\n", 0)
 expect("other languages", "```c\nreturn 1;\n```\n\n```\n$ exit 1\n```\n", 0)
-expect("names", "<!-- commands: let MODEL=a/b -->\n" + console("$ echo MODEL MODELS", "a/b MODELS"), 1)
-expect("first", "<!-- commands: first\necho text > new.txt\n-->\n" + console("$ cat new.txt", "text"), 1)
+expect("names", "Here `MODEL` stands for `a/b`.\n" + console("$ echo MODEL MODELS", "a/b MODELS"), 1)
+expect("names, from there on", console("$ echo MODEL", "MODEL") + "`MODEL` stands for `a/b`.\n", 1)
+SHORT = '<!-- commands: short "echo 9=echo 9 1" -->\n' + console("$ echo 9", "9")
+for commands.LONG, wrong in ((True, ()), (False, ("+9 1",))):
+    expect(f"shorter, {commands.LONG}", SHORT, 1, *wrong)
+# Nothing that a reader does not see makes files, names or other commands.
+for hidden in ("first\necho text > new.txt\n", "first echo text > new.txt ", "first-page true ", "let MODEL=a/b ",
+               "python\nimport numpy\n", "skip reason\ntrue\n", 'short "echo 9=true" ', 'short "echo=echo 1; true" ',
+               'short "echo 9" ', 'short "echo=echo $(true)" '):
+    try:
+        expect(hidden, f"<!-- commands: {hidden}-->\n" + console("$ echo 9", "9"), -1)
+    except SystemExit:
+        pass
 expect("files stay", console("$ echo 1 > one", "$ cat one", "1"), 2)
 expect("the project's files", console("$ ls include", "multihead"), 1)
 
@@ -85,6 +91,27 @@ wrong = console("$ echo one", "two", "three", "$ echo four", "four", "$ seq 3")
 right = console("$ echo one", "one", "$ echo four", "four", "$ seq 3", "1", "2", "3")
 if page(wrong, update=True).after != right:
     failures.append("--update does not write what is printed")
+
+# Figures in running text: each of README.md is compared with something, and no two pages differ.
+for of in sorted({row[0] for row in figures.FIGURES}):
+    for line, why in figures.wrong(of, (commands.ROOT / of).read_text(encoding="utf-8"), None, commands.ROOT):
+        failures.append(f"{of}:{line + 1}: {why}")
+PRINTS = """
+L18H6   0.14     -  0.01  0.99  0.01  0.90 induction 0.90, first token 0.99
+L17H4   0.14     -  0.01  0.98  0.00  0.84 induction 0.84, first token 0.98
+L3H4    0.14     -  0.01  0.98  0.00  0.84 previous 0.84
+head      weight  rank  arrives  rank   effect  rank
+L18H6     0.9115    #1   0.9679    #1   0.3928    #6
+memory of a command, at most 158 MB"""
+README = (commands.ROOT / "README.md").read_text(encoding="utf-8").replace("`heads` finds nine", "`heads` finds two")
+for old, new, count in (("", "", 0), ("finds two", "finds three", 1), ("first (0.90)", "first (0.91)", 1),
+                        ("0.91 of its", "0.92 of its", 1), ("falls by 0.39", "falls by 0.4", 1),
+                        ("than 200 MB", "than 158 MB", 1), ("12.8 %", "11.8 %", 1), ("5.6 times", "5.8 times", 1),
+                        ("fetches 84", "fetches 91", 1), ("## Installing", "## Installing\n\nIn 17 steps.", 1),
+                        ("0.9 MB", "1.2 MB", 1), ("among 270", "among 72", 1), ("among 270", "of 270", 2)):
+    found = list(figures.wrong("README.md", README.replace(old, new), PRINTS, commands.ROOT))
+    if len(found) != count:
+        failures.append(f"figures: '{new}' for '{old}': {found}")
 
 for failure in failures:
     print("FAILED:", failure)

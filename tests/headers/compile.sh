@@ -1,7 +1,8 @@
 #!/bin/sh
 # Usage: compile.sh c99|c11|c17|c++17|c++20. Compiles each public header by itself, twice included,
 # with strict warnings as errors: with $CC (default cc) as C, with $CXX or c++ as C++. Then a program
-# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero.
+# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero. The usage block of
+# attention.h compiles likewise.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 case $1 in
@@ -28,6 +29,18 @@ for header in include/multihead/*.h; do
     printf '#include <%s>\n#include <%s>\nint here;\n' "$name" "$name" | compile "$name" -fsyntax-only
     count=$((count + 1))
 done
+
+# The usage block of attention.h is a program's body as it stands.
+{
+    printf '#include <multihead/attention.h>\n#include <stdio.h>\n'
+    echo 'void usage(float *q, float *k, float *v, float *o, int64_t B, int64_t H, int64_t Hk, int64_t T, int64_t S, int64_t D);'
+    echo 'void usage(float *q, float *k, float *v, float *o, int64_t B, int64_t H, int64_t Hk, int64_t T, int64_t S, int64_t D)'
+    echo '{'
+    sed -n '/^ \* Usage:/,/^ \* A program/s/^ \*   //p' include/multihead/attention.h
+    echo '}'
+} >"$work/usage"
+grep -q mha_attention_forward "$work/usage" || { echo "FAILED: attention.h has no usage block"; status=1; }
+compile 'usage of attention.h' -fsyntax-only <"$work/usage"
 
 structs=$(cat include/multihead/*.h | awk '/^typedef struct .* {$/ { name = $3; next }
     /^    uint32_t struct_size;/ { print name }

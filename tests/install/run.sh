@@ -107,6 +107,13 @@ for source in "$examples"/*.c "$examples"/*.cpp; do
             { cat "$work/log"; exit 1; }
         echo "$name: $compiler"
     done <"$work/compilers"
+    # The line that the file itself prints, as it stands; the program finds the library by itself.
+    line=$(sed -n '/Build it by hand with:$/{n;s/^ *[*/]*  *//p}' "$source")
+    [ -n "$line" ] || { echo "FAILED: $name does not say how it is built"; exit 1; }
+    (cd "$examples" && sh -c "$line") || { echo "FAILED: $line"; exit 1; }
+    env -u LD_LIBRARY_PATH sh "$here/../examples.sh" "$examples/a.out" "$expected" >"$work/log" ||
+        { cat "$work/log"; exit 1; }
+    rm "$examples/a.out"
 done
 
 echo "== what the headers cite"

@@ -81,9 +81,9 @@ def test_same_bytes(site, tmp_path):
             assert path.read_bytes() == (tmp_path / "again" / path.relative_to(site)).read_bytes()
 
 
-def test_no_script_and_no_network(site):
+def test_no_other_script_and_no_network(site):
     for path in site.rglob("*.html"):
-        text = path.read_text(encoding="utf-8")
+        text = re.sub(r'<script src="(?:\.\./)*search\.js" ', "", path.read_text(encoding="utf-8"))
         assert not re.search(r"<script|<iframe|<link[^>]+https?:|<img[^>]+https?:", text), path.name
 
 
@@ -148,3 +148,29 @@ def test_fits_a_phone(site, new_page):
         if width > PHONE:
             wide.append(f"{path.relative_to(site)}: {width} px")
     assert wide == []
+
+
+def test_search(site, new_page):
+    """From a page in a folder, opened from disk: what is typed finds a section, and leads to it."""
+    page = new_page(PHONE, 800)
+    for typed, name, url in (("relative posit shaw", None, "docs/"),
+                             ("mha_tensor_bthd", "mha_tensor_bthd", "include/multihead/base.html#mha_tensor_bthd"),
+                             ("two HEADS circuit", "Tutorial: two heads, one circuit", "docs/tutorial-induction.html#"),
+                             ("sliding-win", None, ""), ("xyzzy heads", "Nothing found.", None)):
+        page.goto((site / "docs/lessons.html").as_uri())
+        page.get_by_label("Search all pages").fill(typed)
+        page.wait_for_selector("search li")
+        assert name is None or page.locator("search li").first.inner_text().startswith(name), typed
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
+        if url is not None:
+            page.keyboard.press("Enter")
+            page.wait_for_url(lambda at: "lessons.html" not in at and url in at)
+
+
+def test_formulas_fit(site, new_page):
+    """Boxes of a formula (indented, without commands) are not cut at 1,280 pixels; those of output scroll."""
+    page = new_page(1280, 800)
+    page.goto((site / "docs/lessons.html").as_uri())
+    cut = page.evaluate("""[...document.querySelectorAll("pre:not(:has(code[class]))")]
+        .filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent.slice(0, 60))""")
+    assert cut == [] and page.locator("pre").count() > 20

@@ -130,6 +130,13 @@ static void views(void **state)
     const int64_t shape[] = {2, 4, 3, 5}, stride[] = {60, 5, 20, 1};
     assert_memory_equal(y.shape, shape, sizeof shape);
     assert_memory_equal(y.stride, stride, sizeof stride);
+    assert_int_equal(y.dtype, MHA_F32);
+    for (mha_dtype type = MHA_F32; type <= MHA_I64; type++) {
+        mha_tensor z = mha_tensor_bthd_of(data, type, 2, 3, 4, 5);
+        assert_memory_equal(z.shape, y.shape, sizeof z.shape);
+        assert_memory_equal(z.stride, y.stride, sizeof z.stride);
+        assert_true(z.dtype == type && z.ndim == 4 && z.data == data);
+    }
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 7, shape).ndim, -1);
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, -1, shape).ndim, -1);
     assert_int_equal(mha_tensor_contiguous(data, MHA_F32, 1, NULL).ndim, -1);

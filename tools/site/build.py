@@ -5,7 +5,7 @@
 
 The folders of the site are those of the repository. A link to a source file leads to a page that shows
 it, a link to a folder to a list of its files. Navigation is the list of docs/start.md, under "All
-pages". Needs the Markdown parser markdown-it-py (Debian: python3-markdown-it). The same tree gives the
+pages". search.js finds sections by their words. Needs the Markdown parser markdown-it-py (Debian: python3-markdown-it). The same tree gives the
 same bytes.
 """
 import argparse
@@ -30,6 +30,7 @@ ROOT = check_links.ROOT
 HEADERS = "include/multihead"
 IMAGES = (".png", ".svg", ".jpg", ".gif")
 NAME = re.compile(r"\b(?:mha_[a-z0-9_]+|MHA_[A-Z0-9_]+)\b(?:\(\))?")
+WORD = re.compile(r"\w{2,}")
 SOURCE = re.compile(r"\b((?:docs/)[\w-]+\.md)\b")
 
 
@@ -63,6 +64,7 @@ class Site:
             for name in headers.defined((ROOT / path).read_text(encoding="utf-8")):
                 self.names.setdefault(name, path)
         self.wanted, self.done = [], set()
+        self.index = []  # of the search: [URL, name of the page, name of the section, its text]
         self.menu = self.groups()
 
     def headers(self):
@@ -170,6 +172,7 @@ class Site:
         page = self.page_of(source)
         tokens = self.markdown.parse((ROOT / source).read_text(encoding="utf-8"))
         anchors, sections, title = check_links.Anchors(), [], None
+        first = len(self.index)
         for token, following in zip(tokens, [*tokens[1:], None]):
             if token.type == "heading_open":
                 text = "".join(child.content for child in following.children)
@@ -178,6 +181,9 @@ class Site:
                 title = title or text
                 if token.tag == "h2":
                     sections.append((anchor, html.escape(text)))
+                self.index.append([f"{page}#{anchor}", title, text, ""])
+            elif token.type in ("inline", "fence", "code_block") and len(self.index) > first:
+                self.index[-1][3] += " " + token.content
         main = self.rendered(page, source, tokens)
         self.write(page, f"{title} · multihead" if title != "multihead" else title, main, source,
                    sections)
@@ -216,6 +222,9 @@ class Site:
         main = headers.page((ROOT / source).read_text(encoding="utf-8"), self.inline(page),
                             check_links.Anchors().add)
         name = os.path.basename(source)
+        text = (ROOT / source).read_text(encoding="utf-8")
+        self.index.append([page, name, name, headers.purpose(text)])
+        self.index += [[f"{page}#{call}", name, call, ""] for call, of in self.names.items() if of == source]
         self.write(page, f"{name} · multihead", f"<h1>{name}</h1>\n{main}", source)
 
     def header_index(self):
@@ -269,7 +278,16 @@ class Site:
             if path not in self.done:
                 self.done.add(path)
                 self.build_one(path)
-        shutil.copyfile(pathlib.Path(__file__).parent / "site.css", self.output / "site.css")
+        for name in ("site.css", "search.js"):
+            shutil.copyfile(pathlib.Path(__file__).parent / name, self.output / name)
+        self.write_index()
+
+    def write_index(self):
+        """Each section with its words, each once; manuals first, which come first among equals."""
+        sections = [{"url": url, "page": page, "name": name, "text": " ".join(sorted(set(WORD.findall(text.lower()))))}
+                    for url, page, name, text in sorted(self.index, key=lambda s: (not s[0].startswith("docs/"), s))]
+        lines = ",\n".join(json.dumps(section, ensure_ascii=False) for section in sections)
+        (self.output / "search-index.js").write_text(f"window.siteIndex = [\n{lines}\n];\n", encoding="utf-8")
 
 
 def main():

@@ -1,0 +1,106 @@
+"""What pages say in running text, beside what it was taken from.
+
+A row of FIGURES: the page; its words, as a pattern with a group for each figure; where the figures come from; a
+pattern with as many groups that finds them there; and how far apart they may be. Where they come from:
+
+  PRINTED    what the commands of the page print, compared whenever all of them are run
+  a file     its text, so that two pages cannot disagree
+  None       nothing to compare with; the reason is in place of the pattern
+
+How far: a number; BELOW: less than the page says; RATIO: the page says the first group by the second, rounded.
+
+Of the pages in WHOLE every figure in running text must be in a row.
+"""
+import re
+
+PRINTED, BELOW, RATIO = "PRINTED", "below", "ratio"
+WORDS = {word: n for n, word in enumerate("no one two three four five six seven eight nine ten".split())}
+WHOLE = ("README.md",)
+FIGURES = [
+    ("README.md", r"On Debian (\d+) or", "docs/dependencies.md", r"Debian (\d+)", 0),
+    ("README.md", r"falls from over (\d+) % to ([\d.]+) %", "docs/training.md",
+     r"\| 0 \| 1 \| 250 \| 9 \| (\d+)\.\d / 100 % \|[^|]*\|[^|]*\| ([\d.]+) %", 0),
+    ("README.md", r"\*\*([\d.]+) to ([\d.]+)\*\* \| of torch's", "docs/library.md",
+     r"largest error is ([\d.]+) to ([\d.]+) of", 0),
+    ("README.md", r"all-MiniLM-L6-v2, (\d+) tokens", "docs/library.md", r"mostly closer: with (\d+) tokens", 0),
+    ("README.md", r"\*\*(\d+) %\*\* \| of the peak", "docs/speed.md", r"over 2,048 tokens (\d+) to", 0),
+    ("README.md", r"forward over ([\d,]+) tokens; ([\d.]+) to ([\d.]+) times as fast as the fastest of torch",
+     "docs/speed.md", r"one and two threads: ([\d,]+) tokens ([\d.]+) to ([\d.]+) times as fast", 0),
+    ("README.md", r"\*\*([\d.]+) MB\*\* \| beyond the tensors, for full attention over 65,536 keys",
+     "docs/long-sequences.md", r"\| full \| 65,536 \| [\d.]+ \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|", 0),
+    ("README.md", r"fetches (\d+) MB; needs python3-venv", "tools/get-minilm", r"size='(\d+) MB'", 0),
+    ("README.md", r"SmolLM2-135M, fetches (\d+) MB", "tools/get-smollm2", r"size='(\d+) MB'", 0),
+    ("script/demo", r"fetches (\d+) MB", "tools/get-minilm", r"size='(\d+) MB'", 0),
+    ("docs/tutorial-induction.md", r"fetches: (\d+) MB", "tools/get-smollm2", r"size='(\d+) MB'", 0),
+    ("docs/researcher.md", r"# (\d+) MB", "tools/get-smollm2", r"size='(\d+) MB'", 0),
+    ("README.md", r"first \(([\d.]+)\)", PRINTED, r"\nL18H6 .* induction ([\d.]+)", 0),
+    ("README.md", r"`heads` finds (\w+) induction heads", PRINTED, r"((?:\nL\d+H\d+ .* induction .*)+)", 0),
+    ("README.md", r'last "the", ([\d.]+) of its weight', PRINTED, r"\nL18H6 +([\d.]+) +#", 0.005),
+    ("README.md", r"that prediction falls by ([\d.]*\d)", PRINTED, r"\nL18H6 +[\d.]+ +#\d+ +[\d.]+ +#\d+ +([\d.]+)", 0.005),
+    ("README.md", r"among (\d+), L18H6", "docs/researcher.md", r"Which of the (\d+) heads", 0),
+    ("README.md", r"takes less than (\d+) MB of memory", PRINTED, r"memory of a command, at most (\d+) MB", BELOW),
+    ("README.md", r"and is ([\d.]+) times as fast as llama.cpp in decoding", "docs/speed.md",
+     r"\| ours-int8 \| 1 \| \d+ [^|]*\| ([\d.]+) (?:[^\n]*\n)+?\| llama.cpp \| 1 \| \d+ [^|]*\| ([\d.]+) ", RATIO),
+    ("README.md", r"in decoding and ([\d.]+) times\s+as fast on prompts", "docs/speed.md",
+     r"\| ours-int8 \| 1 \| (\d+) (?:[^\n]*\n)+?\| llama.cpp \| 1 \| (\d+) ", RATIO),
+    ("README.md", r"Training usually takes less than (half a minute)", None, "a time: training.md has a table", None),
+    ("README.md", r"that need torch and other packages, (\d+) GB", None, "of the disk: of packages of others", None),
+    ("README.md", r"in (two minutes) of CPU time", None, "a time, measured by hand", None),
+    ("README.md", r"rounds\s+activations to (8) bits", None, "the name of int8", None),
+    ("README.md", r"in float(32), both measured against float(64)", None, "names of types", None),
+    ("README.md", r"of one Zen (4) core", None, "a name", None),
+    ("README.md", r"full attention over (65,536) keys", None, "the row that is compared above", None),
+    ("README.md", r"\[all (72) heads of MiniLM\]", "docs/heads-minilm.md", r"\b(72) heads", 0),
+    ("README.md", r"in f(32), f(16), bf(16) or int(8)", None, "names of types", None),
+]
+
+
+def number(text):
+    if "\n" in text:
+        return len(text.strip().split("\n"))
+    return float(WORDS.get(text, text.replace(",", "")))
+
+
+def differ(said, found, how):
+    """Whether what the page says and what was found are further apart than they may be."""
+    said, found = [[number(text) for text in texts] for texts in (said, found)]
+    if how == RATIO:
+        return abs(said[0] - found[0] / found[1]) > 0.1
+    if how == BELOW:
+        return not found[0] < said[0]
+    return len(said) != len(found) or any(abs(a - b) > how for a, b in zip(said, found))
+
+
+def prose(text):
+    """The text, with blanks in place of what is no figure of a sentence: blocks, comments, code, targets of links,
+    and names with a digit in them (L18H6, int8, AVX2)."""
+    def blank(match):
+        return re.sub(r"[^\n]", " ", match.group(0))
+    for pattern in (r"<!--.*?-->", r"^```.*?^```", r"`[^`]*`", r"\]\([^)]*\)", r"<img[^>]*>", r"\b[A-Za-z][\w-]*\d(?:[\w.-]*\w)?"):
+        text = re.sub(pattern, blank, text, flags=re.S | re.M)
+    return text
+
+
+def wrong(page, text, printed, root):
+    """(line from 0, what is wrong with a figure); printed: None if not all commands of the page were run."""
+    spans = []
+    for of, words, source, pattern, how in FIGURES:
+        if of != page:
+            continue
+        match = re.search(words, text)
+        if not match:
+            yield 0, f"figures.py: the page does not say '{words}'"
+            continue
+        spans += [match.span(group) for group in range(1, match.re.groups + 1)]
+        if source is None or source == PRINTED and printed is None:
+            continue
+        there = re.search(pattern, "\n" + printed if source == PRINTED else (root / source).read_text(encoding="utf-8"))
+        line = text[:match.start()].count("\n")
+        if not there:
+            yield line, f"figures.py: {source} does not have '{pattern}'"
+        elif differ(match.groups(), there.groups(), how):
+            yield line, f"the page says {' '.join(match.groups())}, {source} {' '.join(there.groups()).strip()}"
+    if page in WHOLE:
+        for figure in re.finditer(r"\d[\d,.]*\d|\d", prose(text)):
+            if not any(begin <= figure.start() and figure.end() <= end for begin, end in spans):
+                yield text[:figure.start()].count("\n"), f"figures.py has no row for {figure.group(0)}"
