@@ -58,9 +58,8 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "chat", generate_options, chat, 1,
              "TEXT is the user's turn of a chat, the output the\nanswer: ChatML (SmolLM2, Qwen) or "
              "Llama 3"),
-    ROW_FLAG(
-        0, "stats", generate_options, stats, 1,
-        "the tokens that end a text, tokens per second and the\nsize of the cache, on stderr"),
+    ROW_FLAG(0, "stats", generate_options, stats, 1,
+             "the tokens that end a text, tokens per second and the\nsize of the cache, on stderr"),
     ROW_FLAG(0, "ids", generate_options, ids, 1,
              "TEXT and the output are token ids: for models\nwhose tokenizer is not supported"),
     ROW_CHOICE(
