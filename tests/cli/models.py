@@ -96,7 +96,7 @@ def as_people_type():
     text.write_text("The cat, so tired" + "." * 12)
     check_good(run("heads", folder, "--text", text), "a run of marks")
     text.write_text("The cat, so tired" + "." * 100000)  # costs no more than each alone
-    check_error(run("heads", folder, "--text", text), BAD_INPUT, "100006 tokens", command="heads")
+    check_error(run("heads", folder, "--text", text), BAD_INPUT, "too many tokens, the limit is 48", command="heads")
     every = run("heads", folder, "--example", "all")
     check(every.code == 0 and "4 of the sentences" in every.errors[0] and
           "1 text, 13 tokens" in every.lines[0], f"--example all: {every.lines[:1]} {every.errors}")

@@ -44,7 +44,7 @@ def flip_a_bit(rank):
 
 def change_a_field(rank):
     config = json.loads((own(rank) / "m" / "config.json").read_text())
-    name = chance.choice(("rope_theta", "rms_norm_eps", "max_position_embeddings"))
+    name = chance.choice(("rms_norm_eps", "max_position_embeddings"))
     change_config(own(rank) / "m", **{name: config[name] * 2})
 
 
