@@ -441,6 +441,19 @@ static void add_special(const maps_tokens *tokens, view_figure *out)
     }
 }
 
+/* The cell that was asked for takes the place of a map's link, unless it is hidden. */
+static void ask_cell(const panel_maker *maker, mha_link *link, int64_t panel)
+{
+    const int64_t cell = maker->maps->cell > 1 ? maker->maps->cell : 1;
+    const int64_t row = place_of(&maker->rows, maker->options->first_row / cell);
+    const int64_t col = place_of(&maker->cols, maker->options->first_col / cell);
+    if (row < 0 || col < 0) return;
+    const int64_t at = row * maker->cols.count + col;
+    *link = (mha_link){.row = row, .col = col, .value = (double)maker->panels[panel].values[at]};
+    for (int64_t i = 0; i < maker->count; i++)
+        link->mean += fabs((double)maker->panels[i].values[at]) / (double)maker->count;
+}
+
 /* What each head says most, in words too, and what a report opens on. */
 static cli_exit find_links(const panel_maker *maker, view_figure *out)
 {
@@ -458,18 +471,12 @@ static cli_exit find_links(const panel_maker *maker, view_figure *out)
         links[i] = largest_change(maker, &maker->panels[i]);
         if (i == 0 || links[i].score > links[out->first_panel].score) out->first_panel = i;
     }
+    if (options->first_panel >= 0) out->first_panel = options->first_panel;
+    if (options->first_cell) ask_cell(maker, &links[out->first_panel], out->first_panel);
     for (int64_t i = 0; i < maker->count; i++) CLI_TRY(write_detail(maker, i, &links[i]));
     out->links = links;
-    if (options->first_panel >= 0) out->first_panel = options->first_panel;
-    const int64_t cell = maps->cell > 1 ? maps->cell : 1;
-    const mha_link *first = &links[out->first_panel];
-    const bool asked = options->first_cell;
-    out->first_row = asked            ? place_of(&maker->rows, options->first_row / cell)
-                     : maps->contrast ? first->row
-                                      : -1;
-    out->first_col = asked            ? place_of(&maker->cols, options->first_col / cell)
-                     : maps->contrast ? first->col
-                                      : -1;
+    out->first_row = links[out->first_panel].row;
+    out->first_col = links[out->first_panel].col;
     return CLI_OK;
 }
 
