@@ -429,7 +429,7 @@ typedef struct mha_link {
     double value;
     double mean;  /* of the sizes of this cell in all maps of the figure */
     double score; /* size ln(size / mean), its share of the divergence from the mean; 0 if below */
-    bool words;   /* between two words; else every such cell is masked or not finite */
+    bool content; /* between two different content words more than two tokens apart */
 } mha_link;
 
 /**
@@ -441,10 +441,11 @@ typedef struct mha_link {
  *   strongest  out: the map whose link has the greatest score; 0 if there is no map
  *
  * Of a map it is the cell with the greatest score, then the greatest size, between two different
- * content words more than two tokens apart; if there are none, between two words; between two
- * tokens that are not special; any. English articles, prepositions, conjunctions, auxiliaries and negations are no
- * content words; pronouns are, and so is every word of other languages. With same_labels, a token
- * and itself and the first token of a causal map count as "any" only.
+ * content words more than two tokens apart; between two words, if there are none or these are four
+ * times as large; between two tokens that are not special, likewise; any, if there are no others.
+ * English articles, prepositions, conjunctions, auxiliaries and negations are no content words;
+ * pronouns are, and so is every word of other languages. With same_labels, a token and itself and
+ * the first token of a causal map count as "any" only. `strongest` prefers maps with `content`.
  *
  * Memory   rows * cols doubles for the call.
  * Errors   as mha_render_html(), and MHA_ERR_NOMEM.

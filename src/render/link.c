@@ -16,6 +16,7 @@ static const char function_words[] =
     "isn wasn weren won wouldn couldn shouldn ";
 
 enum { NEAR = 2, TIERS = 4, MOST_LETTERS = 15 };
+static const double FAINT = 0.25; /* of another link: the other tells more about the head */
 
 /* Labels of word pieces begin with a space, U+2581 or U+0120. */
 static const char *without_space(const char *label)
@@ -108,28 +109,40 @@ static int tier_at(const link_search *x, bool causal, int64_t r, int64_t c)
     return tier == 0 && (llabs(r - c) <= NEAR || is_again(x, r, c)) ? 1 : tier;
 }
 
-static mha_link search(const link_search *x, int64_t i)
+/* The best link of each tier. */
+static void search_tiers(const link_search *x, const mha_panel *panel, mha_link best[TIERS])
 {
     const mha_figure *f = x->figure;
-    const mha_panel panel = mhai_figure_panel(f, i);
-    const bool causal = x->same && f->cols > 1 && size_at(&panel, 0, 1) < 0 && panel.masked;
-    mha_link best = {.row = -1, .col = -1};
-    int best_tier = TIERS;
+    const bool causal = x->same && f->cols > 1 && panel->masked && size_at(panel, 0, 1) < 0;
+    for (int tier = 0; tier < TIERS; tier++) best[tier] = (mha_link){.row = -1, .col = -1};
     for (int64_t r = 0; r < f->rows; r++)
         for (int64_t c = 0; c < f->cols; c++) {
-            const double size = size_at(&panel, r, c), mean = x->mean[r * f->cols + c];
-            const int tier = size < 0 ? TIERS : tier_at(x, causal, r, c);
-            if (tier >= TIERS || tier > best_tier) continue;
+            const double size = size_at(panel, r, c), mean = x->mean[r * f->cols + c];
+            if (size < 0) continue;
+            const int tier = tier_at(x, causal, r, c);
             /* What the cell adds to the divergence of this map from the mean of all */
             const double score = size > mean ? size * log(size / mean) : 0;
-            if (tier == best_tier &&
-                (score < best.score || (score == best.score && size <= fabs(best.value))))
+            mha_link *known = &best[tier];
+            if (known->row >= 0 &&
+                (score < known->score || (score == known->score && size <= fabs(known->value))))
                 continue;
-            best_tier = tier;
-            best = (mha_link){r,    c,     (double)panel.values[r * panel.row_stride + c],
-                              mean, score, tier < 2};
+            *known = (mha_link){r,    c,     (double)panel->values[r * panel->row_stride + c],
+                                mean, score, tier == 0};
         }
-    return best;
+}
+
+static mha_link search(const link_search *x, int64_t i)
+{
+    const mha_panel panel = mhai_figure_panel(x->figure, i);
+    mha_link best[TIERS];
+    int tier = 0;
+    search_tiers(x, &panel, best);
+    for (int next = 1; next < TIERS; next++) {
+        const bool faint =
+            next < TIERS - 1 && fabs(best[tier].value) < FAINT * fabs(best[next].value);
+        if (best[next].row >= 0 && (best[tier].row < 0 || faint)) tier = next;
+    }
+    return best[tier];
 }
 
 static mha_status open_search(const mha_figure *figure, const mha_report *report, link_search *x)
@@ -161,7 +174,7 @@ mha_status mhai_html_links(const mha_figure *figure, const mha_report *report, m
     for (int64_t i = 0; !status && i < figure->panel_count; i++) {
         links[i] = search(&x, i);
         const mha_link *best = &links[*strongest];
-        if (links[i].words != best->words ? links[i].words : links[i].score > best->score)
+        if (links[i].content != best->content ? links[i].content : links[i].score > best->score)
             *strongest = i;
     }
     free(x.mean);
