@@ -11,7 +11,8 @@
  * Pronouns are not among them: what they stand for is worth a look. */
 static const char function_words[] =
     " a an the this that these those and or but nor so if than as while because of in on at by to "
-    "from for with about into onto is are was were be been being am do does did have has had will "
+    "from for with about into onto near over under between behind beside through before after "
+    "during is are was were be been being am do does did have has had will "
     "would can could may might shall should must not no very too s t d ll re ve didn doesn don "
     "isn wasn weren won wouldn couldn shouldn ";
 
