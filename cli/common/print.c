@@ -54,8 +54,10 @@ void cli_print_silence(bool is_silent)
     silent = is_silent;
 }
 
+/* What was printed before stands before what stderr says, also where both are one file. */
 static void flush_page(page *out)
 {
+    if (out->file == stderr) fflush(stdout);
     if (!silent || out->file != stderr) fwrite(out->bytes, 1, out->used, out->file);
     out->used = 0;
 }

@@ -311,21 +311,27 @@ static void tell_memory(const explain_problem *p)
                           "time in double precision: accurate, in little memory, and slow.");
         return;
     }
-    char times[96] = "";
+    char times[128] = "";
     if (factor >= 2)
-        snprintf(times, sizeof times, ", which would be %s times the scratch,",
+        snprintf(times, sizeof times,
+                 ": the matrix of all scores, %s times the scratch, is never stored.",
                  words_count((int64_t)factor).text);
+    else if (factor < 1)
+        snprintf(times, sizeof times,
+                 ". Its scratch does not depend on the length; here it exceeds the matrix of all "
+                 "scores.");
+    else
+        snprintf(times, sizeof times, ": the matrix of all scores is never stored.");
     if (p->S <= plan->key_block)
         snprintf(
             text, sizeof text,
             "The tiled path takes all keys as one block, and keeps the scores of a few rows at "
-            "a time: the matrix of all scores%s is never there.",
+            "a time%s",
             times);
     else
         snprintf(text, sizeof text,
                  "The tiled path walks over %s keys at a time and keeps for each row only its "
-                 "largest score, the sum so far and the output so far (online softmax): the matrix "
-                 "of all scores%s is never there.",
+                 "largest score, the sum so far and the output so far (online softmax)%s",
                  words_count(plan->key_block).text, times);
     words_print("  ", text);
     if (plan->compute == MHA_COMPUTE_INT8)

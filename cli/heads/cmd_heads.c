@@ -292,6 +292,10 @@ static cli_exit check(const heads_options *options)
 static void say_what_next(const heads_options *options, const heads_found *found,
                           const heads_row *rows, int64_t count)
 {
+    if (options->page && strcmp(options->page, "-") != 0) {
+        cli_note(options->quiet, "next: open %s in a browser", options->page);
+        return;
+    }
     if (options->csv || options->json || options->details || count == 0) return;
     if (!found->texts) {
         cli_note(options->quiet, "next: a text, --text FILE or --example all, for what is - here");
@@ -335,7 +339,7 @@ static cli_exit show(const heads_options *options, text_model *model, const head
         CLI_TRY(heads_write_json(options, found, rows, count));
     else if (options->csv)
         heads_print_csv(found, rows, count);
-    else
+    else if (!options->page || options->details) /* the page has the table */
         heads_print(options, found, rows, count);
     if (found->effects && !options->json && !options->csv)
         CLI_TRY(heads_effects_print(options, found));
@@ -344,7 +348,7 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     if (found->circuits && !options->json)
         CLI_TRY(heads_circuits_print(options, found, rows, count));
     CLI_TRY(cli_finish_stdout(HEADS, CLI_OK));
-    if (count == 0) cli_note(options->quiet, "no head is like that");
+    if (count == 0 && !options->page) cli_note(options->quiet, "no head is like that");
     say_what_next(options, found, rows, count);
     return CLI_OK;
 }

@@ -8,14 +8,23 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+static mha_status show_progress(int64_t done, int64_t total, void *shown)
+{
+    progress_show(shown, (double)done / (double)total,
+                  "composition of heads, %" PRId64 " of %" PRId64 " pairs of layers", done + 1,
+                  total);
+    return MHA_OK;
+}
+
 cli_exit heads_composition_make(const heads_options *options, heads_found *found)
 {
     const int64_t heads = found->model->heads, all = found->layers * heads;
     const int64_t shape[] = {found->layers, heads, found->layers, heads};
     mha_tensor view[HEADS_COMPOSITIONS];
-    mha_composition out = {.struct_size = sizeof out};
-    const mha_tensor **to[HEADS_COMPOSITIONS] = {&out.q, &out.k, &out.v};
     progress shown = progress_begin(options->quiet);
+    mha_composition out = {
+        .struct_size = sizeof out, .progress = show_progress, .progress_user = &shown};
+    const mha_tensor **to[HEADS_COMPOSITIONS] = {&out.q, &out.k, &out.v};
     if (all > INT32_MAX / 4)
         return cli_fail(CLI_UNSUPPORTED, HEADS, "--composition: %" PRId64 " heads are too many",
                         all);
@@ -24,8 +33,6 @@ cli_exit heads_composition_make(const heads_options *options, heads_found *found
         view[n] = mha_tensor_contiguous(found->composition[n], MHA_F32, 4, shape);
         *to[n] = &view[n];
     }
-    progress_show(&shown, 0, "composition of %" PRId64 " heads with all earlier ones",
-                  found->count);
     const mha_status status =
         mha_transformer_composition(found->model->context, found->model->net, &out);
     progress_clear(&shown);

@@ -88,4 +88,9 @@ cli_exit heads_effects_columns(const heads_found *found, mha_heads_column column
 void heads_effects_values(const heads_found *found, const heads_row *row,
                           mha_heads_value values[EFFECT_COLUMNS]);
 
+/* For a head's card, of each measure the pairs with it that were measured, largest interaction
+ * first. */
+cli_exit heads_effects_lists(const heads_found *found, const heads_row *row,
+                             mha_heads_list lists[EFFECT_MEASURES], int64_t *count);
+
 #endif

@@ -427,3 +427,46 @@ void heads_effects_values(const heads_found *found, const heads_row *row,
                                                .deciles = {NAN}};
         }
 }
+
+static cli_exit list_pairs(const heads_found *found, int m, int64_t head, mha_heads_list *list)
+{
+    const heads_effects *e = found->effects;
+    ranked *all;
+    char **names, title[LINE_BYTES];
+    double *values;
+    CLI_TRY(ARENA_ALLOC(HEADS, e->pair_count + 1, &all));
+    for (int64_t p = 0; p < e->pair_count; p++)
+        if (e->chosen[e->pairs[2 * p]] == head || e->chosen[e->pairs[2 * p + 1]] == head)
+            all[list->count++] = (ranked){p, tell(found, m, INTERACTION, p)};
+    qsort(all, (size_t)list->count, sizeof *all, by_size);
+    if (list->count > TOP) list->count = TOP;
+    CLI_TRY(ARENA_ALLOC(HEADS, list->count + 1, &names));
+    CLI_TRY(ARENA_ALLOC(HEADS, list->count + 1, &values));
+    for (int64_t i = 0; i < list->count; i++) {
+        const int64_t *pair = &e->pairs[2 * all[i].row];
+        char name[NAME_BYTES];
+        name_of(found, e->chosen[pair[e->chosen[pair[0]] == head]], name, sizeof name);
+        CLI_TRY(arena_text(HEADS, name, strlen(name), &names[i]));
+        values[i] = all[i].found.mean;
+    }
+    snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].name);
+    char *kept;
+    CLI_TRY(arena_text(HEADS, title, strlen(title), &kept));
+    list->title = kept;
+    list->text = "change without both heads, less the changes without each (docs/ablation.md)";
+    list->names = (const char *const *)names;
+    list->values = values;
+    return CLI_OK;
+}
+
+cli_exit heads_effects_lists(const heads_found *found, const heads_row *row,
+                             mha_heads_list lists[EFFECT_MEASURES], int64_t *count)
+{
+    for (int m = 0; m < found->effects->measure_count; m++) {
+        mha_heads_list *list = &lists[*count];
+        *list = (mha_heads_list){0};
+        CLI_TRY(list_pairs(found, m, row->layer * found->model->heads + row->head, list));
+        *count += list->count > 0;
+    }
+    return CLI_OK;
+}

@@ -28,6 +28,7 @@ typedef struct report {
     int64_t *column_of;     /* [scores] of heads_score(): its column, or -1 */
     text_tokens *read;      /* [texts] their tokens, made when a place needs them */
     bool *is_read;
+    bool of_effects; /* the scatter's first score is an effect */
     mha_heads_page page;
 } report;
 
@@ -144,6 +145,31 @@ static cli_exit make_columns(report *r)
         if (x >= 0) r->page.x = x;
         if (y >= 0) r->page.y = y;
     }
+    if (effects > 0) { /* what was asked for: a head's effect, beside what it does */
+        r->page.y = r->page.x;
+        r->page.x = of_effects + (effects > 1);
+        r->of_effects = true;
+    }
+    return CLI_OK;
+}
+
+/* Those that are selected, and those whose effect was measured: the largest is among them. */
+static cli_exit add_measured(report *r)
+{
+    const heads_effects *e = r->found->effects;
+    const int64_t heads = r->found->model->heads;
+    heads_row *rows;
+    if (!e) return CLI_OK;
+    CLI_TRY(ARENA_ALLOC(HEADS, r->count + e->chosen_count, &rows));
+    memcpy(rows, r->rows, (size_t)r->count * sizeof *rows);
+    for (int64_t k = 0; k < e->chosen_count; k++) {
+        const heads_row one = {.layer = e->chosen[k] / heads, .head = e->chosen[k] % heads};
+        bool there = false;
+        for (int64_t i = 0; i < r->count && !there; i++)
+            there = rows[i].layer == one.layer && rows[i].head == one.head;
+        if (!there) rows[r->count++] = one;
+    }
+    r->rows = rows;
     return CLI_OK;
 }
 
@@ -373,12 +399,13 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
     }
     if (r->found->composition[0]) CLI_TRY(make_arrows(r, row, card));
     mha_heads_list *lists;
-    CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_CIRCUIT_LISTS, &lists));
+    CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_CIRCUIT_LISTS + EFFECT_MEASURES, &lists));
     card->lists = lists;
+    if (r->found->effects) CLI_TRY(heads_effects_lists(r->found, row, lists, &card->list_count));
     if (r->found->corpus) {
-        CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[0]));
-        CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[1]));
-        card->list_count = lists[1].count > 0 ? 2 : 1;
+        CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[card->list_count++]));
+        CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[card->list_count]));
+        card->list_count += lists[card->list_count].count > 0;
     }
     if (r->found->circuits) {
         CLI_TRY(heads_circuits_lists(r->found, row, lists + card->list_count));
@@ -397,14 +424,15 @@ static mha_status draw(const void *user, const mha_sink *sink)
     return mha_render_heads_page(user, sink);
 }
 
-/* The head that stands out most in the scatter's first score. */
+/* The head that stands out most in the scatter's first score; effects have a sign. */
 static int64_t first_head(const report *r)
 {
     int64_t best = 0;
     for (int64_t h = 1; h < r->count; h++) {
         const mha_heads_value *a = &r->page.values[h * r->columns + r->page.x];
         const mha_heads_value *b = &r->page.values[best * r->columns + r->page.x];
-        if (a->rows > 0 && (b->rows == 0 || a->value > b->value)) best = h;
+        const bool more = r->of_effects ? fabs(a->value) > fabs(b->value) : a->value > b->value;
+        if (a->rows > 0 && (b->rows == 0 || more)) best = h;
     }
     return best;
 }
@@ -421,11 +449,14 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
                 .count = count};
     mha_heads_card *cards;
     char numbers[3][32], title[512];
+    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
+    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.is_read));
+    CLI_TRY(add_measured(&r));
+    rows = r.rows;
+    count = r.count;
     if (count == 0)
         return cli_fail(CLI_BAD_INPUT, HEADS,
                         "%s: no head is like that, so there is no page to write", options->page);
-    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
-    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.is_read));
     CLI_TRY(ARENA_ALLOC(HEADS, count, &cards));
     CLI_TRY(make_columns(&r));
     for (int64_t h = 0; h < count; h++) CLI_TRY(make_card(&r, &rows[h], &cards[h]));
@@ -438,7 +469,10 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
                               {"texts", numbers[0]},
                               {"tokens", numbers[1]},
                               {"repeated random tokens", numbers[2]}};
-    snprintf(title, sizeof title, "What the %" PRId64 " heads of %s do", count, model->name);
+    char of[48] = "";
+    if (count < found->count) snprintf(of, sizeof of, "%" PRId64 " of ", count);
+    snprintf(title, sizeof title, "What %sthe %" PRId64 " heads of %s do", of, found->count,
+             model->name);
     r.page.struct_size = sizeof r.page;
     r.page.title = title;
     r.page.producer = "multihead " CLI_VERSION;

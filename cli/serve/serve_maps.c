@@ -129,7 +129,7 @@ cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const te
     /* Texts around the maps: some 200 bytes a head, 30 a token, and the page's colours. */
     job.least_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
     CLI_TRY(make_maps(serve, state, tokens, cell, &maps, &picks));
-    options.first_panel = view_first_panel(&maps, &picks, NULL);
+    options.first_panel = -1;
     CLI_TRY(view_figure_make(&options, &maps, &picks, NULL, &figure));
     return cli_check(SERVE, view_make_report(&options, &maps, &picks, &figure, write_live, &job));
 }

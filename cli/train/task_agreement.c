@@ -252,4 +252,5 @@ const train_task train_agreement = {
     .end = END,
     .examples = {"the keys near the cabinet behind the old wall often open the window",
                  "the key near the cabinets behind the old walls often opens the window"},
+    .looks = {"often", "often"},
 };

@@ -139,4 +139,5 @@ const train_task train_brackets = {
     .begin = BEGIN,
     .end = -1,
     .examples = {"( [ { } ] < { } > [ ] ) { < ( ) > }"},
+    .looks = {">"},
 };

@@ -334,6 +334,7 @@ const train_task train_sentences = {
     .end = END,
     .examples = {"the animal didn't cross the street because it was too tired . the tired animal",
                  "the animal didn't cross the street because it was too wide . the wide street"},
+    .looks = {"tired", "wide"},
 };
 
 static const train_recipe masked_recipe = {
@@ -378,4 +379,5 @@ const train_task train_pronouns = {
     .end = END,
     .examples = {"the animal didn't cross the street because it was too tired .",
                  "the animal didn't cross the street because it was too wide ."},
+    .looks = {"it", "it"},
 };

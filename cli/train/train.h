@@ -129,6 +129,7 @@ struct train_task {
     cli_exit (*more)(train_model *model, const train_scores *all);
     int64_t begin, end;      /* the words that begin and end a sequence; -1: none */
     const char *examples[2]; /* words to look at; NULL: a sequence that is drawn */
+    const char *looks[2];    /* the word of each from whose last place the right column is sought */
     /* Of a text of the user, else 0: */
     const struct train_text *text;
     int64_t unknown;         /* the word for all that are not words; -1: none */

@@ -268,6 +268,37 @@ static cli_exit print_map(const train_finding *found, const attention_maps *maps
     return view_print(&chosen, maps, &one);
 }
 
+/* The row from which the right column is sought: of a sequence that was drawn the last probe's, of
+ * an example the last place of its word; -1: there is none. */
+static int64_t judged_row(const train_model *model, int example)
+{
+    const train_batch *batch = &model->probe;
+    const train_task *task = model->task;
+    const char *word = task->looks[example];
+    int64_t row = -1;
+    for (int64_t i = 0; !task->examples[example] && i < batch->probe_count; i++)
+        if (batch->probes[i].b == 0 && batch->probes[i].row < batch->T) row = batch->probes[i].row;
+    for (int64_t t = 0; word && t < batch->T; t++)
+        if (!strcmp(task->words[batch->tokens[t]], word)) row = t;
+    return row;
+}
+
+/* Open on what the head found is for: the largest weight of that row. */
+static void choose_first(const train_run *run, const train_finding *found, int example,
+                         const attention_maps *maps, view_options *options)
+{
+    const int64_t cols = maps->cols.count, row = judged_row(&run->model, example);
+    options->first_panel = found->layer * maps->heads + found->head;
+    options->first_cell = row >= 0;
+    if (row < 0) return;
+    const float *weights =
+        maps->layer[found->layer] + (found->head * maps->rows.count + row) * cols;
+    options->first_row = row;
+    options->first_col = 0;
+    for (int64_t s = 1; s < cols; s++)
+        if (weights[s] > weights[options->first_col]) options->first_col = s;
+}
+
 static cli_exit write_html(const train_run *run, const train_finding *found, int example,
                            const attention_maps *maps, bool quiet)
 {
@@ -277,8 +308,8 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
                             .folder = run->folder,
                             .html = example ? "report-2.html" : "report.html",
                             .quiet = quiet,
-                            .first_panel = found->layer * maps->heads + found->head,
                             .extra = &evidence.extra};
+    choose_first(run, found, example, maps, &options);
     CLI_TRY(train_evidence_make(run, found, example, &evidence));
     CLI_TRY(maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks));
     return view_write_files(&options, maps, &picks);

@@ -326,21 +326,6 @@ static cli_exit ask(const view_options *options)
     return CLI_OK;
 }
 
-/* What a report opens on: the largest change, or the sharpest head. */
-static void choose_first(view_options *options, const attention_maps *maps, const maps_picks *picks)
-{
-    options->first_panel = view_first_panel(maps, picks, options->roles);
-    if (!maps->contrast) return;
-    const view_cell most = view_contrast_most(maps, picks);
-    if (most.layer < 0) return;
-    options->first_panel = 0;
-    for (int64_t i = 0; i < most.layer * picks->heads + most.head; i++)
-        options->first_panel += picks->on[i];
-    options->first_cell = true;
-    options->first_row = most.row;
-    options->first_col = most.col;
-}
-
 static cli_exit view(const view_options *options)
 {
     attention_maps maps = {0};
@@ -349,6 +334,7 @@ static cli_exit view(const view_options *options)
     text_model model = {0};
     view_options drawn = *options;
     drawn.roles = &roles;
+    drawn.first_panel = -1;
     CLI_TRY(options->attention  ? view_array_maps(options, &maps, &picks)
             : options->contrast ? view_contrast_maps(options, &model, &maps, &picks)
                                 : view_model_maps(options, &model, &maps, &picks, &roles));
@@ -356,9 +342,8 @@ static cli_exit view(const view_options *options)
     ranks_release();
     if (!ranks_first()) return CLI_OK;
     view_warn_of_idle_names(options, &maps);
-    choose_first(&drawn, &maps, &picks);
     CLI_TRY(view_write_files(&drawn, &maps, &picks));
-    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(options, &maps, &picks));
+    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps, &picks));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
     say_what_next(options, &picks);
     return CLI_OK;

@@ -45,7 +45,7 @@ typedef struct view_options {
     int neurons;                 /* a report has queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* ask_measure */
-    int64_t first_panel;         /* of a report; no option */
+    int64_t first_panel;         /* of a report; -1: the one with the strongest link; no option */
     bool first_cell;             /* of a report: it opens on the tokens below; no option */
     int64_t first_row, first_col;
     const view_ask *ask;     /* scores of a report; no option */
@@ -84,26 +84,18 @@ cli_exit view_take_texts(const view_options *options, attention_maps *maps);
 cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps,
                             maps_picks *picks);
 
-/* A head and two of its tokens. */
-typedef struct view_cell {
-    int64_t layer, head, row, col; /* layer -1: there is none */
-} view_cell;
-
-/* What changes most of all heads, between tokens that both texts have. */
-view_cell view_contrast_most(const attention_maps *maps, const maps_picks *picks);
-
-/* The same in words: "L1H2: +0.31 from it to animal". */
-void view_contrast_remark(const attention_maps *maps, const maps_picks *picks, char *out,
-                          size_t size);
-
 /* Maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
 
 /* A figure. A remark goes to the footnote; NULL: none. */
 typedef struct view_figure {
     mha_figure figure;
-    const char *const *tokens;    /* of the whole text, where cells are blocks of them; else NULL */
-    int64_t first_row, first_col; /* where a report opens; -1: where it likes */
+    const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
+    const mha_link *links;     /* [panels] what each says most; of a contrast the largest change */
+    int64_t first_panel;       /* where a report opens */
+    int64_t first_row, first_col; /* likewise; -1: on the link of its panel */
+    const char *special[16];      /* texts of special tokens, each once */
+    int special_count;
     int64_t second_row, second_col; /* where a second text begins; 0: there is one */
 } view_figure;
 
@@ -140,20 +132,10 @@ cli_exit view_write_files(const view_options *options, const attention_maps *map
 /* The scale asked for, or one at which a map of so many columns is not black. */
 mha_scale view_scale(const view_options *options, int64_t cols);
 
-/* Whether a cell tells anything: special tokens rest, a token looks at itself, and the
- * first token of a causal model is where heads look that have nothing to do (Xiao et al. 2024). */
-bool view_cell_tells(const attention_maps *maps, int64_t row, int64_t col);
+/* Of the heads of a figure those for a terminal of that width: the strongest link of each layer. */
+cli_exit view_few(const view_figure *made, const maps_picks *all, int64_t width, maps_picks *few);
 
-/* The place among the heads that are on of the one to look at first: the sharpest of those with a
- * role that is not a rest, or of all where no roles are known. */
-int64_t view_first_panel(const attention_maps *maps, const maps_picks *picks,
-                         const view_roles *roles);
-
-/* Fewer heads for a terminal of that width: the sharpest of each layer. */
-cli_exit view_sharpest(const char *command, const attention_maps *maps, const maps_picks *all,
-                       int64_t width, maps_picks *picks);
-
-/* The picture on stdout: of what was chosen, or of the sharpest heads where nothing was. */
+/* The picture on stdout: of what was chosen, or of the strongest heads where nothing was. */
 cli_exit view_print(const view_options *options, const attention_maps *maps,
                     const maps_picks *picks);
 

@@ -3,7 +3,7 @@
 #include "view/view_ask.h"
 
 #include "common/arena.h"
-#include "common/screen.h"
+#include "common/progress.h"
 #include "common/text_model.h"
 
 #include <multihead/attribution.h>
@@ -46,10 +46,10 @@ static cli_exit find_words(ask_run *run)
 
 /* ---- The answer ------------------------------------------------------------------------------ */
 
-static mha_status show_progress(int64_t done, int64_t total, void *user)
+static mha_status show_progress(int64_t done, int64_t total, void *shown)
 {
-    (void)user;
-    cli_print_to(stderr, "\r\033[Kwithout head %" PRId64 " of %" PRId64, done + 1, total);
+    progress_show(shown, (double)done / (double)total, "without head %" PRId64 " of %" PRId64,
+                  done + 1, total);
     return MHA_OK;
 }
 
@@ -71,7 +71,7 @@ static cli_exit measure(ask_run *run)
 {
     view_ask *ask = run->ask;
     const int64_t heads = run->model->layers * run->model->heads;
-    const bool shown = screen_shows_progress(run->options->quiet);
+    progress shown = progress_begin(run->options->quiet);
     double *values[ASK_MEASURES];
     CLI_TRY(ARENA_ALLOC(VIEW, heads, &ask->heads));
     const size_t mark = arena_mark();
@@ -84,14 +84,15 @@ static cli_exit measure(ask_run *run)
                                             .to_first = ask->to.first,
                                             .to_count = ask->to.count,
                                             .heads = run->picks.on,
-                                            .progress = shown ? show_progress : NULL};
+                                            .progress = show_progress,
+                                            .progress_user = &shown};
     mha_head_attribution found = {.struct_size = sizeof found,
                                   .weights = values[ASK_WEIGHT],
                                   .shares = values[ASK_SHARE],
                                   .effects = values[ASK_EFFECT]};
     const mha_status status = mha_transformer_head_attribution(run->model->context, run->model->net,
                                                                &tokens, &desc, &found);
-    if (shown) cli_print_to(stderr, "\r\033[K");
+    progress_clear(&shown);
     CLI_TRY(cli_check(VIEW, status));
     list_heads(run, values);
     arena_release(mark);

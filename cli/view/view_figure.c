@@ -112,10 +112,10 @@ void view_warn_of_idle_names(const view_options *options, const attention_maps *
 
 /* ---- Panels ---------------------------------------------------------------------------------- */
 
-enum { NAME_BYTES = 48, NOTE_BYTES = 40, DETAIL_BYTES = 200 };
+enum { NAME_BYTES = 48, NOTE_BYTES = 40 };
 
 typedef struct panel_text {
-    char name[NAME_BYTES], note[NOTE_BYTES], detail[DETAIL_BYTES];
+    char name[NAME_BYTES], note[NOTE_BYTES];
 } panel_text;
 
 /* Everything that making panels needs. */
@@ -125,10 +125,11 @@ typedef struct panel_maker {
     kept_axis rows, cols;
     mha_panel *panels;
     panel_text *texts;
-    float *values;         /* [panels, rows, cols] where tokens are hidden, else NULL */
-    float *twins;          /* likewise */
-    float *queries, *keys; /* likewise, of the rows and columns that stay */
-    uint8_t *masked;       /* [rows, cols] cells that no query can see; NULL: none */
+    const view_role **roles; /* [panels]; NULL: none */
+    float *values;           /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *twins;            /* likewise */
+    float *queries, *keys;   /* likewise, of the rows and columns that stay */
+    uint8_t *masked;         /* [rows, cols] cells that no query can see; NULL: none */
     int64_t count;
     bool grouped;      /* by layer; not where each has one head only, whose name says it */
     double hidden_sum; /* over panels, of the mean hidden mass of their rows */
@@ -151,47 +152,62 @@ static double copy_cells(const panel_maker *maker, const float *map, bool renorm
     return hidden / (double)maker->rows.count;
 }
 
-/* The largest cell, if asked among those that say something; -1: there is none. */
-static int64_t largest(const panel_maker *maker, const mha_panel *panel, bool telling)
+/* Of a contrast: the largest change between tokens that both texts have. */
+static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
 {
-    int64_t best = -1;
-    double most = 0;
-    for (int64_t i = 0; i < maker->rows.count * maker->cols.count; i++) {
-        const double cell = (double)panel->values[i],
-                     value = maker->maps->contrast ? fabs(cell) : cell;
-        if (!isfinite(value) || (best >= 0 && !(value > most))) continue;
-        if (telling && !view_cell_tells(maker->maps, maker->rows.at[i / maker->cols.count],
-                                        maker->cols.at[i % maker->cols.count]))
-            continue;
-        best = i;
-        most = value;
-    }
+    mha_link best = {.row = -1, .col = -1};
+    for (int64_t t = 0; t < maker->rows.count; t++)
+        for (int64_t s = 0; s < maker->cols.count; s++) {
+            const maps_token *row = &maker->maps->rows.items[maker->rows.at[t]];
+            const double change = (double)panel->values[t * maker->cols.count + s];
+            if (row->label || row->special || !(fabs(change) > best.score) || !isfinite(change) ||
+                maker->maps->cols.items[maker->cols.at[s]].special)
+                continue;
+            best = (mha_link){t, s, change, .score = fabs(change)};
+        }
     return best;
 }
 
-/* "Its largest weight between two words is 0.87: it looks at animal." Or, of a contrast, its
- * largest change. */
-static void write_detail(const panel_maker *maker, const mha_panel *panel, char *detail)
+/* "“it” looks at “animal” with 0.67; the mean of these heads is 0.06." Or its largest change. */
+static int write_link(const panel_maker *maker, const mha_link *link, char *out, size_t size)
 {
-    const bool contrast = maker->maps->contrast;
-    int64_t best = contrast ? -1 : largest(maker, panel, true);
-    const char *between = best < 0 ? "" : " between two words";
-    if (best < 0) best = largest(maker, panel, false);
-    detail[0] = '\0';
-    if (best < 0) return;
-    const char *from = maker->rows.labels[best / maker->cols.count];
-    const char *to = maker->cols.labels[best % maker->cols.count];
-    if (strlen(from) + strlen(to) + 84 > DETAIL_BYTES) return;
-    if (contrast)
-        snprintf(detail, DETAIL_BYTES,
-                 "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
-                 "\xE2\x80\x9C%s\xE2\x80\x9D in the first text.",
-                 (double)panel->values[best], from, panel->values[best] < 0 ? "less" : "more", to);
-    else
-        snprintf(detail, DETAIL_BYTES,
-                 "Its largest weight%s is %.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks at "
-                 "\xE2\x80\x9C%s\xE2\x80\x9D.",
-                 between, (double)panel->values[best], from, to);
+    const char *from = maker->rows.labels[link->row], *to = maker->cols.labels[link->col];
+    if (maker->maps->contrast)
+        return snprintf(out, size,
+                        "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
+                        "\xE2\x80\x9C%s\xE2\x80\x9D in the first text.",
+                        link->value, from, link->value < 0 ? "less" : "more", to);
+    const int length = snprintf(out, size,
+                                "\xE2\x80\x9C%s\xE2\x80\x9D looks at \xE2\x80\x9C%s"
+                                "\xE2\x80\x9D: %.2f",
+                                from, to, link->value);
+    const size_t used = out ? (size_t)length : 0;
+    return length + (maker->count > 1
+                         ? snprintf(out ? out + used : NULL, size - used,
+                                    ", where the heads shown have %.2f on average.", link->mean)
+                         : snprintf(out ? out + used : NULL, size - used, "."));
+}
+
+/* What a head does, its link, where it rests: what is most specific comes first. */
+static cli_exit write_detail(const panel_maker *maker, int64_t i, const mha_link *link)
+{
+    const double telling = 0.1; /* more than others, or more than is worth a line beside a role */
+    const view_role none = {0}, *role = maker->roles[i] ? maker->roles[i] : &none;
+    const bool idle = *role->badge && maker->count > 1 && link->value - link->mean < telling;
+    const size_t room = link->row < 0 || idle ? 0 : (size_t)write_link(maker, link, NULL, 0);
+    const char *parts[] = {role->does, NULL, role->rests};
+    char *sentence, *detail;
+    CLI_TRY(ARENA_ALLOC(maker->options->command, (int64_t)room + 1, &sentence));
+    if (room) write_link(maker, link, sentence, room + 1);
+    parts[1] = sentence;
+    CLI_TRY(ARENA_ALLOC(maker->options->command,
+                        (int64_t)(strlen(parts[0]) + room + strlen(parts[2]) + 3), &detail));
+    for (int k = 0; k < 3; k++) {
+        if (*detail && *parts[k]) strcat(detail, "\n");
+        strcat(detail, parts[k]);
+    }
+    maker->panels[i].detail = *detail ? detail : NULL;
+    return CLI_OK;
 }
 
 static void copy_rows(const kept_axis *axis, const float *from, int64_t channels, float *to)
@@ -226,11 +242,8 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
     panel_text *text = &maker->texts[maker->count];
     const float *map =
         maker->maps->layer[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
-    *panel = (mha_panel){.values = map,
-                         .name = text->name,
-                         .detail = text->detail,
-                         .group = group,
-                         .masked = maker->masked};
+    *panel =
+        (mha_panel){.values = map, .name = text->name, .group = group, .masked = maker->masked};
     snprintf(text->name, sizeof text->name, "L%" PRId64 "H%" PRId64, layer, head);
     if (maker->maps->twin)
         panel->twin =
@@ -251,8 +264,7 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
         }
     }
     take_neurons(maker, layer, head, panel);
-    write_detail(maker, panel, text->detail);
-    view_roles_dress(maker->options->roles, layer, head, panel);
+    maker->roles[maker->count] = view_roles_dress(maker->options->roles, layer, head, panel);
     maker->count++;
 }
 
@@ -276,6 +288,7 @@ static cli_exit make_panels(const maps_picks *picks, panel_maker *maker)
     bool hides = maker->rows.count < maps->rows.count || maker->cols.count < maps->cols.count;
     CLI_TRY(ARENA_ALLOC(command, picks->count, &maker->panels));
     CLI_TRY(ARENA_ALLOC(command, picks->count, &maker->texts));
+    CLI_TRY(ARENA_ALLOC(command, picks->count, &maker->roles));
     if (hides) CLI_TRY(ARENA_ALLOC(command, picks->count * cells, &maker->values));
     if (hides && maps->twin) CLI_TRY(ARENA_ALLOC(command, picks->count * cells, &maker->twins));
     if (hides && maps->queries) {
@@ -409,12 +422,63 @@ static int64_t second_text(const kept_axis *axis)
     return 0;
 }
 
-/* Where a token is in a figure; -1: hidden, or not asked for. */
-static int64_t place_of(const kept_axis *axis, bool wanted, int64_t token)
+/* Where a token is in a figure; -1: hidden. */
+static int64_t place_of(const kept_axis *axis, int64_t token)
 {
-    for (int64_t i = 0; wanted && i < axis->count; i++)
+    for (int64_t i = 0; i < axis->count; i++)
         if (axis->at[i] == token) return i;
     return -1;
+}
+
+/* The texts of the special tokens, each once; a model has five or so. */
+static void add_special(const maps_tokens *tokens, view_figure *out)
+{
+    const int most = sizeof out->special / sizeof *out->special;
+    for (int64_t i = 0; i < tokens->count && out->special_count < most; i++) {
+        bool known = !tokens->items[i].special;
+        for (int j = 0; j < out->special_count; j++)
+            known |= !strcmp(out->special[j], tokens->items[i].text);
+        if (!known) out->special[out->special_count++] = tokens->items[i].text;
+    }
+}
+
+/* The cell that was asked for takes the place of a map's link, unless it is hidden. */
+static void ask_cell(const panel_maker *maker, mha_link *link, int64_t panel)
+{
+    const int64_t cell = maker->maps->cell > 1 ? maker->maps->cell : 1;
+    const int64_t row = place_of(&maker->rows, maker->options->first_row / cell);
+    const int64_t col = place_of(&maker->cols, maker->options->first_col / cell);
+    if (row < 0 || col < 0) return;
+    const int64_t at = row * maker->cols.count + col;
+    *link = (mha_link){.row = row, .col = col, .value = (double)maker->panels[panel].values[at]};
+    for (int64_t i = 0; i < maker->count; i++)
+        link->mean += fabs((double)maker->panels[i].values[at]) / (double)maker->count;
+}
+
+/* What each head says most, in words too, and what a report opens on. */
+static cli_exit find_links(const panel_maker *maker, view_figure *out)
+{
+    const view_options *options = maker->options;
+    const attention_maps *maps = maker->maps;
+    const mha_report report = {.struct_size = sizeof report,
+                               .same_labels = maps->rows.items == maps->cols.items,
+                               .special = out->special,
+                               .special_count = out->special_count};
+    mha_link *links;
+    CLI_TRY(ARENA_ALLOC(options->command, maker->count + 1, &links));
+    CLI_TRY(cli_check(options->command,
+                      mha_figure_links(&out->figure, &report, links, &out->first_panel)));
+    for (int64_t i = 0; i < maker->count && maps->contrast; i++) {
+        links[i] = largest_change(maker, &maker->panels[i]);
+        if (i == 0 || links[i].score > links[out->first_panel].score) out->first_panel = i;
+    }
+    if (options->first_panel >= 0) out->first_panel = options->first_panel;
+    if (options->first_cell) ask_cell(maker, &links[out->first_panel], out->first_panel);
+    for (int64_t i = 0; i < maker->count; i++) CLI_TRY(write_detail(maker, i, &links[i]));
+    out->links = links;
+    out->first_row = links[out->first_panel].row;
+    out->first_col = links[out->first_panel].col;
+    return CLI_OK;
 }
 
 cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
@@ -455,11 +519,10 @@ cli_exit view_figure_make(const view_options *options, const attention_maps *map
     figure->panel_count = maker.count;
     if (view_join_texts(maps, maps->text[1] ? 70 : 140, subtitle, SUBTITLE_BYTES))
         figure->subtitle = subtitle;
-    const int64_t cell = maps->cell > 1 ? maps->cell : 1;
     out->second_row = second_text(&maker.rows);
     out->second_col = second_text(&maker.cols);
-    out->first_row = place_of(&maker.rows, options->first_cell, options->first_row / cell);
-    out->first_col = place_of(&maker.cols, options->first_cell, options->first_col / cell);
     figure->footnote = make_footnote(&maker, remark, footnote);
-    return CLI_OK;
+    add_special(&maps->rows, out);
+    add_special(&maps->cols, out);
+    return find_links(&maker, out);
 }

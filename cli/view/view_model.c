@@ -1,6 +1,7 @@
 /* Maps of a model: load the folder, tokenise, run the encoder, keep the layers that are wanted. */
 #include "common/arena.h"
 #include "common/launched.h"
+#include "common/progress.h"
 #include "common/screen.h"
 #include "common/text_model.h"
 #include "common/texts.h"
@@ -98,30 +99,18 @@ static cli_exit tokenise(const view_options *options, const text_model *model, a
 
 /* ---- The run --------------------------------------------------------------------------------- */
 
-/* Says on a terminal what is going on, in one line that disappears again. */
-typedef struct progress_line {
-    bool on;
-    int64_t layers;
-} progress_line;
-
-static void clear_progress(const progress_line *progress)
-{
-    if (progress->on) cli_print_to(stderr, "\r\033[K");
-}
-
 /* A run under way. */
 typedef struct view_run {
     const text_model *model;
-    const progress_line *progress;
+    progress *shown;
     attention_maps *maps;
 } view_run;
 
 static mha_status after_layer(void *user, const mha_activations *activations, int64_t layer)
 {
     const view_run *run = user;
-    if (run->progress->on)
-        cli_print_to(stderr, "\r\033[Klayer %" PRId64 " of %" PRId64, layer + 1,
-                     run->progress->layers);
+    progress_show(run->shown, (double)(layer + 1) / (double)run->maps->layers,
+                  "layer %" PRId64 " of %" PRId64, layer + 1, run->maps->layers);
     if (run->maps->queries && run->maps->queries[layer])
         MHA_TRY(view_take_neurons(activations, layer, run->maps));
     if (!run->maps->twin || !run->maps->twin[layer]) return MHA_OK;
@@ -129,8 +118,8 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
 }
 
 /* Maps of the layers that are wanted, straight to where they stay: what a run has to visit. */
-static cli_exit begin_self(const text_model *model, const maps_picks *picks,
-                           const progress_line *progress, attention_maps *maps, text_visit *visit)
+static cli_exit begin_self(const text_model *model, const maps_picks *picks, progress *shown,
+                           attention_maps *maps, text_visit *visit)
 {
     const mha_attention_outputs **wanted;
     mha_attention_outputs *outputs;
@@ -150,7 +139,7 @@ static cli_exit begin_self(const text_model *model, const maps_picks *picks,
             (mha_attention_outputs){.struct_size = sizeof *outputs, .probabilities = &tensors[l]};
         wanted[l] = &outputs[l];
     }
-    *run = (view_run){model, progress, maps};
+    *run = (view_run){model, shown, maps};
     *visit = (text_visit){.outputs = wanted, .after_layer = after_layer, .user = run};
     return CLI_OK;
 }
@@ -206,10 +195,10 @@ cli_exit view_name_source(const text_model *model, attention_maps *maps)
 
 cli_exit view_open_model(const view_options *options, text_model *model)
 {
-    const progress_line progress = {.on = screen_shows_progress(options->quiet)};
-    if (progress.on) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
+    progress shown = progress_begin(options->quiet);
+    progress_show(&shown, 0, "loading %s", options->model);
     CLI_TRY(text_model_open(VIEW, options->model, options->threads, true, model));
-    clear_progress(&progress);
+    progress_clear(&shown);
     return CLI_OK;
 }
 
@@ -225,7 +214,7 @@ static cli_exit run_self(const view_options *options, text_model *model, const t
 }
 
 static cli_exit run(const view_options *options, text_model *model, const text_tokens *rows,
-                    const text_tokens *cols, const maps_picks *picks, const progress_line *progress,
+                    const text_tokens *cols, const maps_picks *picks, progress *shown,
                     attention_maps *maps, view_roles *roles)
 {
     text_visit visit;
@@ -233,13 +222,13 @@ static cli_exit run(const view_options *options, text_model *model, const text_t
     if (model->encoder) return run_cross(model, rows, cols, picks, maps);
     const int64_t cell = view_pool_cell(options, picks, rows->list.count);
     if (cell > 1) {
-        CLI_TRY(view_pool_begin(model, cell, picks, progress->on, maps, &visit));
+        CLI_TRY(view_pool_begin(model, cell, picks, shown, maps, &visit));
     } else {
         CLI_TRY(view_want_twins(options, picks, maps));
-        CLI_TRY(begin_self(model, picks, progress, maps, &visit));
+        CLI_TRY(begin_self(model, picks, shown, maps, &visit));
     }
     const cli_exit code = run_self(options, model, rows, &visit, maps, roles);
-    clear_progress(progress);
+    progress_clear(shown);
     return code;
 }
 
@@ -247,15 +236,15 @@ cli_exit view_model_maps(const view_options *options, text_model *model, attenti
                          maps_picks *picks, view_roles *roles)
 {
     text_tokens rows = {0}, cols = {0};
-    progress_line progress = {.on = screen_shows_progress(options->quiet)};
     if (!maps->text[0]) CLI_TRY(view_take_texts(options, maps));
     if (!model->model) CLI_TRY(view_open_model(options, model));
     CLI_TRY(view_name_source(model, maps));
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->layer));
-    progress.layers = model->layers;
     CLI_TRY(text_model_pick(model, &options->layers, &options->heads, picks));
     CLI_TRY(tokenise(options, model, maps, &rows, &cols));
-    CLI_TRY(run(options, model, &rows, &cols, picks, &progress, maps, roles));
+    /* Roles are measured in the same run, which then has a line of its own. */
+    progress shown = progress_begin(options->quiet || (roles && view_roles_wanted(options, maps)));
+    CLI_TRY(run(options, model, &rows, &cols, picks, &shown, maps, roles));
     warn_of_not_finite(options, maps, picks);
     return CLI_OK;
 }

@@ -53,17 +53,6 @@ typedef struct output_job {
     const view_figure *made;  /* NULL for data */
 } output_job;
 
-/* The texts of the special tokens, each once; returns how many. A model has five or so. */
-static int special_texts(const maps_tokens *tokens, const char *texts[], int count, int most)
-{
-    for (int64_t i = 0; i < tokens->count && count < most; i++) {
-        bool known = !tokens->items[i].special;
-        for (int j = 0; j < count; j++) known |= !strcmp(texts[j], tokens->items[i].text);
-        if (!known) texts[count++] = tokens->items[i].text;
-    }
-    return count;
-}
-
 static const char guide[] =
     "Each square is a head. A row is a token that looks, a column one that it looks at; the "
     "brighter a cell, the more of the row's attention goes there.";
@@ -75,11 +64,7 @@ mha_status view_make_report(const view_options *options, const attention_maps *m
                             const maps_picks *picks, const view_figure *made, view_report_fn *take,
                             void *user)
 {
-    enum { MOST_SPECIAL = 16 };
-    const char *special[MOST_SPECIAL];
     char size[64], tokens[64], text[1 << 14];
-    int specials = special_texts(&maps->rows, special, 0, MOST_SPECIAL);
-    specials = special_texts(&maps->cols, special, specials, MOST_SPECIAL);
     mha_figure untitled = made->figure; /* the report has the text itself, and more of it */
     untitled.subtitle = NULL;
     snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
@@ -95,9 +80,9 @@ mha_status view_make_report(const view_options *options, const attention_maps *m
                          .fact_count = sizeof facts / sizeof *facts,
                          .producer = "multihead " CLI_VERSION,
                          .same_labels = maps->rows.items == maps->cols.items,
-                         .special = special,
-                         .special_count = specials,
-                         .first_panel = options->first_panel,
+                         .special = made->special,
+                         .special_count = made->special_count,
+                         .first_panel = made->first_panel,
                          .first_cell = made->first_row >= 0 && made->first_col >= 0,
                          .first_row = made->first_row,
                          .first_col = made->first_col,
@@ -310,12 +295,18 @@ cli_exit view_print(const view_options *options, const attention_maps *maps,
     if (options->layers.count > 0 || options->heads.count > 0)
         return print_picks(options, maps, picks, NULL, &terminal);
     maps_picks few;
+    view_figure all;
     char remark[400], change[300] = "";
-    CLI_TRY(view_sharpest(options->command, maps, picks, terminal.columns, &few));
-    if (maps->contrast) view_contrast_remark(maps, picks, change, sizeof change);
-    snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s%s",
+    CLI_TRY(view_figure_make(options, maps, picks, NULL, &all));
+    CLI_TRY(view_few(&all, picks, terminal.columns, &few));
+    const mha_link *most = &all.links[all.first_panel];
+    if (maps->contrast && most->row >= 0)
+        snprintf(change, sizeof change, "; most: %s, %+.2f from %.40s to %.80s",
+                 all.figure.panels[all.first_panel].name, most->value,
+                 all.figure.row_labels[most->row], all.figure.col_labels[most->col]);
+    snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s",
              few.count, picks->count,
-             maps->contrast ? "change most" : "look most sharply at other tokens",
-             maps->layers > 1 ? ", one a layer" : "", *change ? "; " : "", change);
+             maps->contrast ? "change most" : "have the strongest link between two words",
+             maps->layers > 1 ? ", one a layer" : "", change);
     return print_picks(options, maps, &few, few.count < picks->count ? remark : NULL, &terminal);
 }

@@ -59,7 +59,7 @@ typedef struct pool {
     const attention_maps *maps;
     const maps_picks *picks;
     int64_t layer;
-    bool progress;
+    progress *shown;
 } pool;
 
 static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
@@ -69,10 +69,11 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
     const int64_t shape[] = {p->shape[0], maps->rows.count, maps->cols.count};
     const mha_tensor to = mha_tensor_contiguous(maps->layer[x->layer], MHA_F32, 3, shape);
     (void)b;
-    if (x->progress)
-        cli_print_to(stderr,
-                     "\r\033[Klayer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64,
-                     x->layer + 1, maps->layers, row, maps->tokens.count);
+    progress_show(x->shown,
+                  ((double)x->layer + (double)row / (double)maps->tokens.count) /
+                      (double)maps->layers,
+                  "layer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64, x->layer + 1,
+                  maps->layers, row, maps->tokens.count);
     return mha_attention_pool_rows(x->model->context, p, row, maps->cell,
                                    x->picks->on + x->layer * x->picks->heads, &to);
 }
@@ -89,11 +90,11 @@ static mha_status pool_after(void *user, const mha_activations *activations, int
 }
 
 cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks *picks,
-                         bool progress, attention_maps *maps, text_visit *visit)
+                         progress *shown, attention_maps *maps, text_visit *visit)
 {
     pool *x;
     CLI_TRY(ARENA_ALLOC(VIEW, 1, &x));
-    *x = (pool){.model = model, .maps = maps, .picks = picks, .progress = progress};
+    *x = (pool){.model = model, .maps = maps, .picks = picks, .shown = shown};
     CLI_TRY(view_pool_blocks(cell, maps));
     for (int64_t l = 0; l < maps->layers; l++)
         if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));

@@ -2,6 +2,7 @@
 #ifndef CLI_VIEW_POOL_H
 #define CLI_VIEW_POOL_H
 
+#include "common/progress.h"
 #include "common/text_model.h"
 #include "view/view.h"
 
@@ -12,7 +13,7 @@ int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int
 /* maps, whose tokens are known, as blocks of cell x cell tokens: what a run has to visit for them.
  * Not for encoder-decoders. */
 cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks *picks,
-                         bool progress, attention_maps *maps, text_visit *visit);
+                         progress *shown, attention_maps *maps, text_visit *visit);
 
 /* The tokens so far become those of the text; rows and columns are blocks of cell x cell of them. */
 cli_exit view_pool_blocks(int64_t cell, attention_maps *maps);

@@ -37,19 +37,34 @@ bool view_roles_wanted(const view_options *options, const attention_maps *maps)
            maps->rows.items == maps->cols.items;
 }
 
-/* A paragraph for each role. */
+/* Half of the weight: a head that rests does at least as much of it as of all else. */
+static const double leads = 0.5;
+
+/* Rests and general patterns say less than the strongest link. */
+static bool is_specific(mha_role role)
+{
+    return role < MHA_ROLE_BLOCK && !heads_is_rest(role);
+}
+
+static bool is_told(const mha_head_role *role)
+{
+    const bool share = role->role == MHA_ROLE_SINK || role->role == MHA_ROLE_SEPARATOR;
+    return !share || role->score.value >= leads;
+}
+
+/* A paragraph for each role: what the head does, then where it rests. */
 static void describe(const heads_found *found, int64_t layer, int64_t head, view_role *role)
 {
     mha_head_role roles[HEADS_MOST_ROLES];
     const int64_t count = heads_roles(found, layer, head, roles);
-    size_t used = 0;
-    role->tells = count > 0 && !heads_is_rest(roles[0].role);
-    if (count > 0) heads_role_name(found, &roles[0], role->badge, sizeof role->badge);
-    for (int64_t i = 0; i < count && used + 512 < sizeof role->detail; i++) {
-        char *sentence = role->detail + used + (i > 0);
-        used += (size_t)snprintf(role->detail + used, sizeof role->detail - used, "%s%s (%s).",
-                                 i ? "\n" : "", mha_role_describe(roles[i].role).text,
-                                 roles[i].evidence);
+    for (int64_t i = 0; i < count; i++) {
+        char *text = is_specific(roles[i].role) ? role->does : role->rests;
+        const size_t used = strlen(text);
+        if (!is_told(&roles[i]) || used + 512 > VIEW_ROLES_DETAIL) continue;
+        if (!*role->badge) heads_role_name(found, &roles[i], role->badge, sizeof role->badge);
+        snprintf(text + used, VIEW_ROLES_DETAIL - used, "%s%s (%s).", used ? "\n" : "",
+                 mha_role_describe(roles[i].role).text, roles[i].evidence);
+        char *sentence = text + used + (used > 0);
         *sentence = (char)toupper((unsigned char)*sentence);
     }
 }
@@ -102,20 +117,15 @@ cli_exit view_roles_make(const view_options *options, text_model *model, const a
 
 /* ---- drawing ------------------------------------------------------------------------------- */
 
-void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_panel *panel)
+const view_role *view_roles_dress(const view_roles *roles, int64_t layer, int64_t head,
+                                  mha_panel *panel)
 {
-    if (!roles || layer >= roles->layers || head >= roles->heads) return;
+    if (!roles || layer >= roles->layers || head >= roles->heads) return NULL;
     const view_role *role = &roles->items[layer * roles->heads + head];
     panel->badge = *role->badge ? role->badge : NULL;
     panel->measures = role->measures;
     panel->measure_count = VIEW_ROLES_MEASURES;
-    if (*role->detail) panel->detail = role->detail;
-}
-
-bool view_roles_tell(const view_roles *roles, int64_t layer, int64_t head)
-{
-    return roles && layer < roles->layers && head < roles->heads &&
-           roles->items[layer * roles->heads + head].tells;
+    return role;
 }
 
 int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,

@@ -9,14 +9,14 @@
 enum {
     VIEW_ROLES_MEASURES = 9, /* bars of a card, and columns of the table */
     VIEW_ROLES_NAME = 96,
-    VIEW_ROLES_DETAIL = 2048
+    VIEW_ROLES_DETAIL = 1536
 };
 
 /* Of one head. */
 typedef struct view_role {
-    char badge[VIEW_ROLES_NAME], detail[VIEW_ROLES_DETAIL]; /* empty: none */
+    char badge[VIEW_ROLES_NAME]; /* all may be empty */
+    char does[VIEW_ROLES_DETAIL], rests[VIEW_ROLES_DETAIL];
     mha_measure measures[VIEW_ROLES_MEASURES];
-    bool tells; /* it has a role that is not a rest */
 } view_role;
 
 struct view_roles {
@@ -33,11 +33,9 @@ bool view_roles_wanted(const view_options *options, const attention_maps *maps);
 cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
                          const text_visit *visit, view_roles *roles);
 
-/* Badge, bars and sentences of a panel, where there are any. roles may be NULL. */
-void view_roles_dress(const view_roles *roles, int64_t layer, int64_t head, mha_panel *panel);
-
-/* Whether a head is known to do more than rest on some token or on all. roles may be NULL. */
-bool view_roles_tell(const view_roles *roles, int64_t layer, int64_t head);
+/* Badge and bars of a panel, where there are any; returns its role, or NULL. roles may be NULL. */
+const view_role *view_roles_dress(const view_roles *roles, int64_t layer, int64_t head,
+                                  mha_panel *panel);
 
 /* Columns for the heads that are on; returns how many. */
 int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,

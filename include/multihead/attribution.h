@@ -183,7 +183,9 @@ typedef struct mha_composition {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     const mha_tensor *q, *k, *v;
-    double baseline; /* out: 1 / sqrt(E), the value of random matrices */
+    double baseline;          /* out: 1 / sqrt(E), the value of random matrices */
+    mha_progress_fn progress; /* before each two layers; NULL: none */
+    void *progress_user;
 } mha_composition;
 
 /**
@@ -200,7 +202,7 @@ typedef struct mha_composition {
  *
  * Memory   fills *out; scratch of about 10 L H D max(E, D) numbers.
  * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _UNSUPPORTED, _SIZE,
- *          _NOMEM.
+ *          _NOMEM; what progress returned. Outputs then mean nothing.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_composition(mha_context *context,

@@ -390,7 +390,9 @@ typedef struct mha_report {
      * reader can hide any other label too. The page states the share that was hidden. */
     const char *const *special;
     int64_t special_count;
-    int64_t first_panel;     /* the map that is shown large at first; 0: the first one */
+    /* The map that is shown large at first; -1: the one with the strongest link of
+     * mha_figure_links(). */
+    int64_t first_panel;
     uint32_t curve_size;     /* sizeof(mha_curve), needed with curves */
     const mha_curve *curves; /* [curve_count], at most 64, with at most 10^5 points in all */
     int64_t curve_count;
@@ -407,9 +409,7 @@ typedef struct mha_report {
     const char *const *tokens; /* [token_count] or NULL */
     int64_t token_count;
     const char *guide; /* above the small maps: how to read them, a sentence or two; NULL: none */
-    /* The cell that is chosen at first. Without it the page takes the strongest of the map that says
-     * something: neither special labels, nor, with same_labels, a token and itself, nor the first
-     * token of a causal map. */
+    /* The cell that is chosen at first; without it the link of first_panel (mha_figure_links()). */
     bool first_cell;
     int64_t first_row, first_col;
     mha_view view;  /* that opens */
@@ -422,6 +422,38 @@ typedef struct mha_report {
      * to those within and between the two. */
     int64_t second_row, second_col;
 } mha_report;
+
+/* The cell of a map that tells most about it. This struct does not grow. */
+typedef struct mha_link {
+    int64_t row, col; /* -1: all cells of the map are masked or not finite */
+    double value;
+    double mean;  /* of the sizes of this cell in all maps of the figure */
+    double score; /* size ln(size / mean), its share of the divergence from the mean; 0 if below */
+    bool content; /* between two different content words more than two tokens apart */
+} mha_link;
+
+/**
+ * The link that each map of a figure makes and others do not: where a report opens, and what a card
+ * says first.
+ *
+ *   report     which labels are special, and whether rows and columns are the same tokens; or NULL
+ *   links      [panel_count] out
+ *   strongest  out: the map whose link has the greatest score; 0 if there is no map
+ *
+ * Of a map it is the cell with the greatest score, then the greatest size, between two different
+ * content words more than two tokens apart; between two words, if there are none or these are four
+ * times as large; between two tokens that are not special, likewise; any, if there are no others.
+ * English articles, prepositions, conjunctions, auxiliaries and negations are no content words;
+ * pronouns are, and so is every word of other languages. With same_labels, a token and itself and
+ * the first token of a causal map count as "any" only. `strongest` prefers maps with `content`.
+ *
+ * Memory   rows * cols doubles for the call.
+ * Errors   as mha_render_html(), and MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_figure_links(const mha_figure *figure,
+                                                  const mha_report *report, mha_link *links,
+                                                  int64_t *strongest);
 
 /**
  * One HTML file with an interactive figure: no network, no other file, readable without scripts.

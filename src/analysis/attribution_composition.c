@@ -30,11 +30,11 @@ typedef struct composer {
     mha_composition out;
     int64_t L, H, D, E;
     composer_layer *layers;
-    float *stack;    /* [(H + 2 Hk) D, E] of the reader */
-    float *turned;   /* [H D, E], W_O' transposed */
-    float *products; /* [(H + 2 Hk) D, H' D] */
-    double *squares; /* [threads][2][D,D] */
-    int64_t reader, writer;
+    float *stack;                 /* [(H + 2 Hk) D, E] of the reader */
+    float *turned;                /* [H D, E], W_O' transposed */
+    float *products;              /* [(H + 2 Hk) D, H' D] */
+    double *squares;              /* [threads][2][D,D] */
+    int64_t reader, writer, done; /* done: pairs of layers */
 } composer;
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -186,6 +186,8 @@ static mha_status read_writer(composer *c, const mha_linear *linear)
 {
     const int64_t columns = c->layers[c->writer].H * c->D;
     for (c->reader = c->writer + 1; c->reader < c->L; c->reader++) {
+        if (c->out.progress)
+            MHA_TRY(c->out.progress(c->done++, c->L * (c->L - 1) / 2, c->out.progress_user));
         if (c->layers[c->reader].H == 0) continue;
         const int64_t rows = stack_reader(c);
         mha_tensor in = mhai_transformer_rows(c->stack, rows, c->E, c->E);
@@ -201,7 +203,10 @@ static mha_status score_writer(composer *c)
     const composer_layer *from = &c->layers[c->writer];
     const int64_t columns = from->H * c->D;
     mha_linear *linear = NULL;
-    if (from->H == 0) return MHA_OK;
+    if (from->H == 0) {
+        c->done += c->L - 1 - c->writer;
+        return MHA_OK;
+    }
     for (int64_t e = 0; e < c->E; e++)
         for (int64_t i = 0; i < columns; i++)
             c->turned[i * c->E + e] = ((const float *)from->o.data)[e * columns + i];
@@ -295,7 +300,8 @@ mha_status mha_transformer_composition(mha_context *context, const mha_transform
                   .H = d->num_heads,
                   .D = d->head_dim,
                   .E = d->embed_dim};
-    MHA_TRY(mhai_struct_copy("mha_composition", &c.out, sizeof c.out, sizeof c.out, out));
+    MHA_TRY(mhai_struct_copy("mha_composition", &c.out, sizeof c.out,
+                             offsetof(mha_composition, progress), out));
     if (c.out.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_composition: reserved is %u, expected 0",
                         (unsigned)c.out.reserved);

@@ -5,6 +5,7 @@
 
 #include <multihead/component.h>
 
+#include <stdlib.h>
 #include <string.h>
 
 static mha_status look_at(mhai_html_page *page, const mha_panel *panel)
@@ -187,11 +188,22 @@ static mha_status choose_coding(mhai_html_page *page)
     return MHA_OK;
 }
 
+static mha_status find_links(mhai_html_page *page)
+{
+    int64_t strongest;
+    page->links = calloc((size_t)page->figure.panel_count + 1, sizeof *page->links);
+    if (!page->links) return mha_fail(MHA_ERR_NOMEM, "out of memory");
+    MHA_TRY(mhai_html_links(&page->figure, &page->report, page->links, &strongest));
+    if (page->report.first_panel < 0) page->report.first_panel = strongest;
+    return MHA_OK;
+}
+
 mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mhai_html_page *page)
 {
     MHA_TRY(mhai_figure_check(figure, &page->figure));
     MHA_TRY(mhai_html_check(report, &page->figure, &page->report));
     MHA_TRY(survey_panels(page));
+    MHA_TRY(find_links(page));
     if (!page->live) MHA_TRY(mhai_html_make_picture(page));
     return choose_coding(page);
 }
@@ -200,6 +212,7 @@ void mhai_html_close(mhai_html_page *page)
 {
     mhai_ranges_free(&page->panels);
     mha_buffer_free(&page->picture);
+    free(page->links);
 }
 
 mha_status mha_render_html(const mha_figure *figure, const mha_report *report, const mha_sink *sink)

@@ -30,6 +30,7 @@ typedef struct mhai_html_page {
     mha_report report;  /* checked */
     mhai_ranges panels; /* extents of every panel by itself */
     bool negative;      /* some value of a map, a twin or a frame is below 0 */
+    mha_link *links;    /* of the panels */
     mhai_html_coding coding;
     mha_buffer picture; /* what readers without scripts see, as HTML */
     bool live;          /* a page that asks a server for its maps: html_live.c */
@@ -39,6 +40,10 @@ typedef struct mhai_html_page {
 /* html_check.c: everything about a caller's report but its frames' values; *own is all fields of
  * this version. */
 mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, mha_report *own);
+
+/* link.c: mha_figure_links() of a checked figure and report. */
+mha_status mhai_html_links(const mha_figure *figure, const mha_report *report, mha_link *links,
+                           int64_t *strongest);
 
 /* Curve i of a checked report, with all fields of this version. */
 mha_curve mhai_html_curve(const mha_report *report, int64_t i);

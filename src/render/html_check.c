@@ -91,8 +91,8 @@ static mha_status check_views(const mha_report *own, const mha_figure *figure)
 {
     if ((int)own->view < 0 || own->view > MHA_VIEW_NEURONS)
         return mha_fail(MHA_ERR_ARGUMENT, "report: unknown view %d", (int)own->view);
-    if (own->view == MHA_VIEW_NEURONS &&
-        (figure->panel_count == 0 || !mhai_figure_panel(figure, own->first_panel).queries))
+    if (own->view == MHA_VIEW_NEURONS && (figure->panel_count == 0 || own->first_panel < 0 ||
+                                          !mhai_figure_panel(figure, own->first_panel).queries))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "report: the view of neurons needs queries and keys of first_panel");
     if (own->first_cell &&
@@ -130,7 +130,7 @@ mha_status mhai_html_check(const mha_report *report, const mha_figure *figure, m
     MHA_TRY(mha_struct_read("mha_report", own, sizeof *own, sizeof(uint32_t), report,
                             report ? report->struct_size : 0));
     MHA_TRY(check_counts(own));
-    if (own->first_panel < 0 ||
+    if (own->first_panel < -1 ||
         own->first_panel >= (figure->panel_count > 0 ? figure->panel_count : 1))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "report: first_panel is %" PRId64 ", the figure has %" PRId64,

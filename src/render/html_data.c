@@ -40,6 +40,8 @@ static void write_panel_texts(const mhai_html_page *page, int64_t i, mhai_writer
     mhai_html_json_member(w, "note", panel.note);
     mhai_html_json_member(w, "detail", panel.detail);
     mhai_sink_print(w, ",\"group\":%" PRId64, panel.group);
+    mhai_sink_print(w, ",\"link\":[%" PRId64 ",%" PRId64 "]", page->links[i].row,
+                    page->links[i].col);
     mhai_html_write_measures(&panel, w);
 }
 

@@ -178,12 +178,15 @@ mha_status mha_render_inset(const mha_inset *inset, const mha_sink *sink)
     MHA_TRY(check(inset, &own));
     MHA_TRY(measure(&own, &height));
     if (own.width) snprintf(width, sizeof width, "%" PRId64 "px", own.width);
-    snprintf(style, sizeof style, "border:0;width:%s;height:%" PRId64 "px;display:block", width,
-             height);
+    /* A file of its own is read in a window, whose height it has. */
+    const bool window = own.whole_file && !own.height;
+    snprintf(style, sizeof style, "border:0;width:%s;height:%" PRId64 "%s;display:block", width,
+             window ? INT64_C(100) : height, window ? "vh" : "px");
     if (own.whole_file) {
         static const char head[] = "<!DOCTYPE html>\n<meta charset=\"utf-8\">\n"
                                    "<meta name=\"viewport\" content=\"width=device-width\">\n"
-                                   "<title>Attention</title>\n";
+                                   "<title>Attention</title>\n"
+                                   "<style>body{margin:0}</style>\n";
         MHA_TRY(sink->write(sink->user, head, sizeof head - 1));
     }
     return write_frame(&own, 0, style, own.page_count > 1 ? write_tabs : write_page, sink);

@@ -89,7 +89,7 @@ def sentences():
             ((*tiny, "--causal"), "Causal: a token sees itself and those before it, and none after it",
              "all keys as one block", "all fit in the L2 cache, so memory is no limit"),
             ((*long, "--causal"), "limited by arithmetic", "does not see are not computed",
-             "512 keys at a time", "which would be"),
+             "512 keys at a time", "times the scratch"),
             (("--heads", 32, "--queries", 1, "--keys", 65536, "--causal", "--offset", 65535),
              "a step of decoding from a cache", "limited by how fast memory or a shared cache"),
             ((*long, "--causal", "--window", 128, "--sink-keys", 4), "the 127 keys before its position "

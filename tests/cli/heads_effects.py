@@ -141,6 +141,21 @@ def page():
                 check(abs(value[i] - told[part]) <= 2e-4 * abs(told[part]) + 1e-9, f"{name} {value} {told}")
             check(value[1] is None and value[4] == 3, f"no chance, three texts: {value}")
     check(0 < measured < 4, f"{measured} heads measured")
+    # What is selected hides no head that was measured; the card has its pairs; no table beside a page.
+    told = heads(DEMO, *some, "-o", path, "--sort", "previous", "--min", 2)
+    page = path.read_text()
+    data = json.loads(re.search(r'type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
+    largest = max((h for h in found if "effect" in h), key=lambda h: abs(h["effect"]["loss"]["mean"]
+                  if "loss" in h["effect"] else h["effect"]["repeats"]["mean"]))
+    names = [f"L{card['layer']}H{card['head']}" for card in data["heads"]]
+    check(len(names) == 2 and names[data["first"]] == largest["head"], f"{names}, wanted {largest['head']}")
+    check("What 2 of the 4 heads of" in page, "the title counts all heads")
+    check(b"head    prev" not in told.out and b"in a browser" in told.err, f"{told.out}, {told.err}")
+    heads(DEMO, "--random", 3, "--ablate", "zero", "-o", path, "-q")
+    cards = json.loads(re.search(r'type="application/json"[^>]*>(.*?)</script>', path.read_text(), re.S)[1])["heads"]
+    lists = [one for card in cards if f"L{card['layer']}H{card['head']}" == PAIR[0] for one in card["lists"]
+             if "interaction" in one["title"]]
+    check(lists and PAIR[1] in lists[0]["names"], f"the card has its pairs: {lists}")
 
 
 def tables():

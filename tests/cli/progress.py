@@ -29,6 +29,13 @@ shows(rb"measuring heads: 1 of 1, " + TIME + b", about " + TIME + b" left$", *pr
 shows(rb"problem 1 of 3, " + TIME + b"$", "selftest", "--problems", "3")
 shows(rb"measuring on held-out data, " + TIME + b"$", "train", "ioi", "--steps", "2", "--tries", "1")
 shows(rb"text 1 of 1, layer 1 of 2, " + TIME, "heads", folder, "the animal was tired .", "--random", "0")
+shows(rb"without head 1 of 8, " + TIME, "view", folder, "the animal was tired .", "--from", "tired", "--to", "animal")
+shows(rb"composition of heads, 1 of 1 pairs of layers, " + TIME, "heads", folder, "the animal was tired .",
+      "--random", "0", "--composition", "--details")
+# Where stdout and stderr are one file, what was printed first stands first.
+both = subprocess.run([PROGRAM, "train", "induction", "--steps", "2", "--tries", "1"], stdout=subprocess.PIPE,
+                      stderr=subprocess.STDOUT, check=True).stdout.splitlines()
+check(both[-1].startswith(b"nothing was kept"), f"the note is last: {both[-3:]}")
 piped = run(*prune)
 check(piped.code == 0 and b"\x1b[K" not in piped.err and len(piped.errors) == 1,
       f"no terminal: {piped.err!r}")

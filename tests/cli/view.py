@@ -349,7 +349,8 @@ def first_impression():
         data = report_data(*base)
         check(data["scale"] == scale, f"{count} tokens: {data['scale']}")
         check(data["row_labels"][:5] == ["the", "caf\u00e9", "on", "##ing", "cat"], "pieces are shown")
-        check("between two words is 0.50" in data["panels"][0]["detail"], data["panels"][0]["detail"])
+        check(data["panels"][0]["link"] == [6, 2] and data["panels"][0]["detail"] ==
+              "\u201ccaf\u00e9\u201d looks at \u201con\u201d: 0.50.", data["panels"][0]["detail"])
         check(report_data(*base, "--scale", "rank")["scale"] == "rank", "--scale counts more")
     check("Each square is a head" in data["guide"], "a report says how to read it")
 

@@ -73,7 +73,8 @@ def test_page_of_the_program(written, open_page, size):
     first = data["heads"][data["first"]]
     assert chosen(page) == [f"L{first['layer']}H{first['head']}"]
     names = page.locator(".hcard .measure button").all_text_contents()
-    assert names == [c["name"] for c in data["columns"] if c["values"][data["first"]]]
+    assert len(names) == len([c for c in data["columns"] if c["values"][data["first"]]])
+    assert "induction on repeated random tokens" in names and not any("_" in name for name in names)
     # Nothing is wider than the window but what scrolls by itself.
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     values = page.locator(".hcard .measure .number").all_text_contents()
@@ -111,6 +112,11 @@ def test_axes_table_and_roles(large, open_page):
     by_y = [h for h, _, y in sorted(dots, key=lambda d: -d[2])]
     assert all(value(5, a) <= value(5, b) + 1e-3 for a, b in zip(by_y, by_y[1:]))
     assert page.locator("#scatter .luck").count() == 2
+    ticks = [float(t) for t in page.locator("#scatter .tick").all_inner_texts()]
+    assert ticks and all(abs(t * 10 - round(t * 10)) < 1e-9 for t in ticks), ticks  # round numbers
+    boxes = page.locator("#scatter .name").evaluate_all("all => all.map(e => { const b = e.getBBox(); return [b.x, b.y, b.width]; })")
+    assert len(boxes) > 3 and not any(abs(a[1] - b[1]) < 9 and a[0] < b[0] + b[2] and b[0] < a[0] + a[2]
+                                      for i, a in enumerate(boxes) for b in boxes[:i]), boxes
     page.get_by_role("button", name="score 9", exact=True).first.click()  # the card's: its definition
     expect(page.locator(".measure .about")).to_contain_text("best of all heads by luck 0.500")
     page.locator("#table th button", has_text=re.compile(r"^score 9$")).click()

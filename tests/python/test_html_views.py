@@ -1,11 +1,14 @@
 """The views of a report in headless Chromium: lines, all maps as lines, neurons, two maps beside each
 other, the address, and reports inside other pages."""
 import math
+import re
 import struct
+import subprocess
 
 import pytest
 
 import html_report
+from shared import MINILM, PROGRAM
 from test_html_browser import MAPS, N, TOKENS, attention, point_at, wait_until_complete
 
 pytestmark = pytest.mark.gate(4)
@@ -44,9 +47,18 @@ def go(page, view):
 
 
 def strongest(values):
-    """The greatest weight between two different words."""
+    """What the map adds most of to the divergence from all, between content words that are no neighbours,
+    or between any two different words, if that is four times as large."""
+    mean = lambda at: sum(values[at[0]][at[1]] for values in MAPS) / len(MAPS)  # noqa: E731
+    size = lambda at: values[at[0]][at[1]]  # noqa: E731
     words = [t for t in range(N) if TOKENS[t][0] != "["]
-    return max(((r, c) for r in words for c in words if r != c), key=lambda at: values[at[0]][at[1]])
+    function = [t for t in words if TOKENS[t] in ("the", "did", "not")]
+    tells = {True: [], False: []}
+    for at in ((r, c) for r in words for c in words if r != c):
+        tells[not {*at} & {*function} and abs(at[0] - at[1]) > 2].append(at)
+    best = {content: max(cells, key=lambda at: (max(0, size(at) * math.log(size(at) / mean(at))), size(at)))
+            for content, cells in tells.items()}
+    return best[size(best[True]) >= 0.25 * size(best[False])]
 
 
 def cell(page):
@@ -88,6 +100,46 @@ def test_opens_on_a_cell_that_tells(open_page, report, folder):
                                   guide="How to <read> it"))
     assert cell(page) == [3, 7]
     assert page.locator("#guide").inner_text() == "How to <read> it"
+
+
+POINTS = {"animal": ("it", "animal"), "bank": ("bank", "river"), "cat": ("mat", "cat"),
+          "river": ("##flow", "river"), "pilot": ("plane", "pilot")}
+
+
+@pytest.mark.skipif(not MINILM.exists(), reason=f"{MINILM} is not there")
+@pytest.mark.gate(2)
+@pytest.mark.parametrize("name", POINTS)
+def test_built_in_sentences_open_on_their_point(open_page, folder, name):
+    path = folder / f"{name}.html"
+    subprocess.run([PROGRAM, "view", MINILM, "--example", name, "-o", path, "-q"], check=True)
+    page = open_page(path)
+    text = page.locator("#readout").inner_text()
+    looks, at = POINTS[name]
+    assert re.match(rf"{re.escape(looks)}\s*\d*\s*→\s*{re.escape(at)}\d*\s", text), text
+    first = page.locator("#detail p").first.inner_text()
+    assert first.startswith(f"“{looks}” looks at “{at}”: "), first
+    if name == "animal":  # it rests, but does not lead: 0.32 on the first token, 0.67 from it to animal
+        page.locator(".thumb[title^='L5H11']").first.click()
+        assert page.locator("#badge").is_hidden()
+        assert "first token" not in page.locator("#detail").inner_text()
+
+
+@pytest.mark.gate(1)
+def test_on_a_phone(open_page, report, folder):
+    """What the report shows stands above its controls; the sheet of keys opens at its top."""
+    page = open_page(report, 390, 844)
+    top = lambda name: page.locator(name).bounding_box()["y"]  # noqa: E731
+    assert top("#view") < top("#overview-maps") < top("#maps") < top("#cmap")
+    page.locator("#help").click()
+    assert page.evaluate("document.getElementById('help-sheet').scrollTop") == 0
+    assert page.evaluate("document.activeElement.id") == "help-title"
+
+
+@pytest.mark.gate(1)
+def test_saved_inset_fills_the_window(open_page, folder):
+    path = write_inset(folder / "whole.html", [("x", (MAPS, TOKENS), {**ALL, "view": 2, "only_view": True})])
+    box = open_page(path, 900, 1000).locator("iframe").bounding_box()
+    assert (box["x"], box["y"], box["width"], box["height"]) == (0, 0, 900, 1000)
 
 
 @pytest.mark.gate(1)

@@ -316,6 +316,121 @@ static void test_pieces(void **state)
     assert_int_equal(mha_text_piece("abc", NULL, 0), 3);
 }
 
-RUN_TESTS(TEST(test_views_are_in_the_page), TEST(test_neurons_in_fewer_bits),
-          TEST(test_views_refused), TEST(test_insets_hold_the_page), TEST(test_insets_refused),
-          TEST(test_pieces))
+enum { WORDS = 7 };
+
+/* Maps of a sentence, near 0 but for a few cells each. */
+typedef struct sentence {
+    float values[4][WORDS * WORDS];
+    uint8_t masked[WORDS * WORDS];
+    mha_panel panels[4];
+    mha_figure figure;
+    mha_report report;
+} sentence;
+
+static const char *const words[WORDS] = {"[CLS]", "Dogs", "near", "the", "lake", "bark", "."};
+static const char *const special_words[] = {"[CLS]"};
+
+static void make_sentence(sentence *s, int64_t panels)
+{
+    *s = (sentence){0};
+    for (int64_t i = 0; i < 4; i++) {
+        for (int c = 0; c < WORDS * WORDS; c++) s->values[i][c] = 0.01f;
+        s->panels[i] = (mha_panel){.values = s->values[i]};
+    }
+    s->figure = html_figure(s->panels, panels, WORDS, WORDS);
+    s->figure.row_labels = s->figure.col_labels = words;
+    s->report = (mha_report){.struct_size = sizeof s->report,
+                             .first_panel = -1,
+                             .same_labels = true,
+                             .special = special_words,
+                             .special_count = 1};
+}
+
+static void put(sentence *s, int panel, int row, int col, float weight)
+{
+    s->values[panel][row * WORDS + col] = weight;
+}
+
+static void expect_link(const mha_link *link, int64_t row, int64_t col, bool content)
+{
+    assert_int_equal(link->row, row);
+    assert_int_equal(link->col, col);
+    assert_int_equal(link->content, content);
+}
+
+/* Content words that are no neighbours, unlike other maps: 1 -> 4 of map 2, not the larger 1 -> 5 that
+ * all have, nor what is larger and tells less. */
+static void test_links_tell(void **state)
+{
+    (void)state;
+    sentence s;
+    mha_link links[4];
+    int64_t strongest;
+    make_sentence(&s, 4);
+    for (int i = 0; i < 4; i++) {
+        put(&s, i, 1, 5, 0.7f);
+        put(&s, i, 5, 0, 0.9f); /* a special token */
+    }
+    put(&s, 2, 1, 4, 0.6f);
+    put(&s, 2, 4, 3, 0.95f); /* the token before: a function word */
+    put(&s, 3, 2, 5, 0.95f); /* a function word */
+    put(&s, 3, 5, 4, 0.9f);  /* a neighbour */
+    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_link(&links[0], 1, 5, true);
+    expect_link(&links[2], 1, 4, true);
+    assert_int_equal(strongest, 2);
+    assert_true(fabs(links[2].value - 0.6) < 1e-6);
+    assert_true(fabs(links[2].mean - (0.6 + 3 * 0.01) / 4) < 1e-6);
+    assert_true(fabs(links[2].score - 0.6 * log(0.6 / links[2].mean)) < 1e-6);
+    mha_buffer page = html_render(&s.figure, &s.report);
+    char *json = html_data(&page);
+    assert_non_null(strstr(json, "\"first_panel\":2"));
+    assert_non_null(strstr(json, "\"link\":[1,4]"));
+    free(json);
+    mha_buffer_free(&page);
+}
+
+/* What a map has instead: a faint link between content words gives way, a special token does not
+ * follow; a causal map's first token tells nothing; a map alone takes its largest. */
+static void test_links_that_are_left(void **state)
+{
+    (void)state;
+    sentence s;
+    mha_link links[4];
+    int64_t strongest;
+    make_sentence(&s, 4);
+    put(&s, 0, 5, 4, 0.8f);
+    put(&s, 0, 1, 4, 0.19f); /* less than a quarter */
+    put(&s, 1, 5, 4, 0.8f);
+    put(&s, 1, 1, 4, 0.21f);
+    put(&s, 2, 5, 0, 0.9f);
+    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_link(&links[0], 5, 4, false);
+    expect_link(&links[1], 1, 4, true);
+    assert_true(links[2].content && links[2].col != 0);
+    assert_int_equal(strongest, 1);
+    make_sentence(&s, 1);
+    put(&s, 0, 4, 1, 0.3f);
+    put(&s, 0, 5, 1, 0.4f);
+    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_link(&links[0], 5, 1, true);
+    s.report.special_count = 0; /* then the first token is a word: of a causal map a rest */
+    put(&s, 0, 4, 0, 0.9f);
+    for (int c = 0; c < WORDS * WORDS; c++) s.masked[c] = c % WORDS > c / WORDS;
+    s.panels[0].masked = s.masked;
+    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_link(&links[0], 5, 1, true);
+    s.panels[0].masked = NULL;
+    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_OK);
+    expect_link(&links[0], 4, 0, true);
+    for (int c = 0; c < WORDS * WORDS; c++) s.values[0][c] = NAN;
+    assert_int_equal(mha_figure_links(&s.figure, NULL, links, &strongest), MHA_OK);
+    expect_link(&links[0], -1, -1, false);
+    assert_int_equal(mha_figure_links(&s.figure, NULL, NULL, &strongest), MHA_ERR_NULL);
+    s.report.first_panel = -2;
+    assert_int_equal(mha_figure_links(&s.figure, &s.report, links, &strongest), MHA_ERR_ARGUMENT);
+}
+
+RUN_TESTS(TEST(test_links_tell), TEST(test_links_that_are_left), TEST(test_views_are_in_the_page),
+          TEST(test_neurons_in_fewer_bits), TEST(test_views_refused),
+          TEST(test_insets_hold_the_page), TEST(test_insets_refused), TEST(test_pieces))

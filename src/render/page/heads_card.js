@@ -39,7 +39,7 @@ function measuresOf(h) {
     columns.forEach((column, c) => {
         const value = column.values[h];
         if (!value) return;
-        const name = make("button", "", isolated(column.name));
+        const name = make("button", "", isolated(wordsOf(c)));
         name.type = "button";
         name.title = column.text ?? "";
         name.setAttribute("aria-expanded", about.has(c));
@@ -69,7 +69,7 @@ function placesOf(h) {
     const kinds = [...new Set(places.map(p => `${p.column} ${p.least ? 1 : 0}`))];
     for (const kind of kinds) {
         const [c, least] = kind.split(" ").map(Number);
-        const option = make("option", "", `${least ? "least" : "most"} ${columns[c].name}`);
+        const option = make("option", "", `${least ? "least" : "most"} ${wordsOf(c)}`);
         option.value = kind;
         choice.append(option);
     }

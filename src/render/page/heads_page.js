@@ -80,8 +80,8 @@ const headAt = event => {
 
 function makeControls() {
     for (const name of ["x", "y", "colour"]) {
-        byId(name).append(...columns.map((column, c) => {
-            const option = make("option", "", column.name);
+        byId(name).append(...columns.map((_, c) => {
+            const option = make("option", "", wordsOf(c));
             option.value = c;
             return option;
         }));

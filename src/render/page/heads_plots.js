@@ -14,16 +14,25 @@ const across = part => LEFT + part * (WIDE - LEFT - RIGHT);
 const up = part => HIGH - BOTTOM - part * (HIGH - TOP - BOTTOM);
 let dots = [], squares = [];
 
+// Round numbers from low to high: 1, 2 or 5 times a power of ten apart, about as many as wanted.
+function ticksOf(c, wanted) {
+    const [low, high] = extentOf(c), rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find(n => n * power >= rough * (1 - 1e-9)), ticks = [];
+    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + 1e-9 * step; n++) ticks.push(n * step);
+    const digits = Math.min(Math.max(-Math.floor(Math.log10(step) + 1e-9), 0), 8);
+    return ticks.map(value => [partOf(c, value), Math.abs(value) >= 1e6 ? tidy(value) : value.toFixed(digits)]);
+}
+
 function drawAxes(picture) {
-    for (let i = 0; i <= 4; i++) {
-        const part = i / 4, [xLow, xHigh] = extentOf(state.x), [yLow, yHigh] = extentOf(state.y);
+    for (const [part, text] of ticksOf(state.x, WIDE < 480 ? 3 : 5))
         picture.append(
             draw("line", {class: "gridline", x1: across(part), x2: across(part), y1: up(0), y2: up(1)}),
+            draw("text", {class: "tick", x: across(part), y: up(0) + 16, "text-anchor": "middle"}, text));
+    for (const [part, text] of ticksOf(state.y, 5))
+        picture.append(
             draw("line", {class: "gridline", x1: across(0), x2: across(1), y1: up(part), y2: up(part)}),
-            draw("text", {x: across(part), y: up(0) + 16, "text-anchor": "middle"}, tidy(xLow + part * (xHigh - xLow))),
-            draw("text", {x: across(0) - 7, y: up(part) + 4, "text-anchor": "end"}, tidy(yLow + part * (yHigh - yLow))));
-    }
-    const title = c => columns[c].name + (columns[c].unit ? `, ${columns[c].unit}` : "");
+            draw("text", {class: "tick", x: across(0) - 7, y: up(part) + 4, "text-anchor": "end"}, text));
+    const title = c => wordsOf(c) + (columns[c].unit ? `, ${columns[c].unit}` : "");
     picture.append(draw("text", {class: "label", x: across(1), y: HIGH - 8, "text-anchor": "end"}, `${title(state.x)} →`),
         draw("text", {class: "label", x: 14, y: TOP, transform: `rotate(-90 14 ${TOP})`, "text-anchor": "end"},
             `${title(state.y)} →`));
@@ -45,23 +54,45 @@ function drawLuck(picture) {
     }
 }
 
-// Names beside those that stand out: the largest of each axis, and what is chosen.
+// Names beside those that stand out: what is chosen, and the largest of each axis in turn.
 function namedHeads() {
+    const few = WIDE < 480 ? 3 : 5;
     const best = c => heads.map((_, h) => h).filter(h => isOn(h) && valueOf(c, h) !== null)
-        .sort((a, b) => valueOf(c, b) - valueOf(c, a)).slice(0, 5);
-    return new Set([...state.chosen, ...best(state.x), ...best(state.y)]);
+        .sort((a, b) => valueOf(c, b) - valueOf(c, a)).slice(0, few);
+    const x = best(state.x), y = best(state.y);
+    return new Set([...state.chosen, ...x.flatMap((h, i) => i < y.length ? [h, y[i]] : [h]), ...y]);
 }
 
-// A name beside its dot, above those that are there already.
+const NAME_HIGH = 13, NAME_FAR = 78;
+
+// Where a name can stand, the nearest first: around its dot in growing circles.
+function* placesFor(x, y, wide) {
+    for (let far = 9; far <= NAME_FAR; far += 6)
+        for (const turn of [0, -30, 30, -60, 60, -90, 90, -120, 120, -150, 150, 180]) {
+            const angle = turn * Math.PI / 180, cx = x + far * Math.cos(angle), cy = y + far * Math.sin(angle);
+            yield {left: cx - (Math.cos(angle) < -0.3 ? wide : Math.cos(angle) < 0.3 ? wide / 2 : 0),
+                top: cy - NAME_HIGH / 2, far};
+        }
+}
+
+// A name where it covers neither a dot nor another name, with a line to its dot unless it is beside it. A name
+// without such a place is left out: pointing at the dot tells it.
 function placeNames(picture, names) {
+    const points = dots.filter(Boolean).map(dot => [+dot.getAttribute("cx"), +dot.getAttribute("cy"), +dot.getAttribute("r")]);
     const taken = [];
     for (const h of names) {
         if (!dots[h]) continue;
-        const x = +dots[h].getAttribute("cx"), left = x > WIDE - 70 ? x - 56 : x + 8;
-        let y = +dots[h].getAttribute("cy") - 6;
-        while (y > TOP + 12 && taken.some(t => Math.abs(t.left - left) < 52 && Math.abs(t.y - y) < 12)) y -= 12;
-        taken.push({left, y});
-        picture.append(draw("text", {class: "name", x: left, y}, nameOf(h)));
+        const text = nameOf(h), wide = 7.3 * text.length, x = +dots[h].getAttribute("cx"), y = +dots[h].getAttribute("cy");
+        const isFree = ({left, top}) => left >= LEFT - 4 && left + wide <= WIDE - 2 && top >= 2 && top + NAME_HIGH <= up(0) &&
+            !taken.some(t => left < t.left + t.wide + 3 && t.left < left + wide + 3 && Math.abs(t.top - top) < NAME_HIGH) &&
+            !points.some(([px, py, r]) => px > left - r && px < left + wide + r && py > top - r && py < top + NAME_HIGH + r);
+        const place = [...placesFor(x, y, wide)].find(isFree);
+        if (!place) continue;
+        taken.push({...place, wide});
+        if (place.far > 9)
+            picture.append(draw("line", {class: "leader", x1: x, y1: y, x2: Math.min(Math.max(x, place.left), place.left + wide),
+                y2: place.top > y ? place.top + 1 : place.top + NAME_HIGH < y ? place.top + NAME_HIGH - 1 : place.top + NAME_HIGH / 2}));
+        picture.append(draw("text", {class: "name", "data-name": h, x: place.left.toFixed(1), y: (place.top + 10.5).toFixed(1)}, text));
     }
 }
 
@@ -69,7 +100,7 @@ function drawScatter() {
     WIDE = Math.max(byId("scatter").clientWidth || 720, 280);
     HIGH = Math.round(Math.min(Math.max(WIDE * 0.66, 300), 560));
     const picture = draw("svg", {viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img",
-        "aria-label": `${columns[state.x].name} across, ${columns[state.y].name} up, ${heads.length} heads`});
+        "aria-label": `${wordsOf(state.x)} across, ${wordsOf(state.y)} up, ${heads.length} heads`});
     drawAxes(picture);
     drawLuck(picture);
     const radius = heads.length > 600 ? 4 : 5.5, names = namedHeads();
@@ -104,7 +135,7 @@ function drawGrid() {
             square.style.gridColumn = head.head + 2;
             square.style.background = colourOf(h);
             square.setAttribute("role", "gridcell");
-            square.setAttribute("aria-label", `${nameOf(h)}, ${columns[state.colour].name} ${tidy(valueOf(state.colour, h))}`);
+            square.setAttribute("aria-label", `${nameOf(h)}, ${wordsOf(state.colour)} ${tidy(valueOf(state.colour, h))}`);
             squares[h] = square;
             row.append(square);
         });
@@ -113,7 +144,7 @@ function drawGrid() {
     const first = state.chosen[0] ?? 0;
     squares[first].tabIndex = 0;
     const [low, high] = extentOf(state.colour);
-    byId("legend-name").textContent = columns[state.colour].name;
+    byId("legend-name").textContent = wordsOf(state.colour);
     byId("legend-low").textContent = tidy(low);
     byId("legend-high").textContent = tidy(high);
 }
@@ -129,7 +160,7 @@ function mark() {
     });
     const h = state.lit;
     byId("here").textContent = h < 0 ? "" : [nameOf(h),
-        ...[...new Set([state.x, state.y, state.colour])].map(c => `${columns[c].name} ${tidy(valueOf(c, h))}`),
+        ...[...new Set([state.x, state.y, state.colour])].map(c => `${wordsOf(c)} ${tidy(valueOf(c, h))}`),
         rolesOf(h).join(", ")].join(" · ");
 }
 

@@ -19,7 +19,7 @@ function sortedHeads() {
 }
 
 function headerOf(c) {
-    const button = make("button", "", c < 0 ? "head" : isolated(columns[c].name)), cell = make("th", "", button);
+    const button = make("button", "", c < 0 ? "head" : isolated(wordsOf(c))), cell = make("th", "", button);
     button.type = "button";
     cell.scope = "col";
     if (c >= 0) button.title = columns[c].text ?? "";

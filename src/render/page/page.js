@@ -39,6 +39,12 @@ const usableRanges = [["shared", "shared", "one range for all maps"],
 if (data.range === "fixed")
     usableRanges.push(["fixed", "fixed", `${short(data.lo)} to ${short(data.hi)}`]);
 
+// The sheet opens at its top, not at its only button.
+function openHelp() {
+    byId("help-sheet").showModal();
+    byId("help-title").focus();
+}
+
 function buildTools() {
     for (const cmap of data.cmaps) byId("cmap").append(new Option(cmap.name, cmap.name));
     byId("cmap").value = state.cmap;
@@ -48,7 +54,7 @@ function buildTools() {
     buildChoices(byId("range"), "range", usableRanges, state.range,
         value => choose("range", value));
     byId("theme").addEventListener("click", toggleTheme);
-    byId("help").addEventListener("click", () => byId("help-sheet").showModal());
+    byId("help").addEventListener("click", openHelp);
     byId("numbers").addEventListener("click", toggleNumbers);
     byId("row-only").addEventListener("click", toggleRowOnly);
     byId("beside").addEventListener("click", () => toggleBeside());
@@ -300,7 +306,7 @@ const keys = [
     ["+", "zoom in", () => zoomBy(2)],
     ["-", "zoom out", () => zoomBy(0.5)],
     ["d", "dark or light", toggleTheme],
-    ["?", "this help", () => byId("help-sheet").showModal()]
+    ["?", "this help", openHelp]
 ];
 
 function buildHelp() {

@@ -106,41 +106,18 @@ function drawCursor() {
     live?.moved();
 }
 
-// Special tokens are where heads rest, and so is the first token of a causal map (all of the first
-// row is masked but its first cell); of punctuation there is little to say.
-const isWord = item => !special.has(item.text) && /[\p{L}\p{N}]/u.test(item.text);
-function isCausal(map) {
-    return same && map.cols > 1 && map.kind !== null && map.kind[1] === MASKED;
+// A cell of the figure that the data names, as a place of items.
+function chooseCell(cell) {
+    [state.row, state.col] = cell.map(at => Math.floor(at * data.cell_tokens / block));
+    keepCellInView();
 }
 
-// The strongest cell that says something, to read at once: between two words, or else between any
-// two tokens, or any at all.
-function chooseStrongestCell() {
-    const map = mapOf(state.panel), sink = isCausal(map) ? view.cols[0] : -1;
-    const tells = [
-        (r, c) => isWord(rowItems[r]) && isWord(colItems[c]) && !(same && r === c) && c !== sink,
-        (r, c) => !special.has(rowItems[r].text) && !special.has(colItems[c].text) &&
-            !(same && r === c),
-        () => true];
-    [state.row, state.col] = [view.rows[0] ?? -1, view.cols[0] ?? -1];
-    for (const test of tells) if (chooseLargest(map, test)) return;
-}
-
-function chooseLargest(map, test) {
-    let best = -Infinity;
-    view.rows.forEach((r, k) => view.cols.forEach((c, l) => {
-        const at = k * map.cols + l, size = Math.abs(map.value[at]);
-        if ((map.kind && map.kind[at] !== VALUE) || size <= best || !test(r, c)) return;
-        best = size;
-        [state.row, state.col] = [r, c];
-    }));
-    return best !== -Infinity;
-}
+// What the map's card says first (mha_figure_links); a map without cells opens on its first one.
+const chooseStrongestCell = () => chooseCell(panels[state.panel].link.map(at => Math.max(at, 0)));
 
 function chooseFirstCell() {
-    chooseStrongestCell();
-    if (data.first_row < 0) return;
-    [state.row, state.col] = [data.first_row, data.first_col].map(at => Math.floor(at / data.pool));
+    if (data.first_row < 0) chooseStrongestCell();
+    else chooseCell([data.first_row, data.first_col]);
 }
 
 // Keep the chosen cell in view after tokens were hidden.

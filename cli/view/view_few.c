@@ -1,0 +1,47 @@
+/* What to show where nothing was chosen: 72 heads do not fit a terminal, a few telling ones do. */
+#include "common/arena.h"
+#include "view/view.h"
+
+/* About three grid rows of maps: what a reader takes in without scrolling far. */
+static int64_t panels_that_fit(int64_t cols, int64_t width)
+{
+    enum { LABELS = 12, BORDER = 3, GRID_ROWS = 3 };
+    int64_t beside = (width - LABELS) / (cols + BORDER);
+    return GRID_ROWS * (beside > 1 ? beside : 1);
+}
+
+/* The place among the heads from `begin` to `end` that are on of the one whose link is strongest;
+ * -1: none is. */
+static int64_t strongest(const maps_picks *picks, const mha_link *const *link, int64_t begin,
+                         int64_t end, bool weakest)
+{
+    int64_t best = -1;
+    for (int64_t i = begin; i < end; i++) {
+        if (!picks->on[i]) continue;
+        if (best < 0 ||
+            (weakest ? link[i]->score < link[best]->score : link[i]->score > link[best]->score))
+            best = i;
+    }
+    return best;
+}
+
+cli_exit view_few(const view_figure *made, const maps_picks *all, int64_t width, maps_picks *few)
+{
+    const int64_t heads = all->layers * all->heads;
+    const mha_link **link;
+    int64_t panel = 0;
+    *few = (maps_picks){.layers = all->layers, .heads = all->heads};
+    CLI_TRY(ARENA_ALLOC(VIEW, heads, &few->on));
+    CLI_TRY(ARENA_ALLOC(VIEW, heads, &link));
+    for (int64_t i = 0; i < heads; i++) link[i] = &made->links[all->on[i] ? panel++ : 0];
+    for (int64_t l = 0; l < all->layers; l++) {
+        const int64_t begin = l * all->heads, end = begin + all->heads;
+        const int64_t best = strongest(all, link, begin, end, false);
+        for (int64_t i = begin; i < end; i++) /* one head of each layer; of a single layer, all */
+            few->on[i] = all->on[i] && (all->layers == 1 || i == best);
+        few->count += maps_picks_in_layer(few, l);
+    }
+    for (; few->count > panels_that_fit(made->figure.cols, width); few->count--)
+        few->on[strongest(few, link, 0, heads, true)] = 0;
+    return CLI_OK;
+}
