@@ -1186,7 +1186,7 @@ static void a_lost_rank_ends_the_backward(void **state)
     (void)state;
     for (int i = 0; i < 2 * PLAIN_RANKS; i++)
         for (int64_t after = 0, failed = 1; failed > 0; after++) {
-            if (!rng_takes(1000 * i + after, 10) && after % 64) continue;
+            if (!rng_takes(1000 * i + after, 25) && after % 64) continue;
             back_job *x = make_even_back(i % 2 * 50);
             thread_ranks_run(PLAIN_RANKS, run_back, x, i / 2, after);
             failed = 0;
