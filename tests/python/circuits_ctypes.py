@@ -8,6 +8,7 @@ import ctypes as C
 import numpy as np
 
 import multihead_ctypes as mha
+from multihead._abi import LayerDesc  # noqa: F401
 
 NORMED_TOKENS = 1
 SIDES = {"embedding": 0, "unembedding": 1}
@@ -36,17 +37,7 @@ class DirectionDesc(C.Structure):
                 ("tokens", C.c_void_p), ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
 
 
-class LayerDesc(C.Structure):
-    c_name = "mha_layer_desc"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("scale", C.c_float), ("softcap", C.c_float),
-                ("left_keys", C.c_int64), ("right_keys", C.c_int64), ("sink_keys", C.c_int64), ("qk_norm", C.c_int),
-                ("qk_norm_epsilon", C.c_float), ("t5_buckets", C.c_int64), ("t5_max_distance", C.c_int64),
-                ("rotary_dim", C.c_int64), ("rope_base", C.c_float), ("rope_factor", C.c_float),
-                ("rope_scaling", C.c_int), ("rope_low", C.c_float), ("rope_high", C.c_float),
-                ("rope_amplitude", C.c_float), ("rope_original_length", C.c_int64)]
-
-
-STRUCTS = (CircuitsDesc, Circuits, DirectionDesc, LayerDesc)
+STRUCTS = (CircuitsDesc, Circuits, DirectionDesc)
 
 
 def library():

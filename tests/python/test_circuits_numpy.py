@@ -226,7 +226,7 @@ def make_family(name, seed):
             if layer.rope_scaling:
                 layer.rope_low, layer.rope_high = rope["low"], rope["high"]
                 layer.rope_original_length, layer.rope_amplitude = rope["length"], rope.get("amplitude", 0)
-        fields["layers"] = C.cast(layers, C.c_void_p)
+        fields["layers"] = layers
     training.FLAGS["more"] = more
     net = training.Transformer(more=bool(more), **fields)
     net.initialise(seed, embedding_std=1.0)

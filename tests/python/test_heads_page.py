@@ -112,7 +112,7 @@ def test_axes_table_and_roles(large, open_page):
     by_y = [h for h, _, y in sorted(dots, key=lambda d: -d[2])]
     assert all(value(5, a) <= value(5, b) + 1e-3 for a, b in zip(by_y, by_y[1:]))
     assert page.locator("#scatter .luck").count() == 2
-    ticks = [float(t) for t in page.locator("#scatter .tick").all_inner_texts()]
+    ticks = [float(t) for t in page.locator("#scatter .tick").all_text_contents()]
     assert ticks and all(abs(t * 10 - round(t * 10)) < 1e-9 for t in ticks), ticks  # round numbers
     boxes = page.locator("#scatter .name").evaluate_all("all => all.map(e => { const b = e.getBBox(); return [b.x, b.y, b.width]; })")
     assert len(boxes) > 3 and not any(abs(a[1] - b[1]) < 9 and a[0] < b[0] + b[2] and b[0] < a[0] + a[2]
@@ -211,8 +211,8 @@ def test_effects(folder, open_page):
     measured = [h for h, value in enumerate(effects["effect_repeats"]) if value]
     assert 0 < len(measured) < len(data["heads"]) and all(effects["estimate_repeats"])
     page = open_page(path, *SIZES[2])
-    page.select_option("#x", label="estimate_repeats")
-    page.select_option("#y", label="effect_repeats")
+    page.select_option("#x", label="estimated effect on repeats")
+    page.select_option("#y", label="effect on repeats")
     dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
     assert sorted(h for h, _, _ in dots) == measured  # who was not measured has no place
     by_x = [h for h, _, _ in sorted(dots, key=lambda d: d[1])]
@@ -221,12 +221,12 @@ def test_effects(folder, open_page):
     assert by_y == sorted(measured, key=lambda h: effects["effect_repeats"][h][0])
     page.locator(f"#layers [data-head='{measured[0]}']").click()
     card = page.locator(".hcard")
-    card.get_by_role("button", name="effect_repeats", exact=True).click()
+    card.get_by_role("button", name="effect on repeats", exact=True).click()
     expect(card.locator(".measure .about")).to_contain_text("change without the head (zero ablation)")
     expect(card.locator(".measure .about")).to_contain_text("95 %")
     other = next(h for h in range(len(data["heads"])) if h not in measured)
     page.locator(f"#layers [data-head='{other}']").click()
     names = page.locator(".hcard .measure button").all_text_contents()
-    assert "estimate_repeats" in names and "effect_repeats" not in names
+    assert "estimated effect on repeats" in names and "effect on repeats" not in names
     page.reload()
-    assert page.locator("#x").evaluate("e => e.selectedOptions[0].textContent") == "estimate_repeats"
+    assert page.locator("#x").evaluate("e => e.selectedOptions[0].textContent") == "estimated effect on repeats"

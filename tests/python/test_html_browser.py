@@ -817,8 +817,9 @@ def test_playback(open_page, evidence):
     expect_text(page, "#frame-label", "step 100")
     now = page.locator(".curve").first.locator(".now")
     assert now.count() == 1 and page.locator(".curve").nth(1).locator(".now").count() == 0
-    point_at(page, 3, 7)
     page.keyboard.press("]")  # this map has no frame there: it is the figure's
+    point_at(page, 2, 6)
+    point_at(page, 3, 7)
     expect_text(page, "#readout", f"{MAPS[1][3][7]:.4f}")
     page.keyboard.press("[")
     page.locator("#frame").focus()
@@ -934,6 +935,9 @@ def test_evidence_in_a_narrow_dark_window(open_page, evidence):
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             for place in ("#measures", "#roles", "#player", ".curve >> nth=0", "#twin-cells"):
                 b = page.locator(place).bounding_box()
+                if place == "#roles" and width <= 400:  # a phone shows maps first
+                    assert b is None
+                    continue
                 assert b["x"] >= 0 and b["x"] + b["width"] <= width + 1, (place, width)
     page = open_page(evidence, forced_colors="active")
     expect_text(page, "#badge", "previous token")
