@@ -54,7 +54,7 @@ void cli_print_silence(bool is_silent)
     silent = is_silent;
 }
 
-/* What was printed before stands before what stderr says, also where both are one file. */
+/* Flush stdout first, so that output is in order where stdout and stderr are one file. */
 static void flush_page(page *out)
 {
     if (out->file == stderr) fflush(stdout);

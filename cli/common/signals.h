@@ -15,8 +15,8 @@ bool signals_came(void);
 /* After the outermost hold a signal that came ends the program here. */
 void signals_release(void);
 
-/* The same, but a signal that came ends the program at the end of main(): what was done until then is
- * saved and reported first. Returns whether one came. */
+/* The same, but a signal that came ends the program at the end of main(), so that the caller can save and
+ * report its work first. Returns whether one came. */
 bool signals_postpone(void);
 
 /* main()'s last call: end as programs do that a signal ends, if one came. */

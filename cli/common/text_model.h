@@ -36,8 +36,8 @@ typedef struct text_model {
 } text_model;
 
 /* Open a folder, until the subcommand ends; what is read below lives in the arena. Errors are
- * printed. threads 0: the default. spread: its layers are divided among the ranks, if there are several, all
- * of which make the same calls; else each has them all. */
+ * printed. threads 0: the default. spread: divide the layers among the ranks, if there are several; all
+ * ranks then make the same calls. Otherwise each rank loads all layers. */
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
                          text_model *model);
 

@@ -311,7 +311,7 @@ static void say_what_next(const heads_options *options, const heads_found *found
              options->model, rows[0].layer, rows[0].head);
 }
 
-/* Not of a part of the texts: what an earlier run wrote stays. */
+/* Write files only if all texts were measured; otherwise the files of an earlier run remain. */
 static cli_exit write_files(const heads_options *o, text_model *model, const heads_sources *sources,
                             const heads_found *found, const heads_row *rows, int64_t count)
 {

@@ -73,7 +73,7 @@ cli_exit heads_folder_add(const char *folder, const char *name)
     return mkdir(path, 0777) == 0 ? keep_open(path) : heads_folder_fail(path);
 }
 
-/* Only what was written here is in it. Folders in it are empty before it is their turn. */
+/* The folder holds only files of this run, and subfolders, which heads_folder_finish() empties first. */
 static void remove_files(DIR *folder)
 {
     rewinddir(folder);

@@ -310,7 +310,7 @@ static void end_by_signal(void)
     if (ranks_transport()) signals_end();
 }
 
-/* What was measured until a signal came is saved, and shown but beside something else. */
+/* After a signal, save what was measured, and show it unless it is one part of a larger output. */
 static bool end_of_measuring(job *j, cli_exit result, bool measured)
 {
     end_by_signal();

@@ -145,7 +145,7 @@ static cli_exit make_columns(report *r)
         if (x >= 0) r->page.x = x;
         if (y >= 0) r->page.y = y;
     }
-    if (effects > 0) { /* what was asked for: a head's effect, beside what it does */
+    if (effects > 0) { /* --ablate was given: open on effects */
         r->page.y = r->page.x;
         r->page.x = of_effects + (effects > 1);
         r->of_effects = true;

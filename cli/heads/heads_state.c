@@ -116,8 +116,8 @@ static cli_exit print_of_shards(const char *folder, const json_t *map, uint64_t 
     return CLI_OK;
 }
 
-/* What a folder is loaded from, tokenizers apart: what these do is in the fingerprints of texts. The
- * model has been loaded: its files are there. */
+/* The files that the model was loaded from. The tokenizer's are left out: the fingerprints of texts depend
+ * on it. */
 static cli_exit print_of_folder(const char *folder, uint64_t *print)
 {
     static const char whole[] = "model.safetensors", index[] = "model.safetensors.index.json";

@@ -29,7 +29,7 @@ typedef struct serve_model {
     text_model model;
     int64_t most_tokens;
     double most_bytes;         /* for the queries and keys of a run, or for patches */
-    bool (*reader_left)(void); /* whether nobody waits for the answer; NULL: somebody does */
+    bool (*reader_left)(void); /* whether the client has left; NULL: it has not */
     kept_run now, whole;       /* as asked for; the same text with all heads as they are */
 } serve_model;
 

@@ -3,13 +3,12 @@ says memory, or the bytes of an undisturbed run where it can do without; files a
 
 MHA_TEST_LONG=1 refuses 2,000 allocations: of each half the only one, and half that one and all after it.
 """
-import shutil
 import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
-from watch import SANITIZED, allocating  # noqa: E402
+from watch import SANITIZED, allocating, beside_older  # noqa: E402
 
 NO_MEMORY = 7
 PLACE, WORDS, LINES = FOLDER / "place", FOLDER / "words", FOLDER / "texts.txt"
@@ -39,13 +38,8 @@ chance = seeded()
 
 def started(arguments, files, **changes):
     """The command in a folder where only the older files are, and what lies there then."""
-    shutil.rmtree(PLACE, ignore_errors=True)
-    PLACE.mkdir()
-    for name in files:
-        (PLACE / name).write_bytes(OLDER)
     more = {"help": [], "explain": [], "count": [], "run": ["-q"]}.get(arguments[0], ["-q", "--threads", "1"])
-    done = subprocess.run([PROGRAM, *map(str, arguments), *more], capture_output=True, cwd=PLACE, env=environment(**changes),
-                          stdin=subprocess.DEVNULL, timeout=HANGS)
+    done = beside_older(PLACE, files, OLDER, *arguments, *more, **changes)
     timed = arguments[0] in ("prune", "train", "perplexity")
 
     def steady(data):

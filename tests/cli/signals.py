@@ -4,14 +4,13 @@ lies beside it, and the program ends by the signal (a shell sees 130, 143, 129).
 A moment is an operation on files (support/watch.c) or an allocation (support/memory.c), which are counted, so that it
 is the same on every machine. MHA_TEST_LONG=1 takes 40 moments of each command and signal.
 """
-import shutil
 import signal
 import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
-from watch import SANITIZED, allocating, operations, watched  # noqa: E402
+from watch import SANITIZED, allocating, beside_older, operations, watched  # noqa: E402
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLACE = FOLDER / "place"
@@ -43,14 +42,8 @@ chance = seeded()
 
 def started(arguments, files, **changes):
     """The command in a folder where only the older files are."""
-    shutil.rmtree(PLACE, ignore_errors=True)
-    PLACE.mkdir()
-    for name in files:
-        (PLACE / name).write_bytes(OLDER)
     threads = [] if arguments[0] in ("explain", "run") else ["--threads", "1"]
-    done = subprocess.run([PROGRAM, *map(str, arguments), "-q", *threads], capture_output=True, cwd=PLACE,
-                          stdin=subprocess.DEVNULL, env=environment(**changes), timeout=HANGS)
-    return Result(done)
+    return Result(beside_older(PLACE, files, OLDER, *arguments, "-q", *threads, **changes))
 
 
 def content(arguments):

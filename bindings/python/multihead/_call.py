@@ -98,7 +98,7 @@ def with_options(function: Function) -> Function:
     return function
 
 
-# What others call an option, and what it is here.
+# Names that other libraries use, and the option that is meant.
 _MASK = "keep_mask (True keeps a key), or bias for numbers that are added"
 MEANT = {
     "attn_mask": _MASK, "attention_mask": _MASK, "mask": _MASK, "attn_bias": "bias", "position_bias": "bias",

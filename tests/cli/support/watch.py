@@ -2,9 +2,11 @@
 watch.c. What is counted, not timed, is the same on every machine."""
 import os
 import pathlib
+import shutil
 import signal
+import subprocess
 
-from harness import FOLDER, PROGRAM, check, check_good, leftovers, run
+from harness import FOLDER, HANGS, PROGRAM, check, check_good, environment, leftovers, run
 
 LIBRARIES = pathlib.Path(PROGRAM).parent / "tests"
 SANITIZED = os.environ.get("MHA_SANITIZE", "") != ""
@@ -26,6 +28,16 @@ def allocating(**settings):
     return {"LD_PRELOAD": str(LIBRARIES / "libcli_memory.so"),
             **({"WATCH_SIGNAL": str(int(number))} if number else {}),
             **{f"MEMORY_{name.upper()}": str(value) for name, value in settings.items()}}
+
+
+def beside_older(folder, names, older, *arguments, **changes):
+    """Run a command in a folder that is made anew and holds these files alone, with older in each."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(older)
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, cwd=folder, stdin=subprocess.DEVNULL,
+                          env=environment(**changes), timeout=HANGS)
 
 
 def set_clock(path, seconds):
