@@ -36,7 +36,6 @@ ALLOWED = {
                         {"nn", "optimizer", "transformer", "training", "sampling", "attention",
                          "backward", "cache", "position", "transport", "base", "component"}),
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
-    "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
     "src/render": ({"render"}, RENDER | {"base", "component", "sink"}),
