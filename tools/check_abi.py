@@ -119,7 +119,10 @@ def types():
             for name in re.findall(r"\b(MHA_\w+)\b(?= *[=,}]|\s*$)", body + "\n", re.M):
                 rows.append((header, f"value {name}", enumeration))
                 probes.append(name)
-    for (header, entry, kind), value in zip(rows, measure(probes)):
+    values = measure(probes)
+    constants = {entry.removeprefix("value "): int(value) for (_, entry, _), value in zip(rows, values)}
+    for (header, entry, kind), value in zip(rows, values):
+        kind = re.sub(r"\[(.+?)\]", lambda size: f"[{eval(size[1].replace('/', '//'), constants)}]", kind)
         yield library_of(header), entry, kind if entry.startswith("callback") else f"{value} {kind}".strip()
 
 

@@ -101,14 +101,16 @@ class Struct(C.Structure):
 
 def _type(text: str, argument: bool = False) -> Any:
     """The ctypes class of a type of C; an argument that points to numbers may be an address."""
+    kind: Any
     if "(*" in text:
         return C.c_void_p
-    text, _, count = text.partition(" [")
-    if count:
-        count = count.rstrip("]")
-        return _type(text) * (int(count) if count.isdigit() else _constants[count][0])
+    text, _, sizes = text.partition(" [")
+    if sizes:
+        kind = _type(text)
+        for size in reversed(sizes.rstrip("]").split("][")):
+            kind *= int(size)
+        return kind
     base, stars = text.removeprefix("const ").split(" ")[0], text.count("*")
-    kind: Any
     if text.startswith("const char *"):
         kind, stars = C.c_char_p, stars - 1
     elif base in _fields:
