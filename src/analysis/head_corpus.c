@@ -32,11 +32,6 @@ void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t si
     c->bytes -= (int64_t)bytes;
 }
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "mha_head_corpus: out of memory");
-}
-
 /* Everything whose size is known from the beginning: one row each. */
 #define CORPUS_ARRAYS(X)                                      \
     X(first_head, c->layers + 1)                              \
@@ -130,7 +125,7 @@ mha_status mha_head_corpus_create(mha_context *context, const mha_head_measures 
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
     mha_head_corpus *c = a.alloc(a.user, sizeof *c, _Alignof(mha_head_corpus));
-    if (!c) return no_memory();
+    if (!c) return mhai_no_memory("mha_head_corpus");
     *c = (mha_head_corpus){.context = context,
                            .allocator = a,
                            .layers = measures->layers,
@@ -145,7 +140,7 @@ mha_status mha_head_corpus_create(mha_context *context, const mha_head_measures 
                            .norm_layer = -1};
     if (!take_arrays(c)) {
         mha_head_corpus_destroy(c);
-        return no_memory();
+        return mhai_no_memory("mha_head_corpus");
     }
     memcpy(c->first_head, measures->first_head, (size_t)(c->layers + 1) * sizeof *c->first_head);
     *corpus = c;

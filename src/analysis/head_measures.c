@@ -114,15 +114,10 @@ static mha_status check_desc(mha_head_measures_desc *d)
     return MHA_OK;
 }
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "mha_head_measures: out of memory");
-}
-
 static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
 {
     m->first_head = take(m, m->layers + 1, sizeof *m->first_head);
-    if (!m->first_head) return no_memory();
+    if (!m->first_head) return mhai_no_memory("mha_head_measures");
     for (int64_t l = 0; l < m->layers; l++) {
         if (heads[l] < 0 || heads[l] > INT16_MAX)
             return mha_fail(MHA_ERR_ARGUMENT, "heads[%lld] is %lld, expected 0..%d", (long long)l,
@@ -136,11 +131,11 @@ static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
 static mha_status copy_names(mha_head_measures *m, const char *const *names)
 {
     m->names = take(m, m->relations, sizeof *m->names);
-    if (!m->names) return no_memory();
+    if (!m->names) return mhai_no_memory("mha_head_measures");
     for (int64_t r = 0; r < m->relations; r++) {
         if (!names[r]) return mha_fail(MHA_ERR_NULL, "names[%lld] is NULL", (long long)r);
         m->names[r] = take(m, (int64_t)strlen(names[r]) + 1, 1);
-        if (!m->names[r]) return no_memory();
+        if (!m->names[r]) return mhai_no_memory("mha_head_measures");
         memcpy(m->names[r], names[r], strlen(names[r]) + 1);
     }
     return MHA_OK;
@@ -160,7 +155,7 @@ static mha_status take_sums(mha_head_measures *m)
     m->done = take(m, m->layers, sizeof *m->done);
     if (!m->kept || !m->exact || !m->maps || !m->all_at || !m->all_links || !m->link_offsets ||
         !m->link_count || !m->windows || !m->done)
-        return no_memory();
+        return mhai_no_memory("mha_head_measures");
     for (int64_t h = 0; h < heads; h++) {
         m->kept[h].at = m->all_at + h * ats(m);
         m->kept[h].links = m->all_links + h * 2 * m->relations;
@@ -183,7 +178,7 @@ mha_status mha_head_measures_create(mha_context *context, const mha_head_measure
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
     mha_head_measures *m = a.alloc(a.user, sizeof *m, _Alignof(mha_head_measures));
-    if (!m) return no_memory();
+    if (!m) return mhai_no_memory("mha_head_measures");
     *m = (mha_head_measures){.context = context,
                              .allocator = a,
                              .layers = d.layers,
@@ -309,28 +304,20 @@ mha_status mha_head_measures_end(mha_head_measures *m)
 
 /* ---- the present layer's sums ---------------------------------------------------------------- */
 
-static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
-{
-    void *part = memory ? memory + *used : NULL;
-    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
-    return part;
-}
-
 static size_t lay_out(const mha_head_measures *m, unsigned char *memory, mhai_head_map *map)
 {
     const int64_t S = m->text.given.keys, diagonals = S + m->text.given.queries;
-    size_t used = 0;
+    mhai_carver c = {memory, 0};
     *map = (mhai_head_map){0};
-    map->own.at = carve(memory, &used, ats(m), sizeof *map->own.at);
-    map->own.links = carve(memory, &used, 2 * m->relations, sizeof *map->own.links);
-    map->column = carve(memory, &used, S, sizeof *map->column);
-    map->column_even = carve(memory, &used, S, sizeof *map->column_even);
-    map->column_rows = carve(memory, &used, S, sizeof *map->column_rows);
-    map->diagonal = carve(memory, &used, diagonals, sizeof *map->diagonal);
-    map->diagonal_rows = carve(memory, &used, diagonals, sizeof *map->diagonal_rows);
-    map->word =
-        carve(memory, &used, m->text.probes_count > 0 ? m->text.words : 0, sizeof *map->word);
-    return used;
+    map->own.at = mhai_carve(&c, ats(m), sizeof *map->own.at);
+    map->own.links = mhai_carve(&c, 2 * m->relations, sizeof *map->own.links);
+    map->column = mhai_carve(&c, S, sizeof *map->column);
+    map->column_even = mhai_carve(&c, S, sizeof *map->column_even);
+    map->column_rows = mhai_carve(&c, S, sizeof *map->column_rows);
+    map->diagonal = mhai_carve(&c, diagonals, sizeof *map->diagonal);
+    map->diagonal_rows = mhai_carve(&c, diagonals, sizeof *map->diagonal_rows);
+    map->word = mhai_carve(&c, m->text.probes_count > 0 ? m->text.words : 0, sizeof *map->word);
+    return c.used;
 }
 
 static mha_status begin_layer(mha_head_measures *m, int64_t layer)
@@ -339,7 +326,7 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     const int64_t heads = m->first_head[layer + 1] - m->first_head[layer];
     const size_t each = lay_out(m, NULL, &sized);
     size_t bytes;
-    if (!mhai_mul_size(each, (size_t)heads, &bytes)) return no_memory();
+    if (!mhai_mul_size(each, (size_t)heads, &bytes)) return mhai_no_memory("mha_head_measures");
     if (bytes > m->map_bytes) {
         void *grown = m->allocator.alloc(m->allocator.user, bytes, 64);
         if (!grown)
