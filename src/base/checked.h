@@ -2,8 +2,6 @@
 #ifndef MHAI_CHECKED_H
 #define MHAI_CHECKED_H
 
-#include <multihead/component.h>
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -55,11 +53,6 @@ static inline void *mhai_carve(mhai_carver *c, int64_t count, size_t size)
     void *part = c->memory ? c->memory + c->used : NULL;
     c->used += (size_t)mhai_round_up(count * (int64_t)size, 64);
     return part;
-}
-
-static inline mha_status mhai_no_memory(const char *what)
-{
-    return mha_fail(MHA_ERR_NOMEM, "%s: out of memory", what);
 }
 
 #endif

@@ -10,8 +10,6 @@
  * shared by several machines a lock may be local to one of them: there new files have names that
  * are never removed, not even by the server, for which the file system is local. */
 #define _GNU_SOURCE /* realpath, flock, fstatfs, O_PATH */
-#include "base/checked.h"
-
 #include <multihead/component.h>
 #include <multihead/sink.h>
 
@@ -152,7 +150,7 @@ static mha_status open_temporary(mha_file *file, mode_t mode)
     const size_t bytes = strlen(file->name) + sizeof ".mha-shared-1234567.part";
     char *name = malloc(bytes);
     int error = 0;
-    if (!name) return mhai_no_memory(file->path);
+    if (!name) return MHA_NO_MEMORY(file->path);
     for (int i = 0; locks && i < SWEPT; i++) {
         snprintf(name, bytes, "%s.mha-%d.part", file->name, i);
         remove_if_abandoned(file->folder, name);
@@ -282,12 +280,12 @@ static mha_status open_target(mha_file *file)
     if (exists && access(file->path, W_OK) != 0) return refuse(file, "cannot write", errno);
     char *resolved = exists ? realpath(file->path, NULL) : copy_text(file->path);
     if (!resolved)
-        return errno == ENOMEM ? mhai_no_memory(file->path) : refuse(file, "cannot write", errno);
+        return errno == ENOMEM ? MHA_NO_MEMORY(file->path) : refuse(file, "cannot write", errno);
     file->folder = open_parent(resolved, &name);
     const int error = errno;
     file->name = copy_text(name);
     free(resolved);
-    if (!file->name) return mhai_no_memory(file->path);
+    if (!file->name) return MHA_NO_MEMORY(file->path);
     if (file->folder < 0) return refuse(file, "cannot write: no new file can be made there", error);
     return replace(file, exists ? &present : NULL);
 }
@@ -299,7 +297,7 @@ static mha_status make_folder(mha_file *file, const char *folder)
     file->folder = open_folder(folder);
     if (file->folder < 0 && errno == ENOENT && mkdir(folder, 0777) == 0) {
         char *path = copy_text(folder);
-        if (!path) return mhai_no_memory(file->path);
+        if (!path) return MHA_NO_MEMORY(file->path);
         for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = '\0';
         int parent = open_parent(path, &name);
         free(path);
@@ -318,7 +316,7 @@ static mha_status open_in_folder(mha_file *file, const char *folder, const char 
     struct stat present;
     MHA_TRY(make_folder(file, folder));
     file->name = copy_text(name);
-    if (!file->name) return mhai_no_memory(file->path);
+    if (!file->name) return MHA_NO_MEMORY(file->path);
     if (fstatat(file->folder, name, &present, AT_SYMLINK_NOFOLLOW) != 0) return replace(file, NULL);
     if (S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
     if (!S_ISREG(present.st_mode)) return replace(file, NULL);

@@ -1,6 +1,5 @@
 /* What a folder takes over from another one: the files of its tokenizer, as they are, and the
  * numbers of its special tokens. */
-#include "base/checked.h"
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"
@@ -25,13 +24,13 @@ mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
                         "model's folder",
                         mhai_show_path(like).text);
     char *path = mhai_model_join(like, "config.json");
-    if (!path) return mhai_no_memory("checkpoint");
+    if (!path) return MHA_NO_MEMORY("checkpoint");
     mha_status status = mhai_json_read(path, most_config_bytes, &theirs);
     free(path);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && status == MHA_OK; i++) {
         json_t *value = json_object_get(theirs, keys[i]); /* a number, or a list of them */
         if (value && !mhai_put(root, keys[i], json_deep_copy(value)))
-            status = mhai_no_memory("checkpoint");
+            status = MHA_NO_MEMORY("checkpoint");
     }
     json_decref(theirs);
     return status;
@@ -58,7 +57,7 @@ mha_status mhai_checkpoint_like_files(const char *like, const char *folder)
     for (size_t i = 0; i < sizeof names / sizeof names[0] && status == MHA_OK; i++) {
         char *from = mhai_model_join(like, names[i]);
         if (!from)
-            status = mhai_no_memory("checkpoint");
+            status = MHA_NO_MEMORY("checkpoint");
         else if (access(from, F_OK) == 0)
             status = copy_file(from, folder, names[i]);
         free(from);

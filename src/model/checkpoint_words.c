@@ -1,5 +1,4 @@
 /* The tokenizer of a folder: one token for each word, texts split as the settings say. */
-#include "base/checked.h"
 #include "io/file.h"
 #include "model/checkpoint_parts.h"
 
@@ -36,7 +35,7 @@ static mha_status fill(const mha_checkpoint_settings *settings, json_t *vocabula
                             (long long)json_integer_value(before), (long long)i,
                             mhai_show_name(word).text);
         if (!mhai_put(vocabulary, word, json_integer(i)))
-            return mhai_no_memory("checkpoint: tokenizer");
+            return MHA_NO_MEMORY("checkpoint: tokenizer");
     }
     const struct {
         const char *name, *word;
@@ -61,7 +60,7 @@ mha_status mhai_checkpoint_vocabulary(const mha_checkpoint_settings *settings, i
             MHA_ERR_ARGUMENT, "word_count is %lld, expected %s%lld", (long long)count,
             settings->words ? "1.." : "no words: ", settings->words ? (long long)vocab_size : 0LL);
     json_t *made = json_object();
-    if (!made) return mhai_no_memory("checkpoint: tokenizer");
+    if (!made) return MHA_NO_MEMORY("checkpoint: tokenizer");
     mha_status status = fill(settings, made);
     if (status == MHA_OK)
         *vocabulary = made;
@@ -158,7 +157,7 @@ mha_status mhai_checkpoint_write_words(const char *folder, const mha_checkpoint_
 {
     json_t *root = tokenizer(settings, vocabulary),
            *config = tokenizer_config(settings, max_length);
-    mha_status status = root && config ? MHA_OK : mhai_no_memory("checkpoint: tokenizer");
+    mha_status status = root && config ? MHA_OK : MHA_NO_MEMORY("checkpoint: tokenizer");
     if (status == MHA_OK) status = mhai_checkpoint_write_json(folder, "tokenizer.json", root);
     if (status == MHA_OK)
         status = mhai_checkpoint_write_json(folder, "tokenizer_config.json", config);
