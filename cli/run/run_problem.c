@@ -200,7 +200,7 @@ static cli_exit fill_numbers(run_problem *p)
     mha_attention_desc *desc = &p->desc;
     *desc = (mha_attention_desc){.struct_size = sizeof *desc,
                                  .path = (mha_path)o->path,
-                                 .compute = (mha_compute)o->compute,
+                                 .compute = o->compute ? MHA_COMPUTE_BF16 : MHA_COMPUTE_F32,
                                  .q_offset = o->offset,
                                  .sink_keys = o->sink_keys,
                                  .t5_max_distance = o->t5_max_distance,
