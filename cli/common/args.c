@@ -277,7 +277,8 @@ cli_exit args_check_needs(const args_page *page, const void *fields)
 {
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];
-        if (option->needs && args_is_given(option, fields) && !gives_one(page, option->needs, fields))
+        if (option->needs && args_is_given(option, fields) &&
+            !gives_one(page, option->needs, fields))
             return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
                             option->needs);
     }

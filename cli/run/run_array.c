@@ -123,8 +123,8 @@ typedef struct source {
     bool list; /* it stood on the command line: it has no type of its own */
 } source;
 
-/* "1,2.5,-inf": how many numbers, 0 if it is not such a list; no file is called so by chance. They are
- * written to an array, of i64 if all are whole, else of f64. */
+/* "1,2.5,-inf": how many numbers, 0 if it is not such a list; no file is called so by chance.
+ * They are written to an array, of i64 if all are whole, else of f64. */
 static int64_t walk_numbers(const char *text, mha_tensor *array)
 {
     int64_t count = 0;
@@ -330,8 +330,8 @@ static bool take_number(const char **at, int64_t *number)
     return *at != start;
 }
 
-/* Walk over "0,2-4"; numbers NULL: only count them. -1 if it is no such list. Of a range that runs over
- * the limit only the last number is taken. */
+/* Walk over "0,2-4"; numbers NULL: only count them. -1 if it is no such list. Of a range that
+ * runs over the limit only the last number is taken. */
 static int64_t walk_list(const char *text, int64_t limit, int64_t *numbers)
 {
     int64_t count = 0;

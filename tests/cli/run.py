@@ -114,8 +114,9 @@ def compute(*arguments, command=("run",), **keywords):
     return run(*command, *arguments, **keywords)
 
 
-def compare(name, arguments, expected, inputs=None):
+def compare(arguments, expected, inputs=None):
     """o, the weights, lse and the scores of a run, on both paths, are those expected."""
+    name = " ".join(map(str, arguments))
     for path in ("auto", "plain"):
         result = compute(*(inputs or INPUTS), *arguments, "--path", path, "--out", "o.npy", "--lse",
                          "l.npy", "--probabilities", "p.npy", "--scores", "s.npy", "-q")
@@ -130,52 +131,48 @@ def compare(name, arguments, expected, inputs=None):
 
 
 def masks():
-    compare("nothing", [], reference())
-    compare("causal", ["--causal"], reference(see=lambda b, h, t, s: s <= t))
-    compare("offset", ["--causal", "--offset", "2"], reference(see=lambda b, h, t, s: s <= t + 2))
-    compare("negative offset", ["--causal", "--offset=-2"],
-            reference(see=lambda b, h, t, s: s <= t - 2))
+    compare([], reference())
+    compare(["--causal"], reference(see=lambda b, h, t, s: s <= t))
+    compare(["--causal", "--offset", "2"], reference(see=lambda b, h, t, s: s <= t + 2))
+    compare(["--causal", "--offset=-2"], reference(see=lambda b, h, t, s: s <= t - 2))
     offsets = (1, -1)
-    compare("offsets", ["--causal", "--offsets", "1,-1"],
-            reference(see=lambda b, h, t, s: s <= t + offsets[b]))
+    compare(["--causal", "--offsets", "1,-1"], reference(see=lambda b, h, t, s: s <= t + offsets[b]))
     lengths = Array((B,), (3, 6), "lengths.npy", "<i8")
     for given in ("3,6", "lengths.npy"):
-        compare(f"lengths {given}", ["--lengths", given],
-                reference(see=lambda b, h, t, s: s < lengths[(b,)]))
-    compare("begins", ["--begins", "2,5"], reference(see=lambda b, h, t, s: s >= (2, 5)[b]))
-    compare("begins and sinks", ["--begins", "2,4", "--window", "0,0", "--sink-keys", "1"],
+        compare(["--lengths", given], reference(see=lambda b, h, t, s: s < lengths[(b,)]))
+    compare(["--begins", "2,5"], reference(see=lambda b, h, t, s: s >= (2, 5)[b]))
+    compare(["--begins", "2,4", "--window", "0,0", "--sink-keys", "1"],
             reference(see=lambda b, h, t, s: s >= (2, 4)[b] and (s == t or s == (2, 4)[b])))
-    compare("window", ["--window", "1,2"], reference(see=lambda b, h, t, s: t - 1 <= s <= t + 2))
-    compare("open window", ["--window", "2,-1"], reference(see=lambda b, h, t, s: t - 2 <= s))
+    compare(["--window", "1,2"], reference(see=lambda b, h, t, s: t - 1 <= s <= t + 2))
+    compare(["--window", "2,-1"], reference(see=lambda b, h, t, s: t - 2 <= s))
     global_keys = booleans((B, S), "gk.npy", 0.3)
-    compare("sinks and globals", ["--window", "0,0", "--sink-keys", "1", "--global-keys", "gk.npy",
+    compare(["--window", "0,0", "--sink-keys", "1", "--global-keys", "gk.npy",
                                   "--global-queries", "0,0,0,1,0"],
             reference(see=lambda b, h, t, s: s == t or s < 1 or global_keys[b, s] or t == 3))
-    compare("documents", ["--query-documents", "0,0,1,1,2", "--key-documents", "0,0,0,1,1,2,2"],
+    compare(["--query-documents", "0,0,1,1,2", "--key-documents", "0,0,0,1,1,2,2"],
             reference(see=lambda b, h, t, s: (0, 0, 1, 1, 2)[t] == (0, 0, 0, 1, 1, 2, 2)[s]))
     blocks = booleans((H, 3, 2), "blocks.npy")
-    compare("blocks", ["--keep-blocks", "blocks.npy", "--block-size", "2x4"],
+    compare(["--keep-blocks", "blocks.npy", "--block-size", "2x4"],
             reference(see=lambda b, h, t, s: blocks[h, t // 2, s // 4]))
     counts = Array((T, S), [random.choice((0, 0, 1, 2, -1)) for _ in range(T * S)], "counts.npy", "<i8")
-    compare("integers as a mask", ["--keep-mask", "counts.npy"],
-            reference(see=lambda b, h, t, s: counts[t, s] != 0))
+    compare(["--keep-mask", "counts.npy"], reference(see=lambda b, h, t, s: counts[t, s] != 0))
     for shape in ((T, S), (B, 1, T, S), (H, 1, S), (B, H, T, S), (S,)):
         keep = booleans(shape, "keep.npy")
-        compare(f"keep-mask {shape}", ["--keep-mask", "keep.npy", "--causal", "--offset", "3"],
+        compare(["--keep-mask", "keep.npy", "--causal", "--offset", "3"],
                 reference(see=lambda b, h, t, s: keep[b, h, t, s] and s <= t + 3))
 
 
 def scores():
-    compare("scale", ["--scale", "0.3"], reference(scale=0.3))
-    compare("scale 0", ["--scale", "0"], reference(scale=0.0))
-    compare("softcap", ["--softcap", "1.5"], reference(softcap=1.5))
+    compare(["--scale", "0.3"], reference(scale=0.3))
+    compare(["--scale", "0"], reference(scale=0.0))
+    compare(["--softcap", "1.5"], reference(softcap=1.5))
     bias = numbers((H, T, S), "bias.npy")
-    compare("bias", ["--bias", "bias.npy"], reference(bias=lambda b, h, t, s: bias[h, t, s]))
+    compare(["--bias", "bias.npy"], reference(bias=lambda b, h, t, s: bias[h, t, s]))
     slopes = (2.0 ** -2, 2.0 ** -4, 2.0 ** -6, 2.0 ** -8)
-    compare("alibi", ["--alibi", "--causal"],
+    compare(["--alibi", "--causal"],
             reference(see=lambda b, h, t, s: s <= t,
                       bias=lambda b, h, t, s: -slopes[h] * abs(t - s)))
-    compare("slopes", ["--alibi-slopes", "1,0.5,0.25,-1"],
+    compare(["--alibi-slopes", "1,0.5,0.25,-1"],
             reference(bias=lambda b, h, t, s: -(1, 0.5, 0.25, -1)[h] * abs(t - s)))
     table = numbers((8, H), "t5.npy")  # two-sided: 4 buckets a side, 2 of them exact
 
@@ -183,24 +180,24 @@ def scores():
         far = abs(distance)
         near = far if far < 2 else min(3, 2 + int(math.log(far / 2) / math.log(16 / 2) * 2))
         return near + (4 if distance > 0 else 0)
-    compare("t5", ["--t5-table", "t5.npy", "--t5-max-distance", "16"],
+    compare(["--t5-table", "t5.npy", "--t5-max-distance", "16"],
             reference(bias=lambda b, h, t, s: table[bucket(s - t), h]))
 
     def one_sided(distance):  # 8 buckets, 4 of them exact
         far = max(-distance, 0)
         return far if far < 4 else min(7, 4 + int(math.log(far / 4) / math.log(16 / 4) * 4))
-    compare("t5, one-sided", ["--t5-table", "t5.npy", "--t5-max-distance", "16", "--t5-one-sided"],
+    compare(["--t5-table", "t5.npy", "--t5-max-distance", "16", "--t5-one-sided"],
             reference(bias=lambda b, h, t, s: table[one_sided(s - t), h]))
     on_keys, on_values = numbers((5, D), "sk.npy"), numbers((5, DV), "sv.npy")
 
     def row(array, width):
         return lambda t, s: [array[max(-2, min(2, s - t)) + 2, d] for d in range(width)]
-    compare("shaw", ["--shaw-keys", "sk.npy", "--shaw-values", "sv.npy"],
+    compare(["--shaw-keys", "sk.npy", "--shaw-values", "sv.npy"],
             reference(key_shift=row(on_keys, D), value_shift=row(on_values, DV)))
-    compare("sink", ["--sink-logits", "0.5,-1,2,-inf"], reference(sink=(0.5, -1, 2, -INF)))
-    compare("gates", ["--gates", "1,0,-2,0.5"], reference(gate=lambda b, h: (1, 0, -2, 0.5)[h]))
+    compare(["--sink-logits", "0.5,-1,2,-inf"], reference(sink=(0.5, -1, 2, -INF)))
+    compare(["--gates", "1,0,-2,0.5"], reference(gate=lambda b, h: (1, 0, -2, 0.5)[h]))
     keep = booleans((T, S), "keep.npy")
-    compare("company", ["--causal", "--offset", "1", "--lengths", "7,4", "--keep-mask", "keep.npy",
+    compare(["--causal", "--offset", "1", "--lengths", "7,4", "--keep-mask", "keep.npy",
                         "--bias", "bias.npy", "--alibi", "--softcap", "2", "--gates", "1,2,3,4",
                         "--sink-logits", "0,0,1,1", "--scale", "-0.5"],
             reference(see=lambda b, h, t, s: s <= t + 1 and s < (7, 4)[b] and keep[t, s],
@@ -239,7 +236,7 @@ def company():
         offset = draw.randint(-2, 3) if reads else 0
         arguments = " ".join(sum(some, [])).split() + (["--offset", offset] if offset else [])
         more = {key: value for name in some[2] for key, value in others[name].items()}
-        compare(f"company of seed {seed}: {arguments}", arguments,
+        compare(arguments,
                 reference(see=lambda b, h, t, s: all(masks_of[m](t + offset, b, h, t, s)
                                                      for m in some[0]),
                           bias=lambda b, h, t, s: sum(biases[m](t + offset, b, h, t, s)
@@ -294,12 +291,11 @@ def rope():
          lambda b, t: (9, 1, 4, 0, 2)[t], lambda b, s: (3, 3, 3, 1, 0, 7, 5)[s], {}),
     ]
     for arguments, of_q, of_k, details in cases:
-        compare(f"{arguments}", arguments,
-                reference(q=turned(Q, of_q, **details), k=turned(K, of_k, **details)))
+        compare(arguments, reference(q=turned(Q, of_q, **details), k=turned(K, of_k, **details)))
 
 
     k = numbers((B, H, T, D), "same-k.npy")
-    compare("positions of queries and keys", ["--rope", "--positions", "5,2,8,1,1"],
+    compare(["--rope", "--positions", "5,2,8,1,1"],
             reference(k=turned(k, lambda b, s: (5, 2, 8, 1, 1)[s]), v=k,
                       q=turned(Q, lambda b, t: (5, 2, 8, 1, 1)[t])),
             ["--q", "q.npy", "--k", "same-k.npy", "--v", "same-k.npy"])
@@ -347,8 +343,7 @@ def types():
         check_good(compute(*files[1], "--causal", "--out", "r.npy", "-q"), f"{dtype} rounded before")
         check(load("o.npy").values == list(map(rounded, load("r.npy").values)), f"--dtype {dtype}")
         check(saved.encode() in (FOLDER / "o.npy").read_bytes()[:128], f"{dtype}: the file's type")
-        check_good(compute(*files[0], "--dtype", dtype, "--rope", "--trace", "-q"),
-                   f"{dtype}, traced")
+        check_good(compute(*files[0], "--dtype", dtype, "--rope", "--trace", "-q"), f"{dtype}, traced")
         check(f"o {'float16' if dtype == 'f16' else 'float32'}" in
               compute(*files[0], "--dtype", dtype).lines[0], f"{dtype}, printed")
         check_good(compute(*files[0], "--dtype", dtype, "--linear", "-q"), f"{dtype}, linear")
@@ -366,8 +361,7 @@ def norms():
         return Array(x.shape, values)
 
     for kind in ("rms", "l2"):
-        compare(f"norm {kind}", ["--qk-norm", kind, "--qk-epsilon", "0.01"],
-                reference(q=normed(Q, kind), k=normed(K, kind)))
+        compare(["--qk-norm", kind, "--qk-epsilon", "0.01"], reference(q=normed(Q, kind), k=normed(K, kind)))
 
 
 def packed():
