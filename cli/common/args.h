@@ -67,6 +67,9 @@ typedef struct args_page {
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
+/* A number of digits alone, at most 2^40 or so; *at steps behind it. */
+bool args_digits(const char **at, int64_t *number);
+
 /* Fill fields and plain (both zeroed or holding defaults) from arguments; errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain);
