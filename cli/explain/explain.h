@@ -43,7 +43,6 @@ typedef struct explain_problem {
     uint8_t *kept; /* the blocks' memory, or NULL */
     int64_t block_rows, block_cols, kept_blocks;
     mha_attention_plan plan;
-    mha_dtype dtype; /* of q, k, v and o */
     int threads;
     int64_t l2_bytes;    /* of a core's cache */
     int64_t mask_pairs;  /* of B H T S, seen through all of the mask but dense parts; -1: too many

@@ -39,7 +39,7 @@ static void make_arrays(const explain_options *o, explain_problem *p, const int6
                         const int64_t v[4])
 {
     static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
-    const mha_dtype type = p->dtype = types[o->dtype];
+    const mha_dtype type = types[o->dtype];
     p->q = mha_tensor_contiguous(NULL, type, 4, (int64_t[]){p->B, p->H, p->T, p->D});
     p->k = mha_tensor_contiguous(NULL, type, 4, k);
     p->v = mha_tensor_contiguous(NULL, type, 4, v);
