@@ -1,9 +1,9 @@
-# libmultihead-model: safetensors, GGUF, .npy, tokenizers, model folders.
+# libmultihead-model: safetensors, GGUF, .npy, tokenizers, model folders, studies.
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.12)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc>=2.6)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.30)
-file(GLOB model_sources CONFIGURE_DEPENDS io/*.c tokenizer/*.c model/*.c model/arch/*.c)
+file(GLOB model_sources CONFIGURE_DEPENDS io/*.c tokenizer/*.c model/*.c model/arch/*.c study/*.c)
 if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(FILTER model_sources EXCLUDE REGEX "_avx(2|512)\\.c$")
 endif()

@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "study"}
 RENDER = {"render", "render_heads", "render_live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
@@ -43,6 +43,7 @@ ALLOWED = {
     "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
     "src/mpi": ({"mpi"}, {"mpi", "transport", "base", "component"}),
     "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
+    "src/study": ({"study"}, PUBLIC | MODEL),
     "examples": (set(), PUBLIC | MODEL | RENDER | CIRCUITS | MPI),
     "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | CIRCUITS | MPI),
     "tests/support": ({"support"}, PUBLIC),
