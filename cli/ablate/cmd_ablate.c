@@ -18,8 +18,9 @@ static const args_option option_table[] = {
     HEADS_ROWS_OF_TEXTS,
     ROW_TEXT("task", ablate_options, task, "FILE",
              "prompts with right and wrong continuations, TSV or\nJSON lines (docs/ablation.md); "
-             "with corrupted prompts\nheads are patched from one to the other. --random is then\n0 "
-             "unless it is given"),
+             "with corrupted prompts\nheads are patched from one to the other; --random is\nthen 0 "
+             "unless it "
+             "is given"),
     ROW_NUMBER("max-texts", ablate_options, max_texts, 1, 1000000,
                "of the texts, evenly spread; default 10"),
     ROW_HEADING("Ablation"),
@@ -32,7 +33,7 @@ static const args_option option_table[] = {
                "measure all pairs of the best N of these; default 12"),
     ROW_TEXT("paths", ablate_options, paths, "LIST",
              "of a task with corrupted prompts: what each head\nchanges by its paths to these "
-             "only: logits, or queries,\nkeys, values of heads: L18H6.k,L18H6.q"),
+             "only: logits, or\nqueries, keys, values of heads: L18H6.k,L18H6.q"),
     ROW_HEADING("Output"),
     HEADS_ROW_PAGE("a page about all heads: effects, pairs, and scores as\nof 'multihead heads'"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",

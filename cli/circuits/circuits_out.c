@@ -44,13 +44,12 @@ static cli_exit print_row(const circuits *c, const heads_row *row, int64_t width
 {
     char name[48], line[LINE_BYTES], ends[2][END_BYTES];
     snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
-    const int used = cli_print("%-7s%5.2f %5.2f %7.2f %7.2f ", name, c->copying[at(c, row)],
-                               c->matching[at(c, row)], c->values[0][at(c, row) * c->size],
-                               c->values[1][at(c, row) * c->size]);
     for (int side = 2; side < SIDES; side++)
         CLI_TRY(spell(c, side, place(c, row, 0, 0), 4, ends[side - 2], sizeof ends[0]));
-    snprintf(line, sizeof line, "%s %s %s", ends[0], ascii ? "->" : "→", ends[1]);
-    cli_print_cut(line, width - used, ascii);
+    snprintf(line, sizeof line, "%-7s%5.2f %5.2f %7.2f %7.2f %s %s %s", name,
+             c->copying[at(c, row)], c->matching[at(c, row)], c->values[0][at(c, row) * c->size],
+             c->values[1][at(c, row) * c->size], ends[0], ascii ? "->" : "→", ends[1]);
+    cli_print_cut(line, width, ascii);
     cli_print("\n");
     return CLI_OK;
 }
@@ -79,14 +78,19 @@ cli_exit circuits_print(const circuits *c)
     const heads_options *o = &c->options->heads;
     const mha_terminal terminal = screen_of(&o->screen);
     char line[LINE_BYTES];
-    if (c->decomposed && c->found->model->desc.positions == MHA_ENCODING_ROTARY)
-        cli_print(c->first == c->last ? "Keys %" PRId64 " before their query\n\n"
-                                      : "Keys %" PRId64 " to %" PRId64
-                                        " before their query, averaged\n\n",
-                  c->first, c->last);
-    if (c->decomposed)
-        cli_print("%-7s%5s %5s %7s %7s %s\n", "head", "copy", "match", "QK", "OV",
-                  terminal.ascii ? "reads -> writes" : "reads → writes");
+    if (c->decomposed && c->found->model->desc.positions == MHA_ENCODING_ROTARY) {
+        snprintf(line, sizeof line,
+                 c->first == c->last ? "Keys %" PRId64 " before their query"
+                                     : "Keys %" PRId64 " to %" PRId64
+                                       " before their query, averaged",
+                 c->first, c->last);
+        cli_print_wrapped("", line, terminal.columns);
+        cli_print("\n");
+    }
+    snprintf(line, sizeof line, "%-7s%5s %5s %7s %7s %s", "head", "copy", "match", "QK", "OV",
+             terminal.ascii ? "reads -> writes" : "reads → writes");
+    if (c->decomposed) cli_print_cut(line, terminal.columns, terminal.ascii);
+    if (c->decomposed) cli_print("\n");
     for (int64_t i = 0; i < c->count; i++) {
         const heads_row *row = &c->rows[i];
         const size_t mark = arena_mark();

@@ -124,7 +124,7 @@ cli_exit circuits_decompose(circuits *c)
     c->decomposed = true;
     return status;
 #else
-    if (c->options->composition) return CLI_OK; /* needs no LAPACK */
+    if (c->options->composition && !c->options->heads.sort) return CLI_OK; /* needs no LAPACK */
     return cli_fail(
         CLI_UNSUPPORTED, CIRCUITS,
         "this program was built without LAPACK (cmake -DMHA_CIRCUITS=ON); --composition "

@@ -22,7 +22,8 @@ static const args_option option_table[] = {
              "scores that 'multihead heads --state' has measured:\non the page, for --sort and "
              "--role"),
     ROW_HEADING("Selection and order"),
-    HEADS_ROWS_OF_CHOICE,
+    HEADS_ROWS_OF_CHOICE("layer (the default), copying, matching, or a score of\nthe state, the "
+                         "highest first"),
     ROW_HEADING("Output"),
     HEADS_ROW_PAGE("a page about all heads: copying and matching, tokens,\narrows from earlier "
                    "heads"),
@@ -38,7 +39,6 @@ static const args_option option_table[] = {
 
 static const args_rule rules[] = {
     {"role", "state", NULL, NULL},
-    {"sort", "state", NULL, NULL},
     {"min", "sort", NULL, NULL},
     {"details", NULL, "json", NULL},
 };
@@ -48,6 +48,7 @@ const args_page circuits_page = {
     .summary = "show what heads read and write by their weights alone",
     .usage = "circuits [options] MODEL",
     .examples = "multihead circuits MODEL\n"
+                "multihead circuits MODEL --sort copying --min 0.9\n"
                 "multihead circuits MODEL --head L17H3 --details\n"
                 "multihead circuits MODEL --layer 16-18 --composition\n"
                 "multihead circuits MODEL --state book.state --sort induction --min 0.3\n"
@@ -64,6 +65,39 @@ const args_page circuits_page = {
     .rule_count = sizeof rules / sizeof *rules,
 };
 
+/* --sort copying or matching, with --min: known only now. */
+static void sort_by_weights(circuits *c, heads_row *rows, const double *score)
+{
+    const args_real min = c->options->heads.min;
+    const int64_t count = c->count;
+    c->count = 0;
+    for (int64_t i = 0; i < count; i++) {
+        rows[i].key = score[rows[i].layer * c->heads + rows[i].head];
+        if (!min.given || rows[i].key >= min.value) rows[c->count++] = rows[i];
+    }
+    heads_sort(rows, c->count);
+}
+
+static cli_exit read_weights(circuits *c)
+{
+    const heads_options *o = &c->options->heads;
+    heads_options how = *o;
+    heads_row *rows = NULL;
+    const bool copying = o->sort && !strcmp(o->sort, "copying"),
+               matching = o->sort && !strcmp(o->sort, "matching");
+    if (copying || matching) how.sort = NULL, how.min.given = false;
+    if (how.sort && !o->state && strcmp(how.sort, "layer") != 0)
+        return cli_fail(CLI_USAGE, CIRCUITS,
+                        "--sort %s: expected copying or matching; scores of texts require --state",
+                        o->sort);
+    CLI_TRY(heads_choose(&how, c->found, &rows, &c->count));
+    c->rows = rows;
+    if (c->count > 0) CLI_TRY(circuits_decompose(c));
+    if (c->decomposed && (copying || matching))
+        sort_by_weights(c, rows, copying ? c->copying : c->matching);
+    return c->options->composition ? circuits_compose(c) : CLI_OK;
+}
+
 static cli_exit show(const circuits *c, text_model *model)
 {
     const heads_options *o = &c->options->heads;
@@ -78,7 +112,9 @@ static cli_exit show(const circuits *c, text_model *model)
         CLI_TRY(circuits_print(c));
     if (o->page && strcmp(o->page, "-") != 0)
         cli_note(o->quiet, "next: open %s in a browser", o->page);
-    else if (c->count > 0 && !o->json && !o->details)
+    else if (c->count == 0)
+        cli_note(o->quiet, "no head is like that");
+    else if (!o->json && !o->details)
         cli_note(o->quiet,
                  "next: --details for both ends; multihead view %s \"text\" --head L%" PRId64
                  "H%" PRId64 " to see a head",
@@ -92,7 +128,6 @@ cli_exit cmd_circuits(int count, char *const *arguments)
     heads_options *o = &options.heads;
     text_model model = {0};
     heads_found found = {0};
-    heads_row *rows = NULL;
     circuits c = {.options = &options, .found = &found};
     CLI_TRY(heads_parse(&circuits_page, count, arguments, o));
     if (o->named)
@@ -109,10 +144,6 @@ cli_exit cmd_circuits(int count, char *const *arguments)
                      : heads_begin(&model, &found));
     ranks_release();
     if (!ranks_first()) return CLI_OK; /* rank 0 reads all weights, a few at a time */
-    CLI_TRY(heads_choose(o, &found, &rows, &c.count));
-    c.rows = rows;
-    if (c.count == 0) return cli_fail(CLI_BAD_INPUT, CIRCUITS, "no head is like that");
-    CLI_TRY(circuits_decompose(&c));
-    if (options.composition) CLI_TRY(circuits_compose(&c));
+    CLI_TRY(read_weights(&c));
     return show(&c, &model);
 }

@@ -26,7 +26,8 @@ static const args_option option_table[] = {
                     "the tokens of each --attention, one a line or a\nJSON list: for separators, "
                     "duplicates, induction"),
     ROW_HEADING("Selection and order"),
-    HEADS_ROWS_OF_CHOICE,
+    HEADS_ROWS_OF_CHOICE("layer (the default), role, or a score, the highest\nfirst: induction, "
+                         "entropy, nsubj-back, ..."),
     ROW_HEADING("Output"),
     HEADS_ROW_PAGE("a page about all heads: scatter, cards, the places in\nthe texts"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",

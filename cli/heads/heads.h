@@ -155,6 +155,9 @@ typedef struct heads_row {
 cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
                       int64_t *count);
 
+/* By their keys. */
+void heads_sort(heads_row *rows, int64_t count);
+
 /* What a role is called in lists: "previous token", "amod-back". */
 void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size);
 

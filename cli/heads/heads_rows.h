@@ -30,16 +30,14 @@
                    "sequences of repeated random tokens, for induction\nand duplicates; default " \
                    "10, 0 for none")
 
-#define HEADS_ROWS_OF_CHOICE                                                                 \
+#define HEADS_ROWS_OF_CHOICE(sort_help_)                                                     \
     HEADS_ROW_TEXTS('l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),     \
         HEADS_ROW_TEXTS(0, "head", heads, "LIST",                                            \
                         "heads of these layers, or with their layer: L4H11"),                \
         HEADS_ROW_TEXTS(0, "role", roles, "NAME",                                            \
                         "only heads with this role: previous-token, nsubj,\nnone, ...; may " \
                         "be repeated"),                                                      \
-        ROW_TEXT("sort", heads_options, sort, "BY",                                          \
-                 "layer (the default), role, or a score, the highest\nfirst: induction, "    \
-                 "entropy, nsubj-back, ..."),                                                \
+        ROW_TEXT("sort", heads_options, sort, "BY", sort_help_),                             \
         HEADS_ROW_REAL("min", min, "only heads whose score (of --sort) is at least X")
 
 #define HEADS_ROW_PAGE(help_)                                                                    \
