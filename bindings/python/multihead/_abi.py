@@ -232,36 +232,6 @@ class ModuleGradients(Struct):
                 ("attention", C.POINTER(AttentionGradients))]
 
 
-class PytorchSdpaArgs(Struct):
-    c_name = "mha_pytorch_sdpa_args"
-    _fields_ = [SIZE, FLAGS, ("attn_mask", TensorPointer), ("scale", C.c_float),
-                ("dropout_p", C.c_float), ("dropout_seed", C.c_uint64)]
-
-
-class PytorchMhaArgs(Struct):
-    c_name = "mha_pytorch_mha_args"
-    _fields_ = [SIZE, FLAGS, *_tensors("query key value key_padding_mask attn_mask"),
-                ("dropout", C.c_float), RESERVED, ("dropout_seed", C.c_uint64)]
-
-
-class OnnxAttentionAttributes(Struct):
-    c_name = "mha_onnx_attention_attributes"
-    _fields_ = [SIZE, FLAGS, ("opset", C.c_int32), ("softmax_precision", C.c_int32),
-                *_int64s("q_num_heads kv_num_heads left_window_size right_window_size"),
-                ("scale", C.c_float), ("softcap", C.c_float), ("qk_matmul_output_mode", C.c_int)]
-
-
-class OnnxAttentionInputs(Struct):
-    c_name = "mha_onnx_attention_inputs"
-    _fields_ = [SIZE, RESERVED,
-                *_tensors("q k v attn_mask past_key past_value nonpad_kv_seqlen")]
-
-
-class OnnxAttentionOutputs(Struct):
-    c_name = "mha_onnx_attention_outputs"
-    _fields_ = [SIZE, RESERVED, *_tensors("y present_key present_value qk_matmul_output")]
-
-
 class LayerDesc(Struct):
     c_name = "mha_layer_desc"
     _fields_ = [SIZE, FLAGS, ("scale", C.c_float), ("softcap", C.c_float),
