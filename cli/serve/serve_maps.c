@@ -85,40 +85,29 @@ static cli_exit make_maps(serve_model *serve, const serve_state *state, const se
 
 /* ---- the overview ---------------------------------------------------------------------------- */
 
-typedef struct live_job {
-    const mha_sink *sink;
-    int64_t map_tokens, least_bytes;
-} live_job;
-
-static mha_status write_live(void *user, const mha_figure *figure, const mha_report *report)
-{
-    const live_job *job = user;
-    mha_report small = *report;
-    small.most_bytes = LIVE_BYTES; /* 8 bits where all do not fit: never fewer cells */
-    if (small.most_bytes < job->least_bytes) small.most_bytes = job->least_bytes;
-    small.text = NULL;
-    return mha_render_live_maps(figure, &small, job->map_tokens, job->sink);
-}
-
 cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const serve_run *run,
                           const mha_sink *sink)
 {
-    view_options options = {.command = SERVE};
-    const int64_t count = run->run.count;
+    view_options options = {.command = SERVE, .first_panel = -1};
+    const int64_t count = run->run.count, map_tokens = serve_map_tokens(count);
     attention_maps maps;
     maps_picks picks;
-    view_figure figure;
-    live_job job = {.sink = sink, .map_tokens = serve_map_tokens(count)};
+    mha_maps shown;
+    mha_show *show;
     const int64_t heads = serve->model.layers * serve->model.heads;
     int64_t cell = small_cell(count, heads);
-    if (cell < job.map_tokens) cell = job.map_tokens;
+    if (cell < map_tokens) cell = map_tokens;
     const int64_t side = (count + cell - 1) / cell;
-    /* Texts around the maps: some 200 bytes a head, 30 a token, and the page's colours. */
-    job.least_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
     CLI_TRY(make_maps(serve, state, run, cell, &maps, &picks));
-    options.first_panel = -1;
-    CLI_TRY(view_figure_make(&options, &maps, &picks, NULL, &figure));
-    return cli_check(SERVE, view_make_report(&options, &maps, &picks, &figure, write_live, &job));
+    CLI_TRY(view_maps(SERVE, &maps, &picks, &shown));
+    CLI_TRY(view_show(&options, &shown, NULL, &show));
+    mha_report small = show->report;
+    small.text = NULL;
+    /* 8 bits where all do not fit, but never fewer cells. Texts around the maps: some 200 bytes a head, 30 a
+     * token, and the page's colours. */
+    small.most_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
+    if (small.most_bytes < LIVE_BYTES) small.most_bytes = LIVE_BYTES;
+    return cli_check(SERVE, mha_render_live_maps(&show->page, &small, map_tokens, sink));
 }
 
 /* ---- one map --------------------------------------------------------------------------------- */
@@ -195,8 +184,6 @@ cli_exit serve_write_map(serve_model *serve, const serve_state *state, const ser
 /* ---- the report ------------------------------------------------------------------------------ */
 
 typedef struct save_job {
-    const serve_state *state;
-    const mha_sink *sink;
     char *off, *patched, *next;
     char rows[96];
 } save_job;
@@ -214,32 +201,33 @@ static cli_exit list_heads(const serve_heads *heads, char **list)
     return CLI_OK;
 }
 
-static mha_status write_report(void *user, const mha_figure *figure, const mha_report *report)
+static mha_status write_report(const mha_show *show, const serve_state *state, const save_job *job,
+                               const mha_sink *sink)
 {
     enum { MOST = 16 };
-    const save_job *job = user;
-    mha_report own = *report;
+    const mha_figure *figure = &show->page;
+    mha_report own = show->report;
     mha_fact facts[MOST];
-    int64_t count = report->fact_count < MOST - 5 ? report->fact_count : MOST - 5;
-    memcpy(facts, report->facts, (size_t)count * sizeof *facts);
+    int64_t count = own.fact_count < MOST - 5 ? own.fact_count : MOST - 5;
+    memcpy(facts, own.facts, (size_t)count * sizeof *facts);
     if (job->off) facts[count++] = (mha_fact){"heads off", job->off};
     if (job->patched) {
         facts[count++] = (mha_fact){"heads patched", job->patched};
-        facts[count++] = (mha_fact){job->rows, job->state->other};
+        facts[count++] = (mha_fact){job->rows, state->other};
     }
     if (job->next)
         facts[count++] = (mha_fact){
             job->off || job->patched ? "next token (all heads on)" : "next token", job->next};
     own.facts = facts;
     own.fact_count = count;
-    own.view = (mha_view)job->state->view;
-    if (job->state->cell_row >= 0 && job->state->cell_row < figure->rows &&
-        job->state->cell_col >= 0 && job->state->cell_col < figure->cols) {
+    own.view = (mha_view)state->view;
+    if (state->cell_row >= 0 && state->cell_row < figure->rows && state->cell_col >= 0 &&
+        state->cell_col < figure->cols) {
         own.first_cell = true;
-        own.first_row = job->state->cell_row;
-        own.first_col = job->state->cell_col;
+        own.first_row = state->cell_row;
+        own.first_col = state->cell_col;
     }
-    return mha_render_html(figure, &own, job->sink);
+    return mha_render_html(figure, &own, sink);
 }
 
 /* The place of a head among those that the model has. */
@@ -258,8 +246,9 @@ cli_exit serve_save(void *user, const serve_state *state, const mha_sink *sink)
     serve_run run;
     attention_maps maps;
     maps_picks picks;
-    view_figure figure;
-    save_job job = {.state = state, .sink = sink};
+    mha_maps shown;
+    mha_show *show;
+    save_job job = {0};
     view_options options = {.command = SERVE,
                             .cmap = state->cmap,
                             .scale = state->scale + 1,
@@ -277,8 +266,9 @@ cli_exit serve_save(void *user, const serve_state *state, const mha_sink *sink)
     CLI_TRY(make_maps(serve, state, &run, view_pool_cell(&options, &picks, run.run.count), &maps,
                       &picks));
     options.first_panel = panel_of(&picks, &state->head);
-    CLI_TRY(view_figure_make(&options, &maps, &picks, NULL, &figure));
-    return cli_check(SERVE, view_make_report(&options, &maps, &picks, &figure, write_report, &job));
+    CLI_TRY(view_maps(SERVE, &maps, &picks, &shown));
+    CLI_TRY(view_show(&options, &shown, NULL, &show));
+    return cli_check(SERVE, write_report(show, state, &job, sink));
 }
 
 /* ---- the page -------------------------------------------------------------------------------- */

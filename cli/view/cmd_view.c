@@ -307,7 +307,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     drawn.first_row = found->from.first + found->from.count - 1;
     drawn.first_col = found->to.first;
     text_model_close(model);
-    view_warn_of_idle_names(&drawn, &maps);
+    CLI_TRY(view_warn_of_idle_names(&drawn, &maps));
     return view_write_files(&drawn, &maps, &picks);
 }
 
@@ -341,7 +341,7 @@ static cli_exit view(const view_options *options)
     text_model_close(&model);
     ranks_release();
     if (!ranks_first()) return CLI_OK;
-    view_warn_of_idle_names(options, &maps);
+    CLI_TRY(view_warn_of_idle_names(options, &maps));
     CLI_TRY(view_write_files(&drawn, &maps, &picks));
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps, &picks));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));

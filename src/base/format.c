@@ -2,6 +2,8 @@
 #define _POSIX_C_SOURCE 200809L /* newlocale, uselocale */
 #include "format.h"
 
+#include <multihead/component.h>
+
 #include <locale.h>
 #include <stdio.h>
 
@@ -19,7 +21,7 @@ int mhai_format_list(char *text, size_t size, const char *format, va_list argume
     return length;
 }
 
-int mhai_format(char *text, size_t size, const char *format, ...)
+int mha_format(char *text, size_t size, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
