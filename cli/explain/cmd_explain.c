@@ -13,7 +13,7 @@
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};     /* mha_isa */
 static const char *const dtypes[] = {"f32", "f16", "bf16", NULL};    /* explain_problem.dtype */
 static const char *const paths[] = {"auto", "tiled", "plain", NULL}; /* mha_path */
-static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
+static const char *const computes[] = {"f32", "bf16", NULL};
 
 #define REAL(name_, field_, help_)                                     \
     {                                                                  \

@@ -231,7 +231,7 @@ static void describe(const explain_options *o, explain_problem *p)
 {
     p->desc.struct_size = sizeof p->desc;
     p->desc.path = (mha_path)o->path;
-    p->desc.compute = (mha_compute)o->compute;
+    p->desc.compute = o->compute ? MHA_COMPUTE_BF16 : MHA_COMPUTE_F32;
     if (o->strict) p->desc.flags |= MHA_ATTENTION_STRICT;
     describe_masks(o, p);
     describe_scores(o, p);

@@ -334,12 +334,6 @@ static void tell_memory(const explain_problem *p)
                  "largest score, the sum so far and the output so far (online softmax)%s",
                  words_count(plan->key_block).text, times);
     words_print("  ", text);
-    if (plan->compute == MHA_COMPUTE_INT8)
-        words_print("  ",
-                    "In int8, queries, keys, values and weights are rounded to a byte each, "
-                    "with a unit for each query, key and channel, and their products are "
-                    "exact: more than twice as fast with instructions for bytes, and 1 to 2 % "
-                    "off for ordinary numbers.");
     if (plan->compute == MHA_COMPUTE_BF16)
         words_print("  ",
                     "In bf16, queries, keys, values and weights are rounded to 8 significant bits, "

@@ -12,8 +12,8 @@
 #define ISA_NAME(name, value, text) text,
 
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};
-static const char *const paths[] = {"auto", "tiled", "plain", NULL};      /* mha_path */
-static const char *const computes[] = {"f32", "int8", "bf16", NULL};      /* mha_compute */
+static const char *const paths[] = {"auto", "tiled", "plain", NULL}; /* mha_path */
+static const char *const computes[] = {"f32", "bf16", NULL};
 static const char *const layouts[] = {"bhtd", "bthd", NULL};              /* run_layout */
 static const char *const dtypes[] = {"auto", "f32", "f16", "bf16", NULL}; /* run_o_dtype() */
 static const char *const norms[] = {"none", "rms", "l2", NULL};
@@ -140,7 +140,7 @@ static const args_option option_table[] = {
            "decode the tokens one by one from a KV cache of this\ntype; causal"),
     HEADING("Execution"),
     CHOICE("path", path, paths, "default auto: tiled where possible"),
-    CHOICE("compute", compute, computes, "default f32; others are faster, less accurate"),
+    CHOICE("compute", compute, computes, "default f32; bf16 is faster, less accurate"),
     FLAG("strict", strict, "fail instead of falling back to another path"),
     CHOICE("isa", isa, isas, "instruction set; default the best"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),

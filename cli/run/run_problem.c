@@ -285,7 +285,7 @@ static cli_exit fill_numbers(const run_options *options, run_problem *problem)
     if (options->scale.given) desc->flags |= MHA_ATTENTION_SCALE_GIVEN;
     if (options->t5_one_sided) desc->flags |= MHA_ATTENTION_T5_ONE_SIDED;
     desc->path = (mha_path)options->path;
-    desc->compute = (mha_compute)options->compute;
+    desc->compute = options->compute ? MHA_COMPUTE_BF16 : MHA_COMPUTE_F32;
     desc->q_offset = options->offset;
     desc->sink_keys = options->sink_keys;
     desc->t5_max_distance = options->t5_max_distance;

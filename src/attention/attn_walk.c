@@ -246,8 +246,7 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     const int64_t first = block->pack_begin;
     mhai_pack pack = pack_of(&walk->p->k, pages ? w->key_runs : NULL, c, block,
                              w->k + first * walk->p->D, w->bad_key, &block->bad);
-    /* The finite rest of a key might overflow to the -inf of hidden ones; bytes cannot. */
-    pack.whole = walk->p->compute != MHA_COMPUTE_INT8;
+    pack.whole = true; /* the finite rest of a key might overflow to the -inf of hidden ones */
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
     if (bf16)
         walk->kernels->bf16_keys(&pack, walk->pairs);
