@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "trial"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "study", "trial"}
 RENDER = {"render", "render_heads", "render_live"}
 SHOW = {"show"}
 CIRCUITS = {"circuits"}

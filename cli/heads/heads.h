@@ -105,14 +105,9 @@ cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
 
-/* Repeated random tokens of a model's words: what to draw, and the words. A block shorter than
- * HEADS_LEAST_BLOCK says that the model has too few words or positions. */
-enum { HEADS_LEAST_BLOCK = 4 };
-typedef struct heads_random {
-    mha_repeated_tokens how;
-    int32_t *pool; /* [pool_count] tokens to draw from */
-    int64_t pool_count;
-} heads_random;
+/* mha_random_tokens_plan(), in the arena. */
+enum { HEADS_LEAST_BLOCK = MHA_RANDOM_LEAST_BLOCK };
+typedef mha_random_tokens heads_random;
 
 cli_exit heads_random_plan(const text_model *model, heads_random *plan);
 

@@ -403,54 +403,19 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
 
 /* ---- Repeated random tokens ------------------------------------------------------------------ */
 
-/* A word that may be drawn: words of letters, or all of a small vocabulary. */
-static bool is_word(const text_model *model, int32_t id)
+static void free_plan(void *plan)
 {
-    if (model->pieces) return text_model_is_word(model, id);
-    const char *word = mha_vocabulary_word(model->vocabulary, id);
-    return word && word[0] != '<';
-}
-
-/* The tokens that a model puts around every text. */
-static cli_exit find_ends(const text_model *model, mha_repeated_tokens *how)
-{
-    mha_encoding none = {.struct_size = sizeof none};
-    CLI_TRY(cli_check(HEADS, mha_tokenizer_encode(model->pieces, NULL, "", 0, NULL, 0, &none)));
-    if (none.count > 0) how->first = none.ids[0];
-    if (none.count > 1) how->last = none.ids[none.count - 1];
-    mha_encoding_free(&none);
-    return CLI_OK;
+    mha_random_tokens_free(plan);
 }
 
 cli_exit heads_random_plan(const text_model *model, heads_random *plan)
 {
-    mha_repeated_tokens *how = &plan->how;
-    *how = (mha_repeated_tokens){.struct_size = sizeof *how,
-                                 .block = RANDOM_BLOCK,
-                                 .repeats = RANDOM_REPEATS,
-                                 .first = -1,
-                                 .last = -1,
-                                 .seed = 1};
-    CLI_TRY(ARENA_ALLOC(HEADS, model->desc.vocab_size, &plan->pool));
-    int64_t words = model->desc.vocab_size;
-    if (model->pieces) {
-        CLI_TRY(find_ends(model, how));
-    } else {
-        int32_t first;
-        words = mha_vocabulary_count(model->vocabulary);
-        if (mha_vocabulary_encode(model->vocabulary, "", 0, &first, 1, &plan->pool_count) ==
-                MHA_OK &&
-            plan->pool_count == 1)
-            how->first = first;
-    }
-    plan->pool_count = 0;
-    for (int64_t id = 0; id < words; id++)
-        if (is_word(model, (int32_t)id)) plan->pool[plan->pool_count++] = (int32_t)id;
-    if (how->block > plan->pool_count) how->block = plan->pool_count;
-    const int64_t most = model->max_length - 2;
-    while (how->block * how->repeats > most && how->block > 0)
-        how->repeats > 2 ? how->repeats-- : how->block--;
-    return CLI_OK;
+    mha_random_tokens *own;
+    CLI_TRY(ARENA_ALLOC(HEADS, 1, &own));
+    own->struct_size = sizeof *own;
+    CLI_TRY(cli_check(HEADS, mha_random_tokens_plan(model->model, own)));
+    *plan = *own;
+    return arena_keep(HEADS, own, free_plan);
 }
 
 /* A sequence that the file has is drawn all the same: later ones depend on what was drawn. */

@@ -181,7 +181,7 @@ static cli_exit check_roles(const heads_options *options, const heads_found *fou
     for (int i = 0; i < options->roles.count; i++) {
         const char *wanted = options->roles.items[i];
         if (is_role(found, wanted)) continue;
-        const char *near = args_nearest(wanted, names, MHA_ROLES);
+        const char *near = mha_nearest_name(wanted, names, MHA_ROLES);
         return cli_fail(CLI_USAGE, HEADS,
                         "--role %s: no such role%s%s%s; docs/heads.md lists them; a relation of "
                         "--conllu and 'none' also count as roles",

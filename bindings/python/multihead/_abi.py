@@ -44,9 +44,8 @@ TRANSFORMER_FLAGS = _enumeration(
     "MHA_TRANSFORMER_", causal=1, post_norm=2, embedding_norm=4, bias=8, cross=16, tied=32,
     no_output=64, qkv_bias=128, out_bias=256, ff_bias=512, branch_norm=1024, parallel=2048)
 DECODER_FLAGS = _enumeration("MHA_DECODER_", windows=1, streaming=2)
-SPLITTING = _enumeration("MHA_SPLIT_", space=0, punctuation=1, characters=2)
 HEADS_FLAGS = _enumeration("MHA_HEADS_", causal=1, window=2, cross=4, query_predicts=8)
-ENCODE_FLAGS = _enumeration("MHA_ENCODE_", no_special=1, stop=2)
+TOKENS_FLAGS = _enumeration("MHA_TOKENS_", truncate=1, plain=2, prompt=4)
 CMAPS = _enumeration("MHA_CMAP_", viridis=0, blues=1, greys=2, cividis=3, magma=4, plasma=5,
                      diverging=6)
 RANGES = _enumeration("MHA_RANGE_", shared=0, panel=1, fixed=2)
@@ -315,28 +314,6 @@ class Sampling(Struct):
                 ("top_p", C.c_double), ("min_p", C.c_double), ("seed", C.c_uint64)]
 
 
-class HeadMeasuresDesc(Struct):
-    c_name = "mha_head_measures_desc"
-    _fields_ = [SIZE, FLAGS, ("layers", C.c_int64), ("heads", Int64Pointer),
-                *_int64s("farthest_offset near_tokens rare_rank"), ("names", C.POINTER(C.c_char_p)),
-                ("relations", C.c_int64)]
-
-
-class HeadsText(Struct):
-    c_name = "mha_heads_text"
-    _fields_ = [SIZE, FLAGS, *_int64s("queries keys q_offset left_keys right_keys sink_keys"),
-                ("hidden_keys", C.c_void_p), ("skip_queries", C.c_void_p), ("ids", C.c_void_p),
-                ("separators", C.c_void_p), ("special", C.c_void_p), ("segments", C.c_void_p),
-                ("ranks", C.c_void_p), ("words", C.c_void_p), ("links", C.c_void_p),
-                ("links_count", C.c_int64)]
-
-
-class HeadPass(Struct):
-    c_name = "mha_head_pass"
-    _fields_ = [SIZE, FLAGS, ("measures", C.c_void_p), ("distances", C.c_void_p),
-                ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
-
-
 class RepeatedTokens(Struct):
     c_name = "mha_repeated_tokens"
     _fields_ = [SIZE, RESERVED, *_int64s("block repeats"), ("first", C.c_int32),
@@ -393,28 +370,37 @@ class ModelOutputs(Struct):
                 ("after_layer_user", C.c_void_p)]
 
 
-class TokenizerInfo(Struct):
-    c_name = "mha_tokenizer_info"
-    _fields_ = [("struct_size", C.c_uint32), ("cls_id", C.c_int32), ("sep_id", C.c_int32),
-                ("pad_id", C.c_int32), ("unk_id", C.c_int32), ("mask_id", C.c_int32),
-                *_int64s("vocab_size max_length"), ("clean_text", C.c_uint8),
-                ("handle_chinese_chars", C.c_uint8), ("strip_accents", C.c_uint8),
-                ("lowercase", C.c_uint8), ("kind", C.c_int), ("bos_id", C.c_int32),
-                ("eos_id", C.c_int32)]
+class TokensOptions(Struct):
+    c_name = "mha_tokens_options"
+    _fields_ = [SIZE, FLAGS, ("max_tokens", C.c_int64), ("advise_long", C.c_char_p),
+                ("advise_words", C.c_char_p)]
 
 
-class EncodeOptions(Struct):
-    c_name = "mha_encode_options"
-    _fields_ = [SIZE, FLAGS, ("max_length", C.c_int64), ("truncation", C.c_int),
-                ("reserved", C.c_int32)]
-
-
-class Encoding(Struct):
-    c_name = "mha_encoding"
+class TokensRead(Struct):
+    c_name = "mha_tokens"
     _fields_ = [SIZE, RESERVED, ("count", C.c_int64), ("ids", C.POINTER(C.c_int32)),
-                ("type_ids", C.POINTER(C.c_int32)), ("begin", Int64Pointer), ("end", Int64Pointer),
+                ("types", C.POINTER(C.c_int32)), ("begin", Int64Pointer), ("end", Int64Pointer),
                 ("sequence", C.POINTER(C.c_int8)), ("special", C.POINTER(C.c_uint8)),
-                ("dropped", C.c_int64 * 2), ("memory", C.c_void_p)]
+                ("separators", C.POINTER(C.c_uint8)), ("sentences", Int64Pointer),
+                ("labels", C.POINTER(C.c_char_p)), ("dropped", C.c_int64 * 2),
+                ("memory", C.c_void_p)]
+
+
+class StudyDesc(Struct):
+    c_name = "mha_study_desc"
+    _fields_ = [SIZE, FLAGS, ("gates", TensorPointer), ("relations", C.POINTER(C.c_char_p)),
+                ("relation_count", C.c_int64), ("progress", C.c_void_p),
+                ("progress_user", C.c_void_p)]
+
+
+class StudyFound(Struct):
+    c_name = "mha_study_found"
+    _fields_ = [SIZE, RESERVED, ("layers", C.c_int64), ("heads", Int64Pointer),
+                ("texts", C.c_void_p), ("random", C.c_void_p),
+                ("relations", C.POINTER(C.c_char_p)), ("relation_count", C.c_int64),
+                *_int64s("text_count token_count random_count random_block random_repeats "
+                         "lost_links"),
+                ("corpus", C.c_void_p), ("distances", C.c_void_p)]
 
 
 class Buffer(Struct):
@@ -570,13 +556,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
                                    C.POINTER(C.c_int32)]),
     "mha_measure_describe": (MeasureInfo, [C.c_int]),
     "mha_role_describe": (RoleInfo, [C.c_int]),
-    "mha_head_measures_create": (_STATUS, [_HANDLE, C.POINTER(HeadMeasuresDesc), _NEW_HANDLE]),
-    "mha_head_measures_destroy": (None, [_HANDLE]),
-    "mha_head_measures_score": (HeadScore, [_HANDLE, _INT64, _INT64, C.c_int]),
-    "mha_head_measures_roles": (_INT64, [_HANDLE, _INT64, _INT64, C.POINTER(HeadRole), _INT64]),
-    "mha_head_pass_run": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(TransformerInput),
-                                    C.POINTER(HeadsText), C.POINTER(HeadPass)]),
-    "mha_head_pass_ranks": (_STATUS, [_HANDLE, _INT64, C.c_void_p, C.c_void_p, Int64Pointer]),
     "mha_head_pass_repeated": (_STATUS, [C.POINTER(RepeatedTokens), _INT64, C.c_void_p, C.c_void_p,
                                          C.c_void_p, Int64Pointer]),
 }
@@ -585,27 +564,31 @@ MODEL_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_model_load": (_STATUS, [_HANDLE, C.c_char_p, C.POINTER(ModelOptions), _NEW_HANDLE]),
     "mha_model_destroy": (None, [_HANDLE]),
     "mha_model_describe": (_STATUS, [_HANDLE, C.POINTER(ModelInfo)]),
-    "mha_model_tokenizer": (_HANDLE, [_HANDLE]),
     "mha_model_vocabulary": (_HANDLE, [_HANDLE]),
     "mha_model_end_tokens": (_INT64, [_HANDLE, C.POINTER(C.POINTER(C.c_int32))]),
     "mha_model_transformer": (_HANDLE, [_HANDLE]),
     "mha_model_encoder": (_HANDLE, [_HANDLE]),
     "mha_model_forward": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(Batch), C.POINTER(ModelOutputs)]),
-    "mha_tokenizer_describe": (_STATUS, [_HANDLE, C.POINTER(TokenizerInfo)]),
-    "mha_tokenizer_token": (C.c_char_p, [_HANDLE, C.c_int32]),
+    "mha_tokens_read": (_STATUS, [_HANDLE, C.POINTER(TokensOptions), C.c_char_p, C.c_size_t,
+                                  C.c_char_p, C.c_size_t, C.POINTER(TokensRead)]),
+    "mha_tokens_free": (None, [C.POINTER(TokensRead)]),
+    "mha_token_count": (_INT64, [_HANDLE]),
+    "mha_token_label": (C.c_size_t, [_HANDLE, C.c_int32, C.c_char_p, C.c_size_t]),
+    "mha_token_is_word": (C.c_bool, [_HANDLE, C.c_int32]),
+    "mha_text_writer_create": (_STATUS, [_HANDLE, C.POINTER(C.c_char_p), _INT64, _NEW_HANDLE]),
+    "mha_text_writer_destroy": (None, [_HANDLE]),
+    "mha_text_writer_add": (_STATUS, [_HANDLE, C.c_int32, C.POINTER(C.c_void_p),
+                                      C.POINTER(C.c_size_t), C.POINTER(C.c_bool)]),
+    "mha_text_writer_end": (_STATUS, [_HANDLE, C.POINTER(C.c_void_p), C.POINTER(C.c_size_t)]),
+    "mha_study_create": (_STATUS, [_HANDLE, _HANDLE, C.POINTER(StudyDesc), _NEW_HANDLE]),
+    "mha_study_destroy": (None, [_HANDLE]),
+    "mha_study_measure": (_STATUS, [_HANDLE, C.POINTER(TokensRead), _INT64, C.c_void_p, _INT64]),
+    "mha_study_results": (C.POINTER(StudyFound), [_HANDLE]),
+    "mha_study_score_count": (_INT64, [C.POINTER(StudyFound)]),
+    "mha_study_score_name": (None, [C.POINTER(StudyFound), _INT64, C.c_char_p]),
+    "mha_study_score": (HeadScore, [C.POINTER(StudyFound), _INT64, _INT64, _INT64]),
+    "mha_study_roles": (_INT64, [C.POINTER(StudyFound), _INT64, _INT64, C.POINTER(HeadRole)]),
     "mha_utf8_span": (C.c_size_t, [C.c_char_p, C.c_size_t, C.POINTER(C.c_size_t)]),
-    "mha_tokenizer_token_bytes": (_STATUS, [_HANDLE, C.c_int32, C.POINTER(C.c_void_p),
-                                            C.POINTER(C.c_size_t), C.POINTER(C.c_int)]),
-    "mha_tokenizer_encode": (_STATUS, [_HANDLE, C.POINTER(EncodeOptions), C.c_char_p, C.c_size_t,
-                                       C.c_char_p, C.c_size_t, C.POINTER(Encoding)]),
-    "mha_encoding_free": (None, [C.POINTER(Encoding)]),
-    "mha_vocabulary_count": (_INT64, [_HANDLE]),
-    "mha_vocabulary_word": (C.c_char_p, [_HANDLE, _INT64]),
-    "mha_vocabulary_splitting": (C.c_int, [_HANDLE]),
-    "mha_vocabulary_begin": (C.c_int32, [_HANDLE]),
-    "mha_vocabulary_end": (C.c_int32, [_HANDLE]),
-    "mha_vocabulary_locate_normalised": (_STATUS, [
-        _HANDLE, C.c_char_p, C.c_size_t, C.c_void_p, C.c_void_p, C.c_void_p, _INT64, Int64Pointer]),
 }
 RENDER_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mha_render_svg": (_STATUS, [C.POINTER(Figure), C.POINTER(Sink)]),
