@@ -28,6 +28,7 @@
 #include <multihead/head_state.h>
 #include <multihead/heads.h>
 #include <multihead/importance.h>
+#include <multihead/json.h>
 #include <multihead/linear_attention.h>
 #include <multihead/merge.h>
 #include <multihead/module.h>

@@ -2,8 +2,6 @@
 #define _POSIX_C_SOURCE 200809L /* newlocale, uselocale */
 #include "format.h"
 
-#include <multihead/component.h>
-
 #include <locale.h>
 #include <stdio.h>
 

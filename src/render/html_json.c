@@ -17,11 +17,11 @@ void mhai_html_json_text(mhai_writer *w, const char *text)
     mhai_sink_text(w, "\"");
     while ((code = mhai_text_next(&text)) != 0) {
         char bytes[4];
-        if (code >= 0x10000 && mhai_text_hidden(code))
+        if (code >= 0x10000 && mha_text_hidden(code))
             mhai_sink_print(w, "\\u%04x\\u%04x", (unsigned)(0xD7C0 + (code >> 10)),
                             (unsigned)(0xDC00 | (code & 0x3FF)));
         else if (code == '"' || code == '\\' || code == '<' || code == '>' || code == '&' ||
-                 mhai_text_hidden(code))
+                 mha_text_hidden(code))
             mhai_sink_print(w, "\\u%04x", (unsigned)code);
         else
             mhai_sink_bytes(w, bytes, (size_t)mhai_text_encode(code, bytes));

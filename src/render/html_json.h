@@ -4,7 +4,7 @@
 
 #include "sink.h"
 
-/* A string; NULL is null. Invalid UTF-8 becomes U+FFFD; < > & and what mhai_text_hidden() names are
+/* A string; NULL is null. Invalid UTF-8 becomes U+FFFD; < > & and what mha_text_hidden() names are
  * escaped. */
 void mhai_html_json_text(mhai_writer *writer, const char *text);
 
