@@ -57,7 +57,7 @@ if(TARGET multihead_show_shared)
   mha_install(multihead_show show_library "Figures and reports of heads for multihead"
     "multihead-model, multihead-render" "jansson")
 else()
-  list(APPEND headers_left_out show)
+  list(APPEND headers_left_out live show)
 endif()
 if(MHA_CIRCUITS)
   mha_install(multihead_circuits circuits_library

@@ -11,7 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "study", "trial"}
 RENDER = {"render", "render_heads", "render_live"}
-SHOW = {"show"}
+SHOW = {"show", "live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
 # The headers of the compute library: all that are no companion's.

@@ -9,21 +9,13 @@
 #include <multihead/heads.h>
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Maps beyond FULL_BYTES are pooled, to as many cells as a report of 10 MB holds in 8 bits. */
-static const double FULL_BYTES = 256e6, POOLED_CELLS = 7e6;
-
 int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int64_t tokens)
 {
-    const double n = (double)tokens, maps = (double)picks->count;
     if (options->json || options->npy || options->hide.count > 0) return 1;
-    if (maps * n * n * sizeof(float) <= FULL_BYTES) return 1;
-    int64_t cell = 2;
-    while (maps * ceil(n / (double)cell) * ceil(n / (double)cell) > POOLED_CELLS) cell++;
-    return cell;
+    return mha_show_cell(picks->count, tokens);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------- */

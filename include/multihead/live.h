@@ -31,10 +31,11 @@ extern "C" {
 
 typedef struct mha_live_options {
     uint32_t struct_size;
-    uint32_t reserved;  /* 0 */
-    const char *name;   /* of the model, the page's title */
-    int64_t max_tokens; /* of a text; 0: 4096, or the model's positions if they are fewer */
-    double most_bytes;  /* of what a run keeps (trial.h); 0: 2^30 */
+    uint32_t reserved;        /* 0 */
+    const char *name;         /* of the model, the page's title */
+    int64_t max_tokens;       /* of a text; 0: 4096, or the model's positions if they are fewer */
+    double most_bytes;        /* of what a run keeps (trial.h); 0: 2^30 */
+    const char *advise_words; /* ends the error of an unknown word (study.h); NULL */
     /* Asked often while a run goes on: whether it is to end, with MHA_ERR_CALLBACK. NULL: it is not */
     bool (*is_over)(void *user);
     void *user;

@@ -112,6 +112,10 @@ typedef struct mha_show {
 MHA_API MHA_NODISCARD mha_status mha_show_make(const mha_maps *maps,
                                                const mha_show_options *options, mha_show *show);
 
+/** Tokens of a block in each direction, for maps of so many heads: 1 where maps can be kept whole, beyond
+ * 256 MB as many as a report of 10 MB holds. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_show_cell(int64_t heads, int64_t tokens);
+
 /** Free what was made and clear it; all zero and NULL are fine. Memory frees. Errors none. Threads any.
  * Since 0.1 */
 MHA_API void mha_show_free(mha_show *show);

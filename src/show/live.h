@@ -4,6 +4,7 @@
 
 #include "show/live_request.h"
 
+#include <multihead/json.h>
 #include <multihead/live.h>
 #include <multihead/study.h>
 
@@ -24,17 +25,13 @@ typedef struct mhai_live_asked {
     mha_tokens tokens, other;
     mha_trial trial;
     const mha_sink *sink;
-    mha_status status; /* of the sink */
 } mhai_live_asked;
 
-/* A short piece of an answer, as by mha_format(). */
-void mhai_live_print(mhai_live_asked *a, const char *format, ...) MHA_PRINTF(2, 3);
-
-/* live_maps.c: small maps of all heads; the map of the head that is looked at, in base64 if it is small
- * enough to go with them; that map as numbers; a report. */
+/* live_maps.c: small maps of all heads; the map of the head that is looked at as numbers, and in JSON if it
+ * is small enough to go with the others; a report. */
 MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);
-MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map(mhai_live_asked *a);
+MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json);
 MHA_NODISCARD mha_status mhai_live_save(mhai_live_asked *a);
 
 #endif

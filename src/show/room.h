@@ -2,7 +2,7 @@
 #ifndef MHAI_SHOW_ROOM_H
 #define MHAI_SHOW_ROOM_H
 
-#include <multihead/base.h>
+#include <multihead/show.h>
 
 typedef struct mhai_room {
     struct mhai_piece *last; /* NULL: nothing */
@@ -21,5 +21,8 @@ MHA_NODISCARD mha_status mhai_room_text(mhai_room *room, const char *text, size_
                                         char **copy);
 
 void mhai_room_free(mhai_room *room);
+
+/* The tokens of maps become those of the text, and rows are blocks of cell of them (show_blocks.c). */
+MHA_NODISCARD mha_status mhai_show_blocks(mhai_room *room, int64_t cell, mha_maps *maps);
 
 #endif
