@@ -4,6 +4,7 @@
 #include "common/arena.h"
 #include "common/contexts.h"
 #include "common/launched.h"
+#include "common/progress.h"
 
 #include <multihead/component.h>
 
@@ -215,6 +216,19 @@ cli_exit text_model_encode_source(const text_model *model, const text_limits *li
 /* ------------------------------------------------------------------------------------------------
  * Runs
  * --------------------------------------------------------------------------------------------- */
+
+void text_show_study(progress *shown, const mha_study_progress *at)
+{
+    const double layers = (double)at->layers;
+    const double here = ((double)at->layer + (double)at->row / (double)at->rows) / layers;
+    char token[64] = "";
+    if (at->rows > 1000)
+        snprintf(token, sizeof token, ", token %" PRId64 " of %" PRId64, at->row, at->rows);
+    progress_show(shown, ((double)at->number + here) / (double)at->count,
+                  "%s %" PRId64 " of %" PRId64 ", layer %" PRId64 " of %" PRId64 "%s",
+                  at->random ? "random tokens" : "text", at->number + 1, at->count, at->layer + 1,
+                  at->layers, token);
+}
 
 /* The batch of one sequence that a call reads. */
 typedef struct sequence {

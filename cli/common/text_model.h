@@ -88,6 +88,10 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, text_tokens *tokens);
 
+/* How far a study is, on a progress. */
+struct progress;
+void text_show_study(struct progress *shown, const mha_study_progress *at);
+
 /* What a run gives on the way: fields of mha_transformer_input. */
 typedef struct text_visit {
     const mha_attention_outputs *const *outputs;

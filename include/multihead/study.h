@@ -417,6 +417,13 @@ typedef struct mha_study_vocabulary {
 /** Memory belongs to the study. Errors none. Threads one. Since 0.1 */
 MHA_API mha_study_vocabulary mha_study_words(const mha_study *study);
 
+/** The kinds of a text's tokens as the corpus of a study numbers them.
+ *
+ *   kinds [T] out
+ *
+ * Memory none. Errors none; tokens are of the model. Threads one. Since 0.1 */
+MHA_API void mha_study_kinds(const mha_study *study, const mha_tokens *tokens, int64_t *kinds);
+
 #ifdef __cplusplus
 }
 #endif

@@ -259,8 +259,7 @@ static mha_status add_words(mha_study *s, const mha_tokens *tokens, mha_heads_te
     text->ranks = ranks;
     if (!s->found.corpus) return MHA_OK;
     MHA_TRY(numbers(s, n, &ids));
-    for (int64_t i = 0; i < n; i++)
-        ids[i] = tokens->special[i] ? s->kinds : s->kind_of[tokens->ids[i]];
+    mha_study_kinds(s, tokens, ids);
     text->ids = ids;
     return MHA_OK;
 }
@@ -407,4 +406,10 @@ mha_study_vocabulary mha_study_words(const mha_study *study)
                                   .ranks = study->found.texts ? study->ranks : NULL,
                                   .kinds = study->kinds,
                                   .id_of = study->id_of};
+}
+
+void mha_study_kinds(const mha_study *study, const mha_tokens *tokens, int64_t *kinds)
+{
+    for (int64_t i = 0; i < tokens->count; i++)
+        kinds[i] = tokens->special[i] ? study->kinds : study->kind_of[tokens->ids[i]];
 }
