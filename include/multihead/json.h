@@ -34,7 +34,7 @@ typedef struct mha_json {
     const mha_sink *sink;
     mha_status status; /* the first failure */
     /* No spaces, and < > & escaped, so that it may stand inside a script element; a line begins
-     * with each further member of an object, and with each object of an array. */
+     * with each further member of the whole, and with each further object of an array. */
     bool compact;
     uint8_t depth, line, lines[MHA_JSON_DEPTH + 1], open[MHA_JSON_DEPTH + 1];
 } mha_json;
@@ -97,6 +97,10 @@ MHA_API void mha_json_null(mha_json *json, const char *name);
 /** Bytes as base64, in quotes. Memory none. Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_base64(mha_json *json, const char *name, const void *bytes, size_t count);
 
+/** The same without quotes, for other texts. Memory none. Errors those of the sink. Threads any.
+ * Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_base64(const void *bytes, size_t count, const mha_sink *sink);
+
 /** What stands before a value, which the caller then writes to the sink by other means. Memory
  * none. Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_value(mha_json *json, const char *name);
@@ -106,17 +110,17 @@ MHA_API void mha_json_value(mha_json *json, const char *name);
 MHA_API void mha_json_texts(mha_json *json, const char *name, const char *const *values,
                             int64_t count);
 
-/** An array of whole numbers; NULL is null. Memory none. Errors in status. Threads one per writer.
+/** An array of whole numbers. Memory none. Errors in status. Threads one per writer.
  * Since 0.1 */
 MHA_API void mha_json_integers(mha_json *json, const char *name, const int64_t *values,
                                int64_t count);
 
-/** An array of numbers, as mha_json_number(); NULL is null. Memory none. Errors in status. Threads
+/** An array of numbers, as mha_json_number(). Memory none. Errors in status. Threads
  * one per writer. Since 0.1 */
 MHA_API void mha_json_numbers(mha_json *json, const char *name, const double *values,
                               int64_t count);
 
-/** An array of numbers, as mha_json_number(); NULL is null. Memory none. Errors in status. Threads
+/** An array of numbers, as mha_json_number(). Memory none. Errors in status. Threads
  * one per writer. Since 0.1 */
 MHA_API void mha_json_floats(mha_json *json, const char *name, const float *values, int64_t count);
 

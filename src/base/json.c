@@ -47,7 +47,7 @@ static void put_escaped(mha_json *json, const char *text, const char *end)
         if (code > 0xFFFF)
             mhai_format(escape, sizeof escape, "\\u%04x\\u%04x", (unsigned)(0xD7C0 + (code >> 10)),
                         (unsigned)(0xDC00 | (code & 0x3FF)));
-        else if (code == '"' || code == '\\')
+        else if (!json->compact && (code == '"' || code == '\\'))
             mhai_format(escape, sizeof escape, "\\%c", (int)code);
         else if (code != 0xFFFD)
             mhai_format(escape, sizeof escape, "\\u%04x", (unsigned)code);
@@ -82,7 +82,7 @@ static bool begin(mha_json *json, const char *name)
     const int line = json->line ? json->line : json->lines[json->depth];
     if (*open & FILLED) put(json, ",", 1);
     if (json->compact)
-        put(json, "\n", *open & FILLED && name ? 1 : 0);
+        put(json, "\n", *open & FILLED && name && json->depth == 1 ? 1 : 0);
     else if (line)
         put_line(json, line - 1);
     else
@@ -231,14 +231,12 @@ void mha_json_value(mha_json *json, const char *name)
     begin(json, name);
 }
 
-void mha_json_base64(mha_json *json, const char *name, const void *bytes, size_t count)
+mha_status mha_base64(const void *bytes, size_t count, const mha_sink *sink)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const unsigned char *from = bytes;
     char out[1024];
     size_t used = 0;
-    if (!begin(json, name)) return;
-    put(json, "\"", 1);
     for (size_t i = 0; i < count; i += 3) {
         const size_t have = count - i < 3 ? count - i : 3;
         uint32_t word = (uint32_t)from[i] << 16;
@@ -246,12 +244,18 @@ void mha_json_base64(mha_json *json, const char *name, const void *bytes, size_t
         if (have > 2) word |= from[i + 2];
         for (size_t k = 0; k < 4; k++)
             out[used++] = k <= have ? digits[word >> (18 - 6 * k) & 63] : '=';
-        if (used == sizeof out) {
-            put(json, out, used);
-            used = 0;
-        }
+        if (used < sizeof out && have == 3 && count - i > 3) continue;
+        MHA_TRY(sink->write(sink->user, out, used));
+        used = 0;
     }
-    put(json, out, used);
+    return MHA_OK;
+}
+
+void mha_json_base64(mha_json *json, const char *name, const void *bytes, size_t count)
+{
+    if (!begin(json, name)) return;
+    put(json, "\"", 1);
+    if (!json->status) json->status = mha_base64(bytes, count, json->sink);
     put(json, "\"", 1);
 }
 
@@ -265,19 +269,24 @@ static void put_float(mha_json *json, const char *name, float value)
 #define PUT_ARRAY(function, type, put_value)                                                   \
     void function(mha_json *json, const char *name, type values, int64_t count)                \
     {                                                                                          \
-        if (!values) {                                                                         \
-            mha_json_null(json, name);                                                         \
-            return;                                                                            \
-        }                                                                                      \
         mha_json_array(json, name);                                                            \
         for (int64_t i = 0; i < count && !json->status; i++) put_value(json, NULL, values[i]); \
         mha_json_end(json);                                                                    \
     }
-PUT_ARRAY(mha_json_texts, const char *const *, mha_json_text)
-PUT_ARRAY(mha_json_integers, const int64_t *, mha_json_integer)
-PUT_ARRAY(mha_json_numbers, const double *, mha_json_number)
-PUT_ARRAY(mha_json_floats, const float *, put_float)
+static PUT_ARRAY(put_texts, const char *const *, mha_json_text)
+    PUT_ARRAY(mha_json_integers, const int64_t *, mha_json_integer)
+        PUT_ARRAY(mha_json_numbers, const double *, mha_json_number)
+            PUT_ARRAY(mha_json_floats, const float *, put_float)
 #undef PUT_ARRAY
+
+                void mha_json_texts(mha_json *json, const char *name, const char *const *values,
+                                    int64_t count)
+{
+    if (values)
+        put_texts(json, name, values, count);
+    else
+        mha_json_null(json, name);
+}
 
 static void put_field(mha_json *json, const mha_json_field *field, const void *at)
 {

@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static mha_buffer out;
@@ -67,6 +68,10 @@ static void compact_form(void **state)
     (void)state;
     json.compact = true;
     mha_json_object(&json, NULL);
+    mha_json_object(&json, "in");
+    mha_json_null(&json, "x");
+    mha_json_null(&json, "y");
+    mha_json_end(&json);
     mha_json_integers(&json, "a", (int64_t[]){1, 2}, 2);
     mha_json_line(&json, 8);
     mha_json_array(&json, "b");
@@ -77,7 +82,8 @@ static void compact_form(void **state)
     }
     mha_json_end(&json);
     mha_json_end(&json);
-    expect_text("{\"a\":[1,2],\n\"b\":[{\"\\u003c/script\\u003e\":\"a\\u0026b\"},\n"
+    expect_text("{\"in\":{\"x\":null,\"y\":null},\n\"a\":[1,2],\n\"b\":[{\"\\u003c/"
+                "script\\u003e\":\"a\\u0026b\"},\n"
                 "{\"\\u003c/script\\u003e\":\"a\\u0026b\"}]}\n");
 }
 
@@ -122,15 +128,98 @@ static void numbers(void **state)
     mha_json_numbers(&json, NULL, values, 8);
     mha_json_floats(&json, NULL, floats, 2);
     mha_json_integers(&json, NULL, (int64_t[]){INT64_MIN, INT64_MAX}, 2);
-    mha_json_numbers(&json, NULL, NULL, 2);
+    mha_json_numbers(&json, NULL, NULL, 0);
+    mha_json_texts(&json, NULL, NULL, 2);
     mha_json_decimals(&json, NULL, 1e22, 0);
     mha_json_decimals(&json, NULL, -2.0 / 3, 4);
     mha_json_decimals(&json, NULL, NAN, 4);
     mha_json_end(&json);
     expect_text("[[0, -0.25, 0.333333333, 1e-07, 1e+300, null, null, 16777217], "
                 "[0.100000001, 3.40282347e+38], "
-                "[-9223372036854775808, 9223372036854775807], null, 10000000000000000000000, "
+                "[-9223372036854775808, 9223372036854775807], [], null, 10000000000000000000000, "
                 "-0.6667, null]\n");
+}
+
+static double double_of(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* One number of JSON's grammar, no longer than 9 digits, that is `value` to half a unit of the
+ * ninth digit; null for what is not finite. Returns what follows. */
+static const char *check_number(const char *at, double value)
+{
+    if (!isfinite(value)) {
+        assert_memory_equal(at, "null", 4);
+        return at + 4;
+    }
+    const char *from = at;
+    int digits = 0;
+    at += *at == '-';
+    if (*at == '0') assert_true(at[1] < '0' || at[1] > '9');
+    for (; (*at >= '0' && *at <= '9') || (*at == '.' && at > from); at++)
+        digits += *at != '.' && (digits || *at != '0');
+    assert_true(at > from && at[-1] != '.' && digits <= 9);
+    if (*at == 'e') at += 1 + (at[1] == '-' || at[1] == '+');
+    assert_true(*at == ',' || *at == ']' || (*at >= '0' && *at <= '9'));
+    at += strspn(at, "0123456789");
+    char text[32], unit[16];
+    snprintf(text, sizeof text, "%.8e", value);
+    snprintf(unit, sizeof unit, "1%s", strchr(text, 'e'));
+    const double half = 0.5e-8 * strtod(unit, NULL);
+    const double read = strtod(from, NULL);
+    /* 2^-51 of the value: reading the text rounds, and so do the difference and the unit. */
+    const double room = half + ldexp(fabs(value), -51) + 5e-324;
+    if (!(fabs(read - value) <= room)) fail_msg("%a became %.24s", value, from);
+    return at;
+}
+
+/* Any double is a number that JSON can hold: least and greatest, subnormal, around each power of
+ * ten and of two, and many at random. */
+static void every_number_is_json(void **state)
+{
+    (void)state;
+    enum { COUNT = 50000 };
+    static double y[COUNT];
+    const double odd[] = {0,
+                          -0.0,
+                          5e-324,
+                          -5e-324,
+                          2.2250738585072009e-308,
+                          2.2250738585072014e-308,
+                          1.7976931348623157e308,
+                          NAN,
+                          INFINITY,
+                          -INFINITY,
+                          0.012345678912,
+                          0.000123456789123,
+                          999999.9999999,
+                          999999999.9,
+                          0.00009999999999};
+    uint64_t seed = 1;
+    for (int i = 0; i < COUNT; i++) {
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        const uint64_t mixed = seed ^ seed >> 29;
+        if (i < (int)(sizeof odd / sizeof *odd))
+            y[i] = odd[i];
+        else if (i < 3000)
+            y[i] = nextafter(pow(10, i / 3 % 633 - 324),
+                             i % 3 ? i % 3 == 1 ? 0 : 1e300 : pow(10, i / 3 % 633 - 324));
+        else if (i < 8000)
+            y[i] = nextafter(ldexp(1, i % 2098 - 1074), i % 2 ? 0 : 1e308);
+        else if (i < 20000)
+            y[i] = (double)(int64_t)mixed * ldexp(1, -60 - i % 30); /* where measures are */
+        else
+            y[i] = double_of(mixed);
+    }
+    json.compact = true;
+    mha_json_numbers(&json, NULL, y, COUNT);
+    expect_ok(mha_json_finish(&json));
+    const char *at = out.data;
+    for (int i = 0; i < COUNT; i++) at = check_number(at + 1, y[i]);
+    assert_int_equal(*at, ']');
 }
 
 static void base64(void **state)
@@ -296,5 +385,6 @@ static void hidden_code_points(void **state)
 
 #define FRESH(name) cmocka_unit_test_setup_teardown(name, empty, empty)
 RUN_TESTS(FRESH(commas_and_lines), FRESH(compact_form), FRESH(texts_are_whole_and_valid),
-          FRESH(numbers), FRESH(base64), FRESH(structs_by_their_fields), FRESH(misuse_is_kept),
-          FRESH(the_first_failure_is_kept), TEST(hidden_code_points))
+          FRESH(numbers), FRESH(every_number_is_json), FRESH(base64),
+          FRESH(structs_by_their_fields), FRESH(misuse_is_kept), FRESH(the_first_failure_is_kept),
+          TEST(hidden_code_points))
