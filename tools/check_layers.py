@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "study", "trial"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "question", "study", "trial"}
 RENDER = {"render", "render_heads", "render_live"}
 SHOW = {"show", "live"}
 CIRCUITS = {"circuits"}

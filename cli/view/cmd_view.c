@@ -285,7 +285,6 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
                            .text_bytes = {found->source.text_bytes[0]}};
     maps_picks picks = {0};
     view_options drawn = *options;
-    int64_t *order;
     drawn.json = NULL;
     drawn.ask = found;
     const bool has_maps = view_has_files(&drawn);
@@ -298,14 +297,14 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     if (options->json) {
         CLI_TRY(cli_check(VIEW, files_draw(options->json, draw_answer, found)));
         if (strcmp(options->json, "-") != 0)
-            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json, found->count);
+            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json,
+                     found->answer->count);
     }
     if (!has_maps) return CLI_OK;
-    CLI_TRY(view_ask_order(found, (ask_measure)options->sort, &order));
-    if (found->count > 0) drawn.first_panel = order[0];
+    if (found->answer->count > 0) drawn.first_panel = found->answer->order[options->sort][0];
     drawn.first_cell = true;
-    drawn.first_row = found->from.first + found->from.count - 1;
-    drawn.first_col = found->to.first;
+    drawn.first_row = found->from.at.first + found->from.at.count - 1;
+    drawn.first_col = found->to.at.first;
     text_model_close(model);
     CLI_TRY(view_warn_of_idle_names(&drawn, &maps));
     return view_write_files(&drawn, &maps, &picks);

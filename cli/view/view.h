@@ -44,7 +44,7 @@ typedef struct view_options {
     int renormalise, truncate, quiet;
     int neurons;                 /* a report has queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
-    int sort;                    /* ask_measure */
+    int sort;                    /* mha_answer_measure */
     int64_t first_panel;         /* of a report; -1: the one with the strongest link; no option */
     bool first_cell;             /* of a report: it opens on the tokens below; no option */
     int64_t first_row, first_col;

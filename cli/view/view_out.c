@@ -59,7 +59,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     const output_job *job = user;
     const view_extra *extra = job->options->extra;
     mha_report report = job->show->report;
-    mha_column columns[ASK_MEASURES], scores[VIEW_ROLES_MEASURES];
+    mha_column columns[MHA_ANSWER_MEASURES], scores[VIEW_ROLES_MEASURES];
     report.columns = scores;
     report.column_count = view_roles_columns(job->options->roles, job->picks, scores);
     if (extra) {
@@ -77,7 +77,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
         if (view_ask_columns(job->options->ask, job->picks, columns) != CLI_OK)
             return MHA_ERR_CALLBACK; /* the error is already reported */
         report.columns = columns;
-        report.column_count = ASK_MEASURES;
+        report.column_count = MHA_ANSWER_MEASURES;
     }
     return mha_render_html(&job->show->page, &report, sink);
 }
