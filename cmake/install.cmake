@@ -97,6 +97,7 @@ install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT do
 if(MHA_PYTHON_DIR)
   install(DIRECTORY bindings/python/multihead DESTINATION ${MHA_PYTHON_DIR} COMPONENT python_system
     PATTERN __pycache__ EXCLUDE)
+  install(DIRECTORY abi DESTINATION ${MHA_PYTHON_DIR}/multihead COMPONENT python_system)
 endif()
 
 install(EXPORT multihead NAMESPACE multihead:: DESTINATION ${config_dir}

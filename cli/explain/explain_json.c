@@ -26,7 +26,7 @@ static void put_problem(mha_json *json, const explain_problem *p)
     const mha_attention_desc *d = &p->desc;
     mha_json_object(json, "problem");
     mha_json_fields(json, fields, p);
-    mha_json_text(json, "dtype", mha_dtype_name(p->dtype));
+    mha_json_text(json, "dtype", mha_dtype_name(p->q.dtype));
     mha_json_line(json, 4);
     mha_json_bool(json, "causal", d->flags & MHA_ATTENTION_CAUSAL);
     mha_json_integer(json, "offset", d->q_offset);

@@ -33,6 +33,9 @@ MHA_API mha_status mha_fail(mha_status status, const char *format, ...) MHA_PRIN
  */
 MHA_API int mha_format(char *text, size_t size, const char *format, ...) MHA_PRINTF(3, 4);
 
+/* "what: out of memory", as an error. */
+#define MHA_NO_MEMORY(what) mha_fail(MHA_ERR_NOMEM, "%s: out of memory", (what))
+
 /* Pass an error up unchanged. */
 #define MHA_TRY(call)                                          \
     do {                                                       \

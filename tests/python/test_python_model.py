@@ -1,6 +1,7 @@
 """multihead.Model beside the program: the same tokens, maps, scores, roles and texts."""
 import concurrent.futures
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -87,6 +88,22 @@ def test_scores_and_roles_are_those_of_the_program(folder, model, tmp_path):
     best = found.best("previous", 3)
     assert best == sorted(best, key=lambda head: -head[2]) and len(best) == 3
     assert len(found.table()) == len(told["heads"]) and "<table>" in found._repr_html_()
+
+
+def test_a_report_says_so_too(folder, model, tmp_path):
+    """`view` measures the text that it draws, and four random sequences, by the same study."""
+    program("view", folder, TEXTS[0], "-o", tmp_path / "report.html", "--quiet")
+    data = re.search('id="data">(.*?)</script>', (tmp_path / "report.html").read_text(), re.S)
+    found, names = model.heads(TEXTS[0], random=4), {
+        "on the token before": "previous", "on separators": "separator", "evenness": "evenness",
+        "on the same token elsewhere": "random_duplicate", "largest weight of a row": "confidence",
+        "on what followed it earlier": "random_induction"}
+    for panel in json.loads(data[1])["panels"]:
+        at = tuple(map(int, re.findall(r"\d+", panel["title"])))
+        for score in panel["measures"]:
+            if score["name"] in names and score["value"] is not None:
+                assert np.isclose(score["value"], found[names[score["name"]]][at], rtol=1e-8, atol=1e-9)
+        assert panel.get("badge") in {None, *(role.name for role in found.roles[at[0]][at[1]])}
 
 
 def test_measures_are_the_library_s():

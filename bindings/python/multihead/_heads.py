@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
-_NAME_BYTES, _MOST_ROLES = 96, 64  # MHA_STUDY_NAME_BYTES, MHA_STUDY_MOST_ROLES
-
-
 @dataclass(frozen=True)
 class Measure:
     """What a score counts."""
@@ -137,7 +134,7 @@ class HeadScores:
 
 
 def _score_names(found: Any) -> list[str]:
-    names, room = [], C.create_string_buffer(_NAME_BYTES)
+    names, room = [], C.create_string_buffer(_abi.STUDY["name_bytes"])
     for number in range(model_library().mha_study_score_count(found)):
         model_library().mha_study_score_name(found, number, room)
         names.append(room.value.decode())
@@ -145,7 +142,7 @@ def _score_names(found: Any) -> list[str]:
 
 
 def _roles(found: Any, layer: int, head: int) -> list[Role]:
-    room = (_abi.HeadRole * _MOST_ROLES)()
+    room = (_abi.HeadRole * _abi.STUDY["most_roles"])()
     roles = []
     for role in room[:model_library().mha_study_roles(found, layer, head, room)]:
         info = library.mha_role_describe(role.role)
@@ -180,7 +177,7 @@ def measure_heads(model: Model, texts: Sequence[str], random: int, max_tokens: i
     if not texts and random == 0:
         raise ValueError("texts: there is none; give one, or random above 0")
     models, study = model_library(), C.c_void_p()
-    read = (_abi.TokensRead * len(texts))()
+    read = (_abi.Tokens * len(texts))()
     desc = _abi.StudyDesc(gates=None if gates is None else _tensor.pointer(gates))
     with context as handle:
         try:

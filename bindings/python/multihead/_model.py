@@ -123,9 +123,9 @@ class Model:
         self._desc = _abi.TransformerDesc()
         library.mha_transformer_describe(self._net, C.byref(self._desc))
         self._words: int = self._library.mha_token_count(self._handle)
-        ends = C.POINTER(C.c_int32)()
+        ends = C.c_void_p()
         count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
-        self._ends = ends[:count] if count else []
+        self._ends = _tensor.numbers(ends.value, count, np.int32).tolist()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi
+from . import _abi, _tensor
 from ._library import check, model_library
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
@@ -68,13 +68,13 @@ def _utf8(text: str, name: str) -> bytes:
                          "no text") from None
 
 
-def read_raw(model: C.c_void_p, text: str, pair: str | None, max_tokens: int, *flags: str) -> _abi.TokensRead:
+def read_raw(model: C.c_void_p, text: str, pair: str | None, max_tokens: int, *flags: str) -> _abi.Tokens:
     """A text as the library's arrays, for `mha_tokens_free`."""
     data = _utf8(text, "text")
     second = None if pair is None else _utf8(pair, "pair")
     how = _abi.TokensOptions(flags=sum(_abi.TOKENS_FLAGS[flag] for flag in flags),
                              max_tokens=max_tokens, advise_long=b"or pass truncate=True")
-    found = _abi.TokensRead()
+    found = _abi.Tokens()
     check(model_library().mha_tokens_read(model, C.byref(how), data, len(data), second,
                                           len(second or b""), C.byref(found)))
     return found
@@ -86,17 +86,18 @@ def read(model: C.c_void_p, text: str, pair: str | None = None, max_tokens: int 
     found = read_raw(model, text, pair, max_tokens, *flags)
     try:
         n = found.count
+        sequence = _tensor.numbers(found.sequence, n, np.int8)
         spans: list[tuple[int, int] | None] = [None] * n
         for number, of in enumerate((text, pair or "")):
-            at = [i for i in range(n) if found.sequence[i] == number and found.begin[i] >= 0]
+            at = [i for i in range(n) if sequence[i] == number and found.begin[i] >= 0]
             converted = _character_spans(of, of.encode(), (found.begin[i] for i in at),
                                          (found.end[i] for i in at))
             for i, span in zip(at, converted):
                 spans[i] = span
-        return Tokens(np.array(found.ids[:n], np.int32),
+        return Tokens(_tensor.numbers(found.ids, n, np.int32),
                       [text.decode(errors="replace") for text in found.labels[:n]] if n else [],
-                      np.array(found.special[:n], np.bool_), np.array(found.types[:n], np.int32),
-                      spans, text, pair)
+                      _tensor.numbers(found.special, n, np.bool_),
+                      _tensor.numbers(found.types, n, np.int32), spans, text, pair)
     finally:
         model_library().mha_tokens_free(C.byref(found))
 
@@ -129,7 +130,7 @@ class Writer:
         return self._stopped.value
 
     def _new(self, function: Any, *arguments: Any) -> str:
-        at, size = C.c_void_p(), C.c_size_t()
+        at, size = C.c_char_p(), C.c_size_t()
         check(function(self._handle, *arguments[:1], C.byref(at), C.byref(size), *arguments[1:]))
         return C.string_at(at, size.value).decode() if size.value else ""
 
