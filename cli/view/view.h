@@ -53,25 +53,24 @@ typedef struct view_options {
     const view_roles *roles; /* likewise */
 } view_options;
 
-/* Maps of a model's run over the texts; picks as --layer and --head say. Texts that maps has are
+/* Maps of a model's run over the texts, of the heads that --layer and --head pick. Texts that maps has are
  * not read again, and an open model is not opened again; the caller closes it. roles, if not NULL,
  * are measured by the same model (view_roles.h). */
 cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
-                         maps_picks *picks, view_roles *roles);
+                         view_roles *roles);
 
 /* text_model_open(), saying on a terminal that a model is being loaded. */
 cli_exit view_open_model(const view_options *options, text_model *model);
 
 /* Room for the norm-based twins of the maps, if a report of one text is wanted that can hold them;
  * and the twins of a layer, once its maps are there. */
-cli_exit view_want_twins(const view_options *options, const maps_picks *picks,
-                         attention_maps *maps);
+cli_exit view_want_twins(const view_options *options, attention_maps *maps);
 mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,
                           attention_maps *maps);
 
 /* Room for queries and keys, if they are wanted, and those of a layer. */
 cli_exit view_want_neurons(const view_options *options, const text_model *model,
-                           const maps_picks *picks, attention_maps *maps);
+                           attention_maps *maps);
 mha_status view_take_neurons(const mha_activations *kept, int64_t layer, attention_maps *maps);
 
 /* What maps say of the model that they are of. */
@@ -81,15 +80,13 @@ cli_exit view_name_source(const text_model *model, attention_maps *maps);
 cli_exit view_take_texts(const view_options *options, attention_maps *maps);
 
 /* Maps of the text less those of --contrast, token by token. */
-cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps,
-                            maps_picks *picks);
+cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps);
 
 /* Maps of --attention, with labels from --tokens. */
-cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+cli_exit view_array_maps(const view_options *options, attention_maps *maps);
 
-/* Maps as the library shows them: borrowed, and arrays in the arena. picks NULL: all heads. */
-cli_exit view_maps(const char *command, const attention_maps *from, const maps_picks *picks,
-                   mha_maps *maps);
+/* Maps as the library shows them: borrowed, and arrays in the arena. */
+cli_exit view_maps(const char *command, const attention_maps *from, mha_maps *maps);
 
 /* Their figure and report, in the arena. A remark goes to the footnote; NULL: none. */
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
@@ -113,18 +110,15 @@ cli_exit view_check_outputs(const view_options *options);
 cli_exit view_check_picks(const view_options *options, const maps_picks *picks);
 
 /* All files asked for, with a line on stderr each. */
-cli_exit view_write_files(const view_options *options, const attention_maps *maps,
-                          const maps_picks *picks);
+cli_exit view_write_files(const view_options *options, const attention_maps *maps);
 
 /* Of the heads of a figure those for a terminal of that width: the strongest link of each layer. */
 cli_exit view_few(const mha_show *made, const maps_picks *all, int64_t width, maps_picks *few);
 
 /* The picture on stdout: of what was chosen, or of the strongest heads where nothing was. */
-cli_exit view_print(const view_options *options, const attention_maps *maps,
-                    const maps_picks *picks);
+cli_exit view_print(const view_options *options, const attention_maps *maps);
 
 /* The maps as one JSON object; docs/program.md describes it. */
-mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
-                           const mha_sink *sink);
+mha_status view_write_json(const attention_maps *maps, const mha_sink *sink);
 
 #endif

@@ -37,7 +37,7 @@ cli_exit view_warn_of_idle_names(const view_options *options, const attention_ma
     size_t bytes;
     const char *name;
     mha_maps maps;
-    CLI_TRY(view_maps(options->command, from, NULL, &maps));
+    CLI_TRY(view_maps(options->command, from, &maps));
     for (int i = 0; i < options->hide.count; i++)
         for (const char *at = options->hide.items[i]; (name = mha_show_idle(&maps, at, &bytes));
              at = name + bytes)
@@ -67,8 +67,7 @@ static cli_exit make_axis(const char *command, const maps_tokens *tokens, mha_ax
     return CLI_OK;
 }
 
-cli_exit view_maps(const char *command, const attention_maps *from, const maps_picks *picks,
-                   mha_maps *maps)
+cli_exit view_maps(const char *command, const attention_maps *from, mha_maps *maps)
 {
     const bool same = from->rows.items == from->cols.items;
     *maps = (mha_maps){.struct_size = sizeof *maps,
@@ -80,7 +79,7 @@ cli_exit view_maps(const char *command, const attention_maps *from, const maps_p
                        .text_bytes = {from->text_bytes[0], from->text_bytes[1]},
                        .layers = from->layers,
                        .heads = from->heads,
-                       .on = picks ? picks->on : NULL,
+                       .on = from->picks.on,
                        .cell = from->cell,
                        .layer = from->layer,
                        .twin = from->twin,

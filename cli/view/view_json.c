@@ -43,14 +43,13 @@ static void put_map(json_out *json, const float *map, int64_t rows, int64_t cols
     }
 }
 
-static void put_layer(json_out *json, const attention_maps *maps, const maps_picks *picks,
-                      int64_t layer)
+static void put_layer(json_out *json, const attention_maps *maps, int64_t layer)
 {
     int64_t rows = maps->rows.count, cols = maps->cols.count;
     const char *separator = "";
     json_print(json, "    {\"layer\": %" PRId64 ", \"heads\": [", layer);
     for (int64_t h = 0; h < maps->heads; h++) {
-        if (!picks->on[layer * maps->heads + h]) continue;
+        if (!maps->picks.on[layer * maps->heads + h]) continue;
         json_print(json,
                    "%s\n      {\"head\": %" PRId64 ", \"name\": \"L%" PRId64 "H%" PRId64 "\",",
                    separator, h, layer, h);
@@ -62,8 +61,7 @@ static void put_layer(json_out *json, const attention_maps *maps, const maps_pic
     json_print(json, "\n    ]}");
 }
 
-mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
-                           const mha_sink *sink)
+mha_status view_write_json(const attention_maps *maps, const mha_sink *sink)
 {
     json_out json = {.sink = sink};
     json_print(&json, "{\n  \"format\": \"multihead-view\",\n  \"version\": 1,\n");
@@ -86,9 +84,9 @@ mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
     json_print(&json, "  \"layers\": [");
     const char *separator = "\n";
     for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
+        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
         json_print(&json, "%s", separator);
-        put_layer(&json, maps, picks, l);
+        put_layer(&json, maps, l);
         separator = ",\n";
     }
     json_print(&json, "\n  ]\n}\n");

@@ -16,29 +16,28 @@
 /* ---- .npy ------------------------------------------------------------------------------------ */
 
 /* The heads that are on, as one array [layers, heads, T, S]. */
-static cli_exit collect(const char *command, const attention_maps *maps, const maps_picks *picks,
-                        mha_tensor *tensor)
+static cli_exit collect(const char *command, const attention_maps *maps, mha_tensor *tensor)
 {
     int64_t layers = 0, size = maps->rows.count * maps->cols.count;
-    for (int64_t l = 0; l < picks->layers; l++) layers += maps_picks_in_layer(picks, l) > 0;
+    for (int64_t l = 0; l < maps->picks.layers; l++)
+        layers += maps_picks_in_layer(&maps->picks, l) > 0;
     float *to;
-    CLI_TRY(ARENA_ALLOC(command, picks->count * size, &to));
-    int64_t shape[] = {layers, picks->count / layers, maps->rows.count, maps->cols.count};
+    CLI_TRY(ARENA_ALLOC(command, maps->picks.count * size, &to));
+    int64_t shape[] = {layers, maps->picks.count / layers, maps->rows.count, maps->cols.count};
     *tensor = mha_tensor_contiguous(to, MHA_F32, 4, shape);
-    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
-        if (!picks->on[i]) continue;
-        const float *map = maps->layer[i / picks->heads] + i % picks->heads * size;
+    for (int64_t i = 0; i < maps->picks.layers * maps->picks.heads; i++) {
+        if (!maps->picks.on[i]) continue;
+        const float *map = maps->layer[i / maps->picks.heads] + i % maps->picks.heads * size;
         memcpy(to, map, (size_t)size * sizeof *map);
         to += size;
     }
     return CLI_OK;
 }
 
-static cli_exit write_npy(const char *command, const attention_maps *maps, const maps_picks *picks,
-                          const char *path)
+static cli_exit write_npy(const char *command, const attention_maps *maps, const char *path)
 {
     mha_tensor tensor;
-    CLI_TRY(collect(command, maps, picks, &tensor));
+    CLI_TRY(collect(command, maps, &tensor));
     return cli_check(command, files_write_npy(path, &tensor));
 }
 
@@ -48,7 +47,6 @@ static cli_exit write_npy(const char *command, const attention_maps *maps, const
 typedef struct output_job {
     const view_options *options;
     const attention_maps *maps;
-    const maps_picks *picks;
     mha_maps shown;       /* the same, as the library shows them */
     const mha_show *show; /* NULL for data */
 } output_job;
@@ -61,7 +59,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     mha_report report = job->show->report;
     mha_column columns[MHA_ANSWER_MEASURES], scores[VIEW_ROLES_MEASURES];
     report.columns = scores;
-    report.column_count = view_roles_columns(job->options->roles, job->picks, scores);
+    report.column_count = view_roles_columns(job->options->roles, &job->maps->picks, scores);
     if (extra) {
         report.curve_size = sizeof(mha_curve);
         report.curves = extra->curves;
@@ -74,7 +72,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
         }
     }
     if (job->options->ask) {
-        if (view_ask_columns(job->options->ask, job->picks, columns) != CLI_OK)
+        if (view_ask_columns(job->options->ask, &job->maps->picks, columns) != CLI_OK)
             return MHA_ERR_CALLBACK; /* the error is already reported */
         report.columns = columns;
         report.column_count = MHA_ANSWER_MEASURES;
@@ -95,7 +93,7 @@ static mha_status draw_png(const void *user, const mha_sink *sink)
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;
-    return view_write_json(job->maps, job->picks, sink);
+    return view_write_json(job->maps, sink);
 }
 
 /* The one list of outputs. npy has no draw: it is no stream. */
@@ -182,7 +180,7 @@ static cli_exit draw(const output_job *job, int i)
 {
     const char *path = path_of(job->options, i), *folder = job->options->folder;
     mha_show *show = NULL;
-    if (!outputs[i].draw) return write_npy(job->options->command, job->maps, job->picks, path);
+    if (!outputs[i].draw) return write_npy(job->options->command, job->maps, path);
     if (outputs[i].figure) CLI_TRY(view_show(job->options, &job->shown, NULL, &show));
     output_job drawn = *job;
     drawn.show = show;
@@ -206,19 +204,18 @@ static cli_exit write_one(const output_job *job, int i)
     if (strcmp(path, "-") != 0)
         cli_note(job->options->quiet,
                  "wrote %s%s%s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s",
-                 folder ? folder : "", folder ? "/" : "", path, job->picks->count,
-                 job->picks->count == 1 ? "head" : "heads",
+                 folder ? folder : "", folder ? "/" : "", path, maps->picks.count,
+                 maps->picks.count == 1 ? "head" : "heads",
                  pooled ? maps->tokens.count : maps->rows.count,
                  pooled ? maps->tokens.count : maps->cols.count, blocks);
     return CLI_OK;
 }
 
-cli_exit view_write_files(const view_options *options, const attention_maps *maps,
-                          const maps_picks *picks)
+cli_exit view_write_files(const view_options *options, const attention_maps *maps)
 {
-    output_job job = {.options = options, .maps = maps, .picks = picks};
-    CLI_TRY(view_check_picks(options, picks));
-    CLI_TRY(view_maps(options->command, maps, picks, &job.shown));
+    output_job job = {.options = options, .maps = maps};
+    CLI_TRY(view_check_picks(options, &maps->picks));
+    CLI_TRY(view_maps(options->command, maps, &job.shown));
     for (int i = 0; i < OUTPUT_COUNT; i++)
         if (path_of(options, i)) CLI_TRY(write_one(&job, i));
     return CLI_OK;
@@ -235,19 +232,18 @@ static cli_exit print_picks(const view_options *options, const mha_maps *maps, c
     return cli_check(options->command, mha_render_terminal(&show->figure, terminal, &files_stdout));
 }
 
-cli_exit view_print(const view_options *options, const attention_maps *from,
-                    const maps_picks *picks)
+cli_exit view_print(const view_options *options, const attention_maps *from)
 {
     mha_terminal terminal = screen_of(&options->screen);
     mha_maps maps;
-    CLI_TRY(view_maps(options->command, from, picks, &maps));
+    CLI_TRY(view_maps(options->command, from, &maps));
     if (options->layers.count > 0 || options->heads.count > 0)
         return print_picks(options, &maps, NULL, &terminal);
     maps_picks few;
     mha_show *all;
     char remark[400], change[300] = "";
     CLI_TRY(view_show(options, &maps, NULL, &all));
-    CLI_TRY(view_few(all, picks, terminal.columns, &few));
+    CLI_TRY(view_few(all, &from->picks, terminal.columns, &few));
     const int64_t first = all->report.first_panel;
     const mha_link *most = &all->links[first];
     if (from->contrast && most->row >= 0)
@@ -255,9 +251,9 @@ cli_exit view_print(const view_options *options, const attention_maps *from,
                  all->figure.panels[first].name, most->value, all->figure.row_labels[most->row],
                  all->figure.col_labels[most->col]);
     snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s",
-             few.count, picks->count,
+             few.count, from->picks.count,
              from->contrast ? "change most" : "have the strongest link between two words",
              maps.layers > 1 ? ", one a layer" : "", change);
     maps.on = few.on;
-    return print_picks(options, &maps, few.count < picks->count ? remark : NULL, &terminal);
+    return print_picks(options, &maps, few.count < from->picks.count ? remark : NULL, &terminal);
 }

@@ -49,7 +49,6 @@ cli_exit view_pool_blocks(int64_t cell, attention_maps *maps)
 typedef struct pool {
     const text_model *model;
     const attention_maps *maps;
-    const maps_picks *picks;
     int64_t layer;
     progress *shown;
 } pool;
@@ -67,7 +66,7 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
                   "layer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64, x->layer + 1,
                   maps->layers, row, maps->tokens.count);
     return mha_attention_pool_rows(x->model->context, p, row, maps->cell,
-                                   x->picks->on + x->layer * x->picks->heads, &to);
+                                   maps->picks.on + x->layer * maps->heads, &to);
 }
 
 static mha_status pool_after(void *user, const mha_activations *activations, int64_t layer)
@@ -81,15 +80,15 @@ static mha_status pool_after(void *user, const mha_activations *activations, int
                                     take_rows, x);
 }
 
-cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks *picks,
-                         progress *shown, attention_maps *maps, text_visit *visit)
+cli_exit view_pool_begin(const text_model *model, int64_t cell, progress *shown,
+                         attention_maps *maps, text_visit *visit)
 {
     pool *x;
     CLI_TRY(ARENA_ALLOC(VIEW, 1, &x));
-    *x = (pool){.model = model, .maps = maps, .picks = picks, .shown = shown};
+    *x = (pool){.model = model, .maps = maps, .shown = shown};
     CLI_TRY(view_pool_blocks(cell, maps));
     for (int64_t l = 0; l < maps->layers; l++)
-        if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
+        if (maps_picks_in_layer(&maps->picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
     *visit = (text_visit){.after_layer = pool_after, .user = x};
     return CLI_OK;
 }
