@@ -99,7 +99,7 @@ def test_a_report_says_so_too(folder, model, tmp_path):
         "on the same token elsewhere": "random_duplicate", "largest weight of a row": "confidence",
         "on what followed it earlier": "random_induction"}
     for panel in json.loads(data[1])["panels"]:
-        at = tuple(map(int, re.findall(r"\d+", panel["title"])))
+        at = tuple(map(int, re.findall(r"\d+", panel["name"])))
         for score in panel["measures"]:
             if score["name"] in names and score["value"] is not None:
                 assert np.isclose(score["value"], found[names[score["name"]]][at], rtol=1e-8, atol=1e-9)
