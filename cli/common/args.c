@@ -72,6 +72,15 @@ bool args_decimal(const char *text, const char *ends, double *number, const char
     return end == *rest && isfinite(*number);
 }
 
+bool args_digits(const char **at, int64_t *number)
+{
+    const int64_t too_large = INT64_C(1) << 40;
+    const char *start = *at;
+    for (*number = 0; **at >= '0' && **at <= '9'; ++*at)
+        if (*number < too_large) *number = *number * 10 + (**at - '0');
+    return *at != start;
+}
+
 static cli_exit store_number(const args_page *page, const args_option *option,
                              const args_given *given, int64_t *field)
 {
@@ -225,7 +234,8 @@ cli_exit args_check_needs(const args_page *page, const void *fields)
 {
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];
-        if (option->needs && args_is_given(option, fields) && !gives_one(page, option->needs, fields))
+        if (option->needs && args_is_given(option, fields) &&
+            !gives_one(page, option->needs, fields))
             return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
                             option->needs);
     }

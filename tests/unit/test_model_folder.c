@@ -182,6 +182,11 @@ static void test_arguments(void **state)
     expect_error(mha_model_load(NULL, TINY, NULL, &model), MHA_ERR_NULL, "context");
     expect_error(mha_model_load(context, NULL, NULL, &model), MHA_ERR_NULL, "folder");
     expect_error(mha_model_load(context, TINY, NULL, NULL), MHA_ERR_NULL, "model");
+    uint64_t digest;
+    expect_error(mha_model_digest(NULL, TINY, &digest), MHA_ERR_NULL, "context");
+    expect_error(mha_model_digest(context, NULL, &digest), MHA_ERR_NULL, "folder");
+    expect_error(mha_model_digest(context, TINY, NULL), MHA_ERR_NULL, "digest");
+    expect_error(mha_model_digest(context, "/nowhere", &digest), MHA_ERR_FILE, "/nowhere");
     assert_null(model);
 }
 
