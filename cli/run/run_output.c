@@ -1,6 +1,5 @@
 /* What `multihead run` computes and where it goes, by the list of outputs in run.h. */
 #include "common/arena.h"
-#include "common/commands.h"
 #include "common/files.h"
 #include "common/signals.h"
 #include "common/words.h"
@@ -228,11 +227,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     const run_problem *p = job->problem;
     const mha_tensor *const views[] = {&p->q, &p->k, &p->v};
     mha_json json = {.sink = sink};
-    mha_json_object(&json, NULL);
-    mha_json_lines(&json, 2);
-    mha_json_text(&json, "format", "multihead-run");
-    mha_json_integer(&json, "version", 1);
-    mha_json_text(&json, "producer", "multihead " CLI_VERSION);
+    files_begin_json(&json, "multihead-run");
     mha_json_object(&json, "inputs");
     mha_json_lines(&json, 4);
     for (int i = 0; i < 3; i++) {
@@ -248,7 +243,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     for (int i = 0; i < RUN_OUTPUT_COUNT; i++) {
         const mha_tensor *saved = &job->results->saved[i];
         if (!path_of(p->options, i)) continue;
-        mha_json_line(&json, 4);
+        mha_json_lines(&json, 4);
         mha_json_object(&json, NULL);
         mha_json_text(&json, "output", outputs[i].option + 2);
         mha_json_text(&json, "file", path_of(p->options, i));
