@@ -11,6 +11,8 @@
 
 #include "common/exits.h"
 
+#include <multihead/io.h>
+
 #include <stddef.h>
 
 enum { ARGS_MOST_TEXTS = 64, ARGS_MOST_OPTIONS = 128 };
@@ -90,8 +92,5 @@ cli_exit args_check(const args_page *page, const void *fields);
  * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments
  * that is not complete. */
 cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done);
-
-/* The one of count names that word may have meant, or NULL. */
-const char *args_nearest(const char *word, const char *const *names, size_t count);
 
 #endif
