@@ -17,7 +17,7 @@ MPI = {"mpi"}
 PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - CIRCUITS - MPI
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
-    "src/base": ({"base"}, {"base", "component", "sink"}),
+    "src/base": ({"base"}, {"base", "component", "json", "sink"}),
     "src/ranks": ({"ranks", "base"}, {"transport", "base", "component"}),
     "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"},
@@ -38,7 +38,7 @@ ALLOWED = {
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
-    "src/render": ({"render"}, RENDER | {"base", "component", "sink"}),
+    "src/render": ({"render"}, RENDER | {"base", "component", "json", "sink"}),
     "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
     "src/mpi": ({"mpi"}, {"mpi", "transport", "base", "component"}),
     "src/study": ({"study"}, PUBLIC | MODEL),
