@@ -51,9 +51,9 @@ ALLOWED = {
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
 PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS | MPI
-ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
-         "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",),
-         "serve": ("view",)}
+ROOMS = {"common": (), "ablate": ("heads",), "bench": (), "circuits": ("heads",), "count": (), "explain": (),
+         "generate": (), "heads": (), "help": (), "perplexity": (), "run": (), "selftest": (), "view": ("heads",),
+         "train": ("view",), "prune": ("train",), "serve": ("view",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 

@@ -88,6 +88,9 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
                         "'%s' begins with '-'; if it is a text, put '--' before it", word);
     const char *names[ARGS_MOST_OPTIONS];
     size_t count = 0;
+    for (size_t i = 0; i < page->moved_count; i++)
+        if (!strcmp(shown + strspn(shown, "-"), page->moved[i].option))
+            return cli_fail(CLI_USAGE, page->command, "%s is now '%s'", shown, page->moved[i].now);
     for (size_t i = 0; i < page->option_count && count < ARGS_MOST_OPTIONS; i++)
         if (page->options[i].kind != ARGS_HEADING) names[count++] = page->options[i].name;
     const char *near = args_nearest(shown + strspn(shown, "-"), names, count);
@@ -202,7 +205,7 @@ static cli_exit store(const args_page *page, const args_option *option, const ar
 
 /* Take the option at arguments[*i], and its value, and step *i over what was taken. */
 static cli_exit take_option(const args_page *page, int count, char *const *arguments, int *i,
-                            void *fields)
+                            void *fields, bool *were)
 {
     const char *word = arguments[*i];
     const char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
@@ -212,6 +215,7 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     const args_option *option =
         length < (int)sizeof given.shown ? find_option(page, given.shown) : NULL;
     if (!option) return unknown_option(page, given.shown, word);
+    were[option - page->options] = true;
     if (option->kind == ARGS_FLAG) {
         if (equals) return cli_fail(CLI_USAGE, page->command, "%s takes no value", given.shown);
     } else if (!equals) {
@@ -226,10 +230,48 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     return store(page, option, &given, fields);
 }
 
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+/* The next word of *names that was given, which *names then follows; NULL: none is left. */
+static const args_option *next_given(const args_page *page, const bool *were, const char **names)
+{
+    while (*names && **names) {
+        char shown[LONGEST_NAME + 3];
+        const int length = (int)strcspn(*names, " ");
+        snprintf(shown, sizeof shown, "--%.*s", length, *names);
+        *names += length + ((*names)[length] == ' ');
+        const args_option *option = find_option(page, shown);
+        if (option && were[option - page->options]) return option;
+    }
+    return NULL;
+}
+
+static cli_exit check_rules(const args_page *page, const bool *were)
+{
+    for (size_t i = 0; i < page->rule_count; i++) {
+        const args_rule *rule = &page->rules[i];
+        const char *option = rule->option, *needs = rule->needs, *excludes = rule->excludes;
+        if (!next_given(page, were, &option)) continue;
+        const args_option *other = next_given(page, were, &excludes);
+        if (other)
+            return cli_fail(CLI_USAGE, page->command, "--%s and --%s exclude each other%s%s",
+                            rule->option, other->name, rule->why ? ": " : "",
+                            rule->why ? rule->why : "");
+        if (!needs || next_given(page, were, &needs)) continue;
+        char list[128];
+        size_t used = 0;
+        for (const char *c = rule->needs; *c && used < sizeof list; c++)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%.1s",
+                                     *c == ' ' ? " or --" : "", *c == ' ' ? "" : c);
+        return cli_fail(CLI_USAGE, page->command, "--%s requires --%s", rule->option, list);
+    }
+    return CLI_OK;
+}
+
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain)
 {
-    bool options_ended = false;
+    bool options_ended = false, were[ARGS_MOST_OPTIONS] = {false};
     for (int i = 0; i < count; i++) {
         const char *word = arguments[i];
         cli_exit code = CLI_OK;
@@ -238,10 +280,10 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
         else if (options_ended || word[0] != '-' || !word[1])
             code = append_text(page, "arguments", word, plain);
         else
-            code = take_option(page, count, arguments, &i, fields);
+            code = take_option(page, count, arguments, &i, fields, were);
         if (code != CLI_OK) return code;
     }
-    return CLI_OK;
+    return check_rules(page, were);
 }
 
 /* ---- What was given -------------------------------------------------------------------------- */

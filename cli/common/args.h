@@ -50,6 +50,19 @@ typedef struct args_option {
     unsigned marks;    /* whatever the subcommand wants to know of it */
 } args_option;
 
+/* What an option takes beside itself; names of options, with a blank between. */
+typedef struct args_rule {
+    const char *option;
+    const char *needs;    /* one of these; NULL: none */
+    const char *excludes; /* none of these; NULL: any */
+    const char *why;      /* of what it excludes, for the message; NULL: as is plain */
+} args_rule;
+
+/* An option that is now another's: "ablate", "multihead ablate --with". */
+typedef struct args_moved {
+    const char *option, *now;
+} args_moved;
+
 typedef struct args_page {
     const char *command;  /* "view" */
     const char *summary;  /* one line */
@@ -58,6 +71,9 @@ typedef struct args_page {
     const char *notes;    /* paragraphs after the options, or NULL */
     const args_option *options;
     size_t option_count;
+    const args_rule *rules;  /* [rule_count] */
+    const args_moved *moved; /* [moved_count] */
+    size_t rule_count, moved_count;
     bool bare;                  /* a call without arguments is complete */
     const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
@@ -67,7 +83,8 @@ typedef struct args_page {
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
-/* Fill fields and plain (both zeroed or holding defaults) from arguments; errors are printed. */
+/* Fill fields and plain (both zeroed or holding defaults) from arguments, and check the page's rules;
+ * errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain);
 
