@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "trial"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "study", "trial"}
 RENDER = {"render", "render_heads", "render_live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
@@ -52,7 +52,7 @@ ALLOWED = {
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
 PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS | MPI
 ROOMS = {"common": (), "ablate": ("heads",), "bench": (), "circuits": ("heads",), "count": (), "explain": (),
-         "generate": (), "heads": (), "help": (), "perplexity": (), "run": (), "selftest": (), "view": ("heads",),
+         "generate": (), "heads": (), "help": (), "perplexity": (), "run": (), "selftest": (), "view": (),
          "train": ("view",), "prune": ("train",), "serve": ("view",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')

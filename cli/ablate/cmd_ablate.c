@@ -33,24 +33,19 @@ static const args_option option_table[] = {
                "measure all pairs of the best N of these; default 12"),
     ROW_TEXT("paths", ablate_options, paths, "LIST",
              "of a task with corrupted prompts: what each head\nchanges by its paths to these "
-             "only: logits, or\nqueries, keys, values of heads: L18H6.k,L18H6.q"),
+             "only: logits, or\nqueries, keys, values of heads: L18H6.k,L18H6.q",
+             .needs = "--task FILE"),
     ROW_HEADING("Output"),
-    HEADS_ROW_PAGE("a page about all heads: effects, pairs, and scores as\nof 'multihead heads'"),
+    ROW_OUTPUT(heads_options, page, "FILE.html",
+               "a page about all heads: effects, pairs, and scores as\nof 'multihead heads'"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "a new folder of NumPy arrays: effects and scores, and\nan index.json"),
     ROW_FLAG(0, "json", heads_options, json, 1, "effects and pairs as JSON"),
     HEADS_ROWS_OF_TERMINAL,
     ROW_HEADING("Long work (of the scores of --output and --npy)"),
-    HEADS_ROWS_OF_STATE,
+    HEADS_ROWS_OF_STATE(.needs = "--output FILE.html or --npy FOLDER"),
     ROW_HEADING("Other"),
     HEADS_ROWS_AT_END,
-};
-
-static const args_rule rules[] = {
-    {"paths", "task", NULL, NULL},
-    {"whole", "text", NULL, NULL},
-    {"state", "output npy", NULL, NULL},
-    {"save-every", "state", NULL, NULL},
 };
 
 const args_page ablate_page = {
@@ -72,8 +67,6 @@ const args_page ablate_page = {
              "Heads count from 0: L0H3 is the fourth head of the first layer.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
-    .rules = rules,
-    .rule_count = sizeof rules / sizeof *rules,
 };
 
 static cli_exit show(const ablate_effects *e, const heads_sources *sources)

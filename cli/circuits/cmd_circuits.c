@@ -23,24 +23,20 @@ static const args_option option_table[] = {
              "--role"),
     ROW_HEADING("Selection and order"),
     HEADS_ROWS_OF_CHOICE("layer (the default), copying, matching, or a score of\nthe state, the "
-                         "highest first"),
+                         "highest first",
+                         .needs = "--state FILE"),
     ROW_HEADING("Output"),
-    HEADS_ROW_PAGE("a page about all heads: copying and matching, tokens,\narrows from earlier "
-                   "heads"),
+    ROW_OUTPUT(heads_options, page, "FILE.html",
+               "a page about all heads: copying and matching, tokens,\narrows from earlier "
+               "heads"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "a new folder of NumPy arrays, and an index.json"),
     ROW_FLAG(0, "details", heads_options, details, 1,
-             "tokens at both ends of two directions of each circuit"),
+             "tokens at both ends of two directions of each circuit", .excludes = "--json"),
     ROW_FLAG(0, "json", heads_options, json, 1, "all of it as JSON"),
     HEADS_ROWS_OF_TERMINAL,
     ROW_HEADING("Other"),
     HEADS_ROWS_AT_END,
-};
-
-static const args_rule rules[] = {
-    {"role", "state", NULL, NULL},
-    {"min", "sort", NULL, NULL},
-    {"details", NULL, "json", NULL},
 };
 
 const args_page circuits_page = {
@@ -61,8 +57,6 @@ const args_page circuits_page = {
              "docs/circuits.md has the definitions. Heads count from 0.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
-    .rules = rules,
-    .rule_count = sizeof rules / sizeof *rules,
 };
 
 /* --sort copying or matching, with --min: known only now. */

@@ -8,59 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Suggestions ----------------------------------------------------------------------------- */
-
 enum { LONGEST_NAME = 31 };
-
-static int least_of(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-/* Edits that turn a into b: insert, remove, replace, swap two neighbours. */
-static int edit_distance(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    if (n > LONGEST_NAME || m > LONGEST_NAME) return LONGEST_NAME;
-    int cost[LONGEST_NAME + 1][LONGEST_NAME + 1];
-    for (size_t i = 0; i <= n; i++) cost[i][0] = (int)i;
-    for (size_t j = 0; j <= m; j++) cost[0][j] = (int)j;
-    for (size_t i = 1; i <= n; i++)
-        for (size_t j = 1; j <= m; j++) {
-            int replace = cost[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            cost[i][j] = least_of(replace, 1 + least_of(cost[i - 1][j], cost[i][j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                cost[i][j] = least_of(cost[i][j], cost[i - 2][j - 2] + 1);
-        }
-    return cost[n][m];
-}
-
-/* A beginning counts as near, "--trunc" may mean "--truncate"; the other way round, "--output" for
- * "--out"; and a word of the name, "--mask" for "--keep-mask". */
-static bool is_part(const char *word, size_t length, const char *name)
-{
-    size_t whole = strlen(name);
-    if (length < 3) return false;
-    if (!strncmp(word, name, length) || (whole >= 3 && !strncmp(word, name, whole))) return true;
-    const char *behind = whole > length ? name + whole - length : name;
-    return behind > name && behind[-1] == '-' && !strcmp(behind, word);
-}
-
-const char *args_nearest(const char *word, const char *const *names, size_t count)
-{
-    const char *best = NULL;
-    size_t length = strlen(word);
-    int bound = length > 4 ? 3 : 2; /* the first distance that is too far */
-    for (size_t i = 0; i < count; i++) {
-        int distance = edit_distance(word, names[i]);
-        if (distance >= bound && is_part(word, length, names[i])) distance = bound - 1;
-        if (distance < bound) {
-            best = names[i];
-            bound = distance;
-        }
-    }
-    return best;
-}
 
 /* ---- Parsing --------------------------------------------------------------------------------- */
 
@@ -93,7 +41,7 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
             return cli_fail(CLI_USAGE, page->command, "%s is now '%s'", shown, page->moved[i].now);
     for (size_t i = 0; i < page->option_count && count < ARGS_MOST_OPTIONS; i++)
         if (page->options[i].kind != ARGS_HEADING) names[count++] = page->options[i].name;
-    const char *near = args_nearest(shown + strspn(shown, "-"), names, count);
+    const char *near = mha_nearest_name(shown + strspn(shown, "-"), names, count);
     if (near)
         return cli_fail(CLI_USAGE, page->command, "unknown option '%s'; did you mean '--%s'?",
                         shown, near);
@@ -205,7 +153,7 @@ static cli_exit store(const args_page *page, const args_option *option, const ar
 
 /* Take the option at arguments[*i], and its value, and step *i over what was taken. */
 static cli_exit take_option(const args_page *page, int count, char *const *arguments, int *i,
-                            void *fields, bool *were)
+                            void *fields)
 {
     const char *word = arguments[*i];
     const char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
@@ -215,7 +163,6 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     const args_option *option =
         length < (int)sizeof given.shown ? find_option(page, given.shown) : NULL;
     if (!option) return unknown_option(page, given.shown, word);
-    were[option - page->options] = true;
     if (option->kind == ARGS_FLAG) {
         if (equals) return cli_fail(CLI_USAGE, page->command, "%s takes no value", given.shown);
     } else if (!equals) {
@@ -230,48 +177,10 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     return store(page, option, &given, fields);
 }
 
-/* ---- Rules ----------------------------------------------------------------------------------- */
-
-/* The next word of *names that was given, which *names then follows; NULL: none is left. */
-static const args_option *next_given(const args_page *page, const bool *were, const char **names)
-{
-    while (*names && **names) {
-        char shown[LONGEST_NAME + 3];
-        const int length = (int)strcspn(*names, " ");
-        snprintf(shown, sizeof shown, "--%.*s", length, *names);
-        *names += length + ((*names)[length] == ' ');
-        const args_option *option = find_option(page, shown);
-        if (option && were[option - page->options]) return option;
-    }
-    return NULL;
-}
-
-static cli_exit check_rules(const args_page *page, const bool *were)
-{
-    for (size_t i = 0; i < page->rule_count; i++) {
-        const args_rule *rule = &page->rules[i];
-        const char *option = rule->option, *needs = rule->needs, *excludes = rule->excludes;
-        if (!next_given(page, were, &option)) continue;
-        const args_option *other = next_given(page, were, &excludes);
-        if (other)
-            return cli_fail(CLI_USAGE, page->command, "--%s and --%s exclude each other%s%s",
-                            rule->option, other->name, rule->why ? ": " : "",
-                            rule->why ? rule->why : "");
-        if (!needs || next_given(page, were, &needs)) continue;
-        char list[128];
-        size_t used = 0;
-        for (const char *c = rule->needs; *c && used < sizeof list; c++)
-            used += (size_t)snprintf(list + used, sizeof list - used, "%s%.1s",
-                                     *c == ' ' ? " or --" : "", *c == ' ' ? "" : c);
-        return cli_fail(CLI_USAGE, page->command, "--%s requires --%s", rule->option, list);
-    }
-    return CLI_OK;
-}
-
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain)
 {
-    bool options_ended = false, were[ARGS_MOST_OPTIONS] = {false};
+    bool options_ended = false;
     for (int i = 0; i < count; i++) {
         const char *word = arguments[i];
         cli_exit code = CLI_OK;
@@ -280,10 +189,10 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
         else if (options_ended || word[0] != '-' || !word[1])
             code = append_text(page, "arguments", word, plain);
         else
-            code = take_option(page, count, arguments, &i, fields, were);
+            code = take_option(page, count, arguments, &i, fields);
         if (code != CLI_OK) return code;
     }
-    return check_rules(page, were);
+    return CLI_OK;
 }
 
 /* ---- What was given -------------------------------------------------------------------------- */
@@ -294,7 +203,8 @@ bool args_is_given(const args_option *option, const void *fields)
     switch (option->kind) {
     case ARGS_FLAG:
     case ARGS_CHOICE: return *(const int *)field != 0;
-    case ARGS_NUMBER: return *(const int64_t *)field != 0;
+    case ARGS_NUMBER:
+        return *(const int64_t *)field != 0 && *(const int64_t *)field >= option->least;
     case ARGS_REAL: return ((const args_real *)field)->given;
     case ARGS_TEXT: return *(const char *const *)field != NULL;
     case ARGS_TEXTS: return ((const args_texts *)field)->count > 0;
@@ -303,25 +213,31 @@ bool args_is_given(const args_option *option, const void *fields)
     return false;
 }
 
-/* Whether one of the options is given that stand in a text. */
-static bool gives_one(const args_page *page, const char *text, const void *fields)
+/* The first of the options that stand in a text, or NULL, that is given. */
+static const args_option *first_given(const args_page *page, const char *text, const void *fields)
 {
     char shown[LONGEST_NAME + 3];
-    for (const char *at = text; (at = strstr(at, "--")); at += 2) {
+    for (const char *at = text; at && (at = strstr(at, "--")); at += 2) {
         snprintf(shown, sizeof shown, "%.*s", (int)strcspn(at, " ,"), at);
         const args_option *option = find_option(page, shown);
-        if (option && args_is_given(option, fields)) return true;
+        if (option && args_is_given(option, fields)) return option;
     }
-    return false;
+    return NULL;
 }
 
-cli_exit args_check_needs(const args_page *page, const void *fields)
+cli_exit args_check(const args_page *page, const void *fields)
 {
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];
-        if (option->needs && args_is_given(option, fields) && !gives_one(page, option->needs, fields))
+        if ((!option->needs && !option->excludes) || !args_is_given(option, fields)) continue;
+        if (option->needs && !first_given(page, option->needs, fields))
             return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
                             option->needs);
+        const args_option *other = first_given(page, option->excludes, fields);
+        if (other)
+            return cli_fail(CLI_USAGE, page->command, "--%s and --%s exclude each other%s%s",
+                            option->name, other->name, option->why ? ": " : "",
+                            option->why ? option->why : "");
     }
     return CLI_OK;
 }

@@ -11,6 +11,8 @@
 
 #include "common/exits.h"
 
+#include <multihead/io.h>
+
 #include <stddef.h>
 
 enum { ARGS_MOST_TEXTS = 64, ARGS_MOST_OPTIONS = 128 };
@@ -46,17 +48,11 @@ typedef struct args_option {
     const char *help;           /* lines are divided by \n */
     const char *const *choices; /* NULL at its end */
     int64_t least, most;
-    const char *needs; /* "--scores FILE or --lse FILE": meaningless without one of these */
-    unsigned marks;    /* whatever the subcommand wants to know of it */
-} args_option;
-
-/* What an option takes beside itself; names of options, with a blank between. */
-typedef struct args_rule {
-    const char *option;
-    const char *needs;    /* one of these; NULL: none */
-    const char *excludes; /* none of these; NULL: any */
+    const char *needs;    /* "--scores FILE or --lse FILE": meaningless without one of these */
+    const char *excludes; /* "--csv --json": likewise with one of these */
     const char *why;      /* of what it excludes, for the message; NULL: as is plain */
-} args_rule;
+    unsigned marks;       /* whatever the subcommand wants to know of it */
+} args_option;
 
 /* An option that is now another's: "ablate", "multihead ablate --with". */
 typedef struct args_moved {
@@ -71,9 +67,8 @@ typedef struct args_page {
     const char *notes;    /* paragraphs after the options, or NULL */
     const args_option *options;
     size_t option_count;
-    const args_rule *rules;  /* [rule_count] */
     const args_moved *moved; /* [moved_count] */
-    size_t rule_count, moved_count;
+    size_t moved_count;
     bool bare;                  /* a call without arguments is complete */
     const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
@@ -83,23 +78,19 @@ typedef struct args_page {
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
-/* Fill fields and plain (both zeroed or holding defaults) from arguments, and check the page's rules;
- * errors are printed. */
+/* Fill fields and plain (both zeroed or holding defaults) from arguments; errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain);
 
-/* Whether the option has a value other than zero. */
+/* Whether the option has a value: other than zero, and of a number not below the least. */
 bool args_is_given(const args_option *option, const void *fields);
 
-/* An error if an option is given without one that it needs. */
-cli_exit args_check_needs(const args_page *page, const void *fields);
+/* An error if an option is given without one that it needs, or with one that it excludes. */
+cli_exit args_check(const args_page *page, const void *fields);
 
 /* Help instead of the command, which *done tells: the whole page on stdout if -h or --help stands
  * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments
  * that is not complete. */
 cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done);
-
-/* The one of count names that word may have meant, or NULL. */
-const char *args_nearest(const char *word, const char *const *names, size_t count);
 
 #endif

@@ -15,69 +15,65 @@ static const args_option option_table[] = {
     ROW_TEXT("conllu", heads_options, conllu, "FILE",
              "sentences with gold links to score heads against"),
     ROW_FLAG(0, "predict", heads_options, predict, 1,
-             "test links in the row before the word, the one that\npredicts it"),
-    HEADS_ROW_TEXTS(0, "without", without, "LIST",
-                    "measure without these heads, L16H0 or 4.11: their\noutput is 0 (what later "
-                    "heads lose)"),
-    HEADS_ROW_TEXTS(0, "attention", attention, "FILE.npy",
-                    "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or "
-                    "[layers,heads,T,T]; each time a text"),
-    HEADS_ROW_TEXTS(0, "tokens", tokens, "FILE",
-                    "the tokens of each --attention, one a line or a\nJSON list: for separators, "
-                    "duplicates, induction"),
+             "test links in the row before the word, the one that\npredicts it",
+             .needs = "--conllu FILE"),
+    ROW_TEXTS(0, "without", heads_options, without, "LIST",
+              "measure without these heads, L16H0 or 4.11: their\noutput is 0 (what later "
+              "heads lose)"),
+    ROW_TEXTS(0, "attention", heads_options, attention, "FILE.npy",
+              "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or "
+              "[layers,heads,T,T]; each time a text",
+              .excludes = "--text --example --conllu --random --max-tokens --truncate --cut "
+                          "--without --words --clusters --state --output --npy --headvis "
+                          "--pictures --spread",
+              .why = "maps have no model to run"),
+    ROW_TEXTS(0, "tokens", heads_options, tokens, "FILE",
+              "the tokens of each --attention, one a line or a\nJSON list: for separators, "
+              "duplicates, induction",
+              .needs = "--attention FILE.npy"),
     ROW_HEADING("Selection and order"),
     HEADS_ROWS_OF_CHOICE("layer (the default), role, or a score, the highest\nfirst: induction, "
-                         "entropy, nsubj-back, ..."),
+                         "entropy, nsubj-back, ...",
+                         .needs = NULL),
     ROW_HEADING("Output"),
-    HEADS_ROW_PAGE("a page about all heads: scatter, cards, the places in\nthe texts"),
+    ROW_OUTPUT(heads_options, page, "FILE.html",
+               "a page about all heads: scatter, cards, the places in\nthe texts"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "a new folder of NumPy arrays, one for each score, and\nan index.json"),
     ROW_TEXT("headvis", heads_options, headvis, "FOLDER",
              "a new folder for HeadVis: the selected heads in up to\n200 of the texts"),
-    ROW_TEXT(
-        "pictures", heads_options, pictures, "FOLDER",
-        "a new folder of pictures around the places with most\nof a score: of its best head, or "
-        "of up to 10 that are\nselected"),
-    ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: PNG beside SVG"),
-    HEADS_ROW_REAL(
-        "clusters", clusters,
-        "which heads of a layer are similar: clusters whose\nmembers are at most X apart "
-        "(0 to 1; try 0.2)"),
-    ROW_FLAG(0, "details", heads_options, details, 1, "a sentence of evidence for each role"),
-    ROW_FLAG(0, "csv", heads_options, csv, 1, "all scores, chance levels and row counts"),
+    ROW_TEXT("pictures", heads_options, pictures, "FOLDER",
+             "a new folder of pictures around the places with most\nof a score: of its best head, "
+             "or of up to 10 that are\nselected"),
+    ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: PNG beside SVG",
+             .needs = "--pictures FOLDER"),
+    ROW_REAL(
+        "clusters", heads_options, clusters,
+        "which heads of a layer are similar: clusters whose\nmembers are at most X apart (0 to "
+        "1; try 0.2)",
+        .excludes = "--csv --state", .why = "it has no room for distances"),
+    ROW_FLAG(0, "details", heads_options, details, 1, "a sentence of evidence for each role",
+             .excludes = "--csv --json"),
+    ROW_FLAG(0, "csv", heads_options, csv, 1, "all scores, chance levels and row counts",
+             .excludes = "--json"),
     ROW_FLAG(0, "json", heads_options, json, 1, "the same as JSON, with the evidence"),
     ROW_FLAG(0, "corpus", heads_options, corpus, 1,
              "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
-             "luck"),
+             "luck",
+             .needs = "--json"),
     HEADS_ROWS_OF_TERMINAL,
     ROW_HEADING("Long work"),
-    HEADS_ROWS_OF_STATE,
+    HEADS_ROWS_OF_STATE(.needs = NULL),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
-             "list the words or tokens that MODEL reads, one a\nline by id, instead"),
+             "list the words or tokens that MODEL reads, one a\nline by id, instead",
+             .excludes = "--state --output --npy --headvis --pictures --clusters"),
     ROW_FLAG(0, "spread", heads_options, spread, 1,
              "started on several ranks (mpirun): each has some of\nMODEL's layers, so that one "
-             "machine need not hold all;\nelse each has all layers, and some of the texts"),
+             "machine need not hold all;\nelse each has all layers, and some of the texts",
+             .excludes = "--words --state --headvis --pictures",
+             .why = "that takes the whole model in one process"),
     HEADS_ROWS_AT_END,
-};
-
-static const args_rule rules[] = {
-    {"attention", NULL,
-     "text whole example conllu random predict max-tokens truncate cut without words clusters "
-     "state output npy headvis pictures spread",
-     "maps have no model to run"},
-    {"words", NULL, "state output npy headvis pictures clusters", "words are listed instead"},
-    {"spread", NULL, "words state headvis pictures", "that takes the whole model in one process"},
-    {"tokens", "attention", NULL, NULL},
-    {"whole", "text", NULL, NULL},
-    {"predict", "conllu", NULL, NULL},
-    {"min", "sort", NULL, NULL},
-    {"png", "pictures", NULL, NULL},
-    {"corpus", "json", NULL, NULL},
-    {"save-every", "state", NULL, NULL},
-    {"csv", NULL, "json clusters", NULL},
-    {"details", NULL, "csv json", NULL},
-    {"clusters", NULL, "state", "a state does not keep distances"},
 };
 
 static const args_moved moved[] = {
@@ -116,8 +112,6 @@ const args_page heads_page = {
              "is the fourth head of the first layer. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
-    .rules = rules,
-    .rule_count = sizeof rules / sizeof *rules,
     .moved = moved,
     .moved_count = sizeof moved / sizeof *moved,
 };

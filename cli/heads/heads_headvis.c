@@ -244,7 +244,8 @@ static cli_exit read_text(headvis *v, text_tokens *tokens)
                         v->tokens, INT16_MAX);
     CLI_TRY(ARENA_ALLOC(HEADS, heads, &v->used));
     if (!v->writing) return CLI_OK;
-    CLI_TRY(heads_corpus_ids(v->found, tokens, &v->kinds));
+    CLI_TRY(ARENA_ALLOC(HEADS, tokens->list.count, &v->kinds));
+    mha_study_kinds(v->found->study, tokens->read, v->kinds);
     CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->places));
     CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->weights));
     CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->strings));
@@ -414,7 +415,7 @@ static void put_axes(const headvis *v, mha_json *json, bool text)
     for (int64_t s = 0; s < heads_score_count(v->found); s++) {
         if (!is_axis(v, s)) continue;
         heads_score_name(v->found, s, name, sizeof name);
-        mha_json_text(json, text ? name : NULL, text ? heads_score_text(s) : name);
+        mha_json_text(json, text ? name : NULL, text ? mha_study_score_text(s) : name);
     }
 }
 

@@ -27,6 +27,7 @@ cli_exit heads_parse(const args_page *page, int count, char *const *arguments, h
     args_texts plain = {0};
     o->random = o->save_every = -1;
     CLI_TRY(args_parse(page, count, arguments, o, &plain));
+    CLI_TRY(args_check(page, o));
     o->model = plain.count > 0 ? plain.items[0] : NULL;
     for (int i = 1; i < plain.count; i++) o->texts.items[o->texts.count++] = plain.items[i];
     o->named = o->text_file || o->conllu || o->example || o->texts.count > 0;

@@ -244,7 +244,7 @@ def bad_input():
     some = [DEMO, "--text", path]
     bad(USAGE, "one of zero, mean, resample", arguments=[*some, "--with", "none"])
     bad(USAGE, "--paths requires --task", arguments=[*some, "--paths", "logits"])
-    bad(USAGE, "--state requires --output or --npy", arguments=[*some, "--state", "x.state"])
+    bad(USAGE, "--state requires --output FILE.html or --npy FOLDER", arguments=[*some, "--state", "x.state"])
     bad(USAGE, "both write to stdout", arguments=[*some, "-o", "-", "--json"])
     bad(USAGE, "nothing to measure on", arguments=[DEMO, "--random", 0])
     bad(USAGE, "there is only one",

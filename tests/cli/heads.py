@@ -257,7 +257,7 @@ def clusters():
     check(plain["heads"] == found["heads"], "scores do not depend on --clusters")
     bad(USAGE, "--clusters is 2", arguments=[MODEL, "a", "--clusters", "2"])
     bad(USAGE, "--clusters requires texts", arguments=[MODEL, "--clusters", "0.2"])
-    bad(USAGE, "--csv and --clusters", arguments=[MODEL, "a", "--clusters", "0.2", "--csv"])
+    bad(USAGE, "--clusters and --csv", arguments=[MODEL, "a", "--clusters", "0.2", "--csv"])
 
 
 def reports():
