@@ -75,6 +75,15 @@ bool args_decimal(const char *text, const char *ends, double *number, const char
     return end == *rest && isfinite(*number);
 }
 
+bool args_digits(const char **at, int64_t *number)
+{
+    const int64_t too_large = INT64_C(1) << 40;
+    const char *start = *at;
+    for (*number = 0; **at >= '0' && **at <= '9'; ++*at)
+        if (*number < too_large) *number = *number * 10 + (**at - '0');
+    return *at != start;
+}
+
 static cli_exit store_number(const args_page *page, const args_option *option,
                              const args_given *given, int64_t *field)
 {

@@ -73,6 +73,9 @@ typedef struct args_page {
     const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
 
+/* A number of digits alone, at most 2^40 or so; *at steps behind it. */
+bool args_digits(const char **at, int64_t *number);
+
 /* A decimal number at the beginning of text, up to a character of ends or the end of it; no blanks,
  * no plus. *rest is where it stops; false if there is none, or it does not fit. */
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);

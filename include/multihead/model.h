@@ -206,9 +206,9 @@ typedef struct mha_model_outputs {
  *          requested without the heads. In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, negative sizes, ids outside the vocabulary,
  *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
- *          MHA_ERR_UNSUPPORTED (a reserved field is set);
- *          MHA_ERR_SHAPE, _DTYPE, _STRIDE, _OVERLAP (an output); MHA_ERR_NOMEM. No output byte is
- *          then written, unless after_layer was what failed.
+ *          MHA_ERR_UNSUPPORTED (a reserved field is set); MHA_ERR_SHAPE, MHA_ERR_DTYPE,
+ *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP (an output); MHA_ERR_NOMEM. No output byte is then
+ *          written, unless after_layer was what failed.
  * Threads  one call at a time per context.
  * Accuracy attention weights and hidden states within twice the error of torch in float32
  *          (docs/numerics.md). Each sequence of a padded batch has the bits that it has alone.
