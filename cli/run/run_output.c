@@ -1,10 +1,11 @@
 /* What `multihead run` computes and where it goes, by the list of outputs in run.h. */
 #include "common/arena.h"
-#include "common/commands.h"
 #include "common/files.h"
 #include "common/signals.h"
 #include "common/words.h"
 #include "run/run.h"
+
+#include <multihead/json.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -201,10 +202,8 @@ static const char *type_text(const mha_tensor *array)
     return array->dtype == MHA_I64 ? "int64" : array->dtype == MHA_F16 ? "float16" : "float32";
 }
 
-static void json_plan(mha_json *json, const run_problem *p, const mha_attention_plan *plan)
+static void json_plan(mha_json *json, const mha_attention_plan *plan)
 {
-    mha_json_text(json, "kind", p->options->linear ? "linear" : "softmax");
-    if (p->options->linear) return;
     mha_json_text(json, "path", plan->path == MHA_PATH_TILED ? "tiled" : "plain");
     mha_json_text(json, "reason", plan->reason);
     mha_json_text(json, "compute", mha_compute_name(plan->compute));
@@ -234,11 +233,12 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     for (int i = 0; i < 3; i++) {
         mha_json_object(&json, names[i]);
         mha_json_text(&json, "file", p->names[i]);
-        mha_json_integers(&json, "shape", views[i]->shape, views[i]->ndim);
+        mha_json_integers(&json, "shape", views[i]->shape, 4);
         mha_json_end(&json);
     }
     mha_json_end(&json);
-    json_plan(&json, p, &job->results->plan);
+    mha_json_text(&json, "kind", p->options->linear ? "linear" : "softmax");
+    if (!p->options->linear) json_plan(&json, &job->results->plan);
     mha_json_array(&json, "outputs");
     for (int i = 0; i < RUN_OUTPUT_COUNT; i++) {
         const mha_tensor *saved = &job->results->saved[i];
