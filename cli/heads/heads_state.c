@@ -12,13 +12,12 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #define MAGIC UINT64_C(0x53444145484E554D) /* "MUNHEADS" */
 #define FIRST_PRINT UINT64_C(0xCBF29CE484222325)
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 /* Invertible in both: no single word can change unseen. */
 uint64_t heads_state_mix(uint64_t print, uint64_t word)
@@ -32,6 +31,19 @@ static uint64_t get_word(const uint8_t *from)
     uint64_t word = 0;
     for (int i = 0; i < 8; i++) word |= (uint64_t)from[i] << 8 * i;
     return word;
+}
+
+/* ---- fingerprints of the model ---------------------------------------------------------------- */
+
+/* The tokenizer is left out: the fingerprints of texts depend on it. */
+static cli_exit print_of_model(const heads_options *options, const heads_found *found,
+                               uint64_t *print)
+{
+    mha_model_digests d;
+    CLI_TRY(cli_check(HEADS, mha_model_digest(found->model->context, options->model,
+                                              MHA_MODEL_NO_TOKENIZER, &d)));
+    *print = heads_state_mix(heads_state_mix(FIRST_PRINT, d.configuration), d.weights);
+    return CLI_OK;
 }
 
 static uint64_t print_of_gates(const heads_found *found)
@@ -116,8 +128,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
     word[STATE_PRODUCER] =
         ((uint64_t)MHA_VERSION_MAJOR << 16 | MHA_VERSION_MINOR) << 16 | MHA_VERSION_PATCH;
     word[STATE_WITHOUT] = print_of_gates(found);
-    CLI_TRY(cli_check(HEADS,
-                      mha_model_digest(found->model->context, options->model, &word[STATE_MODEL])));
+    CLI_TRY(print_of_model(options, found, &word[STATE_MODEL]));
     if (!state->path || stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
     /* Not as texts are read: there is no limit, a state of 1,000 heads has some 400 MB. */
     CLI_TRY(texts_read_regular(HEADS, state->path, PTRDIFF_MAX, &state->file, &size));

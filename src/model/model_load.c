@@ -2,7 +2,6 @@
 #include "model/model.h"
 
 #include "io/file.h"
-#include "model/digest.h"
 #include "model/folder.h"
 
 #include <multihead/component.h>
@@ -141,17 +140,10 @@ static mha_status load_parts(mha_context *context, const char *folder,
     return MHA_OK;
 }
 
-static bool has_parts(const char *folder)
-{
-    return !mhai_model_is_gguf(folder) && !mhai_model_holds(folder, "config.json") &&
-           mhai_model_holds(folder, "encoder/config.json") &&
-           mhai_model_holds(folder, "decoder/config.json");
-}
-
 static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
                        mha_model *model)
 {
-    if (has_parts(folder)) return load_parts(context, folder, options, model);
+    if (mhai_model_has_encoder(folder)) return load_parts(context, folder, options, model);
     MHA_TRY(load_one(context, folder, options, model));
     if (!is_cross(model)) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -185,28 +177,15 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-static mha_status digest(mha_context *context, const char *path, bool tokens, mhai_digests *digests)
-{
-    mha_status status = MHA_OK;
-    if (!has_parts(path)) return mhai_digest_model(context, path, tokens, digests);
-    for (int i = 0; i < 2 && status == MHA_OK; i++) {
-        char *part = mhai_model_join(path, i ? "decoder" : "encoder");
-        status = part ? mhai_digest_model(context, part, tokens, digests)
-                      : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate names");
-        free(part);
-    }
-    return status;
-}
-
 /* All ranks have a model, and the same one. */
 static mha_status agree(mha_context *context, const char *path, const mha_model_options *options,
                         mha_status status)
 {
     const mha_transport *ranks = options->transport;
-    mhai_digests own = {0}, first = {0};
+    mha_model_digests own = {0}, first = {0};
     if (!ranks || ranks->size == 1) return status;
     if (status == MHA_OK)
-        status = digest(context, path, !(options->flags & MHA_MODEL_NO_TOKENIZER), &own);
+        status = mha_model_digest(context, path, options->flags & MHA_MODEL_NO_TOKENIZER, &own);
     MHA_TRY(mha_transport_agree(ranks, status));
     first = own;
     MHA_TRY(mha_transport_broadcast(ranks, 0, &first, sizeof first));
@@ -248,19 +227,6 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     else
         mha_model_destroy(made);
     return status;
-}
-
-mha_status mha_model_digest(mha_context *context, const char *folder, uint64_t *digest_of)
-{
-    mhai_digests digests = {0};
-    if (!context || !folder || !digest_of)
-        return mha_fail(MHA_ERR_NULL, "mha_model_digest: %s is NULL",
-                        !context  ? "context"
-                        : !folder ? "folder"
-                                  : "digest");
-    MHA_TRY(digest(context, folder, false, &digests));
-    *digest_of = digests.configuration * UINT64_C(0x9E3779B97F4A7C15) ^ digests.weights;
-    return MHA_OK;
 }
 
 void mha_model_destroy(mha_model *model)
