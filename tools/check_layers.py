@@ -53,9 +53,9 @@ ALLOWED = {
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
 PROGRAM = PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI
-ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
-         "perplexity": (), "run": (), "selftest": (), "view": (), "train": ("view",), "prune": ("train",),
-         "serve": ()}
+ROOMS = {"common": (), "ablate": ("heads",), "bench": (), "circuits": ("heads",), "count": (), "explain": (),
+         "generate": (), "heads": (), "help": (), "perplexity": (), "run": (), "selftest": (), "view": (),
+         "train": ("view",), "prune": ("train",), "serve": ()}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 

@@ -10,6 +10,7 @@
 
 #include <multihead/attribution.h>
 #include <multihead/component.h>
+#include <multihead/json.h>
 
 #include <inttypes.h>
 #include <math.h>
