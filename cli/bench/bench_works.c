@@ -246,8 +246,17 @@ static mha_status run_backward(void *user, int64_t i)
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &w->dq, .k = &w->dk, .v = &w->dv};
     (void)i;
-    return mha_attention_backward(w->context, &w->desc, &w->q, &w->k[0], &w->v[0], &w->o, &w->lse,
-                                  &w->dout, &gradients);
+    return mha_attention_backward(
+        w->context,
+        &(mha_attention_backward_call){.struct_size = sizeof(mha_attention_backward_call),
+                                       .attention = &w->desc,
+                                       .q = &w->q,
+                                       .k = &w->k[0],
+                                       .v = &w->v[0],
+                                       .o = &w->o,
+                                       .lse = &w->lse,
+                                       .o_gradient = &w->dout,
+                                       .gradients = &gradients});
 }
 
 static cli_exit make_attention(mha_context *context, bench_work *work)

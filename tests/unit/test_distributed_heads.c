@@ -1,6 +1,7 @@
 /* Heads over ranks (threads here): pieces of heads have the bits of the whole, in the forward, the
  * backward, a module with its projections, and on a grid with a sequence that is divided too; tensors are
  * brought together exactly; refusals reach every rank; and a lost rank ends the call everywhere. */
+#include "support/backward_call.h"
 #include "support/cuts.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
@@ -127,7 +128,8 @@ static mha_status run(mha_context *context, const mha_attention_desc *d, const m
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &x->dq, .k = &x->dk, .v = &x->dv};
     MHA_TRY(mha_attention_forward(context, d, q, k, v, &x->o, &outputs));
-    return back ? mha_attention_backward(context, d, q, k, v, &x->o, &x->lse, back, &gradients)
+    return back ? mha_attention_backward(
+                      context, BACKWARD_CALL(d, q, k, v, &x->o, &x->lse, back, &gradients))
                 : MHA_OK;
 }
 
