@@ -65,6 +65,11 @@ MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *by
  */
 MHA_API size_t mha_utf8_span(const char *bytes, size_t count, size_t *broken);
 
+/** The one of names [count] that a mistyped word may have meant: one or two edits away, a beginning of
+ * it or begun by it, or its last word behind a "-"; NULL if none is. Memory none. Errors none. Threads
+ * any. Since 0.1 */
+MHA_API const char *mha_nearest_name(const char *word, const char *const *names, size_t count);
+
 /* ---- safetensors ----------------------------------------------------------------------------- */
 /*   8 bytes        n, the header's length, little-endian
  *   n bytes        JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...,

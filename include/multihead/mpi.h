@@ -33,7 +33,9 @@ typedef struct mha_mpi_desc {
     const void *communicator;
     /* Seconds that a wait may last before its rank counts as lost; 0: 300. It must be longer than
      * any rank ever computes while another waits for it. Where a process ends, mpirun ends all
-     * others within a second and this does not matter: it is for networks that are cut */
+     * others within a second and this does not matter: it is for networks that are cut. A rank
+     * that gives up tells all others whom it waited for; those that wait give up too, and each
+     * reports the rank at the end of the chain */
     double deadline;
 } mha_mpi_desc;
 
