@@ -4,6 +4,7 @@
 #include "common/commands.h"
 
 #include <jansson.h>
+#include <multihead/json.h>
 
 #include <errno.h>
 #include <math.h>

@@ -304,8 +304,11 @@ static mha_status run_module(void *user, int64_t i)
 {
     module_work *w = user;
     (void)i;
-    return mha_module_forward(w->context, w->module, &w->desc, &w->x, &w->x, &w->x, &w->out,
-                              w->average.data ? &w->outputs : NULL);
+    mha_module_call call = MHA_INIT(mha_module_call);
+    call.attention = &w->desc, call.out = &w->out;
+    call.query = call.key = call.value = &w->x;
+    if (w->average.data) call.outputs = &w->outputs;
+    return mha_module_run(w->context, w->module, &call);
 }
 
 static void destroy_module(void *module)

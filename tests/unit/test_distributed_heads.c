@@ -6,6 +6,7 @@
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
+#include "support/module_call.h"
 #include "support/rank_contexts.h"
 #include "support/suite.h"
 
@@ -589,8 +590,9 @@ static void a_module_on_a_grid(void **state)
         expect_ok(set(module, "out_proj", "weight", &g.weight[O].view));
         if (!(g.desc.flags & MHA_MODULE_NO_OUT_BIAS))
             expect_ok(set(module, "out_proj", "bias", &g.bias[O].view));
-        expect_ok(mha_module_forward(context, module, &g.attention, &g.x.view, &g.x.view, &g.x.view,
-                                     &out, NULL));
+        expect_ok(
+            mha_module_run(context, module,
+                           MODULE_CALL(&g.attention, &g.x.view, &g.x.view, &g.x.view, &out, NULL)));
         thread_ranks_run(g.rows * g.columns, grid_rank, &g, -1, 0);
         for (int rank = 0; rank < g.rows * g.columns; rank++) {
             const mha_tensor rows =
