@@ -417,6 +417,17 @@ cli_exit heads_begin(const text_model *model, heads_found *found)
     return CLI_OK;
 }
 
+/* What the file has, without measuring. */
+static cli_exit show_state(job *j)
+{
+    CLI_TRY(heads_state_show(&j->state, j->options, j->found));
+    if (!j->found->random) return CLI_OK;
+    CLI_TRY(cli_check(HEADS, mha_study_begin_random(j->study)));
+    j->found->random_block = j->is->random_block;
+    j->found->random_repeats = j->is->random_repeats;
+    return CLI_OK;
+}
+
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found)
 {
@@ -428,8 +439,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     CLI_TRY(begin_study(&j, sources));
     CLI_TRY(heads_state_begin(options, found, &j.state));
     if (options->state) CLI_TRY(ranks_share(HEADS, j.state.was, sizeof j.state.was));
-    if (options->alone && (j.state.was[STATE_MAGIC] || options->random == 0))
-        return heads_state_show(&j.state, options, found);
+    if (options->alone && (j.state.was[STATE_MAGIC] || options->random == 0)) return show_state(&j);
     cli_note(options->quiet || without == 0, "without %" PRId64 " heads: their output is 0",
              without);
     CLI_TRY(measure_texts(&j, model, sources));

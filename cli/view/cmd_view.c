@@ -201,32 +201,30 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
 {
     attention_maps maps = {.text = {found->source.text[0]},
                            .text_bytes = {found->source.text_bytes[0]}};
-    maps_picks picks = {0};
     view_options drawn = *options;
-    int64_t *order;
     drawn.json = NULL;
     drawn.ask = found;
     const bool has_maps = view_has_files(&drawn);
     if (has_maps) { /* before a file is written: --npy may be impossible */
-        CLI_TRY(view_model_maps(&drawn, model, &maps, &picks, NULL));
-        CLI_TRY(view_check_picks(&drawn, &picks));
+        CLI_TRY(view_model_maps(&drawn, model, &maps, NULL));
+        CLI_TRY(view_check_picks(&drawn, &maps.picks));
     }
     ranks_release();
     if (!ranks_first()) return CLI_OK;
     if (options->json) {
         CLI_TRY(cli_check(VIEW, files_draw(options->json, draw_answer, found)));
         if (strcmp(options->json, "-") != 0)
-            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json, found->count);
+            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json,
+                     found->answer->count);
     }
     if (!has_maps) return CLI_OK;
-    CLI_TRY(view_ask_order(found, (ask_measure)options->sort, &order));
-    if (found->count > 0) drawn.first_panel = order[0];
+    if (found->answer->count > 0) drawn.first_panel = found->answer->order[options->sort][0];
     drawn.first_cell = true;
-    drawn.first_row = found->from.first + found->from.count - 1;
-    drawn.first_col = found->to.first;
+    drawn.first_row = found->from.at.first + found->from.at.count - 1;
+    drawn.first_col = found->to.at.first;
     text_model_close(model);
-    view_warn_of_idle_names(&drawn, &maps);
-    return view_write_files(&drawn, &maps, &picks);
+    CLI_TRY(view_warn_of_idle_names(&drawn, &maps));
+    return view_write_files(&drawn, &maps);
 }
 
 static cli_exit ask(const view_options *options)
@@ -247,23 +245,22 @@ static cli_exit ask(const view_options *options)
 static cli_exit view(const view_options *options)
 {
     attention_maps maps = {0};
-    maps_picks picks = {0};
     view_roles roles = {0};
     text_model model = {0};
     view_options drawn = *options;
     drawn.roles = &roles;
     drawn.first_panel = -1;
-    CLI_TRY(options->attention  ? view_array_maps(options, &maps, &picks)
-            : options->contrast ? view_contrast_maps(options, &model, &maps, &picks)
-                                : view_model_maps(options, &model, &maps, &picks, &roles));
+    CLI_TRY(options->attention  ? view_array_maps(options, &maps)
+            : options->contrast ? view_contrast_maps(options, &model, &maps)
+                                : view_model_maps(options, &model, &maps, &roles));
     text_model_close(&model);
     ranks_release();
     if (!ranks_first()) return CLI_OK;
-    view_warn_of_idle_names(options, &maps);
-    CLI_TRY(view_write_files(&drawn, &maps, &picks));
-    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps, &picks));
+    CLI_TRY(view_warn_of_idle_names(options, &maps));
+    CLI_TRY(view_write_files(&drawn, &maps));
+    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
-    say_what_next(options, &picks);
+    say_what_next(options, &maps.picks);
     return CLI_OK;
 }
 
