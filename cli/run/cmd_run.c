@@ -78,15 +78,15 @@ static const args_option option_table[] = {
     ROW_HEADING("Mask (ARRAY: a file, or a list such as 3,5)"),
     FLAG("causal", causal, "hide keys after the query's position", LINEAR),
     NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t is at key position t + N",
-           LINEAR | NO_CACHE),
+           LINEAR | NO_CACHE, .excludes = "--offsets", .why = "one for all, or one for each"),
     TEXT("offsets", offsets, "ARRAY", "one offset per sequence", LINEAR | NO_CACHE),
     TEXT("lengths", lengths, "ARRAY", "valid keys per sequence; the rest is padding",
          LINEAR | NO_CACHE),
     TEXT("begins", begins, "ARRAY", "first valid key per sequence: padding on the left", NO_CACHE),
     TEXT("window", window, "L,R", "keys visible before and after; -1: all of them", 0),
     NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4, "first keys that the window does not hide", 0),
-    TEXT("documents", documents, "ARRAY", "[B,T] ids: a query sees its own document only",
-         NO_CACHE),
+    TEXT("documents", documents, "ARRAY", "[B,T] ids: a query sees its own document only", NO_CACHE,
+         .excludes = "--query-documents", .why = "the first names queries and keys"),
     TEXT("block-size", block_size, "QxK", "queries and keys per block, such as 64x64", 0,
          .needs = "--keep-blocks FILE"),
     TEXT("query-starts", query_starts, "ARRAY",
@@ -97,7 +97,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Scores and weights"),
     REAL("scale", scale, "factor of q.k; default 1/sqrt(D)", 0),
     REAL("softcap", softcap, "X tanh(score / X)", 0),
-    FLAG("alibi", alibi, "ALiBi with the published slopes", 0),
+    FLAG("alibi", alibi, "ALiBi with the published slopes", 0, .excludes = "--alibi-slopes"),
     NUMBER("t5-max-distance", t5_max_distance, 1, INT64_MAX / 4, "default 128", 0,
            .needs = "--t5-table FILE"),
     FLAG("t5-one-sided", t5_one_sided, "one-sided buckets, as in decoders", 0,
@@ -224,20 +224,6 @@ static cli_exit check_option(const run_options *o, const args_option *option)
     return CLI_OK;
 }
 
-static cli_exit check_pairs(const run_options *o)
-{
-    if (o->seed && !o->dropout.given && !o->module && !any_random(o))
-        return RUN_USAGE("--seed requires --dropout X, --module or a random array");
-    if (o->alibi && o->alibi_slopes)
-        return RUN_USAGE("--alibi and --alibi-slopes exclude each other");
-    if (o->documents && o->query_documents)
-        return RUN_USAGE("--documents names queries and keys: leave it out, or --query-documents "
-                         "and --key-documents");
-    if (o->offset && o->offsets)
-        return RUN_USAGE("--offset is for all sequences, --offsets for each: give one of them");
-    return CLI_OK;
-}
-
 static cli_exit check_inputs(const run_options *o)
 {
     const char *const names = "qkv";
@@ -275,7 +261,8 @@ static cli_exit check(run_options *o)
     if (o->example && !o->linear && !run_has_files(o)) o->trace = 1;
     if (o->example && o->module && !o->heads) o->heads = DEFAULT_HEADS;
     CLI_TRY(args_check(&run_page, o));
-    CLI_TRY(check_pairs(o));
+    if (o->seed && !o->dropout.given && !o->module && !any_random(o))
+        return RUN_USAGE("--seed requires --dropout X, --module or a random array");
     CLI_TRY(check_inputs(o));
     for (size_t i = 0; i < run_page.option_count; i++)
         if (args_is_given(&option_table[i], o)) CLI_TRY(check_option(o, &option_table[i]));

@@ -700,7 +700,7 @@ def wrong_lines():
         ([*one, "--causal", "--window", "3,1"], "keys after is 1"),
         ([*one, "--sink-keys", "1"], "--sink-keys, --global-keys and --global-queries need --window"),
         ([*one, "--offset", "3"], "--offset has no meaning", "--causal"),
-        ([*one, "--offset", "3", "--offsets", "3"], "give one of them"),
+        ([*one, "--offset", "3", "--offsets", "3"], "--offset and --offsets exclude each other"),
         ([*one, "--alibi", "--alibi-slopes", "1"], "exclude each other"),
         ([*one, "--keep-blocks", "b.npy"], "--block-size"),
         ([*one, "--block-size", "2x2"], "--keep-blocks"),
