@@ -287,6 +287,7 @@ cli_exit heads_state_show(const heads_state *state, const heads_options *options
 {
     const uint64_t *was = state->was;
     mha_head_corpus *none = NULL;
+    heads_random plan;
     if (!ranks_first()) return CLI_OK;
     if (!was[STATE_MAGIC])
         return cli_fail(CLI_NO_INPUT, HEADS,
@@ -306,6 +307,10 @@ cli_exit heads_state_show(const heads_state *state, const heads_options *options
     cli_note(options->quiet,
              "%s: %" PRId64 " texts and %" PRId64 " random sequences; nothing is measured",
              state->path, found->text_count, found->random_count);
+    if (!found->random) return CLI_OK;
+    CLI_TRY(heads_random_plan(found->model, &plan));
+    found->random_block = plan.how.block;
+    found->random_repeats = plan.how.repeats;
     return CLI_OK;
 }
 
