@@ -296,11 +296,11 @@ static void put_field(mha_json *json, const mha_json_field *field, const void *a
     case MHA_JSON_CHARS: mha_json_text(json, name, at); break;
     case MHA_JSON_COUNT:
     case MHA_JSON_GIVEN:
-        if (*(const int64_t *)at < 0) {
-            if (field->type == MHA_JSON_COUNT) mha_json_null(json, name);
-            break;
-        }
-        /* fall through */
+        if (*(const int64_t *)at >= 0)
+            mha_json_integer(json, name, *(const int64_t *)at);
+        else if (field->type == MHA_JSON_COUNT)
+            mha_json_null(json, name);
+        break;
     case MHA_JSON_INTEGER: mha_json_integer(json, name, *(const int64_t *)at); break;
     case MHA_JSON_INT: mha_json_integer(json, name, *(const int *)at); break;
     case MHA_JSON_NUMBER: mha_json_number(json, name, *(const double *)at); break;
