@@ -13,6 +13,9 @@ extern const mha_sink files_stdout;
 /* What fills an output. */
 typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
 
+/* Of a mha_figure. */
+files_draw_fn files_draw_svg, files_draw_png, files_draw_pdf;
+
 /* Let draw write to path, or to stdout if that is "-". */
 mha_status files_draw(const char *path, files_draw_fn *draw, const void *user);
 

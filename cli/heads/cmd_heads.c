@@ -77,6 +77,7 @@ static const args_option option_table[] = {
         "a new folder of pictures around the places with most\nof a score: of its best head, or "
         "of up to 10 that are\nselected"),
     ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: PNG beside SVG"),
+    ROW_FLAG(0, "pdf", heads_options, pdf, 1, "likewise PDF, for papers"),
     ROW_FLAG(0, "corpus", heads_options, corpus, 1,
              "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
              "luck"),

@@ -71,6 +71,7 @@ static const args_option option_table[] = {
     FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons"),
     VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a vector image for print or a web page"),
     VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a bitmap image"),
+    VALUE(ARGS_TEXT, 0, "pdf", pdf, "FILE", "a page of PDF for a paper, its font embedded"),
     VALUE(ARGS_TEXT, 0, "json", json, "FILE", "tokens and all weights as text"),
     VALUE(ARGS_TEXT, 0, "npy", npy, "FILE",
           "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),

@@ -51,6 +51,12 @@ static void draw_sides(const mhai_canvas *canvas, double x, double y, double wid
     for (int i = 0; i < 4; i++) canvas->line(canvas->user, sides[i], thick, color);
 }
 
+static void fill(const mhai_canvas *canvas, double x, double y, double width, double height,
+                 mhai_color color)
+{
+    canvas->rect(canvas->user, &(mhai_box){x, y, width, height, .fill = color, .crisp = true});
+}
+
 static void draw_frame(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
                        double width, double height)
 {
@@ -107,7 +113,7 @@ static void draw_bar(const mhai_layout *l, const mhai_canvas *canvas, double x, 
     for (int i = 0; i < STEPS; i++) {
         mhai_color color;
         memcpy(color.rgb, l->palette.rgb[i * 255 / (STEPS - 1)], sizeof color.rgb);
-        canvas->rect(canvas->user, x + width * i / STEPS, y, width / STEPS, height, color);
+        fill(canvas, x + width * i / STEPS, y, width / STEPS, height, color);
     }
     draw_frame(l, canvas, x, y, width, height);
     mhai_color low, high;
@@ -126,18 +132,10 @@ static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x
 {
     const mhai_theme *theme = &l->theme;
     if (masked && !l->tiny)
-        canvas->hatch(canvas->user, x, y, 14, 12, theme);
+        canvas->hatch(canvas->user, &(mhai_box){x, y, 14, 12, .radius = 0}, theme);
     else
-        canvas->rect(canvas->user, x, y, 14, 12,
-                     masked    ? theme->mask_line
-                     : l->tiny ? theme->bad
-                               : theme->paper);
-    if (!masked && !l->tiny) {
-        const double down[4] = {x + 3, y + 2, x + 11, y + 10},
-                     up[4] = {x + 3, y + 10, x + 11, y + 2};
-        canvas->line(canvas->user, down, 1.5, theme->bad);
-        canvas->line(canvas->user, up, 1.5, theme->bad);
-    }
+        fill(canvas, x, y, 14, 12, masked ? theme->mask_line : l->tiny ? theme->bad : theme->paper);
+    if (!masked && !l->tiny) mhai_canvas_cross(canvas, x + 3, y + 2, 8, 8, theme->bad);
     draw_frame(l, canvas, x, y, 14, 12);
     write_text(canvas, x + MHAI_LAYOUT_SWATCH, y + 10, SMALL, MHAI_START, theme->ink, word);
     return x + MHAI_LAYOUT_SWATCH + mhai_text_em(word) * SMALL + MHAI_LAYOUT_SWATCH_GAP;
@@ -329,7 +327,7 @@ mha_status mhai_draw(const mhai_layout *l, const mhai_canvas *canvas)
 {
     mhai_cells cells;
     MHA_TRY(mhai_cells_alloc(l->row.drawn, l->col.drawn, &cells));
-    canvas->rect(canvas->user, 0, 0, l->width, l->height, l->theme.paper);
+    fill(canvas, 0, 0, l->width, l->height, l->theme.paper);
     draw_titles(l, canvas);
     draw_legend(l, canvas);
     draw_groups(l, canvas);
@@ -344,4 +342,75 @@ mha_status mhai_draw(const mhai_layout *l, const mhai_canvas *canvas)
     draw_foot(l, canvas);
     mhai_cells_free(&cells);
     return MHA_OK;
+}
+
+mha_status mhai_draw_cells(const mhai_layout *l, const mhai_canvas *canvas, const double place[4])
+{
+    if (!l->figure.panel_count || !l->figure.rows || !l->figure.cols) return MHA_OK;
+    mhai_cells cells;
+    MHA_TRY(mhai_cells_alloc(l->row.drawn, l->col.drawn, &cells));
+    mha_panel panel = mhai_figure_panel(&l->figure, 0);
+    mhai_cells_fill(&l->figure, &panel, l->row.pool, l->col.pool, &cells);
+    const mhai_map map = {.x = place[0],
+                          .y = place[1],
+                          .cell_width = place[2] / (double)cells.cols,
+                          .cell_height = place[3] / (double)cells.rows,
+                          .cells = &cells,
+                          .scale = mhai_ranges_at(&l->ranges, 0),
+                          .palette = &l->palette,
+                          .theme = &l->theme,
+                          .figure = &l->figure,
+                          .tiny = true,
+                          .image = true};
+    canvas->map(canvas->user, &map);
+    mhai_cells_free(&cells);
+    return MHA_OK;
+}
+
+const char *mhai_layout_title(const mhai_layout *l)
+{
+    return l->figure.title && *l->figure.title ? l->figure.title : "Heat map";
+}
+
+static mha_status draw_sheet(const void *layout, const mhai_canvas *canvas)
+{
+    return mhai_draw(layout, canvas);
+}
+
+mhai_sheet mhai_layout_sheet(const mhai_layout *l, mhai_picture picture)
+{
+    return (mhai_sheet){.picture = picture,
+                        .title = mhai_layout_title(l),
+                        .width = l->width,
+                        .height = l->height,
+                        .pixel_ratio = l->figure.pixel_ratio,
+                        .font_file = l->figure.font_file,
+                        .layout = l,
+                        .draw = draw_sheet,
+                        .what = l};
+}
+
+static mha_status write_figure(const mha_figure *figure, mhai_picture picture, const mha_sink *sink)
+{
+    mhai_layout layout;
+    mha_status status = mhai_layout_make(figure, &layout);
+    const mhai_sheet sheet = mhai_layout_sheet(&layout, picture);
+    if (!status) status = mhai_sheet_write(&sheet, sink);
+    mhai_layout_free(&layout);
+    return status;
+}
+
+mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink)
+{
+    return write_figure(figure, MHAI_SVG, sink);
+}
+
+mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink)
+{
+    return write_figure(figure, MHAI_PNG, sink);
+}
+
+mha_status mha_render_pdf(const mha_figure *figure, const mha_sink *sink)
+{
+    return write_figure(figure, MHAI_PDF, sink);
 }

@@ -48,7 +48,7 @@ typedef struct mhai_place {
     int64_t grid_row, grid_col;
 } mhai_place;
 
-typedef struct mhai_layout {
+struct mhai_layout {
     mha_figure figure; /* checked */
     mhai_ranges ranges;
     mhai_palette palette;
@@ -66,7 +66,7 @@ typedef struct mhai_layout {
     mhai_text value_name; /* cut */
     mhai_text foot[MHAI_LAYOUT_NOTE_LINES], remarks[MHAI_LAYOUT_NOTE_LINES];
     int title_lines, subtitle_lines, foot_lines, remark_lines;
-} mhai_layout;
+};
 
 /* Free also after a failure. */
 mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *layout);
@@ -77,6 +77,16 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label);
 
 /* Draw everything. Memory is needed for the cells of one panel. */
 mha_status mhai_draw(const mhai_layout *layout, const mhai_canvas *canvas);
+
+/* The cells of the first panel alone, as one image that fills place (x, y, width, height). */
+mha_status mhai_draw_cells(const mhai_layout *layout, const mhai_canvas *canvas,
+                           const double place[4]);
+
+const char *mhai_layout_title(const mhai_layout *layout);
+mhai_sheet mhai_layout_sheet(const mhai_layout *layout, mhai_picture picture);
+
+/* SVG within a page of HTML. */
+mha_status mhai_svg_inside(const mhai_layout *layout, const mha_sink *sink);
 
 /* Where every panel stands in a grid of so many columns: fills places, row_groups (which has room
  * for panel_count + group_count entries) and the number of grid rows. */
