@@ -306,7 +306,7 @@ static void open_document(svg *s, const char *title, double width, double height
 /* What a figure says about itself, and its hatch. */
 static void describe(svg *s, const mhai_layout *l)
 {
-    const mha_figure *f = &l->figure;
+    const mha_figure *f = &l->grid.figure;
     mhai_sink_print(&s->writer,
                     "<desc>%" PRId64 " %s of %" PRId64 " rows and %" PRId64 " columns. ",
                     f->panel_count, f->panel_count == 1 ? "map" : "maps", f->rows, f->cols);
@@ -315,9 +315,9 @@ static void describe(svg *s, const mhai_layout *l)
                     "</desc>\n<defs><pattern id=\"mha-hatch%s\" width=\"6\" height=\"6\" "
                     "patternUnits=\"userSpaceOnUse\"><rect width=\"6\" height=\"6\"",
                     s->frame.suffix);
-    color_attribute(s, "fill", l->theme.mask_paper);
+    color_attribute(s, "fill", l->grid.theme.mask_paper);
     mhai_sink_text(&s->writer, "/><path d=\"M-1 1L1 -1M-1 7L7 -1M5 7L7 5\"");
-    color_attribute(s, "stroke", l->theme.mask_line);
+    color_attribute(s, "stroke", l->grid.theme.mask_line);
     mhai_sink_text(&s->writer, " stroke-width=\"1.2\"/></pattern></defs>\n");
 }
 
