@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import ggml_ctypes
+from multihead._abi import KvCacheDesc
 import multihead_ctypes as mha
 import peers_calls
 
@@ -65,20 +66,10 @@ class Step:
 # ---- ours ----------------------------------------------------------------------------------------
 
 
-class CacheDesc(C.Structure):
-    """mha_kv_cache_desc"""
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("batch", C.c_int64),
-                ("kv_heads", C.c_int64), ("capacity", C.c_int64), ("head_dim", C.c_int64),
-                ("value_head_dim", C.c_int64), ("type", C.c_int), ("reserved", C.c_uint32),
-                ("page_size", C.c_int64), ("pages", C.c_int64), ("window", C.c_int64),
-                ("sink_keys", C.c_int64), ("max_append", C.c_int64), ("key_scales", C.c_int),
-                ("reserved2", C.c_uint32)]
-
-
 class Ours:
     def __init__(self, row, context, page, scales):
         lib, self.context, self.caches, self.desc = mha.LIBRARY, context, [], mha.attention_desc()
-        desc = CacheDesc(C.sizeof(CacheDesc), 0, 1, row.hk, row.keys, row.d,
+        desc = KvCacheDesc(C.sizeof(KvCacheDesc), 0, 1, row.hk, row.keys, row.d,
                          type={"f32": 0, "f16": 2, "bf16": 3, "int8": 4}[row.kind], page_size=page,
                          key_scales=SCALES.index(scales) if row.kind == "int8" else 0)
         k, v = mha.tensor(row.k), mha.tensor(row.v)

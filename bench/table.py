@@ -48,7 +48,6 @@ def cells(row):
 def limits(run):
     said = [f"{common.plural(run['threads'], 'thread')}: "]
     for name, unit in (("peak_gflops", "GFLOP/s of multiply-adds"),
-                       ("peak_int8_gops", "Gop/s of 8-bit products"),
                        ("peak_bf16_gflops", "GFLOP/s of bf16 products"), ("bandwidth_gbs", "GB/s read")):
         if run.get(name):
             said.append(f"{run[name]:.3g} {unit}")

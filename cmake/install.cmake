@@ -45,7 +45,7 @@ if(MHA_MODEL)
     "Model folders for multihead: safetensors, GGUF, tokenizers" "multihead"
     "jansson, libutf8proc, libpcre2-8")
 else()
-  list(APPEND headers_left_out checkpoint gguf io model state tokenizer)
+  list(APPEND headers_left_out checkpoint gguf io model state tokenizer trial)
 endif()
 if(MHA_RENDER)
   mha_install(multihead_render render_library
@@ -91,6 +91,7 @@ install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT do
 if(MHA_PYTHON_DIR)
   install(DIRECTORY bindings/python/multihead DESTINATION ${MHA_PYTHON_DIR} COMPONENT python_system
     PATTERN __pycache__ EXCLUDE)
+  install(DIRECTORY abi DESTINATION ${MHA_PYTHON_DIR}/multihead COMPONENT python_system)
 endif()
 
 install(EXPORT multihead NAMESPACE multihead:: DESTINATION ${config_dir}

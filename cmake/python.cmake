@@ -1,9 +1,11 @@
 # What the Python package holds besides Python: the component "python", which pyproject.toml installs,
 # and which `cmake --install build --component python` copies from any build.
 #
+#   multihead/abi/   the lists by which Python declares the C interface
 #   multihead/lib/   the shared libraries, one file each (a wheel has no links), which find each other
 #   multihead/bin/   the program
 #   multihead/fonts/ the default font of PNG files, for systems without it
+install(DIRECTORY abi DESTINATION multihead COMPONENT python EXCLUDE_FROM_ALL)
 set(python_targets)
 foreach(name multihead multihead_model multihead_render)
   if(TARGET ${name}_shared)

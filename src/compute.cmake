@@ -1,6 +1,6 @@
-# libmultihead: base, kernels, attention, module, nn, presets, analysis.
+# libmultihead: base, kernels, attention, module, nn, analysis.
 file(GLOB compute_sources CONFIGURE_DEPENDS
-  base/*.c ranks/*.c distributed/*.c attention/*.c cache/*.c nn/*.c attend/*.c module/*.c transformer/*.c presets/*.c analysis/*.c)
+  base/*.c ranks/*.c distributed/*.c attention/*.c cache/*.c nn/*.c attend/*.c module/*.c transformer/*.c analysis/*.c)
 # What compiles longest comes first: ninja starts it first, and nobody waits for it in the end.
 set(kernel_sources)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")

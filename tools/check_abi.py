@@ -4,10 +4,12 @@
 Usage: check_abi.py BUILD_DIR [--update]
 
 abi/LIBRARY.abi has every exported function with its type, every public struct with its size and the
-offset of each field, and every enumerator with its value, each with the version that it came in. A
-program that was built with the list's headers works with a library of the same SONAME as long as
-nothing of it goes away or changes; a struct that begins with struct_size may get fields at its end
-(base.h). What was added, or changed on purpose, is written down by --update, after a build.
+offset of each field, the type of every callback, and every enumerator with its value and the name of
+its enumeration (flags have none), each with the version that it came in. A program that was built with
+the list's headers works with a library of the same SONAME as long as nothing of it goes away or changes;
+a struct that begins with struct_size may get fields at its end (base.h). What was added, or changed on
+purpose, is written down by --update, after a build. The Python package declares the interface by these
+lists (bindings/python/multihead/_abi.py).
 
 Exits with 77 (skipped) without gcc, whose -aux-info prints the types of functions.
 """
@@ -24,9 +26,10 @@ from check_symbols import LIBRARIES, ROOT, defined
 HEADERS = ROOT / "include/multihead"
 LISTS = ROOT / "abi"
 # The part of a list's line that two versions of an entry must share to be one.
-ENTRY = re.compile(r"(\S+) ((?:function|struct|field|value) \S+)(.*)")
+ENTRY = re.compile(r"(\S+) ((?:function|struct|field|callback|value) \S+)(.*)")
 STRUCT = re.compile(r"typedef struct (mha_\w+) \{(.*?)\} \1;", re.S)
-ENUM = re.compile(r"typedef enum mha_\w+ \{(.*?)\} mha_\w+;", re.S)
+ENUM = re.compile(r"enum (?:mha_\w+ )?\{(.*?)\} ?(mha_\w+)?;", re.S)
+CALLBACK = re.compile(r"typedef ([^;{}()]+)\(\*(mha_\w+)\)\(([^;()]*)\);")
 FUNCTION = re.compile(r"^/\* \S*?(\w+)\.h:.*?\*/ extern (.*?)(mha_\w+) (\(.*\));$", re.M)
 
 
@@ -83,6 +86,12 @@ def fields(body):
             yield name, " ".join(kind.split())
 
 
+def without_names(parameters):
+    """The types of "const float *rows, int64_t count"."""
+    kinds = [re.sub(r"(?<=[ *])\w+$", "", " ".join(text.split())).strip() for text in parameters.split(",")]
+    return ", ".join(kinds)
+
+
 def measure(probes):
     """The values of C expressions, as the compiler has them."""
     lines = "".join(f'printf("%lld\\n", (long long)({probe}));\n' for probe in probes)
@@ -103,12 +112,18 @@ def types():
             for field, kind in fields(body):
                 rows.append((header, f"field {name}.{field}", kind))
                 probes.append(f"offsetof({name}, {field})")
-        for body in ENUM.findall(text):
+        for result, name, parameters in CALLBACK.findall(text):
+            rows.append((header, f"callback {name}", f"{result.strip()} ({without_names(parameters)})"))
+            probes.append(f"sizeof({name})")
+        for body, enumeration in ENUM.findall(text):
             for name in re.findall(r"\b(MHA_\w+)\b(?= *[=,}]|\s*$)", body + "\n", re.M):
-                rows.append((header, f"value {name}", ""))
+                rows.append((header, f"value {name}", enumeration))
                 probes.append(name)
-    for (header, entry, kind), value in zip(rows, measure(probes)):
-        yield library_of(header), entry, f"{value} {kind}".strip()
+    values = measure(probes)
+    constants = {entry.removeprefix("value "): int(value) for (_, entry, _), value in zip(rows, values)}
+    for (header, entry, kind), value in zip(rows, values):
+        kind = re.sub(r"\[(.+?)\]", lambda size: f"[{eval(size[1].replace('/', '//'), constants)}]", kind)
+        yield library_of(header), entry, kind if entry.startswith("callback") else f"{value} {kind}".strip()
 
 
 def functions(build):

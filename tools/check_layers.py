@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "trial"}
 RENDER = {"render", "render_heads", "render_live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
@@ -36,12 +36,12 @@ ALLOWED = {
                         {"nn", "optimizer", "transformer", "training", "sampling", "attention",
                          "backward", "cache", "position", "transport", "base", "component"}),
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
-    "src/presets": ({"presets", "base"}, {"presets", "attention", "module", "base", "component"}),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
     "src/render": ({"render"}, RENDER | {"base", "component", "sink"}),
     "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
     "src/mpi": ({"mpi"}, {"mpi", "transport", "base", "component"}),
+    "src/study": ({"study"}, PUBLIC | MODEL),
     "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
     "examples": (set(), PUBLIC | MODEL | RENDER | CIRCUITS | MPI),
     "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | CIRCUITS | MPI),

@@ -90,7 +90,6 @@ typedef struct bench_machine {
     int threads;
     int64_t l2;       /* bytes, by which the library cuts work */
     double fma_peak;  /* FLOP/s of multiply-adds in registers; 0: not known for this processor */
-    double int8_peak; /* operations of 8-bit products; 0: the processor has no such instruction */
     double bf16_peak; /* likewise of products of bf16 */
     double bandwidth; /* bytes read a second */
     float *memory;    /* more than caches hold, for reading beside work */

@@ -57,17 +57,6 @@ __attribute__((target("avx2,fma"), noinline)) static float fma256(int rounds)
 }
 
 /* In assembly, since gcc 12 moves every sum to another register around the intrinsic. */
-__attribute__((target("avx512f,avx512vnni"), noinline)) static float int8_512(int rounds)
-{
-    __m512i sum[CHAINS], x = _mm512_set1_epi8(1);
-    UNROLL for (int j = 0; j < CHAINS; j++) sum[j] = _mm512_set1_epi32(j);
-    for (int i = 0; i < rounds; i++)
-        UNROLL for (int j = 0; j < CHAINS;
-                    j++) __asm__("vpdpbusd %1, %1, %0" : "+v"(sum[j]) : "v"(x));
-    UNROLL for (int j = 1; j < CHAINS; j++) sum[0] = _mm512_add_epi32(sum[0], sum[j]);
-    return (float)_mm_cvtsi128_si32(_mm512_castsi512_si128(sum[0]));
-}
-
 __attribute__((target("avx512f,avx512bf16"), noinline)) static float bf16_512(int rounds)
 {
     __m512 sum[CHAINS], x = _mm512_castsi512_ps(_mm512_set1_epi16(0x3E80)); /* 1/4 */
@@ -77,12 +66,6 @@ __attribute__((target("avx512f,avx512bf16"), noinline)) static float bf16_512(in
                     j++) __asm__("vdpbf16ps %1, %1, %0" : "+v"(sum[j]) : "v"(x));
     UNROLL for (int j = 1; j < CHAINS; j++) sum[0] = _mm512_add_ps(sum[0], sum[j]);
     return _mm512_cvtss_f32(sum[0]);
-}
-
-static bool has_vnni(void)
-{
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
 }
 
 static loop fma_loop(mha_isa isa)
@@ -101,12 +84,6 @@ static bool has_bf16(void)
 static loop bf16_loop(mha_isa isa)
 {
     if (isa == MHA_ISA_AVX512 && has_bf16()) return (loop){bf16_512, 2.0 * 32 * CHAINS};
-    return (loop){0};
-}
-
-static loop int8_loop(mha_isa isa)
-{
-    if (isa == MHA_ISA_AVX512 && has_vnni()) return (loop){int8_512, 2.0 * 64 * CHAINS};
     return (loop){0};
 }
 #elif defined(__aarch64__)
@@ -132,12 +109,6 @@ static loop bf16_loop(mha_isa isa)
     (void)isa;
     return (loop){0};
 }
-
-static loop int8_loop(mha_isa isa)
-{
-    (void)isa;
-    return (loop){0};
-}
 #else
 static loop fma_loop(mha_isa isa)
 {
@@ -146,12 +117,6 @@ static loop fma_loop(mha_isa isa)
 }
 
 static loop bf16_loop(mha_isa isa)
-{
-    (void)isa;
-    return (loop){0};
-}
-
-static loop int8_loop(mha_isa isa)
 {
     (void)isa;
     return (loop){0};
@@ -276,7 +241,6 @@ cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machi
                                .memory = memory};
     bench_processor_read(&machine->processor);
     machine->fma_peak = highest(seconds, &(source){context, fma_loop(isa), NULL});
-    machine->int8_peak = highest(seconds, &(source){context, int8_loop(isa), NULL});
     machine->bf16_peak = highest(seconds, &(source){context, bf16_loop(isa), NULL});
     machine->bandwidth = highest(seconds, &(source){context, {0}, memory});
     return CLI_OK;

@@ -14,11 +14,7 @@
 
 double bench_peak(const bench_machine *machine, const bench_work *work)
 {
-    switch (work->shape.compute) {
-    case MHA_COMPUTE_INT8: return machine->int8_peak;
-    case MHA_COMPUTE_BF16: return machine->bf16_peak;
-    default: return machine->fma_peak;
-    }
+    return work->shape.compute == MHA_COMPUTE_BF16 ? machine->bf16_peak : machine->fma_peak;
 }
 
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth)
@@ -49,7 +45,6 @@ void bench_print_machine(const bench_machine *m)
     cli_print("%s, %d thread%s, L2 %lld KiB: ", mha_isa_name(m->isa), m->threads,
               m->threads == 1 ? "" : "s", (long long)(m->l2 >> 10));
     if (m->fma_peak > 0) cli_print("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
-    if (m->int8_peak > 0) cli_print("%.0f Gop/s of 8-bit products, ", 1e-9 * m->int8_peak);
     if (m->bf16_peak > 0) cli_print("%.0f GFLOP/s of bf16 products, ", 1e-9 * m->bf16_peak);
     cli_print("reads %.1f GB/s\n", 1e-9 * m->bandwidth);
     cli_print("%-36s %10s %10s  %9s %8s  %6s %6s  %s\n", "", "median ms", "best ms", "GFLOP/s",
@@ -133,7 +128,6 @@ static void put_machine(json_out *json, const bench_machine *m)
     put_int(json, "threads", m->threads);
     put_int(json, "l2_bytes", m->l2);
     put_real(json, "peak_gflops", 1e-9 * m->fma_peak);
-    put_real(json, "peak_int8_gops", 1e-9 * m->int8_peak);
     put_real(json, "peak_bf16_gflops", 1e-9 * m->bf16_peak);
     put_real(json, "bandwidth_gbs", 1e-9 * m->bandwidth);
 }

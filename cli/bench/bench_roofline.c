@@ -95,18 +95,9 @@ static double intensity_of(const bench_work *work)
     return work->flops / (size * (s->kind == BENCH_BACKWARD ? 4 : 2) * (queries + keys));
 }
 
-/* The peak that rows of int8 arithmetic are compared with. */
-static double bytes_peak(const bench_report *report)
-{
-    for (int i = 0; i < report->count; i++)
-        if (report->rows[i].work.shape.compute == MHA_COMPUTE_INT8)
-            return 1e-9 * report->machine.int8_peak;
-    return 0;
-}
-
 static void set_axes(plot *p, const bench_report *report)
 {
-    const double peak = fmax(1e-9 * report->machine.fma_peak, bytes_peak(report));
+    const double peak = 1e-9 * report->machine.fma_peak;
     p->height = line_height * report->count > 380 ? line_height * report->count : 380;
     p->x_lo = -1, p->x_hi = 4;
     p->y_hi = ceil(log10(peak > 1 ? peak : 1) + 0.1);
@@ -150,14 +141,6 @@ static void draw_roof(plot *p, const bench_machine *m)
     put_text(p, x_of(p, 2 * low) + 12, y_of(p, 2 * low * slope) + 4, 0, "memory, %.1f GB/s", slope);
 }
 
-static void draw_bytes_roof(plot *p, const bench_report *report)
-{
-    const double peak = bytes_peak(report), knee = peak / (1e-9 * report->machine.bandwidth);
-    if (!(peak > 0) || log10(knee) > p->x_hi) return;
-    put_line(p, x_of(p, knee), y_of(p, peak), left + width, y_of(p, peak), MHA_INK_PURPLE);
-    put_text(p, x_of(p, knee) + 8, y_of(p, peak) - 8, 0, "%.0f Gop/s of 8-bit products", peak);
-}
-
 static void draw_rows(plot *p, const bench_report *report)
 {
     static const mha_ink inks[BENCH_KINDS] = {MHA_INK_BLUE, MHA_INK_ROSE, MHA_INK_ORANGE,
@@ -190,7 +173,6 @@ mha_status bench_write_roofline(const bench_report *report, bool pdf, const mha_
     set_axes(&p, report);
     draw_axes(&p);
     draw_roof(&p, &report->machine);
-    draw_bytes_roof(&p, report);
     draw_rows(&p, report);
     snprintf(subtitle, sizeof subtitle, "%s, %d thread%s; medians; %% is of the roof",
              mha_isa_name(report->machine.isa), report->machine.threads,

@@ -405,7 +405,10 @@ static cli_exit make_gemm(mha_context *context, bench_work *work)
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
-static const char *const computes[] = {"", " int8", " bf16"}; /* mha_compute */
+static const char *compute_suffix(const bench_shape *s)
+{
+    return s->compute == MHA_COMPUTE_BF16 ? " bf16" : "";
+}
 
 static void name_attention(bench_work *work)
 {
@@ -424,7 +427,7 @@ static void name_attention(bench_work *work)
     snprintf(work->name, sizeof work->name, "%s %s d%lld n%lld%s%s%s%s%s%s%s%s",
              bench_kind_name(s->kind), heads, (long long)s->head_dim, (long long)s->queries, keys,
              batch, masks[s->mask], window, s->by_token ? " bthd" : "",
-             s->need_weights ? " weights" : "", cache, computes[s->compute]);
+             s->need_weights ? " weights" : "", cache, compute_suffix(s));
 }
 
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work)
@@ -432,7 +435,7 @@ cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_w
     *work = (bench_work){.shape = *shape};
     if (shape->kind == BENCH_GEMM)
         snprintf(work->name, sizeof work->name, "gemm %lldx%lldx%lld%s", (long long)shape->rows,
-                 (long long)shape->outputs, (long long)shape->inputs, computes[shape->compute]);
+                 (long long)shape->outputs, (long long)shape->inputs, compute_suffix(shape));
     else
         name_attention(work);
     return shape->kind == BENCH_GEMM     ? make_gemm(context, work)

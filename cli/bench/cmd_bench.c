@@ -24,7 +24,7 @@ static const char *const masks[] = {"full",    "causal", "window", "blocks",
                                     "lengths", "keep",   "bias",   NULL};
 static const char *const layouts[] = {"bhtd", "bthd", NULL};
 static const char *const caches[] = {"none", "f32", "f16", "bf16", "int8", NULL}; /* bench_cache */
-static const char *const computes[] = {"f32", "int8", "bf16", NULL};              /* mha_compute */
+static const char *const computes[] = {"f32", "bf16", NULL};
 
 enum { MOST = 1 << 24 };
 
@@ -56,9 +56,8 @@ static const args_option option_table[] = {
                "decode from a KV cache that keeps this type"),
     ROW_NUMBER("page", bench_options, page, 1, MOST,
                "positions of a page of the cache; default: all"),
-    ROW_CHOICE(
-        "compute", bench_options, compute, computes,
-        "forward, decode; bf16: gemm too. Others are compared\nwith f32 as well; default f32"),
+    ROW_CHOICE("compute", bench_options, compute, computes,
+               "forward, decode, gemm; default f32, with which bf16\nis compared"),
     ROW_HEADING("The work (gemm)"),
     ROW_NUMBER("rows", bench_options, rows, 1, MOST, "rows M; default 512"),
     ROW_NUMBER("outputs", bench_options, outputs, 1, MOST, "outputs N; default 512"),
@@ -138,8 +137,6 @@ static const bench_shape all_shapes[] = {
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_LENGTHS},
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_KEEP},
     {PLAIN(1, 8, 8, 64, 2048), .mask = BENCH_MASK_BIAS},
-    {PLAIN(1, 8, 8, 64, 2048), .compute = MHA_COMPUTE_INT8},
-    {PLAIN(1, 8, 8, 128, 2048), .compute = MHA_COMPUTE_INT8},
     {PLAIN(1, 8, 8, 64, 2048), .compute = MHA_COMPUTE_BF16},
     {PLAIN(1, 8, 8, 128, 2048), .compute = MHA_COMPUTE_BF16},
     {.kind = BENCH_BACKWARD, PLAIN(1, 8, 8, 64, 512)},
@@ -201,7 +198,7 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
                      .need_weights = o->need_weights,
                      .cache = (bench_cache)o->cache,
                      .page = o->page,
-                     .compute = (mha_compute)o->compute};
+                     .compute = o->compute ? MHA_COMPUTE_BF16 : MHA_COMPUTE_F32};
     s.kv_heads = or_else(o->kv_heads, decode && s.heads % 8 == 0 && !o->heads ? 8 : s.heads);
     s.keys = or_else(o->keys, decode ? 4096 : s.queries);
     if (o->causal) s.mask = BENCH_MASK_CAUSAL;
@@ -232,13 +229,10 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
     if (o->page && !o->cache)
         return cli_fail(CLI_USAGE, BENCH, "--page is of a cache; name its type, as --cache f32");
     const bool attends = kind == BENCH_FORWARD || (kind == BENCH_DECODE && !o->cache);
-    if (o->compute == MHA_COMPUTE_BF16 && !attends && kind != BENCH_GEMM)
+    if (o->compute && !attends && kind != BENCH_GEMM)
         return cli_fail(
             CLI_USAGE, BENCH,
             "--compute bf16 is for the works 'forward', 'decode', without --cache, and 'gemm'");
-    if (o->compute == MHA_COMPUTE_INT8 && !attends)
-        return cli_fail(CLI_USAGE, BENCH,
-                        "--compute int8 is for the works 'forward' and 'decode', without --cache");
     return CLI_OK;
 }
 

@@ -244,6 +244,46 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
     return CLI_OK;
 }
 
+/* ---- What was given -------------------------------------------------------------------------- */
+
+bool args_is_given(const args_option *option, const void *fields)
+{
+    const void *field = (const char *)fields + option->field;
+    switch (option->kind) {
+    case ARGS_FLAG:
+    case ARGS_CHOICE: return *(const int *)field != 0;
+    case ARGS_NUMBER: return *(const int64_t *)field != 0;
+    case ARGS_REAL: return ((const args_real *)field)->given;
+    case ARGS_TEXT: return *(const char *const *)field != NULL;
+    case ARGS_TEXTS: return ((const args_texts *)field)->count > 0;
+    case ARGS_HEADING: break;
+    }
+    return false;
+}
+
+/* Whether one of the options is given that stand in a text. */
+static bool gives_one(const args_page *page, const char *text, const void *fields)
+{
+    char shown[LONGEST_NAME + 3];
+    for (const char *at = text; (at = strstr(at, "--")); at += 2) {
+        snprintf(shown, sizeof shown, "%.*s", (int)strcspn(at, " ,"), at);
+        const args_option *option = find_option(page, shown);
+        if (option && args_is_given(option, fields)) return true;
+    }
+    return false;
+}
+
+cli_exit args_check_needs(const args_page *page, const void *fields)
+{
+    for (size_t i = 0; i < page->option_count; i++) {
+        const args_option *option = &page->options[i];
+        if (option->needs && args_is_given(option, fields) && !gives_one(page, option->needs, fields))
+            return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
+                            option->needs);
+    }
+    return CLI_OK;
+}
+
 /* ---- Help ------------------------------------------------------------------------------------ */
 
 /* Each line of text behind prefix. */

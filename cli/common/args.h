@@ -46,6 +46,8 @@ typedef struct args_option {
     const char *help;           /* lines are divided by \n */
     const char *const *choices; /* NULL at its end */
     int64_t least, most;
+    const char *needs; /* "--scores FILE or --lse FILE": meaningless without one of these */
+    unsigned marks;    /* whatever the subcommand wants to know of it */
 } args_option;
 
 typedef struct args_page {
@@ -68,6 +70,12 @@ bool args_decimal(const char *text, const char *ends, double *number, const char
 /* Fill fields and plain (both zeroed or holding defaults) from arguments; errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain);
+
+/* Whether the option has a value other than zero. */
+bool args_is_given(const args_option *option, const void *fields);
+
+/* An error if an option is given without one that it needs. */
+cli_exit args_check_needs(const args_page *page, const void *fields);
 
 /* Help instead of the command, which *done tells: the whole page on stdout if -h or --help stands
  * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments

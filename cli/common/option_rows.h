@@ -9,25 +9,31 @@
     {                                       \
         .kind = ARGS_HEADING, .name = title \
     }
-#define ROW_FLAG(letter_, name_, type_, field_, value_, help_)                               \
+/* Behind the help may stand more of an option: .needs = "--svg FILE". */
+#define ROW_FLAG(letter_, name_, type_, field_, value_, ...)                  \
+    {                                                                         \
+        .kind = ARGS_FLAG, .letter = letter_, .name = name_, .least = value_, \
+        .field = offsetof(type_, field_), .help = __VA_ARGS__                 \
+    }
+#define ROW_TEXT(name_, type_, field_, value_, ...)                                          \
     {                                                                                        \
-        .kind = ARGS_FLAG, .letter = letter_, .name = name_, .help = help_, .least = value_, \
-        .field = offsetof(type_, field_)                                                     \
+        .kind = ARGS_TEXT, .name = name_, .value = value_, .field = offsetof(type_, field_), \
+        .help = __VA_ARGS__                                                                  \
     }
-#define ROW_TEXT(name_, type_, field_, value_, help_)                     \
-    {                                                                     \
-        .kind = ARGS_TEXT, .name = name_, .value = value_, .help = help_, \
-        .field = offsetof(type_, field_)                                  \
-    }
-#define ROW_NUMBER(name_, type_, field_, least_, most_, help_)                            \
+#define ROW_NUMBER(name_, type_, field_, least_, most_, ...)                              \
     {                                                                                     \
-        .kind = ARGS_NUMBER, .name = name_, .value = "N", .help = help_, .least = least_, \
-        .most = most_, .field = offsetof(type_, field_)                                   \
+        .kind = ARGS_NUMBER, .name = name_, .value = "N", .least = least_, .most = most_, \
+        .field = offsetof(type_, field_), .help = __VA_ARGS__                             \
     }
-#define ROW_CHOICE(name_, type_, field_, choices_, help_)                       \
-    {                                                                           \
-        .kind = ARGS_CHOICE, .name = name_, .choices = choices_, .help = help_, \
-        .field = offsetof(type_, field_)                                        \
+#define ROW_REAL(name_, type_, field_, ...)                                               \
+    {                                                                                     \
+        .kind = ARGS_REAL, .name = name_, .value = "X", .field = offsetof(type_, field_), \
+        .help = __VA_ARGS__                                                               \
+    }
+#define ROW_CHOICE(name_, type_, field_, choices_, ...)                                            \
+    {                                                                                              \
+        .kind = ARGS_CHOICE, .name = name_, .choices = choices_, .field = offsetof(type_, field_), \
+        .help = __VA_ARGS__                                                                        \
     }
 
 #endif

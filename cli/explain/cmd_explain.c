@@ -13,13 +13,7 @@
 static const char *const isas[] = {MHA_ISA_LIST(ISA_NAME) NULL};     /* mha_isa */
 static const char *const dtypes[] = {"f32", "f16", "bf16", NULL};    /* explain_problem.dtype */
 static const char *const paths[] = {"auto", "tiled", "plain", NULL}; /* mha_path */
-static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
-
-#define REAL(name_, field_, help_)                                     \
-    {                                                                  \
-        .kind = ARGS_REAL, .name = name_, .value = "X", .help = help_, \
-        .field = offsetof(explain_options, field_)                     \
-    }
+static const char *const computes[] = {"f32", "bf16", NULL};
 
 static const args_option option_table[] = {
     ROW_HEADING("The problem"),
@@ -49,10 +43,10 @@ static const args_option option_table[] = {
              "blocks to compute: local=N, global=N, stride=N,\nfixed=N, random=N, separated by "
              "commas"),
     ROW_NUMBER("block-size", explain_options, block_size, 1, CONFIG_MOST,
-               "keys and queries per block; default 64"),
+               "keys and queries per block; default 64", .needs = "--blocks PATTERN"),
     ROW_FLAG(0, "dense-mask", explain_options, dense_mask, 1, "a mask of one byte per pair"),
     ROW_HEADING("Scores and outputs"),
-    REAL("softcap", softcap, "X tanh(score / X)"),
+    ROW_REAL("softcap", explain_options, softcap, "X tanh(score / X)"),
     ROW_FLAG(0, "alibi", explain_options, alibi, 1, "ALiBi slopes"),
     ROW_NUMBER("t5", explain_options, t5, 0, 1 << 20, "a T5 table of N buckets"),
     ROW_NUMBER("shaw", explain_options, shaw, 0, 1 << 20,
@@ -60,7 +54,7 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "dense-bias", explain_options, dense_bias, 1, "a number added to each score"),
     ROW_FLAG(0, "sink-logits", explain_options, sink_logits, 1, "an extra logit in each softmax"),
     ROW_FLAG(0, "gates", explain_options, gates, 1, "a factor for each head's output"),
-    REAL("dropout", dropout, "drop weights with this probability"),
+    ROW_REAL("dropout", explain_options, dropout, "drop weights with this probability"),
     ROW_FLAG(0, "lse", explain_options, lse, 1, "request the log of each row's sum"),
     ROW_FLAG(0, "probabilities", explain_options, probabilities, 1, "request all weights"),
     ROW_FLAG(0, "average", explain_options, average, 1, "request their mean over heads"),
@@ -84,7 +78,8 @@ static const args_option option_table[] = {
     ROW_TEXT("svg", explain_options, svg, "FILE",
              "draw it: shapes step by step, shared heads, mask,\npositions; - is stdout"),
     ROW_TEXT("pdf", explain_options, pdf, "FILE", "the same for a paper"),
-    ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background"),
+    ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background",
+             .needs = "--svg FILE or --pdf FILE"),
     ROW_FLAG(0, "json", explain_options, json, 1, "the report as JSON"),
     ROW_FLAG('q', "quiet", explain_options, quiet, 1, "no notes on stderr"),
     ROW_FLAG('h', "help", explain_options, json, 0, "this text"),
@@ -158,9 +153,7 @@ static cli_exit check(const explain_options *options)
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "only one of --json, --svg - and --pdf - can write to stdout; name a file "
                         "for the drawing");
-    if (options->dark && !options->svg && !options->pdf)
-        return cli_fail(CLI_USAGE, EXPLAIN, "--dark requires --svg FILE or --pdf FILE");
-    return CLI_OK;
+    return args_check_needs(&explain_page, options);
 }
 
 cli_exit cmd_explain(int count, char *const *arguments)

@@ -31,20 +31,18 @@ typedef struct explain_options {
 } explain_options;
 
 #define EXPLAIN_NO_OFFSET INT64_MIN
+enum { EXPLAIN_TENSORS = 18 /* other inputs and outputs that may be wanted */ };
 
 typedef struct explain_problem {
     config config;
     int64_t B, H, Hk, T, S, D, Dv, E;
     int64_t left, right; /* the window; -1: open */
     mha_attention_desc desc;
-    mha_tensor q, k, v;
-    mha_tensor mask, bias, slopes, t5, shaw_keys, shaw_values, sinks, gates, blocks;
-    mha_tensor o, lse, probabilities, average, scores, keys, statistic, column_sums;
+    mha_tensor q, k, v, o, blocks, tensors[EXPLAIN_TENSORS];
     mha_attention_outputs outputs;
     uint8_t *kept; /* the blocks' memory, or NULL */
     int64_t block_rows, block_cols, kept_blocks;
     mha_attention_plan plan;
-    mha_dtype dtype; /* of q, k, v and o */
     int threads;
     int64_t l2_bytes;    /* of a core's cache */
     int64_t mask_pairs;  /* of B H T S, seen through all of the mask but dense parts; -1: too many

@@ -22,6 +22,12 @@
 
 enum { GRID = 64, TABLE_ROWS = 64, TABLE_COLS = 128, MOST_CAPTION = 640 };
 
+typedef struct heat {
+    float values[TABLE_ROWS * TABLE_COLS];
+    mha_panel panel;
+    mha_figure figure;
+} heat;
+
 typedef struct picture {
     const explain_problem *p;
     sketch steps, heads, mask, positions, numbers;
@@ -29,12 +35,24 @@ typedef struct picture {
     char captions[5][MOST_CAPTION];
     uint8_t grid[GRID * GRID];
     int64_t grid_rows, grid_cols;
-    float table[TABLE_ROWS * TABLE_COLS];
-    mha_panel table_panel;
-    mha_figure table_figure, bar_figure;
-    float bar[TABLE_COLS];
-    mha_panel bar_panel;
+    heat table, bar;
 } picture;
+
+#define COUNT(n) words_count(n).text
+
+/* "[2, 10, 64]" */
+static const char *shape(sketch *s, int ndim, const int64_t *lengths)
+{
+    char text[SKETCH_TEXT] = "";
+    size_t used = 0;
+    for (int i = 0; i < ndim; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%" I64, i ? ", " : "[",
+                                 lengths[i]);
+    return sketch_text(s, "%s]", text);
+}
+#define SHAPE(s, ...) \
+    shape(s, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__})
+#define CAPTION(i, ...) snprintf(f->captions[i], MOST_CAPTION, __VA_ARGS__)
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
@@ -48,67 +66,47 @@ enum {
     STEPS_HEIGHT = 4 * LANE - (LANE - BOX_H) + 26
 };
 
-static double column(int i)
-{
-    return i * COLUMN;
-}
-
 static double lane(double i)
 {
     return 8 + i * LANE;
 }
 
-static mha_mark *step(picture *f, mha_ink ink, int at_column, double at_lane, const char *text,
-                      const char *detail)
+/* A box, before up to two cards where there are several of it. */
+static void step(picture *f, mha_ink ink, int column, double at_lane, int64_t count,
+                 const char *text, const char *detail)
 {
-    const double at[4] = {column(at_column), lane(at_lane), BOX_W, BOX_H};
-    mha_mark *mark = sketch_box(&f->steps, ink, at, text, detail);
-    mark->size = 14;
-    return mark;
+    const double x = column * COLUMN, y = lane(at_lane);
+    for (int i = count > 2 ? 2 : (int)count - 1; i > 0; i--)
+        sketch_box(&f->steps, ink, x + 6 * i, y - 6 * i, BOX_W, BOX_H, NULL, NULL);
+    sketch_box(&f->steps, ink, x, y, BOX_W, BOX_H, text, detail)->size = 14;
 }
 
-/* Cards behind a box: there are several of it. */
-static void stack(picture *f, mha_ink ink, int at_column, double at_lane, int64_t count)
+/* From the right edge of one box, or of the cards behind it, to the left edge of another. */
+static void flow(picture *f, mha_ink ink, int c0, double l0, int c1, double l1, int64_t count)
 {
-    for (int i = count > 2 ? 2 : (int)count - 1; i > 0; i--) {
-        const double at[4] = {column(at_column) + 6 * i, lane(at_lane) - 6 * i, BOX_W, BOX_H};
-        sketch_box(&f->steps, ink, at, NULL, NULL);
-    }
-}
-
-/* From the right edge of one box to the left edge of another. */
-static void flow(picture *f, mha_ink ink, int c0, double l0, int c1, double l1, double from_stack)
-{
-    const double at[4] = {column(c0) + BOX_W + from_stack, lane(l0) + BOX_H / 2.0, column(c1) - 3,
-                          lane(l1) + BOX_H / 2.0};
-    sketch_line(&f->steps, ink, at, MHA_MARK_ARROW | (l0 != l1 ? MHA_MARK_ACROSS : 0u));
+    sketch_line(&f->steps, ink, c0 * COLUMN + BOX_W + (count > 1 ? 12 : 0), lane(l0) + BOX_H / 2.0,
+                c1 * COLUMN - 3, lane(l1) + BOX_H / 2.0,
+                MHA_MARK_ARROW | (l0 != l1 ? MHA_MARK_ACROSS : 0u));
 }
 
 static void draw_projections(picture *f)
 {
+    static const char names[] = "qkv";
+    static const mha_ink inks[] = {MHA_INK_BLUE, MHA_INK_ORANGE, MHA_INK_GREEN};
     const explain_problem *p = f->p;
     sketch *s = &f->steps;
-    static const char *const names[] = {"q", "k", "v"};
-    static const mha_ink inks[] = {MHA_INK_BLUE, MHA_INK_ORANGE, MHA_INK_GREEN};
-    const int64_t heads[] = {p->H, p->k.shape[1], p->v.shape[1]}, rows[] = {p->T, p->S, p->S};
-    const int64_t sizes[] = {p->D, p->D, p->Dv};
-    step(f, MHA_INK_GREY, 0, 1, "x, the tokens",
-         p->T == p->S ? sketch_text(s, "[%" I64 ", %" I64 ", %" I64 "]", p->B, p->S, p->E)
-                      : sketch_text(s,
-                                    "q: [%" I64 ", %" I64 ", %" I64 "]\nk, v: [%" I64 ", %" I64
-                                    ", %" I64 "]",
-                                    p->B, p->T, p->E, p->B, p->S, p->E));
+    const mha_tensor *const all[] = {&p->q, &p->k, &p->v};
+    const char *keys = SHAPE(s, p->B, p->S, p->E), *queries = SHAPE(s, p->B, p->T, p->E);
+    step(f, MHA_INK_GREY, 0, 1, 1, "x, the tokens",
+         p->T == p->S ? keys : sketch_text(s, "q: %s\nk, v: %s", queries, keys));
     for (int i = 0; i < 3; i++) {
-        flow(f, MHA_INK_GREY, 0, 1, 1, i, 0);
-        step(f, inks[i], 1, i, sketch_text(s, "W_%s", names[i]),
-             sketch_text(s, "[%" I64 ", %" I64 "]", p->E, heads[i] * sizes[i]));
-        flow(f, inks[i], 1, i, 2, i, 0);
-        stack(f, inks[i], 2, i, heads[i]);
-        step(f, inks[i], 2, i,
-             sketch_text(s, "%s, %s head%s", names[i], words_count(heads[i]).text,
-                         heads[i] == 1 ? "" : "s"),
-             sketch_text(s, "[%" I64 ", %" I64 ", %" I64 ", %" I64 "]", p->B, heads[i], rows[i],
-                         sizes[i]));
+        const int64_t *n = all[i]->shape, size = i < 2 ? p->D : p->Dv;
+        flow(f, MHA_INK_GREY, 0, 1, 1, i, 1);
+        step(f, inks[i], 1, i, 1, sketch_text(s, "W_%c", names[i]), SHAPE(s, p->E, n[1] * size));
+        flow(f, inks[i], 1, i, 2, i, 1);
+        step(f, inks[i], 2, i, n[1],
+             sketch_text(s, "%c, %s head%s", names[i], COUNT(n[1]), n[1] == 1 ? "" : "s"),
+             SHAPE(s, p->B, n[1], i ? p->S : p->T, size));
     }
 }
 
@@ -116,53 +114,39 @@ static void draw_attention(picture *f)
 {
     const explain_problem *p = f->p;
     sketch *s = &f->steps;
-    const char *square =
-        sketch_text(s, "[%" I64 ", %" I64 ", %" I64 ", %" I64 "]", p->B, p->H, p->T, p->S);
-    double behind_k = p->k.shape[1] > 1 ? 12 : 0, behind_q = p->H > 1 ? 12 : 0;
-    flow(f, MHA_INK_BLUE, 2, 0, 3, 0.5, behind_q);
-    flow(f, MHA_INK_ORANGE, 2, 1, 3, 0.5, behind_k);
-    stack(f, MHA_INK_PURPLE, 3, 0.5, p->H);
-    bool masked = (double)p->mask_pairs != p->pairs || p->desc.keep_mask;
-    step(f, MHA_INK_PURPLE, 3, 0.5, masked ? "scores, masked" : "scores",
+    const double x = 4 * COLUMN + BOX_W / 2.0;
+    const char *square = SHAPE(s, p->B, p->H, p->T, p->S);
+    const bool masked = (double)p->mask_pairs != p->pairs || p->desc.keep_mask;
+    flow(f, MHA_INK_BLUE, 2, 0, 3, 0.5, p->H);
+    flow(f, MHA_INK_ORANGE, 2, 1, 3, 0.5, p->k.shape[1]);
+    step(f, MHA_INK_PURPLE, 3, 0.5, p->H, masked ? "scores, masked" : "scores",
          sketch_text(s, "q k" TRANSPOSED " / " SQRT "%" I64 "\n%s", p->D, square));
-    flow(f, MHA_INK_PURPLE, 3, 0.5, 4, 0.5, behind_q);
-    stack(f, MHA_INK_PURPLE, 4, 0.5, p->H);
-    step(f, MHA_INK_PURPLE, 4, 0.5, "weights p",
+    flow(f, MHA_INK_PURPLE, 3, 0.5, 4, 0.5, p->H);
+    step(f, MHA_INK_PURPLE, 4, 0.5, p->H, "weights p",
          sketch_text(s, "softmax, rows sum to 1\n%s", square));
-    flow(f, MHA_INK_GREEN, 2, 2, 4, 2, p->v.shape[1] > 1 ? 12 : 0);
-    const double down[4] = {column(4) + BOX_W / 2.0, lane(0.5) + BOX_H, column(4) + BOX_W / 2.0,
-                            lane(2) - (p->H > 1 ? 14 : 2)};
-    sketch_line(s, MHA_INK_PURPLE, down, MHA_MARK_ARROW);
-    stack(f, MHA_INK_ROSE, 4, 2, p->H);
-    step(f, MHA_INK_ROSE, 4, 2, "heads",
-         sketch_text(s, "p v, sums of values\n[%" I64 ", %" I64 ", %" I64 ", %" I64 "]", p->B, p->H,
-                     p->T, p->Dv));
+    flow(f, MHA_INK_GREEN, 2, 2, 4, 2, p->v.shape[1]);
+    sketch_line(s, MHA_INK_PURPLE, x, lane(0.5) + BOX_H, x, lane(2) - (p->H > 1 ? 14 : 2),
+                MHA_MARK_ARROW);
+    step(f, MHA_INK_ROSE, 4, 2, p->H, "heads",
+         sketch_text(s, "p v, sums of values\n%s", SHAPE(s, p->B, p->H, p->T, p->Dv)));
 }
 
 static void draw_output(picture *f)
 {
     const explain_problem *p = f->p;
     sketch *s = &f->steps;
-    double middle = lane(3.2) + BOX_H / 2.0;
-    const double down[4] = {column(4) + BOX_W / 2.0, lane(2) + BOX_H, column(4) + BOX_W / 2.0,
-                            lane(3.2) - 3};
-    sketch_line(s, MHA_INK_ROSE, down, MHA_MARK_ARROW);
-    step(f, MHA_INK_ROSE, 4, 3.2, "concatenated",
-         sketch_text(s, "[%" I64 ", %" I64 ", %" I64 "]", p->B, p->T, p->H * p->Dv));
-    step(f, MHA_INK_ROSE, 3, 3.2, "W_o",
-         sketch_text(s, "[%" I64 ", %" I64 "]", p->H * p->Dv, p->E));
-    step(f, MHA_INK_GREY, 2, 3.2, "out",
-         sketch_text(s, "[%" I64 ", %" I64 ", %" I64 "]", p->B, p->T, p->E));
-    for (int i = 4; i > 2; i--) {
-        const double left[4] = {column(i), middle, column(i - 1) + BOX_W + 3, middle};
-        sketch_line(s, i == 4 ? MHA_INK_ROSE : MHA_INK_GREY, left, MHA_MARK_ARROW);
-    }
-    double x = 2, y = lane(3.2) + 22;
-    sketch_words(s, MHA_INK_MUTED, x, y, 0,
-                 sketch_text(s, "%s numbers a token, %s for each of %s head%s.",
-                             words_count(p->E).text, words_count(p->D).text, words_count(p->H).text,
-                             p->H == 1 ? "" : "s"));
-    sketch_words(s, MHA_INK_MUTED, x, y + 20, 0,
+    const double x = 4 * COLUMN + BOX_W / 2.0, middle = lane(3.2) + BOX_H / 2.0;
+    const double below = lane(3.2) + 22;
+    sketch_line(s, MHA_INK_ROSE, x, lane(2) + BOX_H, x, lane(3.2) - 3, MHA_MARK_ARROW);
+    step(f, MHA_INK_ROSE, 4, 3.2, 1, "concatenated", SHAPE(s, p->B, p->T, p->H * p->Dv));
+    step(f, MHA_INK_ROSE, 3, 3.2, 1, "W_o", SHAPE(s, p->H * p->Dv, p->E));
+    step(f, MHA_INK_GREY, 2, 3.2, 1, "out", SHAPE(s, p->B, p->T, p->E));
+    for (int i = 4; i > 2; i--)
+        sketch_line(s, i == 4 ? MHA_INK_ROSE : MHA_INK_GREY, i * COLUMN, middle,
+                    (i - 1) * COLUMN + BOX_W + 3, middle, MHA_MARK_ARROW);
+    sketch_words(s, MHA_INK_MUTED, 2, below, 0, 0, "%s numbers a token, %s for each of %s head%s.",
+                 COUNT(p->E), COUNT(p->D), COUNT(p->H), p->H == 1 ? "" : "s");
+    sketch_words(s, MHA_INK_MUTED, 2, below + 20, 0, 0,
                  "Side by side again, W_o mixes what the heads found.");
 }
 
@@ -171,10 +155,10 @@ static void draw_steps(picture *f)
     draw_projections(f);
     draw_attention(f);
     draw_output(f);
-    snprintf(f->captions[0], MOST_CAPTION,
-             "Attention(q, k, v) = softmax(q k" TRANSPOSED " / " SQRT "D) v, in every head by "
-             "itself. Each box has its shape below its name: [sequences, tokens, width], and "
-             "[sequences, heads, tokens, head size] once the width is split into heads.");
+    CAPTION(0, "Attention(q, k, v) = softmax(q k" TRANSPOSED " / " SQRT
+               "D) v, in every head by itself. Each box has its shape below its name: [sequences, "
+               "tokens, width], and [sequences, heads, tokens, head size] once the width is split "
+               "into heads.");
 }
 
 /* ---- Heads ----------------------------------------------------------------------------------- */
@@ -203,63 +187,53 @@ static void draw_sharing(picture *f, double x, const char *name, int64_t kv_head
 {
     const explain_problem *p = f->p;
     sketch *s = &f->heads;
-    int64_t group = p->H / kv_heads;
-    int64_t groups = group > MOST_HEADS ? 1 : MOST_HEADS / group;
-    if (groups > kv_heads) groups = kv_heads;
-    int64_t shown = groups * group > MOST_HEADS ? MOST_HEADS : groups * group;
-    const double frame[4] = {x, 0, SHARE_W, SHARE_H};
-    if (asked) sketch_box(s, MHA_INK_MUTED, frame, NULL, NULL);
-    sketch_words(s, MHA_INK_TEXT, x + 14, 22, MHA_MARK_BOLD,
-                 sketch_text(s, "%s%s", name, asked ? ", this one" : ""));
-    sketch_words(s, MHA_INK_MUTED, x + SHARE_W - 14, 22, MHA_MARK_END,
-                 sketch_text(s, "%s group%s of %s", words_count(kv_heads).text,
-                             kv_heads == 1 ? "" : "s", words_count(group).text))
-        ->size = 12;
+    const int64_t group = p->H / kv_heads, fit = group > MOST_HEADS ? 1 : MOST_HEADS / group;
+    const int64_t groups = fit > kv_heads ? kv_heads : fit;
+    const int64_t shown = groups * group > MOST_HEADS ? MOST_HEADS : groups * group;
+    char more[128] = "";
+    if (asked) sketch_box(s, MHA_INK_MUTED, x, 0, SHARE_W, SHARE_H, NULL, NULL);
+    sketch_words(s, MHA_INK_TEXT, x + 14, 22, MHA_MARK_BOLD, 0, "%s%s", name,
+                 asked ? ", this one" : "");
+    sketch_words(s, MHA_INK_MUTED, x + SHARE_W - 14, 22, MHA_MARK_END, 12, "%s group%s of %s",
+                 COUNT(kv_heads), kv_heads == 1 ? "" : "s", COUNT(group));
     for (int64_t h = 0; h < shown; h++) {
         double width, kv_width, left = row_place(x, shown, h, 30, &width);
         double kv = row_place(x, groups, h / group, 44, &kv_width);
-        const double line[4] = {left + width / 2, HEAD_TOP + 26, kv + kv_width / 2, KV_TOP};
-        sketch_line(s, group_ink(h / group), line, MHA_MARK_DOWN);
-        const double box[4] = {left, HEAD_TOP, width, 26};
-        sketch_box(s, group_ink(h / group), box, width > 18 ? "q" : NULL, NULL);
+        sketch_line(s, group_ink(h / group), left + width / 2, HEAD_TOP + 26, kv + kv_width / 2,
+                    KV_TOP, MHA_MARK_DOWN);
+        sketch_box(s, group_ink(h / group), left, HEAD_TOP, width, 26, width > 18 ? "q" : NULL,
+                   NULL);
     }
     for (int64_t g = 0; g < groups; g++) {
         double width, left = row_place(x, groups, g, 44, &width);
-        const double box[4] = {left, KV_TOP, width, 28};
-        sketch_box(s, group_ink(g), box, width > 24 ? "k, v" : NULL, NULL)->flags |= MHA_MARK_FULL;
+        sketch_box(s, group_ink(g), left, KV_TOP, width, 28, width > 24 ? "k, v" : NULL, NULL)
+            ->flags |= MHA_MARK_FULL;
     }
-    char more[128] = "";
-    if (shown < p->H)
-        snprintf(more, sizeof more, "%" I64 " of %s drawn, ", shown, words_count(p->H).text);
-    sketch_words(s, MHA_INK_MUTED, x + SHARE_W / 2.0, SHARE_H - 14, MHA_MARK_MIDDLE,
-                 sketch_text(s, "%s%s numbers kept a token", more,
-                             words_count(kv_heads * (p->D + p->Dv)).text))
-        ->size = 12;
+    if (shown < p->H) snprintf(more, sizeof more, "%" I64 " of %s drawn, ", shown, COUNT(p->H));
+    sketch_words(s, MHA_INK_MUTED, x + SHARE_W / 2.0, SHARE_H - 14, MHA_MARK_MIDDLE, 12,
+                 "%s%s numbers kept a token", more, COUNT(kv_heads * (p->D + p->Dv)));
 }
 
 static void draw_heads(picture *f)
 {
     const explain_problem *p = f->p;
-    int64_t kv = p->k.shape[1], group = counts_group_example(&f->p->config.shape), at = 0;
-    int64_t count = 1 + (group > 0) + (p->H > 1);
+    const int64_t kv = p->k.shape[1], group = counts_group_example(&f->p->config.shape);
+    const int64_t count = 1 + (group > 0) + (p->H > 1);
     const double step_x = SHARE_W + SHARE_GAP;
     double x = (FULL_WIDTH - (step_x * (double)count - SHARE_GAP)) / 2;
     draw_sharing(f, x, "MHA", p->H, kv == p->H);
-    if (group) draw_sharing(f, x + step_x * (double)++at, "GQA", group, kv == group);
-    if (p->H > 1) draw_sharing(f, x + step_x * (double)++at, "MQA", 1, kv == 1);
-    if (p->H == 1) {
-        snprintf(f->captions[1], MOST_CAPTION,
-                 "One head has nothing to share: MHA, GQA and MQA are the same. With more heads, "
-                 "the same width gives several patterns instead of one.");
-        return;
-    }
-    snprintf(f->captions[1], MOST_CAPTION,
-             "Multi-head: every query head has keys and values of its own. Grouped-query: a group "
-             "of query heads reads the same ones. Multi-query: all do. The fewer there are, the "
-             "smaller the cache that a generator keeps of them%s.",
-             kv < p->H ? sketch_text(&f->heads, ": here %s" TIMES " smaller than with MHA",
-                                     words_count(p->H / kv).text)
-                       : "");
+    if (group) draw_sharing(f, x + step_x, "GQA", group, kv == group);
+    if (p->H > 1) draw_sharing(f, x + step_x * (double)(count - 1), "MQA", 1, kv == 1);
+    if (p->H == 1)
+        CAPTION(1, "One head has nothing to share: MHA, GQA and MQA are the same. With more heads, "
+                   "the same width gives several patterns instead of one.");
+    else
+        CAPTION(1,
+                "Multi-head: every query head has keys and values of its own. Grouped-query: a "
+                "group of query heads reads the same ones. Multi-query: all do. The fewer there "
+                "are, the smaller the cache that a generator keeps of them%s%s%s.",
+                kv < p->H ? ": here " : "", kv < p->H ? COUNT(p->H / kv) : "",
+                kv < p->H ? TIMES " smaller than with MHA" : "");
 }
 
 /* ---- Mask ------------------------------------------------------------------------------------ */
@@ -281,34 +255,37 @@ static uint8_t mask_cell(const explain_problem *p, const int64_t t[2], const int
     return (uint8_t)(seen == asked * (s[1] - s[0]) ? (int)ink : (int)ink | MHA_CELL_SOFT);
 }
 
+/* Where part i of n begins of `all`, without all * i, which may be too large. */
+static int64_t part_begin(int64_t all, int64_t n, int64_t i)
+{
+    return all / n * i + all % n * i / n;
+}
+
 static void fill_grid(picture *f)
 {
     const explain_problem *p = f->p;
-    f->grid_rows = p->T < GRID ? p->T : GRID;
-    f->grid_cols = p->S < GRID ? p->S : GRID;
-    for (int64_t r = 0; r < f->grid_rows; r++)
-        for (int64_t c = 0; c < f->grid_cols; c++) {
-            const int64_t t[2] = {p->T / f->grid_rows * r + p->T % f->grid_rows * r / f->grid_rows,
-                                  p->T / f->grid_rows * (r + 1) +
-                                      p->T % f->grid_rows * (r + 1) / f->grid_rows};
-            const int64_t s[2] = {p->S / f->grid_cols * c + p->S % f->grid_cols * c / f->grid_cols,
-                                  p->S / f->grid_cols * (c + 1) +
-                                      p->S % f->grid_cols * (c + 1) / f->grid_cols};
-            f->grid[r * f->grid_cols + c] = mask_cell(p, t, s);
-        }
+    const int64_t rows = f->grid_rows = p->T < GRID ? p->T : GRID;
+    const int64_t cols = f->grid_cols = p->S < GRID ? p->S : GRID;
+    for (int64_t i = 0; i < rows * cols; i++) {
+        const int64_t r = i / cols, c = i % cols;
+        const int64_t t[2] = {part_begin(p->T, rows, r), part_begin(p->T, rows, r + 1)};
+        const int64_t s[2] = {part_begin(p->S, cols, c), part_begin(p->S, cols, c + 1)};
+        f->grid[i] = mask_cell(p, t, s);
+    }
 }
 
-/* A swatch and its word; returns where the next one goes. */
-static double legend(sketch *s, double x, mha_ink ink, uint8_t soft, const char *word)
+/* A swatch and its word, if the grid holds such a cell; *x goes where the next one goes. */
+static void legend(picture *f, double *x, int cell, const char *word)
 {
     static const uint8_t cells[8][2] = {{0, 128}, {1, 129}, {2, 130}, {3, 131},
                                         {4, 132}, {5, 133}, {6, 134}, {7, 135}};
-    mha_mark *swatch = sketch_add(s, MHA_MARK_CELLS, ink, x, MASK_H - 22);
-    swatch->width = swatch->height = 14;
+    const int ink = cell & ~MHA_CELL_SOFT;
+    sketch *s = &f->mask;
+    mha_mark *swatch = sketch_add(s, MHA_MARK_CELLS, (mha_ink)ink, *x, MASK_H - 22, 14, 14);
     swatch->rows = swatch->cols = 1;
-    swatch->cells = &cells[ink][soft != 0];
-    sketch_words(s, MHA_INK_MUTED, x + 19, MASK_H - 11, 0, word)->size = 12;
-    return x + 30 + 7.0 * (double)strlen(word);
+    swatch->cells = &cells[ink][ink != cell];
+    sketch_words(s, MHA_INK_MUTED, *x + 19, MASK_H - 11, 0, 12, "%s", word);
+    *x += 30 + 7.0 * (double)strlen(word);
 }
 
 static bool grid_holds(const picture *f, int cell)
@@ -316,58 +293,55 @@ static bool grid_holds(const picture *f, int cell)
     return memchr(f->grid, cell, (size_t)(f->grid_rows * f->grid_cols)) != NULL;
 }
 
+static void draw_legend(picture *f)
+{
+    double at = 20;
+    legend(f, &at, MHA_INK_BLUE, "seen");
+    if (grid_holds(f, MHA_INK_BLUE | MHA_CELL_SOFT))
+        legend(f, &at, MHA_INK_BLUE | MHA_CELL_SOFT, "seen in part");
+    if (grid_holds(f, MHA_INK_MUTED | MHA_CELL_SOFT))
+        legend(f, &at, MHA_INK_MUTED | MHA_CELL_SOFT, "hidden");
+    if (grid_holds(f, MHA_INK_ORANGE) || grid_holds(f, MHA_INK_ORANGE | MHA_CELL_SOFT))
+        legend(f, &at, MHA_INK_ORANGE, "exempt: first keys");
+}
+
 static void draw_mask(picture *f)
 {
     const explain_problem *p = f->p;
     sketch *s = &f->mask;
+    const double width = MASK_SIDE, x = (MASK_W - width) / 2 + 12, y = 34;
+    const double height = p->T < 4                         ? 40.0 * (double)p->T
+                          : p->T < p->S && p->T * 2 < p->S ? MASK_SIDE / 2.0
+                                                           : MASK_SIDE;
     fill_grid(f);
-    double width = MASK_SIDE, height = MASK_SIDE;
-    if (p->T < p->S && p->T * 2 < p->S) height = MASK_SIDE / 2.0;
-    if (p->T < 4) height = 40.0 * (double)p->T;
-    double x = (MASK_W - width) / 2 + 12, y = 34;
-    mha_mark *cells = sketch_add(s, MHA_MARK_CELLS, MHA_INK_BLUE, x, y);
-    cells->width = width;
-    cells->height = height;
+    mha_mark *cells = sketch_add(s, MHA_MARK_CELLS, MHA_INK_BLUE, x, y, width, height);
     cells->rows = f->grid_rows;
     cells->cols = f->grid_cols;
     cells->cells = f->grid;
-    sketch_words(s, MHA_INK_TEXT, x, 12, MHA_MARK_BOLD, "keys")->size = 12;
-    const double right[4] = {x + 38, 8, x + width, 8};
-    sketch_line(s, MHA_INK_MUTED, right, MHA_MARK_ARROW)->size = 1.2;
-    sketch_words(s, MHA_INK_MUTED, x, 28, 0, "0")->size = 11;
-    sketch_words(s, MHA_INK_MUTED, x + width, 28, MHA_MARK_END, words_count(p->S - 1).text);
-    s->marks[s->count - 1].text = sketch_text(s, "%s", words_count(p->S - 1).text);
-    s->marks[s->count - 1].size = 11;
-    sketch_words(s, MHA_INK_TEXT, x - 10, y + 12, MHA_MARK_END | MHA_MARK_BOLD, "queries")->size =
-        12;
+    sketch_words(s, MHA_INK_TEXT, x, 12, MHA_MARK_BOLD, 12, "keys");
+    sketch_line(s, MHA_INK_MUTED, x + 38, 8, x + width, 8, MHA_MARK_ARROW)->size = 1.2;
+    sketch_words(s, MHA_INK_MUTED, x, 28, 0, 11, "0");
+    sketch_words(s, MHA_INK_MUTED, x + width, 28, MHA_MARK_END, 11, "%s", COUNT(p->S - 1));
+    sketch_words(s, MHA_INK_TEXT, x - 10, y + 12, MHA_MARK_END | MHA_MARK_BOLD, 12, "queries");
     if (p->T > 1)
-        sketch_words(s, MHA_INK_MUTED, x - 10, y + height, MHA_MARK_END,
-                     sketch_text(s, "%s", words_count(p->T - 1).text))
-            ->size = 11;
-    double at = 20;
-    at = legend(s, at, MHA_INK_BLUE, 0, "seen");
-    if (grid_holds(f, MHA_INK_BLUE | MHA_CELL_SOFT))
-        at = legend(s, at, MHA_INK_BLUE, 1, "seen in part");
-    if (grid_holds(f, MHA_INK_MUTED | MHA_CELL_SOFT))
-        at = legend(s, at, MHA_INK_MUTED, 1, "hidden");
-    if (grid_holds(f, MHA_INK_ORANGE) || grid_holds(f, MHA_INK_ORANGE | MHA_CELL_SOFT))
-        legend(s, at, MHA_INK_ORANGE, 0, "exempt: first keys");
+        sketch_words(s, MHA_INK_MUTED, x - 10, y + height, MHA_MARK_END, 11, "%s", COUNT(p->T - 1));
+    draw_legend(f);
 }
 
 static void caption_mask(picture *f)
 {
     const explain_problem *p = f->p;
     char cells[160] = "", share[128] = "What the pattern leaves out is not computed.";
-    bool all = p->mask_pairs >= 0 && (double)p->mask_pairs == p->pairs;
     if (f->grid_rows < p->T || f->grid_cols < p->S)
         snprintf(cells, sizeof cells, " One cell stands for about %s " TIMES " %s pairs.",
-                 words_count((p->T + f->grid_rows / 2) / f->grid_rows).text,
-                 words_count((p->S + f->grid_cols / 2) / f->grid_cols).text);
-    if (p->mask_pairs >= 0)
+                 COUNT((p->T + f->grid_rows / 2) / f->grid_rows),
+                 COUNT((p->S + f->grid_cols / 2) / f->grid_cols));
+    if (p->mask_pairs >= 0 && (double)p->mask_pairs == p->pairs)
+        snprintf(share, sizeof share, "Every query sees every key: nothing is hidden.");
+    else if (p->mask_pairs >= 0)
         snprintf(share, sizeof share, "%.3g%% of the pairs are computed; the rest has weight 0.",
                  100 * (double)p->mask_pairs / p->pairs);
-    snprintf(f->captions[2], MOST_CAPTION, "%s%s",
-             all ? "Every query sees every key: nothing is hidden." : share, cells);
+    CAPTION(2, "%s%s", share, cells);
 }
 
 /* ---- Positions and numbers ------------------------------------------------------------------- */
@@ -375,115 +349,100 @@ static void caption_mask(picture *f)
 enum { TABLE_W = 634, TABLE_H = MASK_H, TABLE_LEFT = 48, TABLE_TOP = 34, TABLE_MAP_H = 300 };
 
 /* A heat map of values in -1 .. 1, stretched over a rectangle. */
-static void heat_map(sketch *s, const double at[4], mha_panel *panel, mha_figure *figure)
+static void heat_map(sketch *s, double x, double y, double width, double height, heat *map,
+                     int64_t rows, int64_t cols)
 {
-    figure->struct_size = sizeof *figure;
-    figure->panel_size = sizeof *panel;
-    figure->panels = panel;
-    figure->panel_count = 1;
-    figure->cmap = MHA_CMAP_DIVERGING;
-    figure->range = MHA_RANGE_FIXED;
-    figure->lo = -1;
-    figure->hi = 1;
-    mha_mark *mark = sketch_add(s, MHA_MARK_FIGURE, MHA_INK_TEXT, at[0], at[1]);
-    mark->width = at[2];
-    mark->height = at[3];
+    map->panel = (mha_panel){.values = map->values};
+    map->figure = (mha_figure){.struct_size = sizeof map->figure,
+                               .panel_size = sizeof map->panel,
+                               .panels = &map->panel,
+                               .panel_count = 1,
+                               .rows = rows,
+                               .cols = cols,
+                               .cmap = MHA_CMAP_DIVERGING,
+                               .range = MHA_RANGE_FIXED,
+                               .lo = -1,
+                               .hi = 1};
+    mha_mark *mark = sketch_add(s, MHA_MARK_FIGURE, MHA_INK_TEXT, x, y, width, height);
     mark->flags = MHA_MARK_BARE;
-    mark->figure = figure;
-}
-
-static void small(sketch *s, mha_ink ink, double x, double y, uint32_t flags, const char *text)
-{
-    sketch_words(s, ink, x, y, flags, text)->size = 11.5;
+    mark->figure = &map->figure;
 }
 
 static void label_table(picture *f, int64_t cols)
 {
     sketch *s = &f->positions;
-    const double width = TABLE_W - TABLE_LEFT, bottom = TABLE_TOP + TABLE_MAP_H;
-    small(s, MHA_INK_TEXT, TABLE_LEFT, 12, MHA_MARK_BOLD, "dimension");
-    const double right[4] = {TABLE_LEFT + 74, 8, TABLE_W, 8};
-    sketch_line(s, MHA_INK_MUTED, right, MHA_MARK_ARROW)->size = 1.2;
-    for (int64_t c = 0; c<cols; c += cols> 64 ? 16 : cols > 16 ? 8 : 1)
-        small(s, MHA_INK_MUTED, TABLE_LEFT + width * ((double)c + 0.5) / (double)cols, 28,
-              MHA_MARK_MIDDLE, sketch_text(s, "%" I64, c));
+    const double width = TABLE_W - TABLE_LEFT, bottom = TABLE_TOP + TABLE_MAP_H, size = 11.5;
+    const double bar_x = TABLE_W - 210, bar_y = bottom + 34, bar_w = 160;
+    const int64_t stride = cols > 64 ? 16 : cols > 16 ? 8 : 1;
+    sketch_words(s, MHA_INK_TEXT, TABLE_LEFT, 12, MHA_MARK_BOLD, size, "dimension");
+    sketch_line(s, MHA_INK_MUTED, TABLE_LEFT + 74, 8, TABLE_W, 8, MHA_MARK_ARROW)->size = 1.2;
+    for (int64_t c = 0; c < cols; c += stride)
+        sketch_words(s, MHA_INK_MUTED, TABLE_LEFT + width * ((double)c + 0.5) / (double)cols, 28,
+                     MHA_MARK_MIDDLE, size, "%" I64, c);
     for (int r = 0; r < TABLE_ROWS; r += 16)
-        small(s, MHA_INK_MUTED, TABLE_LEFT - 8,
-              TABLE_TOP + TABLE_MAP_H * (r + 0.5) / TABLE_ROWS + 4, MHA_MARK_END,
-              sketch_text(s, "%d", r));
-    small(s, MHA_INK_TEXT, 0, bottom + 16, MHA_MARK_BOLD, "position");
-    const double bar[4] = {TABLE_W - 210, bottom + 34, 160, 12};
-    for (int i = 0; i < TABLE_COLS; i++) f->bar[i] = (float)(2.0 * i / (TABLE_COLS - 1) - 1);
-    f->bar_panel = (mha_panel){.values = f->bar};
-    f->bar_figure = (mha_figure){.rows = 1, .cols = TABLE_COLS};
-    heat_map(s, bar, &f->bar_panel, &f->bar_figure);
-    small(s, MHA_INK_MUTED, bar[0] - 8, bar[1] + 10, MHA_MARK_END, "-1");
-    small(s, MHA_INK_MUTED, bar[0] + bar[2] + 8, bar[1] + 10, 0, "1");
+        sketch_words(s, MHA_INK_MUTED, TABLE_LEFT - 8,
+                     TABLE_TOP + TABLE_MAP_H * (r + 0.5) / TABLE_ROWS + 4, MHA_MARK_END, size, "%d",
+                     r);
+    sketch_words(s, MHA_INK_TEXT, 0, bottom + 16, MHA_MARK_BOLD, size, "position");
+    for (int i = 0; i < TABLE_COLS; i++) f->bar.values[i] = (float)(2.0 * i / (TABLE_COLS - 1) - 1);
+    heat_map(s, bar_x, bar_y, bar_w, 12, &f->bar, 1, TABLE_COLS);
+    sketch_words(s, MHA_INK_MUTED, bar_x - 8, bar_y + 10, MHA_MARK_END, size, "-1");
+    sketch_words(s, MHA_INK_MUTED, bar_x + bar_w + 8, bar_y + 10, 0, size, "1");
 }
 
 static mha_status draw_positions(picture *f)
 {
-    int64_t cols = f->p->E < TABLE_COLS ? f->p->E : TABLE_COLS;
+    const int64_t cols = f->p->E < TABLE_COLS ? f->p->E : TABLE_COLS;
     const mha_tensor table =
-        mha_tensor_contiguous(f->table, MHA_F32, 2, (int64_t[]){TABLE_ROWS, cols});
+        mha_tensor_contiguous(f->table.values, MHA_F32, 2, (int64_t[]){TABLE_ROWS, cols});
     mha_context *context = NULL;
     mha_context_desc desc = {.struct_size = sizeof desc, .num_threads = 1};
     MHA_TRY(mha_context_create(&desc, &context));
     mha_status status = mha_sinusoidal_encoding(context, 0, &table);
     mha_context_destroy(context);
-    f->table_panel = (mha_panel){.values = f->table};
-    f->table_figure = (mha_figure){.rows = TABLE_ROWS, .cols = cols};
-    const double at[4] = {TABLE_LEFT, TABLE_TOP, TABLE_W - TABLE_LEFT, TABLE_MAP_H};
-    heat_map(&f->positions, at, &f->table_panel, &f->table_figure);
+    heat_map(&f->positions, TABLE_LEFT, TABLE_TOP, TABLE_W - TABLE_LEFT, TABLE_MAP_H, &f->table,
+             TABLE_ROWS, cols);
     label_table(f, cols);
-    snprintf(f->captions[3], MOST_CAPTION,
-             "sin(pos / 10000^(2i/E)) in even dimensions, cos in odd ones: every position has its "
-             "own pattern of slow and fast waves (Vaswani et al. 2017). %sModels with RoPE turn q "
-             "and k by the same frequencies.",
-             f->p->E > TABLE_COLS ? "Drawn 128 wide; wider tables are the same, finer. " : "");
+    CAPTION(3,
+            "sin(pos / 10000^(2i/E)) in even dimensions, cos in odd ones: every position has its "
+            "own pattern of slow and fast waves (Vaswani et al. 2017). %sModels with RoPE turn q "
+            "and k by the same frequencies.",
+            f->p->E > TABLE_COLS ? "Drawn 128 wide; wider tables are the same, finer. " : "");
     return status;
-}
-
-static void number(picture *f, int i, mha_ink ink, const char *value, const char *name,
-                   const char *formula)
-{
-    sketch *s = &f->numbers;
-    double width = (FULL_WIDTH - 4 * 18) / 5.0, x = i * (width + 18);
-    const double at[4] = {x, 0, width, 92};
-    sketch_box(s, ink, at, NULL, NULL);
-    sketch_words(s, ink, x + 14, 32, MHA_MARK_BOLD, value)->size = 19;
-    sketch_words(s, MHA_INK_TEXT, x + 14, 55, 0, name)->size = 12.5;
-    sketch_words(s, MHA_INK_MUTED, x + 14, 76, MHA_MARK_MONO, formula)->size = 11;
 }
 
 static void draw_numbers(picture *f)
 {
     const explain_problem *p = f->p;
+    const double kv = (double)p->k.shape[1], value_kv = (double)p->v.shape[1], h = (double)p->H;
+    const double all = (double)p->E * (h * (double)p->D + kv * (double)p->D +
+                                       value_kv * (double)p->Dv + h * (double)p->Dv);
+    const double kept = (double)p->B * (double)p->S * kv * (double)(p->D + p->Dv);
+    const int64_t pairs = p->plan.visible_pairs;
+    const struct {
+        mha_ink ink;
+        words value;
+        const char *name, *formula;
+    } numbers[] = {
+        {MHA_INK_GREY, all < 1e12 ? words_count((int64_t)all) : words_rough(all),
+         "weights in W_q, k, v, o", "E (H + Hk) (D + Dv)"},
+        {MHA_INK_PURPLE, pairs < 1000000 ? words_count(pairs) : words_rough((double)pairs),
+         "query-key pairs of all heads", "B H T S, if seen"},
+        {MHA_INK_ROSE, words_flops(p->plan.flops), "for scores and sums", "2 (D + Dv) a pair"},
+        {MHA_INK_BLUE, words_bytes(p->matrix_bytes), "of weights p in f32, if kept", "4 B H T S"},
+        {MHA_INK_ORANGE, words_bytes(2 * kept), "keys and values in f16", "2 B Hk (D + Dv) S"},
+    };
+    const double width = (FULL_WIDTH - 4 * 18) / 5.0;
     sketch *s = &f->numbers;
-    double width = (double)p->E, q = (double)p->H * (double)p->D * width;
-    double k = (double)p->k.shape[1] * (double)p->D * width;
-    double v = (double)p->v.shape[1] * (double)p->Dv * width;
-    double o = (double)p->H * (double)p->Dv * width, all = q + k + v + o;
-    double kept = (double)p->B * (double)p->S * (double)p->k.shape[1] * (double)(p->D + p->Dv);
-    number(
-        f, 0, MHA_INK_GREY,
-        sketch_text(s, "%s", all < 1e12 ? words_count((int64_t)all).text : words_rough(all).text),
-        "weights in W_q, k, v, o", "E (H + Hk) (D + Dv)");
-    number(f, 1, MHA_INK_PURPLE,
-           sketch_text(s, "%s",
-                       p->plan.visible_pairs < 1000000
-                           ? words_count(p->plan.visible_pairs).text
-                           : words_rough((double)p->plan.visible_pairs).text),
-           "query-key pairs of all heads", "B H T S, if seen");
-    number(f, 2, MHA_INK_ROSE, sketch_text(s, "%s", words_flops(p->plan.flops).text),
-           "for scores and sums", "2 (D + Dv) a pair");
-    number(f, 3, MHA_INK_BLUE, sketch_text(s, "%s", words_bytes(p->matrix_bytes).text),
-           "of weights p in f32, if kept", "4 B H T S");
-    number(f, 4, MHA_INK_ORANGE, sketch_text(s, "%s", words_bytes(2 * kept).text),
-           "keys and values in f16", "2 B Hk (D + Dv) S");
-    snprintf(f->captions[4], MOST_CAPTION,
-             "One layer. The tiled computation never keeps the matrix of weights: it walks over "
-             "blocks of keys with a running maximum, sum and output for each query.");
+    for (int i = 0; i < 5; i++) {
+        const double x = i * (width + 18);
+        sketch_box(s, numbers[i].ink, x, 0, width, 92, NULL, NULL);
+        sketch_words(s, numbers[i].ink, x + 14, 32, MHA_MARK_BOLD, 19, "%s", numbers[i].value.text);
+        sketch_words(s, MHA_INK_TEXT, x + 14, 55, 0, 12.5, "%s", numbers[i].name);
+        sketch_words(s, MHA_INK_MUTED, x + 14, 76, MHA_MARK_MONO, 11, "%s", numbers[i].formula);
+    }
+    CAPTION(4, "One layer. The tiled computation never keeps the matrix of weights: it walks over "
+               "blocks of keys with a running maximum, sum and output for each query.");
 }
 
 /* ---- The page -------------------------------------------------------------------------------- */
@@ -496,16 +455,15 @@ static void describe(picture *f)
         snprintf(f->title, sizeof f->title, "Attention with %s", p->config.name);
     char tokens[128];
     if (p->T == p->S)
-        snprintf(tokens, sizeof tokens, "%s token%s", words_count(p->T).text, p->T == 1 ? "" : "s");
+        snprintf(tokens, sizeof tokens, "%s token%s", COUNT(p->T), p->T == 1 ? "" : "s");
     else
-        snprintf(tokens, sizeof tokens, "%s quer%s and %s key%s", words_count(p->T).text,
-                 p->T == 1 ? "y" : "ies", words_count(p->S).text, p->S == 1 ? "" : "s");
+        snprintf(tokens, sizeof tokens, "%s quer%s and %s key%s", COUNT(p->T),
+                 p->T == 1 ? "y" : "ies", COUNT(p->S), p->S == 1 ? "" : "s");
     snprintf(f->subtitle, sizeof f->subtitle,
              "One layer: %s sequence%s of %s, %s numbers wide, %s query head%s of %s, %s key/value "
              "head%s%s.",
-             words_count(p->B).text, p->B == 1 ? "" : "s", tokens, words_count(p->E).text,
-             words_count(p->H).text, p->H == 1 ? "" : "s", words_count(p->D).text,
-             words_count(p->k.shape[1]).text, p->k.shape[1] == 1 ? "" : "s",
+             COUNT(p->B), p->B == 1 ? "" : "s", tokens, COUNT(p->E), COUNT(p->H),
+             p->H == 1 ? "" : "s", COUNT(p->D), COUNT(p->k.shape[1]), p->k.shape[1] == 1 ? "" : "s",
              p->config.causal ? ", causal" : "");
     snprintf(f->footnote, sizeof f->footnote, "multihead explain, version " CLI_VERSION ".%s%s",
              p->config.source ? " Sizes: " : "", p->config.source ? p->config.source : "");

@@ -30,7 +30,7 @@ static void put_problem(json_out *json, const explain_problem *p)
     put_int(json, ", ", "head_dim", p->D);
     put_int(json, ", ", "value_dim", p->Dv);
     put_int(json, ", ", "embed", p->E);
-    json_print(json, ",\n    \"dtype\": \"%s\"", mha_dtype_name(p->dtype));
+    json_print(json, ",\n    \"dtype\": \"%s\"", mha_dtype_name(p->q.dtype));
     json_print(json, ",\n    \"causal\": %s", d->flags & MHA_ATTENTION_CAUSAL ? "true" : "false");
     put_int(json, ", ", "offset", d->q_offset);
     put_bool(json, "window", d->flags & MHA_ATTENTION_WINDOW);

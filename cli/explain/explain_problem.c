@@ -21,12 +21,6 @@ enum { DEFAULT_BLOCK = 64 };
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
 
-static mha_dtype type_of(const explain_options *o)
-{
-    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
-    return types[o->dtype];
-}
-
 /* The shape of an array as [B,H,T,D], with ones in front. */
 static cli_exit read_shape(const char *path, int64_t shape[4])
 {
@@ -39,6 +33,17 @@ static cli_exit read_shape(const char *path, int64_t shape[4])
     for (int i = 0; i < 4; i++)
         shape[i] = i < 4 - tensor.ndim ? 1 : tensor.shape[i - (4 - tensor.ndim)];
     return CLI_OK;
+}
+
+static void make_arrays(const explain_options *o, explain_problem *p, const int64_t k[4],
+                        const int64_t v[4])
+{
+    static const mha_dtype types[] = {MHA_F32, MHA_F16, MHA_BF16};
+    const mha_dtype type = types[o->dtype];
+    p->q = mha_tensor_contiguous(NULL, type, 4, (int64_t[]){p->B, p->H, p->T, p->D});
+    p->k = mha_tensor_contiguous(NULL, type, 4, k);
+    p->v = mha_tensor_contiguous(NULL, type, 4, v);
+    p->o = mha_tensor_contiguous(NULL, type, 4, (int64_t[]){p->B, p->H, p->T, p->Dv});
 }
 
 static cli_exit size_from_files(const explain_options *o, explain_problem *p)
@@ -54,8 +59,7 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
     CLI_TRY(read_shape(o->v ? o->v : o->k ? o->k : o->q, v));
     *p = (explain_problem){
         .B = q[0], .H = q[1], .T = q[2], .D = q[3], .Hk = k[1], .S = k[2], .Dv = v[3]};
-    p->k = mha_tensor_contiguous(NULL, type_of(o), 4, k);
-    p->v = mha_tensor_contiguous(NULL, type_of(o), 4, v);
+    make_arrays(o, p, k, v);
     p->E = p->H * p->D;
     p->config.shape.heads = p->H;
     p->config.shape.kv_heads = p->Hk;
@@ -86,8 +90,7 @@ static cli_exit size_from_config(const explain_options *o, explain_problem *p)
     p->T = o->queries ? o->queries : o->config.length ? s->length : p->S;
     p->left = s->left;
     p->right = s->right;
-    p->k = mha_tensor_contiguous(NULL, type_of(o), 4, (int64_t[]){p->B, p->Hk, p->S, p->D});
-    p->v = mha_tensor_contiguous(NULL, type_of(o), 4, (int64_t[]){p->B, p->Hk, p->S, p->Dv});
+    make_arrays(o, p, (int64_t[]){p->B, p->Hk, p->S, p->D}, (int64_t[]){p->B, p->Hk, p->S, p->Dv});
     return CLI_OK;
 }
 
@@ -111,41 +114,36 @@ static cli_exit check_sizes(const explain_problem *p)
 static cli_exit take_part(const char *all, const char *part, mha_pattern_desc *d)
 {
     static const char wanted[] = "local=N, global=N, stride=N, fixed=N, random=N, joined by commas";
-    char name[16] = "";
+    const struct {
+        const char *name;
+        int64_t *field, *second; /* or NULL */
+    } parts[] = {{"local=", &d->left_blocks, &d->right_blocks},
+                 {"global=", &d->global_rows, &d->global_cols},
+                 {"stride=", &d->stride, NULL},
+                 {"fixed=", &d->fixed, NULL},
+                 {"random=", &d->random_blocks, NULL}};
+    const size_t length = strcspn(part, "=,");
     const char *end;
     int64_t n;
-    size_t length = strcspn(part, "=,");
-    if (length < sizeof name) memcpy(name, part, length);
     if (part[length] != '=' || !args_whole(part + length + 1, ",", &n, &end) || n < 0 ||
         n > INT32_MAX)
         return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: expected %s", all, wanted);
-    if (!strcmp(name, "local")) {
-        d->flags |= MHA_PATTERN_LOCAL;
-        d->left_blocks = n;
-        d->right_blocks = d->flags & MHA_PATTERN_CAUSAL ? 0 : n;
-    } else if (!strcmp(name, "global")) {
-        d->global_rows = d->global_cols = n;
-    } else if (!strcmp(name, "stride")) {
-        d->stride = n;
-    } else if (!strcmp(name, "fixed")) {
-        d->fixed = n;
-        d->fixed_summary = n ? 1 : 0;
-    } else if (!strcmp(name, "random")) {
-        d->random_blocks = n;
-    } else {
-        return cli_fail(CLI_USAGE, EXPLAIN,
-                        "--blocks %s: '%s' is not part of a pattern; expected "
-                        "%s",
-                        all, name, wanted);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (strncmp(part, parts[i].name, length + 1) != 0 || parts[i].name[length + 1]) continue;
+        *parts[i].field = n;
+        if (parts[i].second) *parts[i].second = n;
+        if (i == 0) d->flags |= MHA_PATTERN_LOCAL;
+        if (d->flags & MHA_PATTERN_CAUSAL) d->right_blocks = 0;
+        d->fixed_summary = d->fixed ? 1 : 0;
+        return CLI_OK;
     }
-    return CLI_OK;
+    return cli_fail(CLI_USAGE, EXPLAIN, "--blocks %s: '%.*s' is not part of a pattern; expected %s",
+                    all, (int)length, part, wanted);
 }
 
 static cli_exit make_blocks(const explain_options *o, explain_problem *p)
 {
     int64_t size = o->block_size ? o->block_size : DEFAULT_BLOCK;
-    if (!o->blocks && o->block_size)
-        return cli_fail(CLI_USAGE, EXPLAIN, "--block-size requires --blocks PATTERN");
     if (!o->blocks) return CLI_OK;
     mha_pattern_desc desc = {.struct_size = sizeof desc};
     if (p->config.causal) desc.flags = MHA_PATTERN_CAUSAL;
@@ -171,74 +169,65 @@ static cli_exit make_blocks(const explain_options *o, explain_problem *p)
 
 /* ---- The descriptor -------------------------------------------------------------------------- */
 
-/* A tensor without data, and a pointer to it where wanted. */
-static const mha_tensor *shaped(bool wanted, mha_tensor *tensor, mha_dtype dtype, int ndim,
-                                const int64_t *shape)
-{
-    *tensor = mha_tensor_contiguous(NULL, dtype, ndim, shape);
-    return wanted ? tensor : NULL;
-}
-
-static void describe_masks(const explain_options *o, explain_problem *p)
+/* The inputs and outputs that are wanted: tensors without data. */
+static void describe_tensors(const explain_options *o, explain_problem *p)
 {
     mha_attention_desc *d = &p->desc;
-    const int64_t dense[4] = {1, 1, p->T, p->S};
-    if (p->config.causal) d->flags |= MHA_ATTENTION_CAUSAL;
-    if (p->left >= 0 || (p->right >= 0 && !p->config.causal) || o->sink_keys) {
-        d->flags |= MHA_ATTENTION_WINDOW;
-        d->left_keys = p->left;
-        d->right_keys = p->config.causal ? 0 : p->right;
-        d->sink_keys = o->sink_keys;
-    }
-    d->q_offset = o->offset == EXPLAIN_NO_OFFSET ? 0 : o->offset;
-    d->keep_mask = shaped(o->dense_mask, &p->mask, MHA_U8, 4, dense);
-    d->bias = shaped(o->dense_bias, &p->bias, MHA_F32, 4, dense);
-}
-
-static void describe_scores(const explain_options *o, explain_problem *p)
-{
-    mha_attention_desc *d = &p->desc;
-    const int64_t by_head[1] = {p->H}, t5[2] = {o->t5, p->H};
-    const int64_t shaw_k[2] = {2 * o->shaw + 1, p->D}, shaw_v[2] = {2 * o->shaw + 1, p->Dv};
-    d->softcap = (float)o->softcap.value;
-    d->dropout = (float)o->dropout.value;
-    d->alibi_slopes = shaped(o->alibi, &p->slopes, MHA_F32, 1, by_head);
-    d->sink_logits = shaped(o->sink_logits, &p->sinks, MHA_F32, 1, by_head);
-    d->gates = shaped(o->gates, &p->gates, MHA_F32, 1, by_head);
-    d->t5_table = shaped(o->t5 > 0, &p->t5, MHA_F32, 2, t5);
-    if (o->t5 && p->config.causal) d->flags |= MHA_ATTENTION_T5_ONE_SIDED;
-    d->shaw_keys = shaped(o->shaw > 0, &p->shaw_keys, MHA_F32, 2, shaw_k);
-    d->shaw_values = shaped(o->shaw > 0, &p->shaw_values, MHA_F32, 2, shaw_v);
-}
-
-static void describe_outputs(const explain_options *o, explain_problem *p)
-{
     mha_attention_outputs *out = &p->outputs;
-    const int64_t rows[3] = {p->B, p->H, p->T}, all[4] = {p->B, p->H, p->T, p->S};
-    const int64_t mean[3] = {p->B, p->T, p->S}, columns[3] = {p->B, p->H, p->S};
-    out->struct_size = sizeof *out;
-    out->lse = shaped(o->lse, &p->lse, MHA_F32, 3, rows);
-    out->probabilities = shaped(o->probabilities, &p->probabilities, MHA_F32, 4, all);
-    out->average_probabilities = shaped(o->average, &p->average, MHA_F32, 3, mean);
-    out->scores = shaped(o->scores, &p->scores, MHA_F32, 4, all);
-    out->column_sums = shaped(o->column_sums, &p->column_sums, MHA_F32, 3, columns);
-    out->entropy = shaped(o->statistics, &p->statistic, MHA_F32, 3, rows);
-    out->largest_weight = out->first_token = out->diagonal = out->entropy;
-    out->largest_key = shaped(o->statistics, &p->keys, MHA_I64, 3, rows);
+    const struct {
+        bool wanted;
+        const mha_tensor **field;
+        mha_dtype dtype;
+        int ndim;
+        int64_t shape[4];
+    } all[EXPLAIN_TENSORS] = {
+        {o->dense_mask, &d->keep_mask, MHA_U8, 4, {1, 1, p->T, p->S}},
+        {o->dense_bias, &d->bias, MHA_F32, 4, {1, 1, p->T, p->S}},
+        {o->alibi, &d->alibi_slopes, MHA_F32, 1, {p->H}},
+        {o->sink_logits, &d->sink_logits, MHA_F32, 1, {p->H}},
+        {o->gates, &d->gates, MHA_F32, 1, {p->H}},
+        {o->t5, &d->t5_table, MHA_F32, 2, {o->t5, p->H}},
+        {o->shaw, &d->shaw_keys, MHA_F32, 2, {2 * o->shaw + 1, p->D}},
+        {o->shaw, &d->shaw_values, MHA_F32, 2, {2 * o->shaw + 1, p->Dv}},
+        {o->lse, &out->lse, MHA_F32, 3, {p->B, p->H, p->T}},
+        {o->probabilities, &out->probabilities, MHA_F32, 4, {p->B, p->H, p->T, p->S}},
+        {o->average, &out->average_probabilities, MHA_F32, 3, {p->B, p->T, p->S}},
+        {o->scores, &out->scores, MHA_F32, 4, {p->B, p->H, p->T, p->S}},
+        {o->column_sums, &out->column_sums, MHA_F32, 3, {p->B, p->H, p->S}},
+        {o->statistics, &out->entropy, MHA_F32, 3, {p->B, p->H, p->T}},
+        {o->statistics, &out->largest_weight, MHA_F32, 3, {p->B, p->H, p->T}},
+        {o->statistics, &out->first_token, MHA_F32, 3, {p->B, p->H, p->T}},
+        {o->statistics, &out->diagonal, MHA_F32, 3, {p->B, p->H, p->T}},
+        {o->statistics, &out->largest_key, MHA_I64, 3, {p->B, p->H, p->T}},
+    };
+    for (int i = 0; i < EXPLAIN_TENSORS; i++) {
+        if (!all[i].wanted) continue;
+        p->tensors[i] = mha_tensor_contiguous(NULL, all[i].dtype, all[i].ndim, all[i].shape);
+        *all[i].field = &p->tensors[i];
+    }
 }
 
 static void describe(const explain_options *o, explain_problem *p)
 {
-    p->desc.struct_size = sizeof p->desc;
-    p->desc.path = (mha_path)o->path;
-    p->desc.compute = (mha_compute)o->compute;
-    if (o->strict) p->desc.flags |= MHA_ATTENTION_STRICT;
-    describe_masks(o, p);
-    describe_scores(o, p);
-    p->dtype = type_of(o);
-    p->q = mha_tensor_contiguous(NULL, p->dtype, 4, (int64_t[]){p->B, p->H, p->T, p->D});
-    p->o = mha_tensor_contiguous(NULL, p->dtype, 4, (int64_t[]){p->B, p->H, p->T, p->Dv});
-    describe_outputs(o, p);
+    mha_attention_desc *d = &p->desc;
+    const bool causal = p->config.causal;
+    d->struct_size = sizeof *d;
+    p->outputs.struct_size = sizeof p->outputs;
+    d->path = (mha_path)o->path;
+    d->compute = o->compute ? MHA_COMPUTE_BF16 : MHA_COMPUTE_F32;
+    d->softcap = (float)o->softcap.value;
+    d->dropout = (float)o->dropout.value;
+    d->q_offset = o->offset == EXPLAIN_NO_OFFSET ? 0 : o->offset;
+    if (o->strict) d->flags |= MHA_ATTENTION_STRICT;
+    if (causal) d->flags |= MHA_ATTENTION_CAUSAL;
+    if (o->t5 && causal) d->flags |= MHA_ATTENTION_T5_ONE_SIDED;
+    if (p->left >= 0 || (p->right >= 0 && !causal) || o->sink_keys) {
+        d->flags |= MHA_ATTENTION_WINDOW;
+        d->left_keys = p->left;
+        d->right_keys = causal ? 0 : p->right;
+        d->sink_keys = o->sink_keys;
+    }
+    describe_tensors(o, p);
 }
 
 static cli_exit ask(const explain_options *o, explain_problem *p)

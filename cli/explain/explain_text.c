@@ -7,17 +7,17 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A line "  name   text", the text broken where it is long. */
+/* A line "  name   text", or "  text" without a name, broken where it is long. */
 static void say(const char *name, const char *format, ...) MHA_PRINTF(2, 3);
 
 static void say(const char *name, const char *format, ...)
 {
-    char label[32], text[512];
+    char label[32] = "  ", text[1024];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    snprintf(label, sizeof label, "  %-15s ", name);
+    if (name) snprintf(label, sizeof label, "  %-15s ", name);
     words_print(label, text);
 }
 
@@ -26,95 +26,96 @@ static const char *plural(int64_t n)
     return n == 1 ? "" : "s";
 }
 
+#define COUNT(n) words_count(n).text
+
 /* ---- The problem ----------------------------------------------------------------------------- */
 
-static void add(char *text, size_t size, const char *what)
+/* Parts of a line, separated by commas. */
+typedef struct line {
+    char text[512];
+} line;
+
+static void add(line *l, bool given, const char *format, ...) MHA_PRINTF(3, 4);
+
+static void add(line *l, bool given, const char *format, ...)
 {
-    size_t used = strlen(text);
-    snprintf(text + used, size - used, "%s%s", used ? ", " : "", what);
+    if (!given) return;
+    const size_t used = strlen(l->text), comma = used ? 2 : 0, size = sizeof l->text;
+    va_list arguments;
+    snprintf(l->text + used, size - used, "%s", used ? ", " : "");
+    va_start(arguments, format);
+    if (used + comma < size)
+        vsnprintf(l->text + used + comma, size - used - comma, format, arguments);
+    va_end(arguments);
 }
 
-static void list_mask(const explain_problem *p, char *text, size_t size)
-{
-    const mha_attention_desc *d = &p->desc;
-    char part[256];
-    if (d->flags & MHA_ATTENTION_CAUSAL) add(text, size, "causal");
-    if (d->q_offset) {
-        snprintf(part, sizeof part, "query 0 at position %" PRId64, d->q_offset);
-        add(text, size, part);
-    }
-    if ((d->flags & MHA_ATTENTION_WINDOW) && (d->left_keys >= 0 || d->right_keys >= 0)) {
-        words left = words_count(d->left_keys), right = words_count(d->right_keys);
-        snprintf(part, sizeof part, "a window of %s keys before and %s after",
-                 d->left_keys < 0 ? "all" : left.text, d->right_keys < 0 ? "all" : right.text);
-        add(text, size, part);
-    }
-    if (d->sink_keys) {
-        snprintf(part, sizeof part, "the first %s key%s always seen",
-                 words_count(d->sink_keys).text, plural(d->sink_keys));
-        add(text, size, part);
-    }
-    if (d->keep_blocks) {
-        snprintf(part, sizeof part, "%s of %s blocks of %s x %s", words_count(p->kept_blocks).text,
-                 words_count(p->block_rows * p->block_cols).text, words_count(d->block_keys).text,
-                 words_count(d->block_keys).text);
-        add(text, size, part);
-    }
-    if (d->keep_mask) add(text, size, "a dense mask");
-    if (!*text) add(text, size, "none: every query sees every key");
-}
-
-static void list_features(const explain_problem *p, char *text, size_t size)
+static line list_mask(const explain_problem *p)
 {
     const mha_attention_desc *d = &p->desc;
-    char part[64];
-    if (d->softcap > 0) {
-        snprintf(part, sizeof part, "softcap %g", (double)d->softcap);
-        add(text, size, part);
-    }
-    if (d->bias) add(text, size, "a dense bias");
-    if (d->alibi_slopes) add(text, size, "ALiBi");
-    if (d->t5_table) add(text, size, "T5 buckets");
-    if (d->shaw_keys) add(text, size, "Shaw's positions");
-    if (d->sink_logits) add(text, size, "sink logits");
-    if (d->dropout > 0) {
-        snprintf(part, sizeof part, "dropout %g", (double)d->dropout);
-        add(text, size, part);
-    }
-    if (d->gates) add(text, size, "gates");
+    line l = {""};
+    add(&l, d->flags & MHA_ATTENTION_CAUSAL, "causal");
+    add(&l, d->q_offset, "query 0 at position %" PRId64, d->q_offset);
+    add(&l, d->flags & MHA_ATTENTION_WINDOW && (d->left_keys >= 0 || d->right_keys >= 0),
+        "a window of %s keys before and %s after", d->left_keys < 0 ? "all" : COUNT(d->left_keys),
+        d->right_keys < 0 ? "all" : COUNT(d->right_keys));
+    add(&l, d->sink_keys, "the first %s key%s always seen", COUNT(d->sink_keys),
+        plural(d->sink_keys));
+    add(&l, d->keep_blocks, "%s of %s blocks of %s x %s", COUNT(p->kept_blocks),
+        COUNT(p->block_rows * p->block_cols), COUNT(d->block_keys), COUNT(d->block_keys));
+    add(&l, d->keep_mask, "a dense mask");
+    add(&l, !*l.text, "none: every query sees every key");
+    return l;
 }
 
-static void list_outputs(const explain_problem *p, char *text, size_t size)
+static line list_features(const explain_problem *p)
+{
+    const mha_attention_desc *d = &p->desc;
+    line l = {""};
+    add(&l, d->softcap > 0, "softcap %g", (double)d->softcap);
+    add(&l, d->bias, "a dense bias");
+    add(&l, d->alibi_slopes, "ALiBi");
+    add(&l, d->t5_table, "T5 buckets");
+    add(&l, d->shaw_keys, "Shaw's positions");
+    add(&l, d->sink_logits, "sink logits");
+    add(&l, d->dropout > 0, "dropout %g", (double)d->dropout);
+    add(&l, d->gates, "gates");
+    return l;
+}
+
+static line list_outputs(const explain_problem *p)
 {
     const mha_attention_outputs *out = &p->outputs;
-    add(text, size, "o");
-    if (out->lse) add(text, size, "log-sum-exp");
-    if (out->probabilities) add(text, size, "all weights");
-    if (out->average_probabilities) add(text, size, "weights averaged over heads");
-    if (out->scores) add(text, size, "all scores");
-    if (out->entropy) add(text, size, "statistics of each row");
-    if (out->column_sums) add(text, size, "what each key receives");
+    line l = {"o"};
+    add(&l, out->lse, "log-sum-exp");
+    add(&l, out->probabilities, "all weights");
+    add(&l, out->average_probabilities, "weights averaged over heads");
+    add(&l, out->scores, "all scores");
+    add(&l, out->entropy, "statistics of each row");
+    add(&l, out->column_sums, "what each key receives");
+    return l;
+}
+
+/* "[1, 8, 10, 64]" */
+static line shape_of(const mha_tensor *tensor)
+{
+    const int64_t *n = tensor->shape;
+    line l;
+    snprintf(l.text, sizeof l.text, "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", n[0],
+             n[1], n[2], n[3]);
+    return l;
 }
 
 static void print_problem(const explain_problem *p)
 {
-    char mask[512] = "", features[256] = "", outputs[256] = "";
-    list_mask(p, mask, sizeof mask);
-    list_features(p, features, sizeof features);
-    list_outputs(p, outputs, sizeof outputs);
+    const line features = list_features(p);
     cli_print("%s: attention of one layer\n", p->config.name);
-    say("q",
-        "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
-        "]   sequences, query heads, queries, head size",
-        p->B, p->H, p->T, p->D);
-    say("k", "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", p->k.shape[0], p->k.shape[1],
-        p->k.shape[2], p->k.shape[3]);
-    say("v", "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", p->v.shape[0], p->v.shape[1],
-        p->v.shape[2], p->v.shape[3]);
-    say("mask", "%s", mask);
-    if (*features) say("scores", "%s", features);
-    say("wanted", "%s", outputs);
-    say("type", "%s, computed in %s", mha_dtype_name(p->dtype),
+    say("q", "%s   sequences, query heads, queries, head size", shape_of(&p->q).text);
+    say("k", "%s", shape_of(&p->k).text);
+    say("v", "%s", shape_of(&p->v).text);
+    say("mask", "%s", list_mask(p).text);
+    if (*features.text) say("scores", "%s", features.text);
+    say("wanted", "%s", list_outputs(p).text);
+    say("type", "%s, computed in %s", mha_dtype_name(p->q.dtype),
         p->plan.path == MHA_PATH_TILED ? mha_compute_name(p->plan.compute) : "double");
     if (p->config.source) say("sizes", "%s", p->config.source);
 }
@@ -128,13 +129,13 @@ static void print_path(const explain_problem *p)
     cli_print("\nWhat would run\n");
     say("path", "%s, because %s", tiled ? "tiled" : "plain", plan->reason);
     say("instructions", "%s", mha_isa_name(plan->isa));
-    say("keys at a time", "%s%s", words_count(plan->key_block).text,
+    say("keys at a time", "%s%s", COUNT(plan->key_block),
         !tiled                                 ? ""
         : plan->flags & MHA_PLAN_KEYS_IN_PLACE ? ", read where they lie"
                                                : ", packed");
-    say("rows at a time", "%s", words_count(plan->row_block).text);
-    say("work", "%s piece%s for %d thread%s%s", words_count(plan->work_items).text,
-        plural(plan->work_items), p->threads, plural(p->threads),
+    say("rows at a time", "%s", COUNT(plan->row_block));
+    say("work", "%s piece%s for %d thread%s%s", COUNT(plan->work_items), plural(plan->work_items),
+        p->threads, plural(p->threads),
         plan->flags & MHA_PLAN_KEYS_SHARED        ? ", blocks of keys"
         : plan->work_items == 1 && p->threads > 1 ? ": no other is woken"
                                                   : "");
@@ -150,17 +151,13 @@ static void print_limit(const explain_problem *p, double flops)
     const mha_attention_plan *plan = &p->plan;
     const int64_t cores = plan->work_items < p->threads ? plan->work_items : p->threads;
     const double intensity = plan->bytes > 0 ? flops / plan->bytes : 0;
-    char text[160];
-    if (plan->path == MHA_PATH_PLAIN)
-        snprintf(text, sizeof text, "limited by arithmetic in double precision");
-    else if (intensity >= BALANCE)
-        snprintf(text, sizeof text, "limited by arithmetic");
-    else if (plan->bytes <= (double)p->l2_bytes * (double)cores)
-        snprintf(text, sizeof text, "few, but all fit in the L2 cache%s, so memory is no limit",
-                 cores > 1 ? "s" : "");
-    else
-        snprintf(text, sizeof text, "limited by how fast memory or a shared cache can be read");
-    say("intensity", "%.3g operations per byte: %s", intensity, text);
+    const bool fits = plan->bytes <= (double)p->l2_bytes * (double)cores;
+    say("intensity", "%.3g operations per byte: %s", intensity,
+        plan->path == MHA_PATH_PLAIN ? "limited by arithmetic in double precision"
+        : intensity >= BALANCE       ? "limited by arithmetic"
+        : !fits                      ? "limited by how fast memory or a shared cache can be read"
+        : cores > 1                  ? "few, but all fit in the L2 caches, so memory is no limit"
+                                     : "few, but all fit in the L2 cache, so memory is no limit");
 }
 
 static void print_cost(const explain_problem *p)
@@ -172,14 +169,14 @@ static void print_cost(const explain_problem *p)
     char pairs[64];
     snprintf(pairs, sizeof pairs, "%.0f", p->pairs);
     cli_print("\nWhat it costs\n");
-    say("visible pairs", "%s of %s, %.3g%%%s", words_count(plan->visible_pairs).text,
-        p->pairs < 9e18 ? words_count((int64_t)p->pairs).text : pairs,
+    say("visible pairs", "%s of %s, %.3g%%%s", COUNT(plan->visible_pairs),
+        p->pairs < 9e18 ? COUNT((int64_t)p->pairs) : pairs,
         p->pairs > 0 ? 100 * (double)plan->visible_pairs / p->pairs : 0.0,
         p->kept             ? ", blocks not counted"
         : p->desc.keep_mask ? ", what the dense mask hides is not counted"
                             : "");
     if (blocks)
-        say("of the mask", "%s, %.3g%%, by blocks too", words_count(p->mask_pairs).text,
+        say("of the mask", "%s, %.3g%%, by blocks too", COUNT(p->mask_pairs),
             p->pairs > 0 ? 100 * (double)p->mask_pairs / p->pairs : 0.0);
     say("operations", "%s", words_flops(plan->flops).text);
     if (blocks)
@@ -194,160 +191,139 @@ static void print_cost(const explain_problem *p)
 
 static void tell_heads(const explain_problem *p)
 {
-    char text[512];
-    const char *own = "queries, keys and values";
+    static const char own[] = "queries, keys and values";
+    const int64_t group = p->H / p->Hk;
     if (p->H == 1)
-        snprintf(text, sizeof text, "The head has its own %s of %s numbers per token.", own,
-                 words_count(p->D).text);
+        say(NULL, "The head has its own %s of %s numbers per token.", own, COUNT(p->D));
     else if (p->Hk == p->H)
-        snprintf(text, sizeof text,
-                 "Each of the %s heads has its own %s of %s numbers per token, and so looks for "
-                 "something of its own.",
-                 words_count(p->H).text, own, words_count(p->D).text);
+        say(NULL,
+            "Each of the %s heads has its own %s of %s numbers per token, and so looks for "
+            "something "
+            "of its own.",
+            COUNT(p->H), own, COUNT(p->D));
     else
-        snprintf(
-            text, sizeof text,
+        say(NULL,
             "%s%s query heads share %s%s%s: the keys and values that a generator keeps are %sx "
             "smaller than with a key/value head for each.",
-            p->Hk == 1 ? "All " : "", words_count(p->H / p->Hk).text,
-            p->Hk == 1 ? "one key/value head" : "each of the ",
-            p->Hk == 1 ? "" : words_count(p->Hk).text, p->Hk == 1 ? "" : " key/value heads",
-            words_count(p->H / p->Hk).text);
-    words_print("  ", text);
+            p->Hk == 1 ? "All " : "", COUNT(group), p->Hk == 1 ? "one" : "each of the ",
+            p->Hk == 1 ? "" : COUNT(p->Hk), p->Hk == 1 ? " key/value head" : " key/value heads",
+            COUNT(group));
 }
 
 static void tell_formula(const explain_problem *p)
 {
     const mha_attention_desc *d = &p->desc;
-    char text[1024], cap[96] = "", drop[128] = "";
-    if (d->softcap > 0)
-        snprintf(cap, sizeof cap, ", capped by %g tanh(score / %g)", (double)d->softcap,
-                 (double)d->softcap);
-    if (d->dropout > 0 && d->dropout < 1)
+    const double softcap = (double)d->softcap, dropout = (double)d->dropout;
+    char cap[96] = "", drop[128] = "";
+    if (softcap > 0) snprintf(cap, sizeof cap, ", capped by %g tanh(score / %g)", softcap, softcap);
+    if (dropout > 0 && dropout < 1)
         snprintf(drop, sizeof drop,
                  " Dropout sets weights to 0 with probability %g, and divides the others by %g.",
-                 (double)d->dropout, 1 - (double)d->dropout);
-    snprintf(text, sizeof text,
-             "A query's score for a key is their product%s divided by sqrt(%s)%s%s. The softmax "
-             "turns the scores of the keys it sees into weights that sum to 1%s, and the output is "
-             "the sum of the values with these weights%s.%s",
-             d->shaw_keys ? ", with a learned vector for their distance added to the key," : "",
-             words_count(p->D).text, cap,
-             d->alibi_slopes ? ", less a slope times their distance"
-             : d->t5_table   ? ", plus a learned number for their distance"
-                             : "",
-             d->sink_logits ? " together with the share of the sink, which has no value" : "",
-             d->gates ? ", times the gate of the head" : "", drop);
-    words_print("  ", text);
+                 dropout, 1 - dropout);
+    say(NULL,
+        "A query's score for a key is their product%s divided by sqrt(%s)%s%s. The softmax turns "
+        "the "
+        "scores of the keys it sees into weights that sum to 1%s, and the output is the sum of the "
+        "values with these weights%s.%s",
+        d->shaw_keys ? ", with a learned vector for their distance added to the key," : "",
+        COUNT(p->D), cap,
+        d->alibi_slopes ? ", less a slope times their distance"
+        : d->t5_table   ? ", plus a learned number for their distance"
+                        : "",
+        d->sink_logits ? " together with the share of the sink, which has no value" : "",
+        d->gates ? ", times the gate of the head" : "", drop);
 }
 
 /* Which keys a query sees, by the interval that causal and window leave. */
-static void tell_interval(const explain_problem *p, char *text, size_t size)
+static void tell_interval(const explain_problem *p, bool window)
 {
     const mha_attention_desc *d = &p->desc;
     const bool causal = d->flags & MHA_ATTENTION_CAUSAL;
     const int64_t at = d->q_offset, last = p->S - 1 - at; /* the first query that sees every key */
-    const bool window = d->flags & MHA_ATTENTION_WINDOW && d->left_keys >= 0;
+    const int64_t beyond = p->S - p->T;
     if (window && d->left_keys < p->S - 1)
-        snprintf(text, size, "%s: a query sees the %s key%s before its position%s%s.",
-                 causal ? "Causal, with a window" : "A window", words_count(d->left_keys).text,
-                 plural(d->left_keys), causal ? " and its own" : ", its own, and some after it",
-                 d->sink_keys ? ", and the first keys" : "");
+        say(NULL, "%s: a query sees the %s key%s before its position%s%s.",
+            causal ? "Causal, with a window" : "A window", COUNT(d->left_keys),
+            plural(d->left_keys), causal ? " and its own" : ", its own, and some after it",
+            d->sink_keys ? ", and the first keys" : "");
     else if (!causal)
         return;
     else if (at < 0)
-        snprintf(
-            text, size,
+        say(NULL,
             "Causal: the first %s quer%s before all keys and see%s none, so their output is 0.",
-            words_count(-at < p->T ? -at : p->T).text, at == -1 ? "y is" : "ies are",
-            at == -1 ? "s" : "");
-    else if (at == 0 && p->T < p->S)
-        snprintf(text, size,
-                 "Causal: query 0 is at key position 0, so no query sees the last %s key%s. If the "
-                 "queries are the last ones of a longer sequence, add --offset %" PRId64 ".",
-                 words_count(p->S - p->T).text, plural(p->S - p->T), p->S - p->T);
-    else if (at == p->S - p->T && p->T == 1 && p->S > 1)
-        snprintf(text, size,
-                 "Causal: one query, the last token, sees all %s keys: a step of "
-                 "decoding from a cache.",
-                 words_count(p->S).text);
+            COUNT(-at < p->T ? -at : p->T), at == -1 ? "y is" : "ies are", at == -1 ? "s" : "");
+    else if (at == 0 && beyond > 0)
+        say(NULL,
+            "Causal: query 0 is at key position 0, so no query sees the last %s key%s. If the "
+            "queries are the last ones of a longer sequence, add --offset %" PRId64 ".",
+            COUNT(beyond), plural(beyond), beyond);
+    else if (at == beyond && p->T == 1 && p->S > 1)
+        say(NULL,
+            "Causal: one query, the last token, sees all %s keys: a step of decoding from a cache.",
+            COUNT(p->S));
     else if (last > 0 && last < p->T - 1)
-        snprintf(text, size, "Causal: from query %s on, every key is seen.",
-                 words_count(last).text);
+        say(NULL, "Causal: from query %s on, every key is seen.", COUNT(last));
     else if (p->T > 1 && last > 0)
-        snprintf(text, size, "Causal: a token sees itself and those before it, and none after it.");
+        say(NULL, "Causal: a token sees itself and those before it, and none after it.");
 }
 
 static void tell_mask(const explain_problem *p)
 {
     const mha_attention_desc *d = &p->desc;
     const bool window = d->flags & MHA_ATTENTION_WINDOW && d->left_keys >= 0;
-    char text[512] = "";
-    tell_interval(p, text, sizeof text);
-    if (*text) words_print("  ", text);
+    tell_interval(p, window);
     if (window && d->left_keys < p->S - 1)
-        words_print("  ", "So the cost grows with the length times the window, not with the square "
-                          "of the length.");
+        say(NULL, "So the cost grows with the length times the window, not with the square of the "
+                  "length.");
     else if (window)
-        words_print("  ", "The window reaches over all keys and hides none before a query.");
+        say(NULL, "The window reaches over all keys and hides none before a query.");
     if (p->plan.path == MHA_PATH_TILED && p->S > p->plan.key_block && p->T > 1 &&
         d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW) && !d->keep_blocks)
-        words_print("  ", "Blocks of keys that a strip of queries does not see are not computed.");
+        say(NULL, "Blocks of keys that a strip of queries does not see are not computed.");
     if (d->keep_blocks)
-        words_print("  ", "Blocks that the pattern leaves out are not computed and not read.");
+        say(NULL, "Blocks that the pattern leaves out are not computed and not read.");
     if (d->keep_mask || d->bias)
-        words_print("  ",
-                    "A dense mask or bias is an N x N array that the caller provides; causal, "
-                    "windows and blocks hide the same pairs at less cost.");
+        say(NULL,
+            "A dense mask or bias is an N x N array that the caller provides; causal, windows "
+            "and blocks hide the same pairs at less cost.");
 }
 
 static void tell_memory(const explain_problem *p)
 {
     const mha_attention_plan *plan = &p->plan;
-    char text[512];
-    double factor = plan->scratch_bytes ? p->matrix_bytes / (double)plan->scratch_bytes : 0;
+    const double factor = plan->scratch_bytes ? p->matrix_bytes / (double)plan->scratch_bytes : 0;
+    const char *times = ": the matrix of all scores is never stored.";
+    char many[128];
     if (plan->path == MHA_PATH_PLAIN) {
-        words_print("  ", "The plain path evaluates the formula directly, one row of scores at a "
-                          "time in double precision: accurate, in little memory, and slow.");
+        say(NULL, "The plain path evaluates the formula directly, one row of scores at a time in "
+                  "double precision: accurate, in little memory, and slow.");
         return;
     }
-    char times[128] = "";
+    snprintf(many, sizeof many,
+             ": the matrix of all scores, %s times the scratch, is never stored.",
+             COUNT((int64_t)factor));
     if (factor >= 2)
-        snprintf(times, sizeof times,
-                 ": the matrix of all scores, %s times the scratch, is never stored.",
-                 words_count((int64_t)factor).text);
+        times = many;
     else if (factor < 1)
-        snprintf(times, sizeof times,
-                 ". Its scratch does not depend on the length; here it exceeds the matrix of all "
-                 "scores.");
-    else
-        snprintf(times, sizeof times, ": the matrix of all scores is never stored.");
+        times = ". Its scratch does not depend on the length; here it exceeds the matrix of all "
+                "scores.";
     if (p->S <= plan->key_block)
-        snprintf(
-            text, sizeof text,
-            "The tiled path takes all keys as one block, and keeps the scores of a few rows at "
-            "a time%s",
+        say(NULL,
+            "The tiled path takes all keys as one block, and keeps the scores of a few rows at a "
+            "time%s",
             times);
     else
-        snprintf(text, sizeof text,
-                 "The tiled path walks over %s keys at a time and keeps for each row only its "
-                 "largest score, the sum so far and the output so far (online softmax)%s",
-                 words_count(plan->key_block).text, times);
-    words_print("  ", text);
-    if (plan->compute == MHA_COMPUTE_INT8)
-        words_print("  ",
-                    "In int8, queries, keys, values and weights are rounded to a byte each, "
-                    "with a unit for each query, key and channel, and their products are "
-                    "exact: more than twice as fast with instructions for bytes, and 1 to 2 % "
-                    "off for ordinary numbers.");
+        say(NULL,
+            "The tiled path walks over %s keys at a time and keeps for each row only its largest "
+            "score, the sum so far and the output so far (online softmax)%s",
+            COUNT(plan->key_block), times);
     if (plan->compute == MHA_COMPUTE_BF16)
-        words_print("  ",
-                    "In bf16, queries, keys, values and weights are rounded to 8 significant bits, "
-                    "and their products are summed in f32: up to twice as fast with instructions "
-                    "for bf16, and 0.2 % off for ordinary numbers that are stored in bf16.");
+        say(NULL, "In bf16, queries, keys, values and weights are rounded to 8 significant bits, "
+                  "and their products are summed in f32: up to twice as fast with instructions for "
+                  "bf16, and 0.2 %% off for ordinary numbers that are stored in bf16.");
     if (p->outputs.probabilities || p->outputs.scores || p->outputs.average_probabilities)
-        words_print("  ", "Weights or scores were requested: such an output is itself an N x N "
-                          "array, and more work than o alone.");
+        say(NULL, "Weights or scores were requested: such an output is itself an N x N array, and "
+                  "more work than o alone.");
 }
 
 void explain_print(const explain_problem *problem)

@@ -15,13 +15,18 @@ typedef struct sketch {
 /* A text that lives as long as the sketch, cut at SKETCH_TEXT. */
 const char *sketch_text(sketch *s, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* A mark to fill in. Callers stay below SKETCH_MOST; beyond it the last one is overwritten. */
-mha_mark *sketch_add(sketch *s, mha_mark_kind kind, mha_ink ink, double x, double y);
+/* A mark to fill in, x, y, width and height. Callers stay below SKETCH_MOST; beyond it the last one is
+ * overwritten. */
+mha_mark *sketch_add(sketch *s, mha_mark_kind kind, mha_ink ink, double x, double y, double width,
+                     double height);
 
-mha_mark *sketch_box(sketch *s, mha_ink ink, const double at[4], const char *text,
-                     const char *detail);
-mha_mark *sketch_line(sketch *s, mha_ink ink, const double from_to[4], uint32_t flags);
-mha_mark *sketch_words(sketch *s, mha_ink ink, double x, double y, uint32_t flags,
-                       const char *text);
+mha_mark *sketch_box(sketch *s, mha_ink ink, double x, double y, double width, double height,
+                     const char *text, const char *detail);
+mha_mark *sketch_line(sketch *s, mha_ink ink, double x, double y, double to_x, double to_y,
+                      uint32_t flags);
+
+/* Size 0 is the usual one. */
+void sketch_words(sketch *s, mha_ink ink, double x, double y, uint32_t flags, double size,
+                  const char *format, ...) MHA_PRINTF(7, 8);
 
 #endif

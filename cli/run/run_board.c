@@ -1,61 +1,44 @@
-/* The numbers of a trace: see run_board.h. Each step is one call of the library, which is asked for
- * the scores at that stage. */
-#include "run/run_board.h"
+/* The numbers of a trace, and how they are put under each other: see run_trace.h. Each step is one call of
+ * the library, which is asked for the scores at that stage. */
+#include "run/run_trace.h"
 
 #include <inttypes.h>
-#include <string.h>
+#include <math.h>
 
 enum { DEFAULT_LIMIT = 16, DEFAULT_HEADS = 4 };
 
 /* ---- What is shown --------------------------------------------------------------------------- */
 
 /* A list, or the first ones. */
-static cli_exit choose(const char *option, const char *text, const char *what, int64_t count,
-                       int64_t most, mha_tensor *list)
+static cli_exit choose(const run_problem *p, const char *option, const char *text, const char *what,
+                       int64_t count, int64_t most, mha_tensor *list)
 {
-    if (text) return run_list_read(option, text, what, count, list);
-    int64_t shown = count < most ? count : most;
-    CLI_TRY(run_array_make(MHA_I64, 1, &shown, list));
-    for (int64_t i = 0; i < shown; i++) ((int64_t *)list->data)[i] = i;
-    return CLI_OK;
-}
-
-static cli_exit find_sequence(run_board *board)
-{
-    const run_problem *problem = board->problem;
-    const mha_attention_desc *desc = &problem->desc;
-    int64_t count = problem->ragged ? desc->sequences : problem->q.shape[0];
-    int64_t b = board->sequence = board->options->trace_sequence;
-    if (b >= count)
-        return cli_fail(CLI_USAGE, RUN,
-                        "--trace-sequence: there is no sequence %" PRId64
-                        "; they are 0 to %" PRId64,
-                        b, count - 1);
-    board->batch = problem->ragged ? 0 : b;
-    board->first_query = problem->ragged ? desc->query_starts[b] : 0;
-    board->first_key = problem->ragged ? desc->key_starts[b] : 0;
-    board->queries =
-        problem->ragged ? desc->query_starts[b + 1] - desc->query_starts[b] : problem->q.shape[2];
-    board->keys =
-        problem->ragged ? desc->key_starts[b + 1] - desc->key_starts[b] : problem->k.shape[2];
-    return CLI_OK;
+    return text ? run_list_read(p, option, text, what, count, list)
+                : run_array_count(count < most ? count : most, list);
 }
 
 static cli_exit choose_all(run_board *board)
 {
-    const run_options *options = board->options;
-    int64_t limit = options->trace_limit ? options->trace_limit : DEFAULT_LIMIT;
-    CLI_TRY(find_sequence(board));
-    CLI_TRY(choose("--trace-head", options->trace_heads, "head", board->problem->q.shape[1],
-                   DEFAULT_HEADS, &board->heads));
-    CLI_TRY(
-        choose("--trace-row", options->trace_rows, "query", board->queries, limit, &board->rows));
-    CLI_TRY(choose("--trace-key", options->trace_keys, "key", board->keys, limit, &board->columns));
-    CLI_TRY(run_array_make(MHA_I64, 1, board->rows.shape, &board->tensor_rows));
-    for (int64_t i = 0; i < board->rows.shape[0]; i++)
-        ((int64_t *)board->tensor_rows.data)[i] =
-            board->first_query + ((const int64_t *)board->rows.data)[i];
-    return CLI_OK;
+    const run_problem *p = board->problem;
+    const run_options *o = p->options;
+    const mha_attention_desc *desc = &p->desc;
+    const int64_t b = board->sequence = o->trace_sequence;
+    if (b >= run_sequences(p))
+        return RUN_USAGE("--trace-sequence: there is no sequence %" PRId64
+                         "; they are 0 to %" PRId64,
+                         b, run_sequences(p) - 1);
+    board->limit = o->trace_limit ? o->trace_limit : DEFAULT_LIMIT;
+    board->batch = p->ragged ? 0 : b;
+    board->first_query = p->ragged ? desc->query_starts[b] : 0;
+    board->first_key = p->ragged ? desc->key_starts[b] : 0;
+    board->queries = p->ragged ? desc->query_starts[b + 1] - board->first_query : p->q.shape[2];
+    board->keys = p->ragged ? desc->key_starts[b + 1] - board->first_key : p->k.shape[2];
+    CLI_TRY(choose(p, "--trace-head", o->trace_heads, "head", p->q.shape[1], DEFAULT_HEADS,
+                   &board->heads));
+    CLI_TRY(choose(p, "--trace-row", o->trace_rows, "query", board->queries, board->limit,
+                   &board->rows));
+    return choose(p, "--trace-key", o->trace_keys, "key", board->keys, board->limit,
+                  &board->columns);
 }
 
 /* ---- Its numbers ----------------------------------------------------------------------------- */
@@ -82,9 +65,14 @@ static mha_attention_desc desc_of(const run_board *board, board_step step)
     if (step != BOARD_BIASED) return desc;
     desc.flags &= ~(uint32_t)(MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW);
     desc.key_lengths = desc.key_begins = NULL;
-    desc.keep_mask = desc.keep_blocks = desc.query_documents = desc.key_documents = NULL;
-    desc.global_keys = desc.global_queries = NULL;
     desc.sink_keys = desc.left_keys = desc.right_keys = desc.block_queries = desc.block_keys = 0;
+#define UNMASK(field, type, axes, stage) UNMASK_##stage(field)
+#define UNMASK_MASK(field) desc.field = NULL;
+#define UNMASK_BIAS(field)
+#define UNMASK_DISTANCE(field)
+#define UNMASK_PRODUCT(field)
+#define UNMASK_RESULT(field)
+    MHA_ATTENTION_INPUTS(UNMASK)
     if (!desc.alibi_slopes && !desc.t5_table && !desc.shaw_keys && !desc.shaw_values) {
         desc.q_offset = 0; /* nothing is left that reads it */
         desc.q_offsets = NULL;
@@ -92,66 +80,187 @@ static mha_attention_desc desc_of(const run_board *board, board_step step)
     return desc;
 }
 
-static cli_exit compute(mha_context *context, run_board *board, board_step step)
+static cli_exit compute(run_board *board, const int64_t *rows, board_step step)
 {
-    static const mha_score_stage stages[] = {
-        [BOARD_PRODUCTS] = MHA_SCORES_RAW,  [BOARD_SCALED] = MHA_SCORES_RAW,
-        [BOARD_CAPPED] = MHA_SCORES_CAPPED, [BOARD_BIASED] = MHA_SCORES_BIASED,
-        [BOARD_MASKED] = MHA_SCORES_BIASED, [BOARD_WEIGHTS] = MHA_SCORES_RAW,
-        [BOARD_DROPPED] = MHA_SCORES_RAW};
     const run_problem *p = board->problem;
-    bool weights = step == BOARD_WEIGHTS || step == BOARD_DROPPED;
-    int64_t shape[] = {p->q.shape[0], board->heads.shape[0], board->rows.shape[0], run_longest(p)};
-    CLI_TRY(run_array_make(MHA_F32, 4, shape, &board->steps[step]));
-    mha_attention_desc desc = desc_of(board, step);
-    const mha_tensor *tensor = &board->steps[step];
-    mha_attention_outputs wanted = {
+    const bool weights = step == BOARD_WEIGHTS || step == BOARD_DROPPED;
+    const int64_t shape[] = {p->q.shape[0], board->heads.shape[0], board->rows.shape[0],
+                             run_longest(p)};
+    const mha_attention_desc desc = desc_of(board, step);
+    mha_tensor *tensor = &board->steps[step];
+    CLI_TRY(run_array_make(MHA_F32, 4, shape, tensor));
+    const mha_attention_outputs wanted = {
         .struct_size = sizeof wanted,
         .flags = step == BOARD_DROPPED ? MHA_OUTPUT_DROPPED_PROBABILITIES : 0,
         .scores = weights ? NULL : tensor,
         .probabilities = weights ? tensor : NULL,
-        .score_stage = stages[step],
+        .score_stage = step == BOARD_CAPPED                           ? MHA_SCORES_CAPPED
+                       : step == BOARD_BIASED || step == BOARD_MASKED ? MHA_SCORES_BIASED
+                                                                      : MHA_SCORES_RAW,
         .heads = board->heads.data,
         .heads_count = shape[1],
-        .rows = board->tensor_rows.data,
+        .rows = rows,
         .rows_count = shape[2]};
-    mha_status status =
-        mha_attention_forward(context, &desc, &p->q, &p->k, &p->v, &board->o, &wanted);
-    return status == MHA_OK ? CLI_OK : run_fail(board->options, p, status);
+    return run_check(
+        p, mha_attention_forward(p->context, &desc, &p->q, &p->k, &p->v, &board->o, &wanted));
 }
 
-cli_exit run_board_make(const run_options *options, mha_context *context,
-                        const run_problem *problem, run_board *board)
+cli_exit run_board_make(const run_problem *p, run_board *board)
 {
-    *board = (run_board){.options = options, .problem = problem};
-    int64_t shape[] = {problem->q.shape[0], problem->q.shape[1], problem->q.shape[2],
-                       problem->v.shape[3]};
+    const int64_t shape[] = {p->q.shape[0], p->q.shape[1], p->q.shape[2], p->v.shape[3]};
+    mha_tensor rows; /* as the library counts them */
+    *board = (run_board){.problem = p};
     CLI_TRY(choose_all(board));
-    CLI_TRY(run_array_make(run_o_dtype(options), 4, shape, &board->o));
+    CLI_TRY(run_array_make(MHA_I64, 1, board->rows.shape, &rows));
+    for (int64_t i = 0; i < rows.shape[0]; i++)
+        ((int64_t *)rows.data)[i] = board->first_query + run_entry(&board->rows, i);
+    CLI_TRY(run_array_make(run_o_dtype(p->options), 4, shape, &board->o));
     /* The last call is that of the problem itself, whose o stays. */
     for (int step = 0; step < BOARD_STEPS; step++)
         if (run_board_has(board, (board_step)step))
-            CLI_TRY(compute(context, board, (board_step)step));
+            CLI_TRY(compute(board, rows.data, (board_step)step));
     return CLI_OK;
 }
 
-static const float *row_at(const run_board *board, board_step step, int64_t head, int64_t row)
+/* The row that is written out: the first one shown that sees two keys, else one; and its key of
+ * largest weight. None if it is NaN, or if not all keys are on the board. */
+static void find_sample(run_board *board)
 {
-    const mha_tensor *tensor = &board->steps[step];
-    return (const float *)tensor->data + board->batch * tensor->stride[0] +
-           head * tensor->stride[1] + row * tensor->stride[2];
+    const int64_t columns = board->columns.shape[0];
+    double most = 0;
+    board->visible = 0;
+    if (columns != board->keys || board->problem->options->trace_keys) return;
+    for (int64_t r = 0; r < board->rows.shape[0] && board->visible < 2; r++) {
+        int64_t count = 0;
+        for (int64_t c = 0; c < columns; c++)
+            count += run_at(&board->now[BOARD_MASKED], r, c) != -(double)INFINITY;
+        if (count <= board->visible) continue;
+        board->visible = count;
+        board->row = r;
+    }
+    for (int64_t c = 0; board->visible > 0 && c < columns; c++) {
+        double weight = run_at(&board->now[BOARD_WEIGHTS], board->row, c);
+        if (!(weight > most)) continue;
+        most = weight;
+        board->column = c;
+    }
+    if (!(most > 0)) board->visible = 0;
 }
 
-double run_board_at(const run_board *board, board_step step, int64_t head, int64_t row,
-                    int64_t column)
+void run_board_turn(run_board *board, int64_t head)
 {
-    int64_t key = ((const int64_t *)board->columns.data)[column];
-    return (double)row_at(board, step, head, row)[key];
+    const run_problem *p = board->problem;
+    board->title = 0;
+    board->head = run_entry(&board->heads, head);
+    board->kv_head = board->head / (p->q.shape[1] / p->k.shape[1]);
+    for (int step = 0; step < BOARD_STEPS; step++)
+        if (board->steps[step].data)
+            board->now[step] = run_view(&board->steps[step], board->batch, head, 0);
+    find_sample(board);
 }
 
-double run_board_row_sum(const run_board *board, board_step step, int64_t head, int64_t row)
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+void run_title(run_board *board, int64_t rows, int64_t columns, const char *format, ...)
 {
+    va_list arguments;
+    cli_print("\n %d. ", ++board->title);
+    va_start(arguments, format);
+    cli_print_list(stdout, format, arguments);
+    va_end(arguments);
+    if (rows >= 0) cli_print("   [%" PRId64 ", %" PRId64 "]", rows, columns);
+    cli_print("\n");
+}
+
+mha_tensor run_view(const mha_tensor *tensor, int64_t batch, int64_t head, int64_t first)
+{
+    mha_tensor view = {.dtype = tensor->dtype, .ndim = 2};
+    const int n = tensor->ndim;
+    int64_t at = first * tensor->stride[n - 2];
+    if (n > 2) at += batch * tensor->stride[0];
+    if (n > 3) at += head * tensor->stride[1];
+    for (int i = 0; i < 2; i++) {
+        view.shape[i] = tensor->shape[n - 2 + i];
+        view.stride[i] = tensor->stride[n - 2 + i];
+    }
+    view.shape[0] -= first;
+    view.data = (char *)tensor->data + (size_t)at * mha_dtype_size(tensor->dtype);
+    return view;
+}
+
+double run_at(const mha_tensor *view, int64_t row, int64_t column)
+{
+    const int64_t at = row * view->stride[0] + column * view->stride[1];
+    double number = 0;
+    char *place = (char *)view->data + (size_t)at * mha_dtype_size(view->dtype);
+    const mha_tensor from = mha_tensor_contiguous(place, view->dtype, 0, NULL);
+    const mha_tensor to = mha_tensor_contiguous(&number, MHA_F64, 0, NULL);
+    return mha_tensor_convert(&from, &to) == MHA_OK ? number : (double)NAN;
+}
+
+static double row_at(const run_table *t, int64_t row, int64_t column)
+{
+    return run_at(t->of, t->rows ? run_entry(t->rows, row) : row, column);
+}
+
+void run_print_rows(const run_board *board, char letter, const mha_tensor *view,
+                    const mha_tensor *rows)
+{
+    const int64_t width = view->shape[1], count = rows ? rows->shape[0] : view->shape[0];
+    const bool all = rows || count <= board->limit;
+    const run_table t = {.row = letter,
+                         .rows = rows,
+                         .row_count = all ? count : board->limit,
+                         .column_count = width < board->limit ? width : board->limit,
+                         .cut = width > board->limit,
+                         .at = row_at,
+                         .of = view};
+    run_print_table(&t);
+    if (!all) cli_print("    ...\n");
+}
+
+typedef struct scores {
+    const mha_tensor *view, *hide;
+    int64_t summed;
+} scores;
+
+static double score_at(const run_table *t, int64_t row, int64_t column)
+{
+    const scores *of = t->of;
+    const int64_t key = run_entry(t->columns, column);
+    const bool hidden = of->hide && run_at(of->hide, row, key) == -(double)INFINITY;
+    return hidden ? -(double)INFINITY : run_at(of->view, row, key);
+}
+
+static double score_sum(const run_table *t, int64_t row)
+{
+    const scores *of = t->of;
     double sum = 0;
-    for (int64_t s = 0; s < board->keys; s++) sum += (double)row_at(board, step, head, row)[s];
+    for (int64_t s = 0; s < of->summed; s++) sum += run_at(of->view, row, s);
     return sum;
+}
+
+void run_print_scores(const run_board *board, const mha_tensor *view, const mha_tensor *hide,
+                      int64_t summed)
+{
+    const scores of = {view, hide, summed};
+    const run_table t = {.row = 'q',
+                         .column = 'k',
+                         .rows = &board->rows,
+                         .columns = &board->columns,
+                         .row_count = board->rows.shape[0],
+                         .column_count = board->columns.shape[0],
+                         .cut = board->columns.shape[0] < board->keys,
+                         .at = score_at,
+                         .sum = summed ? score_sum : NULL,
+                         .of = &of};
+    run_print_table(&t);
+}
+
+void run_print_product(const mha_tensor *a, int64_t i, const mha_tensor *b, int64_t j,
+                       double product)
+{
+    for (int64_t d = 0; d < a->shape[1]; d++)
+        cli_print("%s %.4g*%.4g", d ? " +" : "", run_at(a, i, d), run_at(b, j, d));
+    cli_print(" = %.4g\n", product);
 }

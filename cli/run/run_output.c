@@ -1,5 +1,4 @@
-/* What `multihead run` computes and where it goes. One list says which outputs there are, which
- * axes they have and which option writes them. */
+/* What `multihead run` computes and where it goes, by the list of outputs in run.h. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
@@ -13,116 +12,73 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Axes: B H T as in attention.h, of the tensor q; h and r the heads and rows that were picked; S
- * the keys of the longest sequence; N all keys of a sequence's tensor; V the size of values; O the
- * offsets; K of the top. */
+enum { DEFAULT_TOP = 5 };
+
+/* o first; and --json behind all, which is no array. */
 static const struct {
     const char *option, *axes;
-    size_t path, field; /* in run_options; in mha_attention_outputs, 0: o itself */
+    size_t path, field; /* in run_options; in mha_attention_outputs */
     mha_dtype dtype;
 } outputs[] = {
-#define OUTPUT(option_, axes_, path_, field_, dtype_)                           \
-    {                                                                           \
-        .option = option_, .axes = axes_, .path = offsetof(run_options, path_), \
-        .field = offsetof(mha_attention_outputs, field_), .dtype = dtype_       \
-    }
+#define OUTPUT(field_, option_, axes_, dtype_, help)   \
+    {.option = "--" option_,                           \
+     .axes = axes_,                                    \
+     .path = offsetof(run_options, field_),            \
+     .field = offsetof(mha_attention_outputs, field_), \
+     .dtype = dtype_},
     {.option = "--out", .axes = "BHTV", .path = offsetof(run_options, out)},
-    OUTPUT("--lse", "BHT", lse, lse, MHA_F32),
-    OUTPUT("--probabilities", "BhrS", probabilities, probabilities, MHA_F32),
-    OUTPUT("--average", "BTS", average, average_probabilities, MHA_F32),
-    OUTPUT("--scores", "BhrS", scores, scores, MHA_F32),
-    OUTPUT("--entropy", "BHT", entropy, entropy, MHA_F32),
-    OUTPUT("--largest-weight", "BHT", largest_weight, largest_weight, MHA_F32),
-    OUTPUT("--largest-key", "BHT", largest_key, largest_key, MHA_I64),
-    OUTPUT("--first-token", "BHT", first_token, first_token, MHA_F32),
-    OUTPUT("--diagonal", "BHT", diagonal, diagonal, MHA_F32),
-    OUTPUT("--offset-mass", "BHTO", offset_mass, offset_mass, MHA_F32),
-    OUTPUT("--top-keys", "BHTK", top_keys, top_keys, MHA_I64),
-    OUTPUT("--top-weights", "BHTK", top_weights, top_weights, MHA_F32),
-    OUTPUT("--column-sums", "BHN", column_sums, column_sums, MHA_F32),
-#undef OUTPUT
-};
+    RUN_OUTPUTS(OUTPUT){.option = "--json", .path = offsetof(run_options, json)}};
 
-enum { OUTPUT_COUNT = sizeof outputs / sizeof *outputs };
-
-static const char *path_of(const run_options *options, int i)
+static const char *path_of(const run_options *o, int i)
 {
-    return *(const char *const *)(const void *)((const char *)options + outputs[i].path);
+    return *(const char *const *)(const void *)((const char *)o + outputs[i].path);
 }
 
-bool run_has_files(const run_options *options)
+bool run_has_files(const run_options *o)
 {
-    for (int i = 0; i < OUTPUT_COUNT; i++)
-        if (path_of(options, i)) return true;
-    return options->json != NULL;
+    bool any = false;
+    for (int i = 0; i <= RUN_OUTPUT_COUNT; i++) any |= path_of(o, i) != NULL;
+    return any;
 }
 
 /* ---- Whether they can be had ----------------------------------------------------------------- */
 
-typedef struct named_path {
-    const char *option, *path;
-} named_path;
-
-static int list_paths(const run_options *options, named_path *paths)
-{
-    int count = 0;
-    for (int i = 0; i < OUTPUT_COUNT; i++)
-        if (path_of(options, i))
-            paths[count++] = (named_path){outputs[i].option, path_of(options, i)};
-    if (options->json) paths[count++] = (named_path){"--json", options->json};
-    return count;
-}
-
 /* All outputs but --json are .npy: a name that says otherwise is a slip. */
-static cli_exit check_name(const run_options *options, const named_path *output)
+static cli_exit check_name(const char *option, const char *path)
 {
     static const char *const others[] = {".safetensors", ".npz", ".pt", ".csv", ".txt", ".json"};
-    size_t length = strlen(output->path);
-    for (size_t i = 0; i < sizeof others / sizeof *others && output->path != options->json; i++) {
-        size_t bytes = strlen(others[i]);
-        if (length > bytes && !strcmp(output->path + length - bytes, others[i]))
-            return cli_fail(CLI_USAGE, RUN, "%s %s: a .npy file is written; name it so",
-                            output->option, output->path);
-    }
+    const char *end = strrchr(path, '.');
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (end && end > path && !strcmp(end, others[i]))
+            return RUN_USAGE("%s %s: a .npy file is written; name it so", option, path);
+    if (!strcmp(path, "-") && isatty(STDOUT_FILENO))
+        return RUN_USAGE("%s -: stdout is a terminal; name a file, or use a pipe", option);
     return CLI_OK;
 }
 
-static cli_exit check_stdout(const run_options *options, const named_path *output,
-                             const char **on_stdout)
+const char *run_writes(const run_options *o, const char *path)
 {
-    if (strcmp(output->path, "-") != 0) return CLI_OK;
-    if (*on_stdout)
-        return cli_fail(CLI_USAGE, RUN, "%s and %s both write to stdout; one of them needs a file",
-                        *on_stdout, output->option);
-    if (output->path != options->json && isatty(STDOUT_FILENO))
-        return cli_fail(CLI_USAGE, RUN, "%s -: stdout is a terminal; name a file, or use a pipe",
-                        output->option);
-    *on_stdout = output->option;
-    return CLI_OK;
-}
-
-const char *run_writes(const run_options *options, const char *path)
-{
-    named_path paths[OUTPUT_COUNT + 1];
-    int count = list_paths(options, paths);
-    for (int i = 0; i < count; i++)
-        if (files_same(paths[i].path, path)) return paths[i].option;
+    for (int i = 0; i <= RUN_OUTPUT_COUNT; i++)
+        if (path_of(o, i) && files_same(path_of(o, i), path)) return outputs[i].option;
     return NULL;
 }
 
-cli_exit run_check_outputs(const run_options *options)
+cli_exit run_check_outputs(const run_options *o)
 {
-    named_path paths[OUTPUT_COUNT + 1];
-    int count = list_paths(options, paths);
-    const char *on_stdout = options->trace ? "--trace" : NULL;
-    for (int i = 0; i < count; i++) {
-        for (int j = 0; j < i; j++)
-            if (files_same(paths[i].path, paths[j].path))
-                return cli_fail(CLI_USAGE, RUN, "%s and %s both write '%s'", paths[j].option,
-                                paths[i].option, paths[i].path);
-        CLI_TRY(check_name(options, &paths[i]));
-        CLI_TRY(check_stdout(options, &paths[i], &on_stdout));
-        if (strcmp(paths[i].path, "-") != 0 && files_check_place(paths[i].path) != MHA_OK)
+    const char *on_stdout = o->trace ? "--trace" : NULL;
+    for (int i = 0; i <= RUN_OUTPUT_COUNT; i++) {
+        const char *path = path_of(o, i), *option = outputs[i].option;
+        if (!path) continue;
+        const char *other = run_writes(o, path);
+        if (other && strcmp(other, option) != 0)
+            return RUN_USAGE("%s and %s both write '%s'", other, option, path);
+        if (!strcmp(path, "-") && on_stdout)
+            return RUN_USAGE("%s and %s both write to stdout; one of them needs a file", on_stdout,
+                             option);
+        if (i < RUN_OUTPUT_COUNT) CLI_TRY(check_name(option, path));
+        if (!strcmp(path, "-"))
+            on_stdout = option;
+        else if (files_check_place(path) != MHA_OK)
             return cli_fail_status(RUN, MHA_ERR_WRITE);
     }
     return CLI_OK;
@@ -130,184 +86,126 @@ cli_exit run_check_outputs(const run_options *options)
 
 /* ---- Computing ------------------------------------------------------------------------------- */
 
-int64_t run_longest(const run_problem *problem)
+static int64_t axis_length(const run_problem *p, char axis)
 {
-    const mha_attention_desc *desc = &problem->desc;
-    int64_t most = problem->ragged ? 0 : problem->k.shape[2];
-    for (int64_t b = 0; problem->ragged && b < desc->sequences; b++) {
-        int64_t keys = desc->key_starts[b + 1] - desc->key_starts[b];
-        if (keys > most) most = keys;
-    }
-    return most;
-}
-
-static int64_t axis_length(const run_options *options, const run_problem *problem, char axis)
-{
-    const mha_attention_outputs *wanted = &problem->wanted;
+    const mha_attention_outputs *wanted = &p->wanted;
     switch (axis) {
-    case 'h': return wanted->heads ? wanted->heads_count : problem->q.shape[1];
-    case 'r': return wanted->rows ? wanted->rows_count : problem->q.shape[2];
-    case 'N': return problem->k.shape[2];
+    case 'h': return wanted->heads ? wanted->heads_count : p->q.shape[1];
+    case 'r': return wanted->rows ? wanted->rows_count : p->q.shape[2];
+    case 'N': return p->k.shape[2];
     case 'O': return wanted->offsets_count;
-    case 'K': return options->top ? options->top : RUN_DEFAULT_TOP;
-    case 'B': return problem->q.shape[0];
-    case 'H': return problem->q.shape[1];
-    case 'T': return problem->q.shape[2];
-    case 'S': return run_longest(problem);
-    default: return problem->v.shape[3];
+    case 'K': return p->options->top ? p->options->top : DEFAULT_TOP;
+    case 'B': return p->q.shape[0];
+    case 'H': return p->q.shape[1];
+    case 'T': return p->q.shape[2];
+    case 'S': return run_longest(p);
+    default: return p->v.shape[3];
     }
 }
 
-/* The axes as they are saved: without those that the file of q has not. */
-static mha_tensor saved_view(const run_problem *problem, const mha_tensor *whole, const char *axes)
+/* An array of so many axes, and as it is saved: without those that the file of q has not. */
+static cli_exit make_output(const run_problem *p, const char *axes, mha_dtype dtype,
+                            mha_tensor *array, mha_tensor *saved)
 {
-    mha_tensor saved = *whole;
-    saved.ndim = 0;
-    for (int i = 0; i < whole->ndim; i++) {
-        bool absent =
-            (axes[i] == 'B' && !problem->batch_axis) || (axes[i] == 'H' && !problem->head_axis);
-        if (absent && whole->shape[i] == 1) continue;
-        saved.shape[saved.ndim] = whole->shape[i];
-        saved.stride[saved.ndim++] = whole->stride[i];
+    int64_t shape[MHA_MAX_DIMS], kept[MHA_MAX_DIMS];
+    int ndim = (int)strlen(axes), kept_ndim = 0;
+    for (int i = 0; i < ndim; i++) {
+        const bool absent = (axes[i] == 'B' && !p->batch_axis) || (axes[i] == 'H' && !p->head_axis);
+        shape[i] = axis_length(p, axes[i]);
+        if (!absent || shape[i] != 1) kept[kept_ndim++] = shape[i];
     }
-    return saved;
+    CLI_TRY(run_array_make(dtype, ndim, shape, array));
+    *saved = mha_tensor_contiguous(array->data, dtype, kept_ndim, kept);
+    return CLI_OK;
 }
 
 /* o has the layout of q: its memory is in that order, and *view shows it as [B,H,T,V]. */
-static cli_exit make_o(const run_options *options, const run_problem *problem, mha_tensor *array,
-                       mha_tensor *view, mha_tensor *saved)
+static cli_exit make_o(const run_problem *p, mha_tensor *array, mha_tensor *view, mha_tensor *saved)
 {
-    bool time_first = problem->split || options->layout == RUN_BTHD;
-    int64_t b = problem->q.shape[0], h = problem->q.shape[1], t = problem->q.shape[2];
-    int64_t d = problem->v.shape[3];
-    int64_t shape[] = {b, time_first ? t : h, time_first ? h : t, d};
-    CLI_TRY(run_array_make(run_o_dtype(options), 4, shape, array));
+    const int64_t h = p->q.shape[1], t = p->q.shape[2], d = p->v.shape[3];
+    CLI_TRY(make_output(p, p->time_first ? "BTHV" : "BHTV", run_o_dtype(p->options), array, saved));
     *view = *array;
-    *saved = saved_view(problem, array, time_first ? "BTHV" : "BHTV");
-    if (time_first) {
-        view->shape[1] = h;
-        view->shape[2] = t;
-        view->stride[1] = d;
-        view->stride[2] = h * d;
-    }
-    if (problem->split) {
-        int64_t flat[] = {b, t, h * d};
-        mha_tensor all = mha_tensor_contiguous(array->data, view->dtype, 3, flat);
-        *saved = saved_view(problem, &all, "BTW");
-    }
+    if (!p->time_first) return CLI_OK;
+    view->shape[1] = h;
+    view->shape[2] = t;
+    view->stride[1] = d;
+    view->stride[2] = h * d;
+    if (!p->options->heads) return CLI_OK;
+    const int64_t flat[] = {p->q.shape[0], t, h * d};
+    const int skipped = !p->batch_axis && flat[0] == 1;
+    *saved = mha_tensor_contiguous(array->data, array->dtype, 3 - skipped, flat + skipped);
     return CLI_OK;
-}
-
-static cli_exit make_output(const run_options *options, const run_problem *problem, int i,
-                            run_results *results)
-{
-    int64_t shape[MHA_MAX_DIMS];
-    int ndim = (int)strlen(outputs[i].axes);
-    for (int axis = 0; axis < ndim; axis++)
-        shape[axis] = axis_length(options, problem, outputs[i].axes[axis]);
-    CLI_TRY(run_array_make(outputs[i].dtype, ndim, shape, &results->arrays[i]));
-    results->saved[i] = saved_view(problem, &results->arrays[i], outputs[i].axes);
-    return CLI_OK;
-}
-
-static mha_status forward(const run_options *options, mha_context *context,
-                          const run_problem *problem, const mha_tensor *o,
-                          const mha_attention_outputs *wanted)
-{
-    const run_problem *p = problem;
-    return options->linear
-               ? mha_linear_attention_forward(context, &p->linear, &p->q, &p->k, &p->v, o, NULL)
-               : mha_attention_forward(context, &p->desc, &p->q, &p->k, &p->v, o, wanted);
 }
 
 /* Memory for every output asked for, and for both halves of the top. */
-static cli_exit make_outputs(const run_options *options, const run_problem *problem,
-                             run_results *results, mha_attention_outputs *wanted)
+static cli_exit make_outputs(const run_problem *p, run_results *results,
+                             mha_attention_outputs *wanted)
 {
-    *wanted = problem->wanted;
-    for (int i = 1; i < OUTPUT_COUNT; i++) {
-        bool top = strchr(outputs[i].axes, 'K') && (options->top_keys || options->top_weights);
-        if (!path_of(options, i) && !top) continue;
-        CLI_TRY(make_output(options, problem, i, results));
+    const run_options *o = p->options;
+    *wanted = p->wanted;
+    for (int i = 1; i < RUN_OUTPUT_COUNT; i++) {
+        const bool top = strchr(outputs[i].axes, 'K') && (o->top_keys || o->top_weights);
         const mha_tensor **field = (void *)((char *)wanted + outputs[i].field);
+        if (!path_of(o, i) && !top) continue;
+        CLI_TRY(make_output(p, outputs[i].axes, outputs[i].dtype, &results->arrays[i],
+                            &results->saved[i]));
         *field = &results->arrays[i];
     }
     return CLI_OK;
 }
 
-/* Checks all but the outputs if these are NULL, and then all. */
-static mha_status plan(const run_options *options, const mha_context *context,
-                       const run_problem *problem, const mha_attention_outputs *wanted,
-                       mha_attention_plan *out)
-{
-    if (options->linear) return MHA_OK;
-    return mha_attention_explain(context, &problem->desc, &problem->q, &problem->k, &problem->v,
-                                 NULL, wanted, out);
-}
-
 /* NumPy has no bfloat16: such an o is saved as float32, which holds its numbers exactly. */
 static cli_exit widen_o(run_results *results)
 {
-    if (results->saved[0].dtype != MHA_BF16) return CLI_OK;
-    mha_tensor wide;
-    CLI_TRY(run_array_convert(&results->saved[0], MHA_F32, &wide));
+    const mha_tensor narrow = results->saved[0];
+    if (narrow.dtype != MHA_BF16) return CLI_OK;
+    CLI_TRY(run_array_convert(&narrow, MHA_F32, &results->saved[0]));
     arena_drop(results->arrays[0].data);
-    results->arrays[0] = wide;
-    results->saved[0] = wide;
+    results->arrays[0] = results->saved[0];
     return CLI_OK;
 }
 
-cli_exit run_compute(const run_options *options, mha_context *context, const run_problem *problem,
+/* Checks all but the outputs if these are NULL, and then all. */
+static cli_exit plan(const run_problem *p, const mha_attention_outputs *wanted,
                      run_results *results)
 {
-    *results =
-        (run_results){.isa = mha_context_isa(context), .threads = mha_context_threads(context)};
+    if (p->options->linear) return CLI_OK;
+    return run_check(p, mha_attention_explain(p->context, &p->desc, &p->q, &p->k, &p->v, NULL,
+                                              wanted, &results->plan));
+}
+
+cli_exit run_compute(const run_problem *p, run_results *results)
+{
     mha_tensor o;
     mha_attention_outputs wanted;
-    mha_status status = plan(options, context, problem, NULL, &results->plan);
-    if (status != MHA_OK) return run_fail(options, problem, status);
-    CLI_TRY(make_o(options, problem, &results->arrays[0], &o, &results->saved[0]));
-    CLI_TRY(make_outputs(options, problem, results, &wanted));
-    status = plan(options, context, problem, &wanted, &results->plan);
+    *results = (run_results){0};
+    CLI_TRY(plan(p, NULL, results));
+    CLI_TRY(make_o(p, &results->arrays[0], &o, &results->saved[0]));
+    CLI_TRY(make_outputs(p, results, &wanted));
+    CLI_TRY(plan(p, &wanted, results));
     double begin = seconds_now();
-    if (status == MHA_OK) status = forward(options, context, problem, &o, &wanted);
+    mha_status status =
+        p->options->linear
+            ? mha_linear_attention_forward(p->context, &p->linear, &p->q, &p->k, &p->v, &o, NULL)
+            : mha_attention_forward(p->context, &p->desc, &p->q, &p->k, &p->v, &o, &wanted);
     results->seconds = seconds_now() - begin;
-    if (status != MHA_OK) return run_fail(options, problem, status);
-    if (!options->module) return widen_o(results);
-    mha_tensor heads = results->saved[0];
-    return run_module_out(context, problem, &heads, &results->saved[0]);
+    CLI_TRY(run_check(p, status));
+    if (!p->options->module) return widen_o(results);
+    const mha_tensor heads = results->saved[0];
+    return run_module_out(p, &heads, &results->saved[0]);
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
-const char *run_dtype_text(mha_dtype dtype)
+static const char *type_text(const mha_tensor *array)
 {
-    return dtype == MHA_I64   ? "int64"
-           : dtype == MHA_F32 ? "float32"
-           : dtype == MHA_F16 ? "float16"
-                              : mha_dtype_name(dtype);
+    return array->dtype == MHA_I64 ? "int64" : array->dtype == MHA_F16 ? "float16" : "float32";
 }
 
-static void json_shape(json_out *json, const mha_tensor *tensor)
+static void json_plan(json_out *json, const run_problem *p, const mha_attention_plan *plan)
 {
-    char shape[128];
-    json_print(json, "%s", run_shape_text(tensor, shape, sizeof shape));
-}
-
-static void json_input(json_out *json, const char *key, const char *name, const mha_tensor *view)
-{
-    json_print(json, "    \"%s\": {\"file\": ", key);
-    json_text(json, name);
-    json_print(json, ", \"shape\": ");
-    json_shape(json, view);
-    json_print(json, "}%s\n", strcmp(key, "v") != 0 ? "," : "");
-}
-
-static void json_plan(json_out *json, const run_options *options, const run_results *results)
-{
-    const mha_attention_plan *plan = &results->plan;
-    json_print(json, "  \"kind\": \"%s\",\n", options->linear ? "linear" : "softmax");
-    if (options->linear) return;
+    json_print(json, "  \"kind\": \"%s\",\n", p->options->linear ? "linear" : "softmax");
+    if (p->options->linear) return;
     json_print(json, "  \"path\": \"%s\",\n", plan->path == MHA_PATH_TILED ? "tiled" : "plain");
     json_print(json, "  \"reason\": \"%s\",\n", plan->reason);
     json_print(json, "  \"compute\": \"%s\",\n", mha_compute_name(plan->compute));
@@ -317,28 +215,8 @@ static void json_plan(json_out *json, const run_options *options, const run_resu
     json_print(json, "  \"scratch_bytes\": %zu,\n", plan->scratch_bytes);
 }
 
-static void json_outputs(json_out *json, const run_options *options, const run_results *results)
-{
-    bool first = true;
-    json_print(json, "  \"outputs\": [");
-    for (int i = 0; i < OUTPUT_COUNT; i++) {
-        const char *path = path_of(options, i);
-        if (!path) continue;
-        json_print(json, "%s\n    {\"output\": \"%s\", \"file\": ", first ? "" : ",",
-                   outputs[i].option + 2);
-        json_text(json, path);
-        json_print(json,
-                   ", \"dtype\": \"%s\", \"shape\": ", run_dtype_text(results->saved[i].dtype));
-        json_shape(json, &results->saved[i]);
-        json_print(json, "}");
-        first = false;
-    }
-    json_print(json, "%s]\n}\n", first ? "" : "\n  ");
-}
-
 /* What draw_json() tells of. */
 typedef struct json_job {
-    const run_options *options;
     const run_problem *problem;
     const run_results *results;
 } json_job;
@@ -346,73 +224,83 @@ typedef struct json_job {
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const json_job *job = user;
-    const run_problem *problem = job->problem;
+    const run_problem *p = job->problem;
+    const mha_tensor *const views[] = {&p->q, &p->k, &p->v};
+    const char *comma = "";
     json_out json = {.sink = sink};
     json_print(&json, "{\n  \"format\": \"multihead-run\",\n  \"version\": 1,\n");
     json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"inputs\": {\n");
-    json_input(&json, "q", problem->q_name, &problem->q);
-    json_input(&json, "k", problem->k_name, &problem->k);
-    json_input(&json, "v", problem->v_name, &problem->v);
+    for (int i = 0; i < 3; i++) {
+        json_print(&json, "    \"%c\": {\"file\": ", "qkv"[i]);
+        json_text(&json, p->names[i]);
+        json_print(&json, ", \"shape\": %s}%s\n", run_shape_of(views[i]).text, i < 2 ? "," : "");
+    }
     json_print(&json, "  },\n");
-    json_plan(&json, job->options, job->results);
-    json_outputs(&json, job->options, job->results);
+    json_plan(&json, p, &job->results->plan);
+    json_print(&json, "  \"outputs\": [");
+    for (int i = 0; i < RUN_OUTPUT_COUNT; i++) {
+        const mha_tensor *saved = &job->results->saved[i];
+        if (!path_of(p->options, i)) continue;
+        json_print(&json, "%s\n    {\"output\": \"%s\", \"file\": ", comma, outputs[i].option + 2);
+        json_text(&json, path_of(p->options, i));
+        json_print(&json, ", \"dtype\": \"%s\", ", type_text(saved));
+        json_print(&json, "\"shape\": %s}", run_shape_of(saved).text);
+        comma = ",";
+    }
+    json_print(&json, "%s]\n}\n", *comma ? "\n  " : "");
     return json.status;
 }
 
-cli_exit run_write(const run_options *options, const run_problem *problem,
-                   const run_results *results)
+cli_exit run_write(const run_problem *p, const run_results *results)
 {
-    char shape[128];
-    for (int i = 0; i < OUTPUT_COUNT; i++) {
-        const char *path = path_of(options, i);
+    const run_options *o = p->options;
+    const json_job job = {p, results};
+    for (int i = 0; i <= RUN_OUTPUT_COUNT; i++) {
+        const char *path = path_of(o, i);
         if (!path) continue;
-        mha_status status = files_write_npy(path, &results->saved[i]);
-        CLI_TRY(cli_check(RUN, status));
+        const bool array = i < RUN_OUTPUT_COUNT;
+        CLI_TRY(cli_check(RUN, array ? files_write_npy(path, &results->saved[i])
+                                     : files_draw(path, draw_json, &job)));
         if (strcmp(path, "-") != 0)
-            cli_note(options->quiet, "wrote %s: %s %s", path,
-                     run_dtype_text(results->saved[i].dtype),
-                     run_shape_text(&results->saved[i], shape, sizeof shape));
+            cli_note(o->quiet, "wrote %s%s%s%s%s", path, array ? ": " : "",
+                     array ? type_text(&results->saved[i]) : "", array ? " " : "",
+                     array ? run_shape_of(&results->saved[i]).text : "");
     }
-    if (!options->json) return CLI_OK;
-    const json_job job = {options, problem, results};
-    mha_status status = files_draw(options->json, draw_json, &job);
-    CLI_TRY(cli_check(RUN, status));
-    if (strcmp(options->json, "-") != 0) cli_note(options->quiet, "wrote %s", options->json);
     return CLI_OK;
 }
 
 /* ---- What ran -------------------------------------------------------------------------------- */
 
-void run_say(const run_options *options, const run_problem *problem, const run_results *results)
+void run_say(const run_problem *p, const run_results *results)
 {
     const mha_attention_plan *plan = &results->plan;
-    int64_t b = problem->ragged ? problem->desc.sequences : problem->q.shape[0];
-    int64_t h = problem->q.shape[1], hk = problem->k.shape[1];
-    char shared[64] = "";
+    const bool quiet = p->options->quiet;
+    const int64_t b = run_sequences(p), h = p->q.shape[1], hk = p->k.shape[1];
+    const int threads = mha_context_threads(p->context);
+    char shared[64] = "", ran[64];
     if (h != hk) snprintf(shared, sizeof shared, " on %" PRId64 " key/value heads", hk);
-    cli_note(options->quiet,
+    cli_note(quiet,
              "%" PRId64 " sequence%s, %" PRId64 " head%s%s, %" PRId64 " queries, %" PRId64
              " keys%s, head size %" PRId64 ", values of %" PRId64,
-             b, b == 1 ? "" : "s", h, h == 1 ? "" : "s", shared, problem->q.shape[2],
-             problem->k.shape[2], problem->ragged ? " in all" : "", problem->q.shape[3],
-             problem->v.shape[3]);
-    if (options->linear)
-        cli_note(options->quiet, "linear attention (elu + 1), %d thread%s: %.3g ms",
-                 results->threads, results->threads == 1 ? "" : "s", 1e3 * results->seconds);
+             b, b == 1 ? "" : "s", h, h == 1 ? "" : "s", shared, p->q.shape[2], p->k.shape[2],
+             p->ragged ? " in all" : "", p->q.shape[3], p->v.shape[3]);
+    snprintf(ran, sizeof ran, "%d thread%s: %.3g ms", threads, threads == 1 ? "" : "s",
+             1e3 * results->seconds);
+    if (p->options->linear)
+        cli_note(quiet, "linear attention (elu + 1), %s", ran);
     else
-        cli_note(options->quiet, "path %s (%s), %s, %d thread%s: %.3g ms, %s",
+        cli_note(quiet, "path %s (%s), %s, %s, %s",
                  plan->path == MHA_PATH_TILED ? "tiled" : "plain", plan->reason,
-                 mha_isa_name(plan->isa), results->threads, results->threads == 1 ? "" : "s",
-                 1e3 * results->seconds, words_flops(plan->flops).text);
+                 mha_isa_name(plan->isa), ran, words_flops(plan->flops).text);
 }
 
-cli_exit run_print_result(const run_options *options, const run_results *results)
+cli_exit run_print_result(const run_problem *p, const run_results *results)
 {
-    char shape[128];
+    const mha_tensor *saved = &results->saved[0];
     mha_tensor wide;
-    CLI_TRY(run_array_convert(&results->saved[0], MHA_F32, &wide));
-    cli_print("%s %s %s\n", options->module ? "out" : "o", run_dtype_text(results->saved[0].dtype),
-              run_shape_text(&results->saved[0], shape, sizeof shape));
+    CLI_TRY(run_array_convert(saved, MHA_F32, &wide));
+    cli_print("%s %s %s\n", p->options->module ? "out" : "o", type_text(saved),
+              run_shape_of(saved).text);
     run_print_array(&wide);
     return CLI_OK;
 }

@@ -1,192 +1,109 @@
 /* multihead run --trace: attention step by step, as on a blackboard. The numbers are the library's
  * (run_board.c); here they are put under each other, and the first row's are written out. */
 #include "run/run_trace.h"
-#include "common/arena.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_WRITTEN_OUT = 8 };
-
-/* ---- Scores and weights ---------------------------------------------------------------------- */
-
-static bool weights(board_step step)
-{
-    return step == BOARD_WEIGHTS || step == BOARD_DROPPED;
-}
-
-static bool hidden(const run_board *board, int64_t head, int64_t row, int64_t column)
-{
-    double score = run_board_at(board, BOARD_MASKED, head, row, column);
-    return isinf(score) && score < 0;
-}
-
-run_table run_trace_pairs(const run_board *board)
-{
-    return (run_table){.row = 'q',
-                       .column = 'k',
-                       .rows = board->rows.data,
-                       .columns = board->columns.data,
-                       .row_count = board->rows.shape[0],
-                       .column_count = board->columns.shape[0],
-                       .cut = board->columns.shape[0] < board->keys};
-}
-
-static cli_exit print_step(const run_board *board, board_step step, int64_t head)
-{
-    run_table t = run_trace_pairs(board);
-    const size_t mark = arena_mark();
-    CLI_TRY(ARENA_ALLOC(RUN, t.row_count * t.column_count, &t.numbers));
-    if (weights(step)) CLI_TRY(ARENA_ALLOC(RUN, t.row_count, &t.sums));
-    for (int64_t r = 0; r < t.row_count; r++) {
-        for (int64_t c = 0; c < t.column_count; c++)
-            t.numbers[r * t.column_count + c] = weights(step) && hidden(board, head, r, c)
-                                                    ? -(double)INFINITY
-                                                    : run_board_at(board, step, head, r, c);
-        if (t.sums) t.sums[r] = run_board_row_sum(board, step, head, r);
-    }
-    run_print_table(&t);
-    arena_release(mark);
-    return CLI_OK;
-}
-
 /* ---- One row written out --------------------------------------------------------------------- */
 
-static int64_t visible_count(const run_board *board, int64_t head, int64_t row)
+static int64_t sample_query(const run_board *board)
 {
-    int64_t count = 0;
-    for (int64_t c = 0; c < board->columns.shape[0]; c++) count += !hidden(board, head, row, c);
-    return count;
+    return run_entry(&board->rows, board->row);
 }
 
-/* The row that is written out: the first one shown that sees two keys, else one; and its key of
- * largest weight. False if there is none, or if not all keys are on the board. */
-static bool find_sample(const run_board *board, int64_t head, int64_t *row, int64_t *column)
+static int64_t sample_key(const run_board *board)
 {
-    int64_t columns = board->columns.shape[0];
-    if (columns != board->keys || board->options->trace_keys) return false;
-    int64_t best = 0;
-    for (int64_t r = 0; r < board->rows.shape[0] && best < 2; r++) {
-        int64_t count = visible_count(board, head, r);
-        if (count <= best) continue;
-        best = count;
-        *row = r;
-    }
-    double most = 0;
-    for (int64_t c = 0; best > 0 && c < columns; c++) {
-        double weight = run_board_at(board, BOARD_WEIGHTS, head, *row, c);
-        if (!(weight > most)) continue;
-        most = weight;
-        *column = c;
-    }
-    return most > 0; /* not if the row is NaN */
-}
-
-static int64_t number_of(const mha_tensor *list, int64_t i)
-{
-    return ((const int64_t *)list->data)[i];
+    return run_entry(&board->columns, board->column);
 }
 
 /* q0.k1 = 1*2 + ... = 3 */
-static void write_product(const run_board *board, int64_t head, int64_t kv_head)
+static void write_product(const run_board *board, const mha_tensor *q, const mha_tensor *k)
 {
-    const run_problem *p = board->problem;
-    int64_t row, column, size = p->q.shape[3];
-    if (size > MOST_WRITTEN_OUT || p->desc.shaw_keys || !find_sample(board, head, &row, &column))
-        return;
-    int64_t q = number_of(&board->rows, row), k = number_of(&board->columns, column);
-    int64_t h = number_of(&board->heads, head);
-    cli_print("    q%" PRId64 ".k%" PRId64 " =", q, k);
-    for (int64_t d = 0; d < size; d++)
-        cli_print("%s %.4g*%.4g", d ? " +" : "",
-                  run_element(&p->q, board->batch, h, board->first_query + q, d),
-                  run_element(&p->k, board->batch, kv_head, board->first_key + k, d));
-    cli_print(" = %.4g\n", run_board_at(board, BOARD_PRODUCTS, head, row, column));
+    if (q->shape[1] > RUN_WRITTEN_OUT || board->problem->desc.shaw_keys || !board->visible) return;
+    cli_print("    q%" PRId64 ".k%" PRId64 " =", sample_query(board), sample_key(board));
+    run_print_product(q, sample_query(board), k, sample_key(board),
+                      run_at(&board->now[BOARD_PRODUCTS], board->row, board->column));
 }
 
-/* row q0, key k1: e^2 / (e^0 + e^2) = 0.881 */
-static void write_softmax(const run_board *board, int64_t head)
+/* " + " between what is written of each key that the row sees: e^0, or 0.1 v0. */
+static void write_terms(const run_board *board, board_step step, const char *before,
+                        const char *after)
 {
-    const run_problem *p = board->problem;
-    int64_t row, column;
-    if (!find_sample(board, head, &row, &column) ||
-        visible_count(board, head, row) > MOST_WRITTEN_OUT)
-        return;
-    cli_print("    q%" PRId64 " to k%" PRId64 ": e^%.4g / (", number_of(&board->rows, row),
-              number_of(&board->columns, column),
-              run_board_at(board, BOARD_MASKED, head, row, column));
     const char *plus = "";
     for (int64_t c = 0; c < board->columns.shape[0]; c++) {
-        if (hidden(board, head, row, c)) continue;
-        cli_print("%se^%.4g", plus, run_board_at(board, BOARD_MASKED, head, row, c));
+        if (run_at(&board->now[BOARD_MASKED], board->row, c) == -(double)INFINITY) continue;
+        cli_print("%s%s%.4g", plus, before, run_at(&board->now[step], board->row, c));
+        if (*after) cli_print("%s%" PRId64, after, run_entry(&board->columns, c));
         plus = " + ";
     }
-    if (p->desc.sink_logits) {
-        const mha_tensor *sink = p->desc.sink_logits;
-        int64_t h = number_of(&board->heads, head);
+}
+
+/* q0 to k1: e^2 / (e^0 + e^2) = 0.881 */
+static void write_softmax(const run_board *board)
+{
+    const mha_tensor *sink = board->problem->desc.sink_logits;
+    if (!board->visible || board->visible > RUN_WRITTEN_OUT) return;
+    cli_print("    q%" PRId64 " to k%" PRId64 ": e^%.4g / (", sample_query(board),
+              sample_key(board), run_at(&board->now[BOARD_MASKED], board->row, board->column));
+    write_terms(board, BOARD_MASKED, "e^", "");
+    if (sink)
         cli_print(" + e^%.4g of the sink",
-                  (double)((const float *)sink->data)[h * sink->stride[0]]);
-    }
-    cli_print(") = %.4g\n", run_board_at(board, BOARD_WEIGHTS, head, row, column));
+                  (double)((const float *)sink->data)[board->head * sink->stride[0]]);
+    cli_print(") = %.4g\n", run_at(&board->now[BOARD_WEIGHTS], board->row, board->column));
 }
 
 /* o0 = 0.1 v0 + 0.9 v1 */
-static void write_sum(const run_board *board, int64_t head)
+static void write_sum(const run_board *board)
 {
-    int64_t row, column;
-    board_step step = run_board_has(board, BOARD_DROPPED) ? BOARD_DROPPED : BOARD_WEIGHTS;
-    if (!find_sample(board, head, &row, &column) ||
-        visible_count(board, head, row) > MOST_WRITTEN_OUT || board->problem->desc.shaw_values)
-        return;
-    bool gated = board->problem->desc.gates;
-    cli_print("    o%" PRId64 " = %s", number_of(&board->rows, row), gated ? "gate (" : "");
-    const char *plus = "";
-    for (int64_t c = 0; c < board->columns.shape[0]; c++) {
-        if (hidden(board, head, row, c)) continue;
-        cli_print("%s%.4g v%" PRId64, plus, run_board_at(board, step, head, row, c),
-                  number_of(&board->columns, c));
-        plus = " + ";
-    }
-    cli_print("%s\n", gated ? ")" : "");
+    const mha_attention_desc *desc = &board->problem->desc;
+    if (!board->visible || board->visible > RUN_WRITTEN_OUT || desc->shaw_values) return;
+    cli_print("    o%" PRId64 " = %s", sample_query(board), desc->gates ? "gate (" : "");
+    write_terms(board, run_board_has(board, BOARD_DROPPED) ? BOARD_DROPPED : BOARD_WEIGHTS, "",
+                " v");
+    cli_print("%s\n", desc->gates ? ")" : "");
 }
 
 /* ---- The steps ------------------------------------------------------------------------------- */
 
-static void step_title(const run_board *board, int *number, const char *text)
+/* A step's table under its title, which is above it already. */
+static void print_step(const run_board *board, board_step step)
 {
-    run_print_title(number, text, board->queries, board->keys);
+    const bool weights = step == BOARD_WEIGHTS || step == BOARD_DROPPED;
+    run_print_scores(board, &board->now[step], weights ? &board->now[BOARD_MASKED] : NULL,
+                     weights ? board->keys : 0);
 }
 
-static void scale_title(const run_board *board, char *text, size_t size)
+#define STEP(board, step, ...)                                      \
+    do {                                                            \
+        run_title(board, board->queries, board->keys, __VA_ARGS__); \
+        print_step(board, step);                                    \
+    } while (0)
+
+/* What is added to capped scores, or hides keys, in words: of each that is given. */
+typedef struct part {
+    bool given;
+    const char *text;
+} part;
+
+static int join(char *text, size_t size, const char *between, const part *parts, size_t count)
 {
-    const run_problem *p = board->problem;
-    if (p->desc.flags & MHA_ATTENTION_SCALE_GIVEN || p->desc.scale != 0)
-        snprintf(text, size, "Scaled: times %.6g", (double)p->desc.scale);
-    else
-        snprintf(text, size, "Scaled: times 1 / sqrt(%" PRId64 ") = %.6g", p->q.shape[3],
-                 1 / sqrt((double)p->q.shape[3]));
+    int any = 0;
+    *text = '\0';
+    for (size_t i = 0; i < count; i++) {
+        const size_t used = strlen(text);
+        if (parts[i].given)
+            snprintf(text + used, size - used, "%s%s", any++ ? between : "", parts[i].text);
+    }
+    return any;
 }
 
-static void bias_title(const run_board *board, char *text, size_t size)
+static void show_masked(run_board *board)
 {
     const mha_attention_desc *desc = &board->problem->desc;
-    snprintf(text, size, "Biased: plus%s%s%s%s%s", desc->bias ? " the bias" : "",
-             desc->bias && (desc->alibi_slopes || desc->t5_table) ? "," : "",
-             desc->alibi_slopes ? " ALiBi's -slope * distance" : "",
-             desc->alibi_slopes && desc->t5_table ? "," : "",
-             desc->t5_table ? " T5's table entry of the distance" : "");
-}
-
-/* What hides keys; false if nothing does. */
-static bool mask_title(const run_board *board, char *text, size_t size)
-{
-    const mha_attention_desc *desc = &board->problem->desc;
-    const struct {
-        bool given;
-        const char *text;
-    } parts[] = {
+    const part parts[] = {
         {desc->flags & MHA_ATTENTION_CAUSAL, "causal: keys after the query's position"},
         {desc->key_lengths, "lengths: padding"},
         {desc->key_begins, "begins: padding"},
@@ -195,180 +112,181 @@ static bool mask_title(const run_board *board, char *text, size_t size)
         {desc->keep_blocks, "blocks that are not kept"},
         {desc->keep_mask, "keep-mask: keys where it is false"},
     };
-    size_t used = (size_t)snprintf(text, size, "Masked, a dot is hidden (");
-    bool any = false;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (!parts[i].given) continue;
-        used += (size_t)snprintf(text + used, size - used, "%s%s", any ? "; " : "", parts[i].text);
-        any = true;
-    }
-    snprintf(text + used, size - used, ")");
-    return any;
+    char text[512];
+    if (join(text, sizeof text, "; ", parts, sizeof parts / sizeof *parts))
+        STEP(board, BOARD_MASKED, "Masked, a dot is hidden (%s)", text);
 }
 
-static cli_exit show_inputs(const run_board *board, int64_t h, int64_t hk, int *number)
-{
-    const run_problem *p = board->problem;
-    char text[256];
-    const int64_t t = board->queries, keys = board->keys;
-    snprintf(text, sizeof text,
-             "Queries q [%" PRId64 ", %" PRId64 "], keys k [%" PRId64 ", %" PRId64
-             "] and values v [%" PRId64 ", %" PRId64 "]: a row for each token",
-             t, p->q.shape[3], keys, p->k.shape[3], keys, p->v.shape[3]);
-    run_print_heading(number, text);
-    CLI_TRY(run_print_rows(board, 'q', &p->plain_q, h, board->first_query, &board->rows));
-    cli_print("\n");
-    CLI_TRY(run_print_rows(board, 'k', &p->plain_k, hk, board->first_key, &board->columns));
-    cli_print("\n");
-    CLI_TRY(run_print_rows(board, 'v', &p->v, hk, board->first_key, &board->columns));
-    bool norm = board->options->qk_norm, rope = board->options->rope;
-    if (!norm && !rope && !board->options->dtype) return CLI_OK;
-    run_print_heading(number, norm && rope
-                                  ? "Norms of q and k divided out, then RoPE: turned by position"
-                              : norm ? "Norms of q and k divided out"
-                              : rope ? "RoPE: q and k turned by the positions of their tokens"
-                                     : "q and k as --dtype rounds them");
-    CLI_TRY(run_print_rows(board, 'q', &p->q, h, board->first_query, &board->rows));
-    cli_print("\n");
-    CLI_TRY(run_print_rows(board, 'k', &p->k, hk, board->first_key, &board->columns));
-    if (rope && !norm) run_trace_rope(board, h);
-    return CLI_OK;
-}
-
-static cli_exit show_scores(const run_board *board, int64_t head, int64_t hk, int *number)
+static void show_biased(run_board *board)
 {
     const mha_attention_desc *desc = &board->problem->desc;
-    char text[512];
-    if (desc->shaw_keys) CLI_TRY(run_trace_shaw(board, number));
-    step_title(board, number,
-               desc->shaw_keys ? "Scores: each query times each key plus Shaw's row of the "
-                                 "distance, q.(k + a)"
-                               : "Scores: each query times each key, q.k");
-    CLI_TRY(print_step(board, BOARD_PRODUCTS, head));
-    write_product(board, head, hk);
-    scale_title(board, text, sizeof text);
-    step_title(board, number, text);
-    CLI_TRY(print_step(board, BOARD_SCALED, head));
-    if (run_board_has(board, BOARD_CAPPED)) {
-        snprintf(text, sizeof text, "Capped: %.6g tanh(score / %.6g)", (double)desc->softcap,
-                 (double)desc->softcap);
-        step_title(board, number, text);
-        CLI_TRY(print_step(board, BOARD_CAPPED, head));
-    }
-    if (run_board_has(board, BOARD_BIASED)) {
-        CLI_TRY(run_trace_distances(board, head, number));
-        bias_title(board, text, sizeof text);
-        step_title(board, number, text);
-        CLI_TRY(print_step(board, BOARD_BIASED, head));
-    }
-    if (mask_title(board, text, sizeof text)) {
-        step_title(board, number, text);
-        CLI_TRY(print_step(board, BOARD_MASKED, head));
-    }
-    return CLI_OK;
-}
-
-static bool sees_nothing(const run_board *board, int64_t head)
-{
-    bool nothing = false;
-    for (int64_t r = 0; r < board->rows.shape[0]; r++)
-        nothing |= run_board_row_sum(board, BOARD_WEIGHTS, head, r) == 0;
-    return nothing;
-}
-
-static cli_exit show_dropout(const run_board *board, int64_t head, int *number)
-{
-    double share = (double)board->problem->desc.dropout;
+    const part parts[] = {{desc->bias, " the bias"},
+                          {desc->alibi_slopes, " ALiBi's -slope * distance"},
+                          {desc->t5_table, " T5's table entry of the distance"}};
     char text[256];
-    snprintf(text, sizeof text, "Dropout: weights become 0 with probability %.6g%s", share,
-             share < 1 ? ", the others are" : "");
-    if (share < 1) {
-        size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, " divided by %.6g", 1 - share);
-    }
-    step_title(board, number, text);
-    return print_step(board, BOARD_DROPPED, head);
+    if (!join(text, sizeof text, ",", parts, sizeof parts / sizeof *parts)) return;
+    run_trace_distances(board);
+    STEP(board, BOARD_BIASED, "Biased: plus%s", text);
 }
 
-static cli_exit show_weights(const run_board *board, int64_t head, int *number)
+/* q, k and v (NULL: without) of the rows that are shown. */
+static void print_vectors(const run_board *board, const mha_tensor *q, const mha_tensor *k,
+                          const mha_tensor *v)
 {
-    step_title(board, number,
-               board->problem->desc.sink_logits
-                   ? "Softmax: e^score divided by the row's sum, to which the sink adds"
-               : sees_nothing(board, head)
-                   ? "Softmax: e^score divided by the row's sum; a row that sees no key is 0"
-                   : "Softmax: e^score divided by the row's sum; each row sums to 1");
-    CLI_TRY(print_step(board, BOARD_WEIGHTS, head));
-    write_softmax(board, head);
-    return run_board_has(board, BOARD_DROPPED) ? show_dropout(board, head, number) : CLI_OK;
+    run_print_rows(board, 'q', q, &board->rows);
+    cli_print("\n");
+    run_print_rows(board, 'k', k, &board->columns);
+    if (!v) return;
+    cli_print("\n");
+    run_print_rows(board, 'v', v, &board->columns);
 }
 
-static cli_exit show_head(const run_board *board, int64_t head)
+static mha_tensor of_query(const run_board *board, const mha_tensor *tensor)
+{
+    return run_view(tensor, board->batch, board->head, board->first_query);
+}
+
+static mha_tensor of_key(const run_board *board, const mha_tensor *tensor)
+{
+    return run_view(tensor, board->batch, board->kv_head, board->first_key);
+}
+
+static void show_inputs(run_board *board, const mha_tensor *q, const mha_tensor *k)
 {
     const run_problem *p = board->problem;
-    int64_t h = number_of(&board->heads, head), hk = h / (p->q.shape[1] / p->k.shape[1]);
-    int number = 0;
-    cli_print("\nHead %" PRId64, h);
-    if (p->q.shape[1] != p->k.shape[1]) cli_print(", with key/value head %" PRId64, hk);
+    const bool norm = p->options->qk_norm, rope = p->options->rope;
+    const int64_t t = board->queries, keys = board->keys, size = p->q.shape[3];
+    const mha_tensor plain_q = of_query(board, &p->plain_q), plain_k = of_key(board, &p->plain_k);
+    const mha_tensor v = of_key(board, &p->v);
+    run_title(board, -1, 0,
+              "Queries q [%" PRId64 ", %" PRId64 "], keys k [%" PRId64 ", %" PRId64
+              "] and values v [%" PRId64 ", %" PRId64 "]: a row for each token",
+              t, size, keys, size, keys, p->v.shape[3]);
+    print_vectors(board, &plain_q, &plain_k, &v);
+    if (!norm && !rope && !p->options->dtype) return;
+    run_title(board, -1, 0, "%s",
+              norm && rope ? "Norms of q and k divided out, then RoPE: turned by position"
+              : norm       ? "Norms of q and k divided out"
+              : rope       ? "RoPE: q and k turned by the positions of their tokens"
+                           : "q and k as --dtype rounds them");
+    print_vectors(board, q, k, NULL);
+    if (rope && !norm) run_trace_rope(board);
+}
+
+static void show_scores(run_board *board, const mha_tensor *q, const mha_tensor *k)
+{
+    const mha_attention_desc *desc = &board->problem->desc;
+    const double scale = (double)desc->scale, cap = (double)desc->softcap;
+    if (desc->shaw_keys) run_trace_shaw(board);
+    STEP(board, BOARD_PRODUCTS, "%s",
+         desc->shaw_keys ? "Scores: each query times each key plus Shaw's row of the distance, "
+                           "q.(k + a)"
+                         : "Scores: each query times each key, q.k");
+    write_product(board, q, k);
+    if (desc->flags & MHA_ATTENTION_SCALE_GIVEN || desc->scale != 0)
+        STEP(board, BOARD_SCALED, "Scaled: times %.6g", scale);
+    else
+        STEP(board, BOARD_SCALED, "Scaled: times 1 / sqrt(%" PRId64 ") = %.6g", q->shape[1],
+             1 / sqrt((double)q->shape[1]));
+    if (run_board_has(board, BOARD_CAPPED))
+        STEP(board, BOARD_CAPPED, "Capped: %.6g tanh(score / %.6g)", cap, cap);
+    show_biased(board);
+    show_masked(board);
+}
+
+static bool sees_nothing(const run_board *board)
+{
+    const mha_tensor *weights = &board->now[BOARD_WEIGHTS];
+    for (int64_t r = 0; r < board->rows.shape[0]; r++) {
+        double sum = 0;
+        for (int64_t s = 0; s < board->keys; s++) sum += run_at(weights, r, s);
+        if (sum == 0) return true;
+    }
+    return false;
+}
+
+static void show_weights(run_board *board)
+{
+    const mha_attention_desc *desc = &board->problem->desc;
+    const double dropout = (double)desc->dropout;
+    STEP(board, BOARD_WEIGHTS, "Softmax: e^score divided by the row's sum%s",
+         desc->sink_logits     ? ", to which the sink adds"
+         : sees_nothing(board) ? "; a row that sees no key is 0"
+                               : "; each row sums to 1");
+    write_softmax(board);
+    if (dropout < 1 && run_board_has(board, BOARD_DROPPED))
+        STEP(board, BOARD_DROPPED,
+             "Dropout: weights become 0 with probability %.6g, the others are divided by %.6g",
+             dropout, 1 - dropout);
+    else if (run_board_has(board, BOARD_DROPPED))
+        STEP(board, BOARD_DROPPED, "Dropout: weights become 0 with probability %.6g", dropout);
+}
+
+static void show_head(run_board *board)
+{
+    const run_problem *p = board->problem;
+    const mha_tensor q = of_query(board, &p->q), k = of_key(board, &p->k);
+    const mha_tensor o = of_query(board, &board->o);
+    cli_print("\nHead %" PRId64, board->head);
+    if (p->q.shape[1] != p->k.shape[1]) cli_print(", with key/value head %" PRId64, board->kv_head);
     cli_print("\n");
-    CLI_TRY(show_inputs(board, h, hk, &number));
-    CLI_TRY(show_scores(board, head, hk, &number));
-    CLI_TRY(show_weights(board, head, &number));
-    run_print_title(&number,
-                    p->desc.gates ? "Output o: each row's weights times the values, times the gate"
-                    : p->desc.shaw_values
-                        ? "Output o: each row's weights times v plus Shaw's row of the distance"
-                        : "Output o: each row's weights times the values",
-                    board->queries, p->v.shape[3]);
-    CLI_TRY(run_print_rows(board, 'o', &board->o, h, board->first_query, &board->rows));
-    write_sum(board, head);
-    return CLI_OK;
+    show_inputs(board, &q, &k);
+    show_scores(board, &q, &k);
+    show_weights(board);
+    run_title(board, board->queries, o.shape[1], "Output o: each row's weights times %s",
+              p->desc.gates         ? "the values, times the gate"
+              : p->desc.shaw_values ? "v plus Shaw's row of the distance"
+                                    : "the values");
+    run_print_rows(board, 'o', &o, &board->rows);
+    write_sum(board);
 }
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-static void say_part(const char *what, int64_t shown, int64_t count, bool *any)
-{
-    if (shown >= count) return;
-    cli_print("%s%" PRId64 " of %" PRId64 " %s", *any ? ", " : "Shown: ", shown, count, what);
-    *any = true;
-}
-
 static void show_opening(const run_board *board)
 {
     const run_problem *p = board->problem;
-    int64_t sequences = p->ragged ? p->desc.sequences : p->q.shape[0];
+    const mha_attention_desc *desc = &p->desc;
+    const int64_t heads = p->q.shape[1], size = p->q.shape[3], value_size = p->v.shape[3];
+    const int64_t offset = desc->q_offsets ? desc->q_offsets[board->sequence] : desc->q_offset;
+    const struct {
+        const char *what;
+        int64_t shown, count;
+    } parts[] = {{"heads", board->heads.shape[0], heads},
+                 {"queries", board->rows.shape[0], board->queries},
+                 {"keys", board->columns.shape[0], board->keys},
+                 {"numbers of a query or key", board->limit, size},
+                 {"numbers of a value", board->limit, value_size}};
+    bool any = false;
     cli_print("Attention step by step: %so = softmax(q k^T * scale) v\n",
-              board->options->module ? "y = concat(heads) W_o^T, each head " : "");
-    if (sequences > 1)
-        cli_print("Sequence %" PRId64 " of %" PRId64 "; ", board->sequence, sequences);
+              p->options->module ? "y = concat(heads) W_o^T, each head " : "");
+    if (run_sequences(p) > 1)
+        cli_print("Sequence %" PRId64 " of %" PRId64 "; ", board->sequence, run_sequences(p));
     cli_print("%" PRId64 " head%s, %" PRId64 " queries, %" PRId64 " keys, head size %" PRId64
               ", values of %" PRId64 "\n",
-              p->q.shape[1], p->q.shape[1] == 1 ? "" : "s", board->queries, board->keys,
-              p->q.shape[3], p->v.shape[3]);
-    const mha_attention_desc *desc = &p->desc;
-    int64_t offset = desc->q_offsets ? desc->q_offsets[board->sequence] : desc->q_offset;
+              heads, heads == 1 ? "" : "s", board->queries, board->keys, size, value_size);
     if (offset != 0) cli_print("Query q<t> is at key position t + %" PRId64 "\n", offset);
-    bool any = false;
-    int64_t most = run_limit(board);
-    say_part("heads", board->heads.shape[0], p->q.shape[1], &any);
-    say_part("queries", board->rows.shape[0], board->queries, &any);
-    say_part("keys", board->columns.shape[0], board->keys, &any);
-    say_part("numbers of a query or key", most, p->q.shape[3], &any);
-    say_part("numbers of a value", most, p->v.shape[3], &any);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (parts[i].shown >= parts[i].count) continue;
+        cli_print("%s%" PRId64 " of %" PRId64 " %s", any ? ", " : "Shown: ", parts[i].shown,
+                  parts[i].count, parts[i].what);
+        any = true;
+    }
     if (any)
         cli_print("; all is computed.\nOthers: --trace-head, --trace-row, --trace-key LIST; more: "
                   "--trace-limit N\n");
 }
 
-cli_exit run_trace(const run_options *options, mha_context *context, const run_problem *problem,
-                   const run_results *results)
+cli_exit run_trace(const run_problem *p, const run_results *results)
 {
     run_board board;
-    CLI_TRY(run_board_make(options, context, problem, &board));
+    CLI_TRY(run_board_make(p, &board));
     show_opening(&board);
-    if (options->module) CLI_TRY(run_trace_projections(&board));
-    for (int64_t head = 0; head < board.heads.shape[0]; head++) CLI_TRY(show_head(&board, head));
-    if (options->module) CLI_TRY(run_trace_mixing(&board, results));
-    return options->cache ? run_trace_cache(&board, context) : CLI_OK;
+    if (p->options->module) run_trace_projections(&board);
+    for (int64_t head = 0; head < board.heads.shape[0]; head++) {
+        run_board_turn(&board, head);
+        show_head(&board);
+    }
+    if (p->options->module) run_trace_mixing(&board, results);
+    return p->options->cache ? run_trace_cache(&board) : CLI_OK;
 }

@@ -11,10 +11,8 @@
 #include <string.h>
 
 typedef struct decoding {
-    const run_board *board;
-    mha_context *context;
+    run_board *board;
     mha_kv_cache *cache;
-    mha_kv_cache_sizes sizes;
     int64_t bytes;                 /* of one position */
     bool exact;                    /* it holds f32 */
     mha_tensor o, scores, weights; /* [B,H,1,..] of one step */
@@ -38,30 +36,29 @@ static mha_tensor token(const mha_tensor *tensor, int64_t t)
 static cli_exit start(decoding *d)
 {
     const run_problem *p = d->board->problem;
+    const int cache = p->options->cache;
+    mha_kv_cache_sizes sizes = {.struct_size = sizeof sizes};
     mha_kv_cache_desc desc = {.struct_size = sizeof desc,
                               .batch = p->k.shape[0],
                               .kv_heads = p->k.shape[1],
                               .capacity = p->k.shape[2],
                               .head_dim = p->k.shape[3],
                               .value_head_dim = p->v.shape[3]};
-    cache_types(d->board->options->cache - 1, &desc.type, &desc.key_scales);
-    d->sizes.struct_size = sizeof d->sizes;
-    CLI_TRY(cli_check(RUN, mha_kv_cache_count(&desc, &d->sizes)));
-    CLI_TRY(cli_check(RUN, mha_kv_cache_create(d->context, &desc, &d->cache)));
+    cache_types(cache - 1, &desc.type, &desc.key_scales);
+    CLI_TRY(cli_check(RUN, mha_kv_cache_count(&desc, &sizes)));
+    CLI_TRY(cli_check(RUN, mha_kv_cache_create(p->context, &desc, &d->cache)));
     CLI_TRY(arena_keep(RUN, d->cache, destroy));
+    const size_t size = mha_dtype_size(desc.type);
     d->exact = desc.type == MHA_F32 || desc.type == p->k.dtype;
-    int64_t numbers = desc.kv_heads * (desc.head_dim + desc.value_head_dim);
-    d->bytes = numbers * (int64_t)mha_dtype_size(desc.type);
-    cli_print("\nDecoding with a KV cache of %s: one token at a time\n\n",
-              run_caches[d->board->options->cache]);
+    d->bytes = desc.kv_heads * (desc.head_dim + desc.value_head_dim) * (int64_t)size;
+    cli_print("\nDecoding with a KV cache of %s: one token at a time\n\n", run_caches[cache]);
     cli_print("    One position takes %" PRId64 " key/value head%s * (%" PRId64 " + %" PRId64
               ") numbers * %zu byte%s = %" PRId64 " bytes%s.\n",
               desc.kv_heads, desc.kv_heads == 1 ? "" : "s", desc.head_dim, desc.value_head_dim,
-              mha_dtype_size(desc.type), mha_dtype_size(desc.type) == 1 ? "" : "s", d->bytes,
-              d->sizes.scale_bytes ? " and its scales" : "");
+              size, size == 1 ? "" : "s", d->bytes, sizes.scale_bytes ? " and its scales" : "");
     cli_print("    Allocated for up to %" PRId64 ": %" PRId64 " bytes, pages of whole runs of 16 "
               "positions%s and tables.\n",
-              desc.capacity, d->sizes.total_bytes, d->sizes.scale_bytes ? ", scales" : "");
+              desc.capacity, sizes.total_bytes, sizes.scale_bytes ? ", scales" : "");
     return CLI_OK;
 }
 
@@ -76,83 +73,68 @@ static cli_exit step(decoding *d, int64_t t)
     CLI_TRY(run_array_make(MHA_F32, 4, shape, &d->weights));
     const mha_attention_outputs wanted = {
         .struct_size = sizeof wanted, .scores = &d->scores, .probabilities = &d->weights};
-    mha_status status = mha_kv_cache_append(d->cache, &k, &v, NULL);
-    if (status == MHA_OK)
-        status = mha_kv_cache_attention(d->context, d->cache, &p->desc, &q, &d->o, &wanted);
-    return status == MHA_OK ? CLI_OK : run_fail(d->board->options, p, status);
+    CLI_TRY(run_check(p, mha_kv_cache_append(d->cache, &k, &v, NULL)));
+    return run_check(p, mha_kv_cache_attention(p->context, d->cache, &p->desc, &q, &d->o, &wanted));
 }
 
 /* How far the step's o is from row t of the whole; *same: not one bit. */
 static double difference(const decoding *d, int64_t t, bool *same)
 {
     const mha_tensor row = token(&d->board->o, t), *o = &d->o;
-    const size_t bytes = (size_t)o->shape[3] * mha_dtype_size(o->dtype);
     double most = 0;
     *same = true;
     for (int64_t i = 0; i < o->shape[0] * o->shape[1]; i++) {
-        int64_t b = i / o->shape[1], h = i % o->shape[1];
-        const char *one = (const char *)o->data + (size_t)i * bytes;
-        const char *whole =
-            (const char *)row.data +
-            (size_t)(b * row.stride[0] + h * row.stride[1]) * mha_dtype_size(o->dtype);
-        *same &= memcmp(one, whole, bytes) == 0;
+        const mha_tensor one = run_view(o, i / o->shape[1], i % o->shape[1], 0);
+        const mha_tensor whole = run_view(&row, i / o->shape[1], i % o->shape[1], 0);
+        *same &= memcmp(one.data, whole.data, (size_t)o->shape[3] * mha_dtype_size(o->dtype)) == 0;
         for (int64_t j = 0; j < o->shape[3]; j++)
-            most = fmax(most, fabs(run_element(o, b, h, 0, j) - run_element(&row, b, h, 0, j)));
+            most = fmax(most, fabs(run_at(&one, 0, j) - run_at(&whole, 0, j)));
     }
     return most;
 }
 
-/* One row over the keys 0 .. t, of the sequence that is shown. */
-static void print_over_keys(const decoding *d, const mha_tensor *tensor, int64_t h, int64_t t)
+/* One row over the keys 0 .. t, of the sequence that is shown, under a board that shows these alone. */
+static void print_over_keys(const decoding *d, const mha_tensor *tensor, const mha_tensor *hide,
+                            const run_board *keys)
 {
     const run_board *board = d->board;
-    double numbers[1000]; /* --trace-limit is at most that */
-    int64_t most = run_limit(board), count = t + 1 < most ? t + 1 : most;
-    for (int64_t s = 0; s < count; s++) {
-        double number = run_element(tensor, board->batch, h, 0, s);
-        bool hidden =
-            tensor == &d->weights && isinf(run_element(&d->scores, board->batch, h, 0, s));
-        numbers[s] = hidden ? -(double)INFINITY : number;
-    }
-    const run_table table = {.row = 'q',
-                             .column = 'k',
-                             .rows = &t,
-                             .row_count = 1,
-                             .column_count = count,
-                             .numbers = numbers,
-                             .cut = count < t + 1};
-    run_print_table(&table);
+    const mha_tensor view = run_view(tensor, board->batch, board->head, 0);
+    const mha_tensor hidden = run_view(hide, board->batch, board->head, 0);
+    run_print_scores(keys, &view, tensor == hide ? NULL : &hidden, 0);
 }
 
-static cli_exit show_head(const decoding *d, int64_t h, int64_t t, int *number)
+static cli_exit show_head(decoding *d, int64_t t)
 {
-    const run_board *board = d->board;
+    run_board *board = d->board;
     const run_problem *p = board->problem;
-    int64_t hk = h / (p->q.shape[1] / p->k.shape[1]), most = run_limit(board);
-    int64_t held = t + 1 < most ? t + 1 : most;
-    char text[256], of[64] = "";
-    mha_tensor keys = board->columns, row = {0};
-    keys.shape[0] = 0;
-    for (int64_t c = 0; c < board->columns.shape[0] && keys.shape[0] < held; c++)
-        if (((const int64_t *)board->columns.data)[c] <= t) keys.shape[0] = c + 1;
-    if (p->q.shape[1] > 1) snprintf(of, sizeof of, ", head %" PRId64, h);
-    snprintf(text, sizeof text,
-             "Token %" PRId64 "%s: k%" PRId64 " and v%" PRId64 " join, k and v are %" PRId64
-             " bytes now; q%" PRId64 " looks at all of them",
-             t, of, t, t, (t + 1) * d->bytes * p->k.shape[0], t);
-    run_print_heading(number, text);
-    CLI_TRY(run_print_rows(board, 'k', &p->k, hk, 0, &keys));
+    const int64_t held = t + 1 < board->limit ? t + 1 : board->limit;
+    const mha_tensor k = run_view(&p->k, board->batch, board->kv_head, 0);
+    const mha_tensor v = run_view(&p->v, board->batch, board->kv_head, 0);
+    mha_tensor columns = board->columns, o = run_view(&d->o, board->batch, board->head, 0);
+    run_board keys = {.keys = t + 1};
+    char of[64] = "";
+    columns.shape[0] = 0;
+    for (int64_t c = 0; c < board->columns.shape[0] && columns.shape[0] < held; c++)
+        if (run_entry(&board->columns, c) <= t) columns.shape[0] = c + 1;
+    if (p->q.shape[1] > 1) snprintf(of, sizeof of, ", head %" PRId64, board->head);
+    run_title(board, -1, 0,
+              "Token %" PRId64 "%s: k%" PRId64 " and v%" PRId64 " join, k and v are %" PRId64
+              " bytes now; q%" PRId64 " looks at all of them",
+              t, of, t, t, (t + 1) * d->bytes * p->k.shape[0], t);
+    run_print_rows(board, 'k', &k, &columns);
     cli_print("\n");
-    CLI_TRY(run_print_rows(board, 'v', &p->v, hk, 0, &keys));
+    run_print_rows(board, 'v', &v, &columns);
+    CLI_TRY(run_array_count(held, &keys.columns));
+    CLI_TRY(run_array_count(1, &keys.rows));
+    *(int64_t *)keys.rows.data = t;
     cli_print("\n    scores   [1, %" PRId64 "]\n", t + 1);
-    print_over_keys(d, &d->scores, h, t);
+    print_over_keys(d, &d->scores, &d->scores, &keys);
     cli_print("    weights\n");
-    print_over_keys(d, &d->weights, h, t);
-    int64_t count = 1;
-    CLI_TRY(run_array_make(MHA_I64, 1, &count, &row));
-    ((int64_t *)row.data)[0] = t;
+    print_over_keys(d, &d->weights, &d->scores, &keys);
     cli_print("    output   [1, %" PRId64 "]\n", d->o.shape[3]);
-    return run_print_rows(board, 'o', &d->o, h, -t, &row);
+    o.stride[0] = 0; /* its only row is called t */
+    run_print_rows(board, 'o', &o, &keys.rows);
+    return CLI_OK;
 }
 
 static void say_difference(const decoding *d, int64_t t)
@@ -167,24 +149,22 @@ static void say_difference(const decoding *d, int64_t t)
                   d->exact ? "a difference that should not be" : "the cache has rounded k and v");
 }
 
-static bool is_shown(const run_board *board, int64_t t)
+cli_exit run_trace_cache(run_board *board)
 {
-    for (int64_t r = 0; r < board->rows.shape[0]; r++)
-        if (((const int64_t *)board->rows.data)[r] == t) return true;
-    return false;
-}
-
-cli_exit run_trace_cache(const run_board *board, mha_context *context)
-{
-    decoding d = {.board = board, .context = context};
-    int number = 0;
+    decoding d = {.board = board};
+    int title = 0;
     CLI_TRY(start(&d));
     for (int64_t t = 0; t < board->queries; t++) {
         const size_t mark = arena_mark();
+        bool shown = false;
         CLI_TRY(step(&d, t));
-        for (int64_t h = 0; h < board->heads.shape[0] && is_shown(board, t); h++)
-            CLI_TRY(show_head(&d, ((const int64_t *)board->heads.data)[h], t, &number));
-        if (is_shown(board, t)) say_difference(&d, t);
+        for (int64_t r = 0; r < board->rows.shape[0]; r++) shown |= run_entry(&board->rows, r) == t;
+        for (int64_t h = 0; h < board->heads.shape[0] && shown; h++) {
+            run_board_turn(board, h);
+            board->title = title++;
+            CLI_TRY(show_head(&d, t));
+        }
+        if (shown) say_difference(&d, t);
         arena_release(mark);
     }
     return CLI_OK;

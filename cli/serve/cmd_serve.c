@@ -62,11 +62,6 @@ static void print_address(const serve_site *site, const char *text)
     cli_print("\n");
 }
 
-static void forget(void *user)
-{
-    serve_forget(user);
-}
-
 static cli_exit open_model(const serve_options *options, serve_model *serve)
 {
     const bool progress = screen_shows_progress(options->quiet);
@@ -87,8 +82,7 @@ static cli_exit open_model(const serve_options *options, serve_model *serve)
                             options->max_tokens, serve->model.max_length);
         serve->most_tokens = serve->model.max_length;
     }
-    serve->most_bytes = 0x1p30; /* 11,000 tokens of a model of 135 million parameters */
-    return arena_keep(SERVE, serve, forget);
+    return serve_begin(serve, 0x1p30); /* 11,000 tokens of a model of 135 million parameters */
 }
 
 static cli_exit run(const serve_options *options)

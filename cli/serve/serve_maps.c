@@ -39,42 +39,29 @@ static int64_t small_cell(int64_t tokens, int64_t heads)
 /* ---- from queries and keys to maps ----------------------------------------------------------- */
 
 typedef struct pooling {
-    const serve_model *serve;
+    mha_context *context;
     attention_maps *maps; /* all heads; NULL: one */
-    int64_t layer, cell;
-    serve_head only;
-    float *map; /* of one head, [side,side] */
+    int64_t cell, head;   /* head: that one */
+    float *map;           /* of one head, [side,side] */
 } pooling;
 
-static mha_status pool_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+static mha_status pool_rows(void *user, int64_t layer, int64_t row, const mha_tensor *p)
 {
     const pooling *x = user;
-    (void)b;
-    if (serve_is_over(x->serve)) return MHA_ERR_CALLBACK;
-    if (x->maps) {
-        const int64_t shape[] = {p->shape[0], x->maps->rows.count, x->maps->cols.count};
-        const mha_tensor to = mha_tensor_contiguous(x->maps->layer[x->layer], MHA_F32, 3, shape);
-        return mha_attention_pool_rows(x->serve->model.context, p, row, x->cell, NULL, &to);
+    mha_tensor from = *p;
+    if (!x->maps) {
+        from.shape[0] = 1;
+        from.data = (float *)p->data + x->head * p->stride[0];
     }
-    const int64_t side = (p->shape[2] + x->cell - 1) / x->cell, shape[] = {1, side, side};
-    const mha_tensor to = mha_tensor_contiguous(x->map, MHA_F32, 3, shape);
-    mha_tensor one = *p;
-    one.shape[0] = 1;
-    one.data = (float *)p->data + x->only.head * p->stride[0];
-    return mha_attention_pool_rows(x->serve->model.context, &one, row, x->cell, NULL, &to);
-}
-
-static mha_status pool_layer(void *user, int64_t layer, const mha_attention_desc *attention,
-                             const mha_tensor *q, const mha_tensor *k)
-{
-    pooling *x = user;
-    if (x->maps ? !x->maps->layer[layer] : layer != x->only.layer) return MHA_OK;
-    x->layer = layer;
-    return mha_attention_visit_rows(x->serve->model.context, attention, q, k, 0, pool_rows, x);
+    const int64_t side = (p->shape[2] + x->cell - 1) / x->cell;
+    const int64_t shape[] = {from.shape[0], side, side};
+    const mha_tensor to =
+        mha_tensor_contiguous(x->maps ? x->maps->layer[layer] : x->map, MHA_F32, 3, shape);
+    return mha_attention_pool_rows(x->context, &from, row, x->cell, NULL, &to);
 }
 
 /* All maps of a text with cells of so many tokens. */
-static cli_exit make_maps(serve_model *serve, const serve_state *state, const text_tokens *tokens,
+static cli_exit make_maps(serve_model *serve, const serve_state *state, const serve_run *run,
                           int64_t cell, attention_maps *maps, maps_picks *picks)
 {
     const text_model *model = &serve->model;
@@ -84,16 +71,16 @@ static cli_exit make_maps(serve_model *serve, const serve_state *state, const te
     *maps = (attention_maps){.text = {text},
                              .text_bytes = {state->text_bytes},
                              .causal = model->causal,
-                             .rows = tokens->list,
-                             .cols = tokens->list};
+                             .rows = run->tokens.list,
+                             .cols = run->tokens.list};
     CLI_TRY(view_name_source(model, maps));
     CLI_TRY(ARENA_ALLOC(SERVE, maps->layers, &maps->layer));
     CLI_TRY(text_model_pick(model, &none, &none, picks));
     if (cell > 1) CLI_TRY(view_pool_blocks(cell, maps));
     for (int64_t l = 0; l < maps->layers; l++)
         if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(maps_add_layer(SERVE, maps, l));
-    pooling x = {.serve = serve, .maps = maps, .cell = cell};
-    return serve_run(serve, state, tokens, pool_layer, &x);
+    pooling x = {.context = model->context, .maps = maps, .cell = cell};
+    return cli_check(SERVE, mha_trials_run(serve->trials, &run->run, -1, pool_rows, &x, NULL));
 }
 
 /* ---- the overview ---------------------------------------------------------------------------- */
@@ -113,11 +100,11 @@ static mha_status write_live(void *user, const mha_figure *figure, const mha_rep
     return mha_render_live_maps(figure, &small, job->map_tokens, job->sink);
 }
 
-cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const text_tokens *tokens,
+cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const serve_run *run,
                           const mha_sink *sink)
 {
     view_options options = {.command = SERVE};
-    const int64_t count = tokens->list.count;
+    const int64_t count = run->run.count;
     attention_maps maps;
     maps_picks picks;
     view_figure figure;
@@ -128,7 +115,7 @@ cli_exit serve_write_maps(serve_model *serve, const serve_state *state, const te
     const int64_t side = (count + cell - 1) / cell;
     /* Texts around the maps: some 200 bytes a head, 30 a token, and the page's colours. */
     job.least_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
-    CLI_TRY(make_maps(serve, state, tokens, cell, &maps, &picks));
+    CLI_TRY(make_maps(serve, state, run, cell, &maps, &picks));
     options.first_panel = -1;
     CLI_TRY(view_figure_make(&options, &maps, &picks, NULL, &figure));
     return cli_check(SERVE, view_make_report(&options, &maps, &picks, &figure, write_live, &job));
@@ -145,18 +132,21 @@ static void mask_future(float *map, int64_t side)
 }
 
 /* The map of state->head, [side,side] in the arena. */
-static cli_exit make_map(serve_model *serve, const serve_state *state, const text_tokens *tokens,
+static cli_exit make_map(serve_model *serve, const serve_state *state, const serve_run *run,
                          float **map, int64_t *side)
 {
     const mha_transformer_desc *d = &serve->model.desc;
-    const serve_head *head = &state->head;
+    const mha_trial_head *head = &state->head;
     if (head->layer < 0 || head->layer >= d->num_layers ||
         head->head >= (d->layer_heads ? d->layer_heads[head->layer] : d->num_heads))
         return cli_fail(CLI_BAD_INPUT, SERVE, "head: the model has no such head");
-    pooling x = {.serve = serve, .cell = serve_map_tokens(tokens->list.count), .only = *head};
-    *side = (tokens->list.count + x.cell - 1) / x.cell;
+    pooling x = {.context = serve->model.context,
+                 .cell = serve_map_tokens(run->run.count),
+                 .head = head->head};
+    *side = (run->run.count + x.cell - 1) / x.cell;
     CLI_TRY(ARENA_ALLOC(SERVE, *side * *side, &x.map));
-    CLI_TRY(serve_run(serve, state, tokens, pool_layer, &x));
+    CLI_TRY(cli_check(SERVE,
+                      mha_trials_run(serve->trials, &run->run, head->layer, pool_rows, &x, NULL)));
     if (serve->model.causal) mask_future(x.map, *side);
     *map = x.map;
     return CLI_OK;
@@ -165,11 +155,11 @@ static cli_exit make_map(serve_model *serve, const serve_state *state, const tex
 cli_exit serve_map(void *user, const serve_state *state, const mha_sink *sink)
 {
     serve_model *serve = user;
-    text_tokens tokens;
+    serve_run run;
     float *map;
     int64_t side;
-    CLI_TRY(serve_encode(serve, state, &tokens));
-    CLI_TRY(make_map(serve, state, &tokens, &map, &side));
+    CLI_TRY(serve_make_run(serve, state, &run));
+    CLI_TRY(make_map(serve, state, &run, &map, &side));
     return cli_check(SERVE, sink->write(sink->user, map, (size_t)(side * side) * sizeof *map));
 }
 
@@ -187,14 +177,14 @@ static void put_base64(json_out *json, const unsigned char *bytes, size_t count)
     }
 }
 
-cli_exit serve_write_map(serve_model *serve, const serve_state *state, const text_tokens *tokens,
+cli_exit serve_write_map(serve_model *serve, const serve_state *state, const serve_run *run,
                          const mha_sink *sink)
 {
     json_out json = {.sink = sink};
     float *map;
     int64_t side;
-    if (state->head.layer < 0 || tokens->list.count > WITH_REPLY_SIDE) return CLI_OK;
-    CLI_TRY(make_map(serve, state, tokens, &map, &side));
+    if (state->head.layer < 0 || run->run.count > WITH_REPLY_SIDE) return CLI_OK;
+    CLI_TRY(make_map(serve, state, run, &map, &side));
     json_print(&json, ",\n\"map\":{\"head\":\"L%" PRId64 "H%" PRId64 "\",\"data\":\"",
                state->head.layer, state->head.head);
     put_base64(&json, (const unsigned char *)map, (size_t)(side * side) * sizeof *map);
@@ -253,7 +243,7 @@ static mha_status write_report(void *user, const mha_figure *figure, const mha_r
 }
 
 /* The place of a head among those that the model has. */
-static int64_t panel_of(const maps_picks *picks, const serve_head *head)
+static int64_t panel_of(const maps_picks *picks, const mha_trial_head *head)
 {
     int64_t panel = 0;
     const int64_t at = head->layer * picks->heads + head->head;
@@ -265,7 +255,7 @@ static int64_t panel_of(const maps_picks *picks, const serve_head *head)
 cli_exit serve_save(void *user, const serve_state *state, const mha_sink *sink)
 {
     serve_model *serve = user;
-    text_tokens tokens;
+    serve_run run;
     attention_maps maps;
     maps_picks picks;
     view_figure figure;
@@ -274,17 +264,18 @@ cli_exit serve_save(void *user, const serve_state *state, const mha_sink *sink)
                             .cmap = state->cmap,
                             .scale = state->scale + 1,
                             .paper = state->dark ? PAPER_DARK : PAPER_LIGHT};
-    CLI_TRY(serve_encode(serve, state, &tokens));
-    CLI_TRY(serve_run(serve, state, &tokens, NULL, NULL));
+    CLI_TRY(serve_make_run(serve, state, &run));
+    int64_t patched;
+    CLI_TRY(cli_check(SERVE, mha_trials_run(serve->trials, &run.run, -1, NULL, NULL, &patched)));
     snprintf(job.rows, sizeof job.rows, "at %s%" PRId64 " of %" PRId64 " tokens from",
-             state->at_last ? "the last " : "the first ", serve->now.patched, tokens.list.count);
-    CLI_TRY(serve_predict_words(serve, state, &tokens, &job.next));
+             state->at_last ? "the last " : "the first ", patched, run.run.count);
+    CLI_TRY(serve_predict_words(serve, state, &run, &job.next));
     CLI_TRY(list_heads(&state->off, &job.off));
     CLI_TRY(list_heads(&state->patched, &job.patched));
     const args_texts none = {0};
     CLI_TRY(text_model_pick(&serve->model, &none, &none, &picks));
-    CLI_TRY(make_maps(serve, state, &tokens, view_pool_cell(&options, &picks, tokens.list.count),
-                      &maps, &picks));
+    CLI_TRY(make_maps(serve, state, &run, view_pool_cell(&options, &picks, run.run.count), &maps,
+                      &picks));
     options.first_panel = panel_of(&picks, &state->head);
     CLI_TRY(view_figure_make(&options, &maps, &picks, NULL, &figure));
     return cli_check(SERVE, view_make_report(&options, &maps, &picks, &figure, write_report, &job));

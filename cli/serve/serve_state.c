@@ -35,7 +35,7 @@ static bool take_digits(const char **at, int64_t *number)
 }
 
 /* "L3H11". */
-static cli_exit take_head(const json_t *value, const char *name, serve_head *head)
+static cli_exit take_head(const json_t *value, const char *name, mha_trial_head *head)
 {
     const char *at = json_string_value(value);
     if (!at || *at++ != 'L' || !take_digits(&at, &head->layer) || *at++ != 'H' ||

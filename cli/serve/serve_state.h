@@ -5,17 +5,15 @@
 
 #include "common/exits.h"
 
+#include <multihead/trial.h>
+
 #include <stddef.h>
 #include <stdint.h>
 
 #define SERVE "serve" /* the name in messages */
 
-typedef struct serve_head {
-    int64_t layer, head;
-} serve_head;
-
 typedef struct serve_heads {
-    serve_head *items;
+    mha_trial_head *items;
     int64_t count;
 } serve_heads;
 
@@ -26,7 +24,7 @@ typedef struct serve_state {
     bool at_last;               /* patched at the last token, not at all of them */
     int64_t row;                /* whose next token is predicted; -1: the last */
     bool no_maps;               /* predictions only */
-    serve_head head;            /* looked at; layer -1: none */
+    mha_trial_head head;        /* looked at; layer -1: none */
     int64_t cell_row, cell_col; /* of a report; -1: where it likes */
     int view, cmap, scale; /* of a report: mha_view, mha_cmap, mha_scale; scale -1: automatic */
     bool dark;

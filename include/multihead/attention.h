@@ -94,38 +94,7 @@ typedef enum mha_path {
 } mha_path;
 
 /* The two products, Q K^T and P V, in arithmetic other than f32 (mha_compute in base.h), on
- * request.
- *
- * MHA_COMPUTE_INT8: 8-bit products, faster and less accurate: forward only, by
- * mha_attention_forward(). For each block of 512 keys of a sequence (those below key_lengths;
- * visible or not), with round() to nearest, ties to even:
- *
- *   mean[d]  = the mean of k[s,d] over the block
- *   k8[s,:]  = round((k[s,:] - mean) 127 / max_d |k[s,d] - mean[d]|)        one unit per key
- *   q8[t,:]  = round(q[t,:] 127 / max_d |q[t,d]|)                          one unit per query
- *   v8[:,d]  = round(v[:,d] 127 / max_s |v[s,d]|)          one unit per channel and block
- *   score    = scale * (units * sum_d q8 k8 + sum_d q mean), then bias, ALiBi, T5 and masks
- *   p8[s]    = round(255 exp(score[s] - the block's largest visible score))
- *   o, l     = sum p8 v8, sum p8 of each block, merged in f32 by exp(its largest score)
- *
- * The mean's share of a score is exact, so an offset common to all keys costs no accuracy.
- * It supports everything that f32 does except softcap, dropout, Shaw's positions, outputs other
- * than lse, path plain and head sizes above 256; these are MHA_ERR_UNSUPPORTED, as is a
- * backward pass.
- *
- * Accuracy  for normal q, k, v (D = Dv = 64, S = 2048): cosine of o with the exact result
- *           0.9999, relative error 1.5 %; |lse - exact| is about 0.01. A row in which one key
- *           dominates its block loses the weights of the others (about one row in ten
- *           thousand for such data, wrong by up to a third). Outliers reduce the accuracy
- *           further, above all channels of k with a large variance: docs/numerics.md 13 has the
- *           bound and figures.
- * Bits      the same on every instruction set including portable C, for any number of threads, any
- *           batch, strides and padding beyond key_lengths. But keys of the block that a query does
- *           not see enter the units (only their finite elements, and not keys beyond key_lengths):
- *           they may change the result within the accuracy, and a huge one ruins it.
- * Range     a key whose largest |k - mean| is 2^126 or more, and a query with an element of
- *           2^93 or more after multiplication by scale log2 e, count as not finite. Rows of q,
- *           k, and columns of v, whose elements are all below 2^-80 count as 0.
+ * request; MHA_COMPUTE_INT8 is of linear layers only, and MHA_ERR_ARGUMENT here.
  *
  * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k
  * and v of any type are rounded to bf16, which changes nothing in tensors of bf16; weights
@@ -211,7 +180,7 @@ typedef struct mha_attention_desc {
     const int64_t *query_starts, *key_starts; /* [sequences + 1], both or none */
     int64_t sequences;
 
-    mha_compute compute; /* the arithmetic; default f32 */
+    mha_compute compute; /* the arithmetic, f32 or bf16; default f32 */
     uint32_t reserved;   /* 0 */
 
     const int64_t *key_begins; /* [B], 0 .. S; NULL: 0 for all. A batch padded on the left: its

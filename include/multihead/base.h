@@ -254,8 +254,8 @@ typedef enum mha_isa {
 #undef MHA_ISA_ENUM
 } mha_isa;
 
-/* The arithmetic of products. Anything but f32 is used only on request: attention.h defines it for
- * attention, transformer.h (int8) and nn.h (bf16) for linear layers. */
+/* The arithmetic of products. Anything but f32 is used only on request: attention.h defines bf16 for
+ * attention, transformer.h (int8) and nn.h (bf16) those of linear layers. */
 typedef enum mha_compute {
     MHA_COMPUTE_F32 = 0,
     MHA_COMPUTE_INT8 = 1,

@@ -24,8 +24,6 @@
  *   ceil(sink_keys / page_size) + ceil((W - 1 + max_append) / page_size) + 1      of each sequence
  *
  * hold any text if an append brings up to max_append positions. A page size of 0 is 32 then.
- * (Attention with MHA_COMPUTE_INT8, whose units come from all keys of a block, reads 0 where
- * something was discarded.)
  *
  * Types. Numbers are stored as f32, f16, bf16 or i8 and become f32 in registers. f16 and bf16 are
  * the nearest, ties to even. i8: for each position of each head, of k and of v,

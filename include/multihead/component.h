@@ -26,6 +26,9 @@ extern "C" {
  */
 MHA_API mha_status mha_fail(mha_status status, const char *format, ...) MHA_PRINTF(2, 3);
 
+/* "what: out of memory", as an error. */
+#define MHA_NO_MEMORY(what) mha_fail(MHA_ERR_NOMEM, "%s: out of memory", (what))
+
 /* Pass an error up unchanged. */
 #define MHA_TRY(call)                                          \
     do {                                                       \

@@ -259,8 +259,7 @@ typedef struct mha_key_split {
  * Errors   those of the call that one process would make, at all ranks alike, with the number of the rank in
  *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces; ranks whose q, descriptors or pieces differ; a
  *          cache that holds another number of positions), MHA_ERR_SHAPE, MHA_ERR_UNSUPPORTED (other
- *          outputs, ragged batches, a cache with a window, the plain path, int8 and bf16 arithmetic,
- *          flags), MHA_ERR_RANK. On error no output byte is written.
+ *          outputs, ragged batches, a cache with a window, the plain path, bf16 arithmetic, flags), MHA_ERR_RANK. On error no output byte is written.
  * Threads  as mha_distributed_forward(); the cache does not change meanwhile.
  * Accuracy as mha_attention_forward().
  * Since    1.0

@@ -36,7 +36,6 @@
 #include <multihead/optimizer.h>
 #include <multihead/patterns.h>
 #include <multihead/position.h>
-#include <multihead/presets.h>
 #include <multihead/sampling.h>
 #include <multihead/sink.h>
 #include <multihead/training.h>

@@ -223,7 +223,7 @@ typedef struct mha_transformer_source {
  * throughout.
  *
  * Accuracy  |y - exact| <= sum |w| (0.5001 unit + 2^-80) + (n + 4) 2^-24 (|b| + sum of the sizes of
- *           the n terms above) + 2^-120: docs/numerics.md 13.4 has the derivation and figures of a
+ *           the n terms above) + 2^-120: docs/numerics.md 13 has the derivation and figures of a
  *           model.
  * Bits      the same on every instruction set including portable C, for any number of threads and
  *           of rows in a call, and any division into strips.

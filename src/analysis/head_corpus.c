@@ -32,11 +32,6 @@ void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t si
     c->bytes -= (int64_t)bytes;
 }
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "mha_head_corpus: out of memory");
-}
-
 /* Everything whose size is known from the beginning: one row each. */
 #define CORPUS_ARRAYS(X)                                      \
     X(first_head, c->layers + 1)                              \
@@ -44,11 +39,8 @@ static mha_status no_memory(void)
     X(place, c->heads *MHA_MEASURES * 2 * c->places)          \
     X(replicate, c->replicates * c->heads * MHA_MEASURES)     \
     X(permutation, c->permutations * c->heads * MHA_MEASURES) \
-    X(read, c->heads * c->vocab)                              \
-    X(written, c->heads * c->vocab)                           \
-    X(expected, c->layers * c->vocab)                         \
-    X(key_count, c->layers * c->vocab)                        \
-    X(row_count, c->layers * c->vocab)                        \
+    MHAI_CORPUS_TOKEN_SUMS(X)                                 \
+    MHAI_CORPUS_TOKEN_COUNTS(X)                               \
     X(seen, c->most_heads)                                    \
     X(gram, c->layers)                                        \
     X(gram_size, c->layers)                                   \
@@ -130,7 +122,7 @@ mha_status mha_head_corpus_create(mha_context *context, const mha_head_measures 
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
     mha_head_corpus *c = a.alloc(a.user, sizeof *c, _Alignof(mha_head_corpus));
-    if (!c) return no_memory();
+    if (!c) return MHA_NO_MEMORY("mha_head_corpus");
     *c = (mha_head_corpus){.context = context,
                            .allocator = a,
                            .layers = measures->layers,
@@ -145,7 +137,7 @@ mha_status mha_head_corpus_create(mha_context *context, const mha_head_measures 
                            .norm_layer = -1};
     if (!take_arrays(c)) {
         mha_head_corpus_destroy(c);
-        return no_memory();
+        return MHA_NO_MEMORY("mha_head_corpus");
     }
     memcpy(c->first_head, measures->first_head, (size_t)(c->layers + 1) * sizeof *c->first_head);
     *corpus = c;
@@ -322,17 +314,17 @@ void mhai_corpus_end(mha_head_corpus *c)
 
 /* ---- merging --------------------------------------------------------------------------------- */
 
-static void add_counts(int64_t *to, const int64_t *from, int64_t count)
+static void merge_sums(mhai_head_merge *pass, mhai_corpus_sum *to, const mhai_corpus_sum *from,
+                       int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+    for (int64_t i = 0; i < count; i++) {
+        mhai_head_merge_counts(pass, &to[i].value, &from[i].value, 1, MHAI_SUM_MOST);
+        mhai_head_merge_counts(pass, &to[i].rows, &from[i].rows, 1, MHAI_SUM_MOST);
+    }
 }
 
-static void add_sums(mhai_corpus_sum *to, const mhai_corpus_sum *from, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) to[i].value += from[i].value, to[i].rows += from[i].rows;
-}
-
-static void merge_score(const mha_head_corpus *c, const mha_head_corpus *from, int64_t h, int n)
+/* What is no integer sum. */
+static void join_score(const mha_head_corpus *c, const mha_head_corpus *from, int64_t h, int n)
 {
     mhai_corpus_score *to = &c->head[h].score[n];
     const mhai_corpus_score *s = &from->head[h].score[n];
@@ -341,76 +333,58 @@ static void merge_score(const mha_head_corpus *c, const mha_head_corpus *from, i
         to->smallest = any && to->smallest < s->smallest ? to->smallest : s->smallest;
         to->largest = any && to->largest > s->largest ? to->largest : s->largest;
     }
-    to->binned += s->binned;
     mhai_exact_join(&to->value, &s->value);
-    to->rows += s->rows;
-    to->texts += s->texts;
-    add_counts(to->bin, s->bin, MHA_HEAD_CORPUS_BINS);
     for (int side = 0; side < 2; side++)
         for (int64_t i = 0; i < s->held[side]; i++)
             keep_place(c, h, n, side,
                        from->place[((h * MHA_MEASURES + n) * 2 + side) * c->places + i]);
 }
 
-static void merge_head(const mha_head_corpus *c, const mha_head_corpus *from, int64_t h)
+#define MERGE(field, most) mhai_head_merge_counts(pass, &to->field, &x->field, 1, most)
+
+static void merge_score(mhai_head_merge *pass, mhai_corpus_score *to, const mhai_corpus_score *x)
+{
+    MERGE(rows, MHAI_COUNT_MOST);
+    MERGE(texts, MHAI_COUNT_MOST);
+    MERGE(binned, MHAI_COUNT_MOST);
+    mhai_head_merge_counts(pass, to->bin, x->bin, MHA_HEAD_CORPUS_BINS, MHAI_COUNT_MOST);
+}
+
+static void merge_head(mhai_head_merge *pass, const mha_head_corpus *c, const mha_head_corpus *from,
+                       int64_t h)
 {
     mhai_corpus_head *to = &c->head[h];
     const mhai_corpus_head *x = &from->head[h];
-    for (int n = 0; n < MHA_MEASURES; n++) merge_score(c, from, h, n);
-    for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
-        to->position[i].rows += x->position[i].rows;
-        to->position[i].entropy += x->position[i].entropy;
-        to->position[i].distance += x->position[i].distance;
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        if (pass->adds) join_score(c, from, h, n);
+        merge_score(pass, &to->score[n], &x->score[n]);
     }
-    to->rest += x->rest, to->moved += x->moved;
-    to->rest_rows += x->rest_rows, to->moved_rows += x->moved_rows;
-    to->written += x->written, to->written_rows += x->written_rows;
-}
-
-static bool sums_fit(const mhai_corpus_sum *a, const mhai_corpus_sum *b, int64_t count)
-{
-    bool fit = true;
-    for (int64_t i = 0; i < count; i++)
-        fit &= mhai_head_measures_fit(&a[i].value, &b[i].value, 1, MHAI_SUM_MOST) &&
-               mhai_head_measures_fit(&a[i].rows, &b[i].rows, 1, MHAI_SUM_MOST);
-    return fit;
-}
-
-static bool head_fits(const mhai_corpus_head *a, const mhai_corpus_head *b)
-{
-    bool fit = true;
-    for (int n = 0; n < MHA_MEASURES; n++) /* bins and texts are within these */
-        fit &= mhai_head_measures_fit(&a->score[n].rows, &b->score[n].rows, 1, MHAI_COUNT_MOST) &&
-               mhai_head_measures_fit(&a->score[n].binned, &b->score[n].binned, 1, MHAI_COUNT_MOST);
     for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
-        const mhai_corpus_position *x = &a->position[i], *y = &b->position[i];
-        const int64_t of_x[] = {x->rows, x->entropy, x->distance};
-        const int64_t of_y[] = {y->rows, y->entropy, y->distance};
-        fit &= mhai_head_measures_fit(of_x, of_y, 1, MHAI_COUNT_MOST) &&
-               mhai_head_measures_fit(of_x + 1, of_y + 1, 2, MHAI_SUM_MOST);
+        MERGE(position[i].rows, MHAI_COUNT_MOST);
+        MERGE(position[i].entropy, MHAI_SUM_MOST);
+        MERGE(position[i].distance, MHAI_SUM_MOST);
     }
-    const int64_t x[] = {a->rest_rows, a->moved_rows, a->written_rows,
-                         a->rest,      a->moved,      a->written};
-    const int64_t y[] = {b->rest_rows, b->moved_rows, b->written_rows,
-                         b->rest,      b->moved,      b->written};
-    return fit && mhai_head_measures_fit(x, y, 3, MHAI_COUNT_MOST) &&
-           mhai_head_measures_fit(x + 3, y + 3, 3, MHAI_SUM_MOST);
+    MERGE(rest, MHAI_SUM_MOST);
+    MERGE(moved, MHAI_SUM_MOST);
+    MERGE(written, MHAI_SUM_MOST);
+    MERGE(rest_rows, MHAI_COUNT_MOST);
+    MERGE(moved_rows, MHAI_COUNT_MOST);
+    MERGE(written_rows, MHAI_COUNT_MOST);
 }
+#undef MERGE
 
-/* Nothing that mha_head_corpus_merge() adds overflows, whatever a file said. */
-static bool all_fit(const mha_head_corpus *c, const mha_head_corpus *from)
+static void merge_all(mhai_head_merge *pass, mha_head_corpus *c, const mha_head_corpus *from)
 {
-    const int64_t heads = c->heads * c->vocab, layers = c->layers * c->vocab;
-    bool fit = mhai_head_measures_fit(&c->texts, &from->texts, 1, MHAI_COUNT_MOST);
-    for (int64_t h = 0; h < c->heads; h++) fit &= head_fits(&c->head[h], &from->head[h]);
-    return fit &&
-           sums_fit(c->replicate, from->replicate, c->replicates * c->heads * MHA_MEASURES) &&
-           sums_fit(c->permutation, from->permutation, c->permutations * c->heads * MHA_MEASURES) &&
-           mhai_head_measures_fit(c->read, from->read, heads, MHAI_SUM_MOST) &&
-           mhai_head_measures_fit(c->written, from->written, heads, MHAI_SUM_MOST) &&
-           mhai_head_measures_fit(c->expected, from->expected, layers, MHAI_SUM_MOST) &&
-           mhai_head_measures_fit(c->key_count, from->key_count, layers, MHAI_COUNT_MOST) &&
-           mhai_head_measures_fit(c->row_count, from->row_count, layers, MHAI_COUNT_MOST);
+    for (int64_t h = 0; h < c->heads; h++) merge_head(pass, c, from, h);
+    merge_sums(pass, c->replicate, from->replicate, c->replicates * c->heads * MHA_MEASURES);
+    merge_sums(pass, c->permutation, from->permutation, c->permutations * c->heads * MHA_MEASURES);
+#define SUMS(name, count) mhai_head_merge_counts(pass, c->name, from->name, count, MHAI_SUM_MOST);
+#define COUNTS(name, count) \
+    mhai_head_merge_counts(pass, c->name, from->name, count, MHAI_COUNT_MOST);
+    MHAI_CORPUS_TOKEN_SUMS(SUMS)
+    MHAI_CORPUS_TOKEN_COUNTS(COUNTS)
+#undef SUMS
+#undef COUNTS
 }
 
 static mha_status merge(mha_head_corpus *c, const mha_head_corpus *from)
@@ -423,16 +397,12 @@ static mha_status merge(mha_head_corpus *c, const mha_head_corpus *from)
         c->permutations != from->permutations || c->seed != from->seed)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_corpus_merge: the two were created from different descriptions");
-    if (!all_fit(c, from))
+    mhai_head_merge pass = {.fits = c->texts <= MHAI_COUNT_MOST - from->texts};
+    merge_all(&pass, c, from);
+    if (!pass.fits)
         return mha_fail(MHA_ERR_SIZE, "mha_head_corpus_merge: sums beyond 2^62, or 2^53 rows");
-    for (int64_t h = 0; h < c->heads; h++) merge_head(c, from, h);
-    add_sums(c->replicate, from->replicate, c->replicates * c->heads * MHA_MEASURES);
-    add_sums(c->permutation, from->permutation, c->permutations * c->heads * MHA_MEASURES);
-    add_counts(c->read, from->read, c->heads * c->vocab);
-    add_counts(c->written, from->written, c->heads * c->vocab);
-    add_counts(c->expected, from->expected, c->layers * c->vocab);
-    add_counts(c->key_count, from->key_count, c->layers * c->vocab);
-    add_counts(c->row_count, from->row_count, c->layers * c->vocab);
+    pass.adds = true;
+    merge_all(&pass, c, from);
     return MHA_OK;
 }
 

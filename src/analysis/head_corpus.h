@@ -90,6 +90,15 @@ struct mha_head_corpus {
     int64_t bytes;
 };
 
+/* By tokens: arrays and their elements, within MHAI_SUM_MOST and MHAI_COUNT_MOST. */
+#define MHAI_CORPUS_TOKEN_SUMS(X)   \
+    X(read, c->heads * c->vocab)    \
+    X(written, c->heads * c->vocab) \
+    X(expected, c->layers * c->vocab)
+#define MHAI_CORPUS_TOKEN_COUNTS(X)    \
+    X(key_count, c->layers * c->vocab) \
+    X(row_count, c->layers * c->vocab)
+
 /* head_corpus.c */
 void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size);
 void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size);

@@ -204,7 +204,7 @@ static mha_status take_norms(mha_head_corpus *c, int64_t keys)
     c->norm_keys = keys;
     if (bytes <= c->norm_bytes) return MHA_OK;
     void *grown = mhai_corpus_take(c, bytes, 1);
-    if (!grown) return mha_fail(MHA_ERR_NOMEM, "mha_head_corpus: out of memory");
+    if (!grown) return MHA_NO_MEMORY("mha_head_corpus");
     mhai_corpus_give(c, c->norms, c->norm_bytes, 1);
     c->norms = grown;
     c->norm_bytes = bytes;
@@ -219,7 +219,7 @@ static mha_status take_gram(mha_head_corpus *c, int64_t layer, const norm_job *j
         return mha_fail(MHA_ERR_SHAPE, "v: layer %lld had values of another width before",
                         (long long)layer);
     made.gram = mhai_corpus_take(c, floats, sizeof *made.gram);
-    if (!made.gram) return mha_fail(MHA_ERR_NOMEM, "mha_head_corpus: out of memory");
+    if (!made.gram) return MHA_NO_MEMORY("mha_head_corpus");
     mha_parallel_for(c->context, c->first_head[layer + 1] - c->first_head[layer], make_gram, &made);
     c->gram[layer] = made.gram;
     c->gram_size[layer] = floats;

@@ -127,8 +127,7 @@ static mha_status take_sums(mha_head_distances *d, bool weighted)
     d->pairs = take(d, d->count, sizeof *d->pairs);
     d->sums = take(d, all_sums(d), sizeof *d->sums);
     if (weighted) d->gram = take(d, d->count * d->width * d->width, sizeof *d->gram);
-    if (!d->pairs || !d->sums || (weighted && !d->gram))
-        return mha_fail(MHA_ERR_NOMEM, "mha_head_distances: out of memory");
+    if (!d->pairs || !d->sums || (weighted && !d->gram)) return MHA_NO_MEMORY("mha_head_distances");
     return MHA_OK;
 }
 
@@ -194,7 +193,7 @@ mha_status mha_head_distances_create(mha_context *context, int64_t heads, int64_
     }
     const mha_allocator a = mha_context_allocator(context);
     mha_head_distances *d = a.alloc(a.user, sizeof *d, _Alignof(mha_head_distances));
-    if (!d) return mha_fail(MHA_ERR_NOMEM, "mha_head_distances: out of memory");
+    if (!d) return MHA_NO_MEMORY("mha_head_distances");
     *d = (mha_head_distances){.context = context,
                               .allocator = a,
                               .heads = heads,
@@ -415,7 +414,7 @@ static mha_status add_texts(mha_head_distances *d, const mha_head_distances *fro
 {
     if (!d->exact) d->exact = take(d, all_sums(d), sizeof *d->exact);
     if (d->exact && !d->ended) d->ended = take(d, all_sums(d), sizeof *d->ended);
-    if (!d->ended) return mha_fail(MHA_ERR_NOMEM, "mha_head_distances: out of memory");
+    if (!d->ended) return MHA_NO_MEMORY("mha_head_distances");
     const int64_t items = (all_sums(d) + SUMS_PER_ITEM - 1) / SUMS_PER_ITEM;
     mha_parallel_for(d->context, items, add_exactly, &(exact_job){d, from});
     return MHA_OK;

@@ -55,6 +55,18 @@ static int64_t far_links(const mha_head_measures *m)
     return m->layers * 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
 }
 
+/* Everything whose size is known from the beginning but for first_head: one row each. */
+#define MEASURE_ARRAYS(X)                                \
+    X(kept, heads_of(m))                                 \
+    X(exact, heads_of(m) * mhai_head_measures_exacts(m)) \
+    X(maps, m->most_heads)                               \
+    X(all_at, heads_of(m) * ats(m))                      \
+    X(all_links, heads_of(m) * 2 * m->relations)         \
+    X(link_offsets, far_links(m))                        \
+    X(link_count, m->layers * 2 * m->relations)          \
+    X(windows, m->layers)                                \
+    X(done, m->layers)
+
 static void give_names(mha_head_measures *m)
 {
     for (int64_t r = 0; m->names && r < m->relations; r++)
@@ -69,16 +81,10 @@ void mha_head_measures_destroy(mha_head_measures *m)
     if (m->corpus) m->corpus->measures = NULL;
     if (m->map_memory) m->allocator.release(m->allocator.user, m->map_memory, m->map_bytes);
     give_names(m);
-    give(m, m->all_at, heads_of(m) * ats(m), sizeof *m->all_at);
-    give(m, m->all_links, heads_of(m) * 2 * m->relations, sizeof *m->all_links);
-    give(m, m->kept, heads_of(m), sizeof *m->kept);
-    give(m, m->exact, heads_of(m) * mhai_head_measures_exacts(m), sizeof *m->exact);
-    give(m, m->maps, m->most_heads, sizeof *m->maps);
-    give(m, m->link_offsets, far_links(m), sizeof *m->link_offsets);
-    give(m, m->link_count, m->layers * 2 * m->relations, sizeof *m->link_count);
-    give(m, m->windows, m->layers, sizeof *m->windows);
-    give(m, m->first_head, m->layers + 1, sizeof *m->first_head);
-    give(m, m->done, m->layers, sizeof *m->done);
+#define GIVE(name, count) give(m, m->name, count, sizeof *m->name);
+    MEASURE_ARRAYS(GIVE)
+#undef GIVE
+    give(m, m->first_head, m->layers + 1, sizeof *m->first_head); /* the others ask heads_of() */
     mha_allocator allocator = m->allocator;
     allocator.release(allocator.user, m, sizeof *m);
 }
@@ -114,15 +120,10 @@ static mha_status check_desc(mha_head_measures_desc *d)
     return MHA_OK;
 }
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "mha_head_measures: out of memory");
-}
-
 static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
 {
     m->first_head = take(m, m->layers + 1, sizeof *m->first_head);
-    if (!m->first_head) return no_memory();
+    if (!m->first_head) return MHA_NO_MEMORY("mha_head_measures");
     for (int64_t l = 0; l < m->layers; l++) {
         if (heads[l] < 0 || heads[l] > INT16_MAX)
             return mha_fail(MHA_ERR_ARGUMENT, "heads[%lld] is %lld, expected 0..%d", (long long)l,
@@ -136,11 +137,11 @@ static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
 static mha_status copy_names(mha_head_measures *m, const char *const *names)
 {
     m->names = take(m, m->relations, sizeof *m->names);
-    if (!m->names) return no_memory();
+    if (!m->names) return MHA_NO_MEMORY("mha_head_measures");
     for (int64_t r = 0; r < m->relations; r++) {
         if (!names[r]) return mha_fail(MHA_ERR_NULL, "names[%lld] is NULL", (long long)r);
         m->names[r] = take(m, (int64_t)strlen(names[r]) + 1, 1);
-        if (!m->names[r]) return no_memory();
+        if (!m->names[r]) return MHA_NO_MEMORY("mha_head_measures");
         memcpy(m->names[r], names[r], strlen(names[r]) + 1);
     }
     return MHA_OK;
@@ -149,18 +150,11 @@ static mha_status copy_names(mha_head_measures *m, const char *const *names)
 static mha_status take_sums(mha_head_measures *m)
 {
     const int64_t heads = heads_of(m);
-    m->kept = take(m, heads, sizeof *m->kept);
-    m->exact = take(m, heads * mhai_head_measures_exacts(m), sizeof *m->exact);
-    m->maps = take(m, m->most_heads, sizeof *m->maps);
-    m->all_at = take(m, heads * ats(m), sizeof *m->all_at);
-    m->all_links = take(m, heads * 2 * m->relations, sizeof *m->all_links);
-    m->link_offsets = take(m, far_links(m), sizeof *m->link_offsets);
-    m->link_count = take(m, m->layers * 2 * m->relations, sizeof *m->link_count);
-    m->windows = take(m, m->layers, sizeof *m->windows);
-    m->done = take(m, m->layers, sizeof *m->done);
-    if (!m->kept || !m->exact || !m->maps || !m->all_at || !m->all_links || !m->link_offsets ||
-        !m->link_count || !m->windows || !m->done)
-        return no_memory();
+#define TAKE(name, count)                      \
+    m->name = take(m, count, sizeof *m->name); \
+    if (!m->name) return MHA_NO_MEMORY("mha_head_measures");
+    MEASURE_ARRAYS(TAKE)
+#undef TAKE
     for (int64_t h = 0; h < heads; h++) {
         m->kept[h].at = m->all_at + h * ats(m);
         m->kept[h].links = m->all_links + h * 2 * m->relations;
@@ -183,7 +177,7 @@ mha_status mha_head_measures_create(mha_context *context, const mha_head_measure
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
     mha_head_measures *m = a.alloc(a.user, sizeof *m, _Alignof(mha_head_measures));
-    if (!m) return no_memory();
+    if (!m) return MHA_NO_MEMORY("mha_head_measures");
     *m = (mha_head_measures){.context = context,
                              .allocator = a,
                              .layers = d.layers,
@@ -309,28 +303,20 @@ mha_status mha_head_measures_end(mha_head_measures *m)
 
 /* ---- the present layer's sums ---------------------------------------------------------------- */
 
-static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
-{
-    void *part = memory ? memory + *used : NULL;
-    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
-    return part;
-}
-
 static size_t lay_out(const mha_head_measures *m, unsigned char *memory, mhai_head_map *map)
 {
     const int64_t S = m->text.given.keys, diagonals = S + m->text.given.queries;
-    size_t used = 0;
+    mhai_carver c = {memory, 0};
     *map = (mhai_head_map){0};
-    map->own.at = carve(memory, &used, ats(m), sizeof *map->own.at);
-    map->own.links = carve(memory, &used, 2 * m->relations, sizeof *map->own.links);
-    map->column = carve(memory, &used, S, sizeof *map->column);
-    map->column_even = carve(memory, &used, S, sizeof *map->column_even);
-    map->column_rows = carve(memory, &used, S, sizeof *map->column_rows);
-    map->diagonal = carve(memory, &used, diagonals, sizeof *map->diagonal);
-    map->diagonal_rows = carve(memory, &used, diagonals, sizeof *map->diagonal_rows);
-    map->word =
-        carve(memory, &used, m->text.probes_count > 0 ? m->text.words : 0, sizeof *map->word);
-    return used;
+    map->own.at = mhai_carve(&c, ats(m), sizeof *map->own.at);
+    map->own.links = mhai_carve(&c, 2 * m->relations, sizeof *map->own.links);
+    map->column = mhai_carve(&c, S, sizeof *map->column);
+    map->column_even = mhai_carve(&c, S, sizeof *map->column_even);
+    map->column_rows = mhai_carve(&c, S, sizeof *map->column_rows);
+    map->diagonal = mhai_carve(&c, diagonals, sizeof *map->diagonal);
+    map->diagonal_rows = mhai_carve(&c, diagonals, sizeof *map->diagonal_rows);
+    map->word = mhai_carve(&c, m->text.probes_count > 0 ? m->text.words : 0, sizeof *map->word);
+    return c.used;
 }
 
 static mha_status begin_layer(mha_head_measures *m, int64_t layer)
@@ -339,7 +325,7 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     const int64_t heads = m->first_head[layer + 1] - m->first_head[layer];
     const size_t each = lay_out(m, NULL, &sized);
     size_t bytes;
-    if (!mhai_mul_size(each, (size_t)heads, &bytes)) return no_memory();
+    if (!mhai_mul_size(each, (size_t)heads, &bytes)) return MHA_NO_MEMORY("mha_head_measures");
     if (bytes > m->map_bytes) {
         void *grown = m->allocator.alloc(m->allocator.user, bytes, 64);
         if (!grown)
@@ -360,17 +346,34 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
 
 /* Adds to the exact sums of a head, one after the other. */
 typedef struct adder {
+    mhai_head_merge *pass;
     mhai_exact *to;
     const mhai_exact *from; /* NULL: the doubles themselves */
 } adder;
 
 static void add(adder *x, double *rounded, double more)
 {
+    if (!x->pass->adds) return;
     if (x->from)
         mhai_exact_join(x->to, x->from++);
     else
         mhai_exact_add(x->to, more);
     *rounded = mhai_exact_value(x->to++);
+}
+
+void mhai_head_merge_counts(mhai_head_merge *pass, int64_t *to, const int64_t *from, int64_t count,
+                            int64_t most)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t sum;
+        pass->fits &= mhai_add_i64(to[i], from[i], &sum) && sum <= most && sum >= -most;
+        if (pass->adds) to[i] = sum;
+    }
+}
+
+static void add_count(const adder *x, int64_t *to, int64_t from)
+{
+    mhai_head_merge_counts(x->pass, to, &from, 1, MHAI_COUNT_MOST);
 }
 
 /* The strongest text; of equals the one that was there. */
@@ -394,29 +397,29 @@ static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t
 /* Into head number h. exact: the sums that from's doubles round, or NULL; texts: how many come
  * before those that from counts. */
 static void join(mha_head_measures *m, int64_t h, const mhai_head_kept *from,
-                 const mhai_exact *exact, int64_t texts)
+                 const mhai_exact *exact, int64_t texts, mhai_head_merge *pass)
 {
     mhai_head_kept *to = &m->kept[h];
-    adder x = {m->exact + h * mhai_head_measures_exacts(m), exact};
+    adder x = {pass, m->exact + h * mhai_head_measures_exacts(m), exact};
     for (int n = 0; n < MHA_MEASURES; n++) {
         add(&x, &to->sum[n].value, from->sum[n].value);
         add(&x, &to->sum[n].chance, from->sum[n].chance);
-        to->sum[n].rows += from->sum[n].rows;
+        add_count(&x, &to->sum[n].rows, from->sum[n].rows);
     }
     for (int64_t n = 0; n < ats(m); n++) {
         add(&x, &to->at[n].mass, from->at[n].mass);
         add(&x, &to->at[n].chance, from->at[n].chance);
-        to->at[n].rows += from->at[n].rows;
-        to->at[n].largest += from->at[n].largest;
+        add_count(&x, &to->at[n].rows, from->at[n].rows);
+        add_count(&x, &to->at[n].largest, from->at[n].largest);
     }
     for (int64_t n = 0; n < 2 * m->relations; n++) {
         add(&x, &to->links[n].mass, from->links[n].mass);
         add(&x, &to->links[n].chance, from->links[n].chance);
         add(&x, &to->links[n].share, from->links[n].share);
-        to->links[n].hits += from->links[n].hits;
-        to->links[n].links += from->links[n].links;
+        add_count(&x, &to->links[n].hits, from->links[n].hits);
+        add_count(&x, &to->links[n].links, from->links[n].links);
     }
-    join_details(to, from, texts);
+    if (pass->adds) join_details(to, from, texts);
 }
 
 typedef struct finish_job {
@@ -430,7 +433,8 @@ static void finish_head(void *argument, int64_t h, int worker)
     const finish_job *job = argument;
     mha_head_measures *m = job->m;
     mhai_head_finish_map(m, &m->maps[h], job->memory + (size_t)worker * job->bytes);
-    join(m, m->first_head[m->layer] + h, &m->maps[h].own, NULL, 0);
+    join(m, m->first_head[m->layer] + h, &m->maps[h].own, NULL, 0,
+         &(mhai_head_merge){.adds = true});
     if (m->corpus)
         mhai_corpus_map(m->corpus, &m->text, m->layer, m->first_head[m->layer] + h, &m->maps[h]);
 }
@@ -451,48 +455,29 @@ static mha_status check_alike(const mha_head_measures *m, const mha_head_measure
                     "mha_head_measures_merge: the two were created from different descriptions");
 }
 
-bool mhai_head_measures_fit(const int64_t *a, const int64_t *b, int64_t count, int64_t most)
-{
-    bool fit = true;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t sum;
-        fit &= mhai_add_i64(a[i], b[i], &sum) && sum <= most && sum >= -most;
-    }
-    return fit;
-}
-
-static bool counts_fit(const mha_head_measures *m, const mha_head_measures *from)
-{
-    const int64_t links = m->layers * 2 * m->relations, most = MHAI_COUNT_MOST;
-    bool fit = mhai_head_measures_fit(&m->texts, &from->texts, 1, most) &&
-               mhai_head_measures_fit(m->link_count, from->link_count, links, most) &&
-               mhai_head_measures_fit(m->link_offsets, from->link_offsets, far_links(m), most);
-    for (int64_t h = 0; h < heads_of(m); h++) { /* largest and hits are within rows and links */
-        const mhai_head_kept *a = &m->kept[h], *b = &from->kept[h];
-        for (int n = 0; n < MHA_MEASURES; n++)
-            fit &= mhai_head_measures_fit(&a->sum[n].rows, &b->sum[n].rows, 1, most);
-        for (int64_t n = 0; n < ats(m); n++)
-            fit &= mhai_head_measures_fit(&a->at[n].rows, &b->at[n].rows, 1, most);
-        for (int64_t n = 0; n < 2 * m->relations; n++)
-            fit &= mhai_head_measures_fit(&a->links[n].links, &b->links[n].links, 1, most);
-    }
-    return fit;
-}
-
 /* texts: how many of m come before those of from. */
+static void merge_sums(mha_head_measures *m, const mha_head_measures *from, int64_t texts,
+                       mhai_head_merge *pass)
+{
+    for (int64_t h = 0; h < heads_of(m); h++)
+        join(m, h, &from->kept[h], from->exact + h * mhai_head_measures_exacts(m), texts, pass);
+    mhai_head_merge_counts(pass, m->link_offsets, from->link_offsets, far_links(m),
+                           MHAI_COUNT_MOST);
+    mhai_head_merge_counts(pass, m->link_count, from->link_count, m->layers * 2 * m->relations,
+                           MHAI_COUNT_MOST);
+}
+
 static mha_status merge(mha_head_measures *m, const mha_head_measures *from, int64_t texts)
 {
     if (m == from || m->open || from->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_merge: %s",
                         m == from ? "both are the same object" : "a text is open; end it first");
     MHA_TRY(check_alike(m, from));
-    if (!counts_fit(m, from))
-        return mha_fail(MHA_ERR_SIZE, "mha_head_measures_merge: more than 2^53 rows");
-    for (int64_t h = 0; h < heads_of(m); h++)
-        join(m, h, &from->kept[h], from->exact + h * mhai_head_measures_exacts(m), texts);
-    for (int64_t n = 0; n < far_links(m); n++) m->link_offsets[n] += from->link_offsets[n];
-    for (int64_t n = 0; n < m->layers * 2 * m->relations; n++)
-        m->link_count[n] += from->link_count[n];
+    mhai_head_merge pass = {.fits = texts <= MHAI_COUNT_MOST - from->texts};
+    merge_sums(m, from, texts, &pass);
+    if (!pass.fits) return mha_fail(MHA_ERR_SIZE, "mha_head_measures_merge: more than 2^53 rows");
+    pass.adds = true;
+    merge_sums(m, from, texts, &pass);
     m->texts = texts + from->texts;
     return MHA_OK;
 }

@@ -149,8 +149,13 @@ struct mha_head_measures {
 /* head_measures.c: exact sums of a head */
 int64_t mhai_head_measures_exacts(const mha_head_measures *m);
 
-/* Whether a + b stays within -most .. most, each. */
-bool mhai_head_measures_fit(const int64_t *a, const int64_t *b, int64_t count, int64_t most);
+/* Merging walks over all sums twice: whether each stays within -most .. most, whatever a file said; then
+ * it adds. */
+typedef struct mhai_head_merge {
+    bool adds, fits;
+} mhai_head_merge;
+void mhai_head_merge_counts(mhai_head_merge *pass, int64_t *to, const int64_t *from, int64_t count,
+                            int64_t most);
 
 /* head_text.c */
 MHA_NODISCARD mha_status mhai_head_text_open(mha_head_measures *m, const mha_heads_text *text);

@@ -103,15 +103,8 @@ static void put_pairs(mhai_state_io *io, mhai_corpus_sum *sum, int64_t count)
     }
 }
 
-static void put_tokens(mhai_state_io *io, int64_t *x, int64_t count, int64_t low, int64_t most)
-{
-    io->what = "a count of tokens";
-    mhai_state_numbers(io, x, count, low, most);
-}
-
 void mhai_state_corpus(mhai_state_io *io, mha_head_corpus *c)
 {
-    const int64_t of_heads = c->heads * c->vocab, of_layers = c->layers * c->vocab;
     io->what = "the number of texts of the corpus";
     mhai_state_number(io, &c->texts, 0, MHAI_COUNT_MOST);
     for (int64_t h = 0; h < c->heads; h++) put_head(io, c, h);
@@ -119,9 +112,11 @@ void mhai_state_corpus(mhai_state_io *io, mha_head_corpus *c)
     put_pairs(io, c->replicate, c->replicates * c->heads * MHA_MEASURES);
     io->what = "a permutation";
     put_pairs(io, c->permutation, c->permutations * c->heads * MHA_MEASURES);
-    put_tokens(io, c->read, of_heads, -MHAI_SUM_MOST, MHAI_SUM_MOST);
-    put_tokens(io, c->written, of_heads, -MHAI_SUM_MOST, MHAI_SUM_MOST);
-    put_tokens(io, c->expected, of_layers, -MHAI_SUM_MOST, MHAI_SUM_MOST);
-    put_tokens(io, c->key_count, of_layers, 0, MHAI_COUNT_MOST);
-    put_tokens(io, c->row_count, of_layers, 0, MHAI_COUNT_MOST);
+    io->what = "a count of tokens";
+#define SUMS(name, count) mhai_state_numbers(io, c->name, count, -MHAI_SUM_MOST, MHAI_SUM_MOST);
+#define COUNTS(name, count) mhai_state_numbers(io, c->name, count, 0, MHAI_COUNT_MOST);
+    MHAI_CORPUS_TOKEN_SUMS(SUMS)
+    MHAI_CORPUS_TOKEN_COUNTS(COUNTS)
+#undef SUMS
+#undef COUNTS
 }

@@ -96,29 +96,22 @@ static mha_status check_links(const mha_head_measures *m, const mha_heads_text *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
-{
-    void *part = memory ? memory + *used : NULL;
-    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
-    return part;
-}
-
 /* Lay the text's arrays out in memory; with NULL only the size is of use. */
 static size_t lay_out(mhai_head_text *x, unsigned char *memory)
 {
     const int64_t S = x->given.keys, T = x->given.queries;
-    size_t used = 0;
-    x->same_before = carve(memory, &used, S, sizeof(int64_t));
-    x->same_after = carve(memory, &used, S, sizeof(int64_t));
-    x->word_of = carve(memory, &used, S, sizeof(int64_t));
-    x->word_open = carve(memory, &used, x->words, 1);
-    x->word_begin = carve(memory, &used, x->words, sizeof(int64_t));
-    x->word_end = carve(memory, &used, x->words, sizeof(int64_t));
-    x->probes = carve(memory, &used, 2 * x->given.links_count, sizeof(mhai_head_probe));
-    x->probe_at = carve(memory, &used, T, sizeof(int64_t));
-    x->cut_bin = carve(memory, &used, S, 1);
-    x->grid_bin = carve(memory, &used, S, 1);
-    return used;
+    mhai_carver c = {memory, 0};
+    x->same_before = mhai_carve(&c, S, sizeof(int64_t));
+    x->same_after = mhai_carve(&c, S, sizeof(int64_t));
+    x->word_of = mhai_carve(&c, S, sizeof(int64_t));
+    x->word_open = mhai_carve(&c, x->words, 1);
+    x->word_begin = mhai_carve(&c, x->words, sizeof(int64_t));
+    x->word_end = mhai_carve(&c, x->words, sizeof(int64_t));
+    x->probes = mhai_carve(&c, 2 * x->given.links_count, sizeof(mhai_head_probe));
+    x->probe_at = mhai_carve(&c, T, sizeof(int64_t));
+    x->cut_bin = mhai_carve(&c, S, 1);
+    x->grid_bin = mhai_carve(&c, S, 1);
+    return c.used;
 }
 
 static mha_status take_memory(mha_head_measures *m, mhai_head_text *x)

@@ -1,6 +1,8 @@
 /* See attn_backward_cells.h: one worker's memory, rows and keys loaded into it, and cells. */
 #include "attention/attn_backward_cells.h"
 
+#include "base/checked.h"
+
 #include <multihead/component.h>
 
 #include <math.h>
@@ -10,30 +12,25 @@ static const double log2_e = 1.4426950408889634;
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
+static void lay_out_rows(const mhai_attn_problem *p, mhai_carver *c, mhai_cells_space *w)
 {
-    void *part = memory ? memory + *used : NULL;
-    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
-    return part;
-}
-
-static void lay_out_rows(const mhai_attn_problem *p, unsigned char *memory, mhai_cells_space *w)
-{
-    size_t *used = &w->bytes;
     mhai_attn_workspace *r = &w->rows;
-    r->head = carve(memory, used, MHAI_CELL_QUERIES, sizeof(int64_t));
-    r->query = carve(memory, used, MHAI_CELL_QUERIES, sizeof(int64_t));
-    r->limit = carve(memory, used, MHAI_CELL_QUERIES, sizeof(mhai_attn_range));
-    r->window = carve(memory, used, MHAI_CELL_QUERIES, sizeof(mhai_attn_range));
-    r->keep = carve(memory, used, MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
-    r->relative =
-        carve(memory, used, mhai_attn_has_relative(p) ? MHAI_CELL_KEYS + MHAI_CELL_QUERIES : 0,
-              sizeof(float));
-    w->lse = carve(memory, used, MHAI_CELL_QUERIES, sizeof(float));
-    w->delta = carve(memory, used, MHAI_CELL_QUERIES, sizeof(float));
-    w->gate = carve(memory, used, MHAI_CELL_QUERIES, sizeof(float));
-    w->bad = carve(memory, used, MHAI_KEY_BLOCK, 1);
-    w->diagonal = carve(memory, used, MHAI_CELL_KEYS + MHAI_CELL_QUERIES, sizeof(double));
+    r->head = mhai_carve(c, MHAI_CELL_QUERIES, sizeof(int64_t));
+    r->query = mhai_carve(c, MHAI_CELL_QUERIES, sizeof(int64_t));
+    r->limit = mhai_carve(c, MHAI_CELL_QUERIES, sizeof(mhai_attn_range));
+    r->window = mhai_carve(c, MHAI_CELL_QUERIES, sizeof(mhai_attn_range));
+    r->keep = mhai_carve(c, MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
+    r->relative = mhai_carve(c, mhai_attn_has_relative(p) ? MHAI_CELL_KEYS + MHAI_CELL_QUERIES : 0,
+                             sizeof(float));
+    r->relative_at =
+        mhai_carve(c, mhai_attn_has_relative(p) ? MHAI_CELL_QUERIES : 0, sizeof(int64_t));
+    r->shaw_keys =
+        mhai_carve(c, MHAI_CELL_QUERIES * mhai_attn_padded_shaw(&p->shaw_keys), sizeof(float));
+    w->lse = mhai_carve(c, MHAI_CELL_QUERIES, sizeof(float));
+    w->delta = mhai_carve(c, MHAI_CELL_QUERIES, sizeof(float));
+    w->gate = mhai_carve(c, MHAI_CELL_QUERIES, sizeof(float));
+    w->bad = mhai_carve(c, MHAI_KEY_BLOCK, 1);
+    w->diagonal = mhai_carve(c, MHAI_CELL_KEYS + MHAI_CELL_QUERIES, sizeof(double));
 }
 
 /* Every factor is bounded by constants of this library, or by attn_check.c (Shaw tables). */
@@ -41,34 +38,34 @@ static mhai_cells_space lay_out(const mhai_cells_job *job, unsigned char *memory
 {
     const mhai_attn_problem *p = job->p;
     const int64_t D = mhai_cells_padded(p->D), Dv = mhai_cells_padded(p->Dv);
-    const int64_t keys = mhai_cells_table_columns(&p->shaw_keys),
-                  values = mhai_cells_table_columns(&p->shaw_values);
+    const int64_t keys = mhai_attn_padded_shaw(&p->shaw_keys),
+                  values = mhai_attn_padded_shaw(&p->shaw_values);
     mhai_cells_space w = {.bytes = 0};
-    size_t *used = &w.bytes;
-    lay_out_rows(p, memory, &w);
-    w.q = carve(memory, used, MHAI_CELL_QUERIES * p->D, sizeof(float));
-    w.g = carve(memory, used, MHAI_CELL_QUERIES * p->Dv, sizeof(float));
-    w.q_panels = carve(memory, used, MHAI_KEY_BLOCK * D, sizeof(float));
-    w.g_panels = carve(memory, used, MHAI_KEY_BLOCK * Dv, sizeof(float));
-    w.k_panels = carve(memory, used, MHAI_CELL_KEYS * p->D, sizeof(float));
-    w.v_panels = carve(memory, used, MHAI_CELL_KEYS * p->Dv, sizeof(float));
-    w.k_values = carve(memory, used, MHAI_KEY_BLOCK * D, sizeof(float));
-    w.p = carve(memory, used, MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE, sizeof(float));
-    w.x = carve(memory, used, MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE, sizeof(float));
-    w.slope = carve(memory, used, p->softcap > 0 ? MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE : 0,
-                    sizeof(float));
-    w.dk = carve(memory, used, MHAI_CELL_KEYS * D, sizeof(float));
-    w.dv = carve(memory, used, MHAI_CELL_KEYS * Dv, sizeof(float));
-    w.dq = carve(memory, used, job->held * D, sizeof(float));
-    w.shaw_q = carve(memory, used, MHAI_CELL_QUERIES * keys, sizeof(float));
-    w.shaw_x = carve(memory, used, MHAI_CELL_QUERIES * keys, sizeof(float));
-    w.shaw_g = carve(memory, used, MHAI_CELL_QUERIES * values, sizeof(float));
-    w.shaw_p = carve(memory, used, MHAI_CELL_QUERIES * values, sizeof(float));
-    w.bias = carve(memory, used, job->x->bias.data ? MHAI_CELL_QUERIES * MHAI_CELL_KEYS : 0,
-                   sizeof(double));
+    mhai_carver c = {memory, 0};
+    lay_out_rows(p, &c, &w);
+    w.q = mhai_carve(&c, MHAI_CELL_QUERIES * p->D, sizeof(float));
+    w.g = mhai_carve(&c, MHAI_CELL_QUERIES * p->Dv, sizeof(float));
+    w.q_panels = mhai_carve(&c, MHAI_KEY_BLOCK * D, sizeof(float));
+    w.g_panels = mhai_carve(&c, MHAI_KEY_BLOCK * Dv, sizeof(float));
+    w.k_panels = mhai_carve(&c, MHAI_CELL_KEYS * p->D, sizeof(float));
+    w.v_panels = mhai_carve(&c, MHAI_CELL_KEYS * p->Dv, sizeof(float));
+    w.k_values = mhai_carve(&c, MHAI_KEY_BLOCK * D, sizeof(float));
+    w.p = mhai_carve(&c, MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE, sizeof(float));
+    w.x = mhai_carve(&c, MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE, sizeof(float));
+    w.slope =
+        mhai_carve(&c, p->softcap > 0 ? MHAI_CELL_QUERIES * MHAI_SCORE_STRIDE : 0, sizeof(float));
+    w.dk = mhai_carve(&c, MHAI_CELL_KEYS * D, sizeof(float));
+    w.dv = mhai_carve(&c, MHAI_CELL_KEYS * Dv, sizeof(float));
+    w.dq = mhai_carve(&c, job->held * D, sizeof(float));
+    w.shaw_x = mhai_carve(&c, MHAI_CELL_QUERIES * keys, sizeof(float));
+    w.shaw_g = mhai_carve(&c, MHAI_CELL_QUERIES * values, sizeof(float));
+    w.shaw_p = mhai_carve(&c, MHAI_CELL_QUERIES * values, sizeof(float));
+    w.bias =
+        mhai_carve(&c, job->x->bias.data ? MHAI_CELL_QUERIES * MHAI_CELL_KEYS : 0, sizeof(double));
     const bool weights = mhai_backward_has_weights(job->x);
-    w.weights = carve(memory, used, weights ? MHAI_MAX_ROWS * MHAI_SCORE_STRIDE : 0, sizeof(float));
-    w.weight_sums = carve(memory, used, weights ? MHAI_CELL_QUERIES : 0, sizeof(double));
+    w.weights = mhai_carve(&c, weights ? MHAI_MAX_ROWS * MHAI_SCORE_STRIDE : 0, sizeof(float));
+    w.weight_sums = mhai_carve(&c, weights ? MHAI_CELL_QUERIES : 0, sizeof(double));
+    w.bytes = c.used;
     return w;
 }
 
@@ -83,26 +80,6 @@ mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker)
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
-
-/* out[r] = x[r] W for the rows of a chunk, W packed. */
-void mhai_cells_multiply(const mhai_cells_job *job, int64_t rows, int64_t inner, int64_t cols,
-                         const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
-                         bool first, float *out, int64_t out_stride)
-{
-    for (int64_t r = 0; r < rows; r += job->kernels->tile_rows)
-        job->kernels->gemm_strip(
-            &(mhai_gemm){.rows = (int)mhai_min_i64(job->kernels->tile_rows, rows - r),
-                         .inner = inner,
-                         .panels = mhai_ceil_div(cols, MHAI_PANEL),
-                         .cols = cols,
-                         .x = x + r * x_stride,
-                         .x_stride = x_stride,
-                         .w = w,
-                         .panel_stride = panel_stride,
-                         .first = first,
-                         .out = out + r * out_stride,
-                         .out_stride = out_stride});
-}
 
 static void pack_rows(const mhai_cells_job *job, const mha_tensor *x, const mhai_cells_chunk *c,
                       uint8_t *bad, float *out)
@@ -137,7 +114,6 @@ static void scale_rows(const mhai_cells_job *job, const mha_tensor *x, const mha
 static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w)
 {
     const mhai_attn_problem *p = job->p;
-    const float factor = p->softcap > 0 ? p->scale : (float)((double)p->scale * log2_e);
     const int64_t batch = c->c.seq.batch, row = c->c.seq.q0 + c->t;
     const float gate = (float)mhai_backward_gate(p, c->c.seq.b, c->h);
     for (int64_t r = 0; r < c->c.rows; r++) {
@@ -146,7 +122,7 @@ static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
         w->delta[r] = (float)mhai_backward_delta(job->x, batch, c->h, row + r);
         w->gate[r] = gate;
     }
-    scale_rows(job, &p->q, c, factor, w->q);
+    scale_rows(job, &p->q, c, mhai_attn_factor(p), w->q);
     scale_rows(job, &job->x->o_gradient, c, 1, w->g);
 }
 
@@ -177,14 +153,14 @@ mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_spa
         pack_rows(job, &p->q, &c, w->bad, w->q_panels);
         pack_rows(job, &job->x->o_gradient, &c, w->bad, w->g_panels);
     }
-    int64_t keys = mhai_cells_table_columns(&p->shaw_keys),
-            values = mhai_cells_table_columns(&p->shaw_values);
+    int64_t keys = mhai_attn_padded_shaw(&p->shaw_keys),
+            values = mhai_attn_padded_shaw(&p->shaw_values);
     if (keys)
-        mhai_cells_multiply(job, c.c.rows, p->D, keys, w->q, p->D, job->shaw_keys,
-                            p->D * MHAI_PANEL, true, w->shaw_q, keys);
+        mhai_attn_multiply_rows(job->kernels, c.c.rows, p->D, keys, w->q, p->D, job->shaw_keys,
+                                p->D * MHAI_PANEL, true, w->rows.shaw_keys, keys);
     if (values)
-        mhai_cells_multiply(job, c.c.rows, p->Dv, values, w->g, p->Dv, job->shaw_values,
-                            p->Dv * MHAI_PANEL, true, w->shaw_g, values);
+        mhai_attn_multiply_rows(job->kernels, c.c.rows, p->Dv, values, w->g, p->Dv,
+                                job->shaw_values, p->Dv * MHAI_PANEL, true, w->shaw_g, values);
     return c;
 }
 
@@ -220,36 +196,21 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
-/* Terms by distance; the table begins with the distance of the chunk's last row to key 0. */
-static void fill_relative(const mhai_attn_problem *p, const mhai_cells_chunk *c,
-                          mhai_attn_workspace *w, const mhai_attn_block *block)
-{
-    int64_t last = c->t + c->c.rows - 1, rel = block->key - (last + c->c.seq.offset);
-    for (int64_t i = 0; i < block->keys + c->c.rows - 1; i++)
-        w->relative[i] = mhai_attn_relative(p, c->c.seq.b, c->h, rel + i);
-}
-
 /* Everything that goes with a strip's scores and values, apart from what the rows see. */
 static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
                       const mhai_cells_space *w, const mhai_attn_block *block, mhai_attn_strip *s,
                       mhai_shaw_back *shaw)
 {
-    const mhai_attn_problem *p = job->p;
-    bool relative = mhai_attn_has_relative(p);
-    const mha_tensor *keys = &p->shaw_keys, *values = &p->shaw_values;
-    s->mask.softcap = p->softcap;
+    const mha_tensor *values = &job->p->shaw_values;
+    mhai_attn_set_score_terms(job->p, &c->c, &w->rows, block, s);
     s->mask.poison = NULL;
-    s->mask.shaw_last = keys->data ? keys->shape[0] - 1 : 0;
-    shaw->last = values->data ? values->shape[0] - 1 : 0;
+    if (!values->data) return;
+    shaw->last = values->shape[0] - 1;
     for (int r = 0; r < s->tile.rows; r++) {
-        int64_t row = s->first + r, rel = block->key - (c->t + row + c->c.seq.offset);
-        s->mask.relative[r] = relative ? w->rows.relative + (c->c.rows - 1 - row) : NULL;
-        s->mask.shaw[r] = keys->data ? w->shaw_q + row * mhai_cells_table_columns(keys) : NULL;
-        s->mask.shaw_center[r] = rel + (keys->data ? keys->shape[0] / 2 : 0);
-        shaw->table[r] = values->data ? w->shaw_g + row * mhai_cells_table_columns(values) : NULL;
-        shaw->center[r] = rel + (values->data ? values->shape[0] / 2 : 0);
+        const int64_t row = s->first + r;
+        shaw->table[r] = w->shaw_g + row * mhai_attn_padded_shaw(values);
+        shaw->center[r] = block->key - (c->t + row + c->c.seq.offset) + values->shape[0] / 2;
     }
-    s->masked |= relative || keys->data || p->softcap > 0;
 }
 
 /* What each row of a strip sees of a block of a plain problem; returns what the last does, which is
@@ -423,7 +384,8 @@ bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_c
     if (cut.limit.end <= key) return false;
     at->block = mhai_attn_block_at(job->p, &cut, key);
     if (!mhai_attn_block_seen(job->p, &c->c, &at->block)) return false;
-    if (mhai_attn_has_relative(job->p)) fill_relative(job->p, c, &w->rows, &at->block);
+    if (mhai_attn_has_relative(job->p))
+        mhai_attn_fill_relative(job->p, &c->c, &w->rows, &at->block);
     at->strips = (int)mhai_ceil_div(c->c.rows, job->kernels->tile_rows);
     for (int64_t i = 0; i < at->strips; i++) {
         const int64_t rows = mhai_cells_strip(c, at, i + 1) - mhai_cells_strip(c, at, i);
@@ -478,7 +440,7 @@ mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job)
     for (int i = 0; i < 2; i++) {
         const mha_tensor *table = all[i].table;
         if (!table->data) continue;
-        int64_t n = mhai_cells_table_columns(table), columns = table->shape[1];
+        int64_t n = mhai_attn_padded_shaw(table), columns = table->shape[1];
         void *memory;
         MHA_TRY(mha_scratch_alloc(context, n * columns, sizeof(float), &memory));
         *all[i].by_distance = memory;

@@ -45,7 +45,7 @@ typedef struct mhai_cells_job {
 
 /* One worker's memory. */
 typedef struct mhai_cells_space {
-    mhai_attn_workspace rows; /* what masks need: head, query, limit, window, keep, relative */
+    mhai_attn_workspace rows; /* what masks and score terms need */
     float *q, *g; /* [MHAI_CELL_QUERIES][D], [MHAI_CELL_QUERIES][Dv]: scaled queries, dO */
     float *q_panels, *g_panels;
     float *lse, *delta, *gate;             /* [MHAI_CELL_QUERIES] */
@@ -53,7 +53,7 @@ typedef struct mhai_cells_space {
     float *p, *x, *slope;   /* [MHAI_CELL_QUERIES][MHAI_SCORE_STRIDE]: c p kept, ds or dx */
     float *dk, *dv;         /* [MHAI_CELL_KEYS][D padded], [MHAI_CELL_KEYS][Dv padded] */
     float *dq;              /* [held][D padded] */
-    float *shaw_q, *shaw_g; /* [MHAI_CELL_QUERIES][table padded]: q and dO times the tables */
+    float *shaw_g;          /* [MHAI_CELL_QUERIES][table padded]: dO times the table; q's in rows */
     float *shaw_x, *shaw_p; /* likewise: x and p summed by distance */
     double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
     double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
@@ -90,22 +90,12 @@ static inline int64_t mhai_cells_padded(int64_t columns)
     return mhai_round_up(columns, MHAI_PANEL);
 }
 
-static inline int64_t mhai_cells_table_columns(const mha_tensor *table)
-{
-    return table->data ? mhai_cells_padded(table->shape[0]) : 0;
-}
-
 /* A worker's memory, and its size, of a job whose x, p and held are set. */
 size_t mhai_cells_space_bytes(const mhai_cells_job *job);
 mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker);
 
 /* Shaw's tables, packed once for all chunks, in the context's scratch. */
 MHA_NODISCARD mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job);
-
-/* out[r] = (first ? 0 : out[r]) + x[r] W for rows of a chunk, W packed. */
-void mhai_cells_multiply(const mhai_cells_job *job, int64_t rows, int64_t inner, int64_t cols,
-                         const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
-                         bool first, float *out, int64_t out_stride);
 
 /* The chunk of queries from t on. panels: q and dO are wanted on the right side of products, too.
  */

@@ -36,9 +36,9 @@ static mha_status take_rows(mha_context *context, mhai_backward_fold *fold)
     if (x->q.data || x->scale.data)
         MHA_TRY(take_columns(context, p, mhai_cells_padded(p->D), &rows->dq));
     if (p->shaw_keys.data && (rows->dq || x->shaw_keys.data))
-        MHA_TRY(take_columns(context, p, mhai_cells_table_columns(&p->shaw_keys), &rows->shaw_x));
+        MHA_TRY(take_columns(context, p, mhai_attn_padded_shaw(&p->shaw_keys), &rows->shaw_x));
     if (x->shaw_values.data)
-        MHA_TRY(take_columns(context, p, mhai_cells_table_columns(&p->shaw_values), &rows->shaw_p));
+        MHA_TRY(take_columns(context, p, mhai_attn_padded_shaw(&p->shaw_values), &rows->shaw_p));
     MHA_TRY(mha_scratch_alloc(context, p->B + 1, sizeof *fold->chunks, &memory));
     fold->chunks = memory;
     fold->chunks[0] = 0;
@@ -61,8 +61,8 @@ static mhai_cells_rows rows_of(const mhai_backward_fold *fold, const mhai_attn_s
     const int64_t *chunks = fold->chunks + seq->b;
     mhai_cells_rows rows = fold->rows;
     if (rows.dq) rows.dq += first * mhai_cells_padded(p->D);
-    if (rows.shaw_x) rows.shaw_x += first * mhai_cells_table_columns(&p->shaw_keys);
-    if (rows.shaw_p) rows.shaw_p += first * mhai_cells_table_columns(&p->shaw_values);
+    if (rows.shaw_x) rows.shaw_x += first * mhai_attn_padded_shaw(&p->shaw_keys);
+    if (rows.shaw_p) rows.shaw_p += first * mhai_attn_padded_shaw(&p->shaw_values);
     if (rows.sums) rows.sums += chunks[0] * p->H + h * (chunks[1] - chunks[0]);
     return rows;
 }

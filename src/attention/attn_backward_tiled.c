@@ -118,7 +118,7 @@ static void add_by_table_row(const mhai_cells_chunk *c, const mhai_cell *at,
     int64_t last = table->shape[0] - 1;
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float *from = a + r * MHAI_SCORE_STRIDE;
-        float *to = sums + r * mhai_cells_table_columns(table);
+        float *to = sums + r * mhai_attn_padded_shaw(table);
         int64_t center = at->block.key - (c->t + r + c->c.seq.offset) + table->shape[0] / 2;
         for (int j = at->begin; j < at->end; j++)
             to[mhai_max_i64(0, mhai_min_i64(center + j, last))] += from[j];
@@ -130,11 +130,11 @@ static void add_shaw_queries(const mhai_cells_job *job, const mhai_cells_chunk *
                              const mhai_cells_rows *to)
 {
     const mha_tensor *table = &job->p->shaw_keys;
-    const int64_t D = mhai_cells_padded(job->p->D), columns = mhai_cells_table_columns(table);
+    const int64_t D = mhai_cells_padded(job->p->D), columns = mhai_attn_padded_shaw(table);
     for (int64_t i = 0; i < columns; i += MHAI_GEMM_BLOCK)
-        mhai_cells_multiply(job, c->c.rows, mhai_min_i64(MHAI_GEMM_BLOCK, columns - i), D,
-                            to->shaw_x + i, columns, job->shaw_keys_rows + i * MHAI_PANEL,
-                            columns * MHAI_PANEL, false, to->dq, D);
+        mhai_attn_multiply_rows(job->kernels, c->c.rows, mhai_min_i64(MHAI_GEMM_BLOCK, columns - i),
+                                D, to->shaw_x + i, columns, job->shaw_keys_rows + i * MHAI_PANEL,
+                                columns * MHAI_PANEL, false, to->dq, D);
 }
 
 /* table[distance] = sum over rows of sums[row][distance] b[row] */
@@ -142,12 +142,12 @@ static void add_table(const mhai_cells_job *job, const mhai_cells_chunk *c, cons
                       const float *sums, const float *b, int64_t columns, float *out)
 {
     memset(out, 0,
-           (size_t)(mhai_cells_table_columns(table) * mhai_cells_padded(columns)) * sizeof(float));
+           (size_t)(mhai_attn_padded_shaw(table) * mhai_cells_padded(columns)) * sizeof(float));
     job->kernels->add_product(&(mhai_product){.rows = table->shape[0],
                                               .inner = c->c.rows,
                                               .cols = columns,
                                               .a = sums,
-                                              .a_stride = mhai_cells_table_columns(table),
+                                              .a_stride = mhai_attn_padded_shaw(table),
                                               .transposed = true,
                                               .b = b,
                                               .panel_stride = MHAI_KEY_BLOCK * MHAI_PANEL,
@@ -179,8 +179,8 @@ static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_row
     const mhai_attn_problem *p = job->p;
     mhai_cells_rows rows = *all;
     if (rows.dq) rows.dq += t * mhai_cells_padded(p->D);
-    if (rows.shaw_x) rows.shaw_x += t * mhai_cells_table_columns(&p->shaw_keys);
-    if (rows.shaw_p) rows.shaw_p += t * mhai_cells_table_columns(&p->shaw_values);
+    if (rows.shaw_x) rows.shaw_x += t * mhai_attn_padded_shaw(&p->shaw_keys);
+    if (rows.shaw_p) rows.shaw_p += t * mhai_attn_padded_shaw(&p->shaw_values);
     if (rows.sums) rows.sums += t / MHAI_CELL_QUERIES;
     return rows;
 }
@@ -306,8 +306,8 @@ mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
 {
     const mhai_backward_problem *x = job->x;
     const mhai_attn_problem *p = job->p;
-    const int64_t keys = mhai_cells_table_columns(&p->shaw_keys) * mhai_cells_padded(p->D);
-    const int64_t values = mhai_cells_table_columns(&p->shaw_values) * mhai_cells_padded(p->Dv);
+    const int64_t keys = mhai_attn_padded_shaw(&p->shaw_keys) * mhai_cells_padded(p->D);
+    const int64_t values = mhai_attn_padded_shaw(&p->shaw_values) * mhai_cells_padded(p->Dv);
     const int64_t buckets = p->t5_table.shape[0];
     void *made, *t5 = NULL, *shaw_keys = NULL, *shaw_values = NULL;
     MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, &made));
@@ -335,8 +335,8 @@ void mhai_cells_clear_rows(const mhai_cells_job *job, int64_t rows, int64_t chun
         float *first;
         int64_t columns;
     } all[] = {{of->dq, mhai_cells_padded(p->D)},
-               {of->shaw_x, mhai_cells_table_columns(&p->shaw_keys)},
-               {of->shaw_p, mhai_cells_table_columns(&p->shaw_values)}};
+               {of->shaw_x, mhai_attn_padded_shaw(&p->shaw_keys)},
+               {of->shaw_p, mhai_attn_padded_shaw(&p->shaw_values)}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].first) memset(all[i].first, 0, (size_t)(rows * all[i].columns) * sizeof(float));
     for (int64_t i = 0; of->sums && i < chunks; i++) {
@@ -483,8 +483,8 @@ static walks walks_of(const mhai_cells_job *job)
 static size_t shared_bytes(const mhai_backward_problem *x)
 {
     const mhai_attn_problem *p = &x->p;
-    int64_t keys = mhai_cells_table_columns(&p->shaw_keys);
-    int64_t values = mhai_cells_table_columns(&p->shaw_values);
+    int64_t keys = mhai_attn_padded_shaw(&p->shaw_keys);
+    int64_t values = mhai_attn_padded_shaw(&p->shaw_values);
     int64_t D = mhai_cells_padded(p->D), Dv = mhai_cells_padded(p->Dv);
     size_t bytes = mhai_backward_piece(keys * (p->D + D) + values * p->Dv, sizeof(float)) + 3 * 64;
     if (!mhai_backward_has_sums(x)) return bytes;

@@ -377,10 +377,10 @@ static mha_status check_desc(const mha_attention_desc *desc, const mha_attention
     if (desc->path != MHA_PATH_AUTO && desc->path != MHA_PATH_TILED && desc->path != MHA_PATH_PLAIN)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: path is %d, expected 0, 1 or 2",
                         (int)desc->path);
-    if (desc->compute != MHA_COMPUTE_F32 && desc->compute != MHA_COMPUTE_INT8 &&
-        desc->compute != MHA_COMPUTE_BF16)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_attention_desc: compute is %d, expected 0, 1 or 2",
-                        (int)desc->compute);
+    if (desc->compute != MHA_COMPUTE_F32 && desc->compute != MHA_COMPUTE_BF16)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_attention_desc: compute is %d (%s), expected 0 (f32) or 2 (bf16)",
+                        (int)desc->compute, mha_compute_name(desc->compute));
     if (desc->reserved != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_attention_desc: reserved %u is unknown",
                         (unsigned)desc->reserved);

@@ -11,12 +11,6 @@
 /* In the order in which they are tried. A new back end is a row here. */
 static const mhai_attn_backend backends[] = {
     {.path = MHA_PATH_TILED,
-     .compute = MHA_COMPUTE_INT8,
-     .refuses = mhai_int8_refuses,
-     .instead = "use compute f32, or leave it out",
-     .plan = mhai_int8_plan,
-     .run = mhai_int8_run},
-    {.path = MHA_PATH_TILED,
      .compute = MHA_COMPUTE_BF16,
      .refuses = mhai_bf16_refuses,
      .instead = "use compute f32, or leave it out",
@@ -133,7 +127,6 @@ mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
     const mhai_attn_scratch *s = &plan->scratch;
     *bytes = 0;
     MHA_TRY(mhai_attn_add_scratch(bytes, s->worker, plan->threads));
-    MHA_TRY(mhai_attn_add_scratch(bytes, s->int8_worker, plan->threads));
     MHA_TRY(mhai_attn_add_scratch(bytes, s->index, 1));
     MHA_TRY(mhai_attn_add_scratch(bytes, s->kept, 1));
     return mhai_attn_add_scratch(bytes, s->split, 1);

@@ -7,7 +7,7 @@
 
 #include "attention/attn.h"
 
-/* How the tiled path and int8 divide a problem. A chunk is a run of query rows of one key/value
+/* How the tiled path divides a problem. A chunk is a run of query rows of one key/value
  * head; the rows of its query heads follow each other: row r is query r % T of head r / T of the
  * group. */
 typedef struct mhai_attn_tiling {
@@ -28,9 +28,8 @@ typedef struct mhai_attn_tiling {
 
 /* Scratch of a call, in bytes; 0: none. Running allocates just this, explaining adds it up. */
 typedef struct mhai_attn_scratch {
-    size_t worker;      /* of each thread */
-    size_t int8_worker; /* likewise, beside it */
-    size_t index;       /* of ragged items */
+    size_t worker; /* of each thread */
+    size_t index;  /* of ragged items */
     size_t kept;
     size_t split;
 } mhai_attn_scratch;
@@ -95,7 +94,7 @@ MHA_NODISCARD mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, siz
 /* Add n pieces of so many bytes to *total as the context hands them out. */
 MHA_NODISCARD mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n);
 
-/* The back ends: attn_tiled.c, attn_plain.c, attn_int8.c, attn_bf16.c; gradients attn_backward_tiled.c,
+/* The back ends: attn_tiled.c, attn_plain.c, attn_bf16.c; gradients attn_backward_tiled.c,
  * attn_backward_plain.c. */
 const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_problem *p);
 mha_status mhai_tiled_plan(const mha_context *context, mhai_attn_plan *plan);
@@ -107,10 +106,6 @@ mha_status mhai_plain_plan(const mha_context *context, mhai_attn_plan *plan);
 mha_status mhai_plain_run(mha_context *context, const mhai_attn_plan *plan);
 mha_status mhai_plain_plan_backward(const mha_context *context, struct mhai_backward_plan *plan);
 mha_status mhai_plain_run_backward(mha_context *context, struct mhai_backward_plan *plan);
-
-const char *mhai_int8_refuses(const mha_context *context, const mhai_attn_problem *p);
-mha_status mhai_int8_plan(const mha_context *context, mhai_attn_plan *plan);
-mha_status mhai_int8_run(mha_context *context, const mhai_attn_plan *plan);
 
 const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_problem *p);
 mha_status mhai_bf16_plan(const mha_context *context, mhai_attn_plan *plan);

@@ -23,13 +23,6 @@ int64_t mhai_attn_padded_shaw(const mha_tensor *table)
     return table->data ? mhai_round_up(table->shape[0], MHAI_PANEL) : 0;
 }
 
-static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
-{
-    void *part = memory ? memory + *used : NULL;
-    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
-    return part;
-}
-
 /* Each run of consecutive queries of one head has a table of distances of its own. */
 static int64_t relative_floats(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
@@ -44,47 +37,47 @@ mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_att
 {
     mhai_attn_workspace w = {0};
     const int64_t rows = tiling->chunk_rows;
-    size_t *used = &w.bytes;
+    mhai_carver c = {memory, 0};
     int64_t shaw_keys = mhai_attn_padded_shaw(&p->shaw_keys),
             shaw_values = mhai_attn_padded_shaw(&p->shaw_values);
-    w.q = carve(memory, used, rows * p->D, sizeof(float));
-    w.o = carve(memory, used, rows * mhai_attn_padded_values(p), sizeof(float));
-    w.m = carve(memory, used, rows, sizeof(float));
-    w.l = carve(memory, used, rows, sizeof(float));
-    w.k = carve(memory, used, MHAI_KEY_BLOCK * p->D, sizeof(float));
-    w.v = carve(memory, used, MHAI_KEY_BLOCK * mhai_attn_padded_values(p), sizeof(float));
-    w.s = carve(memory, used, (int64_t)tile_rows * MHAI_SCORE_STRIDE, sizeof(float));
-    w.head = carve(memory, used, rows, sizeof(int64_t));
-    w.query = carve(memory, used, rows, sizeof(int64_t));
-    w.limit = carve(memory, used, rows, sizeof(mhai_attn_range));
-    w.window = carve(memory, used, rows, sizeof(mhai_attn_range));
-    w.bad_query = carve(memory, used, rows, 1);
-    w.bad_key = carve(memory, used, MHAI_KEY_BLOCK, 1);
-    w.bad_value = carve(memory, used, MHAI_KEY_BLOCK, 1);
-    w.visible = carve(memory, used, (int64_t)MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
-    w.keep = carve(memory, used, (int64_t)MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
-    w.relative_at = carve(memory, used, mhai_attn_has_relative(p) ? rows : 0, sizeof(int64_t));
-    w.relative = carve(memory, used, relative_floats(p, tiling), sizeof(float));
-    w.shaw_keys = carve(memory, used, rows * shaw_keys, sizeof(float));
-    w.shaw_values = carve(memory, used, rows * shaw_values, sizeof(float));
-    w.shaw_panels = carve(memory, used,
-                          mhai_max_i64(shaw_keys * p->D, shaw_values * mhai_attn_padded_values(p)),
-                          sizeof(float));
+    w.q = mhai_carve(&c, rows * p->D, sizeof(float));
+    w.o = mhai_carve(&c, rows * mhai_attn_padded_values(p), sizeof(float));
+    w.m = mhai_carve(&c, rows, sizeof(float));
+    w.l = mhai_carve(&c, rows, sizeof(float));
+    w.k = mhai_carve(&c, MHAI_KEY_BLOCK * p->D, sizeof(float));
+    w.v = mhai_carve(&c, MHAI_KEY_BLOCK * mhai_attn_padded_values(p), sizeof(float));
+    w.s = mhai_carve(&c, (int64_t)tile_rows * MHAI_SCORE_STRIDE, sizeof(float));
+    w.head = mhai_carve(&c, rows, sizeof(int64_t));
+    w.query = mhai_carve(&c, rows, sizeof(int64_t));
+    w.limit = mhai_carve(&c, rows, sizeof(mhai_attn_range));
+    w.window = mhai_carve(&c, rows, sizeof(mhai_attn_range));
+    w.bad_query = mhai_carve(&c, rows, 1);
+    w.bad_key = mhai_carve(&c, MHAI_KEY_BLOCK, 1);
+    w.bad_value = mhai_carve(&c, MHAI_KEY_BLOCK, 1);
+    w.visible = mhai_carve(&c, (int64_t)MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
+    w.keep = mhai_carve(&c, (int64_t)MHAI_MAX_ROWS * MHAI_KEY_BLOCK, 1);
+    w.relative_at = mhai_carve(&c, mhai_attn_has_relative(p) ? rows : 0, sizeof(int64_t));
+    w.relative = mhai_carve(&c, relative_floats(p, tiling), sizeof(float));
+    w.shaw_keys = mhai_carve(&c, rows * shaw_keys, sizeof(float));
+    w.shaw_values = mhai_carve(&c, rows * shaw_values, sizeof(float));
+    w.shaw_panels =
+        mhai_carve(&c, mhai_max_i64(shaw_keys * p->D, shaw_values * mhai_attn_padded_values(p)),
+                   sizeof(float));
     bool statistics = mhai_attn_wants_statistics(&p->want);
-    w.entropy = carve(memory, used, statistics ? rows : 0, sizeof(double));
-    w.largest = carve(memory, used, statistics ? rows : 0, sizeof(float));
-    w.log_sum = carve(memory, used, statistics ? rows : 0, sizeof(float));
-    w.largest_key = carve(memory, used, statistics ? rows : 0, sizeof(int64_t));
+    w.entropy = mhai_carve(&c, statistics ? rows : 0, sizeof(double));
+    w.largest = mhai_carve(&c, statistics ? rows : 0, sizeof(float));
+    w.log_sum = mhai_carve(&c, statistics ? rows : 0, sizeof(float));
+    w.largest_key = mhai_carve(&c, statistics ? rows : 0, sizeof(int64_t));
     const int64_t scored = tiling->scored_rows * mhai_ceil_div(p->S, MHAI_KEY_BLOCK);
-    w.scores = carve(memory, used, scored * MHAI_SCORE_STRIDE, sizeof(float));
-    w.scored = carve(memory, used, scored, sizeof(mhai_attn_range));
-    w.columns = carve(memory, used, p->want.column_sums.data ? MHAI_KEY_BLOCK : 0, sizeof(double));
+    w.scores = mhai_carve(&c, scored * MHAI_SCORE_STRIDE, sizeof(float));
+    w.scored = mhai_carve(&c, scored, sizeof(mhai_attn_range));
+    w.columns = mhai_carve(&c, p->want.column_sums.data ? MHAI_KEY_BLOCK : 0, sizeof(double));
     const int64_t runs = p->pages ? MHAI_BLOCK_RUNS + MHAI_RUNS_AHEAD : 0;
-    w.key_runs = carve(memory, used, runs, sizeof(mhai_run));
-    w.value_runs = carve(memory, used, runs, sizeof(mhai_run));
-    w.run =
-        carve(memory, used, p->pages ? MHAI_RUN * mhai_attn_padded_values(p) : 0, sizeof(float));
-    w.gathered = carve(memory, used, mhai_attn_gathered_bytes(p), 1);
+    w.key_runs = mhai_carve(&c, runs, sizeof(mhai_run));
+    w.value_runs = mhai_carve(&c, runs, sizeof(mhai_run));
+    w.run = mhai_carve(&c, p->pages ? MHAI_RUN * mhai_attn_padded_values(p) : 0, sizeof(float));
+    w.gathered = mhai_carve(&c, mhai_attn_gathered_bytes(p), 1);
+    w.bytes = c.used;
     return w;
 }
 
@@ -181,24 +174,22 @@ static void load_queries(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_at
     }
 }
 
-/* out[r] = x[r] W for the rows of a chunk, W packed; each product is one chain over inner. */
-static void multiply_rows(const mhai_attn_walk *walk, int64_t rows, int64_t inner, int64_t cols,
-                          const float *x, int64_t x_stride, const float *panels, float *out,
-                          int64_t out_stride, bool first)
+void mhai_attn_multiply_rows(const mhai_kernels *kernels, int64_t rows, int64_t inner, int64_t cols,
+                             const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
+                             bool first, float *out, int64_t out_stride)
 {
-    for (int64_t r = 0; r < rows; r += walk->kernels->tile_rows)
-        walk->kernels->gemm_strip(
-            &(mhai_gemm){.rows = (int)mhai_min_i64(walk->kernels->tile_rows, rows - r),
-                         .inner = inner,
-                         .panels = mhai_ceil_div(cols, MHAI_PANEL),
-                         .cols = cols,
-                         .x = x + r * x_stride,
-                         .x_stride = x_stride,
-                         .w = panels,
-                         .panel_stride = inner * MHAI_PANEL,
-                         .first = first,
-                         .out = out + r * out_stride,
-                         .out_stride = out_stride});
+    for (int64_t r = 0; r < rows; r += kernels->tile_rows)
+        kernels->gemm_strip(&(mhai_gemm){.rows = (int)mhai_min_i64(kernels->tile_rows, rows - r),
+                                         .inner = inner,
+                                         .panels = mhai_ceil_div(cols, MHAI_PANEL),
+                                         .cols = cols,
+                                         .x = x + r * x_stride,
+                                         .x_stride = x_stride,
+                                         .w = w,
+                                         .panel_stride = panel_stride,
+                                         .first = first,
+                                         .out = out + r * out_stride,
+                                         .out_stride = out_stride});
 }
 
 /* ---- Shaw's relative positions --------------------------------------------------------------- */
@@ -217,8 +208,9 @@ static void start_shaw(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
                                             .stride = table->stride[0],
                                             .rows = table->shape[0],
                                             .cols = p->D});
-    multiply_rows(walk, c->rows, p->D, table->shape[0], w->q, p->D, w->shaw_panels, w->shaw_keys,
-                  mhai_attn_padded_shaw(table), true);
+    mhai_attn_multiply_rows(walk->kernels, c->rows, p->D, table->shape[0], w->q, p->D,
+                            w->shaw_panels, p->D * MHAI_PANEL, true, w->shaw_keys,
+                            mhai_attn_padded_shaw(table));
 }
 
 void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w)
@@ -257,8 +249,8 @@ void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_ch
                 w->shaw_panels[d / MHAI_PANEL * inner * MHAI_PANEL + j * MHAI_PANEL +
                                d % MHAI_PANEL] =
                     ((const float *)table->data)[(i + j) * table->stride[0] + d];
-        multiply_rows(walk, c->rows, inner, walk->p->Dv, w->shaw_values + i,
-                      mhai_attn_padded_shaw(table), w->shaw_panels, w->o,
-                      mhai_attn_padded_values(walk->p), false);
+        mhai_attn_multiply_rows(walk->kernels, c->rows, inner, walk->p->Dv, w->shaw_values + i,
+                                mhai_attn_padded_shaw(table), w->shaw_panels, inner * MHAI_PANEL,
+                                false, w->o, mhai_attn_padded_values(walk->p));
     }
 }

@@ -129,6 +129,11 @@ mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worke
 void mhai_attn_place_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
 void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
 
+/* out[r] = (first ? 0 : out[r]) + x[r] W for rows of a chunk, W packed; each product is one chain over inner. */
+void mhai_attn_multiply_rows(const mhai_kernels *kernels, int64_t rows, int64_t inner, int64_t cols,
+                             const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
+                             bool first, float *out, int64_t out_stride);
+
 /* By which queries are multiplied; with a cap, scores take on the unit log2 e only after it. */
 float mhai_attn_factor(const mhai_attn_problem *p);
 /* The log of a row's denominator, from m in units of log2 e and l. */
@@ -185,6 +190,14 @@ void mhai_attn_walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
 mhai_tile_rows mhai_attn_rows_of(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                  const mhai_attn_workspace *w, const mhai_attn_block *block,
                                  int strips);
+
+/* The tables of terms by distance for a chunk's rows against a block; and everything that goes with a
+ * strip's scores, apart from what its rows see. */
+void mhai_attn_fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                             const mhai_attn_workspace *w, const mhai_attn_block *block);
+void mhai_attn_set_score_terms(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                               const mhai_attn_workspace *w, const mhai_attn_block *block,
+                               mhai_attn_strip *s);
 
 /* A block's keys, and its values if wanted, into panels, unless they are there. */
 void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,

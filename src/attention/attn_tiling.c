@@ -1,4 +1,4 @@
-/* How the tiled path and int8 divide a problem, and the plan that they make of it. */
+/* How the tiled path divides a problem, and the plan that it makes of it. */
 #include "attention/attn_split.h"
 
 #include "base/checked.h"
@@ -11,7 +11,6 @@
  * Rows of a list have tables of distances of their own, 2 KiB each. */
 enum {
     LONGEST_CHUNK = 768,
-    LONGEST_INT8_CHUNK = 2048, /* its keys take as long to pack, its rows a third of the time */
     SHORTEST_CHUNK = 256,
     LEAST_QUERIES = 64,
     MOST_SPLIT_FLOATS = 1 << 26, /* 256 MiB: 32 rows over a million keys */
@@ -148,8 +147,7 @@ static mha_status count_chunks(const mhai_attn_problem *p, int64_t chunk_rows, i
 static int64_t rows_of_chunk(const mhai_attn_problem *p, int threads, int tile_rows)
 {
     const int64_t rows = p->group * p->T, heads = p->B * p->Hk;
-    const int64_t longest = p->compute == MHA_COMPUTE_INT8 ? LONGEST_INT8_CHUNK : LONGEST_CHUNK;
-    int64_t chunks = mhai_ceil_div(rows, longest);
+    int64_t chunks = mhai_ceil_div(rows, LONGEST_CHUNK);
     /* More, shorter chunks if there is too little to share out. */
     if (heads > 0 && heads * chunks < 4 * (int64_t)threads && threads > 1) {
         int64_t wanted = mhai_ceil_div(4 * (int64_t)threads, heads);

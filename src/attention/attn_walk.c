@@ -95,8 +95,8 @@ mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan
 
 /* Terms by distance for each run of consecutive queries of one head. A run's table begins with the
  * distance of its last row to the block's key 0; earlier rows read it from further on. */
-static void fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
-                          mhai_attn_workspace *w, const mhai_attn_block *block)
+void mhai_attn_fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                             const mhai_attn_workspace *w, const mhai_attn_block *block)
 {
     int64_t at = 0;
     for (int64_t r = 0, next; r < c->rows; r = next) {
@@ -113,12 +113,10 @@ static void fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     }
 }
 
-/* Everything that goes with scores, apart from what the rows see. */
-static void set_score_terms(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
-                            const mhai_attn_workspace *w, const mhai_attn_block *block,
-                            mhai_attn_strip *s)
+void mhai_attn_set_score_terms(const mhai_attn_problem *p, const mhai_attn_chunk *c,
+                               const mhai_attn_workspace *w, const mhai_attn_block *block,
+                               mhai_attn_strip *s)
 {
-    const mhai_attn_problem *p = walk->p;
     bool relative = mhai_attn_has_relative(p);
     int64_t table = p->shaw_keys.data ? p->shaw_keys.shape[0] : 0;
     s->mask.softcap = p->softcap;
@@ -181,7 +179,7 @@ static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
         s->tile.begin = s->tile.end = 0;
         return false;
     }
-    set_score_terms(walk, c, w, block, s);
+    mhai_attn_set_score_terms(p, c, w, block, s);
     return true;
 }
 
@@ -246,8 +244,7 @@ void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     const int64_t first = block->pack_begin;
     mhai_pack pack = pack_of(&walk->p->k, pages ? w->key_runs : NULL, c, block,
                              w->k + first * walk->p->D, w->bad_key, &block->bad);
-    /* The finite rest of a key might overflow to the -inf of hidden ones; bytes cannot. */
-    pack.whole = walk->p->compute != MHA_COMPUTE_INT8;
+    pack.whole = true; /* the finite rest of a key might overflow to the -inf of hidden ones */
     const bool bf16 = walk->p->compute == MHA_COMPUTE_BF16;
     if (bf16)
         walk->kernels->bf16_keys(&pack, walk->pairs);
@@ -319,7 +316,7 @@ static void walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
     bool seen = block->keys > 0 && mhai_attn_block_seen(walk->p, c, block);
     if (!seen && !all) return;
     if (seen && walk->p->pages) mhai_attn_find_runs(walk->p, &c->seq, c->hk, block->key, w);
-    if (seen && mhai_attn_has_relative(walk->p)) fill_relative(walk->p, c, w, block);
+    if (seen && mhai_attn_has_relative(walk->p)) mhai_attn_fill_relative(walk->p, c, w, block);
     if (visitor->rows && !c->bad_query &&
         mhai_attn_by_rows(walk->p, c->rows, walk->kernels->tile_rows) &&
         walk_rows(walk, c, w, block, visitor))

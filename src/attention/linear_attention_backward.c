@@ -83,27 +83,19 @@ static mha_status check_gradients(const mha_linear_attention_gradients *gradient
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static void *carve(unsigned char *memory, size_t *used, int64_t count, size_t size)
-{
-    void *part = memory + *used;
-    *used += (size_t)mhai_round_up(count * (int64_t)size, 64);
-    return part;
-}
-
 static workspace workspace_of(const linear_back *x, int worker)
 {
     const int64_t F = x->p.F, D = x->p.a.D, Dv = x->p.a.Dv;
-    unsigned char *memory = x->memory + (size_t)worker * x->worker_bytes;
-    size_t used = 0;
-    workspace w = {.s = carve(memory, &used, F * Dv, sizeof(double))};
-    w.z = carve(memory, &used, F, sizeof(double));
-    w.sums = carve(memory, &used, mhai_max_i64(F, Dv), sizeof(double));
-    w.features = carve(memory, &used, F, sizeof(float));
-    w.feature_gradients = carve(memory, &used, F, sizeof(float));
-    w.row = carve(memory, &used, D, sizeof(float));
-    w.row_gradients = carve(memory, &used, D, sizeof(float));
-    w.g = carve(memory, &used, Dv, sizeof(float));
-    w.value = carve(memory, &used, Dv, sizeof(float));
+    mhai_carver c = {x->memory + (size_t)worker * x->worker_bytes, 0};
+    workspace w = {.s = mhai_carve(&c, F * Dv, sizeof(double))};
+    w.z = mhai_carve(&c, F, sizeof(double));
+    w.sums = mhai_carve(&c, mhai_max_i64(F, Dv), sizeof(double));
+    w.features = mhai_carve(&c, F, sizeof(float));
+    w.feature_gradients = mhai_carve(&c, F, sizeof(float));
+    w.row = mhai_carve(&c, D, sizeof(float));
+    w.row_gradients = mhai_carve(&c, D, sizeof(float));
+    w.g = mhai_carve(&c, Dv, sizeof(float));
+    w.value = mhai_carve(&c, Dv, sizeof(float));
     return w;
 }
 

@@ -1,4 +1,4 @@
-/* Arithmetic on sizes that cannot wrap: false means "does not fit". */
+/* Arithmetic on sizes that cannot wrap: false means "does not fit"; and parts of memory. */
 #ifndef MHAI_CHECKED_H
 #define MHAI_CHECKED_H
 
@@ -39,6 +39,20 @@ static inline int64_t mhai_ceil_div(int64_t a, int64_t b) /* a >= 0, b > 0, no o
 static inline int64_t mhai_round_up(int64_t a, int64_t b)
 {
     return mhai_ceil_div(a, b) * b;
+}
+
+/* One block of memory in parts; with memory NULL only `used` is of use. */
+typedef struct mhai_carver {
+    unsigned char *memory;
+    size_t used;
+} mhai_carver;
+
+/* The next part: count elements, in cache lines of their own. The caller knows that no size overflows. */
+static inline void *mhai_carve(mhai_carver *c, int64_t count, size_t size)
+{
+    void *part = c->memory ? c->memory + c->used : NULL;
+    c->used += (size_t)mhai_round_up(count * (int64_t)size, 64);
+    return part;
 }
 
 #endif

@@ -90,11 +90,6 @@ static void release(mha_file *file)
     free(file);
 }
 
-static mha_status no_memory(const mha_file *file)
-{
-    return mha_fail(MHA_ERR_NOMEM, "%s: out of memory", file->path);
-}
-
 static char *copy_text(const char *text)
 {
     size_t bytes = strlen(text) + 1;
@@ -155,7 +150,7 @@ static mha_status open_temporary(mha_file *file, mode_t mode)
     const size_t bytes = strlen(file->name) + sizeof ".mha-shared-1234567.part";
     char *name = malloc(bytes);
     int error = 0;
-    if (!name) return no_memory(file);
+    if (!name) return MHA_NO_MEMORY(file->path);
     for (int i = 0; locks && i < SWEPT; i++) {
         snprintf(name, bytes, "%s.mha-%d.part", file->name, i);
         remove_if_abandoned(file->folder, name);
@@ -284,12 +279,13 @@ static mha_status open_target(mha_file *file)
         return write_directly(file, &present, number);
     if (exists && access(file->path, W_OK) != 0) return refuse(file, "cannot write", errno);
     char *resolved = exists ? realpath(file->path, NULL) : copy_text(file->path);
-    if (!resolved) return errno == ENOMEM ? no_memory(file) : refuse(file, "cannot write", errno);
+    if (!resolved)
+        return errno == ENOMEM ? MHA_NO_MEMORY(file->path) : refuse(file, "cannot write", errno);
     file->folder = open_parent(resolved, &name);
     const int error = errno;
     file->name = copy_text(name);
     free(resolved);
-    if (!file->name) return no_memory(file);
+    if (!file->name) return MHA_NO_MEMORY(file->path);
     if (file->folder < 0) return refuse(file, "cannot write: no new file can be made there", error);
     return replace(file, exists ? &present : NULL);
 }
@@ -301,7 +297,7 @@ static mha_status make_folder(mha_file *file, const char *folder)
     file->folder = open_folder(folder);
     if (file->folder < 0 && errno == ENOENT && mkdir(folder, 0777) == 0) {
         char *path = copy_text(folder);
-        if (!path) return no_memory(file);
+        if (!path) return MHA_NO_MEMORY(file->path);
         for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = '\0';
         int parent = open_parent(path, &name);
         free(path);
@@ -320,7 +316,7 @@ static mha_status open_in_folder(mha_file *file, const char *folder, const char 
     struct stat present;
     MHA_TRY(make_folder(file, folder));
     file->name = copy_text(name);
-    if (!file->name) return no_memory(file);
+    if (!file->name) return MHA_NO_MEMORY(file->path);
     if (fstatat(file->folder, name, &present, AT_SYMLINK_NOFOLLOW) != 0) return replace(file, NULL);
     if (S_ISDIR(present.st_mode)) return refuse(file, "cannot write", EISDIR);
     if (!S_ISREG(present.st_mode)) return replace(file, NULL);

@@ -200,7 +200,7 @@ static mha_status check_takes(const call *c)
                     plan->backend->path == MHA_PATH_PLAIN
                         ? "not on the plain path, which takes all keys of a row"
                     : plan->p.compute != MHA_COMPUTE_F32
-                        ? "int8 and bf16 arithmetic takes all keys at once; leave compute 0"
+                        ? "bf16 arithmetic takes all keys at once; leave compute 0"
                         : "the only output beside o is lse; mha_distributed_forward() has others");
 }
 

@@ -55,7 +55,7 @@ static void choose_mode(call *c, const mhai_attn_plan *plan)
     c->reason = plan->backend->path == MHA_PATH_PLAIN
                     ? "the plain path takes rows one by one, so all keys are gathered first"
                 : plan->p.compute != MHA_COMPUTE_F32
-                    ? "int8 and bf16 take all keys at once, so they are gathered first"
+                    ? "bf16 arithmetic takes all keys at once, so they are gathered first"
                     : "outputs of the probabilities read the keys twice, so all are gathered first";
 }
 

@@ -10,11 +10,6 @@
 #include <string.h>
 #include <utf8proc.h>
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "safetensors: cannot allocate the header");
-}
-
 static mha_status check_text(const char *what, const char *text)
 {
     const utf8proc_uint8_t *at = (const utf8proc_uint8_t *)text;
@@ -32,20 +27,22 @@ static mha_status check_text(const char *what, const char *text)
 /* Give value, a new reference, to object under a key that must be new. */
 static mha_status add_new(json_t *object, const char *what, const char *key, json_t *value)
 {
-    if (!value) return no_memory();
+    if (!value) return MHA_NO_MEMORY("header of safetensors");
     if (json_object_get(object, key)) {
         json_decref(value);
         return mha_fail(MHA_ERR_ARGUMENT, "safetensors: the %s '%s' occurs twice", what,
                         mhai_show_name(key).text);
     }
-    return json_object_set_new(object, key, value) == 0 ? MHA_OK : no_memory();
+    return json_object_set_new(object, key, value) == 0 ? MHA_OK
+                                                        : MHA_NO_MEMORY("header of safetensors");
 }
 
 static mha_status add_metadata(json_t *header, const char *const *metadata)
 {
     if (!metadata || !metadata[0]) return MHA_OK;
     json_t *object = json_object();
-    if (!object || json_object_set_new(header, "__metadata__", object) != 0) return no_memory();
+    if (!object || json_object_set_new(header, "__metadata__", object) != 0)
+        return MHA_NO_MEMORY("header of safetensors");
     for (int64_t i = 0; metadata[i]; i += 2) {
         if (!metadata[i + 1])
             return mha_fail(MHA_ERR_NULL, "safetensors: the metadata key '%s' has no text",
@@ -72,9 +69,9 @@ static mha_status add_tensor(json_t *header, const char *name, const mha_tensor 
     for (int i = 0; shape && i < tensor->ndim; i++)
         if (json_array_append_new(shape, json_integer(tensor->shape[i])) != 0) {
             json_decref(shape);
-            return no_memory();
+            return MHA_NO_MEMORY("header of safetensors");
         }
-    if (!shape) return no_memory();
+    if (!shape) return MHA_NO_MEMORY("header of safetensors");
     json_t *value =
         json_pack("{s:s, s:o, s:[I, I]}", "dtype", mhai_safetensors_type_name(tensor->dtype),
                   "shape", shape, "data_offsets", (json_int_t)*offset, (json_int_t)end);
@@ -127,10 +124,10 @@ mha_status mha_safetensors_write_to(const mha_sink *sink, const char *const *nam
     char *text = NULL;
     mha_status status = MHA_OK;
     json_t *header = json_object();
-    if (!header) return no_memory();
+    if (!header) return MHA_NO_MEMORY("header of safetensors");
     MHA_TRY_GOTO(build_header(names, tensors, count, metadata, header), done);
     text = json_dumps(header, JSON_COMPACT);
-    status = text ? append_all(sink, text, tensors, count) : no_memory();
+    status = text ? append_all(sink, text, tensors, count) : MHA_NO_MEMORY("header of safetensors");
 done:
     free(text);
     json_decref(header);

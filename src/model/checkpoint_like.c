@@ -14,11 +14,6 @@
 
 static const size_t most_config_bytes = 16u << 20, most_file_bytes = 1u << 30;
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate names");
-}
-
 mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
 {
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
@@ -29,12 +24,13 @@ mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
                         "model's folder",
                         mhai_show_path(like).text);
     char *path = mhai_model_join(like, "config.json");
-    if (!path) return no_memory();
+    if (!path) return MHA_NO_MEMORY("checkpoint");
     mha_status status = mhai_json_read(path, most_config_bytes, &theirs);
     free(path);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && status == MHA_OK; i++) {
         json_t *value = json_object_get(theirs, keys[i]); /* a number, or a list of them */
-        if (value && !mhai_put(root, keys[i], json_deep_copy(value))) status = no_memory();
+        if (value && !mhai_put(root, keys[i], json_deep_copy(value)))
+            status = MHA_NO_MEMORY("checkpoint");
     }
     json_decref(theirs);
     return status;
@@ -61,7 +57,7 @@ mha_status mhai_checkpoint_like_files(const char *like, const char *folder)
     for (size_t i = 0; i < sizeof names / sizeof names[0] && status == MHA_OK; i++) {
         char *from = mhai_model_join(like, names[i]);
         if (!from)
-            status = no_memory();
+            status = MHA_NO_MEMORY("checkpoint");
         else if (access(from, F_OK) == 0)
             status = copy_file(from, folder, names[i]);
         free(from);

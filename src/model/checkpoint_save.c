@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
-}
-
 /* ---- JSON files ---------------------------------------------------------------------------- */
 
 typedef struct output {
@@ -38,7 +33,7 @@ mha_status mhai_checkpoint_write_json(const char *folder, const char *name, cons
     /* Nine digits give every float back. */
     if (json_dump_callback(root, append, &out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 &&
         out.status == MHA_OK)
-        out.status = no_memory();
+        out.status = MHA_NO_MEMORY("checkpoint");
     if (out.status == MHA_OK) out.status = mhai_file_append(out.sink, "\n", 1);
     return mha_file_finish(file, out.status);
 }
@@ -67,7 +62,7 @@ static mha_status write_config(const char *folder, const mhai_family *family,
                                const mha_checkpoint_settings *settings, const json_t *vocabulary)
 {
     json_t *root = json_object();
-    mha_status status = no_memory();
+    mha_status status = MHA_NO_MEMORY("checkpoint");
     if (root && mhai_put(root, "model_type", json_string(family->model_type)) &&
         family->write(desc, root) && put_id(root, "bos_token_id", vocabulary, settings->bos_word) &&
         put_id(root, "eos_token_id", vocabulary, settings->eos_word) &&
@@ -102,7 +97,7 @@ static void free_list(weight_list *list)
 static mha_status add_segments(const mha_transformer_desc *desc, weight_list *list)
 {
     list->zeros = calloc((size_t)desc->embed_dim, 2 * sizeof(float));
-    if (!list->zeros) return no_memory();
+    if (!list->zeros) return MHA_NO_MEMORY("checkpoint");
     list->names[list->count] = "embeddings.token_type_embeddings.weight";
     list->tensors[list->count++] =
         mha_tensor_contiguous(list->zeros, MHA_F32, 2, (const int64_t[]){2, desc->embed_dim});
@@ -115,7 +110,7 @@ static mha_status find_numbers(mha_transformer *transformer, weight_list *list, 
     *data = mha_transformer_data(transformer);
     if (*data) return MHA_OK;
     list->numbers = calloc((size_t)mha_transformer_size(transformer), sizeof *list->numbers);
-    if (!list->numbers) return no_memory();
+    if (!list->numbers) return MHA_NO_MEMORY("checkpoint");
     *data = list->numbers;
     for (int64_t i = 0; i < mha_transformer_parameters(transformer); i++) {
         mha_parameter p;
@@ -133,7 +128,7 @@ static mha_status list_weights(const mhai_family *family, const mha_transformer_
     list->text = calloc(room, sizeof *list->text);
     list->names = calloc(room, sizeof *list->names);
     list->tensors = calloc(room, sizeof *list->tensors);
-    if (!list->text || !list->names || !list->tensors) return no_memory();
+    if (!list->text || !list->names || !list->tensors) return MHA_NO_MEMORY("checkpoint");
     float *data;
     MHA_TRY(find_numbers(transformer, list, &data));
     for (int64_t i = 0; i < count; i++) {

@@ -7,11 +7,6 @@
 #include <string.h>
 #include <utf8proc.h>
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate the tokenizer");
-}
-
 static mha_status check_utf8(const char *word, int64_t index)
 {
     const utf8proc_uint8_t *at = (const utf8proc_uint8_t *)word;
@@ -39,7 +34,8 @@ static mha_status fill(const mha_checkpoint_settings *settings, json_t *vocabula
             return mha_fail(MHA_ERR_ARGUMENT, "words[%lld] and words[%lld] are both '%s'",
                             (long long)json_integer_value(before), (long long)i,
                             mhai_show_name(word).text);
-        if (!mhai_put(vocabulary, word, json_integer(i))) return no_memory();
+        if (!mhai_put(vocabulary, word, json_integer(i)))
+            return MHA_NO_MEMORY("checkpoint: tokenizer");
     }
     const struct {
         const char *name, *word;
@@ -64,7 +60,7 @@ mha_status mhai_checkpoint_vocabulary(const mha_checkpoint_settings *settings, i
             MHA_ERR_ARGUMENT, "word_count is %lld, expected %s%lld", (long long)count,
             settings->words ? "1.." : "no words: ", settings->words ? (long long)vocab_size : 0LL);
     json_t *made = json_object();
-    if (!made) return no_memory();
+    if (!made) return MHA_NO_MEMORY("checkpoint: tokenizer");
     mha_status status = fill(settings, made);
     if (status == MHA_OK)
         *vocabulary = made;
@@ -161,7 +157,7 @@ mha_status mhai_checkpoint_write_words(const char *folder, const mha_checkpoint_
 {
     json_t *root = tokenizer(settings, vocabulary),
            *config = tokenizer_config(settings, max_length);
-    mha_status status = root && config ? MHA_OK : no_memory();
+    mha_status status = root && config ? MHA_OK : MHA_NO_MEMORY("checkpoint: tokenizer");
     if (status == MHA_OK) status = mhai_checkpoint_write_json(folder, "tokenizer.json", root);
     if (status == MHA_OK)
         status = mhai_checkpoint_write_json(folder, "tokenizer_config.json", config);

@@ -110,11 +110,6 @@ typedef struct reading {
     json_t *root, *names; /* names: root's, of fields */
 } reading;
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate its tables");
-}
-
 static int64_t count_of(const reading *r, const char *field)
 {
     return (int64_t)json_integer_value(json_object_get(r->root, field));
@@ -164,7 +159,7 @@ static mha_status read_value(const reading *r, const mha_gguf_value *value, bool
     }
     *number = real ? json_real(x) : json_integer((json_int_t)n);
     if (*number) return MHA_OK;
-    return isfinite(x) ? no_memory()
+    return isfinite(x) ? MHA_NO_MEMORY("model")
                        : mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a finite number",
                                   mhai_show_path(r->path).text, mhai_show_name(value->key).text);
 }
@@ -177,7 +172,7 @@ static mha_status take(const reading *r, const mha_gguf_value *value, bool real,
     MHA_TRY(read_value(r, value, real, &number));
     return mhai_put(object, field, number) && mhai_put_text(r->names, field, value->key)
                ? MHA_OK
-               : no_memory();
+               : MHA_NO_MEMORY("model");
 }
 
 static mha_status missing(const reading *r, const char *key)
@@ -203,8 +198,9 @@ static mha_status read_rows(const reading *r)
 static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t layer, int64_t *number)
 {
     MHA_TRY(mha_gguf_integer(value, value->array ? layer : 0, 0, INT64_MAX, number));
-    return json_array_append_new(list, json_integer((json_int_t)*number)) == 0 ? MHA_OK
-                                                                               : no_memory();
+    return json_array_append_new(list, json_integer((json_int_t)*number)) == 0
+               ? MHA_OK
+               : MHA_NO_MEMORY("model");
 }
 
 /* What is valid and not supported is said before anything seems to be missing. */
@@ -230,7 +226,7 @@ static mha_status read_heads(const reading *r)
     json_t *lists[2] = {json_array(), json_array()};
     if (!mhai_put(r->root, "layer_heads", lists[0]) ||
         !mhai_put(r->root, "layer_kv_heads", lists[1]))
-        return no_memory();
+        return MHA_NO_MEMORY("model");
     if (!find(r, "attention.head_count", &heads)) return missing(r, "attention.head_count");
     if (!find(r, "attention.head_count_kv", &kv)) kv = heads;
     MHA_TRY(check_array(r, &heads));
@@ -257,7 +253,7 @@ static mha_status read_heads(const reading *r)
                    mhai_put_text(r->names, "num_key_value_heads", kv.key) &&
                    mhai_put_text(r->names, "layer_kv_heads", kv.key)
                ? MHA_OK
-               : no_memory();
+               : MHA_NO_MEMORY("model");
 }
 
 /* Layers with a window: an array of flags, or the period of those without. */
@@ -273,13 +269,13 @@ static mha_status read_windows(const reading *r)
     MHA_TRY(check_array(r, &value));
     if (!value.array) MHA_TRY(mha_gguf_integer(&value, 0, 0, MHAI_MOST_LAYERS, &period));
     json_t *types = json_array();
-    if (!mhai_put(r->root, "layer_types", types)) return no_memory();
+    if (!mhai_put(r->root, "layer_types", types)) return MHA_NO_MEMORY("model");
     for (int64_t i = 0; i < layers; i++) {
         slides = period == 0 || (i + 1) % period != 0;
         if (value.array) MHA_TRY(mha_gguf_bool(&value, i, &slides));
         if (json_array_append_new(
                 types, json_string(slides ? "sliding_attention" : "full_attention")) != 0)
-            return no_memory();
+            return MHA_NO_MEMORY("model");
     }
     return MHA_OK;
 }
@@ -307,12 +303,13 @@ static mha_status read_width(const reading *r, int64_t *rotated)
                             (long long)width);
         /* the half: times the width, the quotient alone may be less than the count */
         if (*rotated < width) part = ((double)*rotated + 0.5) / (double)width;
-        if (!mhai_put_text(r->names, "partial_rotary_factor", value.key)) return no_memory();
+        if (!mhai_put_text(r->names, "partial_rotary_factor", value.key))
+            return MHA_NO_MEMORY("model");
     }
     return mhai_put(r->root, "partial_rotary_factor", json_real(part)) &&
                    mhai_put(r->root, "rotary_pct", json_real(part))
                ? MHA_OK
-               : no_memory();
+               : MHA_NO_MEMORY("model");
 }
 
 /* What the numbers below are put into, and what messages call them. */
@@ -323,7 +320,7 @@ static mha_status begin_scaling(const reading *r, const char *type, json_t **sca
                    mhai_put_text(*scaling, "rope_type", type) &&
                    json_object_set_nocheck(*scaling, MHAI_CONFIG_NAMES, r->names) == 0
                ? MHA_OK
-               : no_memory();
+               : MHA_NO_MEMORY("model");
 }
 
 /* Factors of pairs, which llama.cpp's converters compute from Llama 3's scaling and write in its
@@ -367,7 +364,7 @@ static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
                    mhai_put(scaling, "high_freq_factor", json_real(high)) &&
                    mhai_put_count(scaling, "original_max_position_embeddings", (int64_t)length)
                ? MHA_OK
-               : no_memory();
+               : MHA_NO_MEMORY("model");
 }
 
 /* What else llama.cpp multiplies a rotation by, unless it changes nothing. */
@@ -413,7 +410,7 @@ static mha_status read_yarn(const reading *r, json_t *scaling)
     return !times ||
                    mhai_put(scaling, "attention_factor", json_real(json_real_value(times) * usual))
                ? MHA_OK
-               : no_memory();
+               : MHA_NO_MEMORY("model");
 }
 
 /* The type defaults to linear, as llama.cpp has it. */
@@ -473,7 +470,7 @@ static mha_status read_weights(const reading *r)
         !mhai_put_bool(r->root, "tie_word_embeddings", tied) ||
         !mhai_put_bool(r->root, "attention_bias", biased) ||
         !mhai_put_bool(r->root, "mlp_bias", mha_gguf_find(r->file, "blk.0.ffn_up.bias") >= 0))
-        return no_memory();
+        return MHA_NO_MEMORY("model");
     return MHA_OK;
 }
 
@@ -500,7 +497,7 @@ static mha_status add_known(const reading *r)
         good = good && mhai_put_count(r->root, "query_pre_attn_scalar",
                                       by_width ? each : count_of(r, "head_dim"));
     }
-    return good ? MHA_OK : no_memory();
+    return good ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
 /* Parts of a split file, of which the first alone has the metadata. */
@@ -559,7 +556,7 @@ mha_status mhai_gguf_config(const mha_gguf *file, const char *path, json_t **roo
     r.names = status == MHA_OK ? json_object() : NULL;
     if (status == MHA_OK && (json_object_set_new_nocheck(r.root, MHAI_CONFIG_NAMES, r.names) != 0 ||
                              !mhai_put_text(r.root, "model_type", r.of->model_type)))
-        status = no_memory();
+        status = MHA_NO_MEMORY("model");
     if (status == MHA_OK) status = refuse_unsupported(&r);
     if (status == MHA_OK) status = read_rows(&r);
     if (status == MHA_OK) status = read_heads(&r);

@@ -76,7 +76,7 @@ MHA_NODISCARD mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_
                                                int64_t inner, int64_t cols, float *panels);
 
 /* The product with b = W^T, some columns at a time: what a thread is at fits in its L2. The bits are
- * those of mhai_matmul_run(), or those of from->compute: docs/numerics.md 13.4 and 15.2.
+ * those of mhai_matmul_run(), or those of from->compute: docs/numerics.md 13 and 15.2.
  * job->panels is not read, a not transposed then. Nothing is written after an error. */
 MHA_NODISCARD mha_status mhai_matmul_run_rows(mha_context *context, const mhai_matmul *job,
                                               const mhai_rows *from);

@@ -1,4 +1,4 @@
-/* Products with coded weights in int8 arithmetic (docs/numerics.md 13.4).
+/* Products with coded weights in int8 arithmetic (docs/numerics.md 13).
  *
  * Activations become small numbers first: of MHAI_READ_INPUTS inputs those of all rows, then of the next.
  * A worker codes some tiles, rows of W that are read together, and multiplies them with all rows. */

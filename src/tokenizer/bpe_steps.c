@@ -41,7 +41,7 @@ int mhai_bpe_byte(int32_t letter)
 mha_status mhai_bpe_create(const mha_allocator *allocator, mhai_bpe **bpe)
 {
     *bpe = mhai_vector_alloc(allocator, 1, sizeof **bpe);
-    if (!*bpe) return mha_fail(MHA_ERR_NOMEM, "tokenizer: out of memory");
+    if (!*bpe) return MHA_NO_MEMORY("tokenizer");
     **bpe = (mhai_bpe){.allocator = *allocator, .unk = -1};
     (*bpe)->pairs = mhai_vector_make(&(*bpe)->allocator, sizeof(mhai_pair));
     return MHA_OK;
@@ -67,7 +67,7 @@ static mha_status copy(const mha_allocator *allocator, const char *from, char **
     if (!from) return MHA_OK;
     *size = strlen(from);
     *to = mhai_vector_alloc(allocator, *size, 1);
-    if (!*to) return mha_fail(MHA_ERR_NOMEM, "tokenizer: out of memory");
+    if (!*to) return MHA_NO_MEMORY("tokenizer");
     memcpy(*to, from, *size);
     return MHA_OK;
 }

@@ -49,11 +49,6 @@ static void release(void *items, void *user)
     if (items) mhai_vector_block_free(mhai_vector_block_of(items));
 }
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "tokenizer: out of memory for a regular expression");
-}
-
 /* ---- What Oniguruma and PCRE2 read alike ----------------------------------------------------- */
 
 typedef struct scanner {
@@ -264,7 +259,8 @@ static mha_status check(scanner *s)
 static mha_status explain(int error, size_t offset, const mhai_pattern *p)
 {
     PCRE2_UCHAR text[128];
-    if (error == PCRE2_ERROR_NOMEMORY || error == 121 /* malloc failed */) return no_memory();
+    if (error == PCRE2_ERROR_NOMEMORY || error == 121 /* malloc failed */)
+        return MHA_NO_MEMORY("tokenizer: regular expression");
     if (pcre2_get_error_message(error, text, sizeof text) < 0) text[0] = '\0';
     return mha_fail(MHA_ERR_FORMAT, "%s: pattern '%s': at byte %zu: %s", p->where, p->shown.text,
                     offset, (const char *)text);
@@ -276,7 +272,7 @@ static mha_status compile(mhai_pattern *p, const char *text, size_t size, uint32
     PCRE2_SIZE offset = 0;
     pcre2_code_free(p->code);
     pcre2_compile_context *context = pcre2_compile_context_create(p->general);
-    if (!context) return no_memory();
+    if (!context) return MHA_NO_MEMORY("tokenizer: regular expression");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF); /* what . does not match */
     options |= PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
     p->code = pcre2_compile((PCRE2_SPTR)text, size, options, &error, &offset, context);
@@ -290,7 +286,7 @@ static mha_status make(mhai_pattern *p, scanner *s, bool own)
 {
     uint32_t empty = 0, first = 0;
     p->general = pcre2_general_context_create(allocate, release, &p->allocator);
-    if (!p->general) return no_memory();
+    if (!p->general) return MHA_NO_MEMORY("tokenizer: regular expression");
     if (!own) MHA_TRY(check(s));
     MHA_TRY(compile(p, s->text, s->size, 0));
     pcre2_pattern_info(p->code, PCRE2_INFO_MATCHEMPTY, &empty);
@@ -321,7 +317,7 @@ mha_status mhai_pattern_make(const mha_allocator *allocator, const char *where, 
                         "supported",
                         where, s.shown.text, size, (int)MOST_BYTES);
     mhai_pattern *made = mhai_vector_alloc(allocator, 1, sizeof *made);
-    if (!made) return no_memory();
+    if (!made) return MHA_NO_MEMORY("tokenizer: regular expression");
     *made = (mhai_pattern){.allocator = *allocator, .shown = s.shown};
     snprintf(made->where, sizeof made->where, "%s", where);
     s.counted = mhai_vector_make(&made->allocator, 1);
@@ -367,7 +363,7 @@ mha_status mhai_matcher_make(const mha_allocator *allocator, mhai_matcher *m)
     m->general = pcre2_general_context_create(allocate, release, user);
     m->data = m->general ? pcre2_match_data_create(1, m->general) : NULL;
     m->context = m->data ? pcre2_match_context_create(m->general) : NULL;
-    if (!m->context) return no_memory();
+    if (!m->context) return MHA_NO_MEMORY("tokenizer: regular expression");
     pcre2_set_callout(m->context, count_steps, m);
     pcre2_set_match_limit(m->context, UINT32_MAX); /* of one match only */
     pcre2_set_heap_limit(m->context, MOST_KIBIBYTES);
@@ -469,7 +465,7 @@ mha_status mhai_matcher_text(mhai_matcher *m, const char *text, size_t from, siz
 
 static mha_status too_slow(const mhai_matcher *m, const mhai_pattern *p, int error)
 {
-    if (error == PCRE2_ERROR_NOMEMORY) return no_memory();
+    if (error == PCRE2_ERROR_NOMEMORY) return MHA_NO_MEMORY("tokenizer: regular expression");
     if (error != PCRE2_ERROR_MATCHLIMIT)
         return mha_fail(MHA_ERR_SIZE,
                         "%s: the pattern '%s' needs more than %d MiB for a match; give the model a "

@@ -213,7 +213,7 @@ mha_status mhai_loader_begin(const mha_tokenizer_options *options, mhai_loader *
     l->added = mhai_vector_make(&l->allocator, sizeof(mhai_added));
     l->merges = mhai_vector_make(&l->allocator, sizeof(mhai_merge));
     l->tokenizer = mhai_vector_alloc(&l->allocator, 1, sizeof *l->tokenizer);
-    if (!l->tokenizer) return mha_fail(MHA_ERR_NOMEM, "tokenizer: out of memory");
+    if (!l->tokenizer) return MHA_NO_MEMORY("tokenizer");
     *l->tokenizer = (mha_tokenizer){.allocator = l->allocator};
     for (int i = 0; i < MHAI_NAMED; i++) l->tokenizer->named[i] = -1;
     return MHA_OK;

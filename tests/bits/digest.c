@@ -124,15 +124,11 @@ static void attention_digest(mha_context *context)
     attention_make(&a);
     for (size_t i = 0; i < sizeof descs / sizeof descs[0]; i++)
         attention_both_ways(context, &a, names[i], &descs[i]);
-    const mha_attention_desc int8 = {.struct_size = sizeof int8,
-                                     .compute = MHA_COMPUTE_INT8,
+    const mha_attention_desc bf16 = {.struct_size = sizeof bf16,
+                                     .compute = MHA_COMPUTE_BF16,
                                      .flags = MHA_ATTENTION_CAUSAL,
                                      .q_offset = S - T,
                                      .alibi_slopes = &alibi};
-    stop_if(mha_attention_forward(context, &int8, &a.Q, &a.K, &a.V, &a.O, NULL));
-    say("int8, causal, alibi", a.o, B * H * T * DV * (int64_t)sizeof(float));
-    mha_attention_desc bf16 = int8;
-    bf16.compute = MHA_COMPUTE_BF16;
     stop_if(mha_attention_forward(context, &bf16, &a.Q, &a.K, &a.V, &a.O, NULL));
     say("bf16, causal, alibi", a.o, B * H * T * DV * (int64_t)sizeof(float));
     attention_free(&a);

@@ -158,10 +158,6 @@ def paths():
                 "plain", command="explain")
     _, plan = explained(*SMALL, "--path", "plain", "--isa", "portable", "--threads", 1)
     check(plan["path"] == "plain" and plan["key_block"] == 12, f"asked for: {plan}")
-    _, plan = explained(*SMALL, "--compute", "int8")
-    check(plan["compute"] == "int8" and "int8" in plan["reason"], f"int8: {plan}")
-    check_error(explain(*SMALL, "--compute", "int8", "--softcap", 3), UNSUPPORTED, "softcap",
-                command="explain")
     _, plan = explained(*SMALL, "--compute", "bf16", "--softcap", 3)
     check(plan["compute"] == "bf16" and "bf16" in plan["reason"], f"bf16: {plan}")
     text = explain(*SMALL, "--compute", "bf16").out.decode()

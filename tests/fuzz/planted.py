@@ -53,8 +53,6 @@ FAULTS = [
     ("run", "cli/run/run_problem.c", "if (count >= 0 && tensor->shape[0] != count)",
      "if (count >= 0 && tensor->shape[0] > count)"),
     ("compare", "cli/bench/bench_out.c", "if (!format || strcmp(", "if (strcmp("),
-    ("presets", "src/presets/pytorch_sdpa.c", "repeated = i > own && dim_from_end(x, i) == 1",
-     "repeated = i > own + 1 && dim_from_end(x, i) == 1"),
     ("render", "src/render/figure.c", "if (panel.group < 0 || panel.group >= f->group_count)",
      "if (panel.group > f->group_count)"),
     ("attention", "src/attention/attn_check.c", "all[i].of[b] > most)",

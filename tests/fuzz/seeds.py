@@ -498,7 +498,7 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     chosen = {name[3:]: make for name, make in globals().items()
               if name.startswith("of_") and name != "of_choices"}
-    for seed, name in enumerate(("attention", "module", "presets", "render", "cache")):
+    for seed, name in enumerate(("attention", "module", "render", "cache")):
         chosen[name] = lambda seed=seed: of_choices(24, 400, seed)
     for target, make in chosen.items():
         place = folder / target

@@ -82,7 +82,7 @@ static void make(problem_call *p, fuzz_part *in)
     guarded *floats[] = {&p->kinds.q, &p->kinds.k, &p->kinds.v, &p->outputs.o};
     for (int i = 0; i < 4; i++) floats[i]->view.dtype = fuzz_float(&p->call);
     if (fuzz_pick(in, 0, 3) == 0) spoil_numbers(in, &p->kinds.desc);
-    if (fuzz_pick(in, 0, 7) == 0) p->kinds.desc.compute = MHA_COMPUTE_INT8;
+    if (fuzz_pick(in, 0, 7) == 0) p->kinds.desc.compute = MHA_COMPUTE_BF16;
     if (fuzz_pick(in, 0, 7) == 0) p->kinds.lengths[0] = fuzz_pick(in, -1, 80);
     if (fuzz_pick(in, 0, 15) == 0) p->kinds.key_starts[1] = fuzz_pick(in, -1, 80);
     if (fuzz_pick(in, 0, 15) == 0) p->outputs.request.heads[0] = fuzz_pick(in, -1, 9);

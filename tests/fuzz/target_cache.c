@@ -400,14 +400,12 @@ static mha_attention_desc some_attention(program *p, int64_t H, int64_t T, int64
     if (has >> 11 < 2) d.path = (mha_path)(has >> 11 & 1);
     if (has >> 11 == 2) d.path = MHA_PATH_PLAIN;
     if (has >> 11 == 3 || has >> 11 == 4) d.compute = MHA_COMPUTE_BF16;
-    if (has >> 11 == 5 || has >> 11 == 6) d.compute = MHA_COMPUTE_INT8;
     return d;
 }
 
 /* The twin has no window of its own. */
 static void compare(program *p, attend_case *x, mha_attention_desc d)
 {
-    if (has_window(p) && d.compute == MHA_COMPUTE_INT8) return; /* reads what was discarded */
     if (has_window(p) && !(d.flags & MHA_ATTENTION_WINDOW)) {
         d.flags |= MHA_ATTENTION_WINDOW;
         d.left_keys = p->desc.window - 1;

@@ -20,7 +20,7 @@ static const char *const flags[] = {"--causal", "--linear", "--rope",          "
 static const char *const values[][2] = {
     {"--window", "1,1"},     {"--softcap", "2"},     {"--dropout", "0.5"},  {"--qk-norm", "rms"},
     {"--block-size", "2x2"}, {"--heads", "2"},       {"--kv-heads", "1"},   {"--layout", "bthd"},
-    {"--dtype", "bf16"},     {"--path", "plain"},    {"--compute", "int8"}, {"--sink-keys", "1"},
+    {"--dtype", "bf16"},     {"--path", "plain"},    {"--compute", "bf16"}, {"--sink-keys", "1"},
     {"--pick-rows", "0"},    {"--trace-limit", "3"}, {"--scale", "0.5"},    {"--offset", "1"}};
 static const char *const outputs[] = {
     "--out",     "--lse",         "--probabilities", "--average",  "--scores",

@@ -28,7 +28,7 @@ static void make_model(void)
     fuzz_must(text_model_open(SERVE, model, 1, NULL, &served.model) == CLI_OK,
               "the model does not open");
     served.most_tokens = 16;
-    served.most_bytes = 1e6;
+    fuzz_must(serve_begin(&served, 1e6) == CLI_OK, "the trials do not begin");
 }
 
 /* A refusal of a stranger must not say what only a reader may know. */

@@ -19,8 +19,9 @@ static void round_to_bf16(unsigned with, float *x, int64_t n)
     for (int64_t i = 0; (with & WITH_BF16) && i < n; i++) x[i] = strip_bf16(x[i]);
 }
 
-float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, bool keys,
-                    int64_t wide)
+/* x [rows][cols] as panels of keys or of values, elements that are not finite as 0. */
+static float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, bool keys,
+                           int64_t wide)
 {
     const int64_t tall = keys ? (rows + 31) / 32 : wide / 32;
     float *out = keys ? kt_input(t, MHA_F32, tall, cols * 32, cols * 32)

@@ -61,9 +61,6 @@ typedef struct strip_row {
 /* The nearest bf16, 0 below 2^-50, no infinity. */
 float strip_bf16(float x);
 
-/* Inputs: x [rows][cols] as panels of keys or of values, elements that are not finite as 0. */
-float *strip_panels(kernel_test *t, const float *x, int64_t rows, int64_t cols, bool keys,
-                    int64_t wide);
 /* x [rows][cols], which become what the type can hold, as runs of keys or of values; after the last
  * there are more of the same. */
 mhai_run *strip_runs(kernel_test *t, mha_dtype type, float *x, int64_t rows, int64_t cols,

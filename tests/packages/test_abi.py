@@ -19,6 +19,10 @@ EDITS = (
     ("base.h", "} mha_tensor;", "    int64_t more;\n} mha_tensor;", (True, "struct mha_tensor")),
     ("base.h", "} mha_context_desc;", "    int64_t more;\n} mha_context_desc;",
      (False, "field mha_context_desc.more is new")),
+    ("attention.h", "MHA_ATTENTION_CAUSAL = 1 << 0", "MHA_ATTENTION_CAUSAL = 1 << 9",
+     (True, "value MHA_ATTENTION_CAUSAL")),
+    ("heads.h", "(*mha_rows_fn)(void *user, int64_t b,", "(*mha_rows_fn)(void *user, int b,",
+     (True, "callback mha_rows_fn")),
 )
 
 

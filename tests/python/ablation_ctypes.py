@@ -4,61 +4,13 @@ import ctypes as C
 
 import numpy as np
 
-from multihead._abi import RESERVED, SIZE, Int64Pointer, Struct, TensorPointer
+from multihead._abi import (AblationDesc, EffectData, EffectInterval, EffectTerm, EffectText, HeadSets, Patching,
+                            PathReceiver)
 import multihead_ctypes as mha
 
 ZERO, MEAN, RESAMPLE = range(3)
 OUTPUT, QUERY, KEY, VALUE = range(4)
 DoublePointer = C.POINTER(C.c_double)
-
-
-class Term(Struct):
-    c_name = "mha_effect_term"
-    _fields_ = [("factor", C.c_double), ("row", C.c_int64), ("token", C.c_int32),
-                ("measure", C.c_int32)]
-
-
-class Text(Struct):
-    c_name = "mha_effect_text"
-    _fields_ = [SIZE, RESERVED, ("tokens", TensorPointer), ("lengths", Int64Pointer),
-                ("terms", C.POINTER(Term)), ("term_count", C.c_int64)]
-
-
-class Data(Struct):
-    c_name = "mha_effect_data"
-    _fields_ = [SIZE, RESERVED, ("texts", C.c_int64), ("measures", C.c_int64),
-                ("text", C.POINTER(C.POINTER(Text))), ("progress", C.c_void_p),
-                ("progress_user", C.c_void_p)]
-
-
-class Ablation(Struct):
-    c_name = "mha_ablation_desc"
-    _fields_ = [SIZE, ("kind", C.c_int), ("seed", C.c_uint64), ("means", TensorPointer)]
-
-
-class Sets(Struct):
-    c_name = "mha_head_sets"
-    _fields_ = [SIZE, RESERVED, ("count", C.c_int64), ("first", Int64Pointer),
-                ("heads", Int64Pointer)]
-
-
-class Interval(Struct):
-    c_name = "mha_effect_interval"
-    _fields_ = [("mean", C.c_double), ("low", C.c_double), ("high", C.c_double),
-                ("texts", C.c_int64)]
-
-
-class Receiver(Struct):
-    c_name = "mha_path_receiver"
-    _fields_ = [("layer", C.c_int64), ("head", C.c_int64), ("part", C.c_int), RESERVED]
-
-
-class Patching(Struct):
-    c_name = "mha_patching"
-    _fields_ = [SIZE, ("part", C.c_int), ("to", C.POINTER(Text)), ("from", TensorPointer),
-                ("rows", C.POINTER(C.c_uint8)), ("receivers", C.POINTER(Receiver)),
-                ("receiver_count", C.c_int64), ("measures", C.c_int64), ("progress", C.c_void_p),
-                ("progress_user", C.c_void_p)]
 
 
 class Run:
@@ -68,15 +20,15 @@ class Run:
     def __init__(self, model, texts, measures):
         self.model, self.texts, self.measures = model, texts, measures
         self.kept = [(mha.tensor(np.ascontiguousarray(tokens, np.int32)),
-                      (Term * len(terms))(*[Term(*term) for term in terms]))
+                      (EffectTerm * len(terms))(*[EffectTerm(*term) for term in terms]))
                      for tokens, _, terms in texts]
         self.tokens = [np.ascontiguousarray(tokens, np.int32) for tokens, *_ in texts]
         self.tensors = [mha.tensor(tokens) for tokens in self.tokens]
-        self.structs = [Text(tokens=C.pointer(tensor), lengths=mha._int64s(lengths), terms=terms,
+        self.structs = [EffectText(tokens=C.pointer(tensor), lengths=mha._int64s(lengths), terms=terms,
                              term_count=len(terms))
                         for tensor, (_, terms), (_, lengths, _) in zip(self.tensors, self.kept, texts)]
-        self.pointers = (C.POINTER(Text) * len(texts))(*map(C.pointer, self.structs))
-        self.data = Data(texts=len(texts), measures=measures, text=self.pointers)
+        self.pointers = (C.POINTER(EffectText) * len(texts))(*map(C.pointer, self.structs))
+        self.data = EffectData(texts=len(texts), measures=measures, text=self.pointers)
         self.heads = model.desc.num_layers * model.desc.num_heads
 
     def _call(self, name, *arguments):
@@ -97,11 +49,11 @@ class Run:
     def _ablation(self, kind, seed):
         self.mean_array = self.means() if kind == MEAN else None
         means = C.pointer(mha.tensor(self.mean_array)) if kind == MEAN else None
-        return Ablation(kind=kind, seed=seed, means=means)
+        return AblationDesc(kind=kind, seed=seed, means=means)
 
     def sets(self, kind, sets, seed=0):
         first = np.cumsum([0, *map(len, sets)])
-        given = Sets(count=len(sets), first=mha._int64s(first),
+        given = HeadSets(count=len(sets), first=mha._int64s(first),
                      heads=mha._int64s([head for heads in sets for head in heads]))
         whole, to_whole = self._out(len(self.texts), self.measures)
         without, to_without = self._out(len(sets), len(self.texts), self.measures)
@@ -126,9 +78,9 @@ class Run:
         source = np.ascontiguousarray(source, np.int32)
         tensor = mha.tensor(source)
         mask = None if rows is None else (C.c_uint8 * len(rows))(*map(int, rows))
-        ends = (Receiver * max(1, len(receivers or [])))(
-            *[Receiver(layer=layer, head=head, part=kind) for layer, head, kind in receivers or []])
-        desc = Patching(part=part, to=C.pointer(self.structs[0]), rows=mask, receivers=ends if receivers else None,
+        ends = (PathReceiver * max(1, len(receivers or [])))(
+            *[PathReceiver(layer=layer, head=head, part=kind) for layer, head, kind in receivers or []])
+        desc = Patching(part=part, to=C.pointer(self.structs[0]), rows=C.cast(mask, C.c_void_p), receivers=ends if receivers else None,
                         receiver_count=len(receivers or []), measures=self.measures)
         setattr(desc, "from", C.pointer(tensor))
         to, to_to = self._out(self.measures)
@@ -140,7 +92,7 @@ class Run:
 
     def interval(self, values, seed=0, replicates=0):
         values = np.ascontiguousarray(values, np.float64)
-        found = Interval()
+        found = EffectInterval()
         mha.check(mha.LIBRARY.mha_effect_bootstrap(
             self.model.context.handle, values.ctypes.data_as(DoublePointer), C.c_int64(len(values)),
             C.c_int64(1), C.c_int64(replicates), C.c_uint64(seed), C.byref(found)))

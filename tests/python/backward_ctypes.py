@@ -46,16 +46,15 @@ def module_backward(module, query, key, value, kept, out_gradient, attention=(),
         return C.pointer(mha.tensor(array))
 
     desc = mha.attention_desc(**keywords)
-    outputs = mha.ModuleOutputs(struct_size=C.sizeof(mha.ModuleOutputs),
-                                **{name: pointer(kept[name]) for name in KEPT})
-    call = mha.ModuleCall(struct_size=C.sizeof(mha.ModuleCall), attention=C.pointer(desc),
+    outputs = mha.ModuleOutputs(**{name: pointer(kept[name]) for name in KEPT})
+    call = mha.ModuleCall(attention=C.pointer(desc),
                           query=pointer(query), key=pointer(key), value=pointer(value),
                           outputs=C.pointer(outputs))
     parameters = (mha.TensorPointer * len(names))(*(pointer(found[name]) for name in names))
     inner = AttentionGradients(C.sizeof(AttentionGradients), 0,
                                **{name: pointer(array) for name, array in dict(attention).items()})
     gradients = ModuleGradients(
-        struct_size=C.sizeof(ModuleGradients), flags=flags, parameters=parameters,
+        flags=flags, parameters=parameters,
         parameters_count=len(names), attention=C.pointer(inner),
         **{name: pointer(found[name]) for name in shapes})
     mha.check(mha.LIBRARY.mha_module_backward(context.handle, module.handle, C.byref(call),

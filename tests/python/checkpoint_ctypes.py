@@ -3,9 +3,10 @@ import ctypes as C
 
 import numpy as np
 
-from multihead._abi import DecoderDesc, Parameter, TransformerDesc
+from multihead._abi import CheckpointSettings, DecoderDesc, Parameter, TransformerDesc
 from multihead._abi import TransformerInit as Init
 from multihead._abi import TransformerInput as Input
+from multihead._library import model_library
 import multihead_ctypes as mha
 from shared import MODEL_LIBRARY, needs
 import training_ctypes as training
@@ -16,15 +17,8 @@ ENCODING_NONE, ENCODING_LEARNED, ENCODING_SINUSOIDAL, ENCODING_ROTARY = range(4)
 GELU, RELU, SWIGLU = range(3)
 
 
-class Settings(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("words", C.POINTER(C.c_char_p)), ("word_count", C.c_int64)] + [
-        (name, C.c_char_p) for name in ("bos_word", "eos_word", "pad_word", "unknown_word")
-    ] + [("splitting", C.c_int), ("like", C.c_char_p)]
-
-
 needs(MODEL_LIBRARY)
-LIBRARY = C.CDLL(str(MODEL_LIBRARY))
+LIBRARY = model_library()
 
 
 class Transformer:
@@ -37,7 +31,7 @@ class Transformer:
             mha.check(LIBRARY.mha_checkpoint_load(self.context.handle, str(folder).encode(),
                                                     C.byref(self.handle)))
         else:
-            desc = TransformerDesc(struct_size=C.sizeof(TransformerDesc), **fields)
+            desc = TransformerDesc(**fields)
             mha.check(mha.LIBRARY.mha_transformer_create(self.context.handle, C.byref(desc),
                                                      C.byref(self.handle)))
         self.desc = TransformerDesc()
@@ -58,7 +52,7 @@ class Transformer:
 
     def randomise(self, seed):
         """Parameters as training begins with, and then no special values: norms other than 1."""
-        init = Init(struct_size=C.sizeof(Init), seed=seed, embedding_std=1, position_std=1)
+        init = Init(seed=seed, embedding_std=1, position_std=1)
         mha.check(mha.LIBRARY.mha_transformer_initialise(self.context.handle, self.handle,
                                                      C.byref(init)))
         self.data[:] += 0.1 * np.random.default_rng(seed).standard_normal(self.data.size,
@@ -80,9 +74,9 @@ class Transformer:
         """special: bos_word="<s>", ..."""
         words = [word.encode() for word in words or []]
         array = (C.c_char_p * max(1, len(words)))(*words)
-        settings = Settings(struct_size=C.sizeof(Settings), words=array if words else None,
-                            word_count=len(words), splitting=splitting,
-                            **{name: word.encode() for name, word in special.items()})
+        settings = CheckpointSettings(words=array if words else None,
+                                      word_count=len(words), splitting=splitting,
+                                      **{name: word.encode() for name, word in special.items()})
         mha.check(LIBRARY.mha_checkpoint_save(str(folder).encode(), self.handle,
                                                 C.byref(settings)))
 
@@ -102,7 +96,7 @@ class Transformer:
         maps = np.zeros((d.num_layers, batch, d.num_heads, length, length), np.float32)
         hidden = np.zeros((batch, length, d.embed_dim), np.float32)
         tokens, last = mha.tensor(np.ascontiguousarray(ids, np.int32)), mha.tensor(hidden)
-        given = Input(struct_size=C.sizeof(Input), tokens=C.pointer(tokens),
+        given = Input(tokens=C.pointer(tokens),
                       last_hidden=C.pointer(last))
         mha.check(mha.LIBRARY.mha_transformer_forward(
             self.context.handle, self.handle, C.byref(given), None, None,
@@ -121,7 +115,7 @@ class Transformer:
             self.context.handle, self.handle, C.c_int64(ids.size), C.c_int64(0),
             C.byref(activations)))
         try:
-            given = Input(struct_size=C.sizeof(Input), tokens=C.pointer(tokens))
+            given = Input(tokens=C.pointer(tokens))
             mha.check(mha.LIBRARY.mha_transformer_forward(
                 self.context.handle, self.handle, C.byref(given), activations, C.byref(out), None,
                 None))
@@ -130,8 +124,7 @@ class Transformer:
             _, slope = training.cross_entropy(output, np.ascontiguousarray(targets, np.int32))
             gradient = np.zeros(mha.LIBRARY.mha_transformer_size(self.handle), np.float32)
             wanted = training.TransformerGradients(
-                struct_size=C.sizeof(training.TransformerGradients),
-                parameters=gradient.ctypes.data_as(C.POINTER(C.c_float)))
+                parameters=gradient.ctypes.data)
             mha.check(mha.LIBRARY.mha_transformer_backward(
                 self.context.handle, self.handle, C.byref(given), activations,
                 C.byref(mha.tensor(slope)), C.byref(wanted)))

@@ -8,42 +8,17 @@ import ctypes as C
 import numpy as np
 
 import multihead_ctypes as mha
-from multihead._abi import LayerDesc  # noqa: F401
+from multihead._abi import Circuits, CircuitsDesc, DirectionDesc, LayerDesc, Library  # noqa: F401
 
 NORMED_TOKENS = 1
 SIDES = {"embedding": 0, "unembedding": 1}
 VECTORS = ("queries", "keys", "reads", "writes")
 
 
-class CircuitsDesc(C.Structure):
-    c_name = "mha_circuits_desc"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("first_offset", C.c_int64),
-                ("last_offset", C.c_int64), ("directions", C.c_int64), ("heads", C.c_void_p),
-                ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
-
-
-class Circuits(C.Structure):
-    c_name = "mha_circuits"
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("qk_values", C.c_void_p),
-                ("ov_values", C.c_void_p), ("queries", C.c_void_p), ("keys", C.c_void_p),
-                ("reads", C.c_void_p), ("writes", C.c_void_p), ("copying", C.c_void_p),
-                ("matching", C.c_void_p)]
-
-
-class DirectionDesc(C.Structure):
-    c_name = "mha_direction_desc"
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("side", C.c_int),
-                ("reserved", C.c_uint32), ("count", C.c_int64), ("most", C.c_int64),
-                ("tokens", C.c_void_p), ("progress", C.c_void_p), ("progress_user", C.c_void_p)]
-
-
-STRUCTS = (CircuitsDesc, Circuits, DirectionDesc)
-
-
 def library():
     """None where it was switched off."""
     path = mha.LIBRARY_DIR / "libmultihead-circuits.so"
-    return C.CDLL(str(path)) if path.exists() else None
+    return Library(str(path)) if path.exists() else None
 
 
 def circuits(net, desc, context=None, first_offset=0, last_offset=0, directions=1, flags=0, heads=None):
@@ -54,7 +29,8 @@ def circuits(net, desc, context=None, first_offset=0, last_offset=0, directions=
     found |= {name: np.full((L, H), np.nan) for name in ("copying", "matching")}
     asked = CircuitsDesc(C.sizeof(CircuitsDesc), flags, first_offset, last_offset, directions,
                          None if heads is None else heads.ctypes.data)
-    out = Circuits(struct_size=C.sizeof(Circuits), **{name: array.ctypes.data for name, array in found.items()})
+    out = Circuits(**{name: C.cast(array.ctypes.data, dict(Circuits._fields_)[name])
+                      for name, array in found.items()})
     mha.check(library().mha_transformer_circuits((context or mha.default_context()).handle, net, C.byref(asked),
                                                  C.byref(out)))
     return found

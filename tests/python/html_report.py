@@ -1,8 +1,8 @@
 """Reports written by libmultihead-render in MHA_LIBRARY_DIR, for tests that open them."""
 import ctypes as C
 
-from multihead._abi import (Buffer, Column, Curve, Figure, Frame, Inset, InsetPage, Panel, RenderedMeasure,
-                            Report, Series)
+from multihead._abi import (Buffer, Column, Curve, Fact, Figure, Frame, Inset, InsetPage, Measure, Panel, Report,
+                            Series)
 from multihead._library import check, library, render_library
 from shared import LIBRARY_DIR, needs
 
@@ -50,8 +50,8 @@ class Matrices:
 
 def measures_of(measures):
     """measures: (name, value, chance, most, count, note) each, as in mha_measure."""
-    return (RenderedMeasure * len(measures))(*[
-        RenderedMeasure(encoded(name), value, chance, most, count, encoded(note))
+    return (Measure * len(measures))(*[
+        Measure(encoded(name), value, chance, most, count, encoded(note))
         for name, value, chance, most, count, note in measures])
 
 
@@ -106,9 +106,8 @@ def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1
                     row_labels=row_texts, col_labels=col_texts, panels=panels,
                     panel_count=len(maps), group_names=texts([f"layer {g}" for g in range(groups)]),
                     group_count=groups, value_name=b"weight", **options)
-    fact_texts = texts([word for fact in facts for word in fact])
     report = Report(text=encoded(text), producer=b"test",
-                    facts=C.cast(fact_texts, C.c_void_p), fact_count=len(facts),
+                    facts=(Fact * len(facts))(*[Fact(encoded(name), encoded(value)) for name, value in facts]), fact_count=len(facts),
                     same_labels=col_labels is None, special=special_texts,
                     special_count=len(special), first_panel=first_panel, most_bytes=most_bytes,
                     curve_size=C.sizeof(Curve),

@@ -158,7 +158,7 @@ class Module:
         flags |= BIAS_KV * bool(bias_kv) | ZERO_ATTN * bool(zero_attn) | SINKS * bool(sinks)
         flags |= ROPE * bool(rope) | QK_NORM * bool(norm)
         self.extra_keys = bool(bias_kv) + bool(zero_attn)
-        desc = ModuleDesc(struct_size=C.sizeof(ModuleDesc), flags=flags, embed_dim=embed_dim,
+        desc = ModuleDesc(flags=flags, embed_dim=embed_dim,
                           num_heads=num_heads, **sizes)
         self.handle = C.c_void_p()
         check(LIBRARY.mha_module_create(self.context.handle, C.byref(desc), C.byref(self.handle)))
@@ -215,8 +215,7 @@ class Module:
         if query.ndim == 2:
             shapes = {name: shape[1:] for name, shape in shapes.items()}
         extra = {name: np.full(shapes[name], np.nan, np.float32) for name in outputs}
-        wanted = ModuleOutputs(struct_size=C.sizeof(ModuleOutputs),
-                               **{name: _pointer(array) for name, array in extra.items()})
+        wanted = ModuleOutputs(**{name: _pointer(array) for name, array in extra.items()})
         out = np.full((*query.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
         check(LIBRARY.mha_module_forward((context or self.context).handle, self.handle,
                                          C.byref(desc), C.byref(tensor(query)),
@@ -230,8 +229,8 @@ class Module:
         desc = attention_desc(**keywords)
         out = np.full((*tokens.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
         where = None if positions is None else Positions(start=positions)
-        pointer = C.cast(C.pointer(where), C.c_void_p) if where else None
-        call = ModuleCall(struct_size=C.sizeof(ModuleCall), attention=C.pointer(desc),
+        pointer = C.pointer(where) if where else None
+        call = ModuleCall(attention=C.pointer(desc),
                           query=_pointer(tokens), key=_pointer(tokens), value=_pointer(tokens),
                           out=_pointer(out), query_positions=pointer, key_positions=pointer,
                           cache=cache.handle, counts=_int64s(counts))

@@ -6,29 +6,16 @@ import numpy as np
 import pytest
 
 import multihead_ctypes as mha
+from multihead._abi import GgufTensor, GgufValue
+from multihead._library import model_library
 from shared import MODEL_LIBRARY, SMOLLM2, needs
 
 needs(MODEL_LIBRARY)
-lib = C.CDLL(str(MODEL_LIBRARY))
+lib = model_library()
 TYPES = gguf.GGMLQuantizationType
 VALUES = gguf.GGUFValueType
 DECODED = [TYPES[name] for name in
            ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")]
-
-
-class Tensor(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("type_name", C.c_char_p), ("type", C.c_int),
-                ("ndim", C.c_int32), ("dims", C.c_int64 * 4), ("count", C.c_int64),
-                ("offset", C.c_int64), ("bytes", C.c_int64), ("data", C.c_void_p)]
-
-
-class Value(C.Structure):
-    _fields_ = [("key", C.c_char_p), ("type", C.c_int), ("array", C.c_bool), ("count", C.c_int64),
-                ("file", C.c_void_p), ("data", C.c_void_p), ("starts", C.c_void_p)]
-
-
-lib.mha_gguf_count.restype = lib.mha_gguf_find.restype = C.c_int64
-lib.mha_gguf_key_count.restype = lib.mha_gguf_key_find.restype = C.c_int64
 
 
 class File:
@@ -44,7 +31,7 @@ class File:
 
     def tensors(self):
         for index in range(lib.mha_gguf_count(self.handle)):
-            tensor = Tensor()
+            tensor = GgufTensor()
             mha.check(lib.mha_gguf_describe(self.handle, C.c_int64(index), C.byref(tensor)))
             assert lib.mha_gguf_find(self.handle, tensor.name) == index
             yield index, tensor
@@ -59,7 +46,7 @@ class File:
         """{key: (type, value or list of values)}"""
         found = {}
         for index in range(lib.mha_gguf_key_count(self.handle)):
-            value = Value()
+            value = GgufValue()
             mha.check(lib.mha_gguf_value_at(self.handle, C.c_int64(index), C.byref(value)))
             assert lib.mha_gguf_key_find(self.handle, value.key) == index
             items = [element(value, i) for i in range(value.count)]
@@ -70,7 +57,7 @@ class File:
 def element(value, i):
     at = (C.byref(value), C.c_int64(i))
     if value.type == VALUES.STRING:
-        text, size = C.c_void_p(), C.c_size_t()
+        text, size = C.c_char_p(), C.c_size_t()
         mha.check(lib.mha_gguf_string(*at, C.byref(text), C.byref(size)))
         return C.string_at(text, size.value)
     if value.type == VALUES.BOOL:

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import checkpoint_ctypes as ck
+from multihead import _tensor
+from multihead._abi import ModelOptions, ModelShape
 import multihead_ctypes as mha
 from shared import SMOLLM2
 from test_checkpoint_hf import some_ids, their_family
 
 LIBRARY = ck.LIBRARY
-LIBRARY.mha_model_transformer.restype = C.c_void_p
 COMMON = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
          "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -147,17 +148,13 @@ def write(path, model, factors=None, **changes):
     writer.close()
 
 
-class Options(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32)]
-
-
 class Model(ck.Transformer):
     """The transformer of a model without a tokenizer, a folder or a file."""
 
     def __init__(self, path, flags=1):
         self.context, self.model, self.handle = mha.Context(num_threads=1), C.c_void_p(), None
         mha.check(LIBRARY.mha_model_load(self.context.handle, str(path).encode(),
-                                              C.byref(Options(C.sizeof(Options), flags)),
+                                              C.byref(ModelOptions(flags=flags)),
                                               C.byref(self.model)))
         self.handle = C.c_void_p(LIBRARY.mha_model_transformer(self.model))
         self.desc = ck.TransformerDesc()
@@ -176,16 +173,10 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 
-class Shape(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("architecture", C.c_char * 32)] + [
-        (name, C.c_int64) for name in ("layers", "heads", "kv_heads", "embed_dim", "head_dim",
-                                       "max_positions", "window")]
-
-
 def shape_of(path):
-    shape = Shape(C.sizeof(Shape))
+    shape = ModelShape()
     mha.check(LIBRARY.mha_model_read_shape(str(path).encode(), C.byref(shape)))
-    return {name: getattr(shape, name) for name, _ in Shape._fields_}
+    return {name: getattr(shape, name) for name, _ in ModelShape._fields_}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -357,9 +348,6 @@ def test_an_unknown_variant(tmp_path):
     assert "again" not in str(error.value)
 
 
-LIBRARY.mha_model_end_tokens.restype = C.c_int64
-
-
 @pytest.mark.parametrize("keys, names, ends", [
     ({"eos_token_id": 3}, {}, [3]), ({"eos_token_id": 3, "eot_token_id": 7, "eom_token_id": 3}, {}, [3, 7]),
     ({"eot_token_id": 60, "eom_token_id": 61}, {}, [60]), ({}, {9: "<|im_end|>", 4: "<|endoftext|>"}, [4, 9]),
@@ -369,9 +357,9 @@ def test_end_tokens(tmp_path, keys, names, ends):
     tokens = [names.get(i, f"token{i}") for i in range(61)]
     write(tmp_path / "model.gguf", their_family("llama", {}, 45), **{"tokenizer.ggml.tokens": tokens},
           **{f"tokenizer.ggml.{key}": value for key, value in keys.items()})
-    model, ids = Model(tmp_path / "model.gguf"), C.POINTER(C.c_int32)()
+    model, ids = Model(tmp_path / "model.gguf"), C.c_void_p()
     count = LIBRARY.mha_model_end_tokens(model.model, C.byref(ids))
-    assert ids[:count] == ends
+    assert _tensor.numbers(ids.value, count, np.int32).tolist() == ends
 
 
 @pytest.mark.parametrize("kind, key, value, words", [

@@ -6,14 +6,12 @@ import pytest
 import safetensors
 from safetensors import numpy as safetensors_numpy
 
+from multihead._library import model_library
 import multihead_ctypes as mha
 from shared import MODEL_LIBRARY, needs
 
 needs(MODEL_LIBRARY)
-lib = C.CDLL(str(MODEL_LIBRARY))
-lib.mha_npy_tensor.restype = mha.Tensor
-lib.mha_safetensors_name.restype = lib.mha_safetensors_metadata.restype = C.c_char_p
-lib.mha_safetensors_count.restype = C.c_int64
+lib = model_library()
 NAMES = {number: name for name, number in mha.DTYPES.items()}
 
 

@@ -16,6 +16,9 @@ import pytest
 import torch
 import transformers
 
+from multihead import _tensor
+from multihead._abi import Batch, EncodeOptions, Encoding, Int64Pointer, ModelInfo, ModelOutputs
+from multihead._library import model_library
 import multihead_ctypes as mha
 from shared import MINILM, MODEL_LIBRARY, TINY, needs
 
@@ -47,68 +50,25 @@ FEW = 16
 BATCH = ("sentence", "one word", "punctuation", "pair")
 
 
-TensorPointers = C.POINTER(mha.TensorPointer)
-ModulePointers = C.POINTER(C.POINTER(mha.ModuleOutputs))
-
-
-class ModelInfo(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32),
-                ("architecture", C.c_char_p)] + [
-        (name, C.c_int64)
-        for name in ("layers", "heads", "kv_heads", "hidden_size", "head_dim", "intermediate_size",
-                     "max_positions", "vocab_size", "type_vocab_size", "parameters")]
-
-
-class Batch(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("batch", C.c_int64),
-                ("length", C.c_int64), ("ids", C.c_void_p), ("type_ids", C.c_void_p),
-                ("lengths", C.c_void_p)]
-
-
-class ModelOutputs(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("last_hidden", mha.TensorPointer),
-                ("hidden", TensorPointers), ("attention", ModulePointers),
-                ("after_layer", C.c_void_p), ("after_layer_user", C.c_void_p)]
-
-
-class EncodeOptions(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("max_length", C.c_int64),
-                ("truncation", C.c_int), ("reserved", C.c_int32)]
-
-
-class Encoding(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32), ("count", C.c_int64),
-                ("ids", C.POINTER(C.c_int32)), ("type_ids", C.POINTER(C.c_int32)),
-                ("begin", C.c_void_p), ("end", C.c_void_p), ("sequence", C.c_void_p),
-                ("special", C.c_void_p), ("dropped", C.c_int64 * 2), ("memory", C.c_void_p)]
-
-
-def sized(structure, **fields):
-    return structure(struct_size=C.sizeof(structure), **fields)
-
-
 class Ours:
     """A model of our library."""
 
     def __init__(self, folder):
-        self.lib = C.CDLL(str(MODEL_LIBRARY))
-        self.lib.mha_model_tokenizer.restype = C.c_void_p
-        self.lib.mha_model_tokenizer.argtypes = [C.c_void_p]
+        self.lib = model_library()
         self.context, self.model = mha.default_context().handle, C.c_void_p()
         mha.check(self.lib.mha_model_load(self.context, str(folder).encode(), None,
                                           C.byref(self.model)))
-        self.info = sized(ModelInfo)
+        self.info = ModelInfo()
         mha.check(self.lib.mha_model_describe(self.model, C.byref(self.info)))
 
     def encode(self, text, pair):
-        options = sized(EncodeOptions, max_length=self.info.max_positions, truncation=1)
-        encoding = sized(Encoding)
+        options = EncodeOptions(max_length=self.info.max_positions, truncation=1)
+        encoding = Encoding()
         texts = [(t.encode(), len(t.encode())) if t is not None else (None, 0) for t in (text, pair)]
         mha.check(self.lib.mha_tokenizer_encode(
-            C.c_void_p(self.lib.mha_model_tokenizer(self.model)), C.byref(options), texts[0][0],
-            C.c_size_t(texts[0][1]), texts[1][0], C.c_size_t(texts[1][1]), C.byref(encoding)))
-        ids, type_ids = ([p[i] for i in range(encoding.count)]
-                         for p in (encoding.ids, encoding.type_ids))
+            self.lib.mha_model_tokenizer(self.model), C.byref(options), *texts[0], *texts[1], C.byref(encoding)))
+        ids, type_ids = (_tensor.numbers(at, encoding.count, np.int32).tolist()
+                         for at in (encoding.ids, encoding.type_ids))
         self.lib.mha_encoding_free(C.byref(encoding))
         return ids, type_ids
 
@@ -120,12 +80,12 @@ class Ours:
         attention = np.full((info.layers, B, info.heads, T, T), np.nan, dtype=np.float32)
         hidden = np.full((B, T, info.hidden_size), np.nan, dtype=np.float32)
         maps = [mha.tensor(a) for a in attention]
-        wants = [sized(mha.ModuleOutputs, probabilities=C.pointer(m)) for m in maps]
+        wants = [mha.ModuleOutputs(probabilities=C.pointer(m)) for m in maps]
         wants = (C.POINTER(mha.ModuleOutputs) * info.layers)(*[C.pointer(w) for w in wants])
         last = mha.tensor(hidden)
-        batch = sized(Batch, batch=B, length=T, ids=ids.ctypes.data, type_ids=type_ids.ctypes.data,
-                      lengths=lengths.ctypes.data)
-        outputs = sized(ModelOutputs, last_hidden=C.pointer(last), attention=wants)
+        batch = Batch(batch=B, length=T, ids=ids.ctypes.data, type_ids=type_ids.ctypes.data,
+                      lengths=lengths.ctypes.data_as(Int64Pointer))
+        outputs = ModelOutputs(last_hidden=C.pointer(last), attention=wants)
         mha.check(self.lib.mha_model_forward(self.context, self.model, C.byref(batch),
                                               C.byref(outputs)))
         return attention, hidden

@@ -8,12 +8,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 import torch
 
+from multihead._library import model_library
 import multihead_ctypes as mha
 from shared import MODEL_LIBRARY, needs
 from test_attention_torch import module_bound, ratio
 
 needs(MODEL_LIBRARY)
-lib = C.CDLL(str(MODEL_LIBRARY))
+lib = model_library()
 
 E, HEADS, B, T, S = 48, 4, 2, 9, 13
 OPTIONS = [dict(bias=bias, add_bias_kv=kv, add_zero_attn=zero, **widths)

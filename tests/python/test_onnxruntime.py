@@ -1,5 +1,5 @@
 """onnxruntime's CPU operators against ours, at random: the standard Attention as far as its provider
-takes it (the ONNX preset), and its own MultiHeadAttention and GroupQueryAttention
+takes it, and its own MultiHeadAttention and GroupQueryAttention
 (mha_attention_forward).
 
 Both sides compute in float32, so they may differ by the sum of two errors: the a priori bound of
@@ -13,10 +13,9 @@ from onnx import TensorProto, helper
 import onnxruntime as ort
 
 import multihead_ctypes as mha
-import presets_ctypes as presets
 from shared import SEED, amount
 from test_attention_torch import attention_error, ratio, score_error
-import test_presets_onnx as operator
+import test_onnx as operator
 
 TYPES = {"float32": TensorProto.FLOAT, "bool": TensorProto.BOOL, "int64": TensorProto.INT64,
          "int32": TensorProto.INT32}
@@ -60,7 +59,7 @@ def within_its_reach(inputs, attributes, opset):
         return False
     mask = inputs.get("attn_mask")
     heads = [attributes.get(n) or 0 for n in ("q_num_heads", "kv_num_heads")]
-    _, _, _, T, S, P, _, _ = presets.onnx_shapes(inputs, *heads)
+    _, _, _, T, S, P, _, _ = operator.onnx_shapes(inputs, *heads)
     if attributes.get("is_causal") and T == 1 and S > 1:
         return False
     return mask is None or (mask.ndim > 1 and mask.shape[-2:] == (T, P + S))
@@ -99,12 +98,12 @@ def test_standard_attention():
         text = operator.describe(number - 1, inputs, attributes, opset)
         if "past_key" in inputs:  # it wants the presents then
             outputs = list(dict.fromkeys([*outputs, "present_key", "present_value"]))
-        last = max(presets.ONNX_OUTPUTS.index(name) for name in outputs)
-        theirs = run("Attention", presets.ONNX_INPUTS, inputs,
-                     [n if n in outputs else "" for n in presets.ONNX_OUTPUTS[:last + 1]], "",
+        last = max(operator.ONNX_OUTPUTS.index(name) for name in outputs)
+        theirs = run("Attention", operator.ONNX_INPUTS, inputs,
+                     [n if n in outputs else "" for n in operator.ONNX_OUTPUTS[:last + 1]], "",
                      opset, attributes)
-        theirs = dict(zip([n for n in presets.ONNX_OUTPUTS if n in outputs], theirs))
-        ours = presets.onnx_attention(inputs, outputs, opset=opset, context=context, **attributes)
+        theirs = dict(zip([n for n in operator.ONNX_OUTPUTS if n in outputs], theirs))
+        ours = operator.onnx_attention(inputs, outputs, opset=opset, context=context, **attributes)
         worst = max(worst, compare_standard(text, ours, theirs, inputs, attributes))
         done += 1
     print(f": Attention: {done} cases, {passed_over} more are beyond its provider, largest "

@@ -224,7 +224,8 @@ WRONG = [  # arguments, the built-in class, what the message says
     (dict(keep_callback=3), TypeError, "keep_callback: int is not a function"),
     (dict(path="tile"), ValueError, "path: 'tile' is not one of 'auto', 'tiled', 'plain'"),
     (dict(compute="f16"), ValueError, "compute: 'f16' is not one of"),
-    (dict(compute="int8", softcap=1.0), NotImplementedError, "int8"),
+    (dict(compute="int8"), ValueError, r"compute is 1 \(int8\), expected 0 \(f32\) or 2 \(bf16\)"),
+    (dict(compute="bf16", path="plain"), NotImplementedError, "only compute f32 has a path plain"),
     (dict(context="avx2"), TypeError, "context: str is not a multihead.Context"),
 ]
 
@@ -416,7 +417,7 @@ def test_wrong_gradients():
                               (dict(wanted="bias"), ValueError, "wanted: bias is not an input"),
                               (dict(accumulate=True), ValueError, "accumulate: pass the arrays"),
                               (dict(wanted={"q": Q}), ValueError, "overlap"),
-                              (dict(compute="int8"), NotImplementedError, "int8")):
+                              (dict(compute="bf16"), NotImplementedError, "bf16")):
         with pytest.raises(kind, match=says):
             call(**given)
 

@@ -16,31 +16,13 @@ import pytest
 import torch
 import transformers
 
-from shared import LIBRARY_DIR
+import multihead_ctypes as mha
+from multihead._abi import Positions, RopeDesc, Tensor
 
 U = 2.0**-24
 INTERLEAVED, HALVES = 0, 1
 INVERSE = 1
 RMS, L2 = 0, 1
-
-
-class Tensor(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int), ("ndim", C.c_int32),
-                ("shape", C.c_int64 * 6), ("stride", C.c_int64 * 6)]
-
-
-TensorP = C.POINTER(Tensor)
-
-
-class Positions(C.Structure):
-    _fields_ = [("start", C.c_int64), ("starts", C.POINTER(C.c_int64)), ("ids", TensorP)]
-
-
-class RopeDesc(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("pairing", C.c_int),
-                ("reserved", C.c_uint32), ("rotary_dim", C.c_int64), ("base", C.c_double),
-                ("factor", C.c_double), ("positions", Positions), ("cos_table", TensorP),
-                ("sin_table", TensorP)]
 
 
 def view(x):
@@ -54,8 +36,7 @@ def view(x):
 
 class Library:
     def __init__(self):
-        self.so = C.CDLL(str(LIBRARY_DIR / "libmultihead.so"))
-        self.so.mha_error_detail.restype = C.c_char_p
+        self.so = mha.LIBRARY
         self.context = C.c_void_p()
         self.check(self.so.mha_context_create(None, C.byref(self.context)))
 
@@ -65,7 +46,7 @@ class Library:
     def rope(self, x, pairing, rotary_dim=0, base=0.0, factor=0.0, ids=None, start=0, tables=None,
              flags=0):
         y = np.empty_like(x)
-        desc = RopeDesc(struct_size=C.sizeof(RopeDesc), flags=flags, pairing=pairing,
+        desc = RopeDesc(flags=flags, pairing=pairing,
                         rotary_dim=rotary_dim, base=base, factor=factor)
         kept = [view(a) for a in (tables or ())]
         if ids is not None:

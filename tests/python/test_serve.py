@@ -114,8 +114,6 @@ def pruned_logits(model, text, off):
     tokens = model.tokenize(text)
     logits = np.zeros((1, len(tokens), int(d.vocab_size)), np.float32)
     small = C.c_void_p()
-    library.mha_transformer_prune.argtypes = [C.c_void_p] * 4
-    library.mha_transformer_destroy.argtypes = [C.c_void_p]
     given = _abi.TransformerInput(tokens=_tensor.pointer(tokens.ids[None]))
     with default_context() as handle:
         check(library.mha_transformer_prune(handle, model._net, C.byref(_tensor.tensor(keep)),

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from test_tokenizer_bpe_hf import (ASSIGNED, CODE_POINTS, CORPUS, ERR_UTF8, LLAMA, LONG, QWEN, SPACES,
                                    byte_level, check, compare_random, differs, isolate, rebuild, template)
-from tokenizer_ctypes import C, EncodeOptions, Encoding, Failure, Ours
+from tokenizer_ctypes import C, EncodeOptions, Encoding, Failure, Ours, column
 
 pytestmark = pytest.mark.gate(0)  # the vocabularies take half a minute to train
 SIZE = 32000
@@ -156,12 +156,11 @@ def both(request, tmp_path_factory):
 # --------------------------------------------------------------------------------------------------
 def ids_of(ours, text):
     """The ids alone, which are soon compared."""
-    options = EncodeOptions(ctypes.sizeof(EncodeOptions), 0, 0, 0, 0)
-    out = Encoding(struct_size=ctypes.sizeof(Encoding))
+    options, out = EncodeOptions(), Encoding()
     data = text.encode()
     ours.check(C.mha_tokenizer_encode(ours.handle, ctypes.byref(options), data, len(data), None, 0,
                                       ctypes.byref(out)))
-    ids = out.ids[:out.count]
+    ids = column(out, "ids").tolist()
     C.mha_encoding_free(ctypes.byref(out))
     return ids
 

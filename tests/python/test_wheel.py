@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 import zipfile
 
 import pytest
@@ -128,6 +129,17 @@ def test_program_is_a_command(installed, tmp_path):
     assert found.returncode != 0 and "nonsense" in found.stderr
 
 
+def test_program_serves(installed, tmp_path):
+    folder, variables = installed
+    with subprocess.Popen([folder / "bin/multihead", "serve", ROOT / "tests/golden/tiny-bert"], cwd=tmp_path,
+                          env=variables, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            with urllib.request.urlopen(server.stdout.readline().strip()) as page:
+                assert b"tiny-bert" in page.read()
+        finally:
+            server.terminate()
+
+
 # ---- the wheels of a release: old C libraries, another architecture, the same bits --------------------
 
 
@@ -138,7 +150,7 @@ def test_release_runs_with_old_c_libraries(release, arch, tmp_path):
     check_tag_and_contents(wheel, 28, arch)
     zipfile.ZipFile(wheel).extractall(tmp_path)
     files = [*(tmp_path / "multihead/lib").iterdir(), tmp_path / "multihead/bin/multihead"]
-    assert len(files) == 4
+    assert len(files) == 5
     for file in files:
         versions = re.findall(r"GLIBC_2\.(\d+)", run("readelf", "-VW", file))
         assert versions and max(map(int, versions)) <= 28, (file, versions)

@@ -4,64 +4,17 @@ import os
 
 import numpy as np
 
+from multihead import _tensor
+from multihead._abi import EncodeOptions, Encoding, TokenizerInfo, Words
+from multihead._library import model_library
 from shared import MODEL_LIBRARY, needs
 
 needs(MODEL_LIBRARY)
 
-I8P, I32P, I64P = (ctypes.POINTER(t) for t in (ctypes.c_int8, ctypes.c_int32, ctypes.c_int64))
-U8P = ctypes.POINTER(ctypes.c_uint8)
-
-
-class EncodeOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("flags", ctypes.c_uint32),
-                ("max_length", ctypes.c_int64), ("truncation", ctypes.c_int),
-                ("reserved", ctypes.c_int32)]
-
-
-class Encoding(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
-                ("count", ctypes.c_int64), ("ids", I32P), ("type_ids", I32P), ("begin", I64P),
-                ("end", I64P), ("sequence", I8P), ("special", U8P), ("dropped", ctypes.c_int64 * 2),
-                ("memory", ctypes.c_void_p)]
-
-
-class Words(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
-                ("text", ctypes.c_void_p), ("text_bytes", ctypes.c_int64),
-                ("count", ctypes.c_int64), ("start", I64P), ("stop", I64P), ("begin", I64P),
-                ("end", I64P), ("memory", ctypes.c_void_p)]
-
-
-class Info(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("cls_id", ctypes.c_int32),
-                ("sep_id", ctypes.c_int32), ("pad_id", ctypes.c_int32), ("unk_id", ctypes.c_int32),
-                ("mask_id", ctypes.c_int32), ("vocab_size", ctypes.c_int64),
-                ("max_length", ctypes.c_int64), ("clean_text", ctypes.c_uint8),
-                ("handle_chinese_chars", ctypes.c_uint8), ("strip_accents", ctypes.c_uint8),
-                ("lowercase", ctypes.c_uint8), ("kind", ctypes.c_int), ("bos_id", ctypes.c_int32),
-                ("eos_id", ctypes.c_int32)]
-
-
 TRUNCATIONS = {False: 0, "longest_first": 1, "only_first": 2, "only_second": 3}
 ERR_SIZE, ERR_MODEL, ERR_UNSUPPORTED = 41, 24, 50
 
-C = ctypes.CDLL(str(MODEL_LIBRARY))
-C.mha_error_detail.restype = ctypes.c_char_p
-C.mha_tokenizer_load.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
-C.mha_tokenizer_destroy.argtypes = [ctypes.c_void_p]
-C.mha_tokenizer_token.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-C.mha_tokenizer_token.restype = ctypes.c_char_p
-C.mha_tokenizer_encode.argtypes = [
-    ctypes.c_void_p, ctypes.POINTER(EncodeOptions), ctypes.c_char_p, ctypes.c_size_t,
-    ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(Encoding)]
-C.mha_tokenizer_words.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t,
-                                  ctypes.POINTER(Words)]
-C.mha_tokenizer_describe.argtypes = [ctypes.c_void_p, ctypes.POINTER(Info)]
-C.mha_tokenizer_token_bytes.argtypes = [
-    ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p),
-    ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_int)]
-C.mha_encoding_free.argtypes = [ctypes.POINTER(Encoding)]
-C.mha_words_free.argtypes = [ctypes.POINTER(Words)]
+C = model_library()
 
 
 class Failure(Exception):
@@ -70,9 +23,11 @@ class Failure(Exception):
         self.status = status
 
 
-def column(pointer, count):
-    kind = np.dtype(pointer._type_)
-    return np.frombuffer(ctypes.string_at(pointer, count * kind.itemsize), kind)
+def column(found, name):
+    """The numbers of a field of an encoding, or of words."""
+    at = ctypes.c_void_p.from_buffer(found, getattr(type(found), name).offset)
+    kind = {"ids": np.int32, "type_ids": np.int32, "sequence": np.int8, "special": np.uint8}.get(name, np.int64)
+    return _tensor.numbers(at.value, found.count, kind)
 
 
 class Ours:
@@ -91,34 +46,34 @@ class Ours:
     def encode(self, text, pair=None, truncation=False, max_length=0, special=True):
         options = EncodeOptions(ctypes.sizeof(EncodeOptions), 0 if special else 1, max_length,
                                 TRUNCATIONS[truncation], 0)
-        out = Encoding(struct_size=ctypes.sizeof(Encoding))
+        out = Encoding()
         first = text.encode() if isinstance(text, str) else text
         second = None if pair is None else pair.encode()
         self.check(C.mha_tokenizer_encode(self.handle, ctypes.byref(options), first, len(first),
                                           second, len(second or b""), ctypes.byref(out)))
-        result = {name: column(getattr(out, name), out.count)
+        result = {name: column(out, name)
                   for name in ("ids", "type_ids", "begin", "end", "sequence", "special")}
         C.mha_encoding_free(ctypes.byref(out))
         return result
 
     def words(self, text):
         """The normalised text and its words."""
-        out = Words(struct_size=ctypes.sizeof(Words))
+        out = Words()
         data = text.encode()
         self.check(C.mha_tokenizer_words(self.handle, data, len(data), ctypes.byref(out)))
-        normal = ctypes.string_at(out.text, out.text_bytes)
-        start, stop = column(out.start, out.count), column(out.stop, out.count)
+        normal = ctypes.string_at(ctypes.c_void_p.from_buffer(out, Words.text.offset), out.text_bytes)
+        start, stop = column(out, "from"), column(out, "to")
         C.mha_words_free(ctypes.byref(out))
         return normal.decode(), [normal[a:b].decode() for a, b in zip(start, stop)]
 
     def describe(self):
-        info = Info(struct_size=ctypes.sizeof(Info))
+        info = TokenizerInfo()
         self.check(C.mha_tokenizer_describe(self.handle, ctypes.byref(info)))
         return info
 
     def token_bytes(self, number):
         """The bytes that a token stands for, and whether it is special."""
-        at, count, special = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
+        at, count, special = ctypes.c_char_p(), ctypes.c_size_t(), ctypes.c_int()
         self.check(C.mha_tokenizer_token_bytes(self.handle, number, ctypes.byref(at),
                                                ctypes.byref(count), ctypes.byref(special)))
         return ctypes.string_at(at, count.value), bool(special.value)

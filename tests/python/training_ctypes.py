@@ -12,7 +12,7 @@ import ctypes as C
 
 import numpy as np
 
-from multihead._abi import (AdamW, Parameter, Sgd, TransformerDesc, TransformerGradients, TransformerInit,
+from multihead._abi import (Adamw, Parameter, Sgd, TransformerDesc, TransformerGradients, TransformerInit,
                             TransformerInput)
 import multihead_ctypes as mha
 
@@ -36,8 +36,7 @@ def _pointer(array):
 
 
 def _floats(array, offset=0):
-    at = array.ctypes.data + 4 * offset
-    return C.cast(at, C.POINTER(C.c_float))
+    return array.ctypes.data + 4 * offset
 
 
 class Transformer:
@@ -48,7 +47,7 @@ class Transformer:
                  feed_forward="gelu", **fields):
         self.context = context or mha.default_context()
         flags = sum(FLAGS[name] for name in FLAGS if fields.pop(name, False))
-        desc = TransformerDesc(struct_size=C.sizeof(TransformerDesc), flags=flags,
+        desc = TransformerDesc(flags=flags,
                                norm=NORMS[norm], positions=POSITIONS[positions],
                                feed_forward=FEED_FORWARD[feed_forward], **fields)
         self.handle, self.activations = C.c_void_p(), C.c_void_p()
@@ -57,7 +56,7 @@ class Transformer:
         mha.check(_library.mha_activations_create(x, self.handle, C.c_int64(max_tokens),
                                                   C.c_int64(max_memory),
                                                   C.byref(self.activations)))
-        self.desc = TransformerDesc(struct_size=C.sizeof(TransformerDesc))
+        self.desc = TransformerDesc()
         _library.mha_transformer_describe(self.handle, C.byref(self.desc))
         size = _library.mha_transformer_size(self.handle)
         self.data = np.ctypeslib.as_array(_library.mha_transformer_data(self.handle), (size,))
@@ -87,7 +86,7 @@ class Transformer:
         return self._views(self.gradient)
 
     def initialise(self, seed, **fields):
-        init = TransformerInit(struct_size=C.sizeof(TransformerInit), seed=seed, **fields)
+        init = TransformerInit(seed=seed, **fields)
         mha.check(_library.mha_transformer_initialise(self.context.handle, self.handle,
                                                       C.byref(init)))
 
@@ -98,7 +97,7 @@ class Transformer:
                 cross_gates=None, output=None):
         self.kept = (tokens, memory, gates, cross_gates)
         self.input = TransformerInput(
-            struct_size=C.sizeof(TransformerInput), tokens=_pointer(tokens),
+            tokens=_pointer(tokens),
             lengths=mha._int64s(lengths), memory=_pointer(memory),
             memory_lengths=mha._int64s(memory_lengths), gates=_pointer(gates),
             cross_gates=_pointer(cross_gates))
@@ -112,7 +111,7 @@ class Transformer:
     def backward(self, output_gradient, memory=None, gates=None, cross_gates=None):
         """Add to self.gradient and to the arrays given."""
         wanted = TransformerGradients(
-            struct_size=C.sizeof(TransformerGradients), parameters=_floats(self.gradient),
+            parameters=_floats(self.gradient),
             memory=_pointer(memory), gates=_pointer(gates), cross_gates=_pointer(cross_gates))
         mha.check(_library.mha_transformer_backward(self.context.handle, self.handle,
                                                     C.byref(self.input), self.activations,
@@ -142,7 +141,7 @@ class Transformer:
         """One step; weight decay on matrices only."""
         self.steps += 1
         for offset, count, matrix in self.runs:
-            s = AdamW(struct_size=C.sizeof(AdamW), learning_rate=learning_rate, beta1=betas[0],
+            s = Adamw(learning_rate=learning_rate, beta1=betas[0],
                       beta2=betas[1], weight_decay=weight_decay if matrix else 0,
                       gradient_scale=scale, step=self.steps)
             mha.check(_library.mha_adamw_step(
@@ -151,7 +150,7 @@ class Transformer:
         self.update()
 
     def sgd(self, learning_rate, momentum=0.0, scale=0.0):
-        s = Sgd(struct_size=C.sizeof(Sgd), learning_rate=learning_rate, momentum=momentum,
+        s = Sgd(learning_rate=learning_rate, momentum=momentum,
                 gradient_scale=scale)
         mha.check(_library.mha_sgd_step(
             self.context.handle, C.byref(s), C.c_int64(self.data.size),

@@ -192,19 +192,6 @@ static int64_t pages_for(const program *p, int64_t length)
     return (length + p->desc.page_size - 1) / p->desc.page_size;
 }
 
-/* What was discarded becomes 0, which only arithmetic in int8 can tell: all keys of a block enter its
- * units. */
-static void clear_discarded(const program *p, const mha_tensor *x)
-{
-    const int64_t size = p->desc.page_size, width = x->shape[3];
-    const int64_t begin = pages_for(p, p->desc.sink_keys) * size;
-    for (int64_t b = 0; b < p->desc.batch; b++)
-        for (int64_t h = 0; h < p->desc.kv_heads; h++)
-            for (int64_t s = begin; s < p->discarded[b] * size; s++)
-                memset((float *)x->data + b * x->stride[0] + h * x->stride[1] + s * width, 0,
-                       (size_t)width * sizeof(float));
-}
-
 /* What is asked of T queries, where they stand by themselves or anywhere. */
 static void call_ask(program *p, call *c)
 {
@@ -227,8 +214,6 @@ static void call_ask(program *p, call *c)
     if (rng_chance(&p->r, 0.1)) d->alibi_slopes = &c->slopes.view;
     if (rng_chance(&p->r, 0.1)) d->path = MHA_PATH_PLAIN;
     if (!d->path && !d->alibi_slopes && rng_chance(&p->r, 0.1)) d->compute = MHA_COMPUTE_BF16;
-    if (!d->path && !d->alibi_slopes && !d->compute && rng_chance(&p->r, 0.1))
-        d->compute = MHA_COMPUTE_INT8;
     const bool reads = d->flags || d->alibi_slopes;
     c->anywhere = reads && rng_chance(&p->r, 0.2);
     if (reads) d->q_offsets = c->offsets;
@@ -255,7 +240,6 @@ static void call_make(program *p, call *c, int64_t T)
         c->lse[i] = guarded_make(&p->r, MHA_F32, 3, (const int64_t[]){B, H, T}, LAYOUT_CONTIGUOUS);
     }
     call_ask(p, c);
-    if (c->desc.compute == MHA_COMPUTE_INT8) clear_discarded(p, &c->k), clear_discarded(p, &c->v);
     snprintf(c->text, sizeof c->text,
              "%lld queries, flags %x, path %d, compute %d, lengths to %lld, on %s", (long long)T,
              (unsigned)c->desc.flags, (int)c->desc.path, (int)c->desc.compute,

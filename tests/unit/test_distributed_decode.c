@@ -580,8 +580,7 @@ static void refusals_reach_every_rank(void **state)
             assert_int_equal(mha_kv_cache_truncate(p->cache, 0, 511), MHA_OK));
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: no ragged batches", false,
             p->desc.query_starts = p->desc.key_starts = starts, p->desc.sequences = 1);
-    REFUSED(MHA_ERR_UNSUPPORTED, "int8 and bf16 arithmetic", false,
-            p->desc.compute = MHA_COMPUTE_INT8);
+    REFUSED(MHA_ERR_UNSUPPORTED, "bf16 arithmetic", false, p->desc.compute = MHA_COMPUTE_BF16);
     REFUSED(MHA_ERR_UNSUPPORTED, "rank 1: mha_distributed_decode: not on the plain path", false,
             p->desc.path = MHA_PATH_PLAIN);
     REFUSED(MHA_ERR_OVERLAP, "rank 1: o overlaps k", false, free(p->o.data), p->o.data = p->k.data,

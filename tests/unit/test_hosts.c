@@ -243,7 +243,7 @@ static void compute(work *w)
     const mha_attention_desc descs[] = {
         {.struct_size = sizeof descs[0]},
         {.struct_size = sizeof descs[0], .path = MHA_PATH_PLAIN},
-        {.struct_size = sizeof descs[0], .compute = MHA_COMPUTE_INT8},
+        {.struct_size = sizeof descs[0], .compute = MHA_COMPUTE_BF16},
         {.struct_size = sizeof descs[0],
          .flags = MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW,
          .q_offset = S - T,

@@ -232,7 +232,7 @@ def attention(q: Any, k: Any, v: Any, *, out: Any = None,
         query_starts, key_starts    [sequences + 1]: where each begins, and where the last one ends
     How
         path            "auto", "tiled" or "plain"; strict: an error instead of another path
-        compute         "f32", "int8" or "bf16": the arithmetic of products
+        compute         "f32" or "bf16": the arithmetic of products
         context         a `Context`; default: that of the thread
 
     Lists of numbers stand for arrays in all of these. out: an array to write o to, of any of the

@@ -98,7 +98,7 @@ def attention_backward(q: Any, k: Any, v: Any, o: Any, lse: Any, o_gradient: Any
 
     Returns `AttentionGradients`: float32, of the shapes of the inputs; a broadcast bias gives a
     gradient of its own shape. p is recomputed from lse, so nothing of size T x S is kept. The
-    formulas are in the header backward.h. There are none with compute="int8" or "bf16".
+    formulas are in the header backward.h. There are none with compute="bf16".
 
     Raises what `attention` raises, ValueError for the gradient of an input that is not given.
 

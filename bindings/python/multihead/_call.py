@@ -156,7 +156,7 @@ class _KeepCallback(Callbacks):
                 b, h, np.arange(query, query + queries)[:, None], np.arange(key, key + keys)),
                 np.bool_)), lambda: fill(0))
 
-        self.function = _abi.KEEP_FUNCTION(keep)
+        self.function = _abi.KeepFn(keep)
         self.address = C.cast(self.function, C.c_void_p).value
 
 

@@ -166,8 +166,8 @@ class _Measures:
         segments = np.concatenate([[0], np.cumsum(separators[:-1], dtype=np.int64)]).astype(np.int64)
         ranked = None if ranks is None else np.ascontiguousarray(ranks[tokens.ids])
         text = _abi.HeadsText(separators=separators.ctypes.data, special=special.ctypes.data,
-                              segments=segments.ctypes.data,
-                              ranks=None if ranked is None else ranked.ctypes.data)
+                              segments=segments.ctypes.data_as(_abi.Int64Pointer),
+                              ranks=None if ranked is None else ranked.ctypes.data_as(_abi.Int64Pointer))
         ids, types = tokens.ids[None], np.ascontiguousarray(tokens.segments[None], np.int32)
         given = _abi.TransformerInput(
             tokens=_tensor.pointer(ids),
@@ -178,7 +178,7 @@ class _Measures:
                                         C.byref(run)))
 
     def score(self, layer: int, head: int, measure: int) -> _abi.HeadScore:
-        return library.mha_head_measures_score(self.handle, layer, head, measure)  # type: ignore[no-any-return]
+        return library.mha_head_measures_score(self.handle, layer, head, measure)
 
     def roles(self, layer: int, head: int) -> list[tuple[int, Role]]:
         room = (_abi.HeadRole * _MOST_ROLES)()

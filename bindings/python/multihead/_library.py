@@ -83,7 +83,7 @@ def check(status: int, names: Mapping[str, str] = {}) -> None:  # noqa: B006, re
 
 # ---- Libraries -----------------------------------------------------------------------------------
 
-_SONAME_VERSION = 0  # of the interface that _abi.py describes
+_SONAME_VERSION = 0  # of the interface that abi/ lists
 
 
 def _find(folder: str, *patterns: str) -> str:
@@ -110,15 +110,15 @@ def program() -> str:
         return found
 
 
-def _open(name: str) -> C.CDLL:
+def _open(name: str) -> _abi.Library:
     """The package's own library; without one the system's, as in Debian's python3-multihead."""
     try:
-        return C.CDLL(_find("lib", f"lib{name}.so", f"lib{name}.so.*"))
+        return _abi.Library(_find("lib", f"lib{name}.so", f"lib{name}.so.*"))
     except ImportError:
         if "MHA_LIBRARY_DIR" in os.environ:
             raise
         try:
-            return C.CDLL(f"lib{name}.so.{_abi.SONAME_VERSION}")
+            return _abi.Library(f"lib{name}.so.{_SONAME_VERSION}")
         except OSError:
             pass
         raise
@@ -141,17 +141,8 @@ def font() -> str | None:
         return None
 
 
-def _load(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
-    loaded = _open(name)
-    for function, (result, arguments) in functions.items():
-        entry = getattr(loaded, function)
-        entry.restype, entry.argtypes = result, arguments
-    return loaded
-
-
-library = _load("multihead", _abi.FUNCTIONS)
+library = _open("multihead")
 """libmultihead. Every call releases the GIL."""
-
 
 
 def version() -> str:
@@ -159,25 +150,25 @@ def version() -> str:
     return str(library.mha_version().decode())
 
 
-_companions: dict[str, C.CDLL] = {}
+_companions: dict[str, _abi.Library] = {}
 _loading = threading.Lock()
 
 
-def _companion(name: str, functions: dict[str, tuple[Any, list[Any]]]) -> C.CDLL:
+def _companion(name: str) -> _abi.Library:
     with _loading:
         if name not in _companions:
-            _companions[name] = _load(name, functions)
+            _companions[name] = _open(name)
         return _companions[name]
 
 
-def model_library() -> C.CDLL:
+def model_library() -> _abi.Library:
     """libmultihead-model, loaded when it is first needed."""
-    return _companion("multihead-model", _abi.MODEL_FUNCTIONS)
+    return _companion("multihead-model")
 
 
-def render_library() -> C.CDLL:
+def render_library() -> _abi.Library:
     """libmultihead-render, likewise."""
-    return _companion("multihead-render", _abi.RENDER_FUNCTIONS)
+    return _companion("multihead-render")
 
 
 # ---- Contexts ------------------------------------------------------------------------------------

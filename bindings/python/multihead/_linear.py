@@ -49,8 +49,8 @@ class _FeatureMaps(Callbacks):
 
     def __init__(self, forward: FeatureMap | None, backward: FeatureMapGradient | None) -> None:
         super().__init__()
-        self.forward = _abi.FEATURE_MAP(self._forward(forward)) if forward else None
-        self.backward = _abi.FEATURE_MAP_GRADIENT(self._backward(backward)) if backward else None
+        self.forward = _abi.FeatureMapFn(self._forward(forward)) if forward else None
+        self.backward = _abi.FeatureMapGradientFn(self._backward(backward)) if backward else None
 
     def _fill(self, rows: Callable[[], Any], compute: Callable[[], Any]) -> None:
         def fill(value: Any) -> None:

@@ -126,9 +126,9 @@ class Model:
         words = self._library.mha_model_vocabulary(self._handle)
         self._tokenizer: Pieces | Words | None = (
             Pieces(tokenizer) if tokenizer else Words(words) if words else None)
-        ends = C.POINTER(C.c_int32)()
+        ends = C.c_void_p()
         count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
-        self._ends = ends[:count] if count else []
+        self._ends = _tensor.numbers(ends.value, count, np.int32).tolist()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

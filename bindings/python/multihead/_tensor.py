@@ -40,6 +40,13 @@ class Kind(NamedTuple):
 # ---- NumPy ---------------------------------------------------------------------------------------
 
 
+def numbers(address: int | None, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """A copy of numbers of the library."""
+    copy = np.empty(count, dtype)
+    C.memmove(copy.ctypes.data, address or 0, copy.nbytes)
+    return copy
+
+
 def _bfloat16() -> Any:
     """NumPy's dtype for bf16, which the package ml_dtypes defines; None where it is missing."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _abi
+from . import _abi, _tensor
 from ._library import check, model_library
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
@@ -106,7 +106,7 @@ class Pieces:
 
     def added(self, token: int) -> tuple[bytes, bool]:
         """What a token adds to a text, and whether it is a special one, which adds nothing."""
-        at, size, special = C.c_void_p(), C.c_size_t(), C.c_int()
+        at, size, special = C.c_char_p(), C.c_size_t(), C.c_int()
         check(self._library.mha_tokenizer_token_bytes(self._handle, token, C.byref(at),
                                                       C.byref(size), C.byref(special)))
         return C.string_at(at, size.value) if size.value else b"", bool(special.value)
@@ -142,8 +142,8 @@ class Pieces:
             n = found.count
             if sum(found.dropped) and not truncate:
                 raise _too_long(max_tokens)
-            ids = np.array(found.ids[:n], np.int32)
-            sequence = found.sequence[:n]
+            ids = _tensor.numbers(found.ids, n, np.int32)
+            sequence = _tensor.numbers(found.sequence, n, np.int8)
             spans: list[tuple[int, int] | None] = [None] * n
             for number, (of, raw) in enumerate(((text, data), (pair or "", second or b""))):
                 at = [i for i in range(n) if sequence[i] == number and found.begin[i] >= 0]
@@ -152,8 +152,8 @@ class Pieces:
                 for i, span in zip(at, converted):
                     spans[i] = span
             return Tokens(ids, [self.label(int(i)) for i in ids],
-                          np.array(found.special[:n], np.bool_),
-                          np.array(found.type_ids[:n], np.int32), spans, text, pair)
+                          _tensor.numbers(found.special, n, np.bool_),
+                          _tensor.numbers(found.type_ids, n, np.int32), spans, text, pair)
         finally:
             self._library.mha_encoding_free(C.byref(found))
 

@@ -139,7 +139,7 @@ def _text(value: str) -> bytes:
 def _texts(values: Sequence[str], keep: list[Any]) -> Any:
     array = (C.c_char_p * max(len(values), 1))(*map(_text, values))
     keep.append(array)
-    return C.cast(array, _abi.Texts)
+    return C.cast(array, C.POINTER(C.c_char_p))
 
 
 class _Page:

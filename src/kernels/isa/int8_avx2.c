@@ -1,6 +1,5 @@
 /* The kernels of int8 arithmetic, compiled for avx2. */
 #define MHAI_ISA_SUFFIX avx2
-#define MHAI_INT8_HOW "the tiled path with products of pairs of 16 bits"
 #include "kernels/simd/int8_avx2.h"
 
-#include "kernels/tmpl/int8_table_tmpl.c"
+#include "kernels/tmpl/int8_linear_tmpl.c"

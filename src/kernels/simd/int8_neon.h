@@ -8,9 +8,7 @@
 typedef int32x4_t vi;
 /* A sum for each of a dword's two numbers, added at the end: one instruction adds four products. */
 typedef int32x4x2_t vi_sums;
-typedef int16x8_t vs;
-typedef uint16_t weight;
-enum { GROUP = 2, KEY_OFFSET = 0, SUM_VECTORS = 2 };
+enum { GROUP = 2, WEIGHT_OFFSET = 0, SUM_VECTORS = 2 };
 
 static inline vi vi_zero(void)
 {
@@ -24,17 +22,9 @@ static inline vi vi_load(const int32_t *p)
 {
     return vld1q_s32(p);
 }
-static inline void vi_store(int32_t *p, vi x)
-{
-    vst1q_s32(p, x);
-}
 static inline vi vi_add(vi a, vi b)
 {
     return vaddq_s32(a, b);
-}
-static inline vi vi_pack(const vi x[GROUP])
-{
-    return vsliq_n_s32(x[0], x[1], 16);
 }
 static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
 {
@@ -52,22 +42,13 @@ static inline vi vi_sums_total(vi_sums sums)
 {
     return vpaddq_s32(sums.val[0], sums.val[1]);
 }
-static inline __attribute__((always_inline)) vi_sums vi_products(vi_sums sums, vs a, vs b)
+static inline __attribute__((always_inline)) vi_sums vi_dot(vi_sums sums, vi inputs, vi weights)
 {
+    const int16x8_t a = vreinterpretq_s16_s32(inputs), b = vreinterpretq_s16_s32(weights);
     sums.val[0] = vmlal_s16(sums.val[0], vget_low_s16(a), vget_low_s16(b));
     sums.val[1] = vmlal_high_s16(sums.val[1], a, b);
     return sums;
 }
-static inline __attribute__((always_inline)) vi_sums vi_dot_keys(vi_sums sums, vi query, vi keys)
-{
-    return vi_products(sums, vreinterpretq_s16_s32(query), vreinterpretq_s16_s32(keys));
-}
-static inline __attribute__((always_inline)) vi_sums vi_dot_values(vi_sums sums, vi weights,
-                                                                   vi values)
-{
-    return vi_products(sums, vreinterpretq_s16_s32(weights), vreinterpretq_s16_s32(values));
-}
-
 static inline vf vi_float(vi a)
 {
     return vcvtq_f32_s32(a);
@@ -75,46 +56,6 @@ static inline vf vi_float(vi a)
 static inline vi vf_int(vf a)
 {
     return vcvtnq_s32_f32(a);
-}
-
-static inline vs vs_set1(int16_t x)
-{
-    return vdupq_n_s16(x);
-}
-static inline vs vs_of(vi low, vi high)
-{
-    return vqmovn_high_s32(vqmovn_s32(low), high);
-}
-static inline vs vs_add(vs a, vs b)
-{
-    return vaddq_s16(a, b);
-}
-static inline vs vs_and(vs a, vs b)
-{
-    return vandq_s16(a, b);
-}
-static inline vs vs_times(vs a, vs b)
-{
-    return vqrdmulhq_s16(a, b);
-}
-static inline vs vs_left4(vs a)
-{
-    return vshlq_n_s16(a, 4);
-}
-static inline vs vs_right11(vs a)
-{
-    return vshrq_n_s16(a, 11);
-}
-static inline vs vs_power(vs n)
-{
-    return vshlq_s16(vdupq_n_s16(1), n);
-}
-
-static inline vi store_weights(weight *p, vs first, vs second, vi sum)
-{
-    vst1q_s16((int16_t *)p, first);
-    vst1q_s16((int16_t *)p + 8, second);
-    return vpadalq_s16(vpadalq_s16(sum, first), second);
 }
 
 static inline void store_small(int32_t *p, vi x)

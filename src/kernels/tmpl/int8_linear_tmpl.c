@@ -1,6 +1,23 @@
-/* Linear layers in int8 arithmetic: activations become small numbers, 32 with one unit, and meet the
- * small numbers of a file. A lane is an output, so that nothing is summed across lanes. */
+/* Linear layers in int8 arithmetic for one instruction set, and the table of their kernels; included by
+ * isa/int8_*.c. As in table_tmpl.c only static code may stand here.
+ *
+ * Activations become small numbers, 32 with one unit, and meet the small numbers of a file. A lane is
+ * an output, so that nothing is summed across lanes. */
+#include "base/half.h"
+#include "kernels/int8.h"
 
+#include <string.h>
+
+#include "kernels/tmpl/types_tmpl.c"
+
+enum {
+    BLOCK_COLS = SUM_VECTORS * VF_LANES,
+    /* Dwords between rows of activations: a constant, so that 14 rows need no registers for their
+     * strides, and no power of two, so that they do not share sets of a cache. */
+    ROW_STRIDE = MHA_CODED_COLUMNS / GROUP + 16
+};
+
+static const float int8_least = 0x1p-80f;      /* below it numbers become 0: no unit is subnormal */
 static const float int8_input_limit = 0x1p93f; /* units times scales and sums stay finite */
 
 ALWAYS_INLINE vf int8_load(const float *x, int64_t left)
@@ -36,7 +53,8 @@ ALWAYS_INLINE void int8_round_block(const float *x, int64_t left, int32_t *out,
     *block = (mhai_int8_block){
         .unit = unit,
         .sum = {unit * (float)(first + second), unit * (float)first, unit * (float)second},
-        .start = {-KEY_OFFSET * (first + second), -KEY_OFFSET * first, -KEY_OFFSET * second}};
+        .start = {-WEIGHT_OFFSET * (first + second), -WEIGHT_OFFSET * first,
+                  -WEIGHT_OFFSET * second}};
 }
 
 static bool int8_in_range(const float *x, int64_t n)
@@ -99,7 +117,7 @@ ALWAYS_INLINE void int8_run(int rows, const int8_strip *t, int64_t run, int four
     const int32_t *x = t->x + run * fours * PARTS;
     vi_sums sum[BLOCK_ROWS][SUM_VECTORS];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int j = 0; j < SUM_VECTORS; j++) sum[r][j] =
-        vi_sums_set1(KEY_OFFSET != 0 ? block[r * MHAI_INT8_BLOCKS].start[part] : 0);
+        vi_sums_set1(WEIGHT_OFFSET != 0 ? block[r * MHAI_INT8_BLOCKS].start[part] : 0);
     for (int i = 0; i < fours; i++) UNROLL for (int p = 0; p < PARTS; p++)
         {
             vi column[SUM_VECTORS];
@@ -107,9 +125,9 @@ ALWAYS_INLINE void int8_run(int rows, const int8_strip *t, int64_t run, int four
                 vi_weights(vi_load(number + i * MHAI_PANEL + t->lane + j * VF_LANES), p);
             UNROLL for (int r = 0; r < rows; r++)
             {
-                const vi row = vi_row(x + r * ROW_STRIDE + i * PARTS + p);
+                const vi row = vi_set1(x[r * ROW_STRIDE + i * PARTS + p]);
                 UNROLL for (int j = 0; j < SUM_VECTORS; j++) sum[r][j] =
-                    vi_dot_keys(sum[r][j], row, column[j]);
+                    vi_dot(sum[r][j], row, column[j]);
             }
         }
 #define JOIN(has_offsets)                                                              \
@@ -144,6 +162,7 @@ static __attribute__((noinline)) void int8_linear_block(int rows, const int8_str
     }
 }
 /* clang-format on */
+_Static_assert(BLOCK_ROWS <= 14, "add cases above");
 
 /* Outputs of a strip are summed here: in memory they may lie pages apart. */
 static void int8_strip_rows(const mhai_int8_product *p, int64_t row, int rows)
@@ -174,3 +193,15 @@ static void int8_product(const mhai_int8_product *p)
         int8_strip_rows(p, row, (int)rows);
     }
 }
+
+#define TABLE_(suffix) mhai_int8_kernels_##suffix
+#define TABLE(suffix) TABLE_(suffix)
+extern const mhai_int8_kernels TABLE(MHAI_ISA_SUFFIX);
+const mhai_int8_kernels TABLE(MHAI_ISA_SUFFIX) = {
+    .group = GROUP,
+    .row_stride = ROW_STRIDE,
+    .strip_rows = BLOCK_ROWS,
+#define MHAI_KERNEL(name, arguments) .name = name,
+#include "kernels/int8.inc"
+#undef MHAI_KERNEL
+};

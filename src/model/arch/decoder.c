@@ -9,11 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate its tables");
-}
-
 /* ---- description --------------------------------------------------------------------------- */
 
 mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family, bool whole,
@@ -57,7 +52,7 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
 {
     if (plan->layers) return MHA_OK;
     plan->layers = calloc((size_t)plan->desc.num_layers, sizeof *plan->layers);
-    if (!plan->layers) return no_memory();
+    if (!plan->layers) return MHA_NO_MEMORY("model");
     for (int64_t i = 0; i < plan->desc.num_layers; i++)
         plan->layers[i].struct_size = sizeof *plan->layers;
     plan->desc.layers = plan->layers;
@@ -109,7 +104,7 @@ static mha_status add_field(const rope_place *place, const char *name, const cha
     char taken[64] = "none";
     const json_t *found = json_object_get(rope, key);
     if (found ? same_value(found, value) : !place->passed)
-        return json_object_set_nocheck(rope, key, value) == 0 ? MHA_OK : no_memory();
+        return json_object_set_nocheck(rope, key, value) == 0 ? MHA_OK : MHA_NO_MEMORY("model");
     if (json_is_string(value) && strcmp(json_string_value(value), "default") == 0) return MHA_OK;
     if (json_is_number(found)) snprintf(taken, sizeof taken, "%.9g", json_number_value(found));
     if (json_is_string(found)) snprintf(taken, sizeof taken, "%.60s", json_string_value(found));
@@ -154,7 +149,7 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
 {
     const mhai_config made = {"", rope};
     if (!mhai_config_absent(&made, key)) return MHA_OK;
-    return mhai_put(rope, key, json_real(value)) ? MHA_OK : no_memory();
+    return mhai_put(rope, key, json_real(value)) ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
 /* Fields beside the objects of types of layers. */
@@ -188,7 +183,7 @@ static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kin
         json_t *own = json_copy(names), *base = json_object_get(names, kind->base);
         if (json_object_set_new_nocheck(rope, MHAI_CONFIG_NAMES, own) != 0 ||
             (base && json_object_set(own, "rope_theta", base) != 0))
-            return no_memory();
+            return MHA_NO_MEMORY("model");
     }
     if (kind->layers && json_is_object(given)) {
         MHA_TRY(check_nested(config, given));
@@ -340,7 +335,7 @@ static mha_status read_kind(const mhai_config *config, const mhai_rope_kind *kin
     const mhai_family *family;
     json_t *fields = json_object();
     const mhai_config found = {config->path, fields};
-    mha_status status = fields ? mhai_family_find(config, &family) : no_memory();
+    mha_status status = fields ? mhai_family_find(config, &family) : MHA_NO_MEMORY("model");
     if (status == MHA_OK && !kind) kind = family->rope ? family->rope : &usual_rope;
     if (status == MHA_OK) status = find_rope(config, kind, fields);
     if (status == MHA_OK) status = read_rotation(&found, family->partial, !kind->layers, d, rope);

@@ -1,0 +1,124 @@
+/* What follows from a run: the next token, with the change and without it. */
+#include "study/trial.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+/* Logits of a row, and the logarithm of the sum of their exponentials. */
+typedef struct prediction {
+    float *logits; /* [V] */
+    double log_sum;
+} prediction;
+
+static mha_status predict(const mha_trials *trials, const mhai_kept_run *run, int64_t row,
+                          prediction *out)
+{
+    const int64_t width = trials->desc.embed_dim, vocab = trials->desc.vocab_size;
+    void *memory;
+    double most = -INFINITY, sum = 0;
+    MHA_TRY(mha_scratch_alloc(trials->context, vocab, sizeof *out->logits, &memory));
+    out->logits = memory;
+    const mha_tensor hidden = mha_tensor_contiguous(run->hidden + row * width, MHA_F32, 2,
+                                                    (const int64_t[]){1, width}),
+                     logits = mha_tensor_contiguous(out->logits, MHA_F32, 2,
+                                                    (const int64_t[]){1, vocab});
+    MHA_TRY(mha_transformer_logits(trials->context, trials->transformer, &hidden, &logits));
+    for (int64_t v = 0; v < vocab; v++) {
+        if (!isfinite(out->logits[v]))
+            return mha_fail(MHA_ERR_MODEL,
+                            "the model gives logits that are not finite: its weights are damaged, "
+                            "or too large for 32 bits");
+        most = fmax(most, (double)out->logits[v]);
+    }
+    for (int64_t v = 0; v < vocab; v++) sum += mha_exp((double)out->logits[v] - most);
+    out->log_sum = mha_log(sum) + most;
+    return MHA_OK;
+}
+
+static double log_chance(const prediction *p, int32_t token)
+{
+    return (double)p->logits[token] - p->log_sum;
+}
+
+/* The largest logits; of equal ones the lower token first. Returns how many. */
+static int find_top(const prediction *p, int64_t vocab, int32_t top[MHA_TRIAL_TOP])
+{
+    int count = 0;
+    for (int32_t v = 0; v < vocab; v++) {
+        int at = count;
+        while (at > 0 && p->logits[v] > p->logits[top[at - 1]]) at--;
+        if (at == MHA_TRIAL_TOP) continue;
+        if (count < MHA_TRIAL_TOP) count++;
+        memmove(top + at + 1, top + at, (size_t)(count - 1 - at) * sizeof *top);
+        top[at] = v;
+    }
+    return count;
+}
+
+static void add_top(const mha_trials *trials, const prediction *p, mha_trial_next *next)
+{
+    int32_t top[MHA_TRIAL_TOP];
+    const int count = find_top(p, trials->desc.vocab_size, top);
+    for (int i = 0; i < count; i++) {
+        bool known = false;
+        for (int64_t j = 0; j < next->count; j++) known = known || next->tokens[j].id == top[i];
+        if (!known) next->tokens[next->count++].id = top[i];
+    }
+}
+
+static void compare(const mha_trials *trials, const prediction *now, const prediction *whole,
+                    mha_trial_next *next)
+{
+    for (int64_t i = 0; i < next->count; i++) {
+        mha_trial_choice *c = &next->tokens[i];
+        c->logit = now->logits[c->id];
+        c->logit_whole = whole->logits[c->id];
+        c->p = mha_exp(log_chance(now, c->id));
+        c->p_whole = mha_exp(log_chance(whole, c->id));
+    }
+    for (int32_t v = 0; next->changed && v < trials->desc.vocab_size; v++) {
+        const double before = log_chance(whole, v);
+        next->divergence += mha_exp(before) * (before - log_chance(now, v));
+    }
+}
+
+static mha_status fill(mha_trials *trials, const mha_trial *run, mha_trial_next *next)
+{
+    const mhai_kept_run *whole;
+    prediction now, before;
+    MHA_TRY(mhai_trial_whole(trials, run, &whole));
+    next->changed = whole != &trials->now;
+    MHA_TRY(predict(trials, &trials->now, next->row, &now));
+    before = now;
+    add_top(trials, &now, next);
+    if (next->changed) {
+        MHA_TRY(predict(trials, whole, next->row, &before));
+        add_top(trials, &before, next);
+    }
+    compare(trials, &now, &before, next);
+    return MHA_OK;
+}
+
+mha_status mha_trials_predict(mha_trials *trials, const mha_trial *given, int64_t row,
+                              mha_trial_next *next)
+{
+    mha_trial run;
+    if (!next) return mha_fail(MHA_ERR_NULL, "trial: next is NULL");
+    MHA_TRY(mhai_trial_read(trials, given, &run));
+    mha_trial_next made = {.row = row < 0 ? run.count - 1 : row};
+    if (!(trials->desc.flags & MHA_TRANSFORMER_NO_OUTPUT) &&
+        trials->desc.flags & MHA_TRANSFORMER_CAUSAL) {
+        if (made.row >= run.count)
+            return mha_fail(MHA_ERR_MODEL, "row: the text has %" PRId64 " tokens", run.count);
+        MHA_TRY(mha_trials_run(trials, given, -1, NULL, NULL, NULL));
+        const mha_scratch_mark mark = mha_scratch_top(trials->context);
+        const mha_status status = fill(trials, &run, &made);
+        mha_scratch_release(trials->context, mark);
+        MHA_TRY(status);
+    }
+    *next = made;
+    return MHA_OK;
+}

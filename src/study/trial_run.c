@@ -1,0 +1,457 @@
+/* Runs of one text: with heads switched off (gates), or patched from another text, and what of a run stays
+ * in memory. */
+#include "study/trial.h"
+
+#include <multihead/component.h>
+#include <multihead/heads.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static mha_status no_memory(void)
+{
+    return mha_fail(MHA_ERR_NOMEM, "out of memory for a run of the text; shorten it");
+}
+
+static mha_status check_over(const mha_trials *trials)
+{
+    if (!trials->options.is_over || !trials->options.is_over(trials->options.user)) return MHA_OK;
+    return mha_fail(MHA_ERR_CALLBACK, "the work was interrupted");
+}
+
+/* ---- what a run is a run of ------------------------------------------------------------------ */
+
+/* Heads that the model has, each once: the memory that a list asks for is that of the model's heads. */
+static mha_status check_heads(const mha_trials *trials, const mha_trial_head *heads, int64_t count)
+{
+    const mha_transformer_desc *d = &trials->desc;
+    mha_status status = MHA_OK;
+    bool *seen = calloc((size_t)d->num_layers, (size_t)d->num_heads * sizeof *seen);
+    if (!seen) return no_memory();
+    for (int64_t i = 0; i < count && status == MHA_OK; i++) {
+        const int64_t layer = heads[i].layer, head = heads[i].head;
+        if (layer < 0 || layer >= d->num_layers || head < 0 ||
+            head >= (d->layer_heads ? d->layer_heads[layer] : d->num_heads))
+            status =
+                mha_fail(MHA_ERR_MODEL, "the model has no head L%" PRId64 "H%" PRId64, layer, head);
+        else if (seen[layer * d->num_heads + head])
+            status = mha_fail(MHA_ERR_MODEL, "head L%" PRId64 "H%" PRId64 " is given twice", layer,
+                              head);
+        else
+            seen[layer * d->num_heads + head] = true;
+    }
+    free(seen);
+    return status;
+}
+
+mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given, mha_trial *run)
+{
+    if (!trials || !given) return mha_fail(MHA_ERR_NULL, "trial: trials and trial are required");
+    MHA_TRY(mha_struct_read("mha_trial", run, sizeof *run, sizeof *run, given, given->struct_size));
+    if (run->flags & ~(uint32_t)MHA_TRIAL_AT_LAST)
+        return mha_fail(MHA_ERR_ARGUMENT, "trial: flags %#x, expected MHA_TRIAL_AT_LAST or 0",
+                        (unsigned)run->flags);
+    if (run->count < 1 || run->off_count < 0 || run->patched_count < 0 || run->other_count < 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "trial: a count is negative, or the text has no token");
+    if (!run->tokens || (run->off_count > 0 && !run->off) ||
+        (run->patched_count > 0 && (!run->patched || !run->other || run->other_count < 1)))
+        return mha_fail(MHA_ERR_NULL, "trial: tokens, heads or the other text are missing");
+    MHA_TRY(check_heads(trials, run->off, run->off_count));
+    return check_heads(trials, run->patched, run->patched_count);
+}
+
+typedef struct run_key {
+    unsigned char *bytes;
+    size_t count;
+} run_key;
+
+static void add(run_key *key, const void *bytes, size_t count)
+{
+    if (bytes && count > 0) memcpy(key->bytes + key->count, bytes, count);
+    key->count += bytes ? count : 0;
+}
+
+static void add_text(run_key *key, const int32_t *tokens, const int32_t *types, int64_t count)
+{
+    const size_t bytes = (size_t)count * sizeof *tokens;
+    const unsigned char has_types = types != NULL;
+    add(key, &count, sizeof count);
+    add(key, tokens, bytes);
+    add(key, &has_types, sizeof has_types);
+    add(key, types, bytes);
+}
+
+static void add_heads(run_key *key, const mha_trial_head *heads, int64_t count)
+{
+    add(key, &count, sizeof count);
+    add(key, heads, (size_t)count * sizeof *heads);
+}
+
+/* Everything that the model's numbers depend on; the caller frees the bytes. */
+static mha_status make_key(const mha_trial *r, run_key *key)
+{
+    const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
+                 tokens = (size_t)(r->count + r->other_count) * 2 * sizeof *r->tokens;
+    *key = (run_key){.bytes = malloc(heads + tokens + 64)};
+    if (!key->bytes) return no_memory();
+    add_text(key, r->tokens, r->types, r->count);
+    add_heads(key, r->off, r->off_count);
+    add_heads(key, r->patched, r->patched_count);
+    if (r->patched_count == 0) return MHA_OK;
+    add(key, &r->flags, sizeof r->flags);
+    add_text(key, r->other, r->other_types, r->other_count);
+    return MHA_OK;
+}
+
+static bool is_of(const mhai_kept_run *run, const run_key *key)
+{
+    return run->key && run->key_bytes == key->count && !memcmp(run->key, key->bytes, key->count);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void forget(mhai_kept_run *run)
+{
+    free(run->key);
+    free(run->hidden);
+    free(run->layers);
+    free(run->memory);
+    *run = (mhai_kept_run){0};
+}
+
+/* Numbers of queries and keys of all layers, at most. */
+static double count_kept(const mha_trials *trials, int64_t tokens)
+{
+    const mha_transformer_desc *d = &trials->desc;
+    const int64_t most = d->layer_heads ? 2 * d->num_heads : d->num_heads + d->kv_heads;
+    return (double)tokens * (double)d->num_layers * (double)most * (double)d->head_dim;
+}
+
+/* Room for a run; without layers where their queries and keys do not fit into most_bytes. */
+static mha_status make_room(const mha_trials *trials, int64_t tokens, bool layers,
+                            mhai_kept_run *run)
+{
+    const mha_transformer_desc *d = &trials->desc;
+    const double numbers = count_kept(trials, tokens);
+    forget(run);
+    run->hidden = calloc((size_t)tokens, (size_t)d->embed_dim * sizeof *run->hidden);
+    if (!run->hidden) return no_memory();
+    if (!layers || numbers * (double)sizeof(float) > trials->options.most_bytes) return MHA_OK;
+    run->layers = calloc((size_t)d->num_layers, sizeof *run->layers);
+    run->memory = calloc((size_t)numbers, sizeof *run->memory);
+    if (run->layers && run->memory) return MHA_OK;
+    free(run->layers);
+    free(run->memory);
+    run->layers = NULL;
+    run->memory = NULL;
+    return MHA_OK;
+}
+
+/* ---- a text through the transformer ---------------------------------------------------------- */
+
+/* The batch of one sequence that a call reads. */
+typedef struct sequence {
+    mha_tensor tokens, types;
+    mha_transformer_input input;
+} sequence;
+
+static void make_sequence(const mha_trials *trials, const int32_t *tokens, const int32_t *types,
+                          int64_t count, sequence *s)
+{
+    const int64_t shape[] = {1, count};
+    union {
+        const int32_t *given;
+        void *data;
+    } ids = {tokens}, kinds = {types};
+    s->tokens = mha_tensor_contiguous(ids.data, MHA_I32, 2, shape);
+    s->types = mha_tensor_contiguous(kinds.data, MHA_I32, 2, shape);
+    s->input =
+        (mha_transformer_input){.struct_size = sizeof s->input,
+                                .tokens = &s->tokens,
+                                .token_types = trials->desc.type_count && types ? &s->types : NULL};
+}
+
+static mha_status forward(const mha_trials *trials, const sequence *s)
+{
+    return mha_transformer_forward(trials->context, trials->transformer, &s->input, NULL, NULL,
+                                   NULL, NULL);
+}
+
+/* ---- heads that differ ----------------------------------------------------------------------- */
+
+/* The outputs of some heads in the second text, on their way into the first. */
+typedef struct patching {
+    const mha_trials *trials;
+    const mha_trial *run;
+    int64_t first, taken; /* rows of the second text: so many from first on */
+    int64_t room, size;   /* tokens of the first text, or 1; D */
+    float *memory;        /* [heads, room, size] */
+    mha_tensor *values;
+    mha_head_patch *patches;
+    uint8_t *rows; /* of the first text: those that are patched */
+} patching;
+
+static void free_patches(patching *p)
+{
+    free(p->memory);
+    free(p->values);
+    free(p->patches);
+    free(p->rows);
+}
+
+static mha_status take_outputs(void *user, const mha_activations *activations, int64_t layer)
+{
+    const patching *p = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    MHA_TRY(check_over(p->trials));
+    MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
+    for (int64_t i = 0; i < p->run->patched_count; i++) {
+        if (p->run->patched[i].layer != layer) continue;
+        const float *from =
+            (const float *)view.heads.data + p->run->patched[i].head * view.heads.stride[1];
+        for (int64_t t = 0; t < p->taken; t++)
+            memcpy(p->memory + (i * p->room + t) * p->size,
+                   from + (p->first + t) * view.heads.stride[2], (size_t)p->size * sizeof(float));
+    }
+    return MHA_OK;
+}
+
+/* At every token that both texts have its own row, or at the last one the last row of the second text. */
+static void aim_patches(patching *p)
+{
+    const mha_trial *r = p->run;
+    const bool last = r->flags & MHA_TRIAL_AT_LAST;
+    const int64_t shape[] = {1, r->count, p->size};
+    for (int64_t t = 0; t < r->count; t++)
+        p->rows[t] = last ? t == r->count - 1 : t < r->other_count;
+    for (int64_t i = 0; i < r->patched_count; i++) {
+        p->values[i] = mha_tensor_contiguous(p->memory + i * p->room * p->size, MHA_F32, 3, shape);
+        if (last) p->values[i].stride[1] = 0;
+        p->patches[i] = (mha_head_patch){.struct_size = sizeof *p->patches,
+                                         .part = MHA_PATCH_OUTPUT,
+                                         .layer = r->patched[i].layer,
+                                         .head = r->patched[i].head,
+                                         .values = &p->values[i],
+                                         .rows = p->rows};
+    }
+}
+
+/* free_patches() in any case. */
+static mha_status make_patches(const mha_trials *trials, const mha_trial *r, patching *p)
+{
+    sequence other;
+    const bool last = r->flags & MHA_TRIAL_AT_LAST;
+    *p = (patching){.trials = trials, .run = r, .size = trials->desc.head_dim};
+    p->first = last ? r->other_count - 1 : 0;
+    p->room = last ? 1 : r->count;
+    p->taken = last || r->other_count > r->count ? p->room : r->other_count;
+    const size_t numbers = (size_t)(r->patched_count * p->room * p->size);
+    if ((double)numbers * sizeof(float) > trials->options.most_bytes)
+        return mha_fail(MHA_ERR_MODEL,
+                        "patched: %" PRId64 " heads of %" PRId64
+                        " tokens take more than %.0f MiB; patch fewer heads, or shorten the text",
+                        r->patched_count, p->room, trials->options.most_bytes / 0x1p20);
+    p->memory = calloc(numbers, sizeof *p->memory);
+    p->values = calloc((size_t)r->patched_count, sizeof *p->values);
+    p->patches = calloc((size_t)r->patched_count, sizeof *p->patches);
+    p->rows = calloc((size_t)r->count, sizeof *p->rows);
+    if (!p->memory || !p->values || !p->patches || !p->rows) return no_memory();
+    make_sequence(trials, r->other, r->other_types, r->other_count, &other);
+    other.input.after_layer = take_outputs;
+    other.input.after_layer_user = p;
+    aim_patches(p);
+    return forward(trials, &other);
+}
+
+/* Gates that are 0 where a head is off; NULL in *memory if there is no room. */
+static mha_tensor make_gates(const mha_trials *trials, const mha_trial *r, float **memory)
+{
+    const mha_transformer_desc *d = &trials->desc;
+    const int64_t shape[] = {d->num_layers, d->num_heads};
+    float *gates = malloc((size_t)(shape[0] * shape[1]) * sizeof *gates);
+    for (int64_t i = 0; gates && i < shape[0] * shape[1]; i++) gates[i] = 1;
+    for (int64_t i = 0; gates && i < r->off_count; i++)
+        gates[r->off[i].layer * d->num_heads + r->off[i].head] = 0;
+    *memory = gates;
+    return mha_tensor_contiguous(gates, MHA_F32, 2, shape);
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+typedef struct running {
+    const mha_trials *trials;
+    mhai_kept_run *run; /* NULL: nothing is kept of it */
+    int64_t only;       /* the layer whose rows are wanted; -1: all */
+    mha_trial_rows_fn fn;
+    void *user;
+    int64_t layer;
+    float *free; /* of the run's memory */
+} running;
+
+static mha_status give_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    const running *r = user;
+    (void)b;
+    MHA_TRY(check_over(r->trials));
+    return r->fn(r->user, r->layer, row, p);
+}
+
+static mha_status visit(running *r, int64_t layer, const mha_attention_desc *attention,
+                        const mha_tensor *q, const mha_tensor *k)
+{
+    r->layer = layer;
+    if (!r->fn || q->ndim == 0 || (r->only >= 0 && layer != r->only)) return MHA_OK;
+    return mha_attention_visit_rows(r->trials->context, attention, q, k, 0, give_rows, r);
+}
+
+static mha_tensor keep_rows(running *r, const mha_tensor *x)
+{
+    const mha_tensor made = mha_tensor_contiguous(r->free, MHA_F32, 4, x->shape);
+    for (int64_t h = 0; h < x->shape[1]; h++)
+        for (int64_t t = 0; t < x->shape[2]; t++, r->free += x->shape[3])
+            memcpy(r->free, (const float *)x->data + h * x->stride[1] + t * x->stride[2],
+                   (size_t)x->shape[3] * sizeof(float));
+    return made;
+}
+
+static mha_status after_layer(void *user, const mha_activations *activations, int64_t layer)
+{
+    running *r = user;
+    mha_layer_view view = {.struct_size = sizeof view};
+    MHA_TRY(check_over(r->trials));
+    MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
+    if (view.q.ndim == 0) return MHA_OK;
+    if (!r->run || !r->run->layers) return visit(r, layer, &view.attention, &view.q, &view.k);
+    mhai_kept_layer *kept = &r->run->layers[layer];
+    kept->attention = view.attention;
+    kept->q = keep_rows(r, &view.q);
+    kept->k = keep_rows(r, &view.k);
+    return MHA_OK;
+}
+
+static mha_status run_text(const mha_trials *trials, const mha_trial *run, running *r)
+{
+    patching p = {0};
+    sequence s;
+    float *gate_memory = NULL;
+    mha_tensor gates, hidden;
+    mha_status status = MHA_OK;
+    make_sequence(trials, run->tokens, run->types, run->count, &s);
+    s.input.after_layer = after_layer;
+    s.input.after_layer_user = r;
+    if (run->off_count > 0) {
+        gates = make_gates(trials, run, &gate_memory);
+        s.input.gates = &gates;
+        if (!gate_memory) status = no_memory();
+    }
+    if (status == MHA_OK && run->patched_count > 0) {
+        status = make_patches(trials, run, &p);
+        s.input.patches = p.patches;
+        s.input.patch_count = run->patched_count;
+    }
+    if (r->run) {
+        const int64_t shape[] = {1, run->count, trials->desc.embed_dim};
+        hidden = mha_tensor_contiguous(r->run->hidden, MHA_F32, 3, shape);
+        s.input.last_hidden = &hidden;
+        r->free = r->run->memory;
+        for (int64_t t = 0; p.rows && t < run->count; t++) r->run->patched += p.rows[t];
+    }
+    if (status == MHA_OK) status = forward(trials, &s);
+    free_patches(&p);
+    free(gate_memory);
+    return status;
+}
+
+/* A run that fails leaves nothing, so that nothing is mistaken for it. The run takes the key. */
+static mha_status run_anew(const mha_trials *trials, const mha_trial *run, bool layers,
+                           run_key *key, running *r)
+{
+    mha_status status = check_over(trials);
+    if (status == MHA_OK) status = make_room(trials, run->count, layers, r->run);
+    if (status == MHA_OK) status = run_text(trials, run, r);
+    if (status != MHA_OK) {
+        forget(r->run);
+        return status;
+    }
+    r->run->key = key->bytes;
+    r->run->key_bytes = key->count;
+    key->bytes = NULL;
+    return MHA_OK;
+}
+
+static mha_status visit_kept(const mha_trials *trials, running *r)
+{
+    for (int64_t l = 0; r->fn && l < trials->desc.num_layers; l++) {
+        const mhai_kept_layer *kept = &trials->now.layers[l];
+        MHA_TRY(check_over(trials));
+        MHA_TRY(visit(r, l, &kept->attention, &kept->q, &kept->k));
+    }
+    return MHA_OK;
+}
+
+mha_status mha_trials_run(mha_trials *trials, const mha_trial *given, int64_t layer,
+                          mha_trial_rows_fn fn, void *user, int64_t *patched)
+{
+    run_key key;
+    mha_trial run;
+    running r = {.trials = trials, .only = layer, .fn = fn, .user = user};
+    MHA_TRY(mhai_trial_read(trials, given, &run));
+    MHA_TRY(make_key(&run, &key));
+    mha_status status = MHA_OK;
+    if (!is_of(&trials->now, &key)) {
+        r.run = &trials->now;
+        status = run_anew(trials, &run, true, &key, &r);
+    } else if (!trials->now.layers && fn) {
+        status = run_text(trials, &run, &r);
+    }
+    free(key.bytes);
+    if (status == MHA_OK && trials->now.layers) status = visit_kept(trials, &r);
+    if (status == MHA_OK && patched) *patched = trials->now.patched;
+    return status;
+}
+
+mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run, const mhai_kept_run **whole)
+{
+    run_key key;
+    running r = {.trials = trials, .run = &trials->whole, .only = -1};
+    const mha_trial plain = {.struct_size = sizeof plain,
+                             .tokens = run->tokens,
+                             .types = run->types,
+                             .count = run->count};
+    *whole = run->off_count + run->patched_count > 0 ? &trials->whole : &trials->now;
+    if (*whole == &trials->now) return MHA_OK;
+    MHA_TRY(make_key(&plain, &key));
+    const mha_status status =
+        is_of(&trials->whole, &key) ? MHA_OK : run_anew(trials, &plain, false, &key, &r);
+    free(key.bytes);
+    return status;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+mha_status mha_trials_create(mha_context *context, const mha_transformer *transformer,
+                             const mha_trials_options *options, mha_trials **trials)
+{
+    mha_trials made = {.context = context, .transformer = transformer};
+    if (!context || !transformer || !options || !trials)
+        return mha_fail(MHA_ERR_NULL,
+                        "trial: context, transformer, options and trials are required");
+    *trials = NULL;
+    MHA_TRY(mha_struct_read("mha_trials_options", &made.options, sizeof made.options,
+                            sizeof made.options, options, options->struct_size));
+    made.desc.struct_size = sizeof made.desc;
+    mha_transformer_describe(transformer, &made.desc);
+    *trials = malloc(sizeof made);
+    if (!*trials) return no_memory();
+    memcpy(*trials, &made, sizeof made);
+    return MHA_OK;
+}
+
+void mha_trials_destroy(mha_trials *trials)
+{
+    if (!trials) return;
+    forget(&trials->now);
+    forget(&trials->whole);
+    free(trials);
+}
