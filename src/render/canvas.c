@@ -36,22 +36,6 @@ mhai_color mhai_canvas_cell_color(const mhai_map *map, int64_t row, int64_t col)
     return c;
 }
 
-/* A number for each look. */
-static int look_of(const mhai_map *map, int64_t at)
-{
-    uint8_t kind = map->cells->kind[at];
-    return kind == MHAI_CELL_VALUE ? mhai_palette_index(map->scale, (double)map->cells->value[at])
-                                   : 255 + kind;
-}
-
-int64_t mhai_canvas_run(const mhai_map *map, int64_t row, int64_t col)
-{
-    const int64_t first = row * map->cells->cols;
-    int64_t end = col + 1;
-    while (end < map->cells->cols && look_of(map, first + end) == look_of(map, first + col)) end++;
-    return end;
-}
-
 void mhai_canvas_cross(const mhai_canvas *canvas, double x, double y, double width, double height,
                        mhai_color color)
 {

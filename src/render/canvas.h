@@ -23,13 +23,6 @@ typedef struct mhai_pen {
     bool bold, mono;
 } mhai_pen;
 
-typedef struct mhai_box {
-    double x, y, width, height, radius;
-    mhai_color fill;
-    const mhai_color *edge; /* NULL: none */
-    bool crisp;             /* its edges are rounded to pixels */
-} mhai_box;
-
 enum { MHAI_MOST_DASHES = 4 };
 typedef struct mhai_stroke {
     mhai_color color;
@@ -46,8 +39,19 @@ typedef struct mhai_theme {
     mhai_color mark;                  /* what is pointed at: in no colour map */
 } mhai_theme;
 
+typedef struct mhai_map mhai_map;
+typedef struct mhai_box {
+    double x, y, width, height, radius;
+    mhai_color fill;
+    const mhai_color *edge;  /* NULL: none */
+    bool crisp;              /* its edges are rounded to pixels */
+    const mhai_theme *hatch; /* instead of fill: the hatch of masked cells */
+    const mhai_map *map;     /* it is the cell row, col of it; NULL: of none */
+    int64_t row, col;
+} mhai_box;
+
 /* The cells of one panel. */
-typedef struct mhai_map {
+struct mhai_map {
     double x, y, cell_width, cell_height;
     const mhai_cells *cells;
     const mhai_scale *scale;
@@ -57,14 +61,13 @@ typedef struct mhai_map {
     bool tiny;                /* cells too small for a hatch or a cross */
     bool image;               /* too many cells for one shape each */
     bool tooltips;
-} mhai_map;
+};
 
 typedef struct mhai_layout mhai_layout;
 
 typedef struct mhai_canvas {
     void *user;
     void (*rect)(void *user, const mhai_box *box);
-    void (*hatch)(void *user, const mhai_box *box, const mhai_theme *theme);
     void (*triangle)(void *user, const double xy[6], mhai_color color);
     void (*dot)(void *user, double x, double y, double radius, mhai_color color);
     void (*line)(void *user, const double xy[4], double width, mhai_color color);
@@ -72,10 +75,12 @@ typedef struct mhai_canvas {
     void (*path)(void *user, const double *xy, int64_t count, bool curve,
                  const mhai_stroke *stroke);
     void (*text)(void *user, const mhai_pen *pen, const char *text);
-    void (*map)(void *user, const mhai_map *map);
+    void (*image)(void *user, const mhai_map *map); /* a pixel for each cell */
     /* A figure, as large as fits into place (x, y, width, height). */
     mha_status (*figure)(void *user, const mhai_layout *layout, const double place[4]);
-    void (*group)(void *user, bool begins, bool crisp); /* of rectangles */
+    /* Rectangles, whose origin is x, y. */
+    void (*group)(void *user, double x, double y, bool crisp);
+    void (*end_group)(void *user);
 } mhai_canvas;
 
 typedef enum mhai_picture { MHAI_SVG, MHAI_PNG, MHAI_PDF } mhai_picture;
@@ -103,10 +108,7 @@ mhai_color mhai_color_of(uint32_t rgb); /* 0xRRGGBB */
 /* The colour of a cell that is drawn flat. */
 mhai_color mhai_canvas_cell_color(const mhai_map *map, int64_t row, int64_t col);
 
-/* Where the cells that look like the one at row, col end. */
-int64_t mhai_canvas_run(const mhai_map *map, int64_t row, int64_t col);
-
-/* The arms of the cross of a cell that is not finite. */
+/* A cross from corner to corner. */
 void mhai_canvas_cross(const mhai_canvas *canvas, double x, double y, double width, double height,
                        mhai_color color);
 

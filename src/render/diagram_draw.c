@@ -219,7 +219,7 @@ static void draw_cells(const pen *p, const mha_mark *m)
     double width = m->cols ? m->width / (double)m->cols : 0;
     double height = m->rows ? m->height / (double)m->rows : 0;
     double gap = width >= 7 && height >= 7 ? 1 : 0;
-    p->canvas->group(p->canvas->user, true, gap == 0);
+    p->canvas->group(p->canvas->user, 0, 0, gap == 0);
     for (int64_t r = 0; r < m->rows; r++)
         for (int64_t c = 0, end; c < m->cols; c = end) {
             uint8_t cell = m->cells[r * m->cols + c];
@@ -232,7 +232,7 @@ static void draw_cells(const pen *p, const mha_mark *m)
                                    (double)(end - c) * width - gap, height - gap},
                  gap > 0 ? 1.5 : 0, cell & MHA_CELL_SOFT ? ink->soft : ink->half, NULL);
         }
-    p->canvas->group(p->canvas->user, false, false);
+    p->canvas->end_group(p->canvas->user);
 }
 
 static mha_status draw_figure(const pen *p, const mha_mark *m, double x, double y)

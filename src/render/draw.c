@@ -132,7 +132,7 @@ static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x
 {
     const mhai_theme *theme = &l->grid.theme;
     if (masked && !l->tiny)
-        canvas->hatch(canvas->user, &(mhai_box){x, y, 14, 12, .radius = 0}, theme);
+        canvas->rect(canvas->user, &(mhai_box){x, y, 14, 12, .hatch = theme});
     else
         fill(canvas, x, y, 14, 12, masked ? theme->mask_line : l->tiny ? theme->bad : theme->paper);
     if (!masked && !l->tiny) mhai_canvas_cross(canvas, x + 3, y + 2, 8, 8, theme->bad);
@@ -245,6 +245,56 @@ static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i
     }
 }
 
+/* A number for each look. */
+static int look_of(const mhai_map *map, int64_t at)
+{
+    uint8_t kind = map->cells->kind[at];
+    return kind == MHAI_CELL_VALUE ? mhai_palette_index(map->scale, (double)map->cells->value[at])
+                                   : 255 + kind;
+}
+
+static int64_t run_of(const mhai_map *map, int64_t row, int64_t col)
+{
+    const int64_t first = row * map->cells->cols;
+    int64_t end = col + 1;
+    while (end < map->cells->cols && look_of(map, first + end) == look_of(map, first + col)) end++;
+    return end;
+}
+
+/* A rectangle for each run of cells that look alike; for each cell if it has a tooltip. */
+static void draw_map(const mhai_canvas *canvas, const mhai_map *map)
+{
+    const mhai_cells *cells = map->cells;
+    const double w = map->cell_width, h = map->cell_height;
+    if (map->image) {
+        canvas->image(canvas->user, map);
+        return;
+    }
+    canvas->group(canvas->user, map->x, map->y, true);
+    for (int64_t row = 0; row < cells->rows; row++)
+        for (int64_t col = 0, end; col < cells->cols; col = end) {
+            const uint8_t kind = map->tiny ? MHAI_CELL_VALUE : cells->kind[row * cells->cols + col];
+            end = map->tooltips ? col + 1 : run_of(map, row, col);
+            mhai_box box = {(double)col * w,
+                            (double)row * h,
+                            (double)(end - col) * w,
+                            h,
+                            .hatch = kind == MHAI_CELL_MASKED ? map->theme : NULL,
+                            .map = map,
+                            .row = row,
+                            .col = col};
+            box.fill = kind == MHAI_CELL_NOT_FINITE ? map->theme->paper
+                                                    : mhai_canvas_cell_color(map, row, col);
+            canvas->rect(canvas->user, &box);
+        }
+    for (int64_t i = 0; !map->tiny && i < cells->rows * cells->cols; i++)
+        if (cells->kind[i] == MHAI_CELL_NOT_FINITE)
+            mhai_canvas_cross(canvas, ((double)(i % cells->cols) + 0.25) * w,
+                              ((double)(i / cells->cols) + 0.25) * h, w / 2, h / 2,
+                              map->theme->bad);
+    canvas->end_group(canvas->user);
+}
+
 static void draw_values(const mhai_layout *l, const mhai_canvas *canvas, const mhai_map *map)
 {
     for (int64_t r = 0; r < map->cells->rows; r++)
@@ -300,7 +350,7 @@ static void draw_panel(const mhai_layout *l, const mhai_canvas *canvas, int64_t 
                     l->tiny,
                     l->image,
                     l->tooltips};
-    canvas->map(canvas->user, &map);
+    draw_map(canvas, &map);
     draw_frame(l, canvas, x, y, l->map_width, l->map_height);
     if (panel.mark) draw_mark(l, canvas, panel.mark, x, y);
     if (l->values) draw_values(l, canvas, &map);
@@ -373,7 +423,7 @@ mha_status mhai_draw_cells(const mhai_layout *l, const mhai_canvas *canvas, cons
                           .figure = &l->grid.figure,
                           .tiny = true,
                           .image = true};
-    canvas->map(canvas->user, &map);
+    canvas->image(canvas->user, &map);
     mhai_cells_free(&cells);
     return MHA_OK;
 }

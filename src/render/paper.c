@@ -49,54 +49,74 @@ static void rounded(cairo_t *cairo, const mhai_box *b)
     cairo_close_path(cairo);
 }
 
+static void mix(const paper *p, int64_t x, int64_t y, mhai_color color, unsigned alpha)
+{
+    const int64_t width = cairo_image_surface_get_width(p->surface);
+    if (x < 0 || y < 0 || x >= width || y >= cairo_image_surface_get_height(p->surface)) return;
+    unsigned char *at = cairo_image_surface_get_data(p->surface) + 4 * (y * width + x);
+    uint32_t word, mixed = 0;
+    memcpy(&word, at, sizeof word);
+    for (int i = 16; i >= 0; i -= 8)
+        mixed = mixed << 8 |
+                ((word >> i & 255) * (255 - alpha) + color.rgb[2 - i / 8] * alpha + 127) / 255;
+    memcpy(at, &mixed, sizeof mixed);
+}
+
+/* Diagonals every 6 units of the drawing, whichever cell they cross. */
+static void hatch_pixels(paper *p, const mhai_box *box)
+{
+    double x0 = box->x, y0 = box->y, x1 = x0 + box->width, y1 = y0 + box->height, unit = 1,
+           zero = 0;
+    cairo_user_to_device(p->cairo, &x0, &y0);
+    cairo_user_to_device(p->cairo, &x1, &y1);
+    cairo_user_to_device_distance(p->cairo, &unit, &zero);
+    cairo_surface_flush(p->surface);
+    for (int64_t y = llround(y0); y < llround(y1); y++)
+        for (int64_t x = llround(x0); x < llround(x1); x++) {
+            const double phase = fmod((double)(x + y) + 1, 6 * unit);
+            const double cover = 0.6 * unit - fmin(phase, 6 * unit - phase) / sqrt(2) + 0.5;
+            mix(p, x, y, box->hatch->mask_line, (unsigned)lround(255 * fmin(fmax(cover, 0), 1)));
+        }
+    cairo_surface_mark_dirty(p->surface);
+}
+
+static void hatch_lines(paper *p, const mhai_box *b)
+{
+    const double end = b->y + b->height;
+    cairo_save(p->cairo);
+    cairo_clip(p->cairo);
+    set_color(p, b->hatch->mask_line);
+    cairo_set_line_width(p->cairo, 1.2);
+    for (double sum = 6 * floor((b->x + b->y) / 6); sum < b->x + b->width + end + 6; sum += 6) {
+        cairo_move_to(p->cairo, sum - b->y, b->y);
+        cairo_line_to(p->cairo, sum - end, end);
+    }
+    cairo_stroke(p->cairo);
+    cairo_restore(p->cairo);
+}
+
 /* Viewers of PDF show hairs between shapes that only touch, so crisp ones, which stand side by side,
  * reach a little under the next. */
 static void paper_rect(void *user, const mhai_box *box)
 {
     paper *p = user;
-    const bool crisp = box->crisp || p->crisp;
+    const bool crisp = box->crisp || p->crisp || box->hatch;
     const double under = p->pdf && crisp ? 0.25 : 0;
     set_crisp(p, crisp);
     if (box->radius > 0)
         rounded(p->cairo, box);
     else
         cairo_rectangle(p->cairo, box->x, box->y, box->width + under, box->height + under);
-    set_color(p, box->fill);
+    set_color(p, box->hatch ? box->hatch->mask_paper : box->fill);
     cairo_fill_preserve(p->cairo);
     if (box->edge) {
         set_color(p, *box->edge);
         cairo_set_line_width(p->cairo, 1.5);
         cairo_stroke_preserve(p->cairo);
     }
+    if (box->hatch && p->pdf) hatch_lines(p, box);
+    if (box->hatch && !p->pdf && !cairo_status(p->cairo)) hatch_pixels(p, box);
     cairo_new_path(p->cairo);
-}
-
-/* Fill the path, and draw diagonals every 6 units of the drawing, whichever cell they cross. */
-static void fill_hatched(paper *p, const mhai_theme *theme)
-{
-    double x0, y0, x1, y1;
-    cairo_path_extents(p->cairo, &x0, &y0, &x1, &y1);
-    cairo_save(p->cairo);
-    set_crisp(p, true);
-    set_color(p, theme->mask_paper);
-    cairo_fill_preserve(p->cairo);
-    cairo_clip(p->cairo);
-    set_crisp(p, false);
-    set_color(p, theme->mask_line);
-    cairo_set_line_width(p->cairo, 1.2);
-    for (double sum = 6 * floor((x0 + y0) / 6); sum < x1 + y1 + 6; sum += 6) {
-        cairo_move_to(p->cairo, sum - y0, y0);
-        cairo_line_to(p->cairo, sum - y1, y1);
-        cairo_stroke(p->cairo);
-    }
-    cairo_restore(p->cairo);
-}
-
-static void paper_hatch(void *user, const mhai_box *box, const mhai_theme *theme)
-{
-    paper *p = user;
-    cairo_rectangle(p->cairo, box->x, box->y, box->width, box->height);
-    fill_hatched(p, theme);
 }
 
 static void paper_triangle(void *user, const double xy[6], mhai_color color)
@@ -160,22 +180,9 @@ static void paper_path(void *user, const double *xy, int64_t count, bool curve,
 static void blend(void *user, int64_t left, int64_t top, int width, int height,
                   const unsigned char *coverage, int stride)
 {
-    paper *p = user;
-    const int64_t all = cairo_image_surface_get_width(p->surface),
-                  high = cairo_image_surface_get_height(p->surface);
-    unsigned char *data = cairo_image_surface_get_data(p->surface);
-    for (int64_t y = top < 0 ? -top : 0; y < height && top + y < high; y++)
-        for (int64_t x = left < 0 ? -left : 0; x < width && left + x < all; x++) {
-            const unsigned alpha = coverage[y * stride + x];
-            unsigned char *at = data + 4 * ((top + y) * all + left + x);
-            uint32_t word, mixed = 0;
-            memcpy(&word, at, sizeof word);
-            for (int i = 0; i < 3; i++) {
-                const unsigned under = word >> (16 - 8 * i) & 255;
-                mixed = mixed << 8 | (under * (255 - alpha) + p->ink.rgb[i] * alpha + 127) / 255;
-            }
-            memcpy(at, &mixed, sizeof mixed);
-        }
+    const paper *p = user;
+    for (int y = 0; y < height; y++)
+        for (int x = 0; x < width; x++) mix(p, left + x, top + y, p->ink, coverage[y * stride + x]);
 }
 
 static void text_pixels(paper *p, const mhai_pen *pen, const char *text)
@@ -221,10 +228,10 @@ static void paper_text(void *user, const mhai_pen *pen, const char *text)
     cairo_restore(p->cairo);
 }
 
-/* ---- Maps ------------------------------------------------------------------------------------ */
-
-static void map_image(paper *p, const mhai_map *map)
+static void paper_image(void *user, const mhai_map *map)
 {
+    paper *p = user;
+    if (p->status) return;
     int64_t zoom;
     uint8_t *pixels = mhai_canvas_paint(map, &zoom);
     const int width = (int)(map->cells->cols * zoom), height = (int)(map->cells->rows * zoom);
@@ -254,49 +261,6 @@ static void map_image(paper *p, const mhai_map *map)
     free(pixels);
 }
 
-static void map_shapes(paper *p, const mhai_map *map)
-{
-    for (int64_t row = 0; row < map->cells->rows; row++)
-        for (int64_t col = 0, end; col < map->cells->cols; col = end) {
-            end = mhai_canvas_run(map, row, col);
-            paper_rect(p,
-                       &(mhai_box){map->x + (double)col * map->cell_width,
-                                   map->y + (double)row * map->cell_height,
-                                   (double)(end - col) * map->cell_width, map->cell_height,
-                                   .fill = mhai_canvas_cell_color(map, row, col), .crisp = true});
-        }
-}
-
-static void paper_map(void *user, const mhai_map *map)
-{
-    paper *p = user;
-    const mhai_cells *cells = map->cells;
-    const double w = map->cell_width, h = map->cell_height;
-    bool masked = false;
-    if (p->status) return;
-    if (p->pdf && !map->image)
-        map_shapes(p, map);
-    else
-        map_image(p, map);
-    if (map->tiny) return;
-    for (int64_t row = 0; row < cells->rows; row++)
-        for (int64_t col = 0; col < cells->cols; col++) {
-            if (cells->kind[row * cells->cols + col] != MHAI_CELL_NOT_FINITE) continue;
-            const double x = map->x + (double)col * w, y = map->y + (double)row * h;
-            paper_rect(p, &(mhai_box){x, y, w, h, .fill = map->theme->paper, .crisp = true});
-            mhai_canvas_cross(p->canvas, x + w / 4, y + h / 4, w / 2, h / 2, map->theme->bad);
-        }
-    for (int64_t row = 0; row < cells->rows; row++)
-        for (int64_t col = 0, end; col < cells->cols; col = end) {
-            end = mhai_canvas_run(map, row, col);
-            if (cells->kind[row * cells->cols + col] != MHAI_CELL_MASKED) continue;
-            cairo_rectangle(p->cairo, map->x + (double)col * w, map->y + (double)row * h,
-                            (double)(end - col) * w, h);
-            masked = true;
-        }
-    if (masked) fill_hatched(p, map->theme);
-}
-
 static mha_status paper_figure(void *user, const mhai_layout *l, const double place[4])
 {
     paper *p = user;
@@ -310,9 +274,19 @@ static mha_status paper_figure(void *user, const mhai_layout *l, const double pl
     return status;
 }
 
-static void paper_group(void *user, bool begins, bool crisp)
+static void paper_group(void *user, double x, double y, bool crisp)
 {
-    ((paper *)user)->crisp = begins && crisp;
+    paper *p = user;
+    cairo_save(p->cairo);
+    cairo_translate(p->cairo, x, y);
+    p->crisp = crisp;
+}
+
+static void paper_end_group(void *user)
+{
+    paper *p = user;
+    cairo_restore(p->cairo);
+    p->crisp = false;
 }
 
 /* ---- Files ----------------------------------------------------------------------------------- */
@@ -387,9 +361,9 @@ static mha_status write_png(paper *p)
 static mha_status draw(paper *p, const mhai_sheet *sheet)
 {
     double ratio;
-    const mhai_canvas canvas = {p,         paper_rect,   paper_hatch, paper_triangle,
-                                paper_dot, paper_line,   paper_path,  paper_text,
-                                paper_map, paper_figure, paper_group};
+    const mhai_canvas canvas = {
+        p,          paper_rect,  paper_triangle, paper_dot,   paper_line,     paper_path,
+        paper_text, paper_image, paper_figure,   paper_group, paper_end_group};
     p->canvas = &canvas;
     MHA_TRY(p->pdf ? open_pdf(p, sheet, &ratio) : open_png(p, sheet, &ratio));
     MHA_TRY(mhai_font_open(sheet->font_file, &p->font));

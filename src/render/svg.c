@@ -53,34 +53,6 @@ static void rect_attributes(svg *s, double x, double y, double width, double hei
     rect_size(s, width, height);
 }
 
-static void svg_rect(void *user, const mhai_box *box)
-{
-    svg *s = user;
-    mhai_sink_text(&s->writer, "<rect");
-    rect_attributes(s, box->x, box->y, box->width, box->height);
-    if (box->radius > 0) attribute(s, "rx", box->radius);
-    color_attribute(s, "fill", box->fill);
-    if (box->edge) color_attribute(s, "stroke", *box->edge);
-    mhai_sink_print(&s->writer, "%s%s/>\n", box->edge ? " stroke-width=\"1.5\"" : "",
-                    box->crisp ? " shape-rendering=\"crispEdges\"" : "");
-}
-
-static void svg_hatch(void *user, const mhai_box *box, const mhai_theme *theme)
-{
-    svg *s = user;
-    (void)theme; /* the pattern is defined once, at the top */
-    mhai_sink_text(&s->writer, "<rect");
-    rect_attributes(s, box->x, box->y, box->width, box->height);
-    mhai_sink_print(&s->writer, " fill=\"url(#mha-hatch%s)\"/>\n", s->frame.suffix);
-}
-
-static void svg_group(void *user, bool begins, bool crisp)
-{
-    svg *s = user;
-    mhai_sink_print(&s->writer, "<%sg%s>\n", begins ? "" : "/",
-                    begins && crisp ? " shape-rendering=\"crispEdges\"" : "");
-}
-
 static void points(svg *s, const double *xy, int count)
 {
     for (int i = 0; i < 2 * count; i++) {
@@ -175,8 +147,10 @@ static void svg_text(void *user, const mhai_pen *pen, const char *text)
 }
 
 /* One image per panel. */
-static void map_image(svg *s, const mhai_map *map)
+static void svg_image(void *user, const mhai_map *map)
 {
+    svg *s = user;
+    if (s->status || s->writer.status) return;
     const mhai_cells *cells = map->cells;
     int64_t zoom;
     uint8_t *rgb = mhai_canvas_paint(map, &zoom);
@@ -231,55 +205,43 @@ static void tooltip(svg *s, const mhai_map *map, int64_t row, int64_t col)
                                                    : value);
 }
 
-static void run_rect(svg *s, const mhai_map *map, int64_t row, int64_t col, int64_t length)
+static void svg_rect(void *user, const mhai_box *box)
 {
-    const uint8_t kind = map->cells->kind[row * map->cells->cols + col];
+    svg *s = user;
     mhai_sink_text(&s->writer, "<rect");
-    rect_attributes(s, (double)col * map->cell_width, (double)row * map->cell_height,
-                    (double)length * map->cell_width, map->cell_height);
-    if (kind == MHAI_CELL_MASKED && !map->tiny)
+    rect_attributes(s, box->x, box->y, box->width, box->height);
+    if (box->radius > 0) attribute(s, "rx", box->radius);
+    if (box->hatch)
         mhai_sink_print(&s->writer, " fill=\"url(#mha-hatch%s)\"", s->frame.suffix);
-    else if (kind == MHAI_CELL_NOT_FINITE && !map->tiny)
-        color_attribute(s, "fill", map->theme->paper);
     else
-        color_attribute(s, "fill", mhai_canvas_cell_color(map, row, col));
-    if (map->tooltips) {
+        color_attribute(s, "fill", box->fill);
+    if (box->edge) color_attribute(s, "stroke", *box->edge);
+    mhai_sink_print(&s->writer, "%s%s", box->edge ? " stroke-width=\"1.5\"" : "",
+                    box->crisp ? " shape-rendering=\"crispEdges\"" : "");
+    if (box->map && box->map->tooltips) {
         mhai_sink_text(&s->writer, ">");
-        tooltip(s, map, row, col);
+        tooltip(s, box->map, box->row, box->col);
         mhai_sink_text(&s->writer, "</rect>\n");
     } else {
         mhai_sink_text(&s->writer, "/>\n");
     }
 }
 
-static void crosses(svg *s, const mhai_map *map)
-{
-    const double w = map->cell_width, h = map->cell_height;
-    for (int64_t row = 0; row < map->cells->rows; row++)
-        for (int64_t col = 0; col < map->cells->cols; col++)
-            if (map->cells->kind[row * map->cells->cols + col] == MHAI_CELL_NOT_FINITE)
-                mhai_canvas_cross(s->canvas, ((double)col + 0.25) * w, ((double)row + 0.25) * h,
-                                  w / 2, h / 2, map->theme->bad);
-}
-
-static void svg_map(void *user, const mhai_map *map)
+static void svg_group(void *user, double x, double y, bool crisp)
 {
     svg *s = user;
-    if (s->status || s->writer.status) return;
-    if (map->image) {
-        map_image(s, map);
-        return;
+    mhai_sink_text(&s->writer, "<g");
+    if (x != 0 || y != 0) {
+        mhai_sink_text(&s->writer, " transform=\"translate(");
+        points(s, (const double[2]){x, y}, 1);
+        mhai_sink_text(&s->writer, ")\"");
     }
-    mhai_sink_text(&s->writer, "<g transform=\"translate(");
-    points(s, (const double[2]){map->x, map->y}, 1);
-    mhai_sink_text(&s->writer, ")\" shape-rendering=\"crispEdges\">\n");
-    for (int64_t row = 0; row < map->cells->rows; row++)
-        for (int64_t col = 0, end; col < map->cells->cols; col = end) {
-            end = map->tooltips ? col + 1 : mhai_canvas_run(map, row, col);
-            run_rect(s, map, row, col, end - col);
-        }
-    if (!map->tiny) crosses(s, map);
-    mhai_sink_text(&s->writer, "</g>\n");
+    mhai_sink_text(&s->writer, crisp ? " shape-rendering=\"crispEdges\">\n" : ">\n");
+}
+
+static void svg_end_group(void *user)
+{
+    mhai_sink_text(&((svg *)user)->writer, "</g>\n");
 }
 
 /* The root and its accessible name. */
@@ -340,8 +302,9 @@ static mha_status write_sheet(const mhai_sheet *sheet, const svg_frame *frame, c
 {
     svg s = {.frame = *frame};
     mhai_sink_open(&s.writer, sink);
-    const mhai_canvas canvas = {&s,       svg_rect, svg_hatch, svg_triangle, svg_dot,  svg_line,
-                                svg_path, svg_text, svg_map,   svg_figure,   svg_group};
+    const mhai_canvas canvas = {&s,         svg_rect,  svg_triangle, svg_dot,
+                                svg_line,   svg_path,  svg_text,     svg_image,
+                                svg_figure, svg_group, svg_end_group};
     s.canvas = &canvas;
     open_document(&s, sheet->title, sheet->width, sheet->height);
     if (sheet->layout) describe(&s, sheet->layout);
