@@ -206,8 +206,7 @@ MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const 
  * The same picture as PNG, 8-bit RGB. Characters that the font does not have are drawn as its box;
  * there is no shaping (Arabic, Indic) and no second font.
  *
- * Memory   as mha_render_svg(); 4 bytes a pixel during the call, and cairo keeps the last faces that
- *          it drew with.
+ * Memory   as mha_render_svg(); 4 bytes a pixel during the call.
  * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail names what
  *          to install); MHA_ERR_SIZE (more than 2^26 pixels, or 32767 on a side: draw fewer panels).
  * Threads  any.   Since  0.1
@@ -219,7 +218,8 @@ MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const 
  * font, and cells are shapes where they are in SVG. There is no date in it: the same figure gives
  * the same bytes with the same versions of cairo and FreeType.
  *
- * Memory   as mha_render_svg(); up to half a kilobyte for each shape during the call.
+ * Memory   as mha_render_svg(); about a kilobyte for each shape during the call. cairo keeps the
+ *          last fonts that it drew with: some 15 MB at most.
  * Errors   as mha_render_png(), but MHA_ERR_SIZE for a side of more than 14400 points, which is the
  *          most that readers of PDF take.
  * Threads  any.   Since  0.1
