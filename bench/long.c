@@ -17,6 +17,7 @@
 #include "apart.h"
 
 #include <multihead/component.h>
+#include <multihead/patterns.h>
 
 enum { D = 64, BLOCK = 128, WINDOW = 512 };
 

@@ -45,7 +45,7 @@ if(MHA_MODEL)
     "Model folders for multihead: safetensors, GGUF, tokenizers" "multihead"
     "jansson, libutf8proc, libpcre2-8")
 else()
-  list(APPEND headers_left_out checkpoint gguf io model state tokenizer trial)
+  list(APPEND headers_left_out checkpoint gguf io model state study tokenizer trial)
 endif()
 if(MHA_RENDER)
   mha_install(multihead_render render_library

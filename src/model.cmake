@@ -1,4 +1,4 @@
-# libmultihead-model: safetensors, GGUF, .npy, tokenizers, model folders.
+# libmultihead-model: safetensors, GGUF, .npy, tokenizers, model folders, studies.
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.12)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc>=2.6)

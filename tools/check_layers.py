@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "trial"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "study", "trial"}
 RENDER = {"render", "render_heads", "render_live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
@@ -17,7 +17,7 @@ MPI = {"mpi"}
 PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - CIRCUITS - MPI
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
-    "src/base": ({"base"}, {"base", "component", "sink"}),
+    "src/base": ({"base"}, {"base", "component", "json", "sink"}),
     "src/ranks": ({"ranks", "base"}, {"transport", "base", "component"}),
     "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"},
@@ -38,7 +38,7 @@ ALLOWED = {
     "src/analysis": ({"analysis", "transformer", "nn", "base"}, PUBLIC),
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
-    "src/render": ({"render"}, RENDER | {"base", "component", "sink"}),
+    "src/render": ({"render"}, RENDER | {"base", "component", "json", "sink"}),
     "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
     "src/mpi": ({"mpi"}, {"mpi", "transport", "base", "component"}),
     "src/study": ({"study"}, PUBLIC | MODEL),
@@ -52,7 +52,7 @@ ALLOWED = {
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
 PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS | MPI
 ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
-         "perplexity": (), "run": (), "selftest": (), "view": ("heads",), "train": ("view",), "prune": ("train",),
+         "perplexity": (), "run": (), "selftest": (), "view": (), "train": ("view",), "prune": ("train",),
          "serve": ("view",)}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')

@@ -19,7 +19,7 @@ import headers  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARIES = {"render": "multihead-render", "render_heads": "multihead-render", "circuits": "multihead-circuits",
              "mpi": "multihead-mpi",
-             **dict.fromkeys(("checkpoint", "gguf", "io", "model", "state", "tokenizer", "trial"),
+             **dict.fromkeys(("checkpoint", "gguf", "io", "model", "state", "study", "tokenizer", "trial"),
                              "multihead-model")}
 ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha",
                          "~": "\\(ti"})

@@ -2,12 +2,11 @@
 #include "bench/bench.h"
 #include "common/arena.h"
 #include "common/commands.h"
-#include "common/json_out.h"
 
 #include <jansson.h>
 
 #include <errno.h>
-#include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -82,136 +81,115 @@ void bench_print_row(const bench_machine *machine, const bench_row *row)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_int(json_out *json, const char *name, int64_t value)
-{
-    json_print(json, ", \"%s\": %" PRId64, name, value);
-}
-
-static void put_bool(json_out *json, const char *name, bool value)
-{
-    json_print(json, ", \"%s\": %s", name, value ? "true" : "false");
-}
-
 /* Numbers of 0 or less are not known. */
-static void put_real(json_out *json, const char *name, double value)
+static double known(double value)
 {
-    json_print(json, ", \"%s\": ", name);
-    if (value > 0)
-        json_number(json, value, "");
-    else
-        json_print(json, "null");
+    return value > 0 ? value : NAN;
 }
 
-static void put_text(json_out *json, const char *name, const char *text)
+static const char *known_text(const char *text)
 {
-    json_print(json, ", \"%s\": ", name);
-    json_text(json, *text ? text : NULL);
+    return *text ? text : NULL;
 }
 
-/* The day of the measurement, where it was measured. */
-static void put_date(json_out *json)
+static void put_machine(mha_json *json, const bench_machine *m)
 {
-    char date[16] = "";
+    char date[16] = ""; /* the day of the measurement, where it was measured */
     const time_t now = time(NULL);
     struct tm parts;
     if (localtime_r(&now, &parts)) strftime(date, sizeof date, "%Y-%m-%d", &parts);
-    put_text(json, "date", date);
+    mha_json_text(json, "isa", mha_isa_name(m->isa));
+    mha_json_text(json, "processor", known_text(m->processor.name));
+    mha_json_text(json, "microarchitecture", known_text(m->processor.microarchitecture));
+    mha_json_text(json, "processor_id", known_text(m->processor.id));
+    mha_json_text(json, "date", known_text(date));
+    mha_json_integer(json, "threads", m->threads);
+    mha_json_integer(json, "l2_bytes", m->l2);
+    mha_json_number(json, "peak_gflops", known(1e-9 * m->fma_peak));
+    mha_json_number(json, "peak_bf16_gflops", known(1e-9 * m->bf16_peak));
+    mha_json_number(json, "bandwidth_gbs", known(1e-9 * m->bandwidth));
 }
 
-static void put_machine(json_out *json, const bench_machine *m)
+static void put_shape(mha_json *json, const bench_shape *s)
 {
-    json_print(json, "\"isa\": \"%s\"", mha_isa_name(m->isa));
-    put_text(json, "processor", m->processor.name);
-    put_text(json, "microarchitecture", m->processor.microarchitecture);
-    put_text(json, "processor_id", m->processor.id);
-    put_date(json);
-    put_int(json, "threads", m->threads);
-    put_int(json, "l2_bytes", m->l2);
-    put_real(json, "peak_gflops", 1e-9 * m->fma_peak);
-    put_real(json, "peak_bf16_gflops", 1e-9 * m->bf16_peak);
-    put_real(json, "bandwidth_gbs", 1e-9 * m->bandwidth);
-}
-
-static void put_shape(json_out *json, const bench_shape *s)
-{
+#define SHAPE(member) MHA_JSON_FIELD(INTEGER, bench_shape, member)
+    static const mha_json_field product[] = {SHAPE(rows), SHAPE(outputs), SHAPE(inputs), {0}};
+    static const mha_json_field fields[] = {
+        SHAPE(batch), SHAPE(heads), SHAPE(kv_heads), SHAPE(head_dim), SHAPE(queries),
+        SHAPE(keys),  {0}};
+#undef SHAPE
     static const char *const masks[] = {"full",    "causal", "window", "blocks",
                                         "lengths", "keep",   "bias"};
-    json_print(json, ", \"compute\": \"%s\"", mha_compute_name(s->compute));
-    if (s->kind == BENCH_GEMM) {
-        put_int(json, "rows", s->rows);
-        put_int(json, "outputs", s->outputs);
-        put_int(json, "inputs", s->inputs);
-        return;
-    }
-    put_int(json, "batch", s->batch);
-    put_int(json, "heads", s->heads);
-    put_int(json, "kv_heads", s->kv_heads);
-    put_int(json, "head_dim", s->head_dim);
-    put_int(json, "queries", s->queries);
-    put_int(json, "keys", s->keys);
-    json_print(json, ", \"mask\": \"%s\"", masks[s->mask]);
-    if (s->mask == BENCH_MASK_WINDOW) put_int(json, "window", s->window);
-    json_print(json, ", \"layout\": \"%s\"", s->by_token ? "bthd" : "bhtd");
-    put_bool(json, "need_weights", s->need_weights);
-    static const char *const caches[] = {"null", "\"f32\"", "\"f16\"", "\"bf16\"", "\"int8\""};
-    json_print(json, ", \"cache\": %s", caches[s->cache]);
-    if (s->page) put_int(json, "page", s->page);
+    static const char *const caches[] = {NULL, "f32", "f16", "bf16", "int8"};
+    mha_json_text(json, "compute", mha_compute_name(s->compute));
+    mha_json_fields(json, s->kind == BENCH_GEMM ? product : fields, s);
+    if (s->kind == BENCH_GEMM) return;
+    mha_json_text(json, "mask", masks[s->mask]);
+    if (s->mask == BENCH_MASK_WINDOW) mha_json_integer(json, "window", s->window);
+    mha_json_text(json, "layout", s->by_token ? "bthd" : "bhtd");
+    mha_json_bool(json, "need_weights", s->need_weights);
+    mha_json_text(json, "cache", caches[s->cache]);
+    if (s->page) mha_json_integer(json, "page", s->page);
 }
 
-static void put_reals(json_out *json, const char *name, const double *values, int count)
-{
-    json_print(json, ",\n  \"%s\": [", name);
-    for (int i = 0; i < count; i++) json_number(json, values[i], i ? ", " : "");
-    json_print(json, "]");
-}
-
-static void put_row(json_out *json, const bench_machine *machine, const bench_row *row)
+static void put_row(mha_json *json, const bench_machine *machine, const bench_row *row)
 {
     const bench_result *r = &row->result;
-    json_print(json, "\"name\": ");
-    json_text(json, row->work.name);
-    json_print(json, ", \"work\": \"%s\"", bench_kind_name(row->work.shape.kind));
+    const double peak = bench_peak(machine, &row->work), flops = row->work.flops;
+    mha_json_text(json, "name", row->work.name);
+    mha_json_text(json, "work", bench_kind_name(row->work.shape.kind));
     put_shape(json, &row->work.shape);
-    put_real(json, "flops", row->work.flops);
-    put_real(json, "bytes", row->work.bytes);
-    put_real(json, "median_seconds", r->median);
-    put_real(json, "best_seconds", r->best);
-    put_real(json, "gflops", 1e-9 * row->work.flops / r->median);
-    put_real(json, "best_gflops", 1e-9 * row->work.flops / r->best);
-    put_real(json, "gbs", 1e-9 * row->work.bytes / r->median);
-    const double peak = bench_peak(machine, &row->work);
-    put_real(json, "percent_of_peak", peak > 0 ? 100 * row->work.flops / r->median / peak : 0);
+    mha_json_number(json, "flops", known(flops));
+    mha_json_number(json, "bytes", known(row->work.bytes));
+    mha_json_number(json, "median_seconds", known(r->median));
+    mha_json_number(json, "best_seconds", known(r->best));
+    mha_json_number(json, "gflops", known(1e-9 * flops / r->median));
+    mha_json_number(json, "best_gflops", known(1e-9 * flops / r->best));
+    mha_json_number(json, "gbs", known(1e-9 * row->work.bytes / r->median));
+    mha_json_number(json, "percent_of_peak",
+                    peak > 0 ? known(100 * flops / r->median / peak) : NAN);
     if (row->work.shape.compute != MHA_COMPUTE_F32) {
-        put_real(json, "f32_median_seconds", row->f32);
-        put_real(json, "times_as_fast_as_f32", row->f32 / r->median);
+        mha_json_number(json, "f32_median_seconds", known(row->f32));
+        mha_json_number(json, "times_as_fast_as_f32", known(row->f32 / r->median));
     }
-    put_real(json, "percent_of_roofline", 100 * row->limit / r->median);
-    put_real(json, "best_percent_of_roofline", 100 * row->best / r->best);
-    put_real(json, "peak_gflops_beside", row->work.bytes > 0 ? 0 : 1e-9 * r->beside);
-    put_real(json, "bandwidth_gbs_beside", row->work.bytes > 0 ? 1e-9 * r->beside : 0);
-    put_real(json, "older_median_seconds", row->before);
-    put_bool(json, "gated", r->gated);
-    put_int(json, "quiet_samples", r->quiet);
-    put_real(json, "quiet_probe_seconds", r->quiet_level);
-    put_reals(json, "samples", r->seconds, r->samples);
-    put_reals(json, "probes", r->noise, r->samples);
+    mha_json_number(json, "percent_of_roofline", known(100 * row->limit / r->median));
+    mha_json_number(json, "best_percent_of_roofline", known(100 * row->best / r->best));
+    mha_json_number(json, "peak_gflops_beside",
+                    row->work.bytes > 0 ? NAN : known(1e-9 * r->beside));
+    mha_json_number(json, "bandwidth_gbs_beside",
+                    row->work.bytes > 0 ? known(1e-9 * r->beside) : NAN);
+    mha_json_number(json, "older_median_seconds", known(row->before));
+    mha_json_bool(json, "gated", r->gated);
+    mha_json_integer(json, "quiet_samples", r->quiet);
+    mha_json_number(json, "quiet_probe_seconds", known(r->quiet_level));
+    mha_json_line(json, 2);
+    mha_json_numbers(json, "samples", r->seconds, r->samples);
+    mha_json_line(json, 2);
+    mha_json_numbers(json, "probes", r->noise, r->samples);
 }
 
 mha_status bench_write_json(const bench_report *report, const mha_sink *sink)
 {
-    json_out json = {.sink = sink};
-    json_print(&json, "{\"format\": \"multihead-bench\", \"version\": 1, \"producer\": ");
-    json_text(&json, "multihead " CLI_VERSION);
-    json_print(&json, ",\n  ");
+    mha_json json = {.sink = sink};
+    mha_json_object(&json, NULL);
+    mha_json_text(&json, "format", "multihead-bench");
+    mha_json_integer(&json, "version", 1);
+    mha_json_text(&json, "producer", "multihead " CLI_VERSION);
+    mha_json_line(&json, 2);
     put_machine(&json, &report->machine);
-    json_print(&json, report->count == 1 ? ",\n  " : ",\n  \"rows\": [");
+    mha_json_line(&json, 2);
+    if (report->count != 1) mha_json_array(&json, "rows");
     for (int i = 0; i < report->count; i++) {
-        if (report->count > 1) json_print(&json, i ? ",\n {" : "\n {");
+        if (report->count > 1) {
+            mha_json_line(&json, 1);
+            mha_json_object(&json, NULL);
+        }
         put_row(&json, &report->machine, &report->rows[i]);
-        if (report->count > 1) json_print(&json, "}");
+        if (report->count > 1) mha_json_end(&json);
     }
-    json_print(&json, report->count == 1 ? "}\n" : "]}\n");
-    return json.status;
+    if (report->count != 1) mha_json_end(&json);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 /* ---- an older run ---------------------------------------------------------------------------- */

@@ -397,7 +397,7 @@ static cli_exit unknown_work(const char *word)
 {
     const char *names[BENCH_KINDS + 1] = {[BENCH_KINDS] = "all"};
     for (int i = 0; i < BENCH_KINDS; i++) names[i] = bench_kind_name((bench_kind)i);
-    const char *near = args_nearest(word, names, BENCH_KINDS + 1);
+    const char *near = mha_nearest_name(word, names, BENCH_KINDS + 1);
     if (near)
         return cli_fail(CLI_USAGE, BENCH, "unknown work '%s'; did you mean '%s'?", word, near);
     return cli_fail(CLI_USAGE, BENCH,

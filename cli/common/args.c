@@ -8,59 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Suggestions ----------------------------------------------------------------------------- */
-
 enum { LONGEST_NAME = 31 };
-
-static int least_of(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-/* Edits that turn a into b: insert, remove, replace, swap two neighbours. */
-static int edit_distance(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    if (n > LONGEST_NAME || m > LONGEST_NAME) return LONGEST_NAME;
-    int cost[LONGEST_NAME + 1][LONGEST_NAME + 1];
-    for (size_t i = 0; i <= n; i++) cost[i][0] = (int)i;
-    for (size_t j = 0; j <= m; j++) cost[0][j] = (int)j;
-    for (size_t i = 1; i <= n; i++)
-        for (size_t j = 1; j <= m; j++) {
-            int replace = cost[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            cost[i][j] = least_of(replace, 1 + least_of(cost[i - 1][j], cost[i][j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                cost[i][j] = least_of(cost[i][j], cost[i - 2][j - 2] + 1);
-        }
-    return cost[n][m];
-}
-
-/* A beginning counts as near, "--trunc" may mean "--truncate"; the other way round, "--output" for
- * "--out"; and a word of the name, "--mask" for "--keep-mask". */
-static bool is_part(const char *word, size_t length, const char *name)
-{
-    size_t whole = strlen(name);
-    if (length < 3) return false;
-    if (!strncmp(word, name, length) || (whole >= 3 && !strncmp(word, name, whole))) return true;
-    const char *behind = whole > length ? name + whole - length : name;
-    return behind > name && behind[-1] == '-' && !strcmp(behind, word);
-}
-
-const char *args_nearest(const char *word, const char *const *names, size_t count)
-{
-    const char *best = NULL;
-    size_t length = strlen(word);
-    int bound = length > 4 ? 3 : 2; /* the first distance that is too far */
-    for (size_t i = 0; i < count; i++) {
-        int distance = edit_distance(word, names[i]);
-        if (distance >= bound && is_part(word, length, names[i])) distance = bound - 1;
-        if (distance < bound) {
-            best = names[i];
-            bound = distance;
-        }
-    }
-    return best;
-}
 
 /* ---- Parsing --------------------------------------------------------------------------------- */
 
@@ -90,7 +38,7 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
     size_t count = 0;
     for (size_t i = 0; i < page->option_count && count < ARGS_MOST_OPTIONS; i++)
         if (page->options[i].kind != ARGS_HEADING) names[count++] = page->options[i].name;
-    const char *near = args_nearest(shown + strspn(shown, "-"), names, count);
+    const char *near = mha_nearest_name(shown + strspn(shown, "-"), names, count);
     if (near)
         return cli_fail(CLI_USAGE, page->command, "unknown option '%s'; did you mean '--%s'?",
                         shown, near);
@@ -122,6 +70,15 @@ bool args_decimal(const char *text, const char *ends, double *number, const char
     if (!begins_number(text, "+-.0123456789eE", ends, rest)) return false;
     *number = strtod(text, &end);
     return end == *rest && isfinite(*number);
+}
+
+bool args_digits(const char **at, int64_t *number)
+{
+    const int64_t too_large = INT64_C(1) << 40;
+    const char *start = *at;
+    for (*number = 0; **at >= '0' && **at <= '9'; ++*at)
+        if (*number < too_large) *number = *number * 10 + (**at - '0');
+    return *at != start;
 }
 
 static cli_exit store_number(const args_page *page, const args_option *option,
@@ -277,7 +234,8 @@ cli_exit args_check_needs(const args_page *page, const void *fields)
 {
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];
-        if (option->needs && args_is_given(option, fields) && !gives_one(page, option->needs, fields))
+        if (option->needs && args_is_given(option, fields) &&
+            !gives_one(page, option->needs, fields))
             return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
                             option->needs);
     }

@@ -11,6 +11,8 @@
 
 #include "common/exits.h"
 
+#include <multihead/io.h>
+
 #include <stddef.h>
 
 enum { ARGS_MOST_TEXTS = 64, ARGS_MOST_OPTIONS = 128 };
@@ -62,6 +64,9 @@ typedef struct args_page {
     const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
 
+/* A number of digits alone, at most 2^40 or so; *at steps behind it. */
+bool args_digits(const char **at, int64_t *number);
+
 /* A decimal number at the beginning of text, up to a character of ends or the end of it; no blanks,
  * no plus. *rest is where it stops; false if there is none, or it does not fit. */
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
@@ -81,8 +86,5 @@ cli_exit args_check_needs(const args_page *page, const void *fields);
  * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments
  * that is not complete. */
 cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done);
-
-/* The one of count names that word may have meant, or NULL. */
-const char *args_nearest(const char *word, const char *const *names, size_t count);
 
 #endif

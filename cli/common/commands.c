@@ -34,7 +34,7 @@ cli_exit cli_command_find(const char *name, const cli_command **command)
         *command = &commands[i];
         if (!strcmp(names[i], name)) return CLI_OK;
     }
-    const char *near = args_nearest(name, names, COMMAND_COUNT);
+    const char *near = mha_nearest_name(name, names, COMMAND_COUNT);
     if (near)
         return cli_fail(CLI_USAGE, NULL, "unknown subcommand '%s'; did you mean '%s'?", name, near);
     return cli_fail(CLI_USAGE, NULL, "unknown subcommand '%s'; 'multihead --help' lists them",

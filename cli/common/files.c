@@ -2,6 +2,7 @@
 #define _XOPEN_SOURCE 700 /* realpath */
 #include "common/files.h"
 
+#include "common/commands.h"
 #include "common/signals.h"
 
 #include <multihead/component.h>
@@ -26,6 +27,15 @@ static mha_status write_stdout(void *user, const void *bytes, size_t count)
 }
 
 const mha_sink files_stdout = {.write = write_stdout};
+
+void files_begin_json(mha_json *json, const char *format)
+{
+    mha_json_object(json, NULL);
+    mha_json_lines(json, 2);
+    mha_json_text(json, "format", format);
+    mha_json_integer(json, "version", 1);
+    mha_json_text(json, "producer", "multihead " CLI_VERSION);
+}
 
 /* ---- Anything that is drawn into a sink ------------------------------------------------------ */
 

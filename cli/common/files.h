@@ -16,6 +16,10 @@ typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
 /* Of a mha_figure. */
 files_draw_fn files_draw_svg, files_draw_png, files_draw_pdf;
 
+/* Begin what a subcommand writes with --json: an object, a line for each member, which says what it is
+ * and who wrote it. */
+void files_begin_json(mha_json *json, const char *format);
+
 /* Let draw write to path, or to stdout if that is "-". */
 mha_status files_draw(const char *path, files_draw_fn *draw, const void *user);
 

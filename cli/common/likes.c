@@ -92,5 +92,5 @@ const char *likes_nearest(const char *name)
 {
     const char *names[MODELS];
     for (int i = 0; i < MODELS; i++) names[i] = models[i].name;
-    return args_nearest(name, names, MODELS);
+    return mha_nearest_name(name, names, MODELS);
 }

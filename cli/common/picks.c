@@ -31,16 +31,6 @@ static cli_exit check_below(const pick_list *list, const char *what, int64_t num
                     list->text, what, number, count - 1);
 }
 
-/* A number without sign; *at steps behind it. */
-static bool take_number(const char **at, int64_t *number)
-{
-    const int64_t too_large = INT64_C(1) << 40;
-    const char *start = *at;
-    for (*number = 0; **at >= '0' && **at <= '9'; ++*at)
-        if (*number < too_large) *number = *number * 10 + (**at - '0');
-    return *at != start;
-}
-
 /* 3 or 3-5: all of them on. */
 static cli_exit take_range(const pick_list *list, const char **at, int64_t first, const char *what,
                            int64_t count, uint8_t *on)
@@ -48,7 +38,7 @@ static cli_exit take_range(const pick_list *list, const char **at, int64_t first
     int64_t last = first;
     if (**at == '-') {
         ++*at;
-        if (!take_number(at, &last) || last < first) return malformed(list);
+        if (!args_digits(at, &last) || last < first) return malformed(list);
     }
     CLI_TRY(check_below(list, what, last, count));
     for (int64_t i = first; i <= last; i++) on[i] = 1;
@@ -59,7 +49,7 @@ static cli_exit take_range(const pick_list *list, const char **at, int64_t first
 static cli_exit take_located(pick_list *list, const char **at, int64_t layer)
 {
     int64_t head;
-    if (!take_number(at, &head)) return malformed(list);
+    if (!args_digits(at, &head)) return malformed(list);
     CLI_TRY(check_below(list, "layer", layer, list->layers));
     CLI_TRY(check_below(list, "head", head, list->heads));
     list->located = true;
@@ -72,7 +62,7 @@ static cli_exit take_head(pick_list *list, const char **at)
     int64_t number;
     bool letter = **at == 'L' || **at == 'l';
     if (letter) ++*at;
-    if (!take_number(at, &number)) return malformed(list);
+    if (!args_digits(at, &number)) return malformed(list);
     bool located = letter ? **at == 'H' || **at == 'h' : **at == '.';
     if (letter && !located) return malformed(list);
     if (located) {
@@ -86,7 +76,7 @@ static cli_exit take_head(pick_list *list, const char **at)
 static cli_exit take_layer(pick_list *list, const char **at)
 {
     int64_t number;
-    if (!take_number(at, &number)) return malformed(list);
+    if (!args_digits(at, &number)) return malformed(list);
     return take_range(list, at, number, "layer", list->layers, list->layer_on);
 }
 

@@ -9,11 +9,7 @@
 
 /* ---- Texts from anywhere --------------------------------------------------------------------- */
 
-enum { SHOWN_BYTES = 16 };
-
-/* What is written for the code point at *text, which moves on. Doing it again to what is written
- * changes nothing. */
-static void show(const char **text, const char *end, char shown[SHOWN_BYTES])
+void cli_show(const char **text, const char *end, char shown[CLI_SHOWN_BYTES])
 {
     const char *from = *text;
     bool hidden;
@@ -23,18 +19,18 @@ static void show(const char **text, const char *end, char shown[SHOWN_BYTES])
         memcpy(shown, from, length);
         shown[length] = '\0';
     } else if (length == 1) /* ASCII, or a byte that belongs to nothing */
-        snprintf(shown, SHOWN_BYTES, "\\x%02x", (unsigned)(unsigned char)*from);
+        snprintf(shown, CLI_SHOWN_BYTES, "\\x%02x", (unsigned)(unsigned char)*from);
     else
-        snprintf(shown, SHOWN_BYTES, code < 0x10000 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, code);
+        snprintf(shown, CLI_SHOWN_BYTES, code < 0x10000 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, code);
 }
 
 static int64_t columns_of(const char *text, size_t bytes)
 {
     const char *end = text + bytes;
-    char shown[SHOWN_BYTES];
+    char shown[CLI_SHOWN_BYTES];
     int64_t columns = 0;
     while (text < end) {
-        show(&text, end, shown);
+        cli_show(&text, end, shown);
         columns += mha_text_columns(shown);
     }
     return columns;
@@ -73,9 +69,9 @@ static void put_bytes(page *out, const char *bytes, size_t count)
 static void put_text(page *out, const char *text, size_t bytes)
 {
     const char *end = text + bytes;
-    char shown[SHOWN_BYTES];
+    char shown[CLI_SHOWN_BYTES];
     while (text < end) {
-        show(&text, end, shown);
+        cli_show(&text, end, shown);
         put_bytes(out, shown, strlen(shown));
     }
 }
@@ -311,8 +307,8 @@ void cli_print_cut(const char *text, int64_t columns, bool ascii)
     const bool whole = columns_of(text, strlen(text)) <= columns;
     int64_t used = 0;
     while (text < end) {
-        char shown[SHOWN_BYTES];
-        show(&text, end, shown);
+        char shown[CLI_SHOWN_BYTES];
+        cli_show(&text, end, shown);
         used += mha_text_columns(shown);
         if (!whole && used + 1 > columns) break;
         cli_print("%s", shown);

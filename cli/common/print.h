@@ -2,7 +2,7 @@
  *
  * Formats are trusted: they may contain line ends and terminal controls. Arguments may come from
  * anywhere (a token, a folder's name, a config.json): characters that a terminal would interpret or
- * hide (mha_text_next() in render.h) are written \x1b, \u202e or \U000e0041, line ends included, so
+ * hide (mha_text_next() in json.h) are written \x1b, \u202e or \U000e0041, line ends included, so
  * that no name starts a new line; bytes that are not UTF-8 are written \xff. tools/check_style.py
  * lets nothing else in cli/ write to the two streams; files.c writes data: JSON, CSV, SVG, arrays.
  */
@@ -14,6 +14,11 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+
+/* What is written for the code point at *text, which moves on. Doing it again to what is written
+ * changes nothing. */
+enum { CLI_SHOWN_BYTES = 16 };
+void cli_show(const char **text, const char *end, char shown[CLI_SHOWN_BYTES]);
 
 /* printf() of d i u x c s e f g and %%, with flags - + 0, width, precision and l ll z j. A width is
  * in columns of the terminal, of what is written; a precision is in bytes and cuts no character

@@ -4,10 +4,9 @@
 #include "common/arena.h"
 #include "common/contexts.h"
 #include "common/launched.h"
-#include "common/whole_words.h"
+#include "common/progress.h"
 
 #include <multihead/component.h>
-#include <multihead/render.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -34,9 +33,8 @@ static mha_status describe(text_model *model)
     model->pairs = encoder || (model->pieces && info.type_vocab_size > 1);
     if (!encoder) return MHA_OK;
     model->encoder = mha_model_transformer(encoder);
-    model->source = mha_model_vocabulary(encoder);
     mha_transformer_describe(model->encoder, &model->encoder_desc);
-    if (model->source && model->vocabulary) return MHA_OK;
+    if (mha_model_vocabulary(encoder) && model->vocabulary) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "%s: an encoder-decoder needs whole words, as 'multihead "
                     "train' writes them",
@@ -94,98 +92,11 @@ void text_model_close(text_model *model)
  * Tokens
  * --------------------------------------------------------------------------------------------- */
 
-/* The bytes of a token of BPE; false: it is another kind. */
-static bool token_bytes(const text_model *model, int32_t id, const char **bytes, size_t *count,
-                        int *special)
-{
-    mha_tokenizer_info info = {.struct_size = sizeof info};
-    return model->pieces && mha_tokenizer_describe(model->pieces, &info) == MHA_OK &&
-           info.kind != MHA_TOKENIZER_WORDPIECE &&
-           mha_tokenizer_token_bytes(model->pieces, id, bytes, count, special) == MHA_OK;
-}
-
-static bool all_spaces(const char *bytes, size_t count)
-{
-    size_t at = 0;
-    while (at < count && bytes[at] == ' ') at++;
-    return at == count;
-}
-
-/* Spaces that are all of a token can be seen; bytes of a part of a character are numbers. */
-static cli_exit label_bytes(const text_model *model, const char *bytes, size_t count, char **label)
-{
-    static const char *const blanks[][2] = {{"\n", "\\n"}, {"\t", "\\t"}, {"\r", "\\r"}};
-    const char *at = bytes, *end = bytes + count;
-    size_t used = 0, room = count * 6 + 1;
-    bool hidden;
-    CLI_TRY(ARENA_ALLOC(model->command, (int64_t)room, label));
-    const bool spaces = all_spaces(bytes, count);
-    if (!spaces && *at == ' ') at++;
-    while (at < end) {
-        const char *from = at;
-        const bool stray = mha_text_next(&at, end, &hidden) == 0xFFFD && at - from == 1;
-        const char *shown = spaces ? "\u2423" : NULL;
-        for (int i = 0; i < 3; i++)
-            if (*from == *blanks[i][0]) shown = blanks[i][1];
-        if (shown)
-            used += (size_t)snprintf(*label + used, room - used, "%s", shown);
-        else if (stray)
-            used += (size_t)snprintf(*label + used, room - used, "<0x%02X>",
-                                     (unsigned)(unsigned char)*from);
-        else
-            used += (size_t)snprintf(*label + used, room - used, "%.*s", (int)(at - from), from);
-    }
-    return CLI_OK;
-}
-
 cli_exit text_model_token(const text_model *model, int32_t id, char **text)
 {
-    const char *bytes;
-    size_t count;
-    int special = 1;
-    if (token_bytes(model, id, &bytes, &count, &special) && !special)
-        return label_bytes(model, bytes, count, text);
-    bytes = model->pieces ? mha_tokenizer_token(model->pieces, id)
-                          : mha_vocabulary_word(model->vocabulary, id);
-    if (!bytes) bytes = "?";
-    return arena_text(model->command, bytes, strlen(bytes), text);
-}
-
-bool text_model_is_word(const text_model *model, int32_t id)
-{
-    const char *bytes;
-    size_t count, length = 0;
-    int special;
-    if (token_bytes(model, id, &bytes, &count, &special)) {
-        if (special || count == 0 || bytes[0] != ' ') return false;
-        bytes++;
-        count--;
-    } else {
-        bytes = model->pieces ? mha_tokenizer_token(model->pieces, id)
-                              : mha_vocabulary_word(model->vocabulary, id);
-        count = bytes ? strlen(bytes) : 0;
-    }
-    while (length < count && bytes[length] >= 'a' && bytes[length] <= 'z') length++;
-    return length > 1 && length == count;
-}
-
-static cli_exit make_room(const text_model *model, int64_t count, text_tokens *tokens)
-{
-    CLI_TRY(ARENA_ALLOC(model->command, count, &tokens->list.items));
-    CLI_TRY(ARENA_ALLOC(model->command, count, &tokens->ids));
-    tokens->list.count = count;
-    return ARENA_ALLOC(model->command, count, &tokens->types);
-}
-
-/* The text of each token, once its id is known. */
-static cli_exit add_texts(const text_model *model, text_tokens *tokens)
-{
-    for (int64_t i = 0; i < tokens->list.count; i++) {
-        maps_token *token = &tokens->list.items[i];
-        CLI_TRY(text_model_token(model, token->id, &token->text));
-        tokens->ids[i] = token->id;
-        tokens->types[i] = token->type;
-    }
+    const size_t size = mha_token_label(model->model, id, NULL, 0) + 1;
+    CLI_TRY(ARENA_ALLOC(model->command, (int64_t)size, text));
+    mha_token_label(model->model, id, *text, size);
     return CLI_OK;
 }
 
@@ -198,20 +109,11 @@ void text_model_where(text_model *model, const char *file, int64_t line)
     if (file) snprintf(model->where, sizeof model->where, "%.120s: %s", file, number);
 }
 
-static cli_exit fail_to_encode(const text_model *model, mha_status status)
-{
-    const bool text = status == MHA_ERR_UTF8 || status == MHA_ERR_FORMAT;
-    if (!text) return cli_fail_status(model->command, status);
-    return cli_fail(CLI_BAD_INPUT, model->command, "%s%s%s", model->where, mha_error_detail(),
-                    status == MHA_ERR_UTF8 ? "; save or type it as UTF-8" : "");
-}
-
-static cli_exit check_not_empty(const text_model *model, const text_tokens *tokens, int sequence,
-                                int64_t dropped)
+static cli_exit check_not_empty(const text_model *model, const text_tokens *tokens, int sequence)
 {
     for (int64_t i = 0; i < tokens->list.count; i++)
         if (tokens->list.items[i].sequence == sequence) return CLI_OK;
-    if (dropped > 0)
+    if (tokens->read->dropped[sequence] > 0)
         return cli_fail(CLI_USAGE, model->command,
                         "%s--truncate leaves no token of the %s text; raise --max-tokens",
                         model->where, sequence == 0 ? "first" : "second");
@@ -221,118 +123,112 @@ static cli_exit check_not_empty(const text_model *model, const text_tokens *toke
                                     "it out");
 }
 
-/* Nobody counts the rest. */
-static cli_exit too_long(const text_model *model, const text_limits *limits, int64_t most)
+static void free_tokens(void *tokens)
 {
-    return cli_fail(CLI_BAD_INPUT, model->command,
-                    "%sthe text has too many tokens, the limit is %" PRId64 "%s; shorten it%s",
-                    model->where, most, limits->most ? "" : " (the model's positions)",
-                    limits->fixed ? "" : ", or add --truncate");
+    mha_tokens_free(tokens);
 }
 
-static cli_exit take_pieces(const text_model *model, const text_limits *limits, int64_t most,
-                            const mha_encoding *encoding, bool pair, text_tokens *tokens)
+/* The columns of the library as rows, for pictures. */
+static cli_exit list_tokens(const text_model *model, text_tokens *tokens)
 {
-    CLI_TRY(make_room(model, encoding->count, tokens));
-    for (int64_t i = 0; i < encoding->count; i++)
-        tokens->list.items[i] = (maps_token){.id = encoding->ids[i],
-                                             .type = encoding->type_ids[i],
-                                             .begin = encoding->begin[i],
-                                             .end = encoding->end[i],
-                                             .sequence = encoding->sequence[i],
-                                             .special = encoding->special[i] != 0};
-    tokens->dropped = encoding->dropped[0] + encoding->dropped[1];
-    if (tokens->dropped > 0 && !limits->truncate) return too_long(model, limits, most);
-    CLI_TRY(add_texts(model, tokens));
-    CLI_TRY(check_not_empty(model, tokens, 0, encoding->dropped[0]));
-    return pair ? check_not_empty(model, tokens, 1, encoding->dropped[1]) : CLI_OK;
+    const mha_tokens *from = tokens->read;
+    CLI_TRY(ARENA_ALLOC(model->command, from->count, &tokens->list.items));
+    for (int64_t i = 0; i < from->count; i++)
+        tokens->list.items[i] = (maps_token){.text = (char *)(uintptr_t)from->labels[i],
+                                             .id = from->ids[i],
+                                             .type = from->types[i],
+                                             .begin = from->begin[i],
+                                             .end = from->end[i],
+                                             .sequence = from->sequence[i],
+                                             .special = from->special[i]};
+    tokens->list.count = from->count;
+    tokens->ids = from->ids;
+    tokens->types = from->types;
+    tokens->dropped = from->dropped[0] + from->dropped[1];
+    return CLI_OK;
 }
 
-static cli_exit encode_pieces(const text_model *model, const text_limits *limits, int64_t most,
-                              const char *text, size_t bytes, const char *pair, size_t pair_bytes,
-                              text_tokens *tokens)
+cli_exit text_read(const text_request *request, mha_tokens **tokens)
 {
-    mha_encoding encoding = {.struct_size = sizeof encoding};
-    const mha_encode_options options = {.struct_size = sizeof options,
-                                        .flags = limits->truncate ? 0 : MHA_ENCODE_STOP,
-                                        .max_length = most,
-                                        .truncation = MHA_TRUNCATE_LONGEST_FIRST};
-    mha_status status =
-        mha_tokenizer_encode(model->pieces, &options, text, bytes, pair, pair_bytes, &encoding);
-    if (status != MHA_OK) return fail_to_encode(model, status);
-    const cli_exit code = take_pieces(model, limits, most, &encoding, pair, tokens);
-    mha_encoding_free(&encoding);
-    return code;
+    char words[512];
+    mha_tokens_options how = request->how;
+    how.struct_size = sizeof how;
+    how.advise_words = words;
+    snprintf(words, sizeof words, "'multihead heads %.400s --words' lists them", request->folder);
+    CLI_TRY(ARENA_ALLOC(request->command, 1, tokens));
+    (*tokens)->struct_size = sizeof **tokens;
+    const mha_status status = mha_tokens_read(request->model, &how, request->text, request->bytes,
+                                              request->pair, request->pair_bytes, *tokens);
+    const char *where = request->where, *detail = mha_error_detail();
+    switch (status) {
+    case MHA_OK: return arena_keep(request->command, *tokens, free_tokens);
+    case MHA_ERR_UNSUPPORTED:
+        return cli_fail(CLI_UNSUPPORTED, request->command, "%s: %s", request->folder, detail);
+    case MHA_ERR_UTF8:
+        return cli_fail(CLI_BAD_INPUT, request->command, "%s%s; save or type it as UTF-8", where,
+                        detail);
+    case MHA_ERR_FORMAT:
+    case MHA_ERR_SIZE: return cli_fail(CLI_BAD_INPUT, request->command, "%s%s", where, detail);
+    default: return cli_fail_status(request->command, status);
+    }
 }
 
-/* Words are divided by a byte at least, and one token more may stand in front. */
-static cli_exit encode_words(const text_model *model, const mha_vocabulary *vocabulary,
-                             const text_limits *limits, int64_t most, const char *text,
-                             size_t bytes, text_tokens *tokens)
+static cli_exit encode(const text_model *model, const mha_model *reader, const text_limits *limits,
+                       const char *text, size_t bytes, const char *pair, size_t pair_bytes,
+                       text_tokens *tokens)
 {
-    int64_t room = (int64_t)bytes + 1; /* every byte a token, behind the one that begins */
-    if (!limits->truncate && room > most) room = most;
-    int32_t *ids;
-    int64_t *begin, *end, count = 0;
-    CLI_TRY(ARENA_ALLOC(model->command, room, &ids));
-    CLI_TRY(ARENA_ALLOC(model->command, room, &begin));
-    CLI_TRY(ARENA_ALLOC(model->command, room, &end));
-    mha_status status =
-        whole_words_locate(vocabulary, model->folder, text, bytes, ids, begin, end, room, &count);
-    if (status == MHA_ERR_SIZE) return too_long(model, limits, most);
-    if (status != MHA_OK) return fail_to_encode(model, status);
-    const int64_t kept = limits->truncate && count > most ? most : count;
-    CLI_TRY(make_room(model, kept, tokens));
-    for (int64_t i = 0; i < kept; i++)
-        tokens->list.items[i] = (maps_token){.id = ids[i],
-                                             .begin = begin[i],
-                                             .end = end[i],
-                                             .sequence = begin[i] < 0 ? -1 : 0,
-                                             .special = begin[i] < 0};
-    arena_drop(ids), arena_drop(begin), arena_drop(end); /* of every byte of the text */
-    tokens->dropped = count - kept;
-    CLI_TRY(add_texts(model, tokens));
-    return check_not_empty(model, tokens, 0, tokens->dropped);
-}
-
-static cli_exit find_limit(const text_model *model, const text_limits *limits, int64_t *most)
-{
-    *most = limits->most ? limits->most : model->max_length;
-    if (*most <= model->max_length) return CLI_OK;
-    return cli_fail(CLI_USAGE, model->command,
-                    "--max-tokens %" PRId64 ": the model takes at most %" PRId64, *most,
-                    model->max_length);
+    const text_request request = {
+        .command = model->command,
+        .where = model->where,
+        .folder = model->folder,
+        .model = reader,
+        .how = {.flags = limits->truncate ? MHA_TOKENS_TRUNCATE : 0,
+                .max_tokens = limits->most,
+                .advise_long = limits->fixed ? NULL : "or add --truncate"},
+        .text = text,
+        .bytes = bytes,
+        .pair = pair,
+        .pair_bytes = pair_bytes,
+    };
+    *tokens = (text_tokens){0};
+    if (limits->most > model->max_length)
+        return cli_fail(CLI_USAGE, model->command,
+                        "--max-tokens %" PRId64 ": the model takes at most %" PRId64, limits->most,
+                        model->max_length);
+    CLI_TRY(text_read(&request, &tokens->read));
+    CLI_TRY(list_tokens(model, tokens));
+    CLI_TRY(check_not_empty(model, tokens, 0));
+    return pair ? check_not_empty(model, tokens, 1) : CLI_OK;
 }
 
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
                            size_t bytes, const char *pair, size_t pair_bytes, text_tokens *tokens)
 {
-    int64_t most;
-    *tokens = (text_tokens){0};
-    CLI_TRY(find_limit(model, limits, &most));
-    if (pair && !model->pairs)
-        return cli_fail(CLI_UNSUPPORTED, model->command,
-                        "%s: the model knows no second text%s; give one", model->folder,
-                        model->pieces && !model->causal
-                            ? " (one type of token: its type_vocab_size is 1)"
-                            : "");
-    if (!model->pieces)
-        return encode_words(model, model->vocabulary, limits, most, text, bytes, tokens);
-    return encode_pieces(model, limits, most, text, bytes, pair, pair_bytes, tokens);
+    return encode(model, model->model, limits, text, bytes, pair, pair_bytes, tokens);
 }
 
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, text_tokens *tokens)
 {
-    int64_t most;
-    *tokens = (text_tokens){0};
-    CLI_TRY(find_limit(model, limits, &most));
-    return encode_words(model, model->source, limits, most, text, bytes, tokens);
+    return encode(model, mha_model_encoder(model->model), limits, text, bytes, NULL, 0, tokens);
 }
 
 /* ------------------------------------------------------------------------------------------------
  * Runs
  * --------------------------------------------------------------------------------------------- */
+
+void text_show_study(progress *shown, const mha_study_progress *at)
+{
+    const double layers = (double)at->layers;
+    const double here = ((double)at->layer + (double)at->row / (double)at->rows) / layers;
+    char token[64] = "";
+    if (at->rows > 1000)
+        snprintf(token, sizeof token, ", token %" PRId64 " of %" PRId64, at->row, at->rows);
+    progress_show(shown, ((double)at->number + here) / (double)at->count,
+                  "%s %" PRId64 " of %" PRId64 ", layer %" PRId64 " of %" PRId64 "%s",
+                  at->random ? "random tokens" : "text", at->number + 1, at->count, at->layer + 1,
+                  at->layers, token);
+}
 
 /* The batch of one sequence that a call reads. */
 typedef struct sequence {

@@ -13,8 +13,7 @@
 
 #include "common/maps.h"
 
-#include <multihead/checkpoint.h>
-#include <multihead/model.h>
+#include <multihead/study.h>
 
 typedef struct text_model {
     const char *command, *folder; /* of the caller; for messages */
@@ -32,7 +31,6 @@ typedef struct text_model {
     bool causal, pairs;               /* pairs: a second text is possible */
     const mha_tokenizer *pieces;      /* WordPiece, BPE, or ... */
     const mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
-    const mha_vocabulary *source;     /* the encoder's */
 } text_model;
 
 /* Open a folder, until the subcommand ends; what is read below lives in the arena. Errors are
@@ -48,20 +46,29 @@ void text_model_close(text_model *model);
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
                          maps_picks *picks);
 
-/* A token as a reader knows it, in the arena: of WordPiece and of whole words its text, "##ing"; of
- * BPE what it adds to a text, without the space in front; "?" if there is none. */
+/* mha_token_label(), in the arena. */
 cli_exit text_model_token(const text_model *model, int32_t id, char **text);
 
-/* Whether a token is a word of small letters. */
-bool text_model_is_word(const text_model *model, int32_t id);
-
-/* The tokens of a text. list has the text, bytes and kind of each; ids and types are theirs as
- * arrays. */
+/* The tokens of a text, as the library reads them and, for pictures, as a list. */
 typedef struct text_tokens {
+    mha_tokens *read;
     maps_tokens list;
-    int32_t *ids, *types; /* [list.count]; types: which text, 0 or 1 */
+    int32_t *ids, *types; /* those of read */
     int64_t dropped;      /* tokens that were cut off */
 } text_tokens;
+
+/* A text to read. */
+typedef struct text_request {
+    const char *command, *folder; /* for messages */
+    const char *where;            /* in front of them: "file: line 3: " */
+    const mha_model *model;
+    mha_tokens_options how;
+    const char *text, *pair; /* pair NULL: none */
+    size_t bytes, pair_bytes;
+} text_request;
+
+/* mha_tokens_read(), in the arena, with advice of the program in its errors, which are printed. */
+cli_exit text_read(const text_request *request, mha_tokens **tokens);
 
 typedef struct text_limits {
     int64_t most;  /* tokens, special ones included; 0: what the model takes */
@@ -80,6 +87,10 @@ cli_exit text_model_encode(const text_model *model, const text_limits *limits, c
 /* The same for what model.encoder reads. */
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, text_tokens *tokens);
+
+/* How far a study is, on a progress. */
+struct progress;
+void text_show_study(struct progress *shown, const mha_study_progress *at);
 
 /* What a run gives on the way: fields of mha_transformer_input. */
 typedef struct text_visit {

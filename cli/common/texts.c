@@ -126,7 +126,7 @@ cli_exit texts_example(const char *command, const char *name, const char **text)
         *text = examples[i].text;
         return CLI_OK;
     }
-    const char *near = args_nearest(name, names, EXAMPLE_COUNT);
+    const char *near = mha_nearest_name(name, names, EXAMPLE_COUNT);
     return cli_fail(CLI_USAGE, command,
                     "--example %s: expected animal, bank, cat, river, pilot or 1 to 5%s%s%s", name,
                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");

@@ -1,138 +1,122 @@
 /* The counts as JSON; docs/program.md describes the object. Every count is a whole number. */
-#include "common/commands.h"
-#include "common/json_out.h"
+#include "common/files.h"
 #include "count/count.h"
 
-#include <inttypes.h>
+#include <math.h>
 
-static void put_int(json_out *json, const char *before, const char *name, int64_t value)
+#define REPORT(name, type, member) MHA_JSON_NAMED(name, type, count_report, member)
+
+static void put_configuration(mha_json *json, const count_report *r)
 {
-    json_print(json, "%s\"%s\": %" PRId64, before, name, value);
+    static const mha_json_field fields[] = {
+        REPORT("name", CHARS, config.name),
+        REPORT("source", TEXT, config.source),
+        REPORT("note", TEXT, config.note),
+        MHA_JSON_BREAK(4),
+        REPORT("embed", INTEGER, config.shape.embed),
+        REPORT("heads", INTEGER, config.shape.heads),
+        REPORT("kv_heads", INTEGER, config.shape.kv_heads),
+        REPORT("head_dim", INTEGER, config.shape.head_dim),
+        REPORT("layers", INTEGER, config.shape.layers),
+        REPORT("cached_layers", INTEGER, config.shape.cached),
+        REPORT("batch", INTEGER, config.shape.batch),
+        REPORT("length", INTEGER, config.shape.length),
+        MHA_JSON_BREAK(4),
+        REPORT("dtype", TEXT, dtype),
+        REPORT("element_bytes", INTEGER, config.shape.element_bytes),
+        REPORT("causal", BOOL, config.causal),
+        REPORT("qkv_bias", BOOL, config.shape.qkv_bias),
+        REPORT("out_bias", BOOL, config.shape.out_bias),
+        REPORT("left_keys", GIVEN, config.shape.left),
+        REPORT("right_keys", GIVEN, config.shape.right),
+        {0}};
+    mha_json_object(json, "configuration");
+    mha_json_fields(json, fields, r);
+    mha_json_decimals(json, "published_parameters",
+                      r->config.published > 0 ? r->config.published : NAN, 0);
+    mha_json_end(json);
 }
 
-static void put_bool(json_out *json, const char *name, bool value)
+static void put_counts(mha_json *json, const count_report *r)
 {
-    json_print(json, ", \"%s\": %s", name, value ? "true" : "false");
+    static const mha_json_field fields[] = {
+        MHA_JSON_BEGINS("layer"),
+        MHA_JSON_BEGINS("parameters"),
+        REPORT("W_q", INTEGER, counts.parameters.q),
+        REPORT("W_k", INTEGER, counts.parameters.k),
+        REPORT("W_v", INTEGER, counts.parameters.v),
+        REPORT("W_o", INTEGER, counts.parameters.o),
+        REPORT("biases", INTEGER, counts.parameters.biases),
+        REPORT("all", INTEGER, counts.parameters.all),
+        MHA_JSON_ENDS,
+        MHA_JSON_BREAK(4),
+        MHA_JSON_BEGINS("flops"),
+        REPORT("q", INTEGER, counts.flops.q),
+        REPORT("k", INTEGER, counts.flops.k),
+        REPORT("v", INTEGER, counts.flops.v),
+        REPORT("scores", INTEGER, counts.flops.scores),
+        REPORT("softmax", INTEGER, counts.flops.softmax),
+        REPORT("weighted_sum", INTEGER, counts.flops.sum),
+        REPORT("out", INTEGER, counts.flops.o),
+        REPORT("all", INTEGER, counts.flops.all),
+        MHA_JSON_ENDS,
+        MHA_JSON_BREAK(4),
+        REPORT("pairs", INTEGER, counts.pairs),
+        REPORT("visible_pairs", INTEGER, counts.visible_pairs),
+        REPORT("matrix_bytes", INTEGER, counts.matrix_bytes),
+        REPORT("cache_bytes", INTEGER, counts.cache_bytes),
+        REPORT("window_cache_bytes", INTEGER, counts.window_cache_bytes),
+        REPORT("allocated_cache_bytes", INTEGER, allocated),
+        REPORT("allocated_window_cache_bytes", INTEGER, allocated_window),
+        MHA_JSON_ENDS,
+        MHA_JSON_BEGINS("model"),
+        REPORT("parameters", INTEGER, counts.all_parameters),
+        REPORT("flops", INTEGER, counts.all_flops),
+        REPORT("matrix_bytes", INTEGER, counts.all_matrix_bytes),
+        REPORT("cache_bytes", INTEGER, counts.all_cache_bytes),
+        REPORT("window_cache_bytes", INTEGER, counts.all_window_cache_bytes),
+        {0}};
+    mha_json_fields(json, fields, r);
+    mha_json_integer(json, "allocated_cache_bytes", r->allocated * r->config.shape.cached);
+    mha_json_integer(json, "allocated_window_cache_bytes",
+                     r->allocated_window * r->config.shape.cached);
+    mha_json_integer(json, "cache_bytes_of_a_token", r->counts.token_bytes);
+    mha_json_end(json);
 }
 
-static void put_configuration(json_out *json, const count_report *r)
+static void put_rows(mha_json *json, const char *name, const count_row *rows, int count)
 {
-    const counts_shape *s = &r->config.shape;
-    json_print(json, "  \"configuration\": {\"name\": ");
-    json_text(json, r->config.name);
-    json_print(json, ", \"source\": ");
-    json_text(json, r->config.source);
-    json_print(json, ", \"note\": ");
-    json_text(json, r->config.note);
-    json_print(json, ",\n    ");
-    put_int(json, "", "embed", s->embed);
-    put_int(json, ", ", "heads", s->heads);
-    put_int(json, ", ", "kv_heads", s->kv_heads);
-    put_int(json, ", ", "head_dim", s->head_dim);
-    put_int(json, ", ", "layers", s->layers);
-    put_int(json, ", ", "cached_layers", s->cached);
-    put_int(json, ", ", "batch", s->batch);
-    put_int(json, ", ", "length", s->length);
-    json_print(json, ",\n    \"dtype\": ");
-    json_text(json, r->dtype);
-    put_int(json, ", ", "element_bytes", s->element_bytes);
-    put_bool(json, "causal", r->config.causal);
-    put_bool(json, "qkv_bias", s->qkv_bias);
-    put_bool(json, "out_bias", s->out_bias);
-    if (s->left >= 0) put_int(json, ", ", "left_keys", s->left);
-    if (s->right >= 0) put_int(json, ", ", "right_keys", s->right);
-    json_print(json, ", \"published_parameters\": ");
-    if (r->config.published > 0)
-        json_print(json, "%.0f", r->config.published);
-    else
-        json_print(json, "null");
-    json_print(json, "},\n");
-}
-
-static void put_parameters(json_out *json, const counts_parameters *p)
-{
-    json_print(json, "\"parameters\": {");
-    put_int(json, "", "W_q", p->q);
-    put_int(json, ", ", "W_k", p->k);
-    put_int(json, ", ", "W_v", p->v);
-    put_int(json, ", ", "W_o", p->o);
-    put_int(json, ", ", "biases", p->biases);
-    put_int(json, ", ", "all", p->all);
-    json_print(json, "}");
-}
-
-static void put_flops(json_out *json, const counts_flops *f)
-{
-    json_print(json, "\"flops\": {");
-    put_int(json, "", "q", f->q);
-    put_int(json, ", ", "k", f->k);
-    put_int(json, ", ", "v", f->v);
-    put_int(json, ", ", "scores", f->scores);
-    put_int(json, ", ", "softmax", f->softmax);
-    put_int(json, ", ", "weighted_sum", f->sum);
-    put_int(json, ", ", "out", f->o);
-    put_int(json, ", ", "all", f->all);
-    json_print(json, "}");
-}
-
-static void put_counts(json_out *json, const count_report *r)
-{
-    const counts *c = &r->counts;
-    json_print(json, "  \"layer\": {");
-    put_parameters(json, &c->parameters);
-    json_print(json, ",\n    ");
-    put_flops(json, &c->flops);
-    json_print(json, ",\n    ");
-    put_int(json, "", "pairs", c->pairs);
-    put_int(json, ", ", "visible_pairs", c->visible_pairs);
-    put_int(json, ", ", "matrix_bytes", c->matrix_bytes);
-    put_int(json, ", ", "cache_bytes", c->cache_bytes);
-    put_int(json, ", ", "window_cache_bytes", c->window_cache_bytes);
-    put_int(json, ", ", "allocated_cache_bytes", r->allocated);
-    put_int(json, ", ", "allocated_window_cache_bytes", r->allocated_window);
-    json_print(json, "},\n  \"model\": {");
-    put_int(json, "", "parameters", c->all_parameters);
-    put_int(json, ", ", "flops", c->all_flops);
-    put_int(json, ", ", "matrix_bytes", c->all_matrix_bytes);
-    put_int(json, ", ", "cache_bytes", c->all_cache_bytes);
-    put_int(json, ", ", "window_cache_bytes", c->all_window_cache_bytes);
-    put_int(json, ", ", "allocated_cache_bytes", r->allocated * r->config.shape.cached);
-    put_int(json, ", ", "allocated_window_cache_bytes",
-            r->allocated_window * r->config.shape.cached);
-    put_int(json, ", ", "cache_bytes_of_a_token", c->token_bytes);
-    json_print(json, "},\n");
-}
-
-static void put_rows(json_out *json, const char *name, const count_row *rows, int count)
-{
-    json_print(json, "  \"%s\": [", name);
+    static const mha_json_field fields[] = {
+#define ROW(name, member) MHA_JSON_NAMED(name, INTEGER, count_row, member)
+        ROW("heads", shape.heads),
+        ROW("kv_heads", shape.kv_heads),
+        ROW("head_dim", shape.head_dim),
+        ROW("parameters", counts.parameters.all),
+        ROW("flops", counts.flops.all),
+        ROW("matrix_bytes", counts.matrix_bytes),
+        ROW("cache_bytes", counts.cache_bytes),
+        MHA_JSON_FIELD(BOOL, count_row, asked),
+        {0}};
+#undef ROW
+    mha_json_array(json, name);
+    mha_json_lines(json, 4);
     for (int i = 0; i < count; i++) {
-        const count_row *row = &rows[i];
-        json_print(json, "%s\n    {", i ? "," : "");
-        if (row->name) json_print(json, "\"name\": \"%s\", ", row->name);
-        put_int(json, "", "heads", row->shape.heads);
-        put_int(json, ", ", "kv_heads", row->shape.kv_heads);
-        put_int(json, ", ", "head_dim", row->shape.head_dim);
-        put_int(json, ", ", "parameters", row->counts.parameters.all);
-        put_int(json, ", ", "flops", row->counts.flops.all);
-        put_int(json, ", ", "matrix_bytes", row->counts.matrix_bytes);
-        put_int(json, ", ", "cache_bytes", row->counts.cache_bytes);
-        put_bool(json, "asked", row->asked);
-        json_print(json, "}");
+        mha_json_object(json, NULL);
+        if (rows[i].name) mha_json_text(json, "name", rows[i].name);
+        mha_json_fields(json, fields, &rows[i]);
+        mha_json_end(json);
     }
-    json_print(json, "\n  ]");
+    mha_json_end(json);
 }
 
 mha_status count_write_json(const count_report *report, const mha_sink *sink)
 {
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-count\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n");
+    mha_json json = {.sink = sink};
+    files_begin_json(&json, "multihead-count");
     put_configuration(&json, report);
     put_counts(&json, report);
     put_rows(&json, "sharing", report->sharing, report->sharing_count);
-    json_print(&json, ",\n");
     put_rows(&json, "one_head_against_many", report->heads, report->heads_count);
-    json_print(&json, "\n}\n");
-    return json.status;
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }

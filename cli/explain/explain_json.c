@@ -1,89 +1,82 @@
 /* The account as JSON; docs/program.md describes the object. */
-#include "common/commands.h"
-#include "common/json_out.h"
+#include "common/files.h"
 #include "explain/explain.h"
 
-#include <inttypes.h>
+#define PROBLEM(name, type, member) MHA_JSON_NAMED(name, type, explain_problem, member)
 
-static void put_int(json_out *json, const char *before, const char *name, int64_t value)
+static void put_problem(mha_json *json, const explain_problem *p)
 {
-    json_print(json, "%s\"%s\": %" PRId64, before, name, value);
-}
-
-static void put_bool(json_out *json, const char *name, bool value)
-{
-    json_print(json, ", \"%s\": %s", name, value ? "true" : "false");
-}
-
-static void put_problem(json_out *json, const explain_problem *p)
-{
+    static const mha_json_field fields[] = {PROBLEM("name", CHARS, config.name),
+                                            PROBLEM("source", TEXT, config.source),
+                                            MHA_JSON_BREAK(4),
+                                            PROBLEM("batch", INTEGER, B),
+                                            PROBLEM("heads", INTEGER, H),
+                                            PROBLEM("kv_heads", INTEGER, k.shape[1]),
+                                            PROBLEM("queries", INTEGER, T),
+                                            PROBLEM("keys", INTEGER, S),
+                                            PROBLEM("head_dim", INTEGER, D),
+                                            PROBLEM("value_dim", INTEGER, Dv),
+                                            PROBLEM("embed", INTEGER, E),
+                                            MHA_JSON_BREAK(4),
+                                            {0}};
+    static const mha_json_field window[] = {PROBLEM("left_keys", INTEGER, desc.left_keys),
+                                            PROBLEM("right_keys", INTEGER, desc.right_keys),
+                                            PROBLEM("sink_keys", INTEGER, desc.sink_keys),
+                                            {0}};
     const mha_attention_desc *d = &p->desc;
-    json_print(json, "  \"problem\": {\"name\": ");
-    json_text(json, p->config.name);
-    json_print(json, ", \"source\": ");
-    json_text(json, p->config.source);
-    put_int(json, ",\n    ", "batch", p->B);
-    put_int(json, ", ", "heads", p->H);
-    put_int(json, ", ", "kv_heads", p->k.shape[1]);
-    put_int(json, ", ", "queries", p->T);
-    put_int(json, ", ", "keys", p->S);
-    put_int(json, ", ", "head_dim", p->D);
-    put_int(json, ", ", "value_dim", p->Dv);
-    put_int(json, ", ", "embed", p->E);
-    json_print(json, ",\n    \"dtype\": \"%s\"", mha_dtype_name(p->q.dtype));
-    json_print(json, ",\n    \"causal\": %s", d->flags & MHA_ATTENTION_CAUSAL ? "true" : "false");
-    put_int(json, ", ", "offset", d->q_offset);
-    put_bool(json, "window", d->flags & MHA_ATTENTION_WINDOW);
-    if (d->flags & MHA_ATTENTION_WINDOW) {
-        put_int(json, ", ", "left_keys", d->left_keys);
-        put_int(json, ", ", "right_keys", d->right_keys);
-        put_int(json, ", ", "sink_keys", d->sink_keys);
-    }
+    mha_json_object(json, "problem");
+    mha_json_fields(json, fields, p);
+    mha_json_text(json, "dtype", mha_dtype_name(p->q.dtype));
+    mha_json_line(json, 4);
+    mha_json_bool(json, "causal", d->flags & MHA_ATTENTION_CAUSAL);
+    mha_json_integer(json, "offset", d->q_offset);
+    mha_json_bool(json, "window", d->flags & MHA_ATTENTION_WINDOW);
+    if (d->flags & MHA_ATTENTION_WINDOW) mha_json_fields(json, window, p);
     if (d->keep_blocks) {
-        put_int(json, ", ", "block_size", d->block_keys);
-        put_int(json, ", ", "blocks", p->block_rows * p->block_cols);
-        put_int(json, ", ", "kept_blocks", p->kept_blocks);
+        mha_json_integer(json, "block_size", d->block_keys);
+        mha_json_integer(json, "blocks", p->block_rows * p->block_cols);
+        mha_json_integer(json, "kept_blocks", p->kept_blocks);
     }
-    json_print(json, "},\n");
+    mha_json_end(json);
 }
 
-static void put_plan(json_out *json, const explain_problem *p)
+static void put_plan(mha_json *json, const explain_problem *p)
 {
+    static const mha_json_field fields[] = {MHA_JSON_BREAK(4),
+                                            PROBLEM("visible_pairs", INTEGER, plan.visible_pairs),
+                                            PROBLEM("mask_pairs", COUNT, mask_pairs),
+                                            PROBLEM("pairs", WHOLE, pairs),
+                                            PROBLEM("flops", WHOLE, plan.flops),
+                                            PROBLEM("bytes", WHOLE, plan.bytes),
+                                            {0}};
     const mha_attention_plan *plan = &p->plan;
-    json_print(json, "  \"plan\": {\"path\": \"%s\", \"reason\": ",
-               plan->path == MHA_PATH_TILED ? "tiled" : "plain");
-    json_text(json, plan->reason);
-    json_print(json, ", \"compute\": \"%s\"", mha_compute_name(plan->compute));
-    json_print(json, ", \"isa\": \"%s\"", mha_isa_name(plan->isa));
-    put_int(json, ", ", "threads", p->threads);
-    put_int(json, ",\n    ", "key_block", plan->key_block);
-    put_int(json, ", ", "row_block", plan->row_block);
-    put_int(json, ", ", "work_items", plan->work_items);
-    json_print(json, ", \"keys_in_place\": %s",
-               plan->flags & MHA_PLAN_KEYS_IN_PLACE ? "true" : "false");
-    json_print(json, ", \"keys_shared\": %s",
-               plan->flags & MHA_PLAN_KEYS_SHARED ? "true" : "false");
-    json_print(json, ", \"one_block\": %s", plan->flags & MHA_PLAN_ONE_BLOCK ? "true" : "false");
-    put_int(json, ",\n    ", "visible_pairs", plan->visible_pairs);
-    if (p->mask_pairs >= 0)
-        put_int(json, ", ", "mask_pairs", p->mask_pairs);
-    else
-        json_print(json, ", \"mask_pairs\": null");
-    json_print(json, ", \"pairs\": %.0f", p->pairs);
-    json_print(json, ", \"flops\": %.0f", plan->flops);
-    json_print(json, ", \"bytes\": %.0f", plan->bytes);
-    json_number(json, plan->bytes > 0 ? plan->flops / plan->bytes : 0, ", \"intensity\": ");
-    json_print(json, ",\n    \"scratch_bytes\": %zu", plan->scratch_bytes);
-    json_print(json, ", \"matrix_bytes\": %.0f}\n", p->matrix_bytes);
+    mha_json_object(json, "plan");
+    mha_json_text(json, "path", plan->path == MHA_PATH_TILED ? "tiled" : "plain");
+    mha_json_text(json, "reason", plan->reason);
+    mha_json_text(json, "compute", mha_compute_name(plan->compute));
+    mha_json_text(json, "isa", mha_isa_name(plan->isa));
+    mha_json_integer(json, "threads", p->threads);
+    mha_json_line(json, 4);
+    mha_json_integer(json, "key_block", plan->key_block);
+    mha_json_integer(json, "row_block", plan->row_block);
+    mha_json_integer(json, "work_items", plan->work_items);
+    mha_json_bool(json, "keys_in_place", plan->flags & MHA_PLAN_KEYS_IN_PLACE);
+    mha_json_bool(json, "keys_shared", plan->flags & MHA_PLAN_KEYS_SHARED);
+    mha_json_bool(json, "one_block", plan->flags & MHA_PLAN_ONE_BLOCK);
+    mha_json_fields(json, fields, p);
+    mha_json_number(json, "intensity", plan->bytes > 0 ? plan->flops / plan->bytes : 0);
+    mha_json_line(json, 4);
+    mha_json_integer(json, "scratch_bytes", (int64_t)plan->scratch_bytes);
+    mha_json_decimals(json, "matrix_bytes", p->matrix_bytes, 0);
+    mha_json_end(json);
 }
 
 mha_status explain_write_json(const explain_problem *problem, const mha_sink *sink)
 {
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-explain\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n");
+    mha_json json = {.sink = sink};
+    files_begin_json(&json, "multihead-explain");
     put_problem(&json, problem);
     put_plan(&json, problem);
-    json_print(&json, "}\n");
-    return json.status;
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }

@@ -77,7 +77,6 @@ static cli_exit size_from_files(const explain_options *o, explain_problem *p)
 static cli_exit size_from_config(const explain_options *o, explain_problem *p)
 {
     *p = (explain_problem){0};
-    if (o->k || o->v) return cli_fail(CLI_USAGE, EXPLAIN, "--k and --v go with --q FILE.npy");
     CLI_TRY(config_resolve(EXPLAIN, &o->config, &p->config));
     const counts_shape *s = &p->config.shape;
     p->B = s->batch;

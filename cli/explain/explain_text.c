@@ -141,8 +141,8 @@ static void print_path(const explain_problem *p)
                                                   : "");
 }
 
-/* About as many operations as a core does while it waits for a byte of memory; docs/speed.md has both
- * rates of several machines. */
+/* About as many operations as a core does while it waits for a byte of memory; docs/speed.md has
+ * both rates of several machines. */
 enum { BALANCE = 20 };
 
 /* What takes the time. What stays in the caches of the cores that work does not wait for memory. */

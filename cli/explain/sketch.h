@@ -15,8 +15,8 @@ typedef struct sketch {
 /* A text that lives as long as the sketch, cut at SKETCH_TEXT. */
 const char *sketch_text(sketch *s, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* A mark to fill in, x, y, width and height. Callers stay below SKETCH_MOST; beyond it the last one is
- * overwritten. */
+/* A mark to fill in, x, y, width and height. Callers stay below SKETCH_MOST; beyond it the last
+ * one is overwritten. */
 mha_mark *sketch_add(sketch *s, mha_mark_kind kind, mha_ink ink, double x, double y, double width,
                      double height);
 

@@ -6,7 +6,7 @@
 #include "common/launched.h"
 #include "common/option_rows.h"
 #include "common/signals.h"
-#include "common/whole_words.h"
+#include "common/text_model.h"
 #include "generate/generate_stream.h"
 
 #include <multihead/model.h>
@@ -100,7 +100,8 @@ typedef struct run {
     mha_model *model;
     mha_transformer_desc desc;
     const mha_vocabulary *vocabulary; /* the model's; NULL with --ids or other tokenizers */
-    generate_stream stream;           /* its tokenizer NULL: without one */
+    const mha_tokenizer *tokenizer;   /* likewise; NULL: without one */
+    mha_text_writer *writer;          /* of the tokenizer */
     const int32_t *ends;              /* [end_count] the tokens that end a text */
     int64_t end_count;
     int32_t turn_end;  /* ends an answer of a chat; -1: none */
@@ -128,12 +129,21 @@ static void destroy_model(void *model)
     mha_model_destroy(model);
 }
 
+static void destroy_writer(void *writer)
+{
+    mha_text_writer_destroy(writer);
+}
+
 /* One token on stdout, at once. */
 static cli_exit show(run *r, int32_t id, bool *stopped)
 {
-    if (r->stream.tokenizer) {
+    const char *text;
+    size_t bytes;
+    if (r->tokenizer) {
         r->begun = true;
-        return generate_stream_add(&r->stream, id, stopped);
+        CLI_TRY(cli_check(GENERATE, mha_text_writer_add(r->writer, id, &text, &bytes, stopped)));
+        generate_print(text, bytes);
+        return cli_finish_stdout(GENERATE, CLI_OK);
     }
     const bool characters =
         r->vocabulary && mha_vocabulary_splitting(r->vocabulary) == MHA_SPLIT_CHARACTERS;
@@ -170,42 +180,29 @@ static cli_exit read_ids(run *r, const char *text)
     return CLI_OK;
 }
 
-static cli_exit check_encoded(mha_status status)
-{
-    if (status != MHA_ERR_UTF8) return cli_check(GENERATE, status);
-    return cli_fail(CLI_BAD_INPUT, GENERATE, "%s; type it as UTF-8", mha_error_detail());
-}
-
-/* Tokens of BPE or WordPiece. A model that ends every text by a token is not to be told that. */
-static cli_exit read_pieces(run *r, const char *text)
-{
-    mha_tokenizer_info info = {.struct_size = sizeof info};
-    mha_encoding tokens = {.struct_size = sizeof tokens};
-    CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
-    CLI_TRY(check_encoded(
-        mha_tokenizer_encode(r->stream.tokenizer, NULL, text, strlen(text), NULL, 0, &tokens)));
-    const bool fits = tokens.count <= r->room;
-    for (int64_t i = 0; fits && i < tokens.count; i++) r->ids[r->count++] = tokens.ids[i];
-    const int64_t count = tokens.count;
-    mha_encoding_free(&tokens);
-    if (!fits)
-        return cli_fail(CLI_BAD_INPUT, GENERATE,
-                        "text: it has %" PRId64 " tokens, the model takes %" PRId64 "; shorten it",
-                        count, r->room);
-    while (r->count > 1 && info.eos_id >= 0 && r->ids[r->count - 1] == info.eos_id) r->count--;
-    if (r->count == 0 && info.bos_id >= 0) r->ids[r->count++] = info.bos_id;
-    return CLI_OK;
-}
-
 static cli_exit read_text(run *r, const char *text)
 {
-    if (r->stream.tokenizer)
-        CLI_TRY(read_pieces(r, text));
-    else if (!r->vocabulary)
+    const text_request request = {
+        .command = GENERATE,
+        .folder = r->folder,
+        .where = "",
+        .model = r->model,
+        .how = {.flags = MHA_TOKENS_PLAIN | MHA_TOKENS_PROMPT, .max_tokens = -1},
+        .text = text,
+        .bytes = strlen(text)};
+    mha_tokens *tokens;
+    if (!r->tokenizer && !r->vocabulary) {
         CLI_TRY(read_ids(r, text));
-    else
-        CLI_TRY(check_encoded(whole_words_locate(r->vocabulary, r->folder, text, strlen(text),
-                                                 r->ids, NULL, NULL, r->room, &r->count)));
+    } else {
+        CLI_TRY(text_read(&request, &tokens));
+        if (tokens->count > r->room)
+            return cli_fail(CLI_BAD_INPUT, GENERATE,
+                            "text: it has %" PRId64 " tokens, the model takes %" PRId64
+                            "; shorten it",
+                            tokens->count, r->room);
+        for (int64_t i = 0; i < tokens->count; i++) r->ids[r->count++] = tokens->ids[i];
+        arena_drop(tokens);
+    }
     if (r->count > 0) return CLI_OK;
     return cli_fail(CLI_USAGE, GENERATE,
                     "nothing to begin with: this model has no beginning-of-text token; give TEXT");
@@ -215,25 +212,20 @@ static cli_exit read_text(run *r, const char *text)
 static cli_exit make_prompt(run *r, const generate_options *options, const char *folder,
                             const char **text)
 {
-    mha_tokenizer_info info = {.struct_size = sizeof info};
     char *chat;
     r->end_count = mha_model_end_tokens(r->model, &r->ends);
     r->turn_end = -1;
-    r->choices = r->desc.vocab_size;
-    if (r->stream.tokenizer) {
-        CLI_TRY(cli_check(GENERATE, mha_tokenizer_describe(r->stream.tokenizer, &info)));
-        r->choices = info.vocab_size;
-    }
-    if (options->stops.count > 0 && !r->stream.tokenizer)
+    r->choices = r->tokenizer ? mha_token_count(r->model) : r->desc.vocab_size;
+    if (options->stops.count > 0 && !r->tokenizer)
         return cli_fail(
             CLI_USAGE, GENERATE,
             "--stop: %s writes whole words or characters, which are tokens; use --max-tokens",
             folder);
     if (!options->chat) return CLI_OK;
-    if (!r->stream.tokenizer)
+    if (!r->tokenizer)
         return cli_fail(CLI_UNSUPPORTED, GENERATE, "--chat: %s has no tokenizer of a chat model",
                         folder);
-    CLI_TRY(generate_chat(r->stream.tokenizer, folder, *text, &chat, &r->turn_end));
+    CLI_TRY(generate_chat(r->tokenizer, folder, *text, &chat, &r->turn_end));
     *text = chat;
     return CLI_OK;
 }
@@ -279,9 +271,11 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
             "%s: the model does not predict the next token (an encoder, the decoder of an "
             "encoder-decoder, or saved without its output layer); give a causal one",
             folder);
-    if (!options->ids) r->stream.tokenizer = mha_model_tokenizer(r->model);
-    r->stream.stops = &options->stops;
-    return CLI_OK;
+    if (options->ids) return CLI_OK;
+    r->tokenizer = mha_model_tokenizer(r->model);
+    CLI_TRY(cli_check(GENERATE, mha_text_writer_create(r->model, options->stops.items,
+                                                       options->stops.count, &r->writer)));
+    return arena_keep(GENERATE, r->writer, destroy_writer);
 }
 
 /* A text has no more tokens than bytes, and some that stand for none. */
@@ -334,13 +328,22 @@ static cli_exit end_line(const run *r)
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
 
+static cli_exit show_rest(run *r)
+{
+    const char *text;
+    size_t bytes;
+    if (!r->tokenizer) return CLI_OK;
+    CLI_TRY(cli_check(GENERATE, mha_text_writer_end(r->writer, &text, &bytes)));
+    generate_print(text, bytes);
+    return cli_finish_stdout(GENERATE, CLI_OK);
+}
+
 /* The prompt as it was given; what was made of it for a chat is not repeated. */
 static cli_exit show_prompt(run *r, const char *text)
 {
     bool stopped;
     if (text) generate_print(text, strlen(text));
-    for (int64_t i = 0; !r->stream.tokenizer && i < r->count; i++)
-        CLI_TRY(show(r, r->ids[i], &stopped));
+    for (int64_t i = 0; !r->tokenizer && i < r->count; i++) CLI_TRY(show(r, r->ids[i], &stopped));
     if (text) r->begun = true;
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
@@ -354,9 +357,9 @@ static bool is_named_end(const run *r, int32_t id)
 
 static void note_end(const run *r, int32_t id)
 {
-    const char *text = r->stream.tokenizer ? mha_tokenizer_token(r->stream.tokenizer, id)
-                       : r->vocabulary     ? mha_vocabulary_word(r->vocabulary, id)
-                                           : NULL;
+    const char *text = r->tokenizer    ? mha_tokenizer_token(r->tokenizer, id)
+                       : r->vocabulary ? mha_vocabulary_word(r->vocabulary, id)
+                                       : NULL;
     cli_note(false, "ends at token %" PRId32 "%s%s", id, text ? " " : "", text ? text : "");
 }
 
@@ -418,7 +421,7 @@ static cli_exit generate(run *r, const char *text, bool stats)
     from = seconds_now();
     CLI_TRY(write_tokens(r, &made, &full));
     r->seconds[1] = seconds_now() - from;
-    if (r->stream.tokenizer) CLI_TRY(generate_stream_end(&r->stream));
+    CLI_TRY(show_rest(r));
     CLI_TRY(end_line(r));
     signals_postpone();
     if (full)
@@ -492,7 +495,7 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     CLI_TRY(check_text_options(&options, plain.count > 1));
     CLI_TRY(load(&r, &options, plain.items[0]));
     const char *text = plain.count > 1 ? plain.items[1] : "";
-    const char *shown = r.stream.tokenizer && !options.chat ? text : NULL;
+    const char *shown = r.tokenizer && !options.chat ? text : NULL;
     CLI_TRY(make_prompt(&r, &options, plain.items[0], &text));
     CLI_TRY(make_room(&r, text));
     CLI_TRY(read_text(&r, text));

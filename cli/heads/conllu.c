@@ -216,7 +216,7 @@ static cli_exit add_link(reading *r, const word *w, int64_t to, int relation, co
         return bad(r, "HEAD or Coref is beyond the sentence's last word");
     }
     const int64_t from = w->unit, partner = r->words[to - 1].unit;
-    if (from != partner) s->links[s->link_count++] = (conllu_link){from, partner, relation};
+    if (from != partner) s->links[s->link_count++] = (mha_heads_link){from, partner, relation};
     return CLI_OK;
 }
 

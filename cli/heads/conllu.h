@@ -14,20 +14,16 @@
 
 #include "common/exits.h"
 
-#include <stdint.h>
+#include <multihead/heads.h>
 
-/* The word `from` depends on the word `to`; numbers from 0. */
-typedef struct conllu_link {
-    int64_t from, to;
-    int64_t relation; /* in names */
-} conllu_link;
+#include <stdint.h>
 
 typedef struct conllu_sentence {
     char *text; /* the words, joined; ends with a NUL */
     size_t bytes;
     int64_t words;
-    int64_t *begin, *end; /* [words] bytes of text */
-    conllu_link *links;
+    int64_t *begin, *end;     /* [words] bytes of text */
+    mha_heads_link *links;    /* the word `query` depends on the word `key`; numbers from 0 */
     int64_t link_count, line; /* of the file, where it begins */
 } conllu_sentence;
 

@@ -45,7 +45,6 @@ typedef struct heads_options {
     int64_t ablate_heads, ablate_pairs, ablate_texts; /* -1: not given */
     const char *state;  /* FILE that keeps what was measured; NULL: none */
     int64_t save_every; /* seconds; -1: not given */
-    int beside; /* measured beside something else, which says what is wrong with the numbers */
     screen_options screen;
     int spread; /* over ranks: the model's layers, not the texts */
     int64_t threads;
@@ -58,7 +57,6 @@ typedef struct heads_source {
     const conllu_sentence *gold; /* NULL: no links */
     const char *file;            /* NULL: from the command line */
     int64_t line, offset;        /* offset: bytes of the text in front of a piece of it */
-    text_visit visit;            /* what the pass gives besides */
 } heads_source;
 
 typedef struct heads_sources {
@@ -79,12 +77,13 @@ typedef struct heads_circuits heads_circuits;
 /* What was found. */
 typedef struct heads_found {
     const text_model *model;
-    int64_t layers, count;     /* count: of heads, all layers together */
-    int64_t *heads;            /* [layers] */
-    mha_head_measures *texts;  /* NULL: no texts */
-    mha_head_measures *random; /* repeated random tokens; NULL: none */
-    char *const *relations;    /* [relation_count] */
+    int64_t layers, count;        /* count: of heads, all layers together */
+    int64_t *heads;               /* [layers] */
+    mha_head_measures *texts;     /* NULL: no texts */
+    mha_head_measures *random;    /* repeated random tokens; NULL: none */
+    const char *const *relations; /* [relation_count] */
     int64_t relation_count;
+    const mha_study *study; /* whose these are; NULL: of arrays */
     int64_t text_count, token_count, random_count, random_block, random_repeats;
     bool spread;                    /* each rank has measured the heads of its own layers */
     bool stopped;                   /* by a signal, before the last text */
@@ -95,9 +94,10 @@ typedef struct heads_found {
     float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
     float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
     double composition_chance;
-    heads_circuits *circuits;        /* of the rows that are told; NULL: not asked for */
-    struct heads_effects *effects;   /* heads_effects.h; NULL: not asked for */
-    int64_t kinds, *kind_of, *id_of; /* tokens of corpus: [vocab_size] by id, [kinds] ids */
+    heads_circuits *circuits;      /* of the rows that are told; NULL: not asked for */
+    struct heads_effects *effects; /* heads_effects.h; NULL: not asked for */
+    int64_t kinds;
+    const int64_t *id_of; /* [kinds] tokens of corpus */
 } heads_found;
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
@@ -105,14 +105,9 @@ cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
 
-/* Repeated random tokens of a model's words: what to draw, and the words. A block shorter than
- * HEADS_LEAST_BLOCK says that the model has too few words or positions. */
-enum { HEADS_LEAST_BLOCK = 4 };
-typedef struct heads_random {
-    mha_repeated_tokens how;
-    int32_t *pool; /* [pool_count] tokens to draw from */
-    int64_t pool_count;
-} heads_random;
+/* mha_random_tokens_plan(), in the arena. */
+enum { HEADS_LEAST_BLOCK = MHA_RANDOM_LEAST_BLOCK };
+typedef mha_random_tokens heads_random;
 
 cli_exit heads_random_plan(const text_model *model, heads_random *plan);
 
@@ -120,36 +115,15 @@ cli_exit heads_random_plan(const text_model *model, heads_random *plan);
  * and has no net. */
 cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found);
 
-/* What tokens are, and the description that points to it. */
-typedef struct heads_arrays {
-    mha_heads_text text;
-    int64_t *segments;             /* [count] */
-    uint8_t *separators, *special; /* [count] */
-} heads_arrays;
-
-cli_exit heads_arrays_make(const maps_tokens *tokens, heads_arrays *arrays);
-
-/* All scores by number: those of texts, those of random tokens that mean something there
- * ("random_induction"), then accuracies of relations ("amod": the word looks at what it depends on;
- * "amod-back": is looked at by it). */
+/* The calls of study.h on what was found; told: mha_study_score_find() of that. */
 int64_t heads_score_count(const heads_found *found);
 void heads_score_name(const heads_found *found, int64_t score, char *name, size_t size);
-const char *heads_score_text(int64_t score); /* its definition */
 mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head, int64_t score);
-
-/* The number of a score of that name, or -1. */
-int64_t heads_score_find(const heads_found *found, const char *name);
-
-/* The same, but induction and duplicates are those of random tokens if there are any. */
 int64_t heads_score_find_told(const heads_found *found, const char *name);
-
-/* The roles of a head: those on texts, and from random tokens duplicate and induction. */
-enum { HEADS_MOST_ROLES = 64 };
+enum { HEADS_MOST_ROLES = MHA_STUDY_MOST_ROLES };
 int64_t heads_roles(const heads_found *found, int64_t layer, int64_t head,
                     mha_head_role roles[HEADS_MOST_ROLES]);
-
-/* Heads that find nothing rest somewhere: on the first token, on separators, on all. */
-bool heads_is_rest(mha_role role);
+void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size);
 
 /* One head of the table. */
 typedef struct heads_row {
@@ -160,9 +134,6 @@ typedef struct heads_row {
 /* Rows as --layer, --head, --role, --min and --sort say. */
 cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
                       int64_t *count);
-
-/* What a role is called in lists: "previous token", "amod-back". */
-void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size);
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
@@ -189,11 +160,7 @@ cli_exit heads_ranks_number(heads_found *found, int64_t number);
 cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
                             mha_head_corpus *corpus, cli_exit code);
 
-/* What is kept of a corpus (heads_corpus.c): made for the texts of found, whose tokens were counted;
- * the kinds of a text's tokens; a text cut into pieces of options->cut tokens. */
-cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size);
-cli_exit heads_corpus_begin(heads_found *found);
-cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids);
+/* A text cut into pieces of options->cut tokens (heads_corpus.c). */
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
                           const heads_source *whole, heads_sources *into);
 
@@ -246,9 +213,6 @@ void heads_circuits_values(const heads_found *found, const heads_row *row,
 cli_exit heads_write_page(const heads_options *options, text_model *model,
                           const heads_sources *sources, const heads_found *found,
                           const heads_row *rows, int64_t count);
-
-/* Distances between the heads of each layer: made, and grouped when they have been fed. */
-cli_exit heads_distances_make(heads_found *found);
 
 /* The cluster of each head of a layer. */
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,

@@ -20,7 +20,6 @@ typedef struct text_maps {
     int64_t L, H, T;
     float *layer; /* [H,T,T] the one at hand */
     maps_tokens tokens;
-    heads_arrays arrays;
     mha_heads_text text;
 } text_maps;
 
@@ -84,6 +83,28 @@ static cli_exit number_tokens(maps_tokens *tokens, int64_t **ids)
     return CLI_OK;
 }
 
+/* Separators and sentences, as texts of a model have them. */
+static cli_exit find_sentences(const maps_tokens *tokens, mha_heads_text *text)
+{
+    const int64_t n = tokens->count;
+    const char **labels;
+    uint8_t *special, *separators;
+    int64_t *sentences;
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &labels));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &special));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &separators));
+    CLI_TRY(ARENA_ALLOC(HEADS, n, &sentences));
+    for (int64_t i = 0; i < n; i++) {
+        labels[i] = tokens->items[i].text;
+        special[i] = tokens->items[i].special;
+    }
+    mha_tokens_sentences(n, labels, special, separators, sentences);
+    text->separators = separators;
+    text->special = special;
+    text->segments = sentences;
+    return CLI_OK;
+}
+
 static cli_exit describe(const heads_options *options, int number, text_maps *maps)
 {
     int64_t *ids = NULL;
@@ -96,8 +117,7 @@ static cli_exit describe(const heads_options *options, int number, text_maps *ma
                             "%s: has %" PRId64 " rows, but %s has %" PRId64 " tokens", maps->path,
                             maps->T, path, maps->tokens.count);
         CLI_TRY(number_tokens(&maps->tokens, &ids));
-        CLI_TRY(heads_arrays_make(&maps->tokens, &maps->arrays));
-        maps->text = maps->arrays.text;
+        CLI_TRY(find_sentences(&maps->tokens, &maps->text));
         maps->text.ids = ids;
     }
     maps->text.queries = maps->text.keys = maps->T;

@@ -1,5 +1,5 @@
-/* What is kept of a corpus beside the means: made and attached, numbered by texts, and read out for
- * JSON; and long texts cut into pieces of so many tokens. */
+/* What is kept of a corpus beside the means, read out for JSON; and long texts cut into pieces of so many
+ * tokens. */
 #include "common/arena.h"
 #include "heads/heads.h"
 
@@ -7,44 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { FEW_TOKENS = 12, SEED = 1 };
-
-static void destroy_corpus(void *corpus)
-{
-    mha_head_corpus_destroy(corpus);
-}
-
-cli_exit heads_corpus_begin(heads_found *found)
-{
-    const mha_head_corpus_desc desc = {.struct_size = sizeof desc,
-                                       .vocab_size = found->kinds + 1, /* special ones: the last */
-                                       .seed = SEED};
-    CLI_TRY(cli_check(
-        HEADS, mha_head_corpus_create(found->model->context, found->texts, &desc, &found->corpus)));
-    CLI_TRY(arena_keep(HEADS, found->corpus, destroy_corpus));
-    return cli_check(HEADS, mha_head_corpus_attach(found->texts, found->corpus));
-}
-
-/* Token ids of texts are numbered anew, without those that do not occur: a vocabulary of 50,000 and
- * 1,000 heads would take most of a gigabyte. */
-cli_exit heads_corpus_make(heads_found *found, const int64_t *counts, int64_t vocab_size)
-{
-    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &found->kind_of));
-    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &found->id_of));
-    for (int64_t id = 0; id < vocab_size; id++) {
-        found->kind_of[id] = found->kinds;
-        if (counts[id] > 0) found->id_of[found->kinds++] = id;
-    }
-    return heads_corpus_begin(found);
-}
-
-cli_exit heads_corpus_ids(const heads_found *found, const text_tokens *tokens, int64_t **ids)
-{
-    CLI_TRY(ARENA_ALLOC(HEADS, tokens->list.count, ids));
-    for (int64_t i = 0; i < tokens->list.count; i++)
-        (*ids)[i] = tokens->list.items[i].special ? found->kinds : found->kind_of[tokens->ids[i]];
-    return CLI_OK;
-}
+enum { FEW_TOKENS = 12 };
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 

@@ -14,24 +14,6 @@ static const double FARTHEST = 0.1, NEAREST = 0.9;
 
 enum { LINE_BYTES = 1024 };
 
-/* ---- sums ---------------------------------------------------------------------------------- */
-
-static void destroy_distances(void *distances)
-{
-    mha_head_distances_destroy(distances);
-}
-
-cli_exit heads_distances_make(heads_found *found)
-{
-    CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->distances));
-    for (int64_t l = 0; l < found->layers; l++) {
-        CLI_TRY(cli_check(HEADS, mha_head_pass_distances(found->model->context, found->model->net,
-                                                         l, &found->distances[l])));
-        CLI_TRY(arena_keep(HEADS, found->distances[l], destroy_distances));
-    }
-    return CLI_OK;
-}
-
 /* ---- clusters ------------------------------------------------------------------------------ */
 
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,

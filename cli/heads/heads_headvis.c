@@ -230,7 +230,8 @@ static cli_exit read_text(headvis *v, text_tokens *tokens)
                         v->tokens, INT16_MAX);
     CLI_TRY(ARENA_ALLOC(HEADS, heads, &v->used));
     if (!v->writing) return CLI_OK;
-    CLI_TRY(heads_corpus_ids(v->found, tokens, &v->kinds));
+    CLI_TRY(ARENA_ALLOC(HEADS, tokens->list.count, &v->kinds));
+    mha_study_kinds(v->found->study, tokens->read, v->kinds);
     CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->places));
     CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->weights));
     CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->strings));
@@ -397,7 +398,7 @@ static void put_axes(const headvis *v, json_out *json, bool text)
         json_text(json, name);
         if (!text) continue;
         json_print(json, ": ");
-        json_text(json, heads_score_text(s));
+        json_text(json, mha_study_score_text(s));
     }
 }
 

@@ -14,156 +14,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANDOM_BLOCK = 25, RANDOM_REPEATS = 4, RARE_RANK = 500 };
-
 /* Everything that measuring texts needs. */
 typedef struct job {
     const heads_options *options;
     const text_model *model;
     heads_found *found;
-    int64_t *counts; /* [vocab_size] how often each token occurs */
-    int64_t *ranks;  /* [vocab_size] 0: the most frequent */
-    int64_t rare_rank;
+    mha_study *study;
+    const mha_study_found *is; /* what it has measured */
     progress progress;
-    const char *what;      /* "text" 3 of 8 */
-    int64_t number, count; /* 3, 8 */
-    int64_t rows;          /* tokens of it */
+    int64_t number, count; /* text 3 of 8 */
     heads_round round;
     heads_state state;
 } job;
 
-/* ---- Progress -------------------------------------------------------------------------------- */
-
-static mha_status show_progress(void *user, int64_t layer, int64_t row)
+/* The study counts what it was given; of a state, or over ranks, there is more. */
+static mha_status show_progress(void *user, const mha_study_progress *at)
 {
     job *j = user;
-    const double layers = (double)j->found->layers;
-    const double here = ((double)layer + (double)row / (double)j->rows) / layers;
-    char token[64] = "";
-    if (j->rows > 1000)
-        snprintf(token, sizeof token, ", token %" PRId64 " of %" PRId64, row, j->rows);
-    progress_show(&j->progress, ((double)j->number + here) / (double)j->count,
-                  "%s %" PRId64 " of %" PRId64 ", layer %" PRId64 " of %" PRId64 "%s", j->what,
-                  j->number + 1, j->count, layer + 1, j->found->layers, token);
+    mha_study_progress whole = *at;
+    whole.number = j->number;
+    whole.count = j->count;
+    text_show_study(&j->progress, &whole);
     return MHA_OK;
 }
 
-static void begin_progress(job *j, const char *what, int64_t count)
+static void begin_progress(job *j, int64_t count)
 {
     j->progress = progress_begin(j->options->quiet);
-    j->what = what;
     j->count = count;
 }
 
-/* ---- What the tokens of a text are ----------------------------------------------------------- */
-
-/* Arrays of a text, and the description that points to them. */
-typedef struct described {
-    heads_arrays arrays;
-    mha_heads_text text;
-    int64_t *ranks, *words, *ids; /* [count] */
-    mha_heads_link *links;
-} described;
-
-/* Special tokens but the first token, and the marks that end a sentence. */
-static bool is_separator(const maps_token *token, int64_t index)
+/* What a call of the study gave; it may have made its objects anew. */
+static cli_exit take(job *j, mha_status status)
 {
-    if (token->special) return index > 0;
-    const char *t = token->text;
-    return t && t[0] && !t[1] && strchr(".!?;", t[0]);
-}
-
-cli_exit heads_arrays_make(const maps_tokens *tokens, heads_arrays *arrays)
-{
-    const int64_t n = tokens->count;
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->segments));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->separators));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &arrays->special));
-    for (int64_t i = 0, segment = 0; i < n; i++) {
-        arrays->special[i] = tokens->items[i].special;
-        arrays->separators[i] = is_separator(&tokens->items[i], i);
-        arrays->segments[i] = segment;
-        segment += arrays->separators[i];
-    }
-    arrays->text = (mha_heads_text){.struct_size = sizeof arrays->text,
-                                    .separators = arrays->separators,
-                                    .special = arrays->special,
-                                    .segments = arrays->segments};
-    return CLI_OK;
-}
-
-static cli_exit make_arrays(const job *j, const text_tokens *tokens, described *d)
-{
-    const int64_t n = tokens->list.count;
-    CLI_TRY(heads_arrays_make(&tokens->list, &d->arrays));
-    d->text = d->arrays.text;
-    if (!j->ranks) return CLI_OK;
-    if (j->found->corpus) {
-        CLI_TRY(heads_corpus_ids(j->found, tokens, &d->ids));
-        d->text.ids = d->ids;
-    }
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->ranks));
-    for (int64_t i = 0; i < n; i++) d->ranks[i] = j->ranks[tokens->ids[i]];
-    d->text.ranks = d->ranks;
-    return CLI_OK;
-}
-
-/* Links between the words that have tokens. */
-static cli_exit add_links(job *j, const conllu_sentence *gold, const text_tokens *tokens,
-                          described *d)
-{
-    const int64_t n = tokens->list.count;
-    int64_t *begin, *number;
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &begin));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &d->words));
-    CLI_TRY(ARENA_ALLOC(HEADS, gold->words, &number));
-    CLI_TRY(ARENA_ALLOC(HEADS, gold->link_count, &d->links));
-    for (int64_t i = 0; i < n; i++) begin[i] = tokens->list.items[i].begin;
-    CLI_TRY(cli_check(HEADS, mha_head_pass_words(n, begin, gold->words, gold->begin, gold->end,
-                                                 d->words, number)));
-    for (int64_t i = 0; i < gold->link_count; i++) {
-        const conllu_link *link = &gold->links[i];
-        const int64_t from = number[link->from], to = number[link->to];
-        if (from < 0 || to < 0)
-            j->found->lost_links++;
-        else
-            d->links[d->text.links_count++] = (mha_heads_link){from, to, link->relation};
-    }
-    d->text.words = d->words;
-    d->text.links = d->links;
-    if (j->options->predict) d->text.flags |= MHA_HEADS_QUERY_PREDICTS;
-    return CLI_OK;
-}
-
-/* ---- A pass ---------------------------------------------------------------------------------- */
-
-static cli_exit measure(job *j, mha_head_measures *measures, const text_tokens *tokens,
-                        const mha_heads_text *text, const text_visit *visit)
-{
-    const int64_t shape[] = {1, tokens->list.count};
-    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
-                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
-    const bool typed = j->model->desc.type_count && tokens->types;
-    const mha_tensor gates = mha_tensor_contiguous(j->found->gates, MHA_F32, 2,
-                                                   (int64_t[]){j->found->layers, j->model->heads});
-    const mha_transformer_input input = {.struct_size = sizeof input,
-                                         .tokens = &ids,
-                                         .token_types = typed ? &types : NULL,
-                                         .gates = j->found->gates ? &gates : NULL,
-                                         .outputs = visit->outputs,
-                                         .after_layer = visit->after_layer,
-                                         .after_layer_user = visit->user};
-    const mha_head_pass pass = {.struct_size = sizeof pass,
-                                .flags = j->found->spread ? MHA_HEAD_PASS_OWN_LAYERS : 0,
-                                .measures = measures,
-                                .distances =
-                                    measures == j->found->texts ? j->found->distances : NULL,
-                                .progress = show_progress,
-                                .progress_user = j};
-    j->rows = shape[1];
-    mha_status status = mha_head_pass_run(j->model->context, j->model->net, &input, text, &pass);
     progress_clear(&j->progress);
-    if (status == MHA_ERR_NUMERIC && j->options->beside) return CLI_BAD_INPUT;
+    j->found->texts = j->is->texts;
+    j->found->random = j->is->random;
+    j->found->corpus = j->is->corpus;
+    j->found->distances = j->is->distances;
     return cli_check(HEADS, status);
 }
 
@@ -191,24 +79,22 @@ static uint64_t print_of_relations(const job *j, const conllu *gold)
 }
 
 /* All of a text that scores depend on. */
-static uint64_t print_of_text(uint64_t print, const text_tokens *tokens,
-                              const conllu_sentence *gold)
+static uint64_t print_of_text(uint64_t print, const mha_tokens *tokens, const conllu_sentence *gold)
 {
-    print = heads_state_mix(print, (uint64_t)tokens->list.count);
-    for (int64_t t = 0; t < tokens->list.count; t++) {
-        const maps_token *token = &tokens->list.items[t];
+    print = heads_state_mix(print, (uint64_t)tokens->count);
+    for (int64_t t = 0; t < tokens->count; t++) {
         print = heads_state_mix(print, (uint64_t)tokens->ids[t]);
-        print = heads_state_mix(print, (uint64_t)(token->special ? 1 : 0) |
-                                           (is_separator(token, t) ? 2 : 0) |
-                                           (tokens->types ? (uint64_t)tokens->types[t] << 2 : 0));
-        if (gold) print = heads_state_mix(print, (uint64_t)token->begin);
+        print = heads_state_mix(print, (uint64_t)(tokens->special[t] ? 1 : 0) |
+                                           (tokens->separators[t] ? 2 : 0) |
+                                           (uint64_t)tokens->types[t] << 2);
+        if (gold) print = heads_state_mix(print, (uint64_t)tokens->begin[t]);
     }
     for (int64_t w = 0; gold && w < gold->words; w++)
         print = heads_state_mix(heads_state_mix(print, (uint64_t)gold->begin[w]),
                                 (uint64_t)gold->end[w]);
     for (int64_t i = 0; gold && i < gold->link_count; i++) {
-        print = heads_state_mix(print, (uint64_t)gold->links[i].from);
-        print = heads_state_mix(print, (uint64_t)gold->links[i].to);
+        print = heads_state_mix(print, (uint64_t)gold->links[i].query);
+        print = heads_state_mix(print, (uint64_t)gold->links[i].key);
         print = heads_state_mix(print, (uint64_t)gold->links[i].relation);
     }
     return print;
@@ -225,62 +111,52 @@ static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sou
         const size_t mark = arena_mark();
         text_tokens tokens;
         CLI_TRY(encode(j, model, &sources->items[i], &tokens));
-        s->prints[i + 1] = print_of_text(s->prints[i], &tokens, sources->items[i].gold);
+        s->prints[i + 1] = print_of_text(s->prints[i], tokens.read, sources->items[i].gold);
         s->lengths[i] = tokens.list.count;
-        for (int64_t t = 0; t < tokens.list.count; t++)
-            j->counts[tokens.ids[t]] += !tokens.list.items[t].special;
+        CLI_TRY(cli_check(HEADS, mha_study_count(j->study, tokens.read)));
         j->found->token_count += tokens.list.count;
         arena_release(mark);
     }
     return CLI_OK;
 }
 
-static cli_exit rank_tokens(job *j, int64_t vocab_size)
+static cli_exit rank_tokens(job *j)
 {
-    int64_t kinds = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->ranks));
-    CLI_TRY(cli_check(
-        HEADS, mha_head_pass_ranks(j->model->context, vocab_size, j->counts, j->ranks, &kinds)));
-    j->rare_rank = kinds / 2 < RARE_RANK ? kinds / 2 : RARE_RANK;
-    if (j->rare_rank < 1) j->rare_rank = 1;
-    uint64_t print = heads_state_mix(1, (uint64_t)kinds);
-    for (int64_t id = 0; id < vocab_size; id++)
-        if (j->counts[id] > 0)
-            print = heads_state_mix(heads_state_mix(print, (uint64_t)id), (uint64_t)j->ranks[id]);
+    CLI_TRY(take(j, mha_study_begin(j->study)));
+    const mha_study_vocabulary words = mha_study_words(j->study);
+    uint64_t print = heads_state_mix(1, (uint64_t)words.kinds);
+    for (int64_t id = 0; id < words.size; id++)
+        if (words.counts[id] > 0)
+            print =
+                heads_state_mix(heads_state_mix(print, (uint64_t)id), (uint64_t)words.ranks[id]);
     j->state.word[STATE_RANKS] = print;
+    j->found->kinds = words.kinds;
+    j->found->id_of = words.id_of;
     return CLI_OK;
 }
 
 static cli_exit measure_text(job *j, text_model *model, const heads_source *source)
 {
+    const conllu_sentence *gold = source->gold;
     const size_t mark = arena_mark();
+    const int64_t lost = j->is->lost_links;
+    mha_study_links links;
+    mha_study_visit visit = {.struct_size = sizeof visit};
     text_tokens tokens;
-    described d;
     CLI_TRY(encode(j, model, source, &tokens));
-    CLI_TRY(make_arrays(j, &tokens, &d));
-    if (source->gold) CLI_TRY(add_links(j, source->gold, &tokens, &d));
-    CLI_TRY(measure(j, j->found->texts, &tokens, &d.text, &source->visit));
+    if (gold) {
+        links = (mha_study_links){.begin = gold->begin,
+                                  .end = gold->end,
+                                  .words = gold->words,
+                                  .links = gold->links,
+                                  .count = gold->link_count,
+                                  .predict = j->options->predict};
+        visit.links = &links;
+    }
+    CLI_TRY(take(j, mha_study_text(j->study, tokens.read, &visit)));
+    j->found->lost_links += j->is->lost_links - lost;
     arena_release(mark);
     return CLI_OK;
-}
-
-static void destroy_measures(void *measures)
-{
-    mha_head_measures_destroy(measures);
-}
-
-static cli_exit create(const job *j, const heads_sources *sources, mha_head_measures **measures)
-{
-    const heads_found *f = j->found;
-    const mha_head_measures_desc desc = {.struct_size = sizeof desc,
-                                         .layers = f->layers,
-                                         .heads = f->heads,
-                                         .rare_rank = j->rare_rank,
-                                         .names = sources ? (const char *const *)sources->gold.names
-                                                          : NULL,
-                                         .relations = sources ? sources->gold.relations : 0};
-    CLI_TRY(cli_check(HEADS, mha_head_measures_create(j->model->context, &desc, measures)));
-    return arena_keep(HEADS, *measures, destroy_measures);
 }
 
 static cli_exit next_text(job *j, text_model *model, const heads_sources *sources)
@@ -310,11 +186,11 @@ static void end_by_signal(void)
     if (ranks_transport()) signals_end();
 }
 
-/* After a signal, save what was measured, and show it unless it is one part of a larger output. */
+/* After a signal, save what was measured, and show it. */
 static bool end_of_measuring(job *j, cli_exit result, bool measured)
 {
     end_by_signal();
-    if (result != CLI_OK || !measured || j->options->beside) {
+    if (result != CLI_OK || !measured) {
         signals_release();
         return false;
     }
@@ -345,11 +221,7 @@ static cli_exit measure_round(job *j, text_model *model, const heads_sources *so
         result = next_text(j, model, sources);
     CLI_TRY(end_round(j, f->texts, f->corpus, result));
     if (ranks_first() || j->number == sources->count) return CLI_OK;
-    const bool corpus = f->corpus;
-    arena_drop(f->corpus);
-    arena_drop(f->texts);
-    CLI_TRY(create(j, sources, &f->texts));
-    return corpus ? heads_corpus_begin(f) : CLI_OK;
+    return take(j, mha_study_begin(j->study));
 }
 
 /* The file is rank 0's: what it says of it holds for all. */
@@ -369,18 +241,12 @@ static cli_exit take_texts(job *j, int64_t count)
 
 static cli_exit measure_texts(job *j, text_model *model, const heads_sources *sources)
 {
-    const int64_t vocab_size = model->desc.vocab_size;
     heads_state *state = &j->state;
     if (sources->count == 0) return take_texts(j, 0);
-    CLI_TRY(ARENA_ALLOC(HEADS, vocab_size, &j->counts));
     CLI_TRY(count_tokens(j, model, sources));
-    CLI_TRY(rank_tokens(j, vocab_size));
-    CLI_TRY(create(j, sources, &j->found->texts));
-    if (j->options->clusters.given) CLI_TRY(heads_distances_make(j->found));
-    if (j->options->corpus || j->options->state)
-        CLI_TRY(heads_corpus_make(j->found, j->counts, vocab_size));
+    CLI_TRY(rank_tokens(j));
     CLI_TRY(take_texts(j, sources->count));
-    begin_progress(j, "text", sources->count);
+    begin_progress(j, sources->count);
     state->word[STATE_TEXTS] = (uint64_t)j->number;
     signals_hold();
     cli_exit result = CLI_OK;
@@ -395,96 +261,56 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
         j->found->stopped = true;
         j->found->token_count = (int64_t)state->word[STATE_TOKENS];
     }
-    j->found->relations = sources->gold.names;
-    j->found->relation_count = sources->gold.relations;
-    j->counts = j->ranks = NULL; /* random tokens have no ranks */
+    j->found->relations = j->is->relations;
+    j->found->relation_count = j->is->relation_count;
     return CLI_OK;
 }
 
 /* ---- Repeated random tokens ------------------------------------------------------------------ */
 
-/* A word that may be drawn: words of letters, or all of a small vocabulary. */
-static bool is_word(const text_model *model, int32_t id)
+static void free_plan(void *plan)
 {
-    if (model->pieces) return text_model_is_word(model, id);
-    const char *word = mha_vocabulary_word(model->vocabulary, id);
-    return word && word[0] != '<';
-}
-
-/* The tokens that a model puts around every text. */
-static cli_exit find_ends(const text_model *model, mha_repeated_tokens *how)
-{
-    mha_encoding none = {.struct_size = sizeof none};
-    CLI_TRY(cli_check(HEADS, mha_tokenizer_encode(model->pieces, NULL, "", 0, NULL, 0, &none)));
-    if (none.count > 0) how->first = none.ids[0];
-    if (none.count > 1) how->last = none.ids[none.count - 1];
-    mha_encoding_free(&none);
-    return CLI_OK;
+    mha_random_tokens_free(plan);
 }
 
 cli_exit heads_random_plan(const text_model *model, heads_random *plan)
 {
-    mha_repeated_tokens *how = &plan->how;
-    *how = (mha_repeated_tokens){.struct_size = sizeof *how,
-                                 .block = RANDOM_BLOCK,
-                                 .repeats = RANDOM_REPEATS,
-                                 .first = -1,
-                                 .last = -1,
-                                 .seed = 1};
-    CLI_TRY(ARENA_ALLOC(HEADS, model->desc.vocab_size, &plan->pool));
-    int64_t words = model->desc.vocab_size;
-    if (model->pieces) {
-        CLI_TRY(find_ends(model, how));
-    } else {
-        int32_t first;
-        words = mha_vocabulary_count(model->vocabulary);
-        if (mha_vocabulary_encode(model->vocabulary, "", 0, &first, 1, &plan->pool_count) ==
-                MHA_OK &&
-            plan->pool_count == 1)
-            how->first = first;
-    }
-    plan->pool_count = 0;
-    for (int64_t id = 0; id < words; id++)
-        if (is_word(model, (int32_t)id)) plan->pool[plan->pool_count++] = (int32_t)id;
-    if (how->block > plan->pool_count) how->block = plan->pool_count;
-    const int64_t most = model->max_length - 2;
-    while (how->block * how->repeats > most && how->block > 0)
-        how->repeats > 2 ? how->repeats-- : how->block--;
-    return CLI_OK;
+    mha_random_tokens *own;
+    CLI_TRY(ARENA_ALLOC(HEADS, 1, &own));
+    own->struct_size = sizeof *own;
+    CLI_TRY(cli_check(HEADS, mha_random_tokens_plan(model->model, own)));
+    *plan = *own;
+    return arena_keep(HEADS, own, free_plan);
+}
+
+static void free_tokens(void *tokens)
+{
+    mha_tokens_free(tokens);
 }
 
 /* A sequence that the file has is drawn all the same: later ones depend on what was drawn. */
-static cli_exit measure_drawn(job *j, heads_random *plan, int64_t sequence, bool measured)
+static cli_exit measure_drawn(job *j, bool measured)
 {
-    const int64_t room = plan->how.block * plan->how.repeats + 2;
     const size_t mark = arena_mark();
-    text_tokens tokens = {0};
-    described d;
-    uint8_t *special;
-    CLI_TRY(ARENA_ALLOC(HEADS, room, &tokens.list.items));
-    CLI_TRY(ARENA_ALLOC(HEADS, room, &tokens.ids));
-    CLI_TRY(ARENA_ALLOC(HEADS, room, &special));
-    plan->how.sequence = (uint64_t)sequence;
-    CLI_TRY(cli_check(HEADS, mha_head_pass_repeated(&plan->how, plan->pool_count, plan->pool,
-                                                    tokens.ids, special, &tokens.list.count)));
-    for (int64_t i = 0; i < tokens.list.count; i++) tokens.list.items[i].special = special[i];
-    j->state.word[STATE_RANDOM] = print_of_text(j->state.word[STATE_RANDOM], &tokens, NULL);
-    if (!measured) {
-        CLI_TRY(make_arrays(j, &tokens, &d));
-        CLI_TRY(measure(j, j->found->random, &tokens, &d.text, &(text_visit){0}));
-    }
+    mha_tokens *tokens;
+    CLI_TRY(ARENA_ALLOC(HEADS, 1, &tokens));
+    tokens->struct_size = sizeof *tokens;
+    CLI_TRY(cli_check(HEADS, mha_study_draw(j->study, tokens)));
+    CLI_TRY(arena_keep(HEADS, tokens, free_tokens));
+    j->state.word[STATE_RANDOM] = print_of_text(j->state.word[STATE_RANDOM], tokens, NULL);
+    if (!measured) CLI_TRY(take(j, mha_study_random(j->study, tokens)));
     arena_release(mark);
     return CLI_OK;
 }
 
-static cli_exit draw_round(job *j, heads_random *plan, int64_t sequences)
+static cli_exit draw_round(job *j, int64_t sequences)
 {
     cli_exit result = CLI_OK;
     heads_state *s = &j->state;
     CLI_TRY(heads_ranks_round(j->found, &j->round, NULL, sequences, round_seconds(j)));
     while (result == CLI_OK && j->number < j->round.end && !signals_came()) {
         const bool mine = j->number >= j->round.first && j->number < j->round.last;
-        result = measure_drawn(j, plan, j->number, !mine);
+        result = measure_drawn(j, !mine);
         if (result != CLI_OK) break;
         s->word[STATE_SEQUENCES] = (uint64_t)++j->number;
         s->kept = false;
@@ -492,19 +318,18 @@ static cli_exit draw_round(job *j, heads_random *plan, int64_t sequences)
     }
     CLI_TRY(end_round(j, j->found->random, NULL, result));
     if (ranks_first() || j->number == sequences) return CLI_OK;
-    arena_drop(j->found->random);
-    return create(j, NULL, &j->found->random);
+    return take(j, mha_study_begin_random(j->study));
 }
 
 /* From sequence j->number on, until a signal comes. */
-static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
+static cli_exit draw_and_measure(job *j, int64_t sequences)
 {
     cli_exit result = CLI_OK;
-    begin_progress(j, "random tokens", sequences);
+    begin_progress(j, sequences);
     j->round = (heads_round){.end = j->number};
     signals_hold();
     while (result == CLI_OK && j->number < sequences && !signals_came())
-        result = draw_round(j, plan, sequences);
+        result = draw_round(j, sequences);
     const bool stopped = end_of_measuring(j, result, j->number > 0 || j->found->texts);
     CLI_TRY(result);
     if (!stopped) return CLI_OK;
@@ -514,27 +339,22 @@ static cli_exit draw_and_measure(job *j, heads_random *plan, int64_t sequences)
     return CLI_OK;
 }
 
-static cli_exit measure_random(job *j, const text_model *model, int64_t sequences)
+static cli_exit measure_random(job *j, int64_t sequences)
 {
-    heads_random plan = {0};
     const int64_t done = (int64_t)j->state.was[STATE_SEQUENCES];
     if (sequences == 0) return CLI_OK;
-    CLI_TRY(heads_random_plan(model, &plan));
-    if (plan.how.block < HEADS_LEAST_BLOCK) {
-        cli_note(j->options->quiet || j->options->beside,
-                 "no random tokens: the model has too few words or positions");
+    CLI_TRY(take(j, mha_study_begin_random(j->study)));
+    if (!j->is->random) {
+        cli_note(j->options->quiet, "no random tokens: the model has too few words or positions");
         sequences = 0;
-    } else {
-        CLI_TRY(create(j, NULL, &j->found->random));
     }
-    for (j->number = 0; j->number < done; j->number++)
-        CLI_TRY(measure_drawn(j, &plan, j->number, true));
+    for (j->number = 0; j->number < done; j->number++) CLI_TRY(measure_drawn(j, true));
     CLI_TRY(agreed(j, heads_state_take_random(&j->state, j->found)));
     j->state.word[STATE_SEQUENCES] = (uint64_t)done;
-    if (sequences > 0) CLI_TRY(draw_and_measure(j, &plan, sequences));
+    if (sequences > 0) CLI_TRY(draw_and_measure(j, sequences));
     j->found->random_count = j->number;
-    j->found->random_block = plan.how.block;
-    j->found->random_repeats = plan.how.repeats;
+    j->found->random_block = j->is->random_block;
+    j->found->random_repeats = j->is->random_repeats;
     return CLI_OK;
 }
 
@@ -555,10 +375,41 @@ static cli_exit make_gates(const heads_options *options, const text_model *model
 
 /* ---- All together ---------------------------------------------------------------------------- */
 
+static void destroy_study(void *study)
+{
+    mha_study_destroy(study);
+}
+
+static cli_exit begin_study(job *j, const heads_sources *sources)
+{
+    const heads_options *o = j->options;
+    heads_found *f = j->found;
+    mha_tensor *gates;
+    CLI_TRY(ARENA_ALLOC(HEADS, 1, &gates)); /* outlives this call */
+    *gates = mha_tensor_contiguous(f->gates, MHA_F32, 2, (int64_t[]){f->layers, j->model->heads});
+    const mha_study_desc desc = {
+        .struct_size = sizeof desc,
+        .flags = (f->spread ? MHA_STUDY_OWN_LAYERS : 0) |
+                 (o->corpus || o->state ? MHA_STUDY_CORPUS : 0) |
+                 (o->clusters.given ? MHA_STUDY_DISTANCES : 0),
+        .gates = f->gates ? gates : NULL,
+        .relations = (const char *const *)sources->gold.names,
+        .relation_count = sources->gold.relations,
+        .progress = show_progress,
+        .progress_user = j,
+    };
+    CLI_TRY(
+        cli_check(HEADS, mha_study_create(j->model->context, j->model->model, &desc, &j->study)));
+    CLI_TRY(arena_keep(HEADS, j->study, destroy_study));
+    f->study = j->study;
+    j->is = mha_study_results(j->study);
+    return CLI_OK;
+}
+
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found)
 {
-    job j = {.options = options, .model = model, .found = found, .rare_rank = RARE_RANK};
+    job j = {.options = options, .model = model, .found = found};
     *found = (heads_found){
         .model = model, .layers = model->layers, .spread = options->spread && model->ranks};
     CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->heads));
@@ -568,12 +419,13 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     }
     int64_t without = 0;
     CLI_TRY(make_gates(options, model, found, &without));
+    CLI_TRY(begin_study(&j, sources));
     CLI_TRY(heads_state_begin(options, found, &j.state));
     if (options->state) CLI_TRY(ranks_share(HEADS, j.state.was, sizeof j.state.was));
     cli_note(options->quiet || without == 0, "without %" PRId64 " heads: their output is 0",
              without);
     CLI_TRY(measure_texts(&j, model, sources));
-    if (!found->stopped) CLI_TRY(measure_random(&j, model, options->random));
+    if (!found->stopped) CLI_TRY(measure_random(&j, options->random));
     if (!found->stopped && found->unsaved == CLI_OK)
         found->unsaved = heads_state_end(&j.state, found);
     arena_drop(j.state.file);

@@ -147,7 +147,7 @@ static cli_exit put_score(arrays *a, int64_t score)
         }
     if (all == 0) return CLI_OK;
     CLI_TRY(
-        put_part(a, file, name, "value", value, MHA_F64, 1, HEAD_AXES, heads_score_text(score)));
+        put_part(a, file, name, "value", value, MHA_F64, 1, HEAD_AXES, mha_study_score_text(score)));
     CLI_TRY(put_part(a, file, name, "chance", chance, MHA_F64, 1, HEAD_AXES,
                      "of uniform attention over the same rows"));
     CLI_TRY(put_part(a, file, name, "rows", rows, MHA_I64, 1, HEAD_AXES, "that count"));

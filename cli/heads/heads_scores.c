@@ -7,133 +7,60 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What repeated random tokens are for. */
-static const mha_head_measure on_random[] = {MHA_MEASURE_DUPLICATE, MHA_MEASURE_INDUCTION,
-                                             MHA_MEASURE_INDUCTION_MEAN};
+enum { NAME_BYTES = MHA_STUDY_NAME_BYTES };
 
-enum { ON_RANDOM = sizeof on_random / sizeof *on_random, NAME_BYTES = 96 };
+/* ---- scores and roles: study.h ----------------------------------------------------------------- */
 
-/* ---- scores -------------------------------------------------------------------------------- */
+static mha_study_found scored(const heads_found *found)
+{
+    return (mha_study_found){.struct_size = sizeof(mha_study_found),
+                             .layers = found->layers,
+                             .heads = found->heads,
+                             .texts = found->texts,
+                             .random = found->random,
+                             .relations = found->relations,
+                             .relation_count = found->relation_count};
+}
 
 int64_t heads_score_count(const heads_found *found)
 {
-    return MHA_MEASURES + ON_RANDOM + 2 * found->relation_count;
+    const mha_study_found of = scored(found);
+    return mha_study_score_count(&of);
 }
 
 void heads_score_name(const heads_found *found, int64_t score, char *name, size_t size)
 {
-    const int64_t relation = score - MHA_MEASURES - ON_RANDOM;
-    if (score < MHA_MEASURES)
-        snprintf(name, size, "%s", mha_measure_describe((mha_head_measure)score).name);
-    else if (relation < 0)
-        snprintf(name, size, "random_%s",
-                 mha_measure_describe(on_random[score - MHA_MEASURES]).name);
-    else
-        snprintf(name, size, "%s%s", found->relations[relation / 2], relation % 2 ? "-back" : "");
-}
-
-const char *heads_score_text(int64_t score)
-{
-    const int64_t relation = score - MHA_MEASURES - ON_RANDOM;
-    if (score < MHA_MEASURES) return mha_measure_describe((mha_head_measure)score).text;
-    if (relation < 0) return mha_measure_describe(on_random[score - MHA_MEASURES]).text;
-    return "share of links where the largest weight is on the partner";
+    const mha_study_found of = scored(found);
+    char whole[NAME_BYTES];
+    mha_study_score_name(&of, score, whole);
+    snprintf(name, size, "%s", whole);
 }
 
 mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head, int64_t score)
 {
-    const int64_t relation = score - MHA_MEASURES - ON_RANDOM;
-    const mha_head_score none = {0};
-    if (score < MHA_MEASURES)
-        return found->texts
-                   ? mha_head_measures_score(found->texts, layer, head, (mha_head_measure)score)
-                   : none;
-    if (relation < 0)
-        return found->random ? mha_head_measures_score(found->random, layer, head,
-                                                       on_random[score - MHA_MEASURES])
-                             : none;
-    return mha_head_measures_relation(found->texts, layer, head, relation / 2, (int)(relation % 2))
-        .accuracy;
+    const mha_study_found of = scored(found);
+    return mha_study_score(&of, layer, head, score);
 }
 
-int64_t heads_score_find(const heads_found *found, const char *name)
+int64_t heads_score_find_told(const heads_found *found, const char *name)
 {
-    char known[NAME_BYTES];
-    for (int64_t i = 0; i < heads_score_count(found); i++) {
-        heads_score_name(found, i, known, sizeof known);
-        if (!strcmp(name, known)) return i;
-    }
-    return -1;
-}
-
-/* ---- roles --------------------------------------------------------------------------------- */
-
-static bool told_by_random(mha_role role)
-{
-    return role == MHA_ROLE_DUPLICATE || role == MHA_ROLE_INDUCTION;
-}
-
-bool heads_is_rest(mha_role role)
-{
-    return role == MHA_ROLE_SINK || role == MHA_ROLE_SEPARATOR || role == MHA_ROLE_BROAD;
-}
-
-static double margin(const heads_found *found, int64_t layer, int64_t head,
-                     const mha_head_role *role)
-{
-    return role->score.value -
-           mha_head_measures_relation(found->texts, layer, head, role->relation, role->direction)
-               .baseline;
-}
-
-/* The order of the list, but relations by what they are above their baselines, and rests last. */
-static bool comes_first(const heads_found *found, int64_t layer, int64_t head,
-                        const mha_head_role *a, const mha_head_role *b)
-{
-    if (heads_is_rest(a->role) != heads_is_rest(b->role)) return heads_is_rest(b->role);
-    if (a->role != b->role) return a->role < b->role;
-    return a->role == MHA_ROLE_LINKS &&
-           margin(found, layer, head, a) > margin(found, layer, head, b);
-}
-
-static void sort_roles(const heads_found *found, int64_t layer, int64_t head, mha_head_role *roles,
-                       int64_t count)
-{
-    for (int64_t i = 1; i < count; i++) { /* a few: by insertion */
-        const mha_head_role moved = roles[i];
-        int64_t at = i;
-        for (; at > 0 && comes_first(found, layer, head, &moved, &roles[at - 1]); at--)
-            roles[at] = roles[at - 1];
-        roles[at] = moved;
-    }
+    const mha_study_found of = scored(found);
+    return mha_study_score_find(&of, name, true);
 }
 
 int64_t heads_roles(const heads_found *found, int64_t layer, int64_t head,
                     mha_head_role roles[HEADS_MOST_ROLES])
 {
-    mha_head_role some[HEADS_MOST_ROLES];
-    int64_t count = 0, kept = 0;
-    if (found->texts)
-        count = mha_head_measures_roles(found->texts, layer, head, roles, HEADS_MOST_ROLES);
-    if (count > HEADS_MOST_ROLES) count = HEADS_MOST_ROLES;
-    for (int64_t i = 0; i < count; i++) /* texts repeat words for many reasons */
-        if (!found->random || !told_by_random(roles[i].role)) roles[kept++] = roles[i];
-    count = found->random
-                ? mha_head_measures_roles(found->random, layer, head, some, HEADS_MOST_ROLES)
-                : 0;
-    for (int64_t i = 0; i < count && i < HEADS_MOST_ROLES && kept < HEADS_MOST_ROLES; i++)
-        if (told_by_random(some[i].role)) roles[kept++] = some[i];
-    sort_roles(found, layer, head, roles, kept);
-    return kept;
+    const mha_study_found of = scored(found);
+    return mha_study_roles(&of, layer, head, roles);
 }
 
 void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size)
 {
-    if (role->role == MHA_ROLE_LINKS && role->relation < found->relation_count)
-        snprintf(name, size, "%s%s", found->relations[role->relation],
-                 role->direction == MHA_LINK_BACKWARD ? "-back" : "");
-    else
-        snprintf(name, size, "%s", mha_role_describe(role->role).name);
+    const mha_study_found of = scored(found);
+    char whole[NAME_BYTES];
+    mha_study_role_name(&of, role, whole);
+    snprintf(name, size, "%s", whole);
 }
 
 /* ---- which heads, in which order ----------------------------------------------------------- */
@@ -168,7 +95,9 @@ static bool has_role(const heads_options *options, const heads_found *found, int
 
 static bool is_role(const heads_found *found, const char *wanted)
 {
-    bool known = !strcmp(wanted, "none") || heads_score_find(found, wanted) >= MHA_MEASURES;
+    const mha_study_found of = scored(found);
+    bool known =
+        !strcmp(wanted, "none") || mha_study_score_find(&of, wanted, false) >= MHA_MEASURES;
     for (int r = 0; r < MHA_ROLES; r++)
         known |= same_name(wanted, mha_role_describe((mha_role)r).name);
     return known;
@@ -181,7 +110,7 @@ static cli_exit check_roles(const heads_options *options, const heads_found *fou
     for (int i = 0; i < options->roles.count; i++) {
         const char *wanted = options->roles.items[i];
         if (is_role(found, wanted)) continue;
-        const char *near = args_nearest(wanted, names, MHA_ROLES);
+        const char *near = mha_nearest_name(wanted, names, MHA_ROLES);
         return cli_fail(CLI_USAGE, HEADS,
                         "--role %s: no such role%s%s%s; docs/heads.md lists them; a relation of "
                         "--conllu and 'none' also count as roles",
@@ -197,7 +126,7 @@ static double role_key(const heads_found *found, int64_t layer, int64_t head)
     if (heads_roles(found, layer, head, roles) == 0) return -1;
     double strength = roles[0].score.corrected;
     strength = strength > 0 ? (strength < 1 ? strength : 1) : 0;
-    const double rest = heads_is_rest(roles[0].role) ? 0 : 2 * MHA_ROLES;
+    const double rest = mha_study_role_rests(roles[0].role) ? 0 : 2 * MHA_ROLES;
     return rest + 2 * (MHA_ROLES - (double)roles[0].role) + strength;
 }
 
@@ -207,14 +136,6 @@ static int by_key(const void *a, const void *b)
     if (x->key != y->key) return x->key < y->key ? 1 : -1;
     if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
     return x->head < y->head ? -1 : x->head > y->head;
-}
-
-int64_t heads_score_find_told(const heads_found *found, const char *name)
-{
-    char random[NAME_BYTES];
-    snprintf(random, sizeof random, "random_%s", name);
-    const int64_t score = found->random ? heads_score_find(found, random) : -1;
-    return score >= 0 ? score : heads_score_find(found, name);
 }
 
 static cli_exit find_sort(const heads_options *options, const heads_found *found, int64_t *score)

@@ -10,19 +10,14 @@
 #include <multihead/head_state.h>
 #include <multihead/multihead.h>
 
-#include <jansson.h>
-
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define MAGIC UINT64_C(0x53444145484E554D) /* "MUNHEADS" */
 #define FIRST_PRINT UINT64_C(0xCBF29CE484222325)
-enum { VERSION = 1, PIECE = 1 << 16, MOST_INDEX = 64 << 20 };
+enum { VERSION = 2 };
 
 /* Invertible in both: no single word can change unseen. */
 uint64_t heads_state_mix(uint64_t print, uint64_t word)
@@ -40,107 +35,15 @@ static uint64_t get_word(const uint8_t *from)
 
 /* ---- fingerprints of the model ---------------------------------------------------------------- */
 
-static uint64_t print_of_bytes(uint64_t print, const uint8_t *bytes, size_t count)
+/* The tokenizer is left out: the fingerprints of texts depend on it. */
+static cli_exit print_of_model(const heads_options *options, const heads_found *found,
+                               uint64_t *print)
 {
-    size_t at = 0;
-    for (; at + 8 <= count; at += 8) print = heads_state_mix(print, get_word(bytes + at));
-    uint8_t last[8] = {0};
-    memcpy(last, bytes + at, count - at);
-    return count > at ? heads_state_mix(print, get_word(last)) : print;
-}
-
-/* As the model's own readers: only regular files, since a FIFO would block and a device has no end. */
-static cli_exit open_regular(const char *path, FILE **file)
-{
-    struct stat status;
-    const int opened = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    const bool regular = opened >= 0 && fstat(opened, &status) == 0 && S_ISREG(status.st_mode);
-    *file = regular ? fdopen(opened, "rb") : NULL;
-    if (*file) return CLI_OK;
-    if (opened >= 0) close(opened);
-    return cli_fail(CLI_NO_INPUT, HEADS, "%s: %s", path,
-                    opened < 0 || regular ? "cannot be read" : "is no regular file");
-}
-
-static cli_exit print_of_file(const char *path, uint64_t *print)
-{
-    uint64_t size = 0;
-    uint8_t *piece;
-    size_t count;
-    FILE *file;
-    const size_t mark = arena_mark();
-    CLI_TRY(ARENA_ALLOC(HEADS, PIECE, &piece));
-    CLI_TRY(open_regular(path, &file));
-    while ((count = fread(piece, 1, PIECE, file)) > 0) {
-        *print = print_of_bytes(*print, piece, count);
-        size += count;
-    }
-    const bool failed = ferror(file) != 0;
-    fclose(file);
-    if (failed) return cli_fail(CLI_NO_INPUT, HEADS, "%s: cannot be read", path);
-    *print = heads_state_mix(*print, size);
-    arena_release(mark);
+    mha_model_digests d;
+    CLI_TRY(cli_check(HEADS, mha_model_digest(found->model->context, options->model,
+                                              MHA_MODEL_NO_TOKENIZER, &d)));
+    *print = heads_state_mix(heads_state_mix(FIRST_PRINT, d.configuration), d.weights);
     return CLI_OK;
-}
-
-static cli_exit print_of_named(const char *folder, const char *name, uint64_t *print)
-{
-    char path[4096];
-    *print = print_of_bytes(*print, (const uint8_t *)name, strlen(name));
-    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
-        return cli_fail(CLI_NO_INPUT, HEADS, "%s: its path is too long", name);
-    return print_of_file(path, print);
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* The files of an index, each once. */
-static cli_exit print_of_shards(const char *folder, const json_t *map, uint64_t *print)
-{
-    const char *key, **names;
-    json_t *value;
-    size_t count = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)json_object_size(map) + 1, &names));
-    json_object_foreach((json_t *)(uintptr_t)map, key, value)
-    {
-        names[count] = json_string_value(value);
-        if (names[count]) count++;
-    }
-    qsort(names, count, sizeof *names, by_name);
-    for (size_t i = 0; i < count; i++)
-        if (i == 0 || strcmp(names[i], names[i - 1]) != 0)
-            CLI_TRY(print_of_named(folder, names[i], print));
-    return CLI_OK;
-}
-
-/* The files that the model was loaded from. The tokenizer's are left out: the fingerprints of texts depend
- * on it. */
-static cli_exit print_of_folder(const char *folder, uint64_t *print)
-{
-    static const char whole[] = "model.safetensors", index[] = "model.safetensors.index.json";
-    char path[4096], *text;
-    size_t bytes;
-    struct stat status;
-    CLI_TRY(print_of_named(folder, "config.json", print));
-    snprintf(path, sizeof path, "%s/%s", folder, whole);
-    if (stat(path, &status) == 0) return print_of_named(folder, whole, print);
-    snprintf(path, sizeof path, "%s/%s", folder, index);
-    CLI_TRY(texts_read_regular(HEADS, path, MOST_INDEX, &text, &bytes));
-    json_t *root = json_loadb(text, bytes, 0, NULL);
-    const cli_exit code = print_of_shards(folder, json_object_get(root, "weight_map"), print);
-    json_decref(root);
-    return code;
-}
-
-static cli_exit print_of_model(const char *path, uint64_t *print)
-{
-    struct stat status;
-    *print = FIRST_PRINT;
-    const bool folder = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
-    return folder ? print_of_folder(path, print) : print_of_file(path, print);
 }
 
 static uint64_t print_of_gates(const heads_found *found)
@@ -225,7 +128,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
     word[STATE_PRODUCER] =
         ((uint64_t)MHA_VERSION_MAJOR << 16 | MHA_VERSION_MINOR) << 16 | MHA_VERSION_PATCH;
     word[STATE_WITHOUT] = print_of_gates(found);
-    CLI_TRY(print_of_model(options->model, &word[STATE_MODEL]));
+    CLI_TRY(print_of_model(options, found, &word[STATE_MODEL]));
     if (!state->path || stat(state->path, &status) != 0 || status.st_size == 0) return CLI_OK;
     /* Not as texts are read: there is no limit, a state of 1,000 heads has some 400 MB. */
     CLI_TRY(texts_read_regular(HEADS, state->path, PTRDIFF_MAX, &state->file, &size));

@@ -2,7 +2,6 @@
  * command line, the built-in sentences. */
 #include "common/arena.h"
 #include "common/texts.h"
-#include "common/whole_words.h"
 #include "heads/heads.h"
 
 #include <string.h>
@@ -78,6 +77,17 @@ static cli_exit add_gold(const heads_options *options, const text_model *model,
     return CLI_OK;
 }
 
+/* Whether the model knows all words of a text. */
+static bool reads(const text_model *model, const char *text, size_t bytes)
+{
+    const mha_tokens_options how = {
+        .struct_size = sizeof how, .flags = MHA_TOKENS_PLAIN, .max_tokens = -1};
+    mha_tokens tokens = {.struct_size = sizeof tokens};
+    const mha_status status = mha_tokens_read(model->model, &how, text, bytes, NULL, 0, &tokens);
+    mha_tokens_free(&tokens);
+    return status == MHA_OK;
+}
+
 static cli_exit add_examples(const heads_options *options, const text_model *model,
                              heads_sources *sources)
 {
@@ -89,7 +99,7 @@ static cli_exit add_examples(const heads_options *options, const text_model *mod
     int left_out = 0, i = 0;
     for (; all && (text = texts_example_at(i)) != NULL; i++) {
         const size_t bytes = strlen(text);
-        if (model->vocabulary && !whole_words_reads(model->vocabulary, text, bytes))
+        if (!reads(model, text, bytes))
             left_out++;
         else
             CLI_TRY(heads_sources_add(sources, (heads_source){.text = text, .bytes = bytes}));

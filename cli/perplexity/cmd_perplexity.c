@@ -6,8 +6,8 @@
 #include "common/option_rows.h"
 #include "common/progress.h"
 #include "common/signals.h"
+#include "common/text_model.h"
 #include "common/texts.h"
-#include "common/whole_words.h"
 #include "perplexity/perplexity.h"
 
 #include <multihead/component.h>
@@ -96,33 +96,25 @@ static cli_exit load(perplexity_run *r)
                     most);
 }
 
-/* All tokens of the text in the arena, those that the tokenizer puts around it included. */
-static mha_status encode(perplexity_run *r, const char *text, size_t size, int64_t room)
-{
-    const mha_tokenizer *pieces = mha_model_tokenizer(r->model);
-    if (!pieces)
-        return whole_words_locate(mha_model_vocabulary(r->model), r->folder, text, size, r->ids,
-                                  NULL, NULL, room, &r->count);
-    mha_encoding tokens = {.struct_size = sizeof tokens};
-    MHA_TRY(mha_tokenizer_encode(pieces, NULL, text, size, NULL, 0, &tokens));
-    r->count = tokens.count < room ? tokens.count : room;
-    if (r->count > 0) memcpy(r->ids, tokens.ids, (size_t)r->count * sizeof *r->ids);
-    mha_encoding_free(&tokens);
-    return MHA_OK;
-}
-
 static cli_exit read_text(perplexity_run *r)
 {
-    enum { AROUND = 8 }; /* tokens that begin and end a text; each other one has a byte at least */
     const char *path = r->options->text, *text;
     const char *name = strcmp(path, "-") != 0 ? path : "stdin";
+    char where[160];
     size_t size;
+    mha_tokens *tokens;
     CLI_TRY(texts_read_utf8(PERPLEXITY, path, &text, &size));
-    CLI_TRY(ARENA_ALLOC(PERPLEXITY, (int64_t)size + AROUND, &r->ids));
-    const mha_status status = encode(r, text, size, (int64_t)size + AROUND);
-    if (status == MHA_ERR_FORMAT)
-        return cli_fail(CLI_BAD_INPUT, PERPLEXITY, "%s: %s", name, mha_error_detail());
-    CLI_TRY(cli_check(PERPLEXITY, status));
+    snprintf(where, sizeof where, "%.120s: ", name);
+    const text_request request = {.command = PERPLEXITY,
+                                  .folder = r->folder,
+                                  .where = where,
+                                  .model = r->model,
+                                  .how = {.flags = MHA_TOKENS_PLAIN, .max_tokens = -1},
+                                  .text = text,
+                                  .bytes = size};
+    CLI_TRY(text_read(&request, &tokens));
+    r->ids = tokens->ids;
+    r->count = tokens->count;
     if (r->count < 2)
         return cli_fail(CLI_BAD_INPUT, PERPLEXITY,
                         "%s: has %" PRId64 " tokens; give a text of at least 2, since the first is "

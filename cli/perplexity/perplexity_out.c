@@ -1,7 +1,5 @@
 /* The result of perplexity, for people and as JSON. */
-#include "common/commands.h"
 #include "common/files.h"
-#include "common/json_out.h"
 #include "perplexity/perplexity.h"
 
 #include <inttypes.h>
@@ -35,46 +33,37 @@ cli_exit perplexity_print(const perplexity_run *r)
     return cli_finish_stdout(PERPLEXITY, CLI_OK);
 }
 
-static void put_int(json_out *json, const char *name, int64_t value)
-{
-    json_print(json, "  \"%s\": %" PRId64 ",\n", name, value);
-}
-
-static void put_real(json_out *json, const char *name, double value)
-{
-    json_print(json, "  \"%s\": ", name);
-    json_number(json, value, "");
-    json_print(json, ",\n");
-}
-
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
+#define RUN(type, member) MHA_JSON_FIELD(type, perplexity_run, member)
+    static const mha_json_field fields[] = {
+        RUN(NUMBER, perplexity),
+        MHA_JSON_NAMED("perplexity_error", NUMBER, perplexity_run, error),
+        MHA_JSON_NAMED("loss", NUMBER, perplexity_run, mean),
+        MHA_JSON_NAMED("loss_error", NUMBER, perplexity_run, mean_error),
+        RUN(NUMBER, seconds),
+        {0}};
+#undef RUN
     const perplexity_run *r = user;
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-perplexity\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"model\": ");
-    json_text(&json, r->folder);
-    json_print(&json, ",\n  \"compute\": \"%s\",\n", perplexity_compute_name(r));
-    json_print(&json, "  \"cache\": \"%s\",\n", perplexity_cache_name(r));
-    put_int(&json, "cache_bytes", (int64_t)mha_decoder_cache_bytes(r->decoder));
-    put_int(&json, "window", r->options->cache.window);
-    put_int(&json, "sinks", cache_sinks(&r->options->cache));
-    json_print(&json, "  \"streaming\": %s,\n", r->options->cache.streaming ? "true" : "false");
-    put_int(&json, "context", r->limit);
-    put_int(&json, "contexts", contexts_of(r));
-    put_int(&json, "tokens", r->done);
-    put_int(&json, "predicted", r->predicted);
-    json_print(&json, "  \"complete\": %s,\n", r->done == r->count ? "true" : "false");
-    put_real(&json, "perplexity", r->perplexity);
-    put_real(&json, "perplexity_error", r->error);
-    put_real(&json, "loss", r->mean);
-    put_real(&json, "loss_error", r->mean_error);
-    put_real(&json, "seconds", r->seconds);
-    put_real(&json, "tokens_per_second", (double)r->done / r->seconds);
-    json_print(&json, "  \"losses\": [");
-    for (int64_t i = 0; i < r->done; i++) json_number(&json, r->losses[i], i ? ", " : "");
-    json_print(&json, "]\n}\n");
-    return json.status;
+    mha_json json = {.sink = sink};
+    files_begin_json(&json, "multihead-perplexity");
+    mha_json_text(&json, "model", r->folder);
+    mha_json_text(&json, "compute", perplexity_compute_name(r));
+    mha_json_text(&json, "cache", perplexity_cache_name(r));
+    mha_json_integer(&json, "cache_bytes", (int64_t)mha_decoder_cache_bytes(r->decoder));
+    mha_json_integer(&json, "window", r->options->cache.window);
+    mha_json_integer(&json, "sinks", cache_sinks(&r->options->cache));
+    mha_json_bool(&json, "streaming", r->options->cache.streaming);
+    mha_json_integer(&json, "context", r->limit);
+    mha_json_integer(&json, "contexts", contexts_of(r));
+    mha_json_integer(&json, "tokens", r->done);
+    mha_json_integer(&json, "predicted", r->predicted);
+    mha_json_bool(&json, "complete", r->done == r->count);
+    mha_json_fields(&json, fields, r);
+    mha_json_number(&json, "tokens_per_second", (double)r->done / r->seconds);
+    mha_json_numbers(&json, "losses", r->losses, r->done);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 cli_exit perplexity_write_json(const perplexity_run *r)

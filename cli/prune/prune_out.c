@@ -1,5 +1,5 @@
 /* What was measured, as a table, CSV and JSON. */
-#include "common/json_out.h"
+#include "common/csv.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
@@ -141,118 +141,142 @@ void prune_print_shared(const prune_job *job)
 
 /* ---- CSV ------------------------------------------------------------------------------------- */
 
-static void csv_row(json_out *out, const prune_job *job, const prune_point *p, const char *order,
-                    const prune_quality *q, bool ours)
+static void csv_row(csv_out *csv, const prune_job *job, const prune_point *p, const char *order,
+                    const prune_quality *q)
 {
-    json_print(out, "%s,%" PRId64 ",%" PRId64 ",", order, p->heads, p->removed);
-    json_print(out, "%.9g,%.9g,%s,", q->loss, q->measure, prune_measured(job));
-    if (ours)
-        json_print(out, "%" PRId64 ",%.6g\n", p->parameters, p->seconds);
-    else
-        json_print(out, ",\n");
+    const bool ours = q == &p->ours;
+    csv_text(csv, order);
+    csv_integer(csv, p->heads);
+    csv_integer(csv, p->removed);
+    csv_number(csv, q->loss, 9, true);
+    csv_number(csv, q->measure, 9, true);
+    csv_text(csv, prune_measured(job));
+    csv_number(csv, (double)p->parameters, 15, ours);
+    csv_number(csv, p->seconds, 6, ours);
+    csv_end_row(csv);
 }
 
 mha_status prune_write_csv(const void *user, const mha_sink *sink)
 {
     const prune_job *job = user;
-    json_out out = {.sink = sink};
+    csv_out csv = {.sink = sink};
     char name[16];
-    json_print(&out, "order,heads,removed,loss,quality,measure,parameters,seconds\n");
+    csv_names(&csv, "order,heads,removed,loss,quality,measure,parameters,seconds");
     for (int64_t i = 0; i < job->point_count; i++) {
         const prune_point *p = &job->points[i];
-        csv_row(&out, job, p, "importance", &p->ours, true);
-        csv_row(&out, job, p, "reversed", &p->reversed, false);
+        csv_row(&csv, job, p, "importance", &p->ours);
+        csv_row(&csv, job, p, "reversed", &p->reversed);
         for (int k = 0; k < PRUNE_RANDOM; k++) {
             snprintf(name, sizeof name, "random-%d", k);
-            csv_row(&out, job, p, name, &p->random[k], false);
+            csv_row(&csv, job, p, name, &p->random[k]);
         }
     }
-    return out.status;
+    return csv.status;
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void json_quality(json_out *out, const char *before, const prune_quality *q)
+static const mha_json_field quality[] = {MHA_JSON_FIELD(NUMBER, prune_quality, loss),
+                                         MHA_JSON_NAMED("quality", NUMBER, prune_quality, measure),
+                                         {0}};
+
+static void json_quality(mha_json *json, const char *name, const prune_quality *q)
 {
-    json_number(out, q->loss, before);
-    json_number(out, q->measure, ", \"quality\": ");
-    json_print(out, "}");
+    mha_json_object(json, name);
+    mha_json_fields(json, quality, q);
+    mha_json_end(json);
 }
 
-static void json_point(json_out *out, const prune_point *p)
+static void json_point(mha_json *json, const prune_point *p)
 {
-    json_print(out, "{\"heads\": %" PRId64 ", \"removed\": %" PRId64, p->heads, p->removed);
-    json_print(out, ", \"parameters\": %" PRId64, p->parameters);
-    json_number(out, p->seconds, ", \"seconds\": ");
-    json_quality(out, ",\n     \"importance\": {\"loss\": ", &p->ours);
-    json_quality(out, ",\n     \"reversed\": {\"loss\": ", &p->reversed);
-    json_print(out, ",\n     \"random\": [");
-    for (int i = 0; i < PRUNE_RANDOM; i++)
-        json_quality(out, i ? ", {\"loss\": " : "{\"loss\": ", &p->random[i]);
-    json_print(out, "]}");
+    static const mha_json_field fields[] = {MHA_JSON_FIELD(INTEGER, prune_point, heads),
+                                            MHA_JSON_FIELD(INTEGER, prune_point, removed),
+                                            MHA_JSON_FIELD(INTEGER, prune_point, parameters),
+                                            MHA_JSON_FIELD(NUMBER, prune_point, seconds),
+                                            {0}};
+    mha_json_line(json, 4);
+    mha_json_object(json, NULL);
+    mha_json_fields(json, fields, p);
+    mha_json_lines(json, 5);
+    json_quality(json, "importance", &p->ours);
+    json_quality(json, "reversed", &p->reversed);
+    mha_json_array(json, "random");
+    for (int i = 0; i < PRUNE_RANDOM; i++) json_quality(json, NULL, &p->random[i]);
+    mha_json_end(json);
+    mha_json_lines(json, -1);
+    mha_json_end(json);
 }
 
 /* Every head: its importance in the whole model, and when it went. */
-static void json_heads(json_out *out, const prune_job *job)
+static void json_heads(mha_json *json, const prune_job *job)
 {
     const int64_t H = job->model.desc.num_heads;
-    const char *comma = "";
     const int64_t removed = job->points[job->chosen].removed;
     for (int64_t l = 0; l < job->model.desc.num_layers; l++)
         for (int64_t h = 0; h < prune_heads_of(job, l); h++) {
             int64_t place = -1;
             for (int64_t k = 0; k < job->count; k++)
                 if (job->order[k] == l * H + h) place = k;
-            json_print(out, "%s\n    {\"layer\": %" PRId64 ", \"head\": %" PRId64, comma, l, h);
-            json_number(out, job->importance[l * H + h], ", \"importance\": ");
-            if (place >= 0) json_print(out, ", \"goes\": %" PRId64, place);
-            if (place >= 0) json_number(out, job->scores[place], ", \"importance_then\": ");
-            json_print(out, ", \"kept\": %s}", place >= 0 && place < removed ? "false" : "true");
-            comma = ",";
+            mha_json_line(json, 4);
+            mha_json_object(json, NULL);
+            mha_json_integer(json, "layer", l);
+            mha_json_integer(json, "head", h);
+            mha_json_number(json, "importance", job->importance[l * H + h]);
+            if (place >= 0) mha_json_integer(json, "goes", place);
+            if (place >= 0) mha_json_number(json, "importance_then", job->scores[place]);
+            mha_json_bool(json, "kept", place < 0 || place >= removed);
+            mha_json_end(json);
         }
 }
 
-static void json_model(json_out *out, const prune_job *job)
+static void json_model(mha_json *json, const prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
-    json_print(out, "{\n  \"model\": ");
-    json_text(out, job->model.name);
-    json_print(out, ",\n  \"layers\": %" PRId64 ", \"heads_of_a_layer\": %" PRId64, d->num_layers,
-               d->num_heads);
-    json_print(out, ", \"parameters\": %" PRId64, mha_transformer_size(job->model.net));
-    json_print(out, ",\n  \"sequences\": %" PRId64 ", \"tokens\": %" PRId64, job->data.sequences,
-               job->data.tokens);
-    json_print(out, ",\n  \"quality\": \"%s\"", prune_measured(job));
+    mha_json_line(json, 2);
+    mha_json_text(json, "model", job->model.name);
+    mha_json_line(json, 2);
+    mha_json_integer(json, "layers", d->num_layers);
+    mha_json_integer(json, "heads_of_a_layer", d->num_heads);
+    mha_json_integer(json, "parameters", mha_transformer_size(job->model.net));
+    mha_json_line(json, 2);
+    mha_json_integer(json, "sequences", job->data.sequences);
+    mha_json_integer(json, "tokens", job->data.tokens);
+    mha_json_line(json, 2);
+    mha_json_text(json, "quality", prune_measured(job));
+    mha_json_line(json, 2);
 }
 
-static void json_shared(json_out *out, const prune_job *job)
+static void json_curve(mha_json *json, const prune_job *job)
 {
-    json_print(out, ",\n  \"kv_heads\": %" PRId64, job->options->kv_heads);
-    json_print(out, ", \"parameters_after\": %" PRId64, job->shared_parameters);
-    json_quality(out, ",\n  \"before\": {\"loss\": ", &job->whole);
-    json_quality(out, ",\n  \"after\": {\"loss\": ", &job->shared);
-    json_print(out, "\n}\n");
+    mha_json_text(json, "measure", mha_importance_name((mha_importance)job->options->measure));
+    mha_json_integer(json, "kept", job->points[job->chosen].heads);
+    mha_json_line(json, 2);
+    mha_json_array(json, "heads");
+    json_heads(json, job);
+    mha_json_end(json);
+    mha_json_line(json, 2);
+    mha_json_array(json, "curve");
+    for (int64_t i = 0; i < job->point_count; i++) json_point(json, &job->points[i]);
+    mha_json_end(json);
 }
 
 mha_status prune_write_json(const void *user, const mha_sink *sink)
 {
     const prune_job *job = user;
-    json_out out = {.sink = sink};
-    json_model(&out, job);
+    mha_json json = {.sink = sink};
+    mha_json_object(&json, NULL);
+    json_model(&json, job);
     if (job->options->kv_heads > 0) {
-        json_shared(&out, job);
-        return out.status;
+        mha_json_integer(&json, "kv_heads", job->options->kv_heads);
+        mha_json_integer(&json, "parameters_after", job->shared_parameters);
+        mha_json_line(&json, 2);
+        json_quality(&json, "before", &job->whole);
+        mha_json_line(&json, 2);
+        json_quality(&json, "after", &job->shared);
+    } else {
+        json_curve(&json, job);
     }
-    json_print(&out, ",\n  \"measure\": \"%s\"",
-               mha_importance_name((mha_importance)job->options->measure));
-    json_print(&out, ", \"kept\": %" PRId64, job->points[job->chosen].heads);
-    json_print(&out, ",\n  \"heads\": [");
-    json_heads(&out, job);
-    json_print(&out, "],\n  \"curve\": [");
-    for (int64_t i = 0; i < job->point_count; i++) {
-        json_print(&out, i ? ",\n    " : "\n    ");
-        json_point(&out, &job->points[i]);
-    }
-    json_print(&out, "]\n}\n");
-    return out.status;
+    mha_json_line(&json, 0);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }

@@ -27,27 +27,22 @@ const char *const run_caches[] = {"none", "f32", "f16", "bf16", "int8", "int8-ch
 /* What the other options ask of one: it suits --linear; it does not suit --cache; it is written. */
 enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4 };
 
-#define ROW(kind_, name_, field_, value_, help_, marks_, needs_, ...)                          \
-    {                                                                                          \
-        .kind = ARGS_##kind_, .name = name_, .field = offsetof(run_options, field_),           \
-        .value = value_, .help = help_, .marks = marks_, .needs = needs_, .least = __VA_ARGS__ \
-    }
-#define FLAG(name, field, help, marks, needs) ROW(FLAG, name, field, NULL, help, marks, needs, 1)
-#define TEXT(name, field, value, help, marks, needs) \
-    ROW(TEXT, name, field, value, help, marks, needs, 0)
-#define REAL(name, field, help, marks, needs) ROW(REAL, name, field, "X", help, marks, needs, 0)
-#define NUMBER(name, field, least, most_, help, marks, needs) \
-    ROW(NUMBER, name, field, "N", help, marks, needs, least, .most = most_)
-#define CHOICE(name, field, choices_, help, marks, needs) \
-    ROW(CHOICE, name, field, NULL, help, marks, needs, 0, .choices = choices_)
-#define LETTER(letter_, name, field, help, kind, least, value, marks) \
-    ROW(kind, name, field, value, help, marks, NULL, least, .letter = letter_)
+/* Marks, and behind them what else a row says. */
+#define FLAG(name, field, help, ...) \
+    ROW_FLAG(0, name, run_options, field, 1, help, .marks = __VA_ARGS__)
+#define TEXT(name, field, value, help, ...) \
+    ROW_TEXT(name, run_options, field, value, help, .marks = __VA_ARGS__)
+#define REAL(name, field, help, ...) ROW_REAL(name, run_options, field, help, .marks = __VA_ARGS__)
+#define NUMBER(name, field, least, most, help, ...) \
+    ROW_NUMBER(name, run_options, field, least, most, help, .marks = __VA_ARGS__)
+#define CHOICE(name, field, choices, help, ...) \
+    ROW_CHOICE(name, run_options, field, choices, help, .marks = __VA_ARGS__)
 
 /* Rows of the two lists of run.h. A cache has no room for what is [B,H,T,S] or the like. */
 #define CALL(macro, ...) macro(__VA_ARGS__)
 #define INPUT(field, type, axes, stage) CALL(INPUT_ROW, field, type, axes, stage, RUN_INPUT_##field)
-#define INPUT_ROW(field, type, axes, stage, name, value, text, needs) \
-    TEXT(name, field, value, RUN_AXES_##axes NOTE_##type text, MARKS_##stage, needs),
+#define INPUT_ROW(field, type, axes, stage, name, value, text, needs_) \
+    TEXT(name, field, value, RUN_AXES_##axes NOTE_##type text, MARKS_##stage, .needs = needs_),
 #define NOTE_U8 ", bool: "
 #define NOTE_I32 ", ids: "
 #define NOTE_F32 ": "
@@ -57,114 +52,113 @@ enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4 };
 #define MARKS_DISTANCE 0
 #define MARKS_PRODUCT 0
 #define MARKS_RESULT 0
-#define OUTPUT(field, name, axes, type, help) TEXT(name, field, "FILE", help, WRITTEN, NULL),
+#define OUTPUT(field, name, axes, type, help) TEXT(name, field, "FILE", help, WRITTEN),
 
 static const args_option option_table[] = {
     ROW_HEADING("Inputs"),
-    TEXT("q", q, "FILE", "queries [B,H,T,D], [H,T,D] or [T,D]", LINEAR, NULL),
-    TEXT("k", k, "FILE", "keys [B,Hk,S,D]; H is a multiple of Hk", LINEAR, NULL),
-    TEXT("v", v, "FILE", "values [B,Hk,S,Dv]", LINEAR, NULL),
-    TEXT("x", x, "FILE", "one array as all three", LINEAR, NULL),
-    NUMBER("heads", heads, 1, 1 << 20, "split the last axis of [B,T,H*D] into heads", LINEAR, NULL),
+    TEXT("q", q, "FILE", "queries [B,H,T,D], [H,T,D] or [T,D]", LINEAR),
+    TEXT("k", k, "FILE", "keys [B,Hk,S,D]; H is a multiple of Hk", LINEAR),
+    TEXT("v", v, "FILE", "values [B,Hk,S,Dv]", LINEAR),
+    TEXT("x", x, "FILE", "one array as all three", LINEAR),
+    NUMBER("heads", heads, 1, 1 << 20, "split the last axis of [B,T,H*D] into heads", LINEAR),
     NUMBER("kv-heads", kv_heads, 1, 1 << 20, "the same for keys and values; default: as --heads",
-           LINEAR, "--heads"),
-    CHOICE("layout", layout, layouts, "order of the axes; default bhtd", LINEAR, NULL),
-    CHOICE("dtype", dtype, dtypes, "of q, k, v and o; default: the files', o float32", LINEAR,
-           NULL),
-    FLAG("example", example, "a built-in problem of three tokens, traced", LINEAR, NULL),
+           LINEAR, .needs = "--heads"),
+    CHOICE("layout", layout, layouts, "order of the axes; default bhtd", LINEAR),
+    CHOICE("dtype", dtype, dtypes, "of q, k, v and o; default: the files', o float32", LINEAR),
+    FLAG("example", example, "a built-in problem of three tokens, traced", LINEAR),
     ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
     FLAG("module", module,
          "x is [B,T,E]: project it to q, k and v, and the\nconcatenated heads by W_o", LINEAR,
-         "--heads N, so that E is split"),
+         .needs = "--heads N, so that E is split"),
     TEXT("memory", memory, "FILE",
          "cross-attention: project this [B,S,E] to k and v;\n'example' with --example",
-         LINEAR | NO_CACHE, "--module"),
-    FLAG("sinusoidal", sinusoidal, "add sinusoidal position encodings to x", LINEAR, "--module"),
+         LINEAR | NO_CACHE, .needs = "--module"),
+    FLAG("sinusoidal", sinusoidal, "add sinusoidal position encodings to x", LINEAR,
+         .needs = "--module"),
     ROW_HEADING("Mask (ARRAY: a file, or a list such as 3,5)"),
-    FLAG("causal", causal, "hide keys after the query's position", LINEAR, NULL),
+    FLAG("causal", causal, "hide keys after the query's position", LINEAR),
     NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t is at key position t + N",
-           LINEAR | NO_CACHE, NULL),
-    TEXT("offsets", offsets, "ARRAY", "one offset per sequence", LINEAR | NO_CACHE, NULL),
+           LINEAR | NO_CACHE),
+    TEXT("offsets", offsets, "ARRAY", "one offset per sequence", LINEAR | NO_CACHE),
     TEXT("lengths", lengths, "ARRAY", "valid keys per sequence; the rest is padding",
-         LINEAR | NO_CACHE, NULL),
-    TEXT("begins", begins, "ARRAY", "first valid key per sequence: padding on the left", NO_CACHE,
-         NULL),
-    TEXT("window", window, "L,R", "keys visible before and after; -1: all of them", 0, NULL),
-    NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4, "first keys that the window does not hide", 0,
-           NULL),
-    TEXT("documents", documents, "ARRAY", "[B,T] ids: a query sees its own document only", NO_CACHE,
-         NULL),
+         LINEAR | NO_CACHE),
+    TEXT("begins", begins, "ARRAY", "first valid key per sequence: padding on the left", NO_CACHE),
+    TEXT("window", window, "L,R", "keys visible before and after; -1: all of them", 0),
+    NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4, "first keys that the window does not hide", 0),
+    TEXT("documents", documents, "ARRAY", "[B,T] ids: a query sees its own document only",
+         NO_CACHE),
     TEXT("block-size", block_size, "QxK", "queries and keys per block, such as 64x64", 0,
-         "--keep-blocks FILE"),
+         .needs = "--keep-blocks FILE"),
     TEXT("query-starts", query_starts, "ARRAY",
          "sequences packed without padding: 0,3,8 means two,\nof 3 and 5 queries",
-         LINEAR | NO_CACHE, NULL),
+         LINEAR | NO_CACHE),
     TEXT("key-starts", key_starts, "ARRAY", "the same for keys; default: as --query-starts", LINEAR,
-         "--query-starts"),
+         .needs = "--query-starts"),
     ROW_HEADING("Scores and weights"),
-    REAL("scale", scale, "factor of q.k; default 1/sqrt(D)", 0, NULL),
-    REAL("softcap", softcap, "X tanh(score / X)", 0, NULL),
-    FLAG("alibi", alibi, "ALiBi with the published slopes", 0, NULL),
+    REAL("scale", scale, "factor of q.k; default 1/sqrt(D)", 0),
+    REAL("softcap", softcap, "X tanh(score / X)", 0),
+    FLAG("alibi", alibi, "ALiBi with the published slopes", 0),
     NUMBER("t5-max-distance", t5_max_distance, 1, INT64_MAX / 4, "default 128", 0,
-           "--t5-table FILE"),
-    FLAG("t5-one-sided", t5_one_sided, "one-sided buckets, as in decoders", 0, "--t5-table FILE"),
-    REAL("dropout", dropout, "drop weights with this probability", NO_CACHE, NULL),
-    NUMBER("seed", seed, 0, INT64_MAX, "of dropout, random arrays and weights; default 0", LINEAR,
-           NULL),
-    FLAG("linear", linear, "linear attention (elu + 1) instead of softmax", LINEAR | NO_CACHE,
-         NULL),
+           .needs = "--t5-table FILE"),
+    FLAG("t5-one-sided", t5_one_sided, "one-sided buckets, as in decoders", 0,
+         .needs = "--t5-table FILE"),
+    REAL("dropout", dropout, "drop weights with this probability", NO_CACHE),
+    NUMBER("seed", seed, 0, INT64_MAX, "of dropout, random arrays and weights; default 0", LINEAR),
+    FLAG("linear", linear, "linear attention (elu + 1) instead of softmax", LINEAR | NO_CACHE),
     ROW_HEADING("Arrays of masks, scores and outputs; they broadcast"),
     MHA_ATTENTION_INPUTS(INPUT) ROW_HEADING("Transforms of q and k"),
-    CHOICE("qk-norm", qk_norm, norms, "divide each by its root mean square or length", LINEAR,
-           NULL),
-    REAL("qk-epsilon", qk_epsilon, "of that norm; default 1e-6", LINEAR, "--qk-norm rms"),
-    FLAG("rope", rope, "rotary position embedding", LINEAR, NULL),
+    CHOICE("qk-norm", qk_norm, norms, "divide each by its root mean square or length", LINEAR),
+    REAL("qk-epsilon", qk_epsilon, "of that norm; default 1e-6", LINEAR, .needs = "--qk-norm rms"),
+    FLAG("rope", rope, "rotary position embedding", LINEAR),
     CHOICE("rope-pairing", rope_pairing, pairings,
            "elements rotated together; default interleaved, as\npublished; Llama uses halves",
-           LINEAR, "--rope"),
-    REAL("rope-base", rope_base, "default 10000", LINEAR, "--rope"),
+           LINEAR, .needs = "--rope"),
+    REAL("rope-base", rope_base, "default 10000", LINEAR, .needs = "--rope"),
     NUMBER("rope-dim", rope_dim, 2, 1 << 20, "elements to rotate; default: all of D", LINEAR,
-           "--rope"),
-    REAL("rope-scale", rope_scale, "positions are divided by X", LINEAR, "--rope"),
+           .needs = "--rope"),
+    REAL("rope-scale", rope_scale, "positions are divided by X", LINEAR, .needs = "--rope"),
     TEXT("positions", positions, "ARRAY", "[T] or [B,T]; default 0, 1, 2, ... from the offset",
-         LINEAR, "--rope"),
+         LINEAR, .needs = "--rope"),
     TEXT("key-positions", key_positions, "ARRAY", "[S] or [B,S]; default 0, 1, 2, ...", LINEAR,
-         "--rope"),
+         .needs = "--rope"),
     ROW_HEADING("Outputs (.npy; FILE may be - for stdout)"),
-    LETTER('o', "out", out, "o, with the axes of q", TEXT, 0, "FILE", LINEAR | WRITTEN),
-    RUN_OUTPUTS(OUTPUT) TEXT("json", json, "FILE", "what ran and what was written, as JSON",
-                             LINEAR | WRITTEN, NULL),
+    TEXT("out", out, "FILE", "o, with the axes of q", LINEAR | WRITTEN, .letter = 'o'),
+    RUN_OUTPUTS(OUTPUT)
+        TEXT("json", json, "FILE", "what ran and what was written, as JSON", LINEAR | WRITTEN),
     CHOICE("score-stage", score_stage, stages,
            "of --scores; raw: scale q.k, capped: after softcap;\ndefault biased", 0,
-           "--scores FILE"),
+           .needs = "--scores FILE"),
     TEXT("pick-heads", pick_heads, "LIST", "heads of weights and scores to write: 0,2-4", 0,
-         PICKED),
-    TEXT("pick-rows", pick_rows, "LIST", "queries of weights and scores to write", 0, PICKED),
+         .needs = PICKED),
+    TEXT("pick-rows", pick_rows, "LIST", "queries of weights and scores to write", 0,
+         .needs = PICKED),
     FLAG("after-dropout", after_dropout, "weights after dropout", 0,
-         "--probabilities FILE or --average FILE"),
+         .needs = "--probabilities FILE or --average FILE"),
     TEXT("mass-offsets", mass_offsets, "ARRAY", "the n offsets; default -1, the previous key", 0,
-         "--offset-mass FILE"),
-    NUMBER("top", top, 1, 1 << 30, "K; default 5", 0, "--top-keys FILE or --top-weights FILE"),
+         .needs = "--offset-mass FILE"),
+    NUMBER("top", top, 1, 1 << 30, "K; default 5", 0,
+           .needs = "--top-keys FILE or --top-weights FILE"),
     ROW_HEADING("Trace"),
-    FLAG("trace", trace, "print each step, as on a blackboard", 0, NULL),
-    TEXT("trace-head", trace_heads, "LIST", "heads, counted from 0: 3 or 0,2-4", 0, "--trace"),
-    TEXT("trace-row", trace_rows, "LIST", "queries, likewise", 0, "--trace"),
-    TEXT("trace-key", trace_keys, "LIST", "keys, likewise", 0, "--trace"),
+    FLAG("trace", trace, "print each step, as on a blackboard", 0),
+    TEXT("trace-head", trace_heads, "LIST", "heads, counted from 0: 3 or 0,2-4", 0,
+         .needs = "--trace"),
+    TEXT("trace-row", trace_rows, "LIST", "queries, likewise", 0, .needs = "--trace"),
+    TEXT("trace-key", trace_keys, "LIST", "keys, likewise", 0, .needs = "--trace"),
     NUMBER("trace-sequence", trace_sequence, 0, INT64_MAX / 4, "of the batch; default 0", 0,
-           "--trace"),
+           .needs = "--trace"),
     NUMBER("trace-limit", trace_limit, 1, 1000, "rows and columns shown at most; default 16", 0,
-           "--trace"),
+           .needs = "--trace"),
     CHOICE("cache", cache, run_caches,
            "decode the tokens one by one from a KV cache of this\ntype; causal", 0,
-           "--trace, which shows each step"),
+           .needs = "--trace, which shows each step"),
     ROW_HEADING("Execution"),
-    CHOICE("path", path, paths, "default auto: tiled where possible", 0, NULL),
-    CHOICE("compute", compute, computes, "default f32; bf16 is faster, less accurate", 0, NULL),
-    FLAG("strict", strict, "fail instead of falling back to another path", 0, NULL),
-    CHOICE("isa", isa, isas, "instruction set; default the best", LINEAR, NULL),
-    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use", LINEAR, NULL),
-    LETTER('q', "quiet", quiet, "no notes on stderr", FLAG, 1, NULL, LINEAR),
-    LETTER('h', "help", quiet, "this text", FLAG, 0, NULL, LINEAR),
+    CHOICE("path", path, paths, "default auto: tiled where possible", 0),
+    CHOICE("compute", compute, computes, "default f32; bf16 is faster, less accurate", 0),
+    FLAG("strict", strict, "fail instead of falling back to another path", 0),
+    CHOICE("isa", isa, isas, "instruction set; default the best", LINEAR),
+    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use", LINEAR),
+    ROW_FLAG('q', "quiet", run_options, quiet, 1, "no notes on stderr", .marks = LINEAR),
+    ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR),
 };
 
 enum { DEFAULT_HEADS = 2 /* of the example as a module */ };

@@ -17,8 +17,9 @@
 
 /* ---- What can be read and written ------------------------------------------------------------ */
 
-/* Tensors of the descriptor are those of MHA_ATTENTION_INPUTS. Here stands what the list leaves open: the
- * option's name, what its value is called, what it means, and the options that it needs (or NULL). */
+/* Tensors of the descriptor are those of MHA_ATTENTION_INPUTS. Here stands what the list leaves
+ * open: the option's name, what its value is called, what it means, and the options that it
+ * needs (or NULL). */
 #define RUN_INPUT_keep_mask "keep-mask", "FILE", "true is visible", NULL
 #define RUN_INPUT_bias "bias", "FILE", "added to scores", NULL
 #define RUN_INPUT_global_keys "global-keys", "ARRAY", "keys the window does not hide", NULL
@@ -119,7 +120,8 @@ typedef struct run_problem {
 /* Read every array that the options name and fill the descriptor. */
 cli_exit run_problem_make(const run_options *options, mha_context *context, run_problem *problem);
 
-/* A tensor of the descriptor: the library's word for it, and the option, its text, and the shape. */
+/* A tensor of the descriptor: the library's word for it, and the option, its text, and the
+ * shape. */
 typedef struct run_input {
     const char *word, *option, *shape;
     size_t text, field; /* in run_options; in mha_attention_desc */
@@ -148,15 +150,15 @@ cli_exit run_check(const run_problem *problem, mha_status status);
 
 /* ---- Arrays: contiguous tensors, whose elements are the arena's ------------------------------ */
 
-/* What elements become, by the types of MHA_ATTENTION_INPUTS: REAL stays f16 or bf16 if it is; U8 takes
- * booleans and whole numbers, I32 and I64 whole numbers. */
+/* What elements become, by the types of MHA_ATTENTION_INPUTS: REAL stays f16 or bf16 if it is;
+ * U8 takes booleans and whole numbers, I32 and I64 whole numbers. */
 typedef enum run_kind { RUN_REAL, RUN_F32, RUN_U8, RUN_I32, RUN_I64 } run_kind;
 
-/* text, given for option: "3,5" is a list of numbers, "a.npy" a file, "a.safetensors:name" a tensor of one.
- * "random:5xD" is an array without a file, of halves from -2 to 2, by --seed and the option; of
- * booleans for U8; its letters are those of the problem, once q, k and v are there. Of a problem with
- * heads_only only shape and type, but whole numbers, which the descriptor's check looks at, in any case.
- * Rounding is said on stderr. */
+/* text, given for option: "3,5" is a list of numbers, "a.npy" a file, "a.safetensors:name" a
+ * tensor of one. "random:5xD" is an array without a file, of halves from -2 to 2, by --seed and
+ * the option; of booleans for U8; its letters are those of the problem, once q, k and v are
+ * there. Of a problem with heads_only only shape and type, but whole numbers, which the
+ * descriptor's check looks at, in any case. Rounding is said on stderr. */
 cli_exit run_array_read(const run_problem *problem, const char *option, const char *text,
                         run_kind kind, mha_tensor *array);
 bool run_random_is(const char *text);
@@ -222,15 +224,20 @@ run_shape run_shape_of(const mha_tensor *tensor);
 /* A float array as NumPy prints it: large ones by their corners. */
 void run_print_array(const mha_tensor *tensor);
 
+/* A number of those shown in a table, and what ends a row. */
+struct run_table;
+typedef double run_number(const struct run_table *table, int64_t row, int64_t column);
+typedef double run_sum(const struct run_table *table, int64_t row);
+
 /* A table with a name before each row and over each column; -inf is drawn as a dot. */
 typedef struct run_table {
     char row, column;                 /* their letters; column 0: none */
     const mha_tensor *rows, *columns; /* their numbers, i64; NULL: 0, 1, 2, ... */
     int64_t row_count, column_count;
-    double (*at)(const struct run_table *table, int64_t row, int64_t column); /* of those shown */
-    double (*sum)(const struct run_table *table, int64_t row); /* NULL, or a last column */
-    const void *of;                                            /* what these two look at */
-    bool cut;                                                  /* there are more columns */
+    run_number *at;
+    run_sum *sum;   /* NULL: no last column */
+    const void *of; /* what these two look at */
+    bool cut;       /* there are more columns */
 } run_table;
 void run_print_table(const run_table *table);
 

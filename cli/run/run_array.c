@@ -123,8 +123,8 @@ typedef struct source {
     bool list; /* it stood on the command line: it has no type of its own */
 } source;
 
-/* "1,2.5,-inf": how many numbers, 0 if it is not such a list; no file is called so by chance. They are
- * written to an array, of i64 if all are whole, else of f64. */
+/* "1,2.5,-inf": how many numbers, 0 if it is not such a list; no file is called so by chance.
+ * They are written to an array, of i64 if all are whole, else of f64. */
 static int64_t walk_numbers(const char *text, mha_tensor *array)
 {
     int64_t count = 0;
@@ -320,26 +320,16 @@ cli_exit run_array_read(const run_problem *p, const char *option, const char *te
 
 /* ---- Lists of heads, rows and keys ----------------------------------------------------------- */
 
-/* A number without sign; *at steps behind it. */
-static bool take_number(const char **at, int64_t *number)
-{
-    const int64_t too_large = INT64_C(1) << 40;
-    const char *start = *at;
-    for (*number = 0; isdigit((unsigned char)**at); ++*at)
-        if (*number < too_large) *number = *number * 10 + (**at - '0');
-    return *at != start;
-}
-
-/* Walk over "0,2-4"; numbers NULL: only count them. -1 if it is no such list. Of a range that runs over
- * the limit only the last number is taken. */
+/* Walk over "0,2-4"; numbers NULL: only count them. -1 if it is no such list. Of a range that
+ * runs over the limit only the last number is taken. */
 static int64_t walk_list(const char *text, int64_t limit, int64_t *numbers)
 {
     int64_t count = 0;
     for (const char *at = text;; at++) {
         int64_t first, last;
-        if (!take_number(&at, &first)) return -1;
+        if (!args_digits(&at, &first)) return -1;
         last = first;
-        if (*at == '-' && (at++, !take_number(&at, &last) || last < first)) return -1;
+        if (*at == '-' && (at++, !args_digits(&at, &last) || last < first)) return -1;
         if (last >= limit) first = last;
         for (int64_t i = first; i <= last; i++, count++)
             if (numbers) numbers[count] = i;

@@ -1,5 +1,5 @@
-/* The numbers of a trace, and how they are put under each other: see run_trace.h. Each step is one call of
- * the library, which is asked for the scores at that stage. */
+/* The numbers of a trace, and how they are put under each other: see run_trace.h. Each step is
+ * one call of the library, which is asked for the scores at that stage. */
 #include "run/run_trace.h"
 
 #include <inttypes.h>
@@ -240,10 +240,8 @@ static double score_sum(const run_table *t, int64_t row)
     return sum;
 }
 
-void run_print_scores(const run_board *board, const mha_tensor *view, const mha_tensor *hide,
-                      int64_t summed)
+void run_print_pairs(const run_board *board, run_number *at, run_sum *sum, const void *of)
 {
-    const scores of = {view, hide, summed};
     const run_table t = {.row = 'q',
                          .column = 'k',
                          .rows = &board->rows,
@@ -251,10 +249,17 @@ void run_print_scores(const run_board *board, const mha_tensor *view, const mha_
                          .row_count = board->rows.shape[0],
                          .column_count = board->columns.shape[0],
                          .cut = board->columns.shape[0] < board->keys,
-                         .at = score_at,
-                         .sum = summed ? score_sum : NULL,
-                         .of = &of};
+                         .at = at,
+                         .sum = sum,
+                         .of = of};
     run_print_table(&t);
+}
+
+void run_print_scores(const run_board *board, const mha_tensor *view, const mha_tensor *hide,
+                      int64_t summed)
+{
+    const scores of = {view, hide, summed};
+    run_print_pairs(board, score_at, summed ? score_sum : NULL, &of);
 }
 
 void run_print_product(const mha_tensor *a, int64_t i, const mha_tensor *b, int64_t j,

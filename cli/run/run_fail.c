@@ -60,8 +60,8 @@ static const run_input *find_word(const char *text)
     for (int i = 0; i < RUN_INPUT_COUNT + WORD_COUNT; i++) {
         const run_input *one = i < RUN_INPUT_COUNT ? &run_inputs[i] : &words[i - RUN_INPUT_COUNT];
         const size_t length = strlen(one->word);
-        const bool open = is_letter(one->word[length - 1]) && is_letter(text[length]);
-        if (!strncmp(text, one->word, length) && !open) return one;
+        if (strncmp(text, one->word, length) != 0) continue;
+        if (!is_letter(one->word[length - 1]) || !is_letter(text[length])) return one;
     }
     return NULL;
 }

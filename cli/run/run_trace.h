@@ -1,5 +1,5 @@
-/* `multihead run --trace`: the part of the problem that is shown and its numbers at every step, all from
- * the library (run_board.c), and how the parts of a trace write them. */
+/* `multihead run --trace`: the part of the problem that is shown and its numbers at every step,
+ * all from the library (run_board.c), and how the parts of a trace write them. */
 #ifndef CLI_RUN_TRACE_H
 #define CLI_RUN_TRACE_H
 
@@ -46,8 +46,8 @@ bool run_board_has(const run_board *board, board_step step);
 void run_title(run_board *board, int64_t rows, int64_t columns, const char *format, ...)
     MHA_PRINTF(4, 5);
 
-/* The rows and columns from row `first` on of a sequence and head of [B,H,T,D], of a sequence of [B,T,D], or
- * of a matrix. */
+/* The rows and columns from row `first` on of a sequence and head of [B,H,T,D], of a sequence of
+ * [B,T,D], or of a matrix. */
 mha_tensor run_view(const mha_tensor *tensor, int64_t batch, int64_t head, int64_t first);
 
 /* One of its numbers, whatever its floating type. */
@@ -57,10 +57,13 @@ double run_at(const mha_tensor *view, int64_t row, int64_t column);
 void run_print_rows(const run_board *board, char letter, const mha_tensor *view,
                     const mha_tensor *rows);
 
-/* Queries by keys, both of those shown: of a view that has one row for each row shown, with a dot where
- * `hide` (if any) is -inf, and at the end of a row the sum of so many numbers (0: no sum). */
+/* Queries by keys, both of those shown: of a view that has one row for each row shown, with a
+ * dot where `hide` (if any) is -inf, and at the end of a row the sum of so many numbers (0: no
+ * sum). */
 void run_print_scores(const run_board *board, const mha_tensor *view, const mha_tensor *hide,
                       int64_t summed);
+
+void run_print_pairs(const run_board *board, run_number *at, run_sum *sum, const void *of);
 
 /* " 1*2 + 3*4 = 11": row i of a times row j of b. */
 void run_print_product(const mha_tensor *a, int64_t i, const mha_tensor *b, int64_t j,

@@ -1,6 +1,6 @@
-/* Decoding with a KV cache: the tokens of a sequence come one by one. Each appends its key and value,
- * and its query looks at all that the cache holds; what it gets is the row that the whole sequence at
- * once had, which is compared here. */
+/* Decoding with a KV cache: the tokens of a sequence come one by one. Each appends its key and
+ * value, and its query looks at all that the cache holds; what it gets is the row that the whole
+ * sequence at once had, which is compared here. */
 #include "common/arena.h"
 #include "common/cache_options.h"
 #include "run/run_trace.h"
@@ -93,7 +93,8 @@ static double difference(const decoding *d, int64_t t, bool *same)
     return most;
 }
 
-/* One row over the keys 0 .. t, of the sequence that is shown, under a board that shows these alone. */
+/* One row over the keys 0 .. t, of the sequence that is shown, under a board that shows these
+ * alone. */
 static void print_over_keys(const decoding *d, const mha_tensor *tensor, const mha_tensor *hide,
                             const run_board *keys)
 {

@@ -28,16 +28,7 @@ static void print_pairs(const run_board *board, double (*number)(const void *of,
                         const void *of)
 {
     const pairs p = {board, number, of};
-    const run_table t = {.row = 'q',
-                         .column = 'k',
-                         .rows = &board->rows,
-                         .columns = &board->columns,
-                         .row_count = board->rows.shape[0],
-                         .column_count = board->columns.shape[0],
-                         .cut = board->columns.shape[0] < board->keys,
-                         .at = pair_at,
-                         .of = &p};
-    run_print_table(&t);
+    run_print_pairs(board, pair_at, NULL, &p);
 }
 
 /* ---- ALiBi and T5 ---------------------------------------------------------------------------- */
@@ -111,7 +102,8 @@ void run_trace_shaw(run_board *board)
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* The angles of one position; and the first pair of the first row shown that is not at 0, turned. */
+/* The angles of one position; and the first pair of the first row shown that is not at 0,
+ * turned. */
 void run_trace_rope(const run_board *board)
 {
     const run_problem *p = board->problem;

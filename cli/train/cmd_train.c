@@ -294,7 +294,7 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
     for (size_t i = 0; i < count; i++)
         if (!strcmp(plain->items[0], names[i])) *task = train_tasks[i];
     if (*task) return CLI_OK;
-    const char *near = args_nearest(plain->items[0], names, count);
+    const char *near = mha_nearest_name(plain->items[0], names, count);
     if (near)
         return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; did you mean '%s'?", plain->items[0],
                         near);

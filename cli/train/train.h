@@ -9,7 +9,8 @@
 #include "common/random.h"
 
 #include <multihead/checkpoint.h>
-#include <multihead/multihead.h>
+#include <multihead/optimizer.h>
+#include <multihead/training.h>
 
 #define TRAIN "train"
 

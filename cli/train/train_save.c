@@ -3,6 +3,7 @@
 #include "train/train_save.h"
 
 #include "common/arena.h"
+#include "common/csv.h"
 #include "common/files.h"
 #include "common/launched.h"
 
@@ -412,18 +413,16 @@ cli_exit train_save_point(train_run *run, const train_scores *scores)
 static mha_status draw_curve(const void *user, const mha_sink *sink)
 {
     const train_run *run = user;
-    char line[160];
-    int length = snprintf(line, sizeof line,
-                          "step,loss,right,right_kind_0,right_kind_1,right_kind_2,"
-                          "best_head,held_out_loss\n");
-    mha_status status = sink->write(sink->user, line, (size_t)length);
-    for (int64_t i = 0; i < run->looks && status == MHA_OK; i++) {
+    csv_out csv = {.sink = sink};
+    csv_names(&csv,
+              "step,loss,right,right_kind_0,right_kind_1,right_kind_2,best_head,held_out_loss");
+    for (int64_t i = 0; i < run->looks; i++) {
         const double *p = run->curve + i * TRAIN_CURVE_COLUMNS;
-        length = snprintf(line, sizeof line, "%.0f,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", p[0],
-                          p[1], p[2], p[3], p[4], p[5], p[6], p[7]);
-        status = sink->write(sink->user, line, (size_t)length);
+        csv_integer(&csv, (int64_t)p[0]);
+        for (int k = 1; k < 8; k++) csv_number(&csv, p[k], 6, true);
+        csv_end_row(&csv);
     }
-    return status;
+    return csv.status;
 }
 
 /* What an encoder reads has no word in front. */

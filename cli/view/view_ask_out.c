@@ -1,7 +1,6 @@
 /* What --from and --to found: a table for people, an object for machines. */
 #include "common/arena.h"
-#include "common/commands.h"
-#include "common/json_out.h"
+#include "common/files.h"
 #include "common/words.h"
 #include "view/view_ask.h"
 #include "view/view_desk.h"
@@ -137,72 +136,66 @@ cli_exit view_ask_print(const view_options *options, const view_ask *ask)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_word(json_out *json, const char *name, const ask_word *word)
+static void put_word(mha_json *json, const char *name, const ask_word *word)
 {
-    json_print(json, "  \"%s\": {\"word\": ", name);
-    json_text(json, word->given);
-    json_print(json, ", \"tokens\": [");
-    for (int64_t i = 0; i < word->count; i++)
-        json_print(json, "%s%" PRId64, i ? ", " : "", word->first + i);
-    json_print(json, "]},\n");
+    mha_json_object(json, name);
+    mha_json_text(json, "word", word->given);
+    mha_json_array(json, "tokens");
+    for (int64_t i = 0; i < word->count; i++) mha_json_integer(json, NULL, word->first + i);
+    mha_json_end(json);
+    mha_json_end(json);
 }
 
-static void put_effect(json_out *json, const view_ask *ask)
+static void put_effect(mha_json *json, const view_ask *ask)
 {
-    json_print(json, "  \"effect\": {\"of\": \"%s\", \"row\": %" PRId64,
-               ask->predicts ? "log-probability" : "hidden state",
-               ask->from.first + ask->from.count - 1);
+    mha_json_object(json, "effect");
+    mha_json_text(json, "of", ask->predicts ? "log-probability" : "hidden state");
+    mha_json_integer(json, "row", ask->from.first + ask->from.count - 1);
     if (ask->predicts) {
-        json_print(json, ", \"predicted\": ");
-        json_text(json, ask->predicted);
-        json_number(json, ask->probability, ", \"probability\": ");
+        mha_json_text(json, "predicted", ask->predicted);
+        mha_json_number(json, "probability", ask->probability);
     }
-    json_print(json, "},\n");
+    mha_json_end(json);
 }
 
-static void put_head(json_out *json, const ask_head *head)
+static void put_head(mha_json *json, const ask_head *head)
 {
     static const char *const names[ASK_MEASURES] = {"weight", "share", "effect"};
-    json_print(json,
-               "{\"layer\": %" PRId64 ", \"head\": %" PRId64 ", \"name\": \"L%" PRId64 "H%" PRId64
-               "\"",
-               head->layer, head->head, head->layer, head->head);
+    static const char *const ranks[ASK_MEASURES] = {"weight_rank", "share_rank", "effect_rank"};
+    mha_json_object(json, NULL);
+    mha_json_integer(json, "layer", head->layer);
+    mha_json_integer(json, "head", head->head);
+    mha_json_format(json, "name", "L%" PRId64 "H%" PRId64, head->layer, head->head);
     for (int by = 0; by < ASK_MEASURES; by++) {
-        json_print(json, ", \"%s\": ", names[by]);
-        json_number(json, head->value[by], "");
-        json_print(json, ", \"%s_rank\": %" PRId64, names[by], head->rank[by]);
+        mha_json_number(json, names[by], head->value[by]);
+        mha_json_integer(json, ranks[by], head->rank[by]);
     }
-    json_print(json, "}");
+    mha_json_end(json);
 }
 
 mha_status view_ask_write_json(const view_ask *ask, const mha_sink *sink)
 {
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-ask\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"source\": {\"name\": ");
-    json_text(&json, ask->source.name);
-    json_print(&json, ", \"architecture\": ");
-    json_text(&json, ask->source.architecture);
-    json_print(&json, ", \"layers\": %" PRId64 ", \"heads\": %" PRId64 "},\n", ask->source.layers,
-               ask->source.heads);
-    json_print(&json, "  \"text\": ");
-    json_text_bytes(&json, ask->source.text[0], ask->source.text_bytes[0]);
-    json_print(&json, ",\n  \"tokens\": [");
-    for (int64_t i = 0; i < ask->source.rows.count; i++) {
-        json_print(&json, "%s", i ? ", " : "");
-        json_text(&json, ask->source.rows.items[i].text);
-    }
-    json_print(&json, "],\n");
+    mha_json json = {.sink = sink};
+    files_begin_json(&json, "multihead-ask");
+    mha_json_object(&json, "source");
+    mha_json_text(&json, "name", ask->source.name);
+    mha_json_text(&json, "architecture", ask->source.architecture);
+    mha_json_integer(&json, "layers", ask->source.layers);
+    mha_json_integer(&json, "heads", ask->source.heads);
+    mha_json_end(&json);
+    mha_json_bytes(&json, "text", ask->source.text[0], ask->source.text_bytes[0]);
+    mha_json_array(&json, "tokens");
+    for (int64_t i = 0; i < ask->source.rows.count; i++)
+        mha_json_text(&json, NULL, ask->source.rows.items[i].text);
+    mha_json_end(&json);
     put_word(&json, "from", &ask->from);
     put_word(&json, "to", &ask->to);
-    json_number(&json, ask->chance, "  \"chance\": ");
-    json_print(&json, ",\n");
+    mha_json_number(&json, "chance", ask->chance);
     put_effect(&json, ask);
-    json_print(&json, "  \"heads\": [");
-    for (int64_t i = 0; i < ask->count; i++) {
-        json_print(&json, "%s\n    ", i ? "," : "");
-        put_head(&json, &ask->heads[i]);
-    }
-    json_print(&json, "\n  ]\n}\n");
-    return json.status;
+    mha_json_array(&json, "heads");
+    mha_json_lines(&json, 4);
+    for (int64_t i = 0; i < ask->count; i++) put_head(&json, &ask->heads[i]);
+    mha_json_end(&json);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }

@@ -5,7 +5,6 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
-#include "common/json_out.h"
 #include "common/launched.h"
 #include "common/text_model.h"
 
@@ -221,53 +220,56 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_rows(json_out *json, const char *name, const float *values, int64_t rows,
+static void put_rows(mha_json *json, const char *name, const float *values, int64_t rows,
                      int64_t cols)
 {
-    json_print(json, ",\n   \"%s\": [", name);
-    for (int64_t r = 0; r < rows; r++) {
-        json_print(json, "%s", r == 0 ? "[" : ", [");
-        for (int64_t c = 0; c < cols; c++)
-            json_number(json, (double)values[r * cols + c], c ? ", " : "");
-        json_print(json, "]");
-    }
-    json_print(json, "]");
+    mha_json_line(json, 3);
+    mha_json_array(json, name);
+    for (int64_t r = 0; r < rows; r++) mha_json_floats(json, NULL, values + r * cols, cols);
+    mha_json_end(json);
 }
 
-static void put_row(json_out *json, const char *name, const float *values, int64_t count)
+static void put_head(mha_json *json, const desk *d, int64_t h)
 {
-    json_print(json, ",\n   \"%s\": [", name);
-    for (int64_t c = 0; c < count; c++) json_number(json, (double)values[c], c ? ", " : "");
-    json_print(json, "]");
+    mha_json_line(json, 2);
+    mha_json_object(json, NULL);
+    mha_json_integer(json, "head", h);
+    mha_json_format(json, "name", "L%" PRId64 "H%" PRId64, d->layer, h);
+    mha_json_line(json, 3);
+    mha_json_floats(json, "norms", d->norms + h * d->T, d->T);
+    mha_json_line(json, 3);
+    mha_json_floats(json, "shares", d->shares + h * d->T, d->T);
+    mha_json_line(json, 3);
+    mha_json_floats(json, "cosines", d->cosines + h * d->H, d->H);
+    mha_json_line(json, 3);
+    mha_json_floats(json, "weight_norms", d->weight + h * d->E, d->E);
+    put_rows(json, "terms", d->terms + h * d->T * d->E, d->T, d->E);
+    mha_json_end(json);
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const desk *d = user;
-    json_out json = {.sink = sink};
-    json_print(&json, "{\"format\": \"multihead-desk\", \"version\": 1, \"source\": {\"name\": ");
-    json_text(&json, d->source.name);
-    json_print(&json, "}, \"layer\": %" PRId64 ", \"tokens\": [", d->layer);
-    for (int64_t t = 0; t < d->T; t++) {
-        json_print(&json, "%s", t ? ", " : "");
-        json_text(&json, d->tokens.list.items[t].text);
-    }
-    json_print(&json, "]");
+    mha_json json = {.sink = sink};
+    mha_json_object(&json, NULL);
+    mha_json_text(&json, "format", "multihead-desk");
+    mha_json_integer(&json, "version", 1);
+    mha_json_object(&json, "source");
+    mha_json_text(&json, "name", d->source.name);
+    mha_json_end(&json);
+    mha_json_integer(&json, "layer", d->layer);
+    mha_json_array(&json, "tokens");
+    for (int64_t t = 0; t < d->T; t++) mha_json_text(&json, NULL, d->tokens.list.items[t].text);
+    mha_json_end(&json);
     put_rows(&json, "before", d->before, d->T, d->H * d->D);
     put_rows(&json, "after", d->after, d->T, d->E);
-    json_print(&json, ",\n \"heads\": [");
-    for (int64_t h = 0; h < d->H; h++) {
-        json_print(&json, "%s\n  {\"head\": %" PRId64 ", \"name\": \"L%" PRId64 "H%" PRId64 "\"",
-                   h ? "," : "", h, d->layer, h);
-        put_row(&json, "norms", d->norms + h * d->T, d->T);
-        put_row(&json, "shares", d->shares + h * d->T, d->T);
-        put_row(&json, "cosines", d->cosines + h * d->H, d->H);
-        put_row(&json, "weight_norms", d->weight + h * d->E, d->E);
-        put_rows(&json, "terms", d->terms + h * d->T * d->E, d->T, d->E);
-        json_print(&json, "}");
-    }
-    json_print(&json, "\n ]}\n");
-    return json.status;
+    mha_json_line(&json, 1);
+    mha_json_array(&json, "heads");
+    for (int64_t h = 0; h < d->H; h++) put_head(&json, d, h);
+    mha_json_line(&json, 1);
+    mha_json_end(&json);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */

@@ -1,96 +1,87 @@
 /* The maps as JSON; docs/program.md describes the object. Numbers have nine digits, which gives
  * back every float exactly; NaN and infinity, which JSON has not, become null. */
-#include "common/commands.h"
-#include "common/json_out.h"
+#include "common/files.h"
 #include "view/view.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 /* An integer; below 0 means that there is none. */
-static void put_count(json_out *json, const char *name, int64_t value)
+static void put_count(mha_json *json, const char *name, int64_t value)
 {
     if (value < 0)
-        json_print(json, ", \"%s\": null", name);
+        mha_json_null(json, name);
     else
-        json_print(json, ", \"%s\": %" PRId64, name, value);
+        mha_json_integer(json, name, value);
 }
 
-static void put_tokens(json_out *json, const char *name, const maps_tokens *tokens)
+static void put_tokens(mha_json *json, const char *name, const maps_tokens *tokens)
 {
-    json_print(json, "  \"%s\": [", name);
+    mha_json_array(json, name);
+    mha_json_lines(json, 4);
     for (int64_t i = 0; i < tokens->count; i++) {
         const maps_token *token = &tokens->items[i];
-        json_print(json, "%s\n    {\"token\": ", i ? "," : "");
-        json_text(json, token->text);
+        mha_json_object(json, NULL);
+        mha_json_text(json, "token", token->text);
         put_count(json, "id", token->id);
         put_count(json, "type", token->type);
         put_count(json, "text", token->sequence);
         put_count(json, "begin", token->begin);
         put_count(json, "end", token->end);
-        json_print(json, ", \"special\": %s}", token->special ? "true" : "false");
+        mha_json_bool(json, "special", token->special);
+        mha_json_end(json);
     }
-    json_print(json, "\n  ],\n");
+    mha_json_end(json);
 }
 
-static void put_map(json_out *json, const float *map, int64_t rows, int64_t cols)
-{
-    for (int64_t t = 0; t < rows; t++) {
-        json_print(json, "%s\n          [", t ? "," : "");
-        for (int64_t s = 0; s < cols; s++)
-            json_number(json, (double)map[t * cols + s], s ? ", " : "");
-        json_print(json, "]");
-    }
-}
-
-static void put_layer(json_out *json, const attention_maps *maps, const maps_picks *picks,
+static void put_layer(mha_json *json, const attention_maps *maps, const maps_picks *picks,
                       int64_t layer)
 {
-    int64_t rows = maps->rows.count, cols = maps->cols.count;
-    const char *separator = "";
-    json_print(json, "    {\"layer\": %" PRId64 ", \"heads\": [", layer);
+    const int64_t rows = maps->rows.count, cols = maps->cols.count;
+    mha_json_object(json, NULL);
+    mha_json_integer(json, "layer", layer);
+    mha_json_array(json, "heads");
+    mha_json_lines(json, 6);
     for (int64_t h = 0; h < maps->heads; h++) {
         if (!picks->on[layer * maps->heads + h]) continue;
-        json_print(json,
-                   "%s\n      {\"head\": %" PRId64 ", \"name\": \"L%" PRId64 "H%" PRId64 "\",",
-                   separator, h, layer, h);
-        json_print(json, "\n        \"weights\": [");
-        put_map(json, maps->layer[layer] + h * rows * cols, rows, cols);
-        json_print(json, "\n        ]}");
-        separator = ",";
+        mha_json_object(json, NULL);
+        mha_json_integer(json, "head", h);
+        mha_json_format(json, "name", "L%" PRId64 "H%" PRId64, layer, h);
+        mha_json_line(json, 8);
+        mha_json_array(json, "weights");
+        mha_json_lines(json, 10);
+        for (int64_t t = 0; t < rows; t++)
+            mha_json_floats(json, NULL, maps->layer[layer] + (h * rows + t) * cols, cols);
+        mha_json_end(json);
+        mha_json_end(json);
     }
-    json_print(json, "\n    ]}");
+    mha_json_end(json);
+    mha_json_end(json);
 }
 
 mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
                            const mha_sink *sink)
 {
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-view\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"source\": {\"name\": ");
-    json_text(&json, maps->name);
-    json_print(&json, ", \"architecture\": ");
-    json_text(&json, maps->architecture);
+    mha_json json = {.sink = sink};
+    files_begin_json(&json, "multihead-view");
+    mha_json_object(&json, "source");
+    mha_json_text(&json, "name", maps->name);
+    mha_json_text(&json, "architecture", maps->architecture);
     put_count(&json, "layers", maps->layers);
     put_count(&json, "heads", maps->heads);
-    json_print(&json, "},\n  \"texts\": [");
-    for (int i = 0; i < 2 && maps->text[i]; i++) {
-        json_print(&json, "%s", i ? ", " : "");
-        json_text_bytes(&json, maps->text[i], maps->text_bytes[i]);
-    }
-    json_print(&json, "],\n");
+    mha_json_end(&json);
+    mha_json_array(&json, "texts");
+    for (int i = 0; i < 2 && maps->text[i]; i++)
+        mha_json_bytes(&json, NULL, maps->text[i], maps->text_bytes[i]);
+    mha_json_end(&json);
     put_tokens(&json, "tokens", &maps->rows);
     if (maps->cols.items != maps->rows.items) put_tokens(&json, "key_tokens", &maps->cols);
     if (maps->contrast) put_tokens(&json, "contrast_tokens", &maps->other);
-    json_print(&json, "  \"quantity\": \"%s\",\n", maps->contrast ? "difference" : "weight");
-    json_print(&json, "  \"layers\": [");
-    const char *separator = "\n";
-    for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
-        json_print(&json, "%s", separator);
-        put_layer(&json, maps, picks, l);
-        separator = ",\n";
-    }
-    json_print(&json, "\n  ]\n}\n");
-    return json.status;
+    mha_json_text(&json, "quantity", maps->contrast ? "difference" : "weight");
+    mha_json_array(&json, "layers");
+    mha_json_lines(&json, 4);
+    for (int64_t l = 0; l < maps->layers; l++)
+        if (maps_picks_in_layer(picks, l) > 0) put_layer(&json, maps, picks, l);
+    mha_json_end(&json);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }

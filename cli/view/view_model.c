@@ -208,7 +208,7 @@ static cli_exit run_self(const view_options *options, text_model *model, const t
 {
     maps->causal = model->causal;
     if (roles && view_roles_wanted(options, maps))
-        CLI_TRY(view_roles_make(options, model, maps, visit, roles));
+        CLI_TRY(view_roles_make(options, model, tokens, visit, roles));
     if (roles && roles->layers > 0) return CLI_OK;
     return cli_check(VIEW, text_model_run(model, tokens, visit));
 }

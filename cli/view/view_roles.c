@@ -2,6 +2,7 @@
 #include "view/view_roles.h"
 
 #include "common/arena.h"
+#include "common/progress.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -43,7 +44,7 @@ static const double leads = 0.5;
 /* Rests and general patterns say less than the strongest link. */
 static bool is_specific(mha_role role)
 {
-    return role < MHA_ROLE_BLOCK && !heads_is_rest(role);
+    return role < MHA_ROLE_BLOCK && !mha_study_role_rests(role);
 }
 
 static bool is_told(const mha_head_role *role)
@@ -53,15 +54,15 @@ static bool is_told(const mha_head_role *role)
 }
 
 /* A paragraph for each role: what the head does, then where it rests. */
-static void describe(const heads_found *found, int64_t layer, int64_t head, view_role *role)
+static void describe(const mha_study_found *found, int64_t layer, int64_t head, view_role *role)
 {
-    mha_head_role roles[HEADS_MOST_ROLES];
-    const int64_t count = heads_roles(found, layer, head, roles);
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
+    const int64_t count = mha_study_roles(found, layer, head, roles);
     for (int64_t i = 0; i < count; i++) {
         char *text = is_specific(roles[i].role) ? role->does : role->rests;
         const size_t used = strlen(text);
         if (!is_told(&roles[i]) || used + 512 > VIEW_ROLES_DETAIL) continue;
-        if (!*role->badge) heads_role_name(found, &roles[i], role->badge, sizeof role->badge);
+        if (!*role->badge) mha_study_role_name(found, &roles[i], role->badge);
         snprintf(text + used, VIEW_ROLES_DETAIL - used, "%s%s (%s).", used ? "\n" : "",
                  mha_role_describe(roles[i].role).text, roles[i].evidence);
         char *sentence = text + used + (used > 0);
@@ -69,12 +70,12 @@ static void describe(const heads_found *found, int64_t layer, int64_t head, view
     }
 }
 
-static void measure_head(const heads_found *found, int64_t layer, int64_t head, view_role *role)
+static void measure_head(const mha_study_found *found, int64_t layer, int64_t head, view_role *role)
 {
     describe(found, layer, head, role);
     for (int i = 0; i < VIEW_ROLES_MEASURES; i++) {
-        const int64_t score = heads_score_find(found, shown[i].score);
-        const mha_head_score s = heads_score(found, layer, head, score);
+        const int64_t score = mha_study_score_find(found, shown[i].score, false);
+        const mha_head_score s = mha_study_score(found, layer, head, score);
         const bool even = !strcmp(shown[i].score, "evenness"); /* its chance is always 1 */
         role->measures[i] = (mha_measure){.name = shown[i].bar,
                                           .value = s.rows ? s.value : (double)NAN,
@@ -84,7 +85,7 @@ static void measure_head(const heads_found *found, int64_t layer, int64_t head, 
     }
 }
 
-static void fill(const heads_found *found, int64_t heads, view_roles *roles)
+static void fill(const mha_study_found *found, int64_t heads, view_roles *roles)
 {
     roles->layers = found->layers;
     roles->heads = heads;
@@ -93,26 +94,50 @@ static void fill(const heads_found *found, int64_t heads, view_roles *roles)
             measure_head(found, l, h, &roles->items[l * heads + h]);
 }
 
-cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
-                         const text_visit *visit, view_roles *roles)
+/* Texts, then random tokens, on a line of their own each. */
+typedef struct measuring {
+    progress shown;
+    bool quiet, random;
+} measuring;
+
+static mha_status show_progress(void *user, const mha_study_progress *at)
 {
-    const heads_options how = {.random = RANDOM_SEQUENCES,
-                               .max_tokens = options->max_tokens,
-                               .truncate = options->truncate,
-                               .quiet = options->quiet,
-                               .beside = 1};
-    heads_source source = {.text = maps->text[0], .bytes = maps->text_bytes[0], .visit = *visit};
-    const heads_sources sources = {.items = &source, .count = 1};
-    heads_found found = {0};
+    measuring *m = user;
+    if (at->random && !m->random) m->shown = progress_begin(m->quiet);
+    m->random = at->random;
+    text_show_study(&m->shown, at);
+    return MHA_OK;
+}
+
+static void destroy_study(void *study)
+{
+    mha_study_destroy(study);
+}
+
+cli_exit view_roles_make(const view_options *options, const text_model *model,
+                         const text_tokens *tokens, const text_visit *visit, view_roles *roles)
+{
+    measuring m = {.shown = progress_begin(options->quiet), .quiet = options->quiet};
+    const mha_study_desc how = {
+        .struct_size = sizeof how, .progress = show_progress, .progress_user = &m};
+    const mha_transformer_input run = {.struct_size = sizeof run,
+                                       .outputs = visit->outputs,
+                                       .after_layer = visit->after_layer,
+                                       .after_layer_user = visit->user};
+    const mha_study_visit besides = {.struct_size = sizeof besides, .run = &run};
+    const mha_study_visit *visits[] = {&besides};
     const int64_t all = model->layers * model->heads;
+    mha_study *study;
     CLI_TRY(ARENA_ALLOC(VIEW, all, &roles->items));
     CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * all, &roles->columns));
-    const size_t mark = arena_mark();
-    const cli_exit code = heads_measure(&how, model, &sources, &found);
-    if (code == CLI_OK) fill(&found, model->heads, roles);
-    arena_release(mark);
+    CLI_TRY(cli_check(VIEW, mha_study_create(model->context, model->model, &how, &study)));
+    CLI_TRY(arena_keep(VIEW, study, destroy_study));
+    const mha_status status = mha_study_measure(study, tokens->read, 1, visits, RANDOM_SEQUENCES);
+    progress_clear(&m.shown);
+    if (status == MHA_OK) fill(mha_study_results(study), model->heads, roles);
+    arena_drop(study);
     /* Weights that are not finite cannot be measured; view warns of them. */
-    return code == CLI_BAD_INPUT ? CLI_OK : code;
+    return status == MHA_ERR_NUMERIC ? CLI_OK : cli_check(VIEW, status);
 }
 
 /* ---- drawing ------------------------------------------------------------------------------- */

@@ -1,14 +1,14 @@
 /* What each head does, for the cards, badges and table of a report: measured on the text that is
- * drawn and on repeated random tokens, as 'multihead heads' measures. */
+ * drawn and on repeated random tokens, by a study (study.h), as 'multihead heads' measures. */
 #ifndef CLI_VIEW_ROLES_H
 #define CLI_VIEW_ROLES_H
 
-#include "heads/heads.h"
+#include "common/text_model.h"
 #include "view/view.h"
 
 enum {
     VIEW_ROLES_MEASURES = 9, /* bars of a card, and columns of the table */
-    VIEW_ROLES_NAME = 96,
+    VIEW_ROLES_NAME = MHA_STUDY_NAME_BYTES,
     VIEW_ROLES_DETAIL = 1536
 };
 
@@ -30,8 +30,8 @@ bool view_roles_wanted(const view_options *options, const attention_maps *maps);
 
 /* Measure, and give visit what it asks for in the same run of the text. *roles is left empty where
  * weights are not finite: visit may then lack layers. */
-cli_exit view_roles_make(const view_options *options, text_model *model, const attention_maps *maps,
-                         const text_visit *visit, view_roles *roles);
+cli_exit view_roles_make(const view_options *options, const text_model *model,
+                         const text_tokens *tokens, const text_visit *visit, view_roles *roles);
 
 /* Badge and bars of a panel, where there are any; returns its role, or NULL. roles may be NULL. */
 const view_role *view_roles_dress(const view_roles *roles, int64_t layer, int64_t head,

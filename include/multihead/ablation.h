@@ -200,7 +200,8 @@ MHA_API MHA_NODISCARD mha_status mha_effect_bootstrap(mha_context *context, cons
  *
  *   effects [heads, M] in, such as means of estimates over texts    chosen [wanted] out, *made of them
  *
- * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (counts below 0, measures below 1).   Threads  any.
+ * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (counts below 0, measures below 1).
+ * Threads  any.
  * Cost     O(wanted heads).   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_effect_best(const double *effects, int64_t heads,

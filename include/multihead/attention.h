@@ -296,9 +296,10 @@ typedef struct mha_attention_outputs {
  *          MiB where threads share the keys of few queries, else a few MiB per thread), or is
  *          O(S) per thread (plain). Outputs that need the probabilities take 8 more bytes per row
  *          and head (tiled). In a steady state nothing is allocated.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM;
- *          MHA_ERR_UNSUPPORTED with MHA_ATTENTION_STRICT if the path does not support the problem.
- *          On error no output byte is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
+ *          MHA_ERR_OVERLAP, MHA_ERR_SIZE, MHA_ERR_NOMEM; MHA_ERR_UNSUPPORTED with
+ *          MHA_ATTENTION_STRICT if the path does not support the problem. On error no output byte
+ *          is written.
  * Threads  one call at a time per context; any number of contexts.
  * Accuracy |o - exact| <= (2 max_s|delta_s| + (S/51 + 600) u) max_s|v| with u = 2^-24 and delta_s
  *          the error of a score, (D + 3) u |scale| sum_d |q_d k_d| + u |score| + 1.3 u |bias|, for
@@ -312,6 +313,36 @@ MHA_API MHA_NODISCARD mha_status mha_attention_forward(mha_context *context,
                                                        const mha_tensor *q, const mha_tensor *k,
                                                        const mha_tensor *v, const mha_tensor *o,
                                                        const mha_attention_outputs *outputs);
+
+/* Arrays of floats without gaps, for mha_attention_floats(). */
+typedef struct mha_attention_sizes {
+    uint32_t struct_size;
+    uint32_t flags;    /* MHA_ATTENTION_CAUSAL or 0 */
+    int64_t batch;     /* B; 0: 1 */
+    int64_t heads;     /* H; 0: 1 */
+    int64_t kv_heads;  /* Hk; 0: as many as heads */
+    int64_t queries;   /* T */
+    int64_t keys;      /* S; 0: as many as queries */
+    int64_t head_dim;  /* D */
+    int64_t value_dim; /* Dv; 0: as head_dim */
+} mha_attention_sizes;
+
+/**
+ * mha_attention_forward() of arrays of floats in memory one after the other.
+ *
+ *   q [B,H,T,D] in    k [B,Hk,S,D] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out
+ *
+ * With MHA_ATTENTION_CAUSAL the last query sees all keys, and each one before it a key less
+ * (q_offset is S - T), so that the queries may be the last ones of a longer text.
+ *
+ * Memory, Threads, Accuracy   as mha_attention_forward().
+ * Errors   as there; MHA_ERR_UNSUPPORTED (another flag).
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_attention_floats(mha_context *context,
+                                                      const mha_attention_sizes *sizes,
+                                                      const float *q, const float *k,
+                                                      const float *v, float *o);
 
 /* mha_attention_plan.flags */
 enum {
@@ -350,7 +381,7 @@ typedef struct mha_attention_plan {
  * o may be NULL here; data pointers of tensors are not read (those of key_lengths and q_offsets
  * are).
  *
- * Memory   fills *plan.   Errors  as mha_attention_forward(), except _NOMEM.
+ * Memory   fills *plan.   Errors  as mha_attention_forward(), except MHA_ERR_NOMEM.
  * Threads  any.           Since   0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_explain(const mha_context *context,

@@ -49,8 +49,9 @@ typedef struct mha_head_writing {
  *
  * Memory   borrowed for the call; outputs must not overlap inputs or each other. Scratch:
  *          E H Dv floats, H E doubles per thread, H^2 per 64 tokens if cosines are requested.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a length), _SHAPE, _DTYPE, _STRIDE, _OVERLAP,
- *          _UNSUPPORTED, _SIZE, _NOMEM. No output byte is then written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a length), MHA_ERR_SHAPE, MHA_ERR_DTYPE,
+ *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP, MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM. No
+ *          output byte is then written.
  * Threads  one call at a time per context.
  * Accuracy each out_h within Dv 2^-52 sum_d |W z| of the exact one before it is rounded.
  * Since    0.1
@@ -80,7 +81,8 @@ MHA_API MHA_NODISCARD mha_status mha_layer_write(mha_context *context,
  *
  *   weight [E,H Dv] in    map [H,E] out
  *
- * Memory   borrowed; no scratch.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP.
+ * Memory   borrowed; no scratch.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_weight_norms(const mha_tensor *weight,
@@ -201,8 +203,9 @@ typedef struct mha_composition {
  * Cost: products of D x E with E x D matrices and traces of D x D ones, never one of E x E.
  *
  * Memory   fills *out; scratch of about 10 L H D max(E, D) numbers.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _UNSUPPORTED, _SIZE,
- *          _NOMEM; what progress returned. Outputs then mean nothing.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
+ *          MHA_ERR_OVERLAP, MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM; what progress
+ *          returned. Outputs then mean nothing.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_composition(mha_context *context,
@@ -245,9 +248,10 @@ typedef struct mha_head_attribution {
  *
  * Memory   activations of T tokens from the context's allocator; scratch of T rows of the output (V
  *          numbers, or E), and of H T numbers for each token of `from`.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, tokens outside the text), _SHAPE, _DTYPE, _STRIDE,
- *          _UNSUPPORTED (cross-attention, reserved), _SIZE, _NOMEM; those of
- *          mha_transformer_forward(); what progress returned. Outputs then mean nothing.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, tokens outside the text), MHA_ERR_SHAPE,
+ *          MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_UNSUPPORTED (cross-attention, reserved),
+ *          MHA_ERR_SIZE, MHA_ERR_NOMEM; those of mha_transformer_forward(); what progress returned.
+ *          Outputs then mean nothing.
  * Threads  one call at a time per context.
  * Accuracy that of the forward call; sums in double, the same bits for any number of threads.
  * Since    0.1
@@ -269,7 +273,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_head_attribution(
  * Its rows sum to 1. Call it from the first layer to the last, with one map of T x T at a time.
  *
  * Memory   borrowed; after must not overlap the others. Scratch of T doubles per thread.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_NOMEM.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_rollout_step(mha_context *context, const mha_tensor *maps,

@@ -129,7 +129,7 @@ MHA_API MHA_NODISCARD mha_status mha_attention_backward(
  * computed: gradients of keys and of queries each recompute scores, so it is more than 10 D per
  * pair.
  *
- * Memory   fills *plan.   Errors  as mha_attention_backward(), except _NOMEM.
+ * Memory   fills *plan.   Errors  as mha_attention_backward(), except MHA_ERR_NOMEM.
  * Threads  any.           Since   0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_backward_explain(

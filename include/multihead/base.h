@@ -229,8 +229,8 @@ MHA_API MHA_NODISCARD mha_status mha_tensor_count(const mha_tensor *tensor, int6
  * values too large become infinite (from 65520 on in f16), a NaN stays NaN.
  *
  * Memory   borrows both, which must not overlap. Nothing is allocated.
- * Errors   MHA_ERR_NULL, _DTYPE, _SHAPE, _STRIDE (elements of out share memory), _OVERLAP, _SIZE.
- *          On error no byte of out is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_DTYPE, MHA_ERR_SHAPE, MHA_ERR_STRIDE (elements of out share
+ *          memory), MHA_ERR_OVERLAP, MHA_ERR_SIZE. On error no byte of out is written.
  * Threads  any; runs in the calling one.
  * Accuracy half an ulp of out's type: of the value, 2^-11 in f16, 2^-8 in bf16, 2^-24 in f32; where
  *          it is subnormal in that type, 2^-25 (f16, below 2^-14), 2^-134 (bf16), 2^-150 (f32).

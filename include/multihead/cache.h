@@ -111,8 +111,8 @@ typedef struct mha_kv_cache mha_kv_cache;
  * Memory   the caller owns *cache; what mha_kv_cache_count() says, and the handle, from the
  *          context's allocator, which must outlive the cache (the context need not). Pages are not
  *          touched before they are used. Nothing is allocated later.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a number below 1), _DTYPE, _UNSUPPORTED, _SIZE
- *          (the product overflows), _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a number below 1), MHA_ERR_DTYPE,
+ *          MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE (the product overflows), MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
@@ -122,8 +122,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
 /**
  * What a cache of this description takes, before it is made.
  *
- * Memory   fills *sizes, whose struct_size must be set.   Errors  those of
- *          mha_kv_cache_create() but _NOMEM.
+ * Memory   fills *sizes, whose struct_size must be set.
+ * Errors   those of mha_kv_cache_create() but MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc,
@@ -213,10 +213,10 @@ MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);
  * counts [B]: sequence b takes the first counts[b] of the n positions, 0 .. n; NULL: all.
  *
  * Memory   copied; the caller may reuse k and v at once. Nothing is allocated.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE (k, v reach beyond the address space),
- *          MHA_ERR_ARGUMENT (a count); MHA_ERR_SIZE "cache: sequence 1 holds 30 of 32 positions, 5
- *          more do not fit"; MHA_ERR_NOMEM "cache: 3 pages are needed, 2 of 64 are free". On any
- *          error every sequence is unchanged.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_SIZE (k, v reach
+ *          beyond the address space), MHA_ERR_ARGUMENT (a count); MHA_ERR_SIZE "cache: sequence 1
+ *          holds 30 of 32 positions, 5 more do not fit"; MHA_ERR_NOMEM "cache: 3 pages are needed,
+ *          2 of 64 are free". On any error every sequence is unchanged.
  * Threads  one per cache.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const mha_tensor *k,

@@ -15,7 +15,7 @@
  *
  * docs/model-folders.md lists every field and name.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_CHECKPOINT_H
@@ -61,12 +61,11 @@ typedef struct mha_checkpoint_settings {
  *          piece of the C library's memory, 4 bytes each.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a duplicate or empty word, a special token that is not
  *          one of the words, more words than vocab_size, an unknown splitting, both words and
- *          like); MHA_ERR_UTF8;
- *          MHA_ERR_MODEL, _SIZE (a field of the description that mha_checkpoint_load() would
- *          refuse, such as a max_length above 2^20: nothing is written); MHA_ERR_UNSUPPORTED
- *          (reserved); MHA_ERR_FILE, _FORMAT, _SIZE (of like); MHA_ERR_WRITE (not a folder, not
- *          allowed, disk full); MHA_ERR_NOMEM. Files that were written before the one that failed
- *          remain.
+ *          like); MHA_ERR_UTF8; MHA_ERR_MODEL, MHA_ERR_SIZE (a field of the description that
+ *          mha_checkpoint_load() would refuse, such as a max_length above 2^20: nothing is
+ *          written); MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_SIZE (of
+ *          like); MHA_ERR_WRITE (not a folder, not allowed, disk full); MHA_ERR_NOMEM. Files that
+ *          were written before the one that failed remain.
  * Threads  any, while no thread changes the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,

@@ -85,9 +85,10 @@ typedef struct mha_circuits {
  * Cost     of a head O(E D^2 + D^3), of copying and matching once V E^2, and E^2 D for each head.
  * Memory   fills *out. Scratch: the weights of a layer, for each thread 3 E D + 6 D^2 doubles and what
  *          LAPACK asks for, with copying and matching E^2 and H D E doubles of each.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, offsets, directions); MHA_ERR_UNSUPPORTED (an
- *          unknown flag or a reserved field is set); MHA_ERR_NUMERIC (a weight is not finite, or LAPACK
- *          does not converge); MHA_ERR_SIZE, _NOMEM; what progress returned. Outputs then mean nothing.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, offsets, directions); MHA_ERR_UNSUPPORTED
+ *          (an unknown flag or a reserved field is set); MHA_ERR_NUMERIC (a weight is not finite,
+ *          or LAPACK does not converge); MHA_ERR_SIZE, MHA_ERR_NOMEM; what progress returned.
+ *          Outputs then mean nothing.
  * Threads  one call at a time per context.
  * Accuracy singular values within 100 D 2^-52 of the largest. Vectors as far as values are apart: of
  *          close ones only their span is determined.
@@ -128,8 +129,8 @@ typedef struct mha_direction_desc {
  * Cost     M V E.
  * Memory   borrowed; scratch of M E floats, 256 rows of E and of M.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, a number, fewer than N tokens);
- *          MHA_ERR_UNSUPPORTED; MHA_ERR_NUMERIC (a weight is not finite); MHA_ERR_SIZE, _NOMEM; what
- *          progress returned. Outputs then mean nothing.
+ *          MHA_ERR_UNSUPPORTED; MHA_ERR_NUMERIC (a weight is not finite); MHA_ERR_SIZE,
+ *          MHA_ERR_NOMEM; what progress returned. Outputs then mean nothing.
  * Threads  one call at a time per context.   Accuracy  that of mha_linear_forward(): bits do not depend
  *          on the number of threads.
  * Since    0.1

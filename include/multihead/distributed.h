@@ -61,7 +61,7 @@ enum { MHA_SPLIT_ROWS = 112 };
  *   pieces [1 or 2 folds] out    count out: how many these are, of which some may be empty
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (length, rank, size, folds).   Threads  any.   Since  1.0
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (length, rank, size, folds).   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size,
                                                   int64_t folds, mha_piece *pieces, int64_t *count);
@@ -123,7 +123,7 @@ typedef struct mha_sequence_split {
  *          may be written in part.
  * Threads  one call at a time per context and transport.
  * Accuracy as mha_attention_forward().
- * Since    1.0
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_forward(mha_context *context,
                                                          const mha_sequence_split *split,
@@ -148,7 +148,7 @@ typedef struct mha_distributed_plan {
  * Report what mha_distributed_forward() would do with the same arguments, with the same checks: all
  * ranks make the call. Data pointers of tensors are not read.
  *
- * Memory   fills *plan.   Errors  as mha_distributed_forward().   Threads  as that.   Since  1.0
+ * Memory   fills *plan.   Errors  as mha_distributed_forward().   Threads  as that.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
     mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
@@ -193,9 +193,9 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  *          S keys and values, and 8 bytes for each number of a shared bias; blocks on their way from the
  *          context's allocator, at most about 64 times 256 (3 D + 3 Dv) floats for each thread.
  * Errors   as mha_attention_backward(), at all ranks alike; as mha_distributed_forward();
- *          MHA_ERR_UNSUPPORTED (the plain path). With MHA_ERR_RANK and _NOMEM gradients may be written in
- *          part.
- * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  1.0
+ *          MHA_ERR_UNSUPPORTED (the plain path). With MHA_ERR_RANK and MHA_ERR_NOMEM gradients may
+ *          be written in part.
+ * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_backward(
     mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
@@ -262,7 +262,7 @@ typedef struct mha_key_split {
  *          outputs, ragged batches, a cache with a window, the plain path, bf16 arithmetic, flags), MHA_ERR_RANK. On error no output byte is written.
  * Threads  as mha_distributed_forward(); the cache does not change meanwhile.
  * Accuracy as mha_attention_forward().
- * Since    1.0
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_decode(mha_context *context,
                                                         const mha_key_split *keys,
@@ -284,7 +284,7 @@ typedef struct mha_decode_plan {
  * Report what mha_distributed_decode() would do with the same arguments, with the same checks: all ranks
  * make the call. Data pointers of tensors are not read.
  *
- * Memory   fills *plan.   Errors  as mha_distributed_decode().   Threads  as that.   Since  1.0
+ * Memory   fills *plan.   Errors  as mha_distributed_decode().   Threads  as that.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_decode_explain(
     mha_context *context, const mha_key_split *keys, const mha_attention_desc *desc,
@@ -319,7 +319,7 @@ typedef struct mha_head_piece {
  * none. In a piece each key/value head has as many query heads as any other, so that it is an attention.
  *
  * Memory   fills *piece.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (heads, kv_heads, rank, size).   Threads  any.   Since  1.0
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (heads, kv_heads, rank, size).   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_split_heads(int64_t heads, int64_t kv_heads, int32_t rank,
                                                  int32_t size, mha_head_piece *piece);
@@ -336,9 +336,10 @@ MHA_API MHA_NODISCARD mha_status mha_split_heads(int64_t heads, int64_t kv_heads
  * not have once.
  *
  * Memory   borrowed for the call, they may not overlap. Scratch: as many bytes as whole.
- * Errors   at all ranks alike, with the number of the rank: MHA_ERR_NULL, _ARGUMENT (axis; ranks that
- *          differ), _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _RANK. On error nothing is written.
- * Threads  as mha_distributed_forward().   Accuracy  exact.   Since  1.0
+ * Errors   at all ranks alike, with the number of the rank: MHA_ERR_NULL, MHA_ERR_ARGUMENT (axis;
+ *          ranks that differ), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_SIZE, MHA_ERR_NOMEM, MHA_ERR_RANK. On error nothing is written.
+ * Threads  as mha_distributed_forward().   Accuracy  exact.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_gather(mha_context *context,
                                                         const mha_transport *transport, int axis,
@@ -359,7 +360,7 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_gather(mha_context *context,
  *
  * Memory   borrowed for the call. Scratch: B T (2 H Dv + e + E) floats.
  * Errors   as mha_distributed_gather(); MHA_ERR_SHAPE (w_o).
- * Threads  as mha_distributed_forward().   Accuracy  as mha_linear_forward().   Since  1.0
+ * Threads  as mha_distributed_forward().   Accuracy  as mha_linear_forward().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_mix(mha_context *context,
                                                      const mha_transport *transport,

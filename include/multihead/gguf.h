@@ -12,7 +12,7 @@
  * As with the files of io.h, every field is checked before it is used: a malformed or hostile file
  * gives a status and one line of text that names the file, what is wrong and where, never a crash.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_GGUF_H

@@ -67,19 +67,20 @@ typedef struct mha_head_corpus_desc {
  * Memory   the caller owns *corpus and calls mha_head_corpus_destroy(); the context must outlive it.
  *          Of each head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per replicate and
  *          permutation; of each head 16 bytes per token id: mha_head_corpus_bytes() says it all.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED (flags), _SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED (flags), MHA_ERR_SIZE,
+ *          MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
- * Since    1.0
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_create(mha_context *context,
                                                         const mha_head_measures *measures,
                                                         const mha_head_corpus_desc *desc,
                                                         mha_head_corpus **corpus);
 
-/** Free it, detached or not; NULL is fine. Memory frees all. Errors none. Threads one. Since 1.0 */
+/** Free it, detached or not; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
 MHA_API void mha_head_corpus_destroy(mha_head_corpus *corpus);
 
-/** Bytes that it holds; 0 for NULL. Memory none. Errors none. Threads any. Since 1.0 */
+/** Bytes that it holds; 0 for NULL. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_head_corpus_bytes(const mha_head_corpus *corpus);
 
 /**
@@ -90,7 +91,7 @@ MHA_API int64_t mha_head_corpus_bytes(const mha_head_corpus *corpus);
  *
  * Memory   borrows corpus until it is detached or destroyed.
  * Errors   MHA_ERR_NULL (measures); MHA_ERR_ARGUMENT (a text is open; other heads).
- * Threads  one.   Since  1.0
+ * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_attach(mha_head_measures *measures,
                                                         mha_head_corpus *corpus);
@@ -100,7 +101,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_attach(mha_head_measures *measu
  * of a corpus has another one, whatever the order of work. Without the call: the number of texts
  * seen before.
  *
- * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (negative).   Threads  one.   Since  1.0
+ * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (negative).   Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus, int64_t text);
 
@@ -114,12 +115,12 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_number(mha_head_corpus *corpus,
  *
  * Memory   scratch of the call; keeps H S floats, and the Gram matrices W_O[h]^T W_O[h] of the layer,
  *          H Dv^2 floats, for later texts: weight must not change.
- * Errors   MHA_ERR_NULL, _ARGUMENT (no text is open in the measures it is attached to, a layer),
- *          _SHAPE, _DTYPE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no text is open in the measures it is attached to, a
+ *          layer), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM.
  * Without rows where sum_j alpha_j ||W_O[h] v_j|| is not below 2^20.
  *
  * Threads  one.   Accuracy  norms within Dv 2^-22 of ||W_O[h]|| ||v_j||, the same bits everywhere.
- * Since    1.0
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_values(mha_head_corpus *corpus, int64_t layer,
                                                         const mha_tensor *v,
@@ -130,7 +131,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_values(mha_head_corpus *corpus,
  *
  * Memory   none.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (the same object, other heads or desc, a
  *          text is open); MHA_ERR_SIZE (sums beyond 2^62). Nothing is then changed.
- * Threads  one.   Since  1.0
+ * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge(mha_head_corpus *corpus,
                                                        const mha_head_corpus *from);
@@ -140,7 +141,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge(mha_head_corpus *corpus,
  * mha_head_measures_merge_layers().
  *
  * Memory   none.   Errors  as mha_head_corpus_merge(); MHA_ERR_ARGUMENT (other numbers of texts).
- * Threads  one.   Since  1.0
+ * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge_layers(mha_head_corpus *corpus,
                                                               const mha_head_corpus *from);
@@ -157,7 +158,7 @@ typedef struct mha_head_distribution {
 } mha_head_distribution;
 
 /** Memory none. Errors none: zeros for numbers out of range. Threads any while no text is open.
- * Since 1.0 */
+ * Since 0.1 */
 MHA_API mha_head_distribution mha_head_corpus_distribution(const mha_head_corpus *corpus,
                                                            int64_t layer, int64_t head,
                                                            mha_head_measure measure);
@@ -176,7 +177,7 @@ typedef struct mha_head_place {
  *
  * Returns how many there are.
  *
- * Memory   none.   Errors  none: 0 for numbers out of range.   Threads  as distribution.   Since 1.0
+ * Memory   none.   Errors  none: 0 for numbers out of range.   Threads  as distribution.   Since 0.1
  */
 MHA_API int64_t mha_head_corpus_places(const mha_head_corpus *corpus, int64_t layer, int64_t head,
                                        mha_head_measure measure, bool least, mha_head_place *places,
@@ -206,7 +207,7 @@ typedef struct mha_head_token {
  *
  * Returns how many were written; 0 without vocab_size, and for MHA_HEAD_WRITES without values.
  *
- * Memory   none.   Errors  none.   Threads  as distribution.   Cost  vocab_size times most.   Since 1.0
+ * Memory   none.   Errors  none.   Threads  as distribution.   Cost  vocab_size times most.   Since 0.1
  */
 MHA_API int64_t mha_head_corpus_tokens(const mha_head_corpus *corpus, int64_t layer, int64_t head,
                                        mha_head_token_list list, int64_t least_count,
@@ -226,7 +227,7 @@ typedef struct mha_head_position {
  *
  * Returns the number of bins up to the last that has rows.
  *
- * Memory   none.   Errors  none.   Threads  as distribution.   Since 1.0
+ * Memory   none.   Errors  none.   Threads  as distribution.   Since 0.1
  */
 MHA_API int64_t mha_head_corpus_positions(const mha_head_corpus *corpus, int64_t layer,
                                           int64_t head,
@@ -239,7 +240,7 @@ typedef struct mha_head_rest {
     int64_t rows, moved_rows; /* moved_rows 0: no values were given */
 } mha_head_rest;
 
-/** Memory none. Errors none. Threads as distribution. Since 1.0 */
+/** Memory none. Errors none. Threads as distribution. Since 0.1 */
 MHA_API mha_head_rest mha_head_corpus_rest(const mha_head_corpus *corpus, int64_t layer,
                                            int64_t head);
 
@@ -247,7 +248,7 @@ MHA_API mha_head_rest mha_head_corpus_rest(const mha_head_corpus *corpus, int64_
  * What the largest mean of a score over all heads reaches by luck: the 95 % point of its
  * permutations. 0 without permutations or rows.
  *
- * Memory   none.   Errors  none.   Threads  as distribution.   Since 1.0
+ * Memory   none.   Errors  none.   Threads  as distribution.   Since 0.1
  */
 MHA_API double mha_head_corpus_luck(const mha_head_corpus *corpus, mha_head_measure measure);
 

@@ -40,8 +40,8 @@ typedef struct mha_head_distances mha_head_distances;
  * Memory   the caller owns *distances and calls mha_head_distances_destroy(); the context must
  *          outlive it. 8 width^2 bytes per pair, twice that with a weight, and another 40 width^2
  *          from the first mha_head_distances_end() or _merge() on.
- * Errors   MHA_ERR_NULL, _ARGUMENT (counts), _SHAPE, _DTYPE, _NUMERIC (a weight is not finite),
- *          _SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (counts), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NUMERIC
+ *          (a weight is not finite), MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
  * Cost     with a weight, width^2 E multiplications per pair.
  * Since    0.1
@@ -63,8 +63,8 @@ MHA_API void mha_head_distances_destroy(mha_head_distances *distances);
  * both heads have one.
  *
  * Memory   borrows p for the call.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; _NUMERIC (a weight is negative or not finite). On
- *          error nothing is counted.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM; MHA_ERR_NUMERIC (a weight is
+ *          negative or not finite). On error nothing is counted.
  * Threads  one; uses the context's.
  * Accuracy sums in double in the order of keys and rows: the same bits for any number of threads
  *          and any division into blocks.
@@ -79,8 +79,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_rows(mha_head_distances *dis
  *   z [heads,R,width] in    f32, any strides
  *
  * Memory   borrows z for the call.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; _NUMERIC (not finite); _ARGUMENT (created with
- *          width 0). On error nothing is counted.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM; MHA_ERR_NUMERIC (not finite);
+ *          MHA_ERR_ARGUMENT (created with width 0). On error nothing is counted.
  * Threads  one; uses the context's.
  * Accuracy as rows; cosines of outputs of length 0 do not count.
  * Since    0.1
@@ -93,8 +93,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_outputs(mha_head_distances *
  * needed only to merge; without it all rows are one text.
  *
  * Memory   as mha_head_distances_create() states, allocated once.
- * Errors   MHA_ERR_NULL, _NOMEM; _NUMERIC (a sum over the rows is 2^100 or more). Nothing is then
- *          changed.
+ * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_NUMERIC (a sum over the rows is 2^100 or more).
+ *          Nothing is then changed.
  * Threads  one; uses the context's.
  * Accuracy exact to 2^-128 per text, rounded once when read: the same bits for any order of texts.
  * Since    0.1
@@ -143,8 +143,8 @@ MHA_API bool mha_head_pair_is_redundant(const mha_head_pair *pair, double farthe
  * Among equal distances the pair with the first members is merged first.
  *
  * Memory   scratch of count^2 doubles.   Cost  O(count^3).
- * Errors   MHA_ERR_NULL, _NUMERIC, _SIZE (count beyond 4096), _ARGUMENT, _NOMEM. On error nothing
- *          is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_NUMERIC, MHA_ERR_SIZE (count beyond 4096), MHA_ERR_ARGUMENT,
+ *          MHA_ERR_NOMEM. On error nothing is written.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_clusters(mha_context *context, int64_t count,

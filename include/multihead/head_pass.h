@@ -92,8 +92,9 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_distances(mha_context *context,
  *
  *   counts [vocab_size] in    ranks [vocab_size] out    *kinds out: distinct tokens; may be NULL
  *
- * Memory   scratch from the context.   Errors  MHA_ERR_NULL; MHA_ERR_ARGUMENT (vocab_size or a
- *          count below 0); MHA_ERR_SIZE, _NOMEM; nothing is then written.
+ * Memory   scratch from the context.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (vocab_size or a count below 0); MHA_ERR_SIZE,
+ *          MHA_ERR_NOMEM; nothing is then written.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_pass_ranks(mha_context *context, int64_t vocab_size,
@@ -110,7 +111,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_ranks(mha_context *context, int64
  *                                   token at -1 ends its word: later tokens are not in it
  *   number [words] out              the number of each word; -1: no token begins in it
  *
- * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT (counts below 0).   Threads  any.   Since  0.1
+ * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (counts below 0).   Threads  any.
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_pass_words(int64_t tokens, const int64_t *token_begin,
                                                      int64_t words, const int64_t *word_begin,

@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /** Bytes that mha_head_state_write() writes now; 0 for NULL. Memory none. Errors none. Threads any
- * while nothing is added. Since 1.0 */
+ * while nothing is added. Since 0.1 */
 MHA_API int64_t mha_head_state_bytes(const mha_head_measures *measures);
 
 /**
@@ -42,7 +42,7 @@ MHA_API int64_t mha_head_state_bytes(const mha_head_measures *measures);
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open); what the sink returns.
  * Threads  any while nothing is added.
  * Accuracy exact.
- * Since    1.0
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_state_write(const mha_head_measures *measures,
                                                       const mha_sink *sink);
@@ -61,11 +61,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_state_write(const mha_head_measures *m
  * Memory   the caller owns *measures and *corpus, as mha_head_measures_create() and
  *          mha_head_corpus_create() say; at most a few times `size`, whatever the bytes are.
  * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (no state, cut off, altered, out of range: what and at
- *          which byte); MHA_ERR_UNSUPPORTED (of another version, or with other scores); MHA_ERR_SIZE,
- *          _NOMEM. Nothing is then written to the outputs.
+ *          which byte); MHA_ERR_UNSUPPORTED (of another version, or with other scores);
+ *          MHA_ERR_SIZE, MHA_ERR_NOMEM. Nothing is then written to the outputs.
  * Threads  one call at a time per context.
  * Accuracy exact.
- * Since    1.0
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_state_read(mha_context *context, const void *bytes,
                                                      size_t size, size_t *used,

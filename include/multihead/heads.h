@@ -22,7 +22,7 @@
  *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_HEADS_H
@@ -76,8 +76,8 @@ MHA_API MHA_NODISCARD mha_status mha_attention_visit_rows(mha_context *context,
  * A block with a NaN is NaN.
  *
  * Memory   borrowed for the call; no scratch.
- * Errors   MHA_ERR_NULL, _ARGUMENT (row, cell), _SHAPE, _DTYPE, _STRIDE, _OVERLAP. No byte of maps
- *          is then written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (row, cell), MHA_ERR_SHAPE, MHA_ERR_DTYPE,
+ *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP. No byte of maps is then written.
  * Threads  one call at a time per context.
  * Accuracy exact, for any division into rows and any order of them.
  * Since    0.1
@@ -218,7 +218,8 @@ typedef struct mha_head_measures mha_head_measures;
  * Memory   the caller owns *measures and calls mha_head_measures_destroy(); the context must
  *          outlive it. While a layer is being read, 56 bytes per token and head; nothing of size
  *          T x S.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED (unknown flags), _SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED (unknown flags), MHA_ERR_SIZE,
+ *          MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
  * Since    0.1
  */
@@ -233,8 +234,8 @@ MHA_API void mha_head_measures_destroy(mha_head_measures *measures);
  * Begin a text.
  *
  * Memory   borrows text's arrays until end.
- * Errors   MHA_ERR_NULL, _ARGUMENT (a text is open; a length, a word, a link out of range),
- *          _UNSUPPORTED, _SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (a text is open; a length, a word, a link out of range),
+ *          MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_begin(mha_head_measures *measures,
@@ -248,7 +249,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_begin(mha_head_measures *meas
  * MHA_MEASURE_COSINE compares each row's weights with the cosine of x[i] and x[j], j other than i.
  *
  * Memory   borrows x until the layer's last row.
- * Errors   MHA_ERR_ARGUMENT (no text is open, or the layer has begun), _NULL, _SHAPE, _DTYPE.
+ * Errors   MHA_ERR_ARGUMENT (no text is open, or the layer has begun), MHA_ERR_NULL, MHA_ERR_SHAPE,
+ *          MHA_ERR_DTYPE.
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *measures,
@@ -267,8 +269,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
  * mha_head_pass_run() call it.
  *
  * Memory   copies what it needs.
- * Errors   MHA_ERR_ARGUMENT (no text is open, or the layer has begun; struct_size), _NULL,
- *          _UNSUPPORTED.
+ * Errors   MHA_ERR_ARGUMENT (no text is open, or the layer has begun; struct_size), MHA_ERR_NULL,
+ *          MHA_ERR_UNSUPPORTED.
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_window(mha_head_measures *measures,
@@ -284,9 +286,9 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_window(mha_head_measures *mea
  * visible key); weights on keys that the text's description or the layer's window hides are 0.
  *
  * Memory   borrows p for the call.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (order, layer); MHA_ERR_NUMERIC
- *          (a weight is not finite, negative, or on a hidden key; a row sums to more than 1.001).
- *          On error nothing of p is counted.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (order,
+ *          layer); MHA_ERR_NUMERIC (a weight is not finite, negative, or on a hidden key; a row
+ *          sums to more than 1.001). On error nothing of p is counted.
  * Threads  one; uses the context's.
  * Accuracy sums over a text are in double, in the order of j and t; those over texts are exact to
  *          2^-128 a text and rounded once: the same bits for any number of threads, any division
@@ -343,7 +345,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *meas
  *   from    with as many texts, which came in the same order; no layer has rows in both
  *
  * Memory   none.   Errors  as mha_head_measures_merge(); MHA_ERR_ARGUMENT (other numbers of texts).
- * Threads  as mha_head_measures_merge().   Since  1.0
+ * Threads  as mha_head_measures_merge().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_measures_merge_layers(mha_head_measures *measures,
                                                                 const mha_head_measures *from);

@@ -75,8 +75,9 @@ MHA_API MHA_NODISCARD mha_status mha_loss_targets(mha_context *context, int64_t 
  *
  *   output [B,T,E] f32 in    lengths [B], NULL: T    embeddings [B,E] f32 out
  *
- * Memory   borrowed for the call.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _ARGUMENT (a
- *          length); nothing is then written.
+ * Memory   borrowed for the call.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_ARGUMENT (a length);
+ *          nothing is then written.
  * Threads  any.   Accuracy  summed in double, rounded once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_mean_embedding(const mha_tensor *output,
@@ -89,7 +90,8 @@ MHA_API MHA_NODISCARD mha_status mha_mean_embedding(const mha_tensor *output,
  * A sequence whose embedding is 0 has loss 1. Its gradient is 0 where the embedding equals the
  * target, so gate gradients of a full model need mha_loss_direction() instead.
  *
- * Memory   none.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE.   Threads  any.   Since  0.1
+ * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE.
+ * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_loss_cosine(mha_context *context, int64_t batch,
                                                  const mha_transformer_input *input,
@@ -163,7 +165,8 @@ MHA_API MHA_NODISCARD mha_status mha_gated_loss(mha_context *context,
  *
  *   means f32 [L,H D] out
  *
- * Memory   scratch from the context.   Errors  as mha_gated_loss(), MHA_ERR_SHAPE, _DTYPE, _STRIDE.
+ * Memory   scratch from the context.
+ * Errors   as mha_gated_loss(), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE.
  * Threads  one call per context.   Accuracy  summed in double, rounded once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_means(mha_context *context,
@@ -180,7 +183,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_means(mha_context *context,
  * the bit. Scores of heads that a layer does not have (mha_transformer_desc.layer_heads) are 0.
  *
  * Memory   scratch from the context; nothing is written on error.
- * Errors   as mha_gated_loss(), MHA_ERR_SHAPE, _DTYPE, _STRIDE (gates, means).
+ * Errors   as mha_gated_loss(), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE (gates, means).
  * Threads  one call per context.   Accuracy  that of the transformer's passes, f32.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_importance(mha_context *context,
@@ -253,8 +256,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
  * function (correct answers, rows) can be read there, point by point.
  *
  * Memory   scratch from the context; nothing is written on error.
- * Errors   as mha_gated_loss(); MHA_ERR_ARGUMENT (order, removed); MHA_ERR_SHAPE, _DTYPE, _STRIDE
- *          (gates).
+ * Errors   as mha_gated_loss(); MHA_ERR_ARGUMENT (order, removed); MHA_ERR_SHAPE, MHA_ERR_DTYPE,
+ *          MHA_ERR_STRIDE (gates).
  * Threads  one call per context.   Cost  a forward pass over the data for each point.
  * Since    0.1
  */

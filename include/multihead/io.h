@@ -7,7 +7,7 @@
  *
  * Memory here comes from the C library; no function needs a context.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_IO_H
@@ -64,6 +64,11 @@ MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *by
  * Memory   none.   Errors  none.   Threads  any.   Since  0.1
  */
 MHA_API size_t mha_utf8_span(const char *bytes, size_t count, size_t *broken);
+
+/** The one of names [count] that a mistyped word may have meant: one or two edits away, a beginning of
+ * it or begun by it, or its last word behind a "-"; NULL if none is. Memory none. Errors none. Threads
+ * any. Since 0.1 */
+MHA_API const char *mha_nearest_name(const char *word, const char *const *names, size_t count);
 
 /* ---- safetensors ----------------------------------------------------------------------------- */
 /*   8 bytes        n, the header's length, little-endian
@@ -159,8 +164,8 @@ MHA_API const char *mha_safetensors_metadata(const mha_safetensors *file, const 
  *
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a duplicate or empty name, "__metadata__"; a duplicate
- *          key; count negative); MHA_ERR_UTF8; MHA_ERR_SHAPE, _DTYPE, _SIZE (a tensor);
- *          MHA_ERR_WRITE (an older file of that name is then unchanged); MHA_ERR_NOMEM.
+ *          key; count negative); MHA_ERR_UTF8; MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_SIZE (a
+ *          tensor); MHA_ERR_WRITE (an older file of that name is then unchanged); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_safetensors_write(const char *path, const char *const *names,
@@ -220,8 +225,8 @@ MHA_API void mha_npy_destroy(mha_npy *array);
  *   tensor: any strides; f16, f32, f64, i8, i32, i64, u8 (as u1)
  *
  * Memory   borrowed for the call.
- * Errors   MHA_ERR_NULL; MHA_ERR_SHAPE, _SIZE; MHA_ERR_UNSUPPORTED (bf16, which NumPy lacks);
- *          MHA_ERR_WRITE (an older file of that name is then unchanged); MHA_ERR_NOMEM.
+ * Errors   MHA_ERR_NULL; MHA_ERR_SHAPE, MHA_ERR_SIZE; MHA_ERR_UNSUPPORTED (bf16, which NumPy
+ *          lacks); MHA_ERR_WRITE (an older file of that name is then unchanged); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_npy_write(const char *path, const mha_tensor *tensor);

@@ -99,8 +99,9 @@ typedef struct mha_linear_attention_outputs {
  * Memory   everything is borrowed for the call. Outputs must not overlap inputs or each other,
  *          except for the state. Scratch comes from the context: a state and 64 keys with their
  *          features for each thread (causal), or a state for each key/value head (not causal).
- * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED.
- *          On error no output byte is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
+ *          MHA_ERR_OVERLAP, MHA_ERR_SIZE, MHA_ERR_NOMEM, MHA_ERR_UNSUPPORTED. On error no output
+ *          byte is written.
  * Threads  one call at a time per context; any number of contexts. Threads share the
  *          key/value heads and, if not causal, blocks of queries. The bits of every output are the
  *          same for any number of threads, any batch and any padding.

@@ -57,8 +57,9 @@ typedef struct mha_attention_part {
  * Memory   everything is borrowed for the call; scratch of count numbers per thread. o may be
  *          the tensor of one part's o, and lse that of one part's lse: a query's inputs are read
  *          before its results are written. Any other overlap is an error.
- * Errors   MHA_ERR_NULL, _ARGUMENT (count negative), _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE,
- *          _NOMEM. On error no output byte is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (count negative), MHA_ERR_SHAPE, MHA_ERR_DTYPE,
+ *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP, MHA_ERR_SIZE, MHA_ERR_NOMEM. On error no output byte is
+ *          written.
  * Threads  one call at a time per context; any number of contexts. Bits do not depend on threads.
  * Accuracy against the formulas: |o - exact| <= u |o| + 2^-43 max_k |o_k| + 2^-150 and
  *          |lse - exact| <= u |lse| + 2^-43, u = 2^-24, for up to 100 parts. If the parts

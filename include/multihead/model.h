@@ -144,6 +144,25 @@ MHA_API mha_transformer *mha_model_transformer(mha_model *model);
  * Errors none. Threads any. Since 0.1 */
 MHA_API mha_model *mha_model_encoder(mha_model *model);
 
+/* Digests of the files that a model is made of, as they are; of a GGUF file its header is the
+ * configuration, which has the tokenizer. */
+typedef struct mha_model_digests {
+    uint64_t configuration, weights, tokenizer;
+} mha_model_digests;
+
+/**
+ * Compute the digests of a model's files: of models that differ they differ, but for a chance of 2^-64.
+ * Not collision-resistant.
+ *
+ *   flags   0, or MHA_MODEL_NO_TOKENIZER: leave the tokenizer's files out
+ *
+ * Memory   fills *digests; scratch of 256 KiB per thread.
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (flags); MHA_ERR_FILE, _FORMAT, _NOMEM.
+ * Threads  one call at a time per context.   Cost  that of reading the files once.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const char *folder,
+                                                  uint32_t flags, mha_model_digests *digests);
+
 /* Tokens of one or several sequences, padded on the right to a common length. */
 typedef struct mha_batch {
     uint32_t struct_size;
@@ -187,9 +206,9 @@ typedef struct mha_model_outputs {
  *          requested without the heads. In a steady state nothing is allocated.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, negative sizes, ids outside the vocabulary,
  *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
- *          MHA_ERR_UNSUPPORTED (a reserved field is set);
- *          MHA_ERR_SHAPE, _DTYPE, _STRIDE, _OVERLAP (an output); MHA_ERR_NOMEM. No output byte is
- *          then written, unless after_layer was what failed.
+ *          MHA_ERR_UNSUPPORTED (a reserved field is set); MHA_ERR_SHAPE, MHA_ERR_DTYPE,
+ *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP (an output); MHA_ERR_NOMEM. No output byte is then
+ *          written, unless after_layer was what failed.
  * Threads  one call at a time per context.
  * Accuracy attention weights and hidden states within twice the error of torch in float32
  *          (docs/numerics.md). Each sequence of a padded batch has the bits that it has alone.

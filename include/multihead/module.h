@@ -61,9 +61,10 @@ typedef struct mha_module mha_module;
  *
  * Memory   the caller owns *module; memory comes from the context's allocator, which must outlive
  *          the module (the context need not).
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, a size, a setting of RoPE or the norm, or one
- *          of them without its flag), _UNSUPPORTED, _SIZE, _NOMEM; MHA_ERR_SHAPE if embed_dim is
- *          not a multiple of num_heads and head_dim is 0, or num_heads not one of kv_heads.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a size, a setting of RoPE or the norm, or
+ *          one of them without its flag), MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM;
+ *          MHA_ERR_SHAPE if embed_dim is not a multiple of num_heads and head_dim is 0, or
+ *          num_heads not one of kv_heads.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_create(mha_context *context,
@@ -94,9 +95,9 @@ MHA_API void mha_module_describe(const mha_module *module, mha_module_desc *desc
  * f32, f16 or bf16, which are widened exactly; any strides.
  *
  * Memory   copied (packed); the caller may free value at once.
- * Errors   MHA_ERR_NULL, _ARGUMENT (unknown name, or a parameter that the module does not have),
- *          _SHAPE, _DTYPE, _SIZE; _NOMEM after mha_module_borrow_parameter() only. On error the
- *          module is unchanged.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (unknown name, or a parameter that the module does not
+ *          have), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_SIZE; MHA_ERR_NOMEM after
+ *          mha_module_borrow_parameter() only. On error the module is unchanged.
  * Threads  no other thread may be using the module.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, const char *name,
@@ -263,7 +264,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const 
  * Data pointers of tensors may be NULL and are not read; out may be NULL.
  *
  * Memory   fills *bytes, for mha_context_reserve().
- * Errors   as mha_module_run(), except _OVERLAP.   Threads  as there.   Since  0.1
+ * Errors   as mha_module_run(), except MHA_ERR_OVERLAP.   Threads  as there.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_scratch(mha_context *context, const mha_module *module,
                                                     const mha_module_call *call, size_t *bytes);

@@ -33,7 +33,9 @@ typedef struct mha_mpi_desc {
     const void *communicator;
     /* Seconds that a wait may last before its rank counts as lost; 0: 300. It must be longer than
      * any rank ever computes while another waits for it. Where a process ends, mpirun ends all
-     * others within a second and this does not matter: it is for networks that are cut */
+     * others within a second and this does not matter: it is for networks that are cut. A rank
+     * that gives up tells all others whom it waited for; those that wait give up too, and each
+     * reports the rank at the end of the chain */
     double deadline;
 } mha_mpi_desc;
 
@@ -46,11 +48,11 @@ typedef struct mha_mpi_desc {
  *   desc   NULL: all defaults
  *
  * Memory   the caller owns *mpi.
- * Errors   MHA_ERR_NULL, _ARGUMENT (deadline), _UNSUPPORTED (reserved); MHA_ERR_RANK (an error of
- *          MPI, with its text; MPI is finalised); MHA_ERR_NOMEM. MPI_Init() itself ends the process
- *          where it fails: MPI has no other way before it is initialised.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (deadline), MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_RANK
+ *          (an error of MPI, with its text; MPI is finalised); MHA_ERR_NOMEM. MPI_Init() itself
+ *          ends the process where it fails: MPI has no other way before it is initialised.
  * Threads  one thread of a process, the same for all calls with this transport.
- * Since    1.0
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_mpi_start(const mha_mpi_desc *desc, mha_mpi **mpi);
 
@@ -60,12 +62,12 @@ MHA_API MHA_NODISCARD mha_status mha_mpi_start(const mha_mpi_desc *desc, mha_mpi
  * are not complete must stay until the process ends.
  *
  * Memory   lives as long as mpi.   Errors  none; NULL for NULL.   Threads  as mha_mpi_start().
- * Since  1.0
+ * Since  0.1
  */
 MHA_API const mha_transport *mha_mpi_transport(const mha_mpi *mpi);
 
 /** What MPI calls itself: "Open MPI v4.1.4, ...", one line. Memory lives as long as mpi. Errors
- * none; "" for NULL. Threads any. Since 1.0 */
+ * none; "" for NULL. Threads any. Since 0.1 */
 MHA_API const char *mha_mpi_library(const mha_mpi *mpi);
 
 /**
@@ -73,7 +75,7 @@ MHA_API const char *mha_mpi_library(const mha_mpi *mpi);
  * every transfer is complete; it may wait for the others. After an error of the transport it frees
  * memory and leaves MPI as it is.
  *
- * Memory   frees all; NULL is fine.   Errors  none.   Threads  as mha_mpi_start().   Since  1.0
+ * Memory   frees all; NULL is fine.   Errors  none.   Threads  as mha_mpi_start().   Since  0.1
  */
 MHA_API void mha_mpi_finish(mha_mpi *mpi);
 
@@ -82,7 +84,7 @@ MHA_API void mha_mpi_finish(mha_mpi *mpi);
  * a program does when a rank is lost and the others may be waiting. It does not return, unless mpi is
  * NULL.
  *
- * Memory   none.   Errors  none.   Threads  as mha_mpi_start().   Since  1.0
+ * Memory   none.   Errors  none.   Threads  as mha_mpi_start().   Since  0.1
  */
 MHA_API void mha_mpi_abort(mha_mpi *mpi, int exit_status);
 

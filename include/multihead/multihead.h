@@ -1,7 +1,52 @@
-/* multihead: multi-head attention. This header includes all of the compute library; the companions
- * for model folders and pictures have headers of their own: model.h, tokenizer.h, render.h.
+/* multihead: multi-head attention. What most programs need is on this page; each header that it
+ * names is the manual of its part. A program makes one context (threads, scratch memory) and uses
+ * it for all calls:
  *
- * docs/ in comments of the headers is share/doc/multihead/docs of an installation.
+ *   mha_context *context = NULL;
+ *   mha_status status = mha_context_create(NULL, &context);
+ *
+ * Attention of floats without gaps, q [heads, queries, head_dim], k and v [kv_heads, keys, head_dim];
+ * attention.h has mha_attention_forward() for strides, other types, masks, positions and all else:
+ *
+ *   mha_attention_sizes sizes = MHA_INIT(mha_attention_sizes);
+ *   sizes.heads = 8, sizes.kv_heads = 2, sizes.queries = 16, sizes.keys = 64, sizes.head_dim = 32;
+ *   sizes.flags = MHA_ATTENTION_CAUSAL;
+ *   if (!status) status = mha_attention_floats(context, &sizes, q, k, v, o);
+ *
+ * A module: attention with its projections, parameters by PyTorch's names (module.h):
+ *
+ *   mha_module_desc desc = MHA_INIT(mha_module_desc);
+ *   desc.embed_dim = 256, desc.num_heads = 8;
+ *   mha_module *module = NULL;
+ *   if (!status) status = mha_module_create(context, &desc, &module);
+ *   if (!status) status = mha_module_set_parameter(module, "in_proj_weight", &weight);
+ *
+ * A cache of keys and values for generation (cache.h), and a call of the module with it, which
+ * appends the new tokens and lets them see all before them:
+ *
+ *   mha_kv_cache *cache = NULL;
+ *   if (!status) status = mha_module_cache_create(context, module, 1, 1024, &cache);
+ *   mha_module_call call = MHA_INIT(mha_module_call);
+ *   call.query = call.key = call.value = &tokens, call.out = &out, call.cache = cache;
+ *   if (!status) status = mha_module_run(context, module, &call);
+ *
+ * A model of a Hugging Face folder or a GGUF file (model.h, of libmultihead-model), and its next
+ * tokens (transformer.h, sampling.h):
+ *
+ *   mha_model *model = NULL;
+ *   if (!status) status = mha_model_load(context, "all-MiniLM-L6-v2", NULL, &model);
+ *
+ * What was made is destroyed, and a status that is not MHA_OK has a sentence:
+ *
+ *   if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
+ *   mha_model_destroy(model);
+ *   mha_kv_cache_destroy(cache);
+ *   mha_module_destroy(module);
+ *   mha_context_destroy(context);
+ *
+ * examples/multihead.c is such a program. This header includes the core of the compute library,
+ * which is stable from 1.0; all other headers are included by their names. docs/ in comments of the
+ * headers is share/doc/multihead/docs of an installation.
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -15,31 +60,14 @@
 #define MHA_VERSION_PATCH 0
 #define MHA_VERSION_SUFFIX "" /* "-rc1" of a release candidate */
 
-#include <multihead/ablation.h>
 #include <multihead/attention.h>
-#include <multihead/attribution.h>
 #include <multihead/backward.h>
 #include <multihead/base.h>
 #include <multihead/cache.h>
-#include <multihead/distributed.h>
-#include <multihead/head_corpus.h>
-#include <multihead/head_distances.h>
-#include <multihead/head_pass.h>
-#include <multihead/head_state.h>
-#include <multihead/heads.h>
-#include <multihead/importance.h>
 #include <multihead/linear_attention.h>
 #include <multihead/merge.h>
 #include <multihead/module.h>
 #include <multihead/module_backward.h>
-#include <multihead/nn.h>
-#include <multihead/optimizer.h>
-#include <multihead/patterns.h>
 #include <multihead/position.h>
-#include <multihead/sampling.h>
-#include <multihead/sink.h>
-#include <multihead/training.h>
-#include <multihead/transformer.h>
-#include <multihead/transport.h>
 
 #endif

@@ -6,7 +6,7 @@
  * MHA_GRADIENT_ADD. NULL: not requested. Sums over rows are taken in a fixed order: bits do not
  * depend on the number of threads.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_NN_H
@@ -40,7 +40,7 @@ typedef enum mha_activation {
  *
  * Memory   copied and packed; the caller owns *linear. From the context's allocator, which must
  *          outlive it.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const mha_tensor *weight,
@@ -65,7 +65,7 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create(mha_context *context, const m
  * Memory   copied and packed, 2 bytes per weight where the instruction is available and 4
  *          elsewhere; forward calls take scratch of the size of x. Otherwise as
  *          mha_linear_create().
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Range    a row of x with an element that is not finite, or is 2^59 or more, gives NaN throughout;
  *          such a row of W gives NaN in its output.
  * Accuracy |y - exact| <= sum_i (2^-7 + 2^-16) |x_i w_i| + 2^-49 (|x_i| + |w_i|), and what
@@ -85,8 +85,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_create_bf16(mha_context *context,
  *   weight [N,K] in    bias [N] in; NULL if the layer has none
  *
  * Memory   copied and packed; nothing is allocated.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _SIZE; MHA_ERR_ARGUMENT (a bias for a layer without one).
- *          Nothing is then changed.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_SIZE; MHA_ERR_ARGUMENT (a bias for a
+ *          layer without one). Nothing is then changed.
  * Threads  no other thread may be using the layer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_linear_update(mha_linear *linear, const mha_tensor *weight,
@@ -101,8 +101,9 @@ MHA_API void mha_linear_destroy(mha_linear *linear);
  *
  *   x [M,K] in    y [M,N] out, may not overlap x
  *
- * Memory   scratch from the context.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP,
- *          _NOMEM; y is then untouched.
+ * Memory   scratch from the context.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_NOMEM; y is then untouched.
  * Threads  one call per context.
  * Accuracy |y - exact| <= (K/128 + 129) u sum_i |x_i w_i| + (K/128 + 1) u |b| before the
  *          activation; bits do not depend on M or the number of threads.
@@ -121,8 +122,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_forward(mha_context *context, const 
  *   dx [M,K], dweight [N,K], dbias [N] out; each may be NULL; they may not overlap an input
  *
  * Memory   scratch from the context, of the size of weight or x.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE, _NOMEM, _UNSUPPORTED (flags);
- *          nothing is then written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_SIZE, MHA_ERR_NOMEM, MHA_ERR_UNSUPPORTED (flags); nothing is then written.
  * Threads  one call per context.
  * Accuracy as mha_linear_forward(), with the length of each sum (N, M) in place of K.
  * Since    0.1
@@ -139,7 +140,9 @@ MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context, const
  *
  *   x [M,N] in    y [M,N] out, may be x itself
  *
- * Memory   none.   Errors  MHA_ERR_NULL, _ARGUMENT, _SHAPE, _DTYPE, _STRIDE, _OVERLAP.
+ * Memory   none.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE,
+ *          MHA_ERR_OVERLAP.
  * Threads  one call per context.
  * Accuracy GELU: |y - exact| <= 5 u |x|. GELU_TANH, with z = 1.6 x + 0.0714 x^3: |y - exact| <=
  *          (6 |z| sigmoid(-z) + 7) u |y| + 2^-125 |x|.
@@ -154,7 +157,7 @@ MHA_API MHA_NODISCARD mha_status mha_activation_forward(mha_context *context,
  *
  *   x [M,N] in, before the activation    dy [M,N] in    dx [M,N] out, may be dy itself
  *
- * Memory   none.   Errors  as mha_activation_forward(), _UNSUPPORTED (flags).
+ * Memory   none.   Errors  as mha_activation_forward(), MHA_ERR_UNSUPPORTED (flags).
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_activation_backward(mha_context *context,
@@ -208,8 +211,9 @@ MHA_API MHA_NODISCARD mha_status mha_swiglu_backward(mha_context *context, const
  *   x [M,N] in    residual [M,N] in, or NULL    weight [N] in    bias [N] in    y [M,N] out
  *   y may be x or residual itself, element for element; no other overlap.
  *
- * Memory   none.   Errors  MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _ARGUMENT (epsilon not in
- *          [0, inf)); y is then untouched.
+ * Memory   none.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_ARGUMENT (epsilon
+ *          not in [0, inf)); y is then untouched.
  * Threads  one call per context.
  * Accuracy |y - exact| <= u |y|, and with a residual, which rounds z, also
  *          u |weight| / sigma (|z| + mean|z| + |z - mean| rms(z) / sigma), sigma = sqrt(var + eps).
@@ -240,7 +244,8 @@ MHA_API MHA_NODISCARD mha_status mha_rms_norm(mha_context *context, const mha_te
  *   dy [M,N] in    dx [M,N] out, may be dy itself    dweight, dbias [N] out; each may be NULL
  *
  * Memory   scratch from the context: 2 N doubles for every 64 rows.
- * Errors   as mha_layer_norm(), _OVERLAP, _NOMEM, _UNSUPPORTED (flags); nothing is then written.
+ * Errors   as mha_layer_norm(), MHA_ERR_OVERLAP, MHA_ERR_NOMEM, MHA_ERR_UNSUPPORTED (flags);
+ *          nothing is then written.
  * Threads  one call per context.   Accuracy  in double, rounded once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_layer_norm_backward(
@@ -263,8 +268,9 @@ MHA_API MHA_NODISCARD mha_status mha_rms_norm_backward(mha_context *context, con
  *   table [V,N] in    ids [M] i32 in    y [M,N] out
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP; MHA_ERR_ARGUMENT (an id outside 0 ..
- *          V-1; the detail has its index); y is then untouched.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP;
+ *          MHA_ERR_ARGUMENT (an id outside 0 .. V-1; the detail has its index); y is then
+ *          untouched.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_embedding(mha_context *context, const mha_tensor *table,
@@ -289,8 +295,8 @@ MHA_API MHA_NODISCARD mha_status mha_embedding_backward(mha_context *context, co
  *   dlogits [M,V] out, may be logits itself;   loss, losses, dlogits may be NULL
  *
  * Memory   scratch from the context, M doubles.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a target
- *          outside -1 .. V-1); nothing is then written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (a target outside -1 .. V-1); nothing is then written.
  * Threads  one call per context.
  * Accuracy of a row's loss: (V/16 + 9 + 2.4 sum_v p_v |logits[m,v] - max|) u.
  * Since    0.1

@@ -6,7 +6,7 @@
  * + - * / and square roots are used, element by element: the same bits on any number of threads and
  * any instruction set.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_OPTIMIZER_H
@@ -77,7 +77,8 @@ MHA_API MHA_NODISCARD mha_status mha_sgd_step(mha_context *context, const mha_sg
  * norm = sqrt(sum of squares), in double, in a fixed order. To clip to c, give a step the
  * gradient_scale min(1, c / norm).
  *
- * Memory   scratch from the context.   Errors  MHA_ERR_NULL, _ARGUMENT (count), _NOMEM.
+ * Memory   scratch from the context.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (count), MHA_ERR_NOMEM.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_gradient_norm(mha_context *context, int64_t count,
@@ -97,7 +98,7 @@ typedef struct mha_schedule {
  * The learning rate of step 1, 2, ...: peak * step / warm_up in warm-up, then peak, or
  * peak (floor + (1 - floor) (1 + cos(pi x)) / 2) with x = (step - warm_up) / decay up to 1.
  *
- * Memory   fills *rate.   Errors   MHA_ERR_NULL, _ARGUMENT.   Threads  any.   Since  0.1
+ * Memory   fills *rate.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_learning_rate(const mha_schedule *schedule, int64_t step,
                                                    double *rate);

@@ -24,7 +24,7 @@
  * with MHA_PATTERN_ADD on a tensor that already holds one. MHA_PATTERN_CAUSAL works on whole
  * blocks; the triangle inside the diagonal's blocks is MHA_ATTENTION_CAUSAL's.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_PATTERNS_H
@@ -69,10 +69,11 @@ typedef struct mha_pattern_desc {
  * number of kept blocks in the whole tensor, those of MHA_PATTERN_ADD included.
  *
  * Memory   borrowed for the call; nothing is allocated.   Cost  O(H rows cols).
- * Errors   MHA_ERR_NULL, _ARGUMENT (a number outside 0 .. 2^31 - 1; right_blocks with causal;
- *          left_blocks or right_blocks without their flag; fixed_summary beyond fixed), _SHAPE,
- *          _DTYPE, _STRIDE, _SIZE (H, rows, cols or |offset| from 2^31 on), _UNSUPPORTED (an
- *          unknown flag). On error neither the tensor nor *kept is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (a number outside 0 .. 2^31 - 1; right_blocks with
+ *          causal; left_blocks or right_blocks without their flag; fixed_summary beyond fixed),
+ *          MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_SIZE (H, rows, cols or |offset|
+ *          from 2^31 on), MHA_ERR_UNSUPPORTED (an unknown flag). On error neither the tensor nor
+ *          *kept is written.
  * Threads  any.
  * Since    0.1
  */

@@ -70,9 +70,10 @@ typedef struct mha_rope_desc {
  * non-finite element makes its pair non-finite and nothing else.
  *
  * Memory   all borrowed for the call. Nothing is allocated.
- * Errors   MHA_ERR_NULL, _ARGUMENT (rotary_dim, pairing, base, factor, a position outside the
- *          tables), _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _SIZE (a position overflows), _UNSUPPORTED
- *          (unknown flags). On error no output byte is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (rotary_dim, pairing, base, factor, a position outside
+ *          the tables), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP, MHA_ERR_SIZE
+ *          (a position overflows), MHA_ERR_UNSUPPORTED (unknown flags). On error no output byte is
+ *          written.
  * Threads  one call at a time per context.
  * Accuracy |y_j - exact| <= u |y_j| + (|x_j| + |x_k|) ((5 + ln base) |a| + 4) 2^-53, u = 2^-24:
  *          positions up to some millions cost no accuracy. With tables 2^-52 replaces the
@@ -93,7 +94,8 @@ MHA_API MHA_NODISCARD mha_status mha_rope_apply(mha_context *context, const mha_
  *   table [T,E] out
  *
  * Memory   borrowed for the call. Nothing is allocated.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _SIZE. On error no output byte is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_SIZE. On error no
+ *          output byte is written.
  * Threads  one call at a time per context.
  * Accuracy |table - exact| <= u |table| + (15 |a| + 4) 2^-53, a the angle, u = 2^-24.
  * Since    0.1
@@ -110,8 +112,9 @@ MHA_API MHA_NODISCARD mha_status mha_sinusoidal_encoding(mha_context *context, i
  * positions NULL: token t is at t.
  *
  * Memory   all borrowed for the call. Nothing is allocated.
- * Errors   MHA_ERR_NULL, _ARGUMENT (a position outside 0 .. P-1), _SHAPE, _DTYPE, _STRIDE,
- *          _OVERLAP, _SIZE. On error no output byte is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (a position outside 0 .. P-1), MHA_ERR_SHAPE,
+ *          MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP, MHA_ERR_SIZE. On error no output byte is
+ *          written.
  * Threads  one call at a time per context.
  * Accuracy exact sum, rounded once.
  * Since    0.1
@@ -175,8 +178,8 @@ typedef enum mha_qk_norm_kind {
  * epsilon. A non-finite element makes its vector NaN (infinity: zeros and a NaN) and no other.
  *
  * Memory   all borrowed for the call. Nothing is allocated.
- * Errors   MHA_ERR_NULL, _ARGUMENT (kind; epsilon negative or not finite), _SHAPE, _DTYPE,
- *          _STRIDE, _OVERLAP. On error no output byte is written.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (kind; epsilon negative or not finite), MHA_ERR_SHAPE,
+ *          MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP. On error no output byte is written.
  * Threads  one call at a time per context.
  * Accuracy |y - exact| <= (u + (D + 8) 2^-53) |y|, u = 2^-24.
  * Since    0.1

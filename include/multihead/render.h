@@ -14,14 +14,14 @@
  * Texts are UTF-8 and end with NUL; invalid bytes are drawn as U+FFFD, spaces in labels as a middle
  * dot, control characters as their visible symbols. The same figure always gives the same bytes.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_RENDER_H
 #define MULTIHEAD_RENDER_H
 
 #include <multihead/base.h>
-#include <multihead/sink.h>
+#include <multihead/json.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -581,17 +581,6 @@ MHA_API int64_t mha_text_columns(const char *text);
  * Memory   none.   Errors  none; NULL is "".   Threads  any.   Since  0.1
  */
 MHA_API int64_t mha_text_piece(const char *piece, char *text, size_t size);
-
-/**
- * The next code point of a UTF-8 text that ends before end; *text moves past it. A byte that
- * belongs to no well-formed sequence gives U+FFFD and advances by one. *hidden tells whether a
- * terminal would interpret it, or show nothing or something else: controls of both sets (U+0000 ..
- * U+001F, U+007F .. U+009F), directional marks, line separators, characters with neither shape nor
- * width (except joiners, which scripts and emoji need), tags, noncharacters, and such a stray byte.
- *
- * Memory   none.   Errors  none; *text must be before end.   Threads  any.   Since  0.1
- */
-MHA_API uint32_t mha_text_next(const char **text, const char *end, bool *hidden);
 
 #ifdef __cplusplus
 }

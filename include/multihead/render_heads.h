@@ -110,7 +110,7 @@ typedef struct mha_heads_page {
  *          count, no head, a column, place or first head out of range, a head or a name twice);
  *          MHA_ERR_SIZE (more than 256 columns, 10^5 heads); MHA_ERR_UNSUPPORTED (fields of a newer
  *          version); what sink returned; MHA_ERR_NOMEM.
- * Threads  any.   Since  1.0
+ * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_heads_page(const mha_heads_page *page,
                                                        const mha_sink *sink);

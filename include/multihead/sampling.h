@@ -42,7 +42,7 @@ typedef struct mha_sampling {
  * Memory   scratch of 16 bytes for each logit, if temperature is above 0.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, count, a number out of range);
  *          MHA_ERR_UNSUPPORTED (a reserved field is set); MHA_ERR_NUMERIC (a logit is not finite);
- *          MHA_ERR_SIZE, _NOMEM. *token is then unchanged.
+ *          MHA_ERR_SIZE, MHA_ERR_NOMEM. *token is then unchanged.
  * Threads  one call per context.   Accuracy  p in double.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_sample_token(mha_context *context,

@@ -7,7 +7,7 @@
  *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
  *   status = mha_file_finish(file, status);       a half-written file is never left behind
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_SINK_H

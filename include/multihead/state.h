@@ -11,7 +11,7 @@
  * takes what is saved here, and safetensors.torch.save_file(module.state_dict(), ...) writes what
  * is loaded here.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_STATE_H
@@ -35,7 +35,7 @@ extern "C" {
  * Memory   copied; the file is closed again. Conversions allocate memory during the call.
  * Errors   as mha_safetensors_open(); MHA_ERR_NULL; MHA_ERR_MODEL: a tensor is missing, unexpected,
  *          or of another shape, always with its name; MHA_ERR_UNSUPPORTED (another dtype);
- *          MHA_ERR_SIZE, _NOMEM.
+ *          MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  no other thread may be using the module.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_module_load_state(mha_module *module, const char *path,

@@ -15,7 +15,7 @@
  *
  * Letters: B sequences of T tokens, S of a source; V words; E width.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_TRAINING_H
@@ -86,9 +86,9 @@ typedef struct mha_training_batch {
  * Memory   the caller owns *trainer; context and transformers must outlive it. Three floats for
  *          each parameter (four with head_grade), activations for max_tokens and max_source, the
  *          logits [max_tokens,V] and twice [max_source,E].
- * Errors   MHA_ERR_NULL, _UNSUPPORTED (reserved, a transformer with a source, whose
+ * Errors   MHA_ERR_NULL, MHA_ERR_UNSUPPORTED (reserved, a transformer with a source, whose
  *          mha_transformer_copy() can be trained); MHA_ERR_ARGUMENT (a setting out of range, no
- *          logits, an encoder that does not fit); MHA_ERR_SIZE, _NOMEM.
+ *          logits, an encoder that does not fit); MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  one call at a time per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trainer_create(mha_context *context,
@@ -111,13 +111,14 @@ MHA_API void mha_trainer_destroy(mha_trainer *trainer);
  *
  * Memory   scratch from the context; for n slices 1 + log2 n floats for each parameter, and with
  *          ranks up to as many again.
- * Errors   MHA_ERR_NULL, _STRIDE, _SHAPE, _DTYPE, _NOMEM; MHA_ERR_ARGUMENT (also if no row
- *          counts); MHA_ERR_SIZE (more tokens than the trainer was created for); MHA_ERR_NUMERIC (a
- *          weight of the batch is not finite; the loss or the gradient is not, because a parameter
- *          is not or the learning rate is too large: the detail says which); MHA_ERR_UNSUPPORTED
- *          (last_hidden, outputs, after_layer); those of the transformer's calls and of the
- *          transport. Parameters, state and count of steps are then unchanged, except after
- *          MHA_ERR_RANK of a lost rank, after which some ranks may have made the step.
+ * Errors   MHA_ERR_NULL, MHA_ERR_STRIDE, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM;
+ *          MHA_ERR_ARGUMENT (also if no row counts); MHA_ERR_SIZE (more tokens than the trainer was
+ *          created for); MHA_ERR_NUMERIC (a weight of the batch is not finite; the loss or the
+ *          gradient is not, because a parameter is not or the learning rate is too large: the
+ *          detail says which); MHA_ERR_UNSUPPORTED (last_hidden, outputs, after_layer); those of
+ *          the transformer's calls and of the transport. Parameters, state and count of steps are
+ *          then unchanged, except after MHA_ERR_RANK of a lost rank, after which some ranks may
+ *          have made the step.
  * Threads  one call at a time per context.
  * Accuracy the same bits for any number of threads and of ranks.
  * Since    0.1

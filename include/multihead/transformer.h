@@ -18,7 +18,7 @@
  * matrices stay (mha_transformer_create_from()). Gradients are an array of the same form. Bits do
  * not depend on the number of threads.
  *
- * Stability: stable from 1.0 (docs/stability.md).
+ * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
 #ifndef MULTIHEAD_TRANSFORMER_H
@@ -169,7 +169,8 @@ typedef struct mha_transformer mha_transformer;
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it (the context need not). Tables of rotary positions take max_length D floats,
  *          of sinusoidal ones max_length E; activations and decoders touch only what they need.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _SHAPE, _SIZE, _UNSUPPORTED, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_SIZE, MHA_ERR_UNSUPPORTED,
+ *          MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
@@ -335,7 +336,7 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
  *   norm.weight .bias                         lm_head.weight [V,E]
  *
- * Memory   fills *parameter.   Errors  MHA_ERR_NULL, _ARGUMENT.   Threads  any.   Since  0.1
+ * Memory   fills *parameter.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT.   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_parameter(const mha_transformer *transformer,
                                                            int64_t index, mha_parameter *parameter);
@@ -383,7 +384,7 @@ typedef struct mha_transformer_init {
  * and position_std; biases 0, norms 1. Drawn by Philox from the seed and the place of each number:
  * the same on every machine. Calls mha_transformer_update().
  *
- * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, _ARGUMENT, _UNSUPPORTED.
+ * Memory   nothing is allocated.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED.
  * Threads  no other thread may be using the transformer.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context,
@@ -464,7 +465,8 @@ typedef struct mha_transformer_input {
  *
  * Memory   the caller owns *activations: about (2 to 4 x E + 3 to 4 x F + heads) L floats for each
  *          token; from the context's allocator, which must outlive it.
- * Errors   MHA_ERR_NULL, _ARGUMENT, _SIZE, _NOMEM.   Threads  as mha_context_create().   Since  0.1
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SIZE, MHA_ERR_NOMEM.
+ * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_activations_create(mha_context *context,
                                                         const mha_transformer *transformer,
@@ -488,9 +490,10 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  *
  * Memory   activations are overwritten; scratch from the context, including the activations of two
  *          layers if activations is NULL.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_ARGUMENT (a token, a
- *          length, T > max_length); MHA_ERR_SIZE (more tokens than the activations hold). Outputs
- *          are then unspecified; without activations they are untouched unless after_layer failed.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (a token, a length, T > max_length); MHA_ERR_SIZE (more
+ *          tokens than the activations hold). Outputs are then unspecified; without activations
+ *          they are untouched unless after_layer failed.
  * Threads  one call per context and activations.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
@@ -505,8 +508,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
  *   hidden [M,E] in, rows of mha_transformer_input.last_hidden    logits [M,V] out
  *
  * Memory   scratch from the context.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _OVERLAP, _NOMEM; MHA_ERR_UNSUPPORTED (it has no
- *          output, MHA_TRANSFORMER_NO_OUTPUT).
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_NOMEM; MHA_ERR_UNSUPPORTED (it has no output, MHA_TRANSFORMER_NO_OUTPUT).
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_logits(mha_context *context,
@@ -656,8 +659,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_backward(
  * Memory   the caller owns *pruned, as from mha_transformer_create(). With a source *pruned has one
  *          too, which reads from this transformer: its memory is then freed when both are
  *          destroyed, in any order.
- * Errors   MHA_ERR_NULL, _SHAPE, _DTYPE, _STRIDE, _NOMEM; MHA_ERR_ARGUMENT (keep is neither 0 nor
- *          1). *pruned is then unchanged.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_NOMEM;
+ *          MHA_ERR_ARGUMENT (keep is neither 0 nor 1). *pruned is then unchanged.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_prune(mha_context *context,
@@ -672,8 +675,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_prune(mha_context *context,
  *
  *   kv_heads  of every layer that has heads: a divisor of the number that it has
  *
- * Memory   as mha_transformer_prune().   Errors  MHA_ERR_NULL, _NOMEM; MHA_ERR_SHAPE (not a
- *          divisor).
+ * Memory   as mha_transformer_prune().
+ * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_SHAPE (not a divisor).
  * Threads  one call per context.   Accuracy  means in double, rounded once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
@@ -685,7 +688,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
  * A copy with an array, mha_transformer_data(), wherever the numbers come from: to be changed or
  * trained.
  *
- * Memory   the caller owns *copy, as from mha_transformer_create().   Errors  MHA_ERR_NULL, _NOMEM.
+ * Memory   the caller owns *copy, as from mha_transformer_create().
+ * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM.
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_copy(mha_context *context,
@@ -752,9 +756,9 @@ typedef struct mha_decoder_sizes {
  * Memory   the caller owns *decoder; what mha_decoder_count() says, touched as it is used, and
  *          activations of two layers for B max_step tokens; from the context's allocator, which
  *          must outlive it. The transformer must outlive it too.
- * Errors   MHA_ERR_NULL, _DTYPE; MHA_ERR_ARGUMENT (a number; sink_keys without window; memory_capacity
- *          without cross-attention, or 0 with it); MHA_ERR_UNSUPPORTED (not causal, unknown flags, or
- *          a field of a newer library is set); MHA_ERR_SIZE, _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_DTYPE; MHA_ERR_ARGUMENT (a number; sink_keys without window;
+ *          memory_capacity without cross-attention, or 0 with it); MHA_ERR_UNSUPPORTED (not causal,
+ *          unknown flags, or a field of a newer library is set); MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
@@ -765,7 +769,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
 /**
  * What the caches of a decoder of this description take, before it is made.
  *
- * Memory   fills *sizes, whose struct_size must be set.   Errors  as mha_decoder_create(), but _NOMEM.
+ * Memory   fills *sizes, whose struct_size must be set.
+ * Errors   as mha_decoder_create(), but MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_count(const mha_transformer *transformer,

@@ -53,10 +53,10 @@ typedef struct mha_transport {
 } mha_transport;
 
 /** Send to a rank, or receive from it, with tag 0, and wait. Memory none. Errors those of the transport.
- * Threads one. Since 1.0 */
+ * Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_transport_send(const mha_transport *transport, int32_t to,
                                                     const void *bytes, size_t count);
-/** See mha_transport_send(). Memory none. Errors those of the transport. Threads one. Since 1.0 */
+/** See mha_transport_send(). Memory none. Errors those of the transport. Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_transport_receive(const mha_transport *transport, int32_t from,
                                                        void *bytes, size_t count);
 
@@ -66,8 +66,8 @@ MHA_API MHA_NODISCARD mha_status mha_transport_receive(const mha_transport *tran
  *   bytes in at root, out elsewhere
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL, _ARGUMENT (the struct, root, count); those of the transport.
- * Threads  one.   Since  1.0
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (the struct, root, count); those of the transport.
+ * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transport_broadcast(const mha_transport *transport,
                                                          int32_t root, void *bytes, size_t count);
@@ -77,7 +77,7 @@ MHA_API MHA_NODISCARD mha_status mha_transport_broadcast(const mha_transport *tr
  *
  *   bytes [count] in    all [size, count] out at root; elsewhere not read, NULL
  *
- * Memory   none.   Errors  as mha_transport_broadcast().   Threads  one.   Since  1.0
+ * Memory   none.   Errors  as mha_transport_broadcast().   Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transport_gather(const mha_transport *transport, int32_t root,
                                                       const void *bytes, size_t count, void *all);
@@ -91,8 +91,9 @@ MHA_API MHA_NODISCARD mha_status mha_transport_gather(const mha_transport *trans
  *   status in   with mha_error_detail() of the caller if it is not MHA_OK
  *
  * Memory   none.
- * Errors   the status agreed on; MHA_ERR_NULL, _ARGUMENT (transport); those of the transport.
- * Threads  one.   Cost  two messages up and down a tree.   Since  1.0
+ * Errors   the status agreed on; MHA_ERR_NULL, MHA_ERR_ARGUMENT (transport); those of the
+ *          transport.
+ * Threads  one.   Cost  two messages up and down a tree.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transport_agree(const mha_transport *transport,
                                                      mha_status status);
@@ -101,7 +102,7 @@ MHA_API MHA_NODISCARD mha_status mha_transport_agree(const mha_transport *transp
  * Agree, and compare `count` bytes of all ranks: MHA_ERR_ARGUMENT at all of them if those of some
  * rank are not those of rank 0, with its number and `what`: "rank 2 has another description".
  *
- * Memory   none.   Errors  as mha_transport_agree(); MHA_ERR_ARGUMENT.   Threads  one.   Since  1.0
+ * Memory   none.   Errors  as mha_transport_agree(); MHA_ERR_ARGUMENT.   Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transport_same(const mha_transport *transport,
                                                     const char *what, const void *bytes,
@@ -123,8 +124,8 @@ typedef struct mha_transport_part {
  *   ranks [count] in   different ranks of whole, this one among them, in any order
  *
  * Memory   fills *part; borrows whole and ranks as long as it is used; frees nothing afterwards.
- * Errors   MHA_ERR_NULL, _ARGUMENT (the struct; a list without this rank, or with one that is not in
- *          whole or is there twice).   Threads  any.   Since  1.0
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (the struct; a list without this rank, or with one that
+ *          is not in whole or is there twice).   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transport_part_make(const mha_transport *whole,
                                                          const int32_t *ranks, int32_t count,

@@ -57,7 +57,8 @@ typedef struct mha_trials mha_trials;
  * What runs are kept in, for a transformer without memory (no encoder-decoder).
  *
  * Memory   borrows context, transformer and user until mha_trials_destroy().
- * Errors   MHA_ERR_NULL, _ARGUMENT, _NOMEM.   Threads  one call per context.   Since  0.1
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_NOMEM.   Threads  one call per context.
+ * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trials_create(mha_context *context,
                                                    const mha_transformer *transformer,

@@ -14,22 +14,15 @@ enum { PLACES = 8, REPLICATES = 200, MOST_REPLICATES = MHA_HEAD_CORPUS_MOST_REPL
 
 void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size)
 {
-    size_t bytes;
-    if (count < 0 || !mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX / 2)
-        return NULL;
-    void *memory = c->allocator.alloc(c->allocator.user, bytes ? bytes : 1, 64);
-    if (!memory) return NULL;
-    memset(memory, 0, bytes);
-    c->bytes += (int64_t)bytes;
+    void *memory = mhai_take(&c->allocator, count, size);
+    if (memory) c->bytes += count * (int64_t)size;
     return memory;
 }
 
 void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size)
 {
-    const size_t bytes = (size_t)count * size;
-    if (!memory) return;
-    c->allocator.release(c->allocator.user, memory, bytes ? bytes : 1);
-    c->bytes -= (int64_t)bytes;
+    mhai_give(&c->allocator, memory, count, size);
+    if (memory) c->bytes -= count * (int64_t)size;
 }
 
 /* Everything whose size is known from the beginning: one row each. */

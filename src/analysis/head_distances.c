@@ -91,29 +91,14 @@ static const double *gram_of(const mha_head_distances *d, int64_t pair)
     return d->gram ? d->gram + pair * d->width * d->width : NULL;
 }
 
-static void *take(const mha_head_distances *d, int64_t count, size_t size)
-{
-    size_t bytes;
-    if (!mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX) return NULL;
-    void *memory = d->allocator.alloc(d->allocator.user, bytes ? bytes : 1, 64);
-    if (memory) memset(memory, 0, bytes);
-    return memory;
-}
-
-static void give(const mha_head_distances *d, void *memory, int64_t count, size_t size)
-{
-    const size_t bytes = (size_t)count * size;
-    if (memory) d->allocator.release(d->allocator.user, memory, bytes ? bytes : 1);
-}
-
 void mha_head_distances_destroy(mha_head_distances *d)
 {
     if (!d) return;
-    give(d, d->pairs, d->count, sizeof *d->pairs);
-    give(d, d->gram, d->count * d->width * d->width, sizeof *d->gram);
-    give(d, d->sums, all_sums(d), sizeof *d->sums);
-    give(d, d->ended, all_sums(d), sizeof *d->ended);
-    give(d, d->exact, all_sums(d), sizeof *d->exact);
+    mhai_give(&d->allocator, d->pairs, d->count, sizeof *d->pairs);
+    mhai_give(&d->allocator, d->gram, d->count * d->width * d->width, sizeof *d->gram);
+    mhai_give(&d->allocator, d->sums, all_sums(d), sizeof *d->sums);
+    mhai_give(&d->allocator, d->ended, all_sums(d), sizeof *d->ended);
+    mhai_give(&d->allocator, d->exact, all_sums(d), sizeof *d->exact);
     mha_allocator allocator = d->allocator;
     allocator.release(allocator.user, d, sizeof *d);
 }
@@ -124,9 +109,10 @@ static mha_status take_sums(mha_head_distances *d, bool weighted)
     if (!mhai_mul_i64(d->count * 2, d->width * d->width, &floats))
         return mha_fail(MHA_ERR_SIZE, "mha_head_distances: %lld heads of width %lld do not fit",
                         (long long)d->heads, (long long)d->width);
-    d->pairs = take(d, d->count, sizeof *d->pairs);
-    d->sums = take(d, all_sums(d), sizeof *d->sums);
-    if (weighted) d->gram = take(d, d->count * d->width * d->width, sizeof *d->gram);
+    d->pairs = mhai_take(&d->allocator, d->count, sizeof *d->pairs);
+    d->sums = mhai_take(&d->allocator, all_sums(d), sizeof *d->sums);
+    if (weighted)
+        d->gram = mhai_take(&d->allocator, d->count * d->width * d->width, sizeof *d->gram);
     if (!d->pairs || !d->sums || (weighted && !d->gram)) return MHA_NO_MEMORY("mha_head_distances");
     return MHA_OK;
 }
@@ -412,8 +398,8 @@ static void add_exactly(void *argument, int64_t item, int worker)
 
 static mha_status add_texts(mha_head_distances *d, const mha_head_distances *from)
 {
-    if (!d->exact) d->exact = take(d, all_sums(d), sizeof *d->exact);
-    if (d->exact && !d->ended) d->ended = take(d, all_sums(d), sizeof *d->ended);
+    if (!d->exact) d->exact = mhai_take(&d->allocator, all_sums(d), sizeof *d->exact);
+    if (d->exact && !d->ended) d->ended = mhai_take(&d->allocator, all_sums(d), sizeof *d->ended);
     if (!d->ended) return MHA_NO_MEMORY("mha_head_distances");
     const int64_t items = (all_sums(d) + SUMS_PER_ITEM - 1) / SUMS_PER_ITEM;
     mha_parallel_for(d->context, items, add_exactly, &(exact_job){d, from});

@@ -18,22 +18,6 @@ enum { FARTHEST_OFFSET = 8, MOST_OFFSETS = 64, NEAR_TOKENS = 2, MOST_NEAR = 1024
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static void *take(const mha_head_measures *m, int64_t count, size_t size)
-{
-    size_t bytes;
-    if (count < 0 || !mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX)
-        return NULL;
-    void *memory = m->allocator.alloc(m->allocator.user, bytes ? bytes : 1, 64);
-    if (memory) memset(memory, 0, bytes);
-    return memory;
-}
-
-static void give(const mha_head_measures *m, void *memory, int64_t count, size_t size)
-{
-    const size_t bytes = (size_t)count * size;
-    if (memory) m->allocator.release(m->allocator.user, memory, bytes ? bytes : 1);
-}
-
 static int64_t heads_of(const mha_head_measures *m)
 {
     return m->first_head ? m->first_head[m->layers] : 0;
@@ -70,8 +54,8 @@ static int64_t far_links(const mha_head_measures *m)
 static void give_names(mha_head_measures *m)
 {
     for (int64_t r = 0; m->names && r < m->relations; r++)
-        if (m->names[r]) give(m, m->names[r], (int64_t)strlen(m->names[r]) + 1, 1);
-    give(m, m->names, m->relations, sizeof *m->names);
+        if (m->names[r]) mhai_give(&m->allocator, m->names[r], (int64_t)strlen(m->names[r]) + 1, 1);
+    mhai_give(&m->allocator, m->names, m->relations, sizeof *m->names);
 }
 
 void mha_head_measures_destroy(mha_head_measures *m)
@@ -81,10 +65,11 @@ void mha_head_measures_destroy(mha_head_measures *m)
     if (m->corpus) m->corpus->measures = NULL;
     if (m->map_memory) m->allocator.release(m->allocator.user, m->map_memory, m->map_bytes);
     give_names(m);
-#define GIVE(name, count) give(m, m->name, count, sizeof *m->name);
+#define GIVE(name, count) mhai_give(&m->allocator, m->name, count, sizeof *m->name);
     MEASURE_ARRAYS(GIVE)
 #undef GIVE
-    give(m, m->first_head, m->layers + 1, sizeof *m->first_head); /* the others ask heads_of() */
+    mhai_give(&m->allocator, m->first_head, m->layers + 1,
+              sizeof *m->first_head); /* the others ask heads_of() */
     mha_allocator allocator = m->allocator;
     allocator.release(allocator.user, m, sizeof *m);
 }
@@ -122,7 +107,7 @@ static mha_status check_desc(mha_head_measures_desc *d)
 
 static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
 {
-    m->first_head = take(m, m->layers + 1, sizeof *m->first_head);
+    m->first_head = mhai_take(&m->allocator, m->layers + 1, sizeof *m->first_head);
     if (!m->first_head) return MHA_NO_MEMORY("mha_head_measures");
     for (int64_t l = 0; l < m->layers; l++) {
         if (heads[l] < 0 || heads[l] > INT16_MAX)
@@ -136,11 +121,11 @@ static mha_status count_heads(mha_head_measures *m, const int64_t *heads)
 
 static mha_status copy_names(mha_head_measures *m, const char *const *names)
 {
-    m->names = take(m, m->relations, sizeof *m->names);
+    m->names = mhai_take(&m->allocator, m->relations, sizeof *m->names);
     if (!m->names) return MHA_NO_MEMORY("mha_head_measures");
     for (int64_t r = 0; r < m->relations; r++) {
         if (!names[r]) return mha_fail(MHA_ERR_NULL, "names[%lld] is NULL", (long long)r);
-        m->names[r] = take(m, (int64_t)strlen(names[r]) + 1, 1);
+        m->names[r] = mhai_take(&m->allocator, (int64_t)strlen(names[r]) + 1, 1);
         if (!m->names[r]) return MHA_NO_MEMORY("mha_head_measures");
         memcpy(m->names[r], names[r], strlen(names[r]) + 1);
     }
@@ -150,8 +135,8 @@ static mha_status copy_names(mha_head_measures *m, const char *const *names)
 static mha_status take_sums(mha_head_measures *m)
 {
     const int64_t heads = heads_of(m);
-#define TAKE(name, count)                      \
-    m->name = take(m, count, sizeof *m->name); \
+#define TAKE(name, count)                                       \
+    m->name = mhai_take(&m->allocator, count, sizeof *m->name); \
     if (!m->name) return MHA_NO_MEMORY("mha_head_measures");
     MEASURE_ARRAYS(TAKE)
 #undef TAKE

@@ -83,6 +83,9 @@ MHA_NODISCARD mha_status mhai_attn_check_starts(const char *name, const int64_t 
 /* 1 / sqrt(D). */
 float mhai_attn_default_scale(int64_t head_dim);
 
+/* A list of numbers as a tensor. */
+mha_tensor mhai_attn_list_view(const int64_t *list, int64_t count);
+
 /* No input of the descriptor may share memory with this output. */
 MHA_NODISCARD mha_status mhai_attn_check_apart(const mha_attention_desc *desc, const char *name,
                                                const mha_tensor *output);

@@ -503,13 +503,6 @@ static double flops_of_pair(const mhai_backward_plan *plan)
     return sum;
 }
 
-static double bytes_of(const mha_tensor *tensor)
-{
-    double bytes = tensor->data ? (double)mha_dtype_size(tensor->dtype) : 0;
-    for (int i = 0; i < tensor->ndim; i++) bytes *= (double)tensor->shape[i];
-    return bytes;
-}
-
 mha_status mha_attention_backward_explain(const mha_context *context,
                                           const mha_attention_desc *desc, const mha_tensor *q,
                                           const mha_tensor *k, const mha_tensor *v,
@@ -539,7 +532,7 @@ mha_status mha_attention_backward_explain(const mha_context *context,
                                    &x->probabilities_gradient,
                                    &x->average_gradient};
     for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
-        account->bytes += bytes_of(tensors[i]);
+        account->bytes += mhai_attn_tensor_bytes(tensors[i]);
     account->bytes += 4.0 * (double)rows * (double)(2 * x->p.Dv + 1);
     MHA_TRY(mhai_attn_add_scratch(&account->scratch_bytes, made.worker_bytes, made.threads));
     account->scratch_bytes += made.shared_bytes + prepared_bytes(x, made.threads);

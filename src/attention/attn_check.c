@@ -429,7 +429,7 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
     return MHA_OK;
 }
 
-static mha_tensor list_view(const int64_t *list, int64_t count)
+mha_tensor mhai_attn_list_view(const int64_t *list, int64_t count)
 {
     return mha_tensor_contiguous((void *)(uintptr_t)list, MHA_I64, 1, &count);
 }
@@ -439,9 +439,9 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
     const int count = mhai_attn_list_outputs(p, outputs);
-    const mha_tensor heads = list_view(p->want.heads, p->want.heads_count),
-                     rows = list_view(p->want.rows, p->want.rows_count),
-                     offsets = list_view(p->want.offsets, p->want.offsets_count);
+    const mha_tensor heads = mhai_attn_list_view(p->want.heads, p->want.heads_count),
+                     rows = mhai_attn_list_view(p->want.rows, p->want.rows_count),
+                     offsets = mhai_attn_list_view(p->want.offsets, p->want.offsets_count);
     const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
                                       {"q", &p->q},      {"k", &p->k},    {"v", &p->v}};
     /* Of a part k and v may be elsewhere; whoever made it has compared them. */

@@ -32,21 +32,14 @@ static mha_status check_part(const mha_attention_part *part, int64_t k, const mh
     return mhai_tensor_check(lse_name, part->lse, MHA_F32, 3, o->shape);
 }
 
-static bool same_view(const mha_tensor *a, const mha_tensor *b)
-{
-    if (a->data != b->data) return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->shape[i] > 1 && a->stride[i] != b->stride[i]) return false;
-    return true;
-}
-
 static mha_status check_overlap(const mha_attention_part *part, const mha_tensor *o,
                                 const mha_tensor *lse)
 {
-    if (!same_view(o, part->o)) MHA_TRY(mhai_tensor_check_disjoint("o", o, "a part's o", part->o));
+    if (!mhai_tensor_same(o, part->o))
+        MHA_TRY(mhai_tensor_check_disjoint("o", o, "a part's o", part->o));
     MHA_TRY(mhai_tensor_check_disjoint("o", o, "a part's lse", part->lse));
     if (!lse) return MHA_OK;
-    if (!same_view(lse, part->lse))
+    if (!mhai_tensor_same(lse, part->lse))
         MHA_TRY(mhai_tensor_check_disjoint("lse", lse, "a part's lse", part->lse));
     return mhai_tensor_check_disjoint("lse", lse, "a part's o", part->o);
 }

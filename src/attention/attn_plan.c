@@ -103,7 +103,7 @@ mha_status mha_attention_forward(mha_context *context, const mha_attention_desc 
 
 /* ---- explaining ------------------------------------------------------------------------------ */
 
-static double tensor_bytes(const mha_tensor *tensor)
+double mhai_attn_tensor_bytes(const mha_tensor *tensor)
 {
     double bytes = tensor->data ? (double)mha_dtype_size(tensor->dtype) : 0;
     for (int i = 0; i < tensor->ndim; i++) bytes *= (double)tensor->shape[i];
@@ -118,7 +118,7 @@ static double output_bytes(const mhai_attn_problem *p)
     double bytes = (double)(p->q.shape[0] * p->H * p->q.shape[2]) * (double)p->Dv;
     bytes *= (double)mha_dtype_size(p->o.dtype);
     for (int i = 0; i < count; i++)
-        if (outputs[i].tensor != &p->o) bytes += tensor_bytes(outputs[i].tensor);
+        if (outputs[i].tensor != &p->o) bytes += mhai_attn_tensor_bytes(outputs[i].tensor);
     return bytes;
 }
 
@@ -136,7 +136,7 @@ mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
 static double past_bytes(const mhai_attn_problem *p)
 {
     const double runs = (double)(p->B * p->Hk) * (double)p->S / MHAI_RUN;
-    if (!p->pages) return tensor_bytes(&p->k) + tensor_bytes(&p->v);
+    if (!p->pages) return mhai_attn_tensor_bytes(&p->k) + mhai_attn_tensor_bytes(&p->v);
     return runs * (double)(p->pages->key_bytes + p->pages->value_bytes);
 }
 
@@ -153,7 +153,7 @@ mha_status mhai_attn_explain(const mha_context *context, const mhai_attn_call *c
     account->flops +=
         2.0 * (double)p->D * (double)account->visible_pairs *
         mhai_attn_passes(p, account->path == MHA_PATH_TILED, made.tiling.scored_rows > 0);
-    account->bytes = tensor_bytes(&p->q) + past_bytes(p) + output_bytes(p);
+    account->bytes = mhai_attn_tensor_bytes(&p->q) + past_bytes(p) + output_bytes(p);
     *plan = *account;
     return MHA_OK;
 }

@@ -88,6 +88,9 @@ MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai
                                           bool backward, const mhai_attn_backend **backend,
                                           const char **reason);
 
+/* What an account counts of a tensor; 0 without data. */
+double mhai_attn_tensor_bytes(const mha_tensor *tensor);
+
 /* All scratch that running a plan takes. */
 MHA_NODISCARD mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes);
 

@@ -77,20 +77,12 @@ mha_status mhai_attn_position_check_ids(const mha_positions *given, const mha_te
     return mhai_tensor_check_disjoint("y", y, "positions", given->ids);
 }
 
-static bool same_view(const mha_tensor *x, const mha_tensor *y)
-{
-    if (x->data != y->data) return false;
-    for (int i = 0; i < x->ndim; i++)
-        if (x->shape[i] > 1 && x->stride[i] != y->stride[i]) return false;
-    return true;
-}
-
 mha_status mhai_attn_position_check_pair(const mha_tensor *x, const mha_tensor *y, int ndim)
 {
     MHA_TRY(mhai_tensor_check("x", x, MHA_F32, ndim, NULL));
     MHA_TRY(mhai_tensor_check("y", y, MHA_F32, ndim, x->shape));
     MHA_TRY(mhai_tensor_check_output("y", y));
-    return same_view(x, y) ? MHA_OK : mhai_tensor_check_disjoint("y", y, "x", x);
+    return mhai_tensor_same(x, y) ? MHA_OK : mhai_tensor_check_disjoint("y", y, "x", x);
 }
 
 /* ---- the sinusoidal encoding ---------------------------------------------------------------- */

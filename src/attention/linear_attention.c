@@ -72,14 +72,6 @@ static mha_status check_state(const char *name, const mha_tensor *given,
     return MHA_OK;
 }
 
-static bool same_view(const mha_tensor *a, const mha_tensor *b)
-{
-    if (a->data != b->data || a->ndim != b->ndim) return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->stride[i] != b->stride[i] && a->shape[i] > 1) return false;
-    return true;
-}
-
 static mha_status check_state_output(const char *name, const mha_tensor *output,
                                      const mhai_linear_problem *p, const mha_tensor *own_input,
                                      const mha_tensor *other_input)
@@ -92,7 +84,7 @@ static mha_status check_state_output(const char *name, const mha_tensor *output,
     MHA_TRY(mhai_tensor_check_disjoint(name, output, "v", &a->v));
     MHA_TRY(mhai_tensor_check_disjoint(name, output, "o", &a->o));
     MHA_TRY(mhai_tensor_check_disjoint(name, output, "the other state", other_input));
-    if (same_view(output, own_input)) return MHA_OK;
+    if (mhai_tensor_same(output, own_input)) return MHA_OK;
     return mhai_tensor_check_disjoint(name, output, "the state before", own_input);
 }
 
@@ -221,11 +213,6 @@ static state state_of(const linear_job *job, int64_t index)
 /* ---- the state ----------------------------------------------------------------------------- */
 
 /* Row i of the caller's S, and the caller's z. */
-static float *state_row(const mha_tensor *s, int64_t b, int64_t hk, int64_t i)
-{
-    return (float *)s->data + b * s->stride[0] + hk * s->stride[1] + i * s->stride[2];
-}
-
 static float *state_sums(const mha_tensor *z, int64_t b, int64_t hk)
 {
     return (float *)z->data + b * z->stride[0] + hk * z->stride[1];
@@ -245,7 +232,7 @@ static void load_state(const linear_job *job, int64_t b, int64_t hk, const state
     for (int64_t panel = 0; panel * MHAI_PANEL < p->a.Dv; panel++)
         for (int64_t i = 0; i < p->F; i++)
             memcpy(to->s + (panel * p->F + i) * MHAI_PANEL,
-                   state_row(&p->s_before, b, hk, i) + panel * MHAI_PANEL,
+                   mhai_attn_row(&p->s_before, b, hk, i) + panel * MHAI_PANEL,
                    (size_t)panel_columns(job, panel) * sizeof(float));
     memcpy(to->z, state_sums(&p->z_before, b, hk), (size_t)p->F * sizeof(float));
 }
@@ -255,7 +242,7 @@ static void save_state(const linear_job *job, int64_t b, int64_t hk, const state
     const mhai_linear_problem *p = job->p;
     for (int64_t panel = 0; p->s_after.ndim && panel * MHAI_PANEL < p->a.Dv; panel++)
         for (int64_t i = 0; i < p->F; i++)
-            memcpy(state_row(&p->s_after, b, hk, i) + panel * MHAI_PANEL,
+            memcpy(mhai_attn_row(&p->s_after, b, hk, i) + panel * MHAI_PANEL,
                    from->s + (panel * p->F + i) * MHAI_PANEL,
                    (size_t)panel_columns(job, panel) * sizeof(float));
     if (p->z_after.ndim)

@@ -2,9 +2,12 @@
 #ifndef MHAI_CHECKED_H
 #define MHAI_CHECKED_H
 
+#include <multihead/component.h>
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 static inline bool mhai_mul_i64(int64_t a, int64_t b, int64_t *result)
 {
@@ -39,6 +42,24 @@ static inline int64_t mhai_ceil_div(int64_t a, int64_t b) /* a >= 0, b > 0, no o
 static inline int64_t mhai_round_up(int64_t a, int64_t b)
 {
     return mhai_ceil_div(a, b) * b;
+}
+
+/* count elements of size bytes in cache lines of their own, zeroed; NULL: there is not so much memory. No
+ * elements are one byte. mhai_give() takes the same numbers; NULL is fine. */
+static inline void *mhai_take(const mha_allocator *a, int64_t count, size_t size)
+{
+    size_t bytes;
+    if (count < 0 || !mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX)
+        return NULL;
+    void *memory = a->alloc(a->user, bytes ? bytes : 1, 64);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+static inline void mhai_give(const mha_allocator *a, void *memory, int64_t count, size_t size)
+{
+    const size_t bytes = (size_t)count * size;
+    if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
 /* One block of memory in parts; with memory NULL only `used` is of use. */

@@ -272,3 +272,11 @@ mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output
                         other_name);
     return MHA_OK;
 }
+
+bool mhai_tensor_same(const mha_tensor *a, const mha_tensor *b)
+{
+    if (a->data != b->data || a->ndim != b->ndim) return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->shape[i] > 1 && a->stride[i] != b->stride[i]) return false;
+    return true;
+}

@@ -24,6 +24,9 @@ MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_
                                                     const char *other_name,
                                                     const mha_tensor *other);
 
+/* Both have the same elements in the same order. */
+bool mhai_tensor_same(const mha_tensor *a, const mha_tensor *b);
+
 /* The address range of a tensor's elements; false if it has none, or an impossible ndim. */
 bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *end);
 

@@ -43,7 +43,7 @@ typedef struct circuits_job {
 
 /* ---- weights as they act -------------------------------------------------------------------- */
 
-static void centre(double *x, int64_t count)
+void mhai_circuits_centre(double *x, int64_t count)
 {
     double sum = 0;
     for (int64_t e = 0; e < count; e++) sum += x[e];
@@ -58,7 +58,7 @@ static void load_row(const circuits_job *job, const mhai_weight *weight, const m
     const double scale = scales && scales->data ? (double)scales->data[row % job->D] : 1;
     for (int64_t e = 0; e < job->E; e++)
         to[e] = (double)from[e] * scale * (norm ? (double)norm[e] : 1);
-    if (norm && job->centred) centre(to, job->E);
+    if (norm && job->centred) mhai_circuits_centre(to, job->E);
 }
 
 static void load_rows(const circuits_job *job, const mhai_weight *weight, const mhai_weight *scales,
@@ -76,7 +76,7 @@ static void load_columns(const circuits_job *job, int64_t head, double *to)
     for (int64_t d = 0; d < job->D; d++, to += job->E) {
         for (int64_t e = 0; e < job->E; e++)
             to[e] = (double)o->data[e * o->columns + head * job->D + d];
-        if (norm && job->centred) centre(to, job->E);
+        if (norm && job->centred) mhai_circuits_centre(to, job->E);
         for (int64_t e = 0; norm && e < job->E; e++) to[e] *= (double)norm[e];
     }
 }

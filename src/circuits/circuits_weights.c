@@ -90,13 +90,6 @@ mha_status mhai_circuits_tokens(mha_context *context, const mha_transformer *t, 
     return set_output(context, t, &d, tokens);
 }
 
-static void centre(double *x, int64_t count)
-{
-    double sum = 0;
-    for (int64_t e = 0; e < count; e++) sum += x[e];
-    for (int64_t e = 0; e < count; e++) x[e] -= sum / (double)count;
-}
-
 static void multiply(const mhai_tokens *tokens, double *x)
 {
     for (int64_t e = 0; tokens->gain && e < tokens->E; e++) x[e] *= (double)tokens->gain[e];
@@ -104,18 +97,18 @@ static void multiply(const mhai_tokens *tokens, double *x)
 
 void mhai_tokens_map(const mhai_tokens *tokens, double *x)
 {
-    if (tokens->centred && tokens->first) centre(x, tokens->E);
+    if (tokens->centred && tokens->first) mhai_circuits_centre(x, tokens->E);
     multiply(tokens, x);
-    if (tokens->centred && !tokens->first) centre(x, tokens->E);
+    if (tokens->centred && !tokens->first) mhai_circuits_centre(x, tokens->E);
     for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
 }
 
 /* The same factors in the other order. */
 void mhai_tokens_pull(const mhai_tokens *tokens, double *x)
 {
-    if (tokens->centred && !tokens->first) centre(x, tokens->E);
+    if (tokens->centred && !tokens->first) mhai_circuits_centre(x, tokens->E);
     multiply(tokens, x);
-    if (tokens->centred && tokens->first) centre(x, tokens->E);
+    if (tokens->centred && tokens->first) mhai_circuits_centre(x, tokens->E);
     for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
 }
 

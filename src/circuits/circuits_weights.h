@@ -41,6 +41,9 @@ MHA_NODISCARD mha_status mhai_circuits_tokens(mha_context *context, const mha_tr
                                               mha_token_side side, uint32_t flags,
                                               mhai_tokens *tokens);
 
+/* x without its mean. */
+void mhai_circuits_centre(double *x, int64_t count);
+
 /* A x and A^T x, in place. */
 void mhai_tokens_map(const mhai_tokens *tokens, double *x);
 void mhai_tokens_pull(const mhai_tokens *tokens, double *x);

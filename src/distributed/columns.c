@@ -140,11 +140,6 @@ static void divide(mhai_columns *c)
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-static mha_tensor list_view(const int64_t *list, int64_t count)
-{
-    return mha_tensor_contiguous((void *)(uintptr_t)list, MHA_I64, 1, &count);
-}
-
 /* As mha_attention_forward() checks it. What is over queries is compared with it slice by slice. */
 static mha_status check(const mhai_slice_call *call, bool need_data, mha_tensor *to)
 {
@@ -153,9 +148,9 @@ static mha_status check(const mhai_slice_call *call, bool need_data, mha_tensor 
     MHA_TRY(
         mhai_attn_check_output("column_sums", o->column_sums, MHA_F32, 3, shape, need_data, to));
     if (!need_data) return MHA_OK;
-    const mha_tensor heads = list_view(o->heads, o->heads_count),
-                     rows = list_view(o->rows, o->rows_count),
-                     offsets = list_view(o->offsets, o->offsets_count);
+    const mha_tensor heads = mhai_attn_list_view(o->heads, o->heads_count),
+                     rows = mhai_attn_list_view(o->rows, o->rows_count),
+                     offsets = mhai_attn_list_view(o->offsets, o->offsets_count);
     const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
                                       {"q", call->q},    {"k", call->k},  {"v", call->v}};
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)

@@ -22,20 +22,6 @@ mha_status mhai_gather_take(mha_context *context, const mhai_split *s, const mha
     return MHA_OK;
 }
 
-static void keep_part(const mha_tensor *from, int64_t first, const mha_tensor *to)
-{
-    const size_t size = mha_dtype_size(to->dtype);
-    const size_t bytes = (size_t)(from->shape[2] * from->shape[3]) * size;
-    for (int64_t b = 0; b < to->shape[0]; b++)
-        for (int64_t h = 0; h < to->shape[1]; h++)
-            memcpy((char *)to->data +
-                       (size_t)(b * to->stride[0] + h * to->stride[1] + first * to->stride[2]) *
-                           size,
-                   (const char *)from->data +
-                       (size_t)(b * from->stride[0] + h * from->stride[1]) * size,
-                   bytes);
-}
-
 mha_status mhai_gather_keys(mhai_ring *ring, const mha_tensor *k, const mha_tensor *v)
 {
     const mha_tensor *all[] = {k, v};
@@ -47,7 +33,7 @@ mha_status mhai_gather_keys(mhai_ring *ring, const mha_tensor *k, const mha_tens
     for (;;) {
         MHA_TRY(mhai_ring_next(ring, 1, &keys, &count));
         if (count == 0) return MHA_OK;
-        keep_part(&keys.k, keys.first, k);
-        keep_part(&keys.v, keys.first, v);
+        mhai_copy_rows(k, keys.first, &keys.k, 0, k->shape, keys.end);
+        mhai_copy_rows(v, keys.first, &keys.v, 0, v->shape, keys.end);
     }
 }

@@ -225,26 +225,6 @@ mha_status mhai_realign_make(mha_context *context, const mha_attention_desc *des
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Rows from one tensor to another of the same type, row for row; shape as to's, but for the rows. */
-static void copy(const mha_tensor *to, int64_t to_row, const mha_tensor *from, int64_t from_row,
-                 const int64_t *shape, int64_t rows)
-{
-    const int64_t size = (int64_t)mha_dtype_size(to->dtype);
-    const bool whole = to->stride[3] == 1 && from->stride[3] == 1;
-    const int64_t run = whole ? shape[3] : 1;
-    for (int64_t i = 0; i < shape[0] * shape[1] * rows; i++) {
-        const int64_t b = i / rows / shape[1], h = i / rows % shape[1], t = i % rows;
-        const char *in =
-            (const char *)from->data +
-            size * (b * from->stride[0] + h * from->stride[1] + (from_row + t) * from->stride[2]);
-        char *out = (char *)to->data +
-                    size * (b * to->stride[0] + h * to->stride[1] + (to_row + t) * to->stride[2]);
-        for (int64_t j = 0; j < shape[3]; j += run)
-            memcpy(out + j * to->stride[3] * size, in + j * from->stride[3] * size,
-                   (size_t)(run * size));
-    }
-}
-
 /* Whether a tensor goes along, on the way to the chunk or back. */
 static bool travels(const mhai_realign *r, int i, bool back)
 {
@@ -279,8 +259,8 @@ static void pack(const mhai_realign *r, const mhai_joined_part *p, bool back, bo
         const int64_t *shape = r->shape[i], row = in_chunk ? p->first : p->local;
         const mha_tensor packed = mha_tensor_contiguous(
             at, x->dtype, 4, (int64_t[]){shape[0], shape[1], p->rows, shape[3]});
-        copy(out ? &lies : &packed, out ? row : 0, out ? &packed : &lies, out ? 0 : row, shape,
-             p->rows);
+        mhai_copy_rows(out ? &lies : &packed, out ? row : 0, out ? &packed : &lies, out ? 0 : row,
+                       shape, p->rows);
         at += bytes_of(r, i, p->rows);
     }
 }

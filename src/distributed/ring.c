@@ -65,30 +65,31 @@ static mhai_ring_slot *slot_of(mhai_ring *ring, int64_t parcel)
     return &ring->slots[parcel % ring->slot_count];
 }
 
-/* Rows of a tensor of this rank into a message of `whole` rows, from its row `at` on. */
-static void pack_part(const mha_tensor *x, int64_t local, int64_t rows, int64_t whole, int64_t at,
-                      unsigned char *to)
+/* A message of so many rows as tensors. */
+typedef struct message {
+    mha_tensor k, v;
+} message;
+
+static message message_of(const mhai_ring *ring, unsigned char *bytes, int64_t rows)
 {
-    const size_t size = mha_dtype_size(x->dtype), row = row_bytes(x);
-    for (int64_t b = 0; b < x->shape[0]; b++)
-        for (int64_t h = 0; h < x->shape[1]; h++) {
-            const unsigned char *from =
-                (const unsigned char *)x->data +
-                (b * x->stride[0] + h * x->stride[1] + local * x->stride[2]) * (int64_t)size;
-            unsigned char *out = to + (size_t)((b * x->shape[1] + h) * whole + at) * row;
-            for (int64_t r = 0; r < rows; r++)
-                memcpy(out + (size_t)r * row, from + r * x->stride[2] * (int64_t)size, row);
-        }
+    const mha_tensor *k = &ring->k, *v = &ring->v;
+    const int64_t keys[] = {k->shape[0], k->shape[1], rows, k->shape[3]};
+    const int64_t values[] = {v->shape[0], v->shape[1], rows, v->shape[3]};
+    return (message){mha_tensor_contiguous(bytes, k->dtype, 4, keys),
+                     mha_tensor_contiguous(bytes + values_at(k, rows), v->dtype, 4, values)};
 }
 
-/* The rows of a message of `rows` rows into one of `whole`. */
-static void place_part(const mha_tensor *x, int64_t rows, int64_t whole, int64_t at,
-                       const unsigned char *from, unsigned char *to)
+/* Bytes before a head. */
+static int64_t head_at(const mha_tensor *x, int64_t batch, int64_t head)
 {
-    const size_t row = row_bytes(x);
-    for (int64_t i = 0; i < x->shape[0] * x->shape[1]; i++)
-        memcpy(to + (size_t)(i * whole + at) * row, from + (size_t)(i * rows) * row,
-               (size_t)rows * row);
+    return (batch * x->stride[0] + head * x->stride[1]) * (int64_t)mha_dtype_size(x->dtype);
+}
+
+static void copy_rows(const message *to, int64_t to_row, const message *from, int64_t from_row,
+                      int64_t rows)
+{
+    mhai_copy_rows(&to->k, to_row, &from->k, from_row, to->k.shape, rows);
+    mhai_copy_rows(&to->v, to_row, &from->v, from_row, to->v.shape, rows);
 }
 
 /* ---- fragments ------------------------------------------------------------------------------- */
@@ -209,9 +210,8 @@ static mha_status start_fragment(mhai_ring *ring, mhai_ring_fragment *f)
     const mha_transport *t = ring->s->t;
     const size_t bytes = message_bytes(&ring->k, &ring->v, f->rows);
     if (f->rank != t->rank) return t->receive(t->user, f->rank, 0, f->bytes, bytes, &f->transfer);
-    const int64_t local = local_row(ring->s, f->first);
-    pack_part(&ring->k, local, f->rows, f->rows, 0, f->bytes);
-    pack_part(&ring->v, local, f->rows, f->rows, 0, f->bytes + values_at(&ring->k, f->rows));
+    const message to = message_of(ring, f->bytes, f->rows), own = {ring->k, ring->v};
+    copy_rows(&to, 0, &own, local_row(ring->s, f->first), f->rows);
     return t->send(t->user, ring->s->parcels[f->parcel].owner, 0, f->bytes, bytes, &f->transfer);
 }
 
@@ -231,51 +231,12 @@ mha_status mhai_ring_begin(mhai_ring *ring)
 
 /* ---- parcels --------------------------------------------------------------------------------- */
 
-/* A parcel of this rank's, from its own rows and the fragments that others sent. */
-static void pack_parcel(const mhai_ring *ring, int64_t n, unsigned char *to)
+/* Rows first .. end - 1 of a parcel of this rank's, from its own rows and the fragments that others sent. */
+static void copy_parcel(const mhai_ring *ring, int64_t n, int64_t first, int64_t end,
+                        const message *to, int64_t batch, int64_t head)
 {
     const mhai_split *s = ring->s;
     const mhai_parcel *p = &s->parcels[n];
-    unsigned char *values = to + values_at(&ring->k, p->rows);
-    int64_t piece = 0, rows, f = 0;
-    for (int64_t first = p->first; first < p->first + p->rows; first += rows) {
-        const int64_t local = next_run(s, p, &piece, first, &rows), at = first - p->first;
-        if (s->keys[piece].rank == p->owner) {
-            pack_part(&ring->k, local, rows, p->rows, at, to);
-            pack_part(&ring->v, local, rows, p->rows, at, values);
-            continue;
-        }
-        while (ring->fragments[f].first != first) f++;
-        const unsigned char *from = ring->fragments[f].bytes;
-        place_part(&ring->k, rows, p->rows, at, from, to);
-        place_part(&ring->v, rows, p->rows, at, from + values_at(&ring->k, rows), values);
-    }
-}
-
-/* Rows of one head, from a message of `whole` rows or from a tensor of this rank. */
-static void copy_rows(const mha_tensor *x, int64_t batch, int64_t head,
-                      const unsigned char *message, int64_t whole, int64_t at, int64_t rows,
-                      unsigned char *to)
-{
-    const size_t row = row_bytes(x), size = mha_dtype_size(x->dtype);
-    if (message) {
-        memcpy(to, message + (size_t)((batch * x->shape[1] + head) * whole + at) * row,
-               (size_t)rows * row);
-        return;
-    }
-    const unsigned char *from =
-        (const unsigned char *)x->data +
-        (batch * x->stride[0] + head * x->stride[1] + at * x->stride[2]) * (int64_t)size;
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(to + (size_t)r * row, from + r * x->stride[2] * (int64_t)size, row);
-}
-
-void mhai_ring_rows(const mhai_ring *ring, int64_t parcel, int64_t batch, int64_t head,
-                    int64_t first, int64_t rows, void *k, void *v)
-{
-    const mhai_split *s = ring->s;
-    const mhai_parcel *p = &s->parcels[parcel];
-    const int64_t end = first + rows;
     int64_t piece = 0, run, f = 0;
     for (int64_t at = p->first; at < end; at += run) {
         const int64_t local = next_run(s, p, &piece, at, &run), skip = mhai_max_i64(0, first - at);
@@ -283,13 +244,22 @@ void mhai_ring_rows(const mhai_ring *ring, int64_t parcel, int64_t batch, int64_
         const bool own = s->keys[piece].rank == p->owner;
         while (!own && ring->fragments[f].first != at) f++;
         if (count <= 0) continue;
-        unsigned char *bytes = own ? NULL : ring->fragments[f].bytes;
-        const int64_t from = own ? local + skip : skip, to = at + skip - first;
-        copy_rows(&ring->k, batch, head, bytes, run, from, count,
-                  (unsigned char *)k + (size_t)to * row_bytes(&ring->k));
-        copy_rows(&ring->v, batch, head, bytes ? bytes + values_at(&ring->k, run) : NULL, run, from,
-                  count, (unsigned char *)v + (size_t)to * row_bytes(&ring->v));
+        message from =
+            own ? (message){ring->k, ring->v} : message_of(ring, ring->fragments[f].bytes, run);
+        from.k.data = (char *)from.k.data + head_at(&from.k, batch, head);
+        from.v.data = (char *)from.v.data + head_at(&from.v, batch, head);
+        copy_rows(to, at + skip - first, &from, own ? local + skip : skip, count);
     }
+}
+
+void mhai_ring_rows(const mhai_ring *ring, int64_t parcel, int64_t batch, int64_t head,
+                    int64_t first, int64_t rows, void *k, void *v)
+{
+    const int64_t keys[] = {1, 1, rows, ring->k.shape[3]},
+                  values[] = {1, 1, rows, ring->v.shape[3]};
+    const message to = {mha_tensor_contiguous(k, ring->k.dtype, 4, keys),
+                        mha_tensor_contiguous(v, ring->v.dtype, 4, values)};
+    copy_parcel(ring, parcel, first, first + rows, &to, batch, head);
 }
 
 /* What is in a slot is complete: send it on. */
@@ -311,7 +281,9 @@ static mha_status start_parcel(mhai_ring *ring, int64_t n)
     mhai_ring_slot *slot = slot_of(ring, n);
     *slot = (mhai_ring_slot){.parcel = n, .bytes = slot->bytes};
     if (ring->s->parcels[n].owner == t->rank) {
-        pack_parcel(ring, n, slot->bytes);
+        const mhai_parcel *p = &ring->s->parcels[n];
+        const message all = message_of(ring, slot->bytes, p->rows);
+        copy_parcel(ring, n, p->first, p->first + p->rows, &all, 0, 0);
         return MHA_OK;
     }
     const size_t bytes = message_bytes(&ring->k, &ring->v, ring->s->parcels[n].rows);
@@ -403,15 +375,8 @@ void mhai_ring_abandon(mhai_ring *ring)
 static mhai_attn_keys keys_of(const mhai_ring *ring, int64_t n)
 {
     const mhai_parcel *p = &ring->s->parcels[n];
-    unsigned char *bytes = ring->slots[n % ring->slot_count].bytes;
-    const mha_tensor *k = &ring->k, *v = &ring->v;
-    const int64_t keys[] = {k->shape[0], k->shape[1], p->rows, k->shape[3]};
-    const int64_t values[] = {v->shape[0], v->shape[1], p->rows, v->shape[3]};
-    return (mhai_attn_keys){
-        .first = p->first,
-        .end = p->rows,
-        .k = mha_tensor_contiguous(bytes, k->dtype, 4, keys),
-        .v = mha_tensor_contiguous(bytes + values_at(k, p->rows), v->dtype, 4, values)};
+    const message here = message_of(ring, ring->slots[n % ring->slot_count].bytes, p->rows);
+    return (mhai_attn_keys){.first = p->first, .end = p->rows, .k = here.k, .v = here.v};
 }
 
 mha_status mhai_ring_next(mhai_ring *ring, int64_t most, mhai_attn_keys *keys, int64_t *count)

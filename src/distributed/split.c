@@ -304,3 +304,23 @@ mha_status mhai_split_make(mha_context *context, const mha_attention_desc *desc,
     find_ways(s, turns);
     return MHA_OK;
 }
+
+void mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tensor *from, int64_t from_row,
+                    const int64_t *shape, int64_t rows)
+{
+    const int64_t size = (int64_t)mha_dtype_size(to->dtype), cols = shape[3];
+    const bool whole = to->stride[3] == 1 && from->stride[3] == 1,
+               together = whole && to->stride[2] == cols && from->stride[2] == cols;
+    const int64_t turns = together && rows > 0 ? 1 : rows, run = whole ? cols : 1;
+    const size_t bytes = (size_t)((together ? rows : 1) * run * size);
+    for (int64_t i = 0; i < shape[0] * shape[1] * turns; i++) {
+        const int64_t b = i / turns / shape[1], h = i / turns % shape[1], t = i % turns;
+        const char *in =
+            (const char *)from->data +
+            size * (b * from->stride[0] + h * from->stride[1] + (from_row + t) * from->stride[2]);
+        char *out = (char *)to->data +
+                    size * (b * to->stride[0] + h * to->stride[1] + (to_row + t) * to->stride[2]);
+        for (int64_t j = 0; j < cols; j += run)
+            memcpy(out + j * to->stride[3] * size, in + j * from->stride[3] * size, bytes);
+    }
+}

@@ -60,6 +60,11 @@ static inline bool mhai_split_has_rows(const mha_attention_desc *desc, int64_t b
            (piece->begin < desc->query_starts[b + 1] && desc->query_starts[b] < piece->end);
 }
 
+/* Rows of a tensor [.,.,rows,.] to those of another one of the same type; shape: of a row, [.,.,-,.]. An
+ * axis with a stride of 0 broadcasts. */
+void mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tensor *from, int64_t from_row,
+                    const int64_t *shape, int64_t rows);
+
 static inline bool mhai_split_needs(const mhai_split *s, int64_t parcel, int32_t rank)
 {
     return s->needed[parcel * s->t->size + rank];

@@ -60,19 +60,11 @@ static mha_status take(reader *r, uint64_t count, size_t size, const unsigned ch
     return MHA_OK;
 }
 
-static mha_status take_u32(reader *r, uint32_t *value)
+static mha_status take_number(reader *r, void *number, size_t size)
 {
     const unsigned char *bytes = NULL;
-    MHA_TRY(take(r, 1, sizeof *value, &bytes));
-    memcpy(value, bytes, sizeof *value);
-    return MHA_OK;
-}
-
-static mha_status take_u64(reader *r, uint64_t *value)
-{
-    const unsigned char *bytes = NULL;
-    MHA_TRY(take(r, 1, sizeof *value, &bytes));
-    memcpy(value, bytes, sizeof *value);
+    MHA_TRY(take(r, 1, size, &bytes));
+    memcpy(number, bytes, size);
     return MHA_OK;
 }
 
@@ -83,7 +75,7 @@ static mha_status take_name(reader *r, size_t *name)
     const unsigned char *bytes = NULL;
     uint64_t length = 0;
     void *copy = NULL;
-    MHA_TRY(take_u64(r, &length));
+    MHA_TRY(take_number(r, &length, sizeof length));
     if (length == 0 || length > MOST_NAME_BYTES)
         return mha_fail(MHA_ERR_FORMAT,
                         "%s: %s: its name has %" PRIu64 " bytes, expected 1 to %d; the file is "
@@ -118,7 +110,7 @@ static mha_status take_strings(reader *r, int64_t count)
         uint64_t length = 0;
         MHA_TRY(mhai_vector_push(starts, &start));
         if (i == count) return MHA_OK;
-        MHA_TRY(take_u64(r, &length));
+        MHA_TRY(take_number(r, &length, sizeof length));
         MHA_TRY(take(r, length, 1, &bytes));
     }
 }
@@ -130,11 +122,11 @@ static mha_status take_entry(reader *r)
     uint64_t count = 1;
     const unsigned char *bytes = NULL;
     MHA_TRY(take_name(r, &made.key));
-    MHA_TRY(take_u32(r, &type));
+    MHA_TRY(take_number(r, &type, sizeof type));
     made.array = type == MHA_GGUF_VALUE_ARRAY;
     if (made.array) {
-        MHA_TRY(take_u32(r, &type));
-        MHA_TRY(take_u64(r, &count));
+        MHA_TRY(take_number(r, &type, sizeof type));
+        MHA_TRY(take_number(r, &count, sizeof count));
     }
     if (type >= MHAI_GGUF_VALUE_KINDS)
         return mha_fail(MHA_ERR_FORMAT,
@@ -166,7 +158,7 @@ static mha_status take_entry(reader *r)
 static mha_status take_layout(reader *r, mha_gguf_tensor *made)
 {
     uint32_t ndim = 0, type = 0;
-    MHA_TRY(take_u32(r, &ndim));
+    MHA_TRY(take_number(r, &ndim, sizeof ndim));
     if (ndim > MHA_GGUF_MAX_DIMS)
         return mha_fail(MHA_ERR_FORMAT,
                         "%s: %s: has %" PRIu32 " dimensions, at most %d are possible; the file is "
@@ -176,14 +168,14 @@ static mha_status take_layout(reader *r, mha_gguf_tensor *made)
     made->count = 1;
     for (int i = 0; i < MHA_GGUF_MAX_DIMS; i++) {
         uint64_t length = 1;
-        if (i < made->ndim) MHA_TRY(take_u64(r, &length));
+        if (i < made->ndim) MHA_TRY(take_number(r, &length, sizeof length));
         if (length == 0) return bad(r, "one of its dimensions is 0");
         if (length > INT64_MAX ||
             __builtin_mul_overflow(made->count, (int64_t)length, &made->count))
             return too_large(r, "elements");
         made->dims[i] = (int64_t)length;
     }
-    MHA_TRY(take_u32(r, &type));
+    MHA_TRY(take_number(r, &type, sizeof type));
     const mhai_gguf_kind *kind = mhai_gguf_find_kind(type);
     if (!kind)
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -209,7 +201,7 @@ static mha_status take_tensor(reader *r)
     uint64_t offset = 0;
     MHA_TRY(take_name(r, &made.name));
     MHA_TRY(take_layout(r, &made.shown));
-    MHA_TRY(take_u64(r, &offset));
+    MHA_TRY(take_number(r, &offset, sizeof offset));
     if (offset > INT64_MAX) return too_large(r, "bytes");
     made.shown.offset = (int64_t)offset; /* from the beginning of the data, until place() */
     return mhai_vector_push(&r->file->tensors, &made);
@@ -296,7 +288,7 @@ static mha_status take_version(reader *r)
     if (memcmp(magic, "GGUF", 4) != 0)
         return mha_fail(MHA_ERR_FORMAT, "%s: does not begin with GGUF; this is not a GGUF file",
                         r->file->path.text);
-    MHA_TRY(take_u32(r, &version));
+    MHA_TRY(take_number(r, &version, sizeof version));
     if (version == 2 || version == 3) return MHA_OK;
     if (version > 0 && version % 65536 == 0)
         return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -352,8 +344,8 @@ mha_status mhai_gguf_read_header(mha_gguf *file)
     reader r = {.file = file};
     uint64_t tensors = 0, entries = 0;
     MHA_TRY(take_version(&r));
-    MHA_TRY(take_u64(&r, &tensors));
-    MHA_TRY(take_u64(&r, &entries));
+    MHA_TRY(take_number(&r, &tensors, sizeof tensors));
+    MHA_TRY(take_number(&r, &entries, sizeof entries));
     MHA_TRY(take_all(&r, "key", entries, take_entry));
     MHA_TRY(take_all(&r, "tensor", tensors, take_tensor));
     MHA_TRY(index_names(file, "key", &file->entries, &file->keys));

@@ -1,12 +1,11 @@
-/* See digest.h. Pieces of a file are hashed by the rounds of XXH64 (Collet 2014), seeded by where they stand,
+/* Digests of the files of a model. Pieces of a file are hashed by the rounds of XXH64 (Collet 2014), seeded by where they stand,
  * and their hashes added up, so that threads can share a file. */
-#include "model/digest.h"
-
 #include "io/file.h"
 #include "model/folder.h"
 #include "model/model_weights.h"
 
 #include <multihead/component.h>
+#include <multihead/model.h>
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -123,7 +122,7 @@ static mha_status add_files(mha_context *context, const char *folder, const char
     return MHA_OK;
 }
 
-static mha_status add_gguf(mha_context *context, const char *path, mhai_digests *digests)
+static mha_status add_gguf(mha_context *context, const char *path, mha_model_digests *digests)
 {
     mha_gguf *file = NULL;
     mha_gguf_tensor tensor;
@@ -146,8 +145,9 @@ static mha_status add_weights(mha_context *context, const char *folder, uint64_t
     return status;
 }
 
-mha_status mhai_digest_model(mha_context *context, const char *path, bool tokens,
-                             mhai_digests *digests)
+/* A folder of one part, or a GGUF file. */
+static mha_status add_part(mha_context *context, const char *path, bool tokens,
+                           mha_model_digests *digests)
 {
     static const char *const configuration[] = {"config.json", "generation_config.json", NULL};
     static const char *const tokenizer[] = {"tokenizer.json",
@@ -161,4 +161,26 @@ mha_status mhai_digest_model(mha_context *context, const char *path, bool tokens
     MHA_TRY(add_files(context, path, configuration, &digests->configuration));
     MHA_TRY(add_weights(context, path, &digests->weights));
     return tokens ? add_files(context, path, tokenizer, &digests->tokenizer) : MHA_OK;
+}
+
+mha_status mha_model_digest(mha_context *context, const char *folder, uint32_t flags,
+                            mha_model_digests *digests)
+{
+    const bool tokens = !(flags & MHA_MODEL_NO_TOKENIZER);
+    mha_model_digests found = {0};
+    mha_status status = MHA_OK;
+    if (!context || !folder || !digests)
+        return mha_fail(MHA_ERR_NULL, "mha_model_digest: NULL argument");
+    if (flags & ~(uint32_t)MHA_MODEL_NO_TOKENIZER)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_model_digest: flags has unknown bits");
+    const bool parts = mhai_model_has_encoder(folder);
+    for (int i = 0; i < 2 && parts && status == MHA_OK; i++) {
+        char *part = mhai_model_join(folder, i ? "decoder" : "encoder");
+        status = part ? add_part(context, part, tokens, &found)
+                      : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate names");
+        free(part);
+    }
+    if (!parts) status = add_part(context, folder, tokens, &found);
+    if (status == MHA_OK) *digests = found;
+    return status;
 }

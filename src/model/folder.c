@@ -44,6 +44,13 @@ bool mhai_model_holds(const char *folder, const char *name)
     return length > 0 && (size_t)length < sizeof path && stat(path, &status) == 0;
 }
 
+bool mhai_model_has_encoder(const char *folder)
+{
+    return !mhai_model_is_gguf(folder) && !mhai_model_holds(folder, "config.json") &&
+           mhai_model_holds(folder, "encoder/config.json") &&
+           mhai_model_holds(folder, "decoder/config.json");
+}
+
 mha_status mhai_model_check_folder(const char *folder)
 {
     struct stat status;

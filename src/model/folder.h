@@ -15,6 +15,9 @@ bool mhai_model_is_gguf(const char *path);
 
 bool mhai_model_holds(const char *folder, const char *name);
 
+/* Whether a folder is an encoder-decoder: it holds the folders encoder and decoder. */
+bool mhai_model_has_encoder(const char *folder);
+
 /* Whether a folder is one, with config.json and weights in it. */
 MHA_NODISCARD mha_status mhai_model_check_folder(const char *folder);
 

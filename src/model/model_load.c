@@ -2,7 +2,6 @@
 #include "model/model.h"
 
 #include "io/file.h"
-#include "model/digest.h"
 #include "model/folder.h"
 
 #include <multihead/component.h>
@@ -144,10 +143,7 @@ static mha_status load_parts(mha_context *context, const char *folder,
 static mha_status load(mha_context *context, const char *folder, const mha_model_options *options,
                        mha_model *model)
 {
-    if (!mhai_model_is_gguf(folder) && !mhai_model_holds(folder, "config.json") &&
-        mhai_model_holds(folder, "encoder/config.json") &&
-        mhai_model_holds(folder, "decoder/config.json"))
-        return load_parts(context, folder, options, model);
+    if (mhai_model_has_encoder(folder)) return load_parts(context, folder, options, model);
     MHA_TRY(load_one(context, folder, options, model));
     if (!is_cross(model)) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
@@ -181,29 +177,15 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-static mha_status digest(mha_context *context, const char *path, bool tokens,
-                         const mha_model *model, mhai_digests *digests)
-{
-    mha_status status = MHA_OK;
-    if (!model->encoder) return mhai_digest_model(context, path, tokens, digests);
-    for (int i = 0; i < 2 && status == MHA_OK; i++) {
-        char *part = mhai_model_join(path, i ? "decoder" : "encoder");
-        status = part ? mhai_digest_model(context, part, tokens, digests)
-                      : mha_fail(MHA_ERR_NOMEM, "model: cannot allocate names");
-        free(part);
-    }
-    return status;
-}
-
 /* All ranks have a model, and the same one. */
 static mha_status agree(mha_context *context, const char *path, const mha_model_options *options,
-                        const mha_model *model, mha_status status)
+                        mha_status status)
 {
     const mha_transport *ranks = options->transport;
-    mhai_digests own = {0}, first = {0};
+    mha_model_digests own = {0}, first = {0};
     if (!ranks || ranks->size == 1) return status;
     if (status == MHA_OK)
-        status = digest(context, path, !(options->flags & MHA_MODEL_NO_TOKENIZER), model, &own);
+        status = mha_model_digest(context, path, options->flags & MHA_MODEL_NO_TOKENIZER, &own);
     MHA_TRY(mha_transport_agree(ranks, status));
     first = own;
     MHA_TRY(mha_transport_broadcast(ranks, 0, &first, sizeof first));
@@ -239,7 +221,7 @@ mha_status mha_model_load(mha_context *context, const char *folder,
     mha_model *made = allocator.alloc(allocator.user, sizeof *made, _Alignof(mha_model));
     if (!made) return mha_fail(MHA_ERR_NOMEM, "model: cannot allocate %zu bytes", sizeof *made);
     *made = (mha_model){.allocator = allocator};
-    const mha_status status = agree(context, folder, &own, made, load(context, folder, &own, made));
+    const mha_status status = agree(context, folder, &own, load(context, folder, &own, made));
     if (status == MHA_OK)
         *model = made;
     else

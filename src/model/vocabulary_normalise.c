@@ -3,8 +3,10 @@
 
 #include <multihead/checkpoint.h>
 #include <multihead/component.h>
+#include <multihead/io.h>
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* What is looked up at most, so that the cost of a text of marks only is bounded for each of them. */
@@ -89,6 +91,19 @@ static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *byt
     return id;
 }
 
+/* The word of the vocabulary that is written nearly so, whatever its case; of one letter all are near. */
+static const char *nearest(const mha_vocabulary *v, const char *word)
+{
+    const int64_t count = mha_vocabulary_count(v);
+    const char *near = NULL, **names = calloc((size_t)count + 1, sizeof *names);
+    char small[WORD_BYTES] = "";
+    for (size_t i = 0; word[i]; i++) small[i] = lower(word[i]);
+    for (int64_t id = 0; names && id < count; id++) names[id] = mha_vocabulary_word(v, id);
+    if (names && word[0] && word[1]) near = mha_nearest_name(small, names, (size_t)count);
+    free(names);
+    return near;
+}
+
 /* The error, with the place of the word where the next token would be. */
 static mha_status unknown(const reading *r, size_t from, size_t bytes)
 {
@@ -96,8 +111,10 @@ static mha_status unknown(const reading *r, size_t from, size_t bytes)
     memcpy(word, r->text + from, bytes < WORD_BYTES ? bytes : WORD_BYTES - 1);
     if (r->begin && r->count < r->room) r->begin[r->count] = (int64_t)from;
     if (r->end && r->count < r->room) r->end[r->count] = (int64_t)(from + bytes);
-    return mha_fail(MHA_ERR_FORMAT, "text: '%s' is not one of the model's %" PRId64 " words",
-                    mhai_show_name(word).text, mha_vocabulary_count(r->vocabulary));
+    const char *near = nearest(r->vocabulary, word);
+    return mha_fail(MHA_ERR_FORMAT, "text: '%s' is not one of the model's %" PRId64 " words%s%s%s",
+                    mhai_show_name(word).text, mha_vocabulary_count(r->vocabulary),
+                    near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 
 /* What stands between two spaces, bytes [from, to). */

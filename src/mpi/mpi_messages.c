@@ -18,6 +18,9 @@ enum { PIECE = 1 << 30 };
 static const double IMPATIENT = 0.002;
 static const struct timespec NAP = {.tv_nsec = 50000};
 
+/* Seconds for which a rank that gives up listens to others: each that waits answers within a nap. */
+static const double MOST_GRACE = 1;
+
 /* What words[0] of a transfer leads to; NULL: it is complete. */
 typedef struct pieces {
     int32_t other;
@@ -161,28 +164,80 @@ void mhai_mpi_cancel(void *user, mha_transfer *transfer)
     forget(transfer);
 }
 
+/* ---- giving up ------------------------------------------------------------------------------- */
+
+/* A rank that gives up tells all others whom it waited for: an empty message, whose tag is that rank. One
+ * that waits itself gives up then. Returns a rank that has given up, or -1. */
+static int32_t hear(mha_mpi *mpi)
+{
+    int32_t who = -1;
+    MPI_Status s;
+    for (int there = 1; there;) {
+        if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, mpi->farewells, &there, &s) != MPI_SUCCESS ||
+            !there ||
+            MPI_Recv(NULL, 0, MPI_BYTE, s.MPI_SOURCE, s.MPI_TAG, mpi->farewells,
+                     MPI_STATUS_IGNORE) != MPI_SUCCESS)
+            break;
+        who = s.MPI_SOURCE;
+        mpi->waited_for[who] = s.MPI_TAG;
+    }
+    return who;
+}
+
+static void say(mha_mpi *mpi, int32_t other)
+{
+    mpi->waited_for[mpi->transport.rank] = other;
+    for (int32_t r = 0; r < mpi->transport.size; r++) {
+        MPI_Request request;
+        if (r != mpi->transport.rank &&
+            MPI_Isend(NULL, 0, MPI_BYTE, r, other, mpi->farewells, &request) == MPI_SUCCESS)
+            MPI_Request_free(&request);
+    }
+}
+
+/* first gave up first. Who is lost is at the end of those who wait for each other, and says nothing; where
+ * they wait in a circle, it is whom this rank waited for. */
+static mha_status give_up(mha_mpi *mpi, const pieces *p, int32_t first)
+{
+    const double until = now() + (mpi->deadline < MOST_GRACE ? mpi->deadline : MOST_GRACE);
+    int32_t waits = first, steps = 0;
+    say(mpi, p->other);
+    for (hear(mpi); now() < until; hear(mpi)) nanosleep(&NAP, NULL);
+    while (mpi->waited_for[mpi->waited_for[waits]] >= 0 && steps++ < mpi->transport.size)
+        waits = mpi->waited_for[waits];
+    const int32_t lost = mpi->waited_for[waits];
+    if (steps <= mpi->transport.size && waits != mpi->transport.rank)
+        return mha_fail(MHA_ERR_RANK,
+                        "rank %d is lost: rank %d waited for it in vain; it has ended, hangs, or "
+                        "the network is cut (deadline in mha_mpi_desc)",
+                        (int)lost, (int)waits);
+    return mha_fail(MHA_ERR_RANK,
+                    "rank %d is lost: %s %zu bytes was not complete after %g seconds; it has "
+                    "ended, hangs, or the network is cut (deadline in mha_mpi_desc)",
+                    (int)p->other, p->sends ? "sending" : "receiving", p->bytes, mpi->deadline);
+}
+
 mha_status mhai_mpi_wait(void *user, mha_transfer *transfer)
 {
     mha_mpi *mpi = user;
     pieces *p = of(transfer);
     double begin_time = 0;
-    for (;;) {
+    int32_t first = -1;
+    while (first < 0) {
         bool complete;
         MHA_TRY(mhai_mpi_test(mpi, transfer, &complete));
         if (complete) return MHA_OK;
         const double t = now();
         if (begin_time <= 0) begin_time = t;
-        if (t - begin_time > mpi->deadline) break;
-        if (t - begin_time > IMPATIENT)
+        if (t - begin_time > mpi->deadline) {
+            first = mpi->transport.rank;
+        } else if (t - begin_time > IMPATIENT) {
             nanosleep(&NAP, NULL);
-        else
+            first = hear(mpi);
+        } else {
             sched_yield();
+        }
     }
     cancel(p);
-    return keep(mpi, mha_fail(MHA_ERR_RANK,
-                              "rank %d is lost: %s %zu bytes was not complete after %g seconds; "
-                              "it has ended, hangs, waits for a rank that does, or the network is "
-                              "cut (deadline in mha_mpi_desc)",
-                              (int)p->other, p->sends ? "sending" : "receiving", p->bytes,
-                              mpi->deadline));
+    return keep(mpi, give_up(mpi, p, first));
 }

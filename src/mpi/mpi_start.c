@@ -60,6 +60,10 @@ static mha_status join(mha_mpi *mpi, MPI_Comm from)
     MHA_TRY(mhai_mpi_check(-1, "MPI_Comm_rank", MPI_Comm_rank(mpi->comm, &rank)));
     MHA_TRY(mhai_mpi_check(-1, "MPI_Comm_size", MPI_Comm_size(mpi->comm, &size)));
     MHA_TRY(mhai_mpi_check(-1, "MPI_Get_library_version", MPI_Get_library_version(name, &length)));
+    MHA_TRY(mhai_mpi_check(-1, "MPI_Comm_dup", MPI_Comm_dup(mpi->comm, &mpi->farewells)));
+    mpi->waited_for = malloc((size_t)size * sizeof *mpi->waited_for);
+    if (!mpi->waited_for) return MHA_NO_MEMORY("mha_mpi_start");
+    for (int r = 0; r < size; r++) mpi->waited_for[r] = -1;
     name[strcspn(name, "\r\n")] = '\0';
     for (char *tab = name; (tab = strchr(tab, '\t'));) *tab = ' ';
     snprintf(mpi->library, sizeof mpi->library, "%.*s", (int)sizeof mpi->library - 1, name);
@@ -85,7 +89,7 @@ mha_status mha_mpi_start(const mha_mpi_desc *desc, mha_mpi **mpi)
     MHA_TRY(read_desc(desc, &d));
     mha_mpi *m = calloc(1, sizeof *m);
     if (!m) return mha_fail(MHA_ERR_NOMEM, "mha_mpi_start: cannot allocate %zu bytes", sizeof *m);
-    m->comm = MPI_COMM_NULL;
+    m->comm = m->farewells = MPI_COMM_NULL;
     m->deadline = d.deadline;
     MHA_TRY_GOTO(initialise(&m->finalises), fail);
     if (d.communicator) memcpy(&from, d.communicator, sizeof from);
@@ -111,7 +115,9 @@ void mha_mpi_finish(mha_mpi *mpi)
 {
     if (!mpi) return;
     if (!*mpi->lost && mpi->comm != MPI_COMM_NULL) MPI_Comm_free(&mpi->comm);
+    if (!*mpi->lost && mpi->farewells != MPI_COMM_NULL) MPI_Comm_free(&mpi->farewells);
     if (!*mpi->lost && mpi->finalises) MPI_Finalize();
+    free(mpi->waited_for);
     free(mpi);
 }
 

@@ -17,11 +17,6 @@ typedef struct loss_job {
     double *row_loss; /* [M] */
 } loss_job;
 
-static int32_t target_of(const mha_tensor *targets, int64_t row)
-{
-    return ((const int32_t *)targets->data)[row * targets->stride[0]];
-}
-
 static float weight_of(const loss_job *job, int64_t row)
 {
     if (!job->weights) return job->mean;
@@ -32,7 +27,7 @@ static void loss_row(void *argument, int64_t row, int worker)
 {
     const loss_job *job = argument;
     const int64_t n = job->logits->shape[1];
-    const int32_t target = target_of(job->targets, row);
+    const int32_t target = mhai_nn_id(job->targets, row);
     float *p = job->dlogits ? mhai_nn_row(job->dlogits, row) : job->p + worker * n;
     job->row_loss[row] = 0;
     if (target < 0) {
@@ -56,7 +51,7 @@ static mha_status check_targets(const mha_tensor *targets, int64_t rows, int64_t
     MHA_TRY(mhai_tensor_check("targets", targets, MHA_I32, 1, &rows));
     *counted = 0;
     for (int64_t i = 0; i < rows; i++) {
-        int32_t target = target_of(targets, i);
+        int32_t target = mhai_nn_id(targets, i);
         if (target < -1 || target >= classes)
             return mha_fail(MHA_ERR_ARGUMENT, "targets[%lld] is %d, expected -1..%lld",
                             (long long)i, (int)target, (long long)classes - 1);
@@ -88,7 +83,7 @@ static double total_loss(const loss_job *job, const mha_tensor *losses)
     double total = 0;
     for (int64_t row = 0; row < job->logits->shape[0]; row++) {
         if (losses) ((float *)losses->data)[row] = (float)job->row_loss[row];
-        if (target_of(job->targets, row) >= 0)
+        if (mhai_nn_id(job->targets, row) >= 0)
             total += (double)weight_of(job, row) * job->row_loss[row];
     }
     return total;

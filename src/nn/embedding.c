@@ -11,20 +11,15 @@ typedef struct embedding_job {
     bool add;
 } embedding_job;
 
-static int32_t id_of(const mha_tensor *ids, int64_t row)
-{
-    return ((const int32_t *)ids->data)[row * ids->stride[0]];
-}
-
 static mha_status check(const char *table_name, const mha_tensor *table, const mha_tensor *ids,
                         const char *name, const mha_tensor *y)
 {
     MHA_TRY(mhai_nn_matrix(table_name, table, -1, -1));
     MHA_TRY(mhai_tensor_check("ids", ids, MHA_I32, 1, NULL));
     for (int64_t i = 0; i < ids->shape[0]; i++)
-        if (id_of(ids, i) < 0 || id_of(ids, i) >= table->shape[0])
+        if (mhai_nn_id(ids, i) < 0 || mhai_nn_id(ids, i) >= table->shape[0])
             return mha_fail(MHA_ERR_ARGUMENT, "ids[%lld] is %d, expected 0..%lld", (long long)i,
-                            (int)id_of(ids, i), (long long)table->shape[0] - 1);
+                            (int)mhai_nn_id(ids, i), (long long)table->shape[0] - 1);
     return mhai_nn_matrix(name, y, ids->shape[0], table->shape[1]);
 }
 
@@ -32,7 +27,7 @@ static void gather_row(void *argument, int64_t row, int worker)
 {
     const embedding_job *job = argument;
     (void)worker;
-    const float *from = mhai_nn_row(job->table, id_of(job->ids, row));
+    const float *from = mhai_nn_row(job->table, mhai_nn_id(job->ids, row));
     float *y = mhai_nn_row(job->y, row);
     for (int64_t i = 0; i < job->y->shape[1]; i++) y[i] = job->add ? y[i] + from[i] : from[i];
 }
@@ -59,7 +54,7 @@ static void scatter_columns(void *argument, int64_t item, int worker)
     const int64_t end = mhai_min_i64(begin + OWNED_COLUMNS, job->y->shape[1]);
     for (int64_t row = 0; row < job->y->shape[0]; row++) {
         const float *dy = mhai_nn_row(job->y, row);
-        float *to = mhai_nn_row(job->table, id_of(job->ids, row));
+        float *to = mhai_nn_row(job->table, mhai_nn_id(job->ids, row));
         for (int64_t i = begin; i < end; i++) to[i] += dy[i];
     }
 }

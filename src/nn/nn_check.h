@@ -26,6 +26,12 @@ MHA_NODISCARD mha_status mhai_nn_alias(const char *name, const mha_tensor *outpu
 
 MHA_NODISCARD mha_status mhai_nn_flags(const char *function, uint32_t flags);
 
+/* A token id, or a target. */
+static inline int32_t mhai_nn_id(const mha_tensor *ids, int64_t row)
+{
+    return ((const int32_t *)ids->data)[row * ids->stride[0]];
+}
+
 static inline float *mhai_nn_row(const mha_tensor *tensor, int64_t row)
 {
     return tensor ? (float *)tensor->data + row * tensor->stride[0] : NULL;

@@ -1,6 +1,6 @@
 /* The page about many heads: its data as JSON, and the template around it. */
 #include "html.h"
-#include "html_json.h"
+#include "number.h"
 
 #include <multihead/component.h>
 #include <multihead/render_heads.h>
@@ -126,21 +126,6 @@ static mha_status check(const mha_heads_page *given, mha_heads_page *p)
 
 /* ---- data ------------------------------------------------------------------------------------ */
 
-static void separate(mhai_writer *w, int64_t i)
-{
-    if (i > 0) mhai_sink_text(w, ",\n");
-}
-
-static void write_reals(mhai_writer *w, const double *values, int64_t count)
-{
-    mhai_sink_text(w, "[");
-    for (int64_t i = 0; i < count; i++) {
-        if (i > 0) mhai_sink_text(w, ",");
-        mhai_html_json_real(w, values[i]);
-    }
-    mhai_sink_text(w, "]");
-}
-
 /* Five digits are more than a pixel can show. */
 static double shorter(double value)
 {
@@ -149,128 +134,125 @@ static double shorter(double value)
     return unit > 0 ? round(value / unit) * unit : value;
 }
 
-static void write_value(mhai_writer *w, const mha_heads_value *v)
+static void write_value(mha_json *json, const mha_heads_value *v)
 {
-    double numbers[4] = {v->value, shorter(v->chance), shorter(v->low), shorter(v->high)};
-    double deciles[11];
     if (v->rows < 1) {
-        mhai_sink_text(w, "null");
+        mha_json_null(json, NULL);
         return;
     }
-    mhai_sink_text(w, "[");
-    for (int i = 0; i < 4; i++) {
-        mhai_html_json_real(w, numbers[i]);
-        mhai_sink_text(w, ",");
+    mha_json_array(json, NULL);
+    mha_json_number(json, NULL, v->value);
+    mha_json_number(json, NULL, shorter(v->chance));
+    mha_json_number(json, NULL, shorter(v->low));
+    mha_json_number(json, NULL, shorter(v->high));
+    mha_json_integer(json, NULL, v->rows);
+    if (isfinite(v->deciles[0])) {
+        mha_json_array(json, NULL);
+        for (int i = 0; i < 11; i++) mha_json_number(json, NULL, shorter(v->deciles[i]));
+        mha_json_end(json);
     }
-    mhai_sink_print(w, "%" PRId64, v->rows);
-    for (int i = 0; i < 11; i++) deciles[i] = shorter(v->deciles[i]);
-    if (isfinite(deciles[0])) {
-        mhai_sink_text(w, ",");
-        write_reals(w, deciles, 11);
-    }
-    mhai_sink_text(w, "]");
+    mha_json_end(json);
 }
 
-static void write_columns(mhai_writer *w, const mha_heads_page *p)
+static void write_columns(mha_json *json, const mha_heads_page *p)
 {
-    mhai_sink_text(w, ",\n\"columns\":[");
+    mha_json_array(json, "columns");
     for (int64_t i = 0; i < p->column_count; i++) {
         const mha_heads_column *c = &p->columns[i];
-        separate(w, i);
-        mhai_sink_print(w, "{\"share\":%s", c->share ? "true" : "false");
-        mhai_html_json_member(w, "name", c->name);
-        mhai_html_json_member(w, "text", c->text);
-        mhai_html_json_member(w, "unit", c->unit);
-        mhai_html_json_member_real(w, "luck", c->luck);
-        mhai_sink_text(w, ",\"values\":[");
-        for (int64_t h = 0; h < p->head_count; h++) {
-            if (h > 0) mhai_sink_text(w, ",");
-            write_value(w, &p->values[h * p->column_count + i]);
-        }
-        mhai_sink_text(w, "]}");
+        mha_json_object(json, NULL);
+        mha_json_bool(json, "share", c->share);
+        mha_json_text(json, "name", c->name);
+        mha_json_text(json, "text", c->text);
+        mha_json_text(json, "unit", c->unit);
+        mha_json_number(json, "luck", c->luck);
+        mha_json_array(json, "values");
+        for (int64_t h = 0; h < p->head_count; h++)
+            write_value(json, &p->values[h * p->column_count + i]);
+        mha_json_end(json);
+        mha_json_end(json);
     }
-    mhai_sink_text(w, "]");
+    mha_json_end(json);
 }
 
-static void write_place(mhai_writer *w, const mha_heads_place *p)
+static void write_place(mha_json *json, const mha_heads_place *p)
 {
-    mhai_sink_print(w,
-                    "{\"column\":%" PRId64 ",\"least\":%s,\"query\":%" PRId64 ",\"key\":%" PRId64,
-                    p->column, p->least ? "true" : "false", p->query, p->key);
-    mhai_html_json_member_real(w, "value", p->value);
-    mhai_html_json_member(w, "where", p->where);
-    mhai_html_json_member_texts(w, "tokens", p->token_count ? p->tokens : NULL, p->token_count);
-    mhai_sink_text(w, "}");
+    mha_json_integer(json, "column", p->column);
+    mha_json_bool(json, "least", p->least);
+    mha_json_integer(json, "query", p->query);
+    mha_json_integer(json, "key", p->key);
+    mha_json_number(json, "value", p->value);
+    mha_json_text(json, "where", p->where);
+    mha_json_texts(json, "tokens", p->token_count ? p->tokens : NULL, p->token_count);
 }
 
-static void write_list(mhai_writer *w, const mha_heads_list *l)
+static void write_list(mha_json *json, const mha_heads_list *l)
 {
-    mhai_sink_text(w, "{\"title\":");
-    mhai_html_json_text(w, l->title);
-    mhai_html_json_member(w, "text", l->text);
-    mhai_html_json_member_texts(w, "names", l->count ? l->names : NULL, l->count);
-    mhai_html_json_member_reals(w, "values", l->count ? l->values : NULL, l->count);
-    mhai_sink_text(w, "}");
+    mha_json_text(json, "title", l->title);
+    mha_json_text(json, "text", l->text);
+    mha_json_texts(json, "names", l->count ? l->names : NULL, l->count);
+    mha_json_numbers(json, "values", l->values, l->count);
 }
 
-static void write_line(mhai_writer *w, const mha_heads_line *l)
+static void write_line(mha_json *json, const mha_heads_line *l)
 {
-    mhai_sink_text(w, "{\"title\":");
-    mhai_html_json_text(w, l->title);
-    mhai_html_json_member(w, "unit", l->unit);
-    mhai_html_json_member_reals(w, "x", l->count ? l->x : NULL, l->count);
-    mhai_html_json_member_reals(w, "y", l->count ? l->y : NULL, l->count);
-    mhai_sink_text(w, "}");
+    mha_json_text(json, "title", l->title);
+    mha_json_text(json, "unit", l->unit);
+    mha_json_numbers(json, "x", l->x, l->count);
+    mha_json_numbers(json, "y", l->y, l->count);
 }
 
-/* The lists of a card: a loop each. */
-#define WRITE_EACH(w, name, count, write, item)    \
+/* The lists of a card: an array of objects each. */
+#define WRITE_EACH(json, name, count, write, item) \
     do {                                           \
-        mhai_sink_text(w, ",\"" name "\":[");      \
+        mha_json_array(json, name);                \
         for (int64_t i_ = 0; i_ < (count); i_++) { \
-            separate(w, i_);                       \
-            write(w, &(item)[i_]);                 \
+            mha_json_object(json, NULL);           \
+            write(json, &(item)[i_]);              \
+            mha_json_end(json);                    \
         }                                          \
-        mhai_sink_text(w, "]");                    \
+        mha_json_end(json);                        \
     } while (0)
 
-static void write_role(mhai_writer *w, const mha_heads_role *r)
+static void write_role(mha_json *json, const mha_heads_role *r)
 {
-    mhai_sink_text(w, "{\"name\":");
-    mhai_html_json_text(w, r->name);
-    mhai_html_json_member(w, "evidence", r->evidence);
-    mhai_sink_text(w, "}");
+    mha_json_text(json, "name", r->name);
+    mha_json_text(json, "evidence", r->evidence);
 }
 
-static void write_arrow(mhai_writer *w, const mha_heads_arrow *a)
+static void write_arrow(mha_json *json, const mha_heads_arrow *a)
 {
-    mhai_sink_print(w, "{\"layer\":%" PRId64 ",\"head\":%" PRId64, a->layer, a->head);
-    mhai_html_json_member(w, "kind", a->kind);
-    mhai_html_json_member_real(w, "value", a->value);
-    mhai_html_json_member_real(w, "chance", a->chance);
-    mhai_sink_text(w, "}");
+    mha_json_integer(json, "layer", a->layer);
+    mha_json_integer(json, "head", a->head);
+    mha_json_text(json, "kind", a->kind);
+    mha_json_number(json, "value", a->value);
+    mha_json_number(json, "chance", a->chance);
 }
 
-static void write_card(mhai_writer *w, const mha_heads_card *c)
+static void write_card(mha_json *json, const mha_heads_card *c)
 {
-    mhai_sink_print(w, "{\"layer\":%" PRId64 ",\"head\":%" PRId64, c->layer, c->head);
-    mhai_html_json_member(w, "note", c->note);
-    mhai_html_json_member(w, "command", c->command);
-    WRITE_EACH(w, "roles", c->role_count, write_role, c->roles);
-    WRITE_EACH(w, "places", c->place_count, write_place, c->places);
-    WRITE_EACH(w, "lists", c->list_count, write_list, c->lists);
-    WRITE_EACH(w, "arrows", c->arrow_count, write_arrow, c->arrows);
-    WRITE_EACH(w, "lines", c->line_count, write_line, c->lines);
-    mhai_sink_text(w, "}");
+    mha_json_integer(json, "layer", c->layer);
+    mha_json_integer(json, "head", c->head);
+    mha_json_text(json, "note", c->note);
+    mha_json_text(json, "command", c->command);
+    WRITE_EACH(json, "roles", c->role_count, write_role, c->roles);
+    WRITE_EACH(json, "places", c->place_count, write_place, c->places);
+    WRITE_EACH(json, "lists", c->list_count, write_list, c->lists);
+    WRITE_EACH(json, "arrows", c->arrow_count, write_arrow, c->arrows);
+    WRITE_EACH(json, "lines", c->line_count, write_line, c->lines);
 }
 
 static void write_data(mhai_writer *w, const mha_heads_page *p)
 {
-    mhai_sink_print(w, "{\"x\":%" PRId64 ",\"y\":%" PRId64 ",\"first\":%" PRId64, p->x, p->y,
-                    p->first_head);
-    write_columns(w, p);
-    WRITE_EACH(w, "heads", p->head_count, write_card, p->heads);
-    mhai_sink_text(w, "}");
+    const mha_sink sink = mhai_sink_of(w);
+    mha_json json = {.sink = &sink, .compact = true};
+    mha_json_object(&json, NULL);
+    mha_json_integer(&json, "x", p->x);
+    mha_json_integer(&json, "y", p->y);
+    mha_json_integer(&json, "first", p->first_head);
+    write_columns(&json, p);
+    WRITE_EACH(&json, "heads", p->head_count, write_card, p->heads);
+    mha_json_end(&json);
+    w->status = mha_json_finish(&json);
 }
 
 /* ---- the page -------------------------------------------------------------------------------- */
@@ -308,8 +290,12 @@ static void write_head(mhai_writer *w, const mha_heads_page *p)
 /* What is there without scripts. */
 static void write_cell(mhai_writer *w, const mha_heads_value *v)
 {
+    char text[MHAI_NUMBER_BYTES];
     mhai_sink_text(w, "<td>");
-    if (v->rows > 0 && isfinite(v->value)) mhai_html_json_real(w, shorter(v->value));
+    if (v->rows > 0 && isfinite(v->value)) {
+        mhai_number_short(shorter(v->value), 5, text);
+        mhai_sink_text(w, text);
+    }
     mhai_sink_text(w, "</td>");
 }
 

@@ -62,7 +62,7 @@ mhai_html_coding mhai_html_choose_coding(const mhai_html_page *page, int64_t mos
 /* The frame that is kept after `frame`: frame_step further or the last; frame_count after that. */
 int64_t mhai_html_next_frame(const mhai_html_page *page, int64_t frame);
 
-/* Writes maps as ,"data":"base64"; room for one map is kept from map to map. */
+/* Writes maps as "data":"base64"; room for one map is kept from map to map. */
 typedef struct mhai_html_coder {
     mhai_cells cells;
     uint8_t *bytes;
@@ -71,7 +71,7 @@ typedef struct mhai_html_coder {
 mha_status mhai_html_coder_open(const mhai_html_page *page, mhai_html_coder *coder);
 void mhai_html_coder_write(mhai_html_coder *coder, const mhai_html_page *page,
                            const mha_panel *panel, const mha_extent *extent, int bits,
-                           mhai_writer *writer);
+                           mha_json *json);
 void mhai_html_coder_close(mhai_html_coder *coder);
 
 /* The JSON that the scripts read. Without maps the panels' values are left out, to measure. */
@@ -81,12 +81,12 @@ mha_status mhai_html_write_data(const mhai_html_page *page, bool maps, mhai_writ
  * base64 of both as members of a panel that is open. */
 mha_status mhai_html_neuron_bits(const mhai_html_page *page, int *bits, int64_t *size);
 mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *panel, bool values,
-                                   mhai_writer *writer);
+                                   mha_json *json);
 
 /* html_evidence.c: what the report says beside the maps, as further members of the JSON. */
-void mhai_html_write_measures(const mha_panel *panel, mhai_writer *writer);
-void mhai_html_write_curves(const mha_report *report, mhai_writer *writer);
-void mhai_html_write_columns(const mhai_html_page *page, mhai_writer *writer);
+void mhai_html_write_measures(const mha_panel *panel, mha_json *json);
+void mhai_html_write_curves(const mha_report *report, mha_json *json);
+void mhai_html_write_columns(const mhai_html_page *page, mha_json *json);
 
 /* html.c: everything about a figure and its report, and the coding of its maps; then the page. */
 mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mhai_html_page *page);

@@ -1,67 +1,67 @@
 /* What a report says beside its maps: the measures on the cards, charts, the table of scores. */
 #include "html.h"
-#include "html_json.h"
 
-void mhai_html_write_measures(const mha_panel *panel, mhai_writer *w)
+void mhai_html_write_measures(const mha_panel *panel, mha_json *json)
 {
+#define MEASURE(type, member) MHA_JSON_FIELD(type, mha_measure, member)
+    static const mha_json_field fields[] = {MEASURE(TEXT, name),
+                                            MEASURE(NUMBER, value),
+                                            MEASURE(NUMBER, chance),
+                                            MEASURE(NUMBER, most),
+                                            MEASURE(INTEGER, count),
+                                            MEASURE(TEXT, note),
+                                            {0}};
+#undef MEASURE
     if (!panel->measure_count) return;
-    mhai_sink_text(w, ",\n\"measures\":[");
+    mha_json_array(json, "measures");
     for (int64_t i = 0; i < panel->measure_count; i++) {
-        const mha_measure *measure = &panel->measures[i];
-        mhai_sink_text(w, i ? ",{\"name\":" : "{\"name\":");
-        mhai_html_json_text(w, measure->name);
-        mhai_html_json_member_real(w, "value", measure->value);
-        mhai_html_json_member_real(w, "chance", measure->chance);
-        mhai_html_json_member_real(w, "most", measure->most);
-        mhai_html_json_member_integer(w, "count", measure->count);
-        mhai_html_json_member(w, "note", measure->note);
-        mhai_sink_text(w, "}");
+        mha_json_object(json, NULL);
+        mha_json_fields(json, fields, &panel->measures[i]);
+        mha_json_end(json);
     }
-    mhai_sink_text(w, "]");
+    mha_json_end(json);
 }
 
-static void write_series(const mha_series *series, mhai_writer *w)
+static void write_series(const mha_series *series, mha_json *json)
 {
-    mhai_sink_text(w, "{\"name\":");
-    mhai_html_json_text(w, series->name);
-    mhai_html_json_member_integer(w, "baseline", series->baseline);
-    mhai_html_json_member_reals(w, "x", series->x, series->count);
-    mhai_html_json_member_reals(w, "y", series->y, series->count);
-    mhai_sink_text(w, "}");
+    mha_json_object(json, NULL);
+    mha_json_text(json, "name", series->name);
+    mha_json_integer(json, "baseline", series->baseline);
+    mha_json_numbers(json, "x", series->x, series->count);
+    mha_json_numbers(json, "y", series->y, series->count);
+    mha_json_end(json);
 }
 
-void mhai_html_write_curves(const mha_report *report, mhai_writer *w)
+void mhai_html_write_curves(const mha_report *report, mha_json *json)
 {
-    mhai_sink_text(w, ",\n\"curves\":[");
+    mha_json_array(json, "curves");
     for (int64_t i = 0; i < report->curve_count; i++) {
         mha_curve curve = mhai_html_curve(report, i);
-        mhai_sink_text(w, i ? ",\n{\"title\":" : "\n{\"title\":");
-        mhai_html_json_text(w, curve.title);
-        mhai_html_json_member(w, "caption", curve.caption);
-        mhai_html_json_member(w, "x_axis", curve.x_axis);
-        mhai_html_json_member(w, "y_axis", curve.y_axis);
-        mhai_html_json_member_integer(w, "timeline", curve.timeline);
-        mhai_sink_text(w, ",\n\"series\":[");
-        for (int64_t k = 0; k < curve.series_count; k++) {
-            if (k) mhai_sink_text(w, ",");
-            write_series(&curve.series[k], w);
-        }
-        mhai_sink_text(w, "]}");
+        mha_json_object(json, NULL);
+        mha_json_text(json, "title", curve.title);
+        mha_json_text(json, "caption", curve.caption);
+        mha_json_text(json, "x_axis", curve.x_axis);
+        mha_json_text(json, "y_axis", curve.y_axis);
+        mha_json_integer(json, "timeline", curve.timeline);
+        mha_json_array(json, "series");
+        for (int64_t k = 0; k < curve.series_count; k++) write_series(&curve.series[k], json);
+        mha_json_end(json);
+        mha_json_end(json);
     }
-    mhai_sink_text(w, "]");
+    mha_json_end(json);
 }
 
-void mhai_html_write_columns(const mhai_html_page *page, mhai_writer *w)
+void mhai_html_write_columns(const mhai_html_page *page, mha_json *json)
 {
-    mhai_sink_text(w, ",\n\"columns\":[");
+    mha_json_array(json, "columns");
     for (int64_t i = 0; i < page->report.column_count; i++) {
         const mha_column *column = &page->report.columns[i];
-        mhai_sink_text(w, i ? ",\n{\"name\":" : "\n{\"name\":");
-        mhai_html_json_text(w, column->name);
-        mhai_html_json_member(w, "about", column->about);
-        mhai_html_json_member_integer(w, "ascending", column->ascending);
-        mhai_html_json_member_reals(w, "values", column->values, page->figure.panel_count);
-        mhai_sink_text(w, "}");
+        mha_json_object(json, NULL);
+        mha_json_text(json, "name", column->name);
+        mha_json_text(json, "about", column->about);
+        mha_json_integer(json, "ascending", column->ascending);
+        mha_json_numbers(json, "values", column->values, page->figure.panel_count);
+        mha_json_end(json);
     }
-    mhai_sink_text(w, "]");
+    mha_json_end(json);
 }

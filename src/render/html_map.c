@@ -183,7 +183,7 @@ mha_status mhai_html_coder_open(const mhai_html_page *page, mhai_html_coder *cod
 
 void mhai_html_coder_write(mhai_html_coder *coder, const mhai_html_page *page,
                            const mha_panel *panel, const mha_extent *extent, int bits,
-                           mhai_writer *w)
+                           mha_json *json)
 {
     const mhai_html_coding *coding = &page->coding;
     mhai_cells *cells = &coder->cells;
@@ -196,9 +196,7 @@ void mhai_html_coder_write(mhai_html_coder *coder, const mhai_html_page *page,
                                              greatest, page->negative, bits);
         put(coder->bytes + (size_t)i * step, code, bits);
     }
-    mhai_sink_text(w, ",\"data\":\"");
-    mhai_sink_base64(w, coder->bytes, (size_t)(cells->rows * cells->cols) * step);
-    mhai_sink_text(w, "\"");
+    mha_json_base64(json, "data", coder->bytes, (size_t)(cells->rows * cells->cols) * step);
 }
 
 void mhai_html_coder_close(mhai_html_coder *coder)

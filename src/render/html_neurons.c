@@ -5,7 +5,6 @@
  *            mid 32,767 or 127; the highest code is "not finite". A value is known within m / (2 mid)
  */
 #include "html.h"
-#include "html_json.h"
 
 #include <multihead/component.h>
 
@@ -71,7 +70,7 @@ static uint32_t code_of(float value, float most, int bits)
 }
 
 static mha_status write_vectors(const char *name, const float *values, int64_t count, int bits,
-                                mhai_writer *w)
+                                mha_json *json)
 {
     const size_t step = (size_t)bits / 8;
     const float most = greatest(values, count);
@@ -81,25 +80,24 @@ static mha_status write_vectors(const char *name, const float *values, int64_t c
         const uint32_t code = code_of(values[i], most, bits);
         for (size_t b = 0; b < step; b++) bytes[(size_t)i * step + b] = (uint8_t)(code >> (8 * b));
     }
-    mhai_sink_print(w, ",\n\"%s\":{\"most\":", name);
-    mhai_html_json_real(w, (double)most);
-    mhai_sink_text(w, ",\"data\":\"");
-    mhai_sink_base64(w, bytes, (size_t)count * step);
-    mhai_sink_text(w, "\"}");
+    mha_json_object(json, name);
+    mha_json_number(json, "most", (double)most);
+    mha_json_base64(json, "data", bytes, (size_t)count * step);
+    mha_json_end(json);
     free(bytes);
-    return w->status;
+    return json->status;
 }
 
 mha_status mhai_html_write_neurons(const mhai_html_page *page, const mha_panel *panel, bool values,
-                                   mhai_writer *w)
+                                   mha_json *json)
 {
     const mha_figure *f = &page->figure;
     const int bits = page->coding.neuron_bits;
     if (!panel->queries || page->coding.pool > 1 || page->report.cell_tokens > 1)
         return MHA_OK; /* a row of blocks has no query of its own */
-    mhai_sink_print(w, ",\n\"channels\":%" PRId64, panel->channels);
-    mhai_html_json_member_real(w, "score_scale", panel->score_scale);
-    if (!values) return w->status;
-    MHA_TRY(write_vectors("queries", panel->queries, f->rows * panel->channels, bits, w));
-    return write_vectors("keys", panel->keys, f->cols * panel->channels, bits, w);
+    mha_json_integer(json, "channels", panel->channels);
+    mha_json_number(json, "score_scale", panel->score_scale);
+    if (!values) return json->status;
+    MHA_TRY(write_vectors("queries", panel->queries, f->rows * panel->channels, bits, json));
+    return write_vectors("keys", panel->keys, f->cols * panel->channels, bits, json);
 }

@@ -76,11 +76,7 @@ void mhai_number_short(double value, int digits, char text[MHAI_NUMBER_BYTES])
         snprintf(text, MHAI_NUMBER_BYTES, "%s%.24se%d", sign, mantissa, exponent);
         return;
     }
-    if (decimals > 9) /* more than mhai_number_fixed() can give: 0.000 before the digits */
-        snprintf(text, MHAI_NUMBER_BYTES, "%s0.%.*s%c%.12s", sign, -exponent - 1, "000", *mantissa,
-                 mantissa + 2);
-    else
-        mhai_number_fixed(value, decimals < 0 ? 0 : decimals, text);
+    mhai_number_fixed(value, decimals < 0 ? 0 : decimals, text);
     strip_zeros(text);
 }
 

@@ -9,7 +9,7 @@ enum { MHAI_NUMBER_BYTES = 40 };
  * falls back to the short form. Not a number: "nan", "inf", "-inf". */
 void mhai_number_fixed(double value, int decimals, char text[MHAI_NUMBER_BYTES]);
 
-/* `digits` (1..9) significant digits, without trailing zeros: "0.25", "12", "1.5e-7". */
+/* `digits` (1..6) significant digits, without trailing zeros: "0.25", "12", "1.5e-7". */
 void mhai_number_short(double value, int digits, char text[MHAI_NUMBER_BYTES]);
 
 /* For the cells of a map whose values reach `greatest` in magnitude: a few characters, all alike.

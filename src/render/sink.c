@@ -45,6 +45,18 @@ void mhai_sink_bytes(mhai_writer *writer, const void *bytes, size_t count)
     }
 }
 
+static mha_status write_on(void *user, const void *bytes, size_t count)
+{
+    mhai_writer *writer = user;
+    mhai_sink_bytes(writer, bytes, count);
+    return writer->status;
+}
+
+mha_sink mhai_sink_of(mhai_writer *writer)
+{
+    return (mha_sink){write_on, writer};
+}
+
 void mhai_sink_text(mhai_writer *writer, const char *text)
 {
     mhai_sink_bytes(writer, text, strlen(text));
@@ -108,15 +120,6 @@ void mhai_sink_escaped(mhai_writer *writer, const char *text)
 
 void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count)
 {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const unsigned char *from = bytes;
-    for (size_t i = 0; i < count; i += 3) {
-        size_t have = count - i < 3 ? count - i : 3;
-        uint32_t word = (uint32_t)from[i] << 16;
-        if (have > 1) word |= (uint32_t)from[i + 1] << 8;
-        if (have > 2) word |= from[i + 2];
-        char out[4];
-        for (size_t k = 0; k < 4; k++) out[k] = k <= have ? digits[word >> (18 - 6 * k) & 63] : '=';
-        mhai_sink_bytes(writer, out, 4);
-    }
+    const mha_sink sink = mhai_sink_of(writer);
+    if (!writer->status) writer->status = mha_base64(bytes, count, &sink);
 }

@@ -30,6 +30,9 @@ void mhai_sink_escaped(mhai_writer *writer, const char *text);
 
 void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count);
 
+/* The writer as a sink, for as long as it stays where it is. */
+mha_sink mhai_sink_of(mhai_writer *writer);
+
 mha_status mhai_sink_flush(mhai_writer *writer);
 
 /* count elements of size bytes, zeroed; NULL if that overflows or there is no memory. count 0 gives

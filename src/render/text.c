@@ -1,4 +1,5 @@
 /* UTF-8, visible forms of labels, and widths. */
+#define _POSIX_C_SOURCE 200809L /* strnlen */
 #include "text.h"
 
 #include <inttypes.h>
@@ -7,35 +8,10 @@
 
 enum { REPLACEMENT = 0xFFFD, ELLIPSIS = 0x2026 };
 
-/* Length of the well-formed sequence at s by its first two bytes, 0 if there is none (Unicode 15,
- * table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF). */
-static int sequence_length(const unsigned char *s)
-{
-    if (s[0] < 0x80) return 1;
-    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
-    unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
-    unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
-    if (s[1] < low || s[1] > high) return 0;
-    return s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
-}
-
 uint32_t mhai_text_next(const char **text)
 {
-    const unsigned char *s = (const unsigned char *)*text;
-    if (!s[0]) return 0;
-    int length = sequence_length(s);
-    uint32_t code = length == 1   ? s[0]
-                    : length == 2 ? s[0] & 0x1Fu
-                    : length == 3 ? s[0] & 0xFu
-                                  : s[0] & 7u;
-    for (int i = 1; i < length; i++) {
-        if ((s[i] & 0xC0) != 0x80)
-            length = 0; /* also the terminator: never read past it */
-        else
-            code = code << 6 | (s[i] & 0x3Fu);
-    }
-    *text += length ? length : 1;
-    return length ? code : REPLACEMENT;
+    bool hidden;
+    return **text ? mha_text_next(text, *text + strnlen(*text, 4), &hidden) : 0;
 }
 
 int mhai_text_encode(uint32_t code, char bytes[4])
@@ -109,38 +85,11 @@ int64_t mha_text_columns(const char *text)
     return columns;
 }
 
-/* Characters that have no shape of their own but change the text around them. Joiners stay: scripts
- * and emoji need them. */
-static bool hidden_control(uint32_t code)
-{
-    return code == 0x00AD || code == 0x061C || code == 0x200B || code == 0x200E || code == 0x200F ||
-           (code >= 0x2028 && code <= 0x202E) || (code >= 0x2060 && code <= 0x206F) ||
-           code == 0xFEFF || (code >= 0xFFF9 && code <= 0xFFFB) || (code & 0xFFFE) == 0xFFFE ||
-           (code >= 0xE0000 && code <= 0xE0FFF);
-}
-
-bool mhai_text_hidden(uint32_t code)
-{
-    return code < 0x20 || (code >= 0x7F && code < 0xA0) || hidden_control(code);
-}
-
-uint32_t mha_text_next(const char **text, const char *end, bool *hidden)
-{
-    char ahead[5] = ""; /* the longest sequence, which must not reach past the end */
-    const char *next = ahead;
-    memcpy(ahead, *text, end - *text < 4 ? (size_t)(end - *text) : 4);
-    const uint32_t code = *ahead ? mhai_text_next(&next) : 0;
-    const int64_t length = *ahead ? next - ahead : 1;
-    *hidden = mhai_text_hidden(code) || (code == REPLACEMENT && length == 1);
-    *text += length;
-    return code;
-}
-
 /* What is drawn for one code point, as UTF-8. */
 static void visible_code(uint32_t code, bool prose, bool ascii, char out[16])
 {
     if (prose && (code == '\n' || code == '\t' || code == '\r')) code = ' ';
-    if (hidden_control(code)) {
+    if (mha_text_hidden(code) && code > 0x20 && (code < 0x7F || code >= 0xA0)) {
         snprintf(out, 16, "<U+%04" PRIX32 ">", code);
         return;
     }

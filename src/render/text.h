@@ -11,9 +11,6 @@ uint32_t mhai_text_next(const char **text);
 /* UTF-8 of a code point, not terminated; returns 1..4. */
 int mhai_text_encode(uint32_t code, char bytes[4]);
 
-/* mha_text_next()'s *hidden, stray bytes aside. */
-bool mhai_text_hidden(uint32_t code);
-
 /* Columns on a terminal: 0, 1 or 2. */
 int mhai_text_code_columns(uint32_t code);
 

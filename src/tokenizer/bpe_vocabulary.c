@@ -199,7 +199,7 @@ static mha_status set_names(mha_tokenizer *t, const mhai_vocabulary_desc *d)
     return MHA_OK;
 }
 
-static void add_part(mhai_template *to, int32_t id, int32_t type)
+void mhai_template_add(mhai_template *to, int32_t id, int32_t type)
 {
     to->parts[to->count].id = id;
     to->parts[to->count++].type = type;
@@ -210,9 +210,9 @@ static void set_templates(mha_tokenizer *t, const mhai_vocabulary_desc *d)
     for (int which = 0; which < 2; which++)
         for (int32_t text = 0; text <= which; text++) {
             mhai_template *to = &t->templates[which];
-            if (d->add_bos) add_part(to, d->bos_id, text);
-            add_part(to, text == 0 ? MHAI_TEXT_A : MHAI_TEXT_B, text);
-            if (d->add_eos) add_part(to, d->eos_id, text);
+            if (d->add_bos) mhai_template_add(to, d->bos_id, text);
+            mhai_template_add(to, text == 0 ? MHAI_TEXT_A : MHAI_TEXT_B, text);
+            if (d->add_eos) mhai_template_add(to, d->eos_id, text);
         }
 }
 

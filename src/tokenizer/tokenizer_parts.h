@@ -47,6 +47,9 @@ typedef struct mhai_template {
     int32_t count;
 } mhai_template;
 
+/* The next part; there is room. bpe_vocabulary.c */
+void mhai_template_add(mhai_template *to, int32_t id, int32_t type);
+
 typedef struct mhai_kind mhai_kind;
 typedef struct mhai_bpe mhai_bpe;
 

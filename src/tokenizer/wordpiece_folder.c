@@ -235,12 +235,6 @@ mha_status mhai_wordpiece_read(mhai_loader *loader)
 
 /* ---- The template ---------------------------------------------------------------------------- */
 
-static void add_part(mhai_template *to, int32_t id, int32_t type)
-{
-    to->parts[to->count].id = id;
-    to->parts[to->count++].type = type;
-}
-
 /* Without a mask or padding one can do. */
 static mha_status check_named(const mhai_loader *l)
 {
@@ -271,12 +265,12 @@ mha_status mhai_wordpiece_template(mhai_loader *l)
     const int32_t cls = t->named[MHAI_CLS], sep = t->named[MHAI_SEP];
     for (int paired = 0; paired < 2; paired++) {
         mhai_template *to = &t->templates[paired];
-        add_part(to, cls, 0);
-        add_part(to, MHAI_TEXT_A, 0);
-        add_part(to, sep, 0);
+        mhai_template_add(to, cls, 0);
+        mhai_template_add(to, MHAI_TEXT_A, 0);
+        mhai_template_add(to, sep, 0);
         if (!paired) continue;
-        add_part(to, MHAI_TEXT_B, 1);
-        add_part(to, sep, 1);
+        mhai_template_add(to, MHAI_TEXT_B, 1);
+        mhai_template_add(to, sep, 1);
     }
     return MHA_OK;
 }

@@ -7,6 +7,9 @@
 #include "support/rng.h"
 
 #include <multihead/multihead.h>
+#include <multihead/optimizer.h>
+#include <multihead/patterns.h>
+#include <multihead/transformer.h>
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -188,7 +188,7 @@ def refusals(folder):
             ([folder, "--top-q", 0], USAGE, ("--top-k",)),
             ([folder, "zebra"], BAD_INPUT, ("'zebra'", "6 words")),
             ([folder, b"\xff"], BAD_INPUT, ("byte 0", "type it as UTF-8")),
-            ([folder, "red " * LENGTH], BAD_INPUT, ("12 tokens",)),
+            ([folder, "red " * LENGTH], BAD_INPUT, ("takes 12",)),
             ([FOLDER / "none"], NO_INPUT, ("no such folder",)),
             ([MODEL, "a"], UNSUPPORTED, ("encoder",)),
             ([make("encoder", causal=False), "red"], UNSUPPORTED, ("encoder",)),

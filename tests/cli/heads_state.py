@@ -224,7 +224,7 @@ def damaged():
     picked = [of_random + 40, len(kept) - 9, *(chance.randrange(168, len(kept)) for _ in range(10))]
     for at in [*range(24, 168, 7), *picked]:
         refused(f"byte {at}", kept[:at] + bytes([kept[at] ^ chance.randrange(1, 256)]) + kept[at + 1:])
-    refused("another version", kept[:8] + b"\2" + kept[9:], USAGE)
+    refused("another version", kept[:8] + b"\1" + kept[9:], USAGE)
     refused("another file", b"What heads do.\n" * 200)
 
     # Places of long texts under the fingerprints of short ones, all checks made right.

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Usage: compile.sh c99|c11|c17|c++17|c++20. Compiles each public header by itself, twice included,
 # with strict warnings as errors: with $CC (default cc) as C, with $CXX or c++ as C++. Then a program
-# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero. The usage block of
-# attention.h compiles likewise.
+# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero. The usage blocks of
+# attention.h and multihead.h compile likewise.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 case $1 in
@@ -24,23 +24,29 @@ compile() { # NAME ARGUMENT...: what stdin holds
 standard=$1
 for header in include/multihead/*.h; do
     name=multihead/${header##*/}
-    grep -Eq "^ \* Stability: (stable from 1.0|may change in a minor version) \(docs/stability.md\)\.$" "$header" ||
-        { echo "FAILED: $header has no line Stability"; status=1; }
+    rule='may change in a minor version'
+    ! grep -q "^| \\[.*/multihead/${header##*/})" docs/stability.md || rule='stable from 1.0'
+    grep -Fqx " * Stability: $rule (docs/stability.md)." "$header" ||
+        { echo "FAILED: $header: its line Stability differs from docs/stability.md: $rule"; status=1; }
     printf '#include <%s>\n#include <%s>\nint here;\n' "$name" "$name" | compile "$name" -fsyntax-only
     count=$((count + 1))
 done
 
-# The usage block of attention.h is a program's body as it stands.
-{
-    printf '#include <multihead/attention.h>\n#include <stdio.h>\n'
-    echo 'void usage(float *q, float *k, float *v, float *o, int64_t B, int64_t H, int64_t Hk, int64_t T, int64_t S, int64_t D);'
-    echo 'void usage(float *q, float *k, float *v, float *o, int64_t B, int64_t H, int64_t Hk, int64_t T, int64_t S, int64_t D)'
-    echo '{'
-    sed -n '/^ \* Usage:/,/^ \* A program/s/^ \*   //p' include/multihead/attention.h
-    echo '}'
-} >"$work/usage"
-grep -q mha_attention_forward "$work/usage" || { echo "FAILED: attention.h has no usage block"; status=1; }
-compile 'usage of attention.h' -fsyntax-only <"$work/usage"
+# The usage blocks are a program's body as they stand.
+usage() { # HEADER FIRST LAST PARAMETERS: its lines from the one that has FIRST to the one that has LAST
+    {
+        printf '#include <multihead/model.h>\n#include <multihead/multihead.h>\n#include <stdio.h>\n'
+        printf 'void usage(%s);\nvoid usage(%s)\n{\n' "$4" "$4"
+        sed -n "/^ \* $2/,/^ \* $3/s/^ \*   //p" "include/multihead/$1"
+        echo '}'
+    } >"$work/usage"
+    grep -q mha_attention_f "$work/usage" || { echo "FAILED: $1 has no usage block"; status=1; }
+    compile "usage of $1" -fsyntax-only <"$work/usage"
+}
+usage attention.h Usage: 'A program' 'float *q, float *k, float *v, float *o, int64_t B, int64_t H, int64_t Hk,
+    int64_t T, int64_t S, int64_t D'
+usage multihead.h 'names is the' Stability: 'float *q, float *k, float *v, float *o, mha_tensor weight,
+    mha_tensor tokens, mha_tensor out'
 
 structs=$(cat include/multihead/*.h | awk '/^typedef struct .* {$/ { name = $3; next }
     /^    uint32_t struct_size;/ { print name }

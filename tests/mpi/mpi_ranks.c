@@ -104,12 +104,12 @@ static void large(const mha_transport *t)
     free(bytes);
 }
 
-/* The wait ends, with the number of the rank, and nothing works afterwards. */
+/* The wait for the next rank ends, with the number of the one that is lost, and nothing works afterwards. */
 static void lost(const mha_transport *t, const char *sentence)
 {
     char bytes[16];
     mha_transfer transfer, later;
-    CHECK(!t->receive(t->user, 1, 0, bytes, sizeof bytes, &transfer));
+    CHECK(!t->receive(t->user, t->rank + 1, 0, bytes, sizeof bytes, &transfer));
     CHECK(t->wait(t->user, &transfer) == MHA_ERR_RANK);
     CHECK(strstr(mha_error_detail(), sentence));
     CHECK(t->receive(t->user, 1, 0, bytes, sizeof bytes, &later) == MHA_ERR_RANK);
@@ -138,7 +138,9 @@ int main(int count, char **arguments)
     } else if (!strcmp(what, "large")) {
         large(t);
     } else if (silent && t->rank == 0) {
-        lost(t, "rank 1 is lost: receiving 16 bytes was not complete after 0.5 seconds");
+        lost(t, "rank 2 is lost: rank 1 waited for it in vain");
+    } else if (silent && t->rank == 1) {
+        lost(t, "rank 2 is lost: receiving 16 bytes was not complete after 0.5 seconds");
     } else if (wrong && t->rank == 1) {
         mha_transfer transfer;
         CHECK(!t->send(t->user, 0, 0, "short", 5, &transfer));

@@ -1,6 +1,7 @@
 """multihead.Model beside the program: the same tokens, maps, scores, roles and texts."""
 import concurrent.futures
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -89,6 +90,22 @@ def test_scores_and_roles_are_those_of_the_program(folder, model, tmp_path):
     assert len(found.table()) == len(told["heads"]) and "<table>" in found._repr_html_()
 
 
+def test_a_report_says_so_too(folder, model, tmp_path):
+    """`view` measures the text that it draws, and four random sequences, by the same study."""
+    program("view", folder, TEXTS[0], "-o", tmp_path / "report.html", "--quiet")
+    data = re.search('id="data">(.*?)</script>', (tmp_path / "report.html").read_text(), re.S)
+    found, names = model.heads(TEXTS[0], random=4), {
+        "on the token before": "previous", "on separators": "separator", "evenness": "evenness",
+        "on the same token elsewhere": "random_duplicate", "largest weight of a row": "confidence",
+        "on what followed it earlier": "random_induction"}
+    for panel in json.loads(data[1])["panels"]:
+        at = tuple(map(int, re.findall(r"\d+", panel["name"])))
+        for score in panel["measures"]:
+            if score["name"] in names and score["value"] is not None:
+                assert np.isclose(score["value"], found[names[score["name"]]][at], rtol=1e-8, atol=1e-9)
+        assert panel.get("badge") in {None, *(role.name for role in found.roles[at[0]][at[1]])}
+
+
 def test_measures_are_the_library_s():
     assert len(multihead.MEASURES) == 29 and multihead.MEASURES["entropy"].kind == "nats"
 
@@ -96,7 +113,7 @@ def test_measures_are_the_library_s():
 def written_by_program(folder, model, prompt, *options):
     """What the program adds to a prompt; a special word is not part of a text."""
     told = program("generate", folder, prompt, *options, "--quiet").rstrip("\n")
-    if isinstance(model._tokenizer, multihead._tokens.Words):
+    if model._library.mha_model_vocabulary(model._handle):
         told = " ".join(word for word in told.split(" ") if word != "<s>")
     assert told.startswith(prompt)
     return told[len(prompt):].strip()
@@ -121,7 +138,7 @@ def test_generates_the_program_s_text(folder, model, sampling):
 
 def test_stops_before_a_text(model):
     causal(model)
-    if isinstance(model._tokenizer, multihead._tokens.Words):
+    if model._library.mha_model_vocabulary(model._handle):
         pytest.skip("whole words")
     whole = model.generate("Once upon a time", max_tokens=12)
     stop = whole[5:8]

@@ -88,7 +88,7 @@ def test_tokens_are_read_as_tokenizers_reads_them(model):
     for _ in range(amount(300, 3000, 30000)):
         ids = rng.choices(order, k=rng.randrange(1, 20))
         text = theirs.decode(ids)
-        writer = Writer(ours._tokenizer, ())
+        writer = Writer(ours._handle)
         assert "".join([*map(writer.add, ids), writer.end()]) == ours.detokenize(ids) == text
 
 

@@ -1,8 +1,10 @@
 /* The reproducibility contract of attention.h: the bits of a row do not depend on the number of
  * threads, on what else is in the batch, on padding, on how the queries are divided over calls, on
  * the layout or on which optional outputs are wanted. */
+#include "support/expect.h"
 #include "support/machines.h"
 #include "support/problem.h"
+#include "support/shared_context.h"
 #include "support/suite.h"
 
 #include <multihead/attention.h>
@@ -494,6 +496,51 @@ static void any_history(void **state)
     }
 }
 
-RUN_TESTS(TEST(parts_equal_the_whole), TEST(one_query_at_a_time), TEST(few_queries_of_groups),
-          TEST(one_block_equals_tiles), TEST(one_block_is_not_fooled_by_infinity),
-          TEST(any_number_of_threads), TEST(optional_outputs), TEST(any_layout), TEST(any_history))
+/* Each size given and left out, with the causal mask that ends at the last key. */
+static void floats_are_tensors(void **state)
+{
+    (void)state;
+    enum { B = 2, H = 4, HK = 2, T = 3, S = 5, D = 8, DV = 6 };
+    static float x[B * H * S * D], o[B * H * T * DV], wanted[B * H * T * DV];
+    rng r = rng_make(rng_run_seed(), 1);
+    for (int i = 0; i < B * H * S * D; i++) x[i] = rng_normal(&r);
+    mha_context *context = context_with(1);
+    mha_attention_sizes sizes = {.struct_size = sizeof sizes,
+                                 .flags = MHA_ATTENTION_CAUSAL,
+                                 .batch = B,
+                                 .heads = H,
+                                 .kv_heads = HK,
+                                 .queries = T,
+                                 .keys = S,
+                                 .head_dim = D,
+                                 .value_dim = DV};
+    const mha_attention_desc desc = {
+        .struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL, .q_offset = S - T};
+    const mha_tensor q = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, H, T, D});
+    const mha_tensor k = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, HK, S, D});
+    const mha_tensor v = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){B, HK, S, DV});
+    const mha_tensor to = mha_tensor_contiguous(wanted, MHA_F32, 4, (int64_t[]){B, H, T, DV});
+    expect_ok(mha_attention_floats(context, &sizes, x, x, x, o));
+    expect_ok(mha_attention_forward(context, &desc, &q, &k, &v, &to, NULL));
+    assert_memory_equal(o, wanted, sizeof o);
+
+    const mha_tensor one = mha_tensor_contiguous(x, MHA_F32, 4, (int64_t[]){1, 1, T, D});
+    const mha_tensor to_one = mha_tensor_contiguous(wanted, MHA_F32, 4, (int64_t[]){1, 1, T, D});
+    mha_attention_sizes small = {.struct_size = sizeof small, .queries = T, .head_dim = D};
+    expect_ok(mha_attention_floats(context, &small, x, x, x, o));
+    expect_ok(mha_attention_forward(context, NULL, &one, &one, &one, &to_one, NULL));
+    assert_memory_equal(o, wanted, T * D * sizeof *o);
+
+    expect_error(mha_attention_floats(context, NULL, x, x, x, o), MHA_ERR_NULL, "sizes is NULL");
+    expect_error(mha_attention_floats(context, &small, x, NULL, x, o), MHA_ERR_NULL, "k");
+    small.flags = MHA_ATTENTION_WINDOW;
+    expect_error(mha_attention_floats(context, &small, x, x, x, o), MHA_ERR_UNSUPPORTED, "0x8");
+    small.flags = 0, small.kv_heads = -1;
+    expect_error(mha_attention_floats(context, &small, x, x, x, o), MHA_ERR_SHAPE,
+                 "k: dim 1 is -1");
+}
+
+RUN_TESTS(TEST(floats_are_tensors), TEST(parts_equal_the_whole), TEST(one_query_at_a_time),
+          TEST(few_queries_of_groups), TEST(one_block_equals_tiles),
+          TEST(one_block_is_not_fooled_by_infinity), TEST(any_number_of_threads),
+          TEST(optional_outputs), TEST(any_layout), TEST(any_history))

@@ -100,7 +100,7 @@ static void test_bytes(void **state)
                                         "\\u003c/script\\u003e",
                                         "\"kind\":\"K\"",
                                         "\"x\":[0,1,2.5]",
-                                        "\"values\":[0.5,0.25,1e-9,null]",
+                                        "\"values\":[0.5,0.25,1e-09,null]",
                                         "L1H0</td><td></td><td></td>",
                                         "multihead test"};
     example e;

@@ -344,105 +344,6 @@ static void test_evidence_is_in_the_page(void **state)
     mha_buffer_free(&page);
 }
 
-static double double_of(uint64_t bits)
-{
-    double value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* One number of JSON's grammar, no longer than 9 digits, that is `value` to half a unit of the
- * ninth digit; null for what is not finite. Returns what follows. */
-static const char *check_number(const char *at, double value)
-{
-    if (!isfinite(value)) {
-        assert_memory_equal(at, "null", 4);
-        return at + 4;
-    }
-    const char *from = at;
-    int digits = 0;
-    at += *at == '-';
-    if (*at == '0') assert_true(at[1] < '0' || at[1] > '9');
-    for (; (*at >= '0' && *at <= '9') || (*at == '.' && at > from); at++)
-        digits += *at != '.' && (digits || *at != '0');
-    assert_true(at > from && at[-1] != '.' && digits <= 9);
-    if (*at == 'e') at += 1 + (at[1] == '-');
-    assert_true(*at == ',' || *at == ']' || (*at >= '0' && *at <= '9'));
-    at += strspn(at, "0123456789");
-    char text[32], unit[16];
-    snprintf(text, sizeof text, "%.8e", value);
-    snprintf(unit, sizeof unit, "1%s", strchr(text, 'e'));
-    const double half = 0.5e-8 * strtod(unit, NULL);
-    const double read = strtod(from, NULL);
-    /* 2^-51 of the value: reading the text rounds, and so do the difference and the unit. */
-    const double room = half + ldexp(fabs(value), -51) + 5e-324;
-    if (!(fabs(read - value) <= room)) fail_msg("%a became %.24s", value, from);
-    return at;
-}
-
-/* Any double is a number that JSON can hold: least and greatest, subnormal, around each power of
- * ten and of two, and many at random. */
-static void test_every_number_is_json(void **state)
-{
-    (void)state;
-    enum { COUNT = 50000 };
-    double *x = calloc(COUNT, sizeof *x), *y = calloc(COUNT, sizeof *y);
-    assert_non_null(x);
-    assert_non_null(y);
-    const double odd[] = {0,
-                          -0.0,
-                          5e-324,
-                          -5e-324,
-                          2.2250738585072009e-308,
-                          2.2250738585072014e-308,
-                          1.7976931348623157e308,
-                          NAN,
-                          INFINITY,
-                          -INFINITY,
-                          0.012345678912,
-                          0.000123456789123,
-                          999999.9999999,
-                          999999999.9,
-                          0.00009999999999};
-    uint64_t seed = 1;
-    for (int i = 0; i < COUNT; i++) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        const uint64_t mixed = seed ^ seed >> 29;
-        x[i] = i;
-        if (i < (int)(sizeof odd / sizeof *odd))
-            y[i] = odd[i];
-        else if (i < 3000)
-            y[i] = nextafter(pow(10, i / 3 % 633 - 324),
-                             i % 3 ? i % 3 == 1 ? 0 : 1e300 : pow(10, i / 3 % 633 - 324));
-        else if (i < 8000)
-            y[i] = nextafter(ldexp(1, i % 2098 - 1074), i % 2 ? 0 : 1e308);
-        else if (i < 20000)
-            y[i] = (double)(int64_t)mixed * ldexp(1, -60 - i % 30); /* where measures are */
-        else
-            y[i] = double_of(mixed);
-    }
-    const mha_series series = {"all", x, y, COUNT, false};
-    const mha_curve curve = {.series = &series, .series_count = 1};
-    const mha_report report = {.struct_size = sizeof report,
-                               .curve_size = sizeof curve,
-                               .curves = &curve,
-                               .curve_count = 1};
-    const float value = 1;
-    const mha_panel panel = {.values = &value};
-    const mha_figure figure = html_figure(&panel, 1, 1, 1);
-    mha_buffer page = html_render(&figure, &report);
-    char *json = html_data(&page);
-    const char *at = strstr(json, "\"y\":[");
-    assert_non_null(at);
-    at += 4;
-    for (int i = 0; i < COUNT; i++) at = check_number(at + 1, y[i]);
-    assert_int_equal(*at, ']');
-    free(json);
-    mha_buffer_free(&page);
-    free(x);
-    free(y);
-}
-
 /* A caller of an older version, whose structs end before all this, gets the old page's values. */
 static void test_older_callers(void **state)
 {
@@ -742,8 +643,8 @@ static void test_refusals(void **state)
 
 RUN_TESTS(TEST(test_nothing_is_fetched), TEST(test_labels_stay_labels), TEST(test_values_are_exact),
           TEST(test_fewer_bits), TEST(test_large_figures_keep_the_budget), TEST(test_odd_sizes),
-          TEST(test_evidence_is_in_the_page), TEST(test_every_number_is_json),
-          TEST(test_older_callers), TEST(test_frames_keep_the_budget),
-          TEST(test_few_frames_that_do_not_fit), TEST(test_frames_that_are_not_square),
-          TEST(test_one_strip_of_labels), TEST(test_long_labels_of_frames),
-          TEST(test_blocks_of_tokens), TEST(test_a_failing_sink), TEST(test_refusals))
+          TEST(test_evidence_is_in_the_page), TEST(test_older_callers),
+          TEST(test_frames_keep_the_budget), TEST(test_few_frames_that_do_not_fit),
+          TEST(test_frames_that_are_not_square), TEST(test_one_strip_of_labels),
+          TEST(test_long_labels_of_frames), TEST(test_blocks_of_tokens), TEST(test_a_failing_sink),
+          TEST(test_refusals))

@@ -8,6 +8,8 @@
 #include "support/suite.h"
 
 #include <multihead/multihead.h>
+#include <multihead/patterns.h>
+#include <multihead/transformer.h>
 
 #include <math.h>
 #include <stdio.h>

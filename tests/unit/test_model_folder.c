@@ -631,6 +631,33 @@ static void test_encoder_decoder(void **state)
     assert_null(model);
 }
 
+/* Of the files that are read: a byte of each shows in its digest alone, and no other file does. */
+static void test_digests(void **state)
+{
+    (void)state;
+    mha_model_digests first, now;
+    write_folder();
+    expect_ok(mha_model_digest(context, temp_path("m"), 0, &first));
+    temp_write("m/notes.txt", "none", 4);
+    expect_ok(mha_model_digest(context, temp_path("m"), 0, &now));
+    assert_memory_equal(&first, &now, sizeof now);
+    temp_write("m/vocab.txt", vocab_text, strlen(vocab_text) - 1);
+    expect_ok(mha_model_digest(context, temp_path("m"), 0, &now));
+    assert_true(first.tokenizer != now.tokenizer && first.weights == now.weights);
+    expect_ok(mha_model_digest(context, temp_path("m"), MHA_MODEL_NO_TOKENIZER, &now));
+    assert_true(now.tokenizer == 0 && first.configuration == now.configuration);
+    temp_write("m/config.json", config_text, strlen(config_text) - 1);
+    weights *w = read_weights();
+    w->count--;
+    write_weights(w);
+    free_weights(w);
+    expect_ok(mha_model_digest(context, temp_path("m"), 0, &now));
+    assert_true(first.configuration != now.configuration && first.weights != now.weights);
+    expect_error(mha_model_digest(context, temp_path("m"), 64, &now), MHA_ERR_UNSUPPORTED, "flags");
+    expect_error(mha_model_digest(context, NULL, 0, &now), MHA_ERR_NULL, "NULL");
+    expect_error(mha_model_digest(context, temp_path("nowhere"), 0, &now), MHA_ERR_FILE, "nowhere");
+}
+
 static void test_config_mutations(void **state)
 {
     (void)state;
@@ -677,4 +704,4 @@ RUN_TESTS_BETWEEN(begin, end, TEST(test_missing_files), TEST(test_arguments),
                   TEST(test_weight_errors), TEST(test_weight_names), TEST(test_weight_types),
                   TEST(test_f16_values), TEST(test_tokenizer_belongs_to_model),
                   TEST(test_any_family), TEST(test_layers_of_fewer_heads),
-                  TEST(test_encoder_decoder), TEST(test_config_mutations))
+                  TEST(test_encoder_decoder), TEST(test_digests), TEST(test_config_mutations))

@@ -787,62 +787,6 @@ static void text_columns(void **state)
     assert_int_equal(mha_text_columns("\x1b[0m"), 3);
 }
 
-/* What a terminal obeys or does not show, and nothing else, whatever follows in memory. */
-static void hidden_code_points(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text;
-        int bytes; /* of the text that are given */
-        uint32_t code;
-        bool hidden;
-    } cases[] = {
-        {"a", 1, 'a', false},
-        {"~", 1, '~', false},
-        {" ", 1, ' ', false},
-        {"", 1, 0, true},
-        {"\x1b[2J", 4, 0x1B, true},
-        {"\n", 1, '\n', true},
-        {"\x7f", 1, 0x7F, true},
-        {"\xC2\x80", 2, 0x80, true},
-        {"\xC2\x9B", 2, 0x9B, true},
-        {"\xC2\xA0", 2, 0xA0, false},
-        {"\xC2\xAD", 2, 0xAD, true},
-        {"\x9B", 1, 0xFFFD, true},         /* CSI where a terminal takes single bytes */
-        {"\xC2\x9B", 1, 0xFFFD, true},     /* cut off */
-        {"\xC0\x9B", 2, 0xFFFD, true},     /* too long a form */
-        {"\xED\xA0\x80", 3, 0xFFFD, true}, /* half a pair */
-        {"\xF4\x90\x80\x80", 4, 0xFFFD, true},
-        {"\xEF\xBF\xBD", 3, 0xFFFD, false}, /* the character itself */
-        {"\xEF\xBF\xBE", 3, 0xFFFE, true},
-        {"\xD8\x9C", 2, 0x61C, true},
-        {"\xD7\x90", 2, 0x5D0, false},      /* Hebrew is no mark of direction */
-        {"\xE2\x80\x8D", 3, 0x200D, false}, /* a joiner */
-        {"\xE2\x80\x8B", 3, 0x200B, true},
-        {"\xE2\x80\x8E", 3, 0x200E, true},
-        {"\xE2\x80\xA8", 3, 0x2028, true},
-        {"\xE2\x80\xAA", 3, 0x202A, true},
-        {"\xE2\x80\xAE", 3, 0x202E, true},
-        {"\xE2\x81\xA6", 3, 0x2066, true},
-        {"\xE2\x81\xA9", 3, 0x2069, true},
-        {"\xEF\xBB\xBF", 3, 0xFEFF, true},
-        {"\xE2\x82\xAC", 3, 0x20AC, false},
-        {"\xF0\x9F\x98\x80", 4, 0x1F600, false},
-        {"\xF3\xA0\x81\x81", 4, 0xE0041, true},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *at = cases[i].text;
-        bool hidden;
-        const uint32_t code = mha_text_next(&at, at + cases[i].bytes, &hidden);
-        const int moved = (int)(at - cases[i].text);
-        const int length = code == 0xFFFD && cases[i].hidden ? 1
-                           : code == 0x1B                    ? 1
-                                                             : cases[i].bytes;
-        if (code != cases[i].code || hidden != cases[i].hidden || moved != length)
-            fail_msg("case %zu: U+%04X, hidden %d, %d bytes", i, (unsigned)code, hidden, moved);
-    }
-}
-
 /* ---- The same bytes, degenerate figures, refusals ---- */
 
 static void bytes_do_not_vary(void **state)
@@ -1185,7 +1129,6 @@ RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), cmocka_unit_test(a_mar
           TEST(png_font_errors), TEST(pdf_is_a_page), TEST(too_large),
           TEST(large_maps_keep_their_maximum), TEST(ramps_are_monotone), TEST(viridis_is_viridis),
           TEST(names_round_trip), TEST(terminal_keeps_its_width), TEST(terminal_says_what_it_draws),
-          TEST(text_columns), TEST(hidden_code_points), TEST(bytes_do_not_vary),
-          TEST(degenerate_figures_are_drawn), TEST(bad_figures_are_refused), TEST(structs_may_grow),
-          TEST(sink_failures_are_passed_up), TEST(files_appear_whole_or_not_at_all),
-          TEST(full_disk_is_an_error))
+          TEST(text_columns), TEST(bytes_do_not_vary), TEST(degenerate_figures_are_drawn),
+          TEST(bad_figures_are_refused), TEST(structs_may_grow), TEST(sink_failures_are_passed_up),
+          TEST(files_appear_whole_or_not_at_all), TEST(full_disk_is_an_error))

@@ -17,7 +17,7 @@ from ._decoder import Decoder, DecoderOptions
 from ._heads import HeadScores, measure_heads
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
                        model_library, value_of)
-from ._tokens import Pieces, Tokens, Words, Writer
+from ._tokens import Tokens, Writer, label, read
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 OUTPUTS = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
@@ -122,10 +122,7 @@ class Model:
         self._net: int = self._library.mha_model_transformer(self._handle)
         self._desc = _abi.TransformerDesc()
         library.mha_transformer_describe(self._net, C.byref(self._desc))
-        tokenizer = self._library.mha_model_tokenizer(self._handle)
-        words = self._library.mha_model_vocabulary(self._handle)
-        self._tokenizer: Pieces | Words | None = (
-            Pieces(tokenizer) if tokenizer else Words(words) if words else None)
+        self._words: int = self._library.mha_token_count(self._handle)
         ends = C.c_void_p()
         count = self._library.mha_model_end_tokens(self._handle, C.byref(ends))
         self._ends = _tensor.numbers(ends.value, count, np.int32).tolist()
@@ -219,12 +216,6 @@ class Model:
     def _has(self, flag: str) -> bool:
         return bool(self._desc.flags & _abi.TRANSFORMER_FLAGS[flag])
 
-    def _reader(self) -> Pieces | Words:
-        if self._tokenizer is None:
-            raise Unsupported(f"{self.name}: the model has no tokenizer; pass token ids instead of "
-                              "a text", _abi.STATUS["err_unsupported"])
-        return self._tokenizer
-
     # ---- Texts and tokens ------------------------------------------------------------------------
 
     def tokenize(self, text: str, pair: str | None = None, *, max_tokens: int | None = None,
@@ -234,18 +225,17 @@ class Model:
             max_tokens  the most; default `max_positions`
             truncate    cut longer texts; otherwise they are a ValueError
         """
-        limit = self.max_positions if max_tokens is None else max_tokens
-        if limit < 1:
-            raise ValueError(f"max_tokens: {limit} is not a number of tokens from 1 on")
-        if pair is not None and self._info.type_vocab_size < 2:
-            raise Unsupported(f"pair: {self.name} knows no second text; give one text",
-                              _abi.STATUS["err_unsupported"])
-        return self._reader().encode(text, pair, limit, truncate)
+        return read(self._handle, text, pair, *self._limit(max_tokens, truncate))
+
+    def _limit(self, max_tokens: int | None, truncate: bool) -> list[Any]:
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens from 1 on")
+        return [max_tokens or 0, *["truncate"] * truncate]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text that tokens stand for, without special ones. A word of WordPiece is not separated
         from the one before it."""
-        writer = Writer(self._reader(), ())
+        writer = Writer(self._handle)
         return "".join([writer.add(self._token(i)) for i in ids]) + writer.end()
 
     def _token(self, token: Any) -> int:
@@ -269,7 +259,7 @@ class Model:
             raise ValueError(f"token ids of one text are expected, [T], not {list(given.shape)}: pass the "
                              "texts one by one")
         ids = np.array([self._token(i) for i in given], np.int32)
-        labels = [str(i) if self._tokenizer is None else self._tokenizer.label(int(i)) for i in ids]
+        labels = [label(self._handle, int(i)) if self._words else str(i) for i in ids]
         return Tokens(ids, labels, np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int32),
                       [None] * len(ids))
 
@@ -406,10 +396,9 @@ class Model:
         Each score comes with its chance level and the number of rows that it rests on.
         """
         several = [texts] if isinstance(texts, str) else list(texts)
-        reader = self._reader()
-        return measure_heads(self, reader, [self.tokenize(t, max_tokens=max_tokens, truncate=truncate)
-                                            for t in several],
-                             random, context or default_context(), self._gates(without))
+        limit, *flags = self._limit(max_tokens, truncate)
+        return measure_heads(self, several, random, limit, flags, context or default_context(),
+                             self._gates(without))
 
     # ---- What it says ----------------------------------------------------------------------------
 
@@ -438,22 +427,20 @@ class Model:
             raise ValueError(f"top_p: {top_p} is not above 0 and at most 1")
         if max_tokens < 0:
             raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens")
-        reader = self._reader()
-        ids = self._prompt(prompt, reader)
+        ids = self._prompt(prompt)
         streaming = bool(cache.get("streaming"))
         if len(ids) > self.max_positions and not streaming:
             raise ValueError(f"the prompt has {len(ids)} tokens, the model takes {self.max_positions}: "
                              "shorten it, or pass window=1024, streaming=True")
         room = max_tokens if streaming else min(max_tokens, self.max_positions - len(ids))
         decoder = Decoder(self, capacity=len(ids) + max(room, 0), **cache)
-        writer = Writer(reader, (stop,) if isinstance(stop, str) else tuple(stop))
+        writer = Writer(self._handle, (stop,) if isinstance(stop, str) else tuple(stop))
         return self._write(decoder, writer, sampling, ids, room)
 
     def _write(self, decoder: Decoder, writer: Writer, sampling: _abi.Sampling, ids: list[int],
                room: int) -> Iterator[str]:
-        assert self._tokenizer is not None
         token = C.c_int32()
-        choices = min(self._tokenizer.count, int(self._desc.vocab_size))
+        choices = self._words
         logits = decoder.prefill(ids)
         for step in range(room):
             with default_context() as handle:
@@ -472,15 +459,9 @@ class Model:
         if rest:
             yield rest
 
-    def _prompt(self, prompt: str | Sequence[int], reader: Pieces | Words) -> list[int]:
-        if not isinstance(prompt, str):
-            ids = [self._token(i) for i in prompt]
-        else:
-            ids = self._reader().encode(prompt, None, 0, False).ids.tolist()
-            while len(ids) > 1 and ids[-1] == reader.end:
-                ids.pop()  # a model that ends every text by a token is not to be told that
-        if not ids and reader.begin >= 0:
-            ids = [reader.begin]
+    def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        ids = ([] if isinstance(prompt, str) else [self._token(i) for i in prompt]) or \
+            read(self._handle, prompt if isinstance(prompt, str) else "", None, -1, "prompt").ids.tolist()
         if not ids:
             raise ValueError("nothing to begin with: this model has no beginning-of-text token; give "
                              "a prompt")

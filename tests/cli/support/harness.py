@@ -231,11 +231,11 @@ def write_bert(folder, layers, words=8):
                         **sizes)
 
 
-_FORMATS = {"<f4": "f", "<f8": "d", "<f2": "e"}
+_FORMATS = {"<f4": "f", "<f8": "d", "<f2": "e", "<i8": "q", "<i4": "i", "|b1": "?", "|u1": "B"}
 
 
-def write_npy(path, shape, values, dtype="<f4"):
-    header = repr({"descr": dtype, "fortran_order": False, "shape": tuple(shape)}).encode()
+def write_npy(path, shape, values, dtype="<f4", fortran=False):
+    header = repr({"descr": dtype, "fortran_order": fortran, "shape": tuple(shape)}).encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header +
                      struct.pack(f"<{len(values)}{_FORMATS[dtype]}", *values))

@@ -1,0 +1,415 @@
+/* Texts and repeated random tokens run through a model, and its heads are measured. */
+#include "study/study.h"
+
+#include <multihead/component.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RARE_RANK = 500, CORPUS_SEED = 1 };
+
+struct mha_study {
+    mha_context *context;
+    mha_transformer *net;
+    mha_transformer_desc net_desc;
+    const mha_model *model;
+    mha_study_desc desc;
+    mha_study_found found;
+    mha_random_tokens plan;
+    int64_t *heads;           /* [L] */
+    int64_t *counts, *ranks;  /* [V] */
+    int64_t *kind_of, *id_of; /* [V], [kinds] */
+    int64_t kinds, rare_rank;
+    int64_t counted; /* texts */
+    mha_study_progress progress;
+};
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static char **copy_names(const char *const *names, int64_t count)
+{
+    char **copies = calloc((size_t)count + 1, sizeof *copies);
+    for (int64_t i = 0; copies && i < count; i++) {
+        const size_t bytes = strlen(names[i]) + 1;
+        copies[i] = malloc(bytes);
+        if (copies[i])
+            memcpy(copies[i], names[i], bytes);
+        else
+            count = i; /* the last one is missing */
+    }
+    return copies;
+}
+
+static mha_status make(mha_study *s)
+{
+    const mha_transformer_desc *d = &s->net_desc;
+    const int64_t L = d->num_layers, names = s->desc.relation_count;
+    char **copies = copy_names(s->desc.relations, names);
+    s->heads = calloc((size_t)L + 1, sizeof *s->heads);
+    int64_t **arrays[] = {&s->counts, &s->ranks, &s->kind_of, &s->id_of};
+    bool whole = copies && s->heads && (names == 0 || copies[names - 1]);
+    for (int i = 0; i < 4; i++) {
+        *arrays[i] = calloc((size_t)d->vocab_size + 1, sizeof(int64_t));
+        whole = whole && *arrays[i];
+    }
+    s->found = (mha_study_found){.struct_size = sizeof s->found,
+                                 .layers = L,
+                                 .heads = s->heads,
+                                 .relations = (const char *const *)copies,
+                                 .relation_count = names};
+    if (!whole) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
+    for (int64_t l = 0; l < L; l++) s->heads[l] = d->layer_heads ? d->layer_heads[l] : d->num_heads;
+    return MHA_OK;
+}
+
+mha_status mha_study_create(mha_context *context, mha_model *model, const mha_study_desc *desc,
+                            mha_study **study)
+{
+    const uint32_t known = MHA_STUDY_OWN_LAYERS | MHA_STUDY_CORPUS | MHA_STUDY_DISTANCES;
+    mha_study_desc own;
+    mhai_reader reader;
+    if (!context || !model || !study)
+        return mha_fail(MHA_ERR_NULL, "mha_study_create: NULL argument");
+    MHA_TRY(mha_struct_read("mha_study_desc", &own, sizeof own, sizeof own, desc,
+                            desc ? desc->struct_size : 0));
+    if (own.flags & ~known)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "mha_study_create: flags has unknown bits");
+    if (mha_model_encoder(model))
+        return mha_fail(MHA_ERR_UNSUPPORTED, "an encoder-decoder has two texts; study its encoder");
+    MHA_TRY(mhai_reader_make(model, &reader));
+    mha_study *made = calloc(1, sizeof *made);
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
+    *made = (mha_study){.context = context,
+                        .model = model,
+                        .net = mha_model_transformer(model),
+                        .desc = own,
+                        .plan = {.struct_size = sizeof made->plan},
+                        .rare_rank = RARE_RANK};
+    mha_transformer_describe(made->net, &made->net_desc);
+    const mha_status status = make(made);
+    if (status == MHA_OK)
+        *study = made;
+    else
+        mha_study_destroy(made);
+    return status;
+}
+
+static void destroy_texts(mha_study *s)
+{
+    mha_study_found *f = &s->found;
+    for (int64_t l = 0; f->distances && l < f->layers; l++)
+        mha_head_distances_destroy(f->distances[l]);
+    free(f->distances);
+    mha_head_corpus_destroy(f->corpus);
+    mha_head_measures_destroy(f->texts);
+    f->distances = NULL;
+    f->corpus = NULL;
+    f->texts = NULL;
+}
+
+void mha_study_destroy(mha_study *study)
+{
+    if (!study) return;
+    destroy_texts(study);
+    mha_head_measures_destroy(study->found.random);
+    mha_random_tokens_free(&study->plan);
+    char **names = (char **)(uintptr_t)study->found.relations;
+    for (int64_t i = 0; names && i < study->found.relation_count; i++) free(names[i]);
+    free(names);
+    free(study->heads);
+    free(study->counts), free(study->ranks);
+    free(study->kind_of), free(study->id_of);
+    free(study);
+}
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+static mha_status check_ids(const mha_study *s, const mha_tokens *tokens)
+{
+    for (int64_t i = 0; i < tokens->count; i++)
+        if (tokens->ids[i] < 0 || tokens->ids[i] >= s->net_desc.vocab_size)
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "token %" PRId64 " is %" PRId32 ", the model has 0..%" PRId64
+                            "; use the model's own tokenizer",
+                            i, tokens->ids[i], s->net_desc.vocab_size - 1);
+    return MHA_OK;
+}
+
+mha_status mha_study_count(mha_study *study, const mha_tokens *tokens)
+{
+    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_count: NULL argument");
+    if (study->found.texts)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_count: mha_study_begin() was called");
+    MHA_TRY(check_ids(study, tokens));
+    for (int64_t i = 0; i < tokens->count; i++)
+        study->counts[tokens->ids[i]] += !tokens->special[i];
+    study->counted++;
+    return MHA_OK;
+}
+
+/* Kinds are numbered without the tokens that do not occur: a corpus of a vocabulary of 50,000 and of
+ * 1,000 heads would take most of a gigabyte. */
+static mha_status rank(mha_study *s)
+{
+    s->kinds = 0;
+    for (int64_t id = 0; id < s->net_desc.vocab_size; id++) {
+        s->kind_of[id] = s->kinds;
+        if (s->counts[id] > 0) s->id_of[s->kinds++] = id;
+    }
+    s->rare_rank = s->kinds / 2 < RARE_RANK ? s->kinds / 2 : RARE_RANK;
+    if (s->rare_rank < 1) s->rare_rank = 1;
+    return mha_head_pass_ranks(s->context, s->net_desc.vocab_size, s->counts, s->ranks, NULL);
+}
+
+static mha_status create(const mha_study *s, bool links, mha_head_measures **measures)
+{
+    const mha_head_measures_desc desc = {.struct_size = sizeof desc,
+                                         .layers = s->found.layers,
+                                         .heads = s->heads,
+                                         .rare_rank = s->rare_rank,
+                                         .names = links ? s->found.relations : NULL,
+                                         .relations = links ? s->found.relation_count : 0};
+    return mha_head_measures_create(s->context, &desc, measures);
+}
+
+static mha_status create_distances(mha_study *s)
+{
+    mha_study_found *f = &s->found;
+    f->distances = calloc((size_t)f->layers + 1, sizeof(mha_head_distances *));
+    if (!f->distances) return mha_fail(MHA_ERR_NOMEM, "out of memory for distances");
+    for (int64_t l = 0; l < f->layers; l++)
+        MHA_TRY(mha_head_pass_distances(s->context, s->net, l, &f->distances[l]));
+    return MHA_OK;
+}
+
+static mha_status create_corpus(mha_study *s)
+{
+    const mha_head_corpus_desc desc = {.struct_size = sizeof desc,
+                                       .vocab_size = s->kinds + 1, /* special ones: the last */
+                                       .seed = CORPUS_SEED};
+    MHA_TRY(mha_head_corpus_create(s->context, s->found.texts, &desc, &s->found.corpus));
+    return mha_head_corpus_attach(s->found.texts, s->found.corpus);
+}
+
+mha_status mha_study_begin(mha_study *study)
+{
+    if (!study) return mha_fail(MHA_ERR_NULL, "mha_study_begin: study is NULL");
+    mha_study_found *f = &study->found;
+    destroy_texts(study);
+    f->text_count = f->token_count = f->lost_links = 0;
+    MHA_TRY(rank(study));
+    MHA_TRY(create(study, true, &f->texts));
+    if (study->desc.flags & MHA_STUDY_DISTANCES) MHA_TRY(create_distances(study));
+    return study->desc.flags & MHA_STUDY_CORPUS ? create_corpus(study) : MHA_OK;
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+static mha_status show_progress(void *user, int64_t layer, int64_t row)
+{
+    mha_study *s = user;
+    s->progress.layer = layer;
+    s->progress.row = row;
+    return s->desc.progress(s->desc.progress_user, &s->progress);
+}
+
+static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_text *text,
+                      const mha_transformer_input *also, bool random)
+{
+    const int64_t shape[] = {1, tokens->count};
+    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
+                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    mha_transformer_input input;
+    MHA_TRY(mha_struct_read("mha_transformer_input", &input, sizeof input, sizeof input, also,
+                            also ? also->struct_size : 0));
+    input.struct_size = sizeof input;
+    input.tokens = &ids;
+    input.token_types = s->net_desc.type_count > 0 ? &types : NULL;
+    input.gates = s->desc.gates;
+    const mha_head_pass pass = {
+        .struct_size = sizeof pass,
+        .flags = s->desc.flags & MHA_STUDY_OWN_LAYERS ? MHA_HEAD_PASS_OWN_LAYERS : 0,
+        .measures = random ? s->found.random : s->found.texts,
+        .distances = random ? NULL : s->found.distances,
+        .progress = s->desc.progress ? show_progress : NULL,
+        .progress_user = s};
+    s->progress.random = random;
+    s->progress.layers = s->found.layers;
+    s->progress.rows = tokens->count;
+    return mha_head_pass_run(s->context, s->net, &input, text, &pass);
+}
+
+/* ---- what the tokens of a text are ----------------------------------------------------------- */
+
+static mha_status numbers(mha_study *s, int64_t count, int64_t **array)
+{
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(s->context, count, sizeof **array, &memory));
+    *array = memory;
+    return MHA_OK;
+}
+
+static mha_status add_words(mha_study *s, const mha_tokens *tokens, mha_heads_text *text)
+{
+    const int64_t n = tokens->count;
+    int64_t *ranks, *ids;
+    MHA_TRY(numbers(s, n, &ranks));
+    for (int64_t i = 0; i < n; i++) ranks[i] = s->ranks[tokens->ids[i]];
+    text->ranks = ranks;
+    if (!s->found.corpus) return MHA_OK;
+    MHA_TRY(numbers(s, n, &ids));
+    mha_study_kinds(s, tokens, ids);
+    text->ids = ids;
+    return MHA_OK;
+}
+
+/* Links between the words that have tokens. */
+static mha_status add_links(mha_study *s, const mha_tokens *tokens, const mha_study_links *links,
+                            mha_heads_text *text)
+{
+    int64_t *words, *number;
+    void *kept;
+    MHA_TRY(numbers(s, tokens->count, &words));
+    MHA_TRY(numbers(s, links->words, &number));
+    MHA_TRY(mha_scratch_alloc(s->context, links->count, sizeof(mha_heads_link), &kept));
+    MHA_TRY(mha_head_pass_words(tokens->count, tokens->begin, links->words, links->begin,
+                                links->end, words, number));
+    mha_heads_link *to = kept;
+    for (int64_t i = 0; i < links->count; i++) {
+        const mha_heads_link *link = &links->links[i];
+        if (link->query < 0 || link->query >= links->words || link->key < 0 ||
+            link->key >= links->words)
+            return mha_fail(MHA_ERR_ARGUMENT, "mha_study_text: link %" PRId64 " is of no word", i);
+        if (number[link->query] < 0 || number[link->key] < 0)
+            s->found.lost_links++;
+        else
+            to[text->links_count++] =
+                (mha_heads_link){number[link->query], number[link->key], link->relation};
+    }
+    text->words = words;
+    text->links = to;
+    if (links->predict) text->flags |= MHA_HEADS_QUERY_PREDICTS;
+    return MHA_OK;
+}
+
+static mha_status measure(mha_study *s, const mha_tokens *tokens, const mha_study_visit *visit,
+                          bool random)
+{
+    mha_heads_text text = {.struct_size = sizeof text,
+                           .separators = tokens->separators,
+                           .special = tokens->special,
+                           .segments = tokens->sentences};
+    mha_study_found *f = &s->found;
+    const int64_t lost = f->lost_links;
+    MHA_TRY(check_ids(s, tokens));
+    const mha_scratch_mark mark = mha_scratch_top(s->context);
+    mha_status status = random ? MHA_OK : add_words(s, tokens, &text);
+    if (status == MHA_OK && visit && visit->links)
+        status = add_links(s, tokens, visit->links, &text);
+    if (status == MHA_OK) status = run(s, tokens, &text, visit ? visit->run : NULL, random);
+    mha_scratch_release(s->context, mark);
+    if (status != MHA_OK) f->lost_links = lost;
+    return status;
+}
+
+mha_status mha_study_text(mha_study *study, const mha_tokens *tokens, const mha_study_visit *visit)
+{
+    mha_study_visit own;
+    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_text: NULL argument");
+    MHA_TRY(mha_struct_read("mha_study_visit", &own, sizeof own, sizeof own, visit,
+                            visit ? visit->struct_size : 0));
+    mha_study_found *f = &study->found;
+    if (!f->texts)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_text: call mha_study_begin() before");
+    study->progress.number = f->text_count;
+    study->progress.count = study->counted;
+    MHA_TRY(measure(study, tokens, &own, false));
+    f->text_count++;
+    f->token_count += tokens->count;
+    return MHA_OK;
+}
+
+/* ---- random tokens --------------------------------------------------------------------------- */
+
+mha_status mha_study_begin_random(mha_study *study)
+{
+    if (!study) return mha_fail(MHA_ERR_NULL, "mha_study_begin_random: study is NULL");
+    mha_study_found *f = &study->found;
+    mha_head_measures_destroy(f->random);
+    f->random = NULL;
+    f->random_count = 0;
+    if (!study->plan.pool) MHA_TRY(mha_random_tokens_plan(study->model, &study->plan));
+    f->random_block = study->plan.how.block;
+    f->random_repeats = study->plan.how.repeats;
+    if (f->random_block < MHA_RANDOM_LEAST_BLOCK) return MHA_OK;
+    return create(study, false, &f->random);
+}
+
+mha_status mha_study_draw(mha_study *study, mha_tokens *tokens)
+{
+    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_draw: NULL argument");
+    if (!study->found.random)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_draw: there are no random tokens; call "
+                                          "mha_study_begin_random() before");
+    return mha_random_tokens_draw(&study->plan, tokens);
+}
+
+mha_status mha_study_random(mha_study *study, const mha_tokens *tokens)
+{
+    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_random: NULL argument");
+    if (!study->found.random)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_random: call mha_study_begin_random() before");
+    study->progress.number = study->found.random_count;
+    MHA_TRY(measure(study, tokens, NULL, true));
+    study->found.random_count++;
+    return MHA_OK;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static mha_status draw_and_measure(mha_study *s, int64_t sequences)
+{
+    MHA_TRY(mha_study_begin_random(s));
+    s->progress.count = sequences;
+    for (int64_t i = 0; i < sequences && s->found.random; i++) {
+        mha_tokens tokens = {.struct_size = sizeof tokens};
+        MHA_TRY(mha_study_draw(s, &tokens));
+        const mha_status status = mha_study_random(s, &tokens);
+        mha_tokens_free(&tokens);
+        MHA_TRY(status);
+    }
+    return MHA_OK;
+}
+
+mha_status mha_study_measure(mha_study *study, const mha_tokens *texts, int64_t count,
+                             const mha_study_visit *const *visit, int64_t sequences)
+{
+    if (!study || (!texts && count > 0))
+        return mha_fail(MHA_ERR_NULL, "mha_study_measure: NULL argument");
+    for (int64_t i = 0; i < count; i++) MHA_TRY(mha_study_count(study, &texts[i]));
+    if (count > 0) MHA_TRY(mha_study_begin(study));
+    for (int64_t i = 0; i < count; i++)
+        MHA_TRY(mha_study_text(study, &texts[i], visit ? visit[i] : NULL));
+    return sequences > 0 ? draw_and_measure(study, sequences) : MHA_OK;
+}
+
+const mha_study_found *mha_study_results(const mha_study *study)
+{
+    return &study->found;
+}
+
+mha_study_vocabulary mha_study_words(const mha_study *study)
+{
+    return (mha_study_vocabulary){.size = study->net_desc.vocab_size,
+                                  .counts = study->counts,
+                                  .ranks = study->found.texts ? study->ranks : NULL,
+                                  .kinds = study->kinds,
+                                  .id_of = study->id_of};
+}
+
+void mha_study_kinds(const mha_study *study, const mha_tokens *tokens, int64_t *kinds)
+{
+    for (int64_t i = 0; i < tokens->count; i++)
+        kinds[i] = tokens->special[i] ? study->kinds : study->kind_of[tokens->ids[i]];
+}

@@ -1,0 +1,464 @@
+/* The study layer: tokens of whole words and of WordPiece by hand, texts that grow; scores as maps fed by
+ * hand give them; roles of maps whose roles are known; sequences of random tokens. */
+#include "support/expect.h"
+#include "support/one_context.h"
+#include "support/rng.h"
+#include "support/suite.h"
+#include "support/temp_files.h"
+
+#include <multihead/study.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TINY "tests/golden/tiny-bert"
+
+enum { L = 2, H = 3, WORDS = 10 };
+
+static const char *const words[WORDS] = {"<s>", "the", "cat", "sat", ".",
+                                         "on",  "mat", "a",   "dog", "ran"};
+
+/* A causal model of whole words, saved and loaded. */
+static mha_model *whole_words(int64_t positions)
+{
+    const mha_transformer_desc d = {.struct_size = sizeof d,
+                                    .flags = MHA_TRANSFORMER_CAUSAL,
+                                    .vocab_size = WORDS,
+                                    .max_length = positions,
+                                    .embed_dim = 12,
+                                    .num_layers = L,
+                                    .num_heads = H,
+                                    .kv_heads = H,
+                                    .head_dim = 4,
+                                    .ff_dim = 10,
+                                    .norm = MHA_NORM_RMS,
+                                    .positions = MHA_ENCODING_ROTARY,
+                                    .feed_forward = MHA_FEED_FORWARD_SWIGLU};
+    const mha_checkpoint_settings s = {
+        .struct_size = sizeof s, .words = words, .word_count = WORDS, .bos_word = "<s>"};
+    mha_transformer *t = NULL;
+    mha_model *model = NULL;
+    rng r = rng_make(7, 1);
+    expect_ok(mha_transformer_create(context, &d, &t));
+    for (int64_t i = 0; i < mha_transformer_size(t); i++)
+        mha_transformer_data(t)[i] = rng_normal(&r);
+    expect_ok(mha_transformer_update(context, t));
+    expect_ok(mha_checkpoint_save(temp_path("words"), t, &s));
+    mha_transformer_destroy(t);
+    expect_ok(mha_model_load(context, temp_path("words"), NULL, &model));
+    return model;
+}
+
+static mha_tokens read(const mha_model *model, const char *text)
+{
+    mha_tokens tokens = MHA_INIT(mha_tokens);
+    expect_ok(mha_tokens_read(model, NULL, text, strlen(text), NULL, 0, &tokens));
+    return tokens;
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+static void words_have_places_and_sentences(void **state)
+{
+    (void)state;
+    static const char *const labels[] = {"<s>", "the", "cat", "sat", ".", "a", "dog"};
+    static const int32_t ids[] = {0, 1, 2, 3, 4, 7, 8};
+    static const int64_t begin[] = {-1, 0, 4, 8, 11, 13, 15}, end[] = {-1, 3, 7, 11, 12, 14, 18},
+                         sentences[] = {0, 0, 0, 0, 0, 1, 1};
+    static const uint8_t special[] = {1, 0, 0, 0, 0, 0, 0}, ends[] = {0, 0, 0, 0, 1, 0, 0};
+    mha_model *model = whole_words(32);
+    mha_tokens t = read(model, "The cat sat. a dog");
+    assert_int_equal(t.count, 7);
+    for (int i = 0; i < 7; i++) assert_string_equal(t.labels[i], labels[i]);
+    assert_memory_equal(t.ids, ids, sizeof ids);
+    assert_memory_equal(t.begin, begin, sizeof begin);
+    assert_memory_equal(t.end, end, sizeof end);
+    assert_memory_equal(t.sentences, sentences, sizeof sentences);
+    assert_memory_equal(t.special, special, sizeof special);
+    assert_memory_equal(t.separators, ends, sizeof ends);
+    assert_int_equal(t.types[3] + t.sequence[3], 0);
+    assert_int_equal(t.sequence[0], -1);
+    mha_tokens_free(&t);
+    assert_null(t.memory);
+    mha_tokens_free(&t);
+    assert_int_equal(mha_token_count(model), WORDS);
+    assert_true(mha_token_is_word(model, 7) && !mha_token_is_word(model, 0));
+    assert_false(mha_token_is_word(model, WORDS));
+    mha_model_destroy(model);
+}
+
+static void limits_hold(void **state)
+{
+    (void)state;
+    static const char text[] = "the cat sat on the mat";
+    mha_model *model = whole_words(32);
+    mha_tokens_options how = {.struct_size = sizeof how, .max_tokens = 4};
+    mha_tokens t = MHA_INIT(mha_tokens);
+#define READ(text, pair) mha_tokens_read(model, &how, text, strlen(text), pair, pair ? 1 : 0, &t)
+    expect_error(READ(text, NULL), MHA_ERR_SIZE, "limit is 4; shorten it");
+    how.advise_long = "or cut";
+    expect_error(READ(text, NULL), MHA_ERR_SIZE, "shorten it, or cut");
+    assert_null(t.memory);
+    how.flags = MHA_TOKENS_TRUNCATE | MHA_TOKENS_PLAIN;
+    expect_ok(READ(text, NULL));
+    assert_int_equal(t.count, 4);
+    assert_int_equal(t.dropped[0], 3);
+    assert_null(t.labels);
+    mha_tokens_free(&t);
+    how.flags = 0;
+    how.max_tokens = -1;
+    expect_error(READ("the cta sat", NULL), MHA_ERR_FORMAT,
+                 "'cta' is not one of the model's 10 words; did you mean 'cat'?");
+    how.advise_words = "ask me";
+    expect_error(READ("zebra", NULL), MHA_ERR_FORMAT, "10 words; ask me");
+    expect_error(READ(text, "a"), MHA_ERR_UNSUPPORTED, "no second text; give one");
+    expect_error(READ("\xFF", NULL), MHA_ERR_UTF8, "byte 0");
+    how.max_tokens = -2;
+    expect_error(READ(text, NULL), MHA_ERR_ARGUMENT, "max_tokens is -2");
+    how.max_tokens = 0, how.flags = 64;
+    expect_error(READ(text, NULL), MHA_ERR_UNSUPPORTED, "flags");
+    how.flags = MHA_TOKENS_PROMPT;
+    expect_ok(READ("", NULL)); /* its beginning */
+    assert_int_equal(t.count, 1);
+    mha_tokens_free(&t);
+    expect_error(mha_tokens_read(NULL, NULL, text, 1, NULL, 0, &t), MHA_ERR_NULL, "NULL");
+#undef READ
+    mha_model_destroy(model);
+}
+
+static void pieces_of_a_pair(void **state)
+{
+    (void)state;
+    mha_model *model = NULL;
+    mha_tokens t = MHA_INIT(mha_tokens);
+    expect_ok(mha_model_load(context, TINY, NULL, &model));
+    expect_ok(mha_tokens_read(model, NULL, "the bank.", 9, "the", 3, &t));
+    /* [CLS] the bank . [SEP] the [SEP] */
+    assert_int_equal(t.count, 7);
+    assert_string_equal(t.labels[0], "[CLS]");
+    assert_string_equal(t.labels[6], "[SEP]");
+    static const int8_t sequence[] = {-1, 0, 0, 0, -1, 1, -1};
+    static const int32_t types[] = {0, 0, 0, 0, 0, 1, 1};
+    static const uint8_t ends[] = {0, 0, 0, 1, 1, 0, 1};
+    static const int64_t sentences[] = {0, 0, 0, 0, 1, 2, 2};
+    assert_memory_equal(t.sequence, sequence, sizeof sequence);
+    assert_memory_equal(t.types, types, sizeof types);
+    assert_memory_equal(t.separators, ends, sizeof ends);
+    assert_memory_equal(t.sentences, sentences, sizeof sentences);
+    assert_int_equal(t.end[2], 8);
+    char label[4];
+    assert_int_equal(mha_token_label(model, t.ids[2], label, sizeof label), 4);
+    assert_string_equal(label, "ban");
+    assert_int_equal(mha_token_label(model, -1, NULL, 0), 1);
+    mha_tokens_free(&t);
+    mha_model_destroy(model);
+}
+
+static void a_text_grows(void **state)
+{
+    (void)state;
+    static const char *const stops[] = {"", "on the"};
+    mha_model *model = whole_words(32);
+    mha_text_writer *w = NULL;
+    const char *text;
+    size_t bytes;
+    bool stopped;
+    char all[64] = "";
+    expect_ok(mha_text_writer_create(model, stops, 2, &w));
+    static const int32_t ids[] = {0, 2, 3, 5, 6, 5, 1};
+    static const char *const added[] = {"", "cat", " sat", " ", "on mat", " ", ""};
+    for (int i = 0; i < 7; i++) {
+        expect_ok(mha_text_writer_add(w, ids[i], &text, &bytes, &stopped));
+        strncat(all, text, bytes);
+        assert_int_equal(bytes, strlen(added[i]));
+        assert_memory_equal(text, added[i], bytes);
+        assert_int_equal(stopped, i == 6);
+    }
+    expect_ok(mha_text_writer_end(w, &text, &bytes));
+    assert_int_equal(bytes, 0);
+    assert_string_equal(all, "cat sat on mat ");
+    expect_error(mha_text_writer_add(w, WORDS, &text, &bytes, &stopped), MHA_ERR_ARGUMENT,
+                 "token 10 is not");
+    mha_text_writer_destroy(w);
+    mha_model_destroy(model);
+}
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+static const char first_text[] = "the cat sat on the mat . a dog ran on the mat",
+                  second_text[] = "a dog sat . the dog ran";
+
+/* Whole maps of the model, fed by hand; ranks: the counts of both texts give the 3, dog 3, then
+ * sat, ., on, mat, a and ran twice each, cat once, in the order of ids. */
+static void feed(mha_model *model, const mha_tokens *t, mha_head_measures *measures)
+{
+    static const int64_t rank_of[WORDS] = {0, 0, 8, 2, 3, 4, 5, 6, 1, 7};
+    const int64_t T = t->count, shape[] = {1, T}, of[] = {1, H, T, T};
+    float *maps = calloc((size_t)(L * H * T * T), sizeof *maps);
+    int64_t ids[32], ranks[32];
+    mha_tensor p[L];
+    mha_attention_outputs out[L];
+    const mha_attention_outputs *outs[L];
+    for (int l = 0; l < L; l++) {
+        p[l] = mha_tensor_contiguous(maps + l * H * T * T, MHA_F32, 4, of);
+        out[l] = (mha_attention_outputs){.struct_size = sizeof *out, .probabilities = &p[l]};
+        outs[l] = &out[l];
+    }
+    for (int64_t i = 0; i < T; i++) ids[i] = t->ids[i], ranks[i] = rank_of[t->ids[i]];
+    const mha_tensor tokens = mha_tensor_contiguous(t->ids, MHA_I32, 2, shape);
+    const mha_transformer_input input = {
+        .struct_size = sizeof input, .tokens = &tokens, .outputs = outs};
+    expect_ok(mha_transformer_forward(context, mha_model_transformer(model), &input, NULL, NULL,
+                                      NULL, NULL));
+    const mha_heads_text text = {.struct_size = sizeof text,
+                                 .flags = MHA_HEADS_CAUSAL,
+                                 .queries = T,
+                                 .keys = T,
+                                 .ids = ids,
+                                 .separators = t->separators,
+                                 .special = t->special,
+                                 .segments = t->sentences,
+                                 .ranks = ranks};
+    expect_ok(mha_head_measures_begin(measures, &text));
+    for (int l = 0; l < L; l++) {
+        mha_tensor rows = mha_tensor_contiguous(p[l].data, MHA_F32, 3, of + 1);
+        expect_ok(mha_head_measures_rows(measures, l, 0, &rows));
+    }
+    expect_ok(mha_head_measures_end(measures));
+    free(maps);
+}
+
+static void scores_are_those_of_maps_by_hand(void **state)
+{
+    (void)state;
+    mha_model *model = whole_words(32);
+    mha_tokens texts[2] = {read(model, first_text), read(model, second_text)};
+    mha_study *study = NULL;
+    mha_head_measures *by_hand = NULL;
+    const int64_t heads[L] = {H, H};
+    const mha_head_measures_desc desc = {
+        .struct_size = sizeof desc, .layers = L, .heads = heads, .rare_rank = 4}; /* 9 kinds */
+    expect_ok(mha_head_measures_create(context, &desc, &by_hand));
+    for (int i = 0; i < 2; i++) feed(model, &texts[i], by_hand);
+    expect_ok(mha_study_create(context, model, NULL, &study));
+    expect_ok(mha_study_measure(study, texts, 2, NULL, 0));
+    const mha_study_found *found = mha_study_results(study);
+    assert_int_equal(found->text_count, 2);
+    assert_int_equal(found->token_count, texts[0].count + texts[1].count);
+    assert_null(found->random);
+    for (int64_t i = 0; i < L * H; i++)
+        for (int n = 0; n < MHA_MEASURES; n++) {
+            if (n == MHA_MEASURE_COSINE) continue; /* of inputs, which maps do not have */
+            const mha_head_score a = mha_study_score(found, i / H, i % H, n),
+                                 b = mha_head_measures_score(by_hand, i / H, i % H,
+                                                             (mha_head_measure)n);
+            assert_true(a.value == b.value && a.chance == b.chance && a.rows == b.rows);
+        }
+    const mha_study_vocabulary v = mha_study_words(study);
+    assert_int_equal(v.kinds, 9);
+    assert_int_equal(v.counts[8], 3);
+    assert_int_equal(v.counts[0], 0);
+    assert_int_equal(v.ranks[2], 8);
+    assert_int_equal(v.id_of[0], 1);
+    mha_head_measures_destroy(by_hand);
+    mha_study_destroy(study);
+    for (int i = 0; i < 2; i++) mha_tokens_free(&texts[i]);
+    mha_model_destroy(model);
+}
+
+/* Steps have the bits of the one call; and so has a study that began anew. */
+static void steps_are_the_whole(void **state)
+{
+    (void)state;
+    mha_model *model = whole_words(32);
+    mha_tokens texts[2] = {read(model, first_text), read(model, second_text)}, drawn;
+    mha_study *whole = NULL, *steps = NULL;
+    expect_ok(mha_study_create(context, model, NULL, &whole));
+    expect_ok(mha_study_create(context, model, NULL, &steps));
+    expect_ok(mha_study_measure(whole, texts, 2, NULL, 2));
+    for (int i = 0; i < 2; i++) expect_ok(mha_study_count(steps, &texts[i]));
+    expect_ok(mha_study_begin(steps));
+    expect_ok(mha_study_text(steps, &texts[1], NULL));
+    expect_ok(mha_study_begin(steps));
+    for (int i = 1; i >= 0; i--) expect_ok(mha_study_text(steps, &texts[i], NULL));
+    expect_ok(mha_study_begin_random(steps));
+    for (int i = 0; i < 2; i++) {
+        drawn = (mha_tokens)MHA_INIT(mha_tokens);
+        expect_ok(mha_study_draw(steps, &drawn));
+        expect_ok(mha_study_random(steps, &drawn));
+        mha_tokens_free(&drawn);
+    }
+    const mha_study_found *a = mha_study_results(whole), *b = mha_study_results(steps);
+    for (int64_t i = 0; i < L * H; i++)
+        for (int64_t n = 0; n < mha_study_score_count(a); n++) {
+            const mha_head_score x = mha_study_score(a, i / H, i % H, n),
+                                 y = mha_study_score(b, i / H, i % H, n);
+            assert_true(x.value == y.value && x.rows == y.rows);
+        }
+    assert_int_equal(b->random_count, 2);
+    expect_error(mha_study_count(steps, &texts[0]), MHA_ERR_ARGUMENT, "begin");
+    texts[0].ids[1] = WORDS;
+    expect_error(mha_study_text(steps, &texts[0], NULL), MHA_ERR_ARGUMENT, "the model has 0..9");
+    mha_study_destroy(whole);
+    mha_study_destroy(steps);
+    for (int i = 0; i < 2; i++) mha_tokens_free(&texts[i]);
+    mha_model_destroy(model);
+}
+
+/* Gold links: who is lost, and whom random tokens and gates reach. */
+static mha_status stop_in_layer_1(void *user, const mha_study_progress *at)
+{
+    ++*(int *)user;
+    assert_int_equal(at->layers, L);
+    return at->layer == 1 ? MHA_ERR_CALLBACK : MHA_OK;
+}
+
+static void links_and_stops(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"det"};
+    static const int64_t begin[] = {0, 4, 30}, end[] = {3, 7, 33};
+    static const mha_heads_link links[] = {{0, 1, 0}, {2, 1, 0}, {1, 9, 0}};
+    mha_study_links gold = {.begin = begin, .end = end, .words = 3, .links = links, .count = 2};
+    const mha_study_visit visit = {.struct_size = sizeof visit, .links = &gold};
+    int calls = 0;
+    mha_study_desc desc = {.struct_size = sizeof desc,
+                           .relations = names,
+                           .relation_count = 1,
+                           .progress_user = &calls};
+    mha_model *model = whole_words(32);
+    mha_tokens text = read(model, "the cat sat");
+    mha_study *study = NULL;
+    expect_ok(mha_study_create(context, model, &desc, &study));
+    const mha_study_visit *visits[] = {&visit};
+    expect_ok(mha_study_measure(study, &text, 1, visits, 0));
+    const mha_study_found *found = mha_study_results(study);
+    assert_int_equal(found->lost_links, 1);
+    assert_string_equal(found->relations[0], "det");
+    char name[MHA_STUDY_NAME_BYTES];
+    mha_study_score_name(found, MHA_MEASURES + 4, name);
+    assert_string_equal(name, "det-back");
+    assert_int_equal(mha_study_score_find(found, "det-back", false), MHA_MEASURES + 4);
+    gold.count = 3;
+    expect_error(mha_study_text(study, &text, &visit), MHA_ERR_ARGUMENT, "link 2");
+    assert_int_equal(found->lost_links, 1);
+    mha_study_destroy(study);
+    desc.progress = stop_in_layer_1;
+    expect_ok(mha_study_create(context, model, &desc, &study));
+    assert_int_equal(mha_study_measure(study, &text, 1, NULL, 0), MHA_ERR_CALLBACK);
+    assert_int_equal(mha_study_results(study)->text_count, 0);
+    assert_int_equal(calls, 2);
+    mha_study_destroy(study);
+    mha_tokens_free(&text);
+    mha_model_destroy(model);
+}
+
+/* ---- roles ----------------------------------------------------------------------------------- */
+
+/* A map of one head, row i on one key, of tokens 0 1 2 3 0 1 2 3 ...; what follows the earlier place, or
+ * the token before. */
+static mha_head_measures *measured(bool induction)
+{
+    enum { T = 16 };
+    static float map[T * T];
+    int64_t ids[T];
+    const int64_t heads = 1, shape[] = {1, T, T};
+    mha_head_measures *m = NULL;
+    memset(map, 0, sizeof map);
+    for (int i = 0; i < T; i++) {
+        ids[i] = i % 4;
+        const int before = i > 0 ? i - 1 : 0;
+        map[i * T + (induction && i >= 4 ? i - 3 : before)] = 1;
+    }
+    const mha_head_measures_desc desc = {.struct_size = sizeof desc, .layers = 1, .heads = &heads};
+    const mha_heads_text text = {
+        .struct_size = sizeof text, .flags = MHA_HEADS_CAUSAL, .queries = T, .keys = T, .ids = ids};
+    const mha_tensor p = mha_tensor_contiguous(map, MHA_F32, 3, shape);
+    expect_ok(mha_head_measures_create(context, &desc, &m));
+    expect_ok(mha_head_measures_begin(m, &text));
+    expect_ok(mha_head_measures_rows(m, 0, 0, &p));
+    expect_ok(mha_head_measures_end(m));
+    return m;
+}
+
+static bool has_role(const mha_study_found *found, mha_role role)
+{
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
+    const int64_t count = mha_study_roles(found, 0, 0, roles);
+    bool has = false;
+    for (int64_t i = 0; i < count; i++) {
+        has |= roles[i].role == role;
+        if (i == 0) continue;
+        const bool rests = mha_study_role_rests(roles[i].role),
+                   rested = mha_study_role_rests(roles[i - 1].role);
+        assert_true(rests == rested ? roles[i].role > roles[i - 1].role : rests);
+    }
+    return has;
+}
+
+static void random_tokens_tell_induction(void **state)
+{
+    (void)state;
+    mha_head_measures *before = measured(false), *follows = measured(true);
+    mha_study_found found = {.struct_size = sizeof found, .texts = follows};
+    assert_true(has_role(&found, MHA_ROLE_INDUCTION));
+    assert_false(has_role(&found, MHA_ROLE_PREVIOUS));
+    assert_int_equal(mha_study_score_find(&found, "induction", true), MHA_MEASURE_INDUCTION);
+    found.random = before; /* in which it is none, whatever texts say */
+    assert_false(has_role(&found, MHA_ROLE_INDUCTION));
+    assert_false(has_role(&found, MHA_ROLE_PREVIOUS));
+    found.texts = before, found.random = follows;
+    assert_true(has_role(&found, MHA_ROLE_INDUCTION));
+    assert_true(has_role(&found, MHA_ROLE_PREVIOUS));
+    const int64_t on_random = mha_study_score_find(&found, "induction", true);
+    assert_int_equal(on_random, MHA_MEASURES + 1);
+    assert_int_equal(mha_study_score_find(&found, "random_induction", false), on_random);
+    assert_string_equal(mha_study_score_text(on_random),
+                        mha_study_score_text(MHA_MEASURE_INDUCTION));
+    assert_true(mha_study_score(&found, 0, 0, on_random).value == 1);
+    assert_true(mha_study_score(&found, 0, 0, MHA_MEASURE_PREVIOUS).value == 1);
+    assert_int_equal(mha_study_score(&found, 0, 0, MHA_MEASURES + 9).rows, 0);
+    found.texts = NULL;
+    assert_false(has_role(&found, MHA_ROLE_PREVIOUS));
+    assert_true(has_role(&found, MHA_ROLE_INDUCTION));
+    assert_int_equal(mha_study_score(&found, 0, 0, MHA_MEASURE_PREVIOUS).rows, 0);
+    mha_head_measures_destroy(before);
+    mha_head_measures_destroy(follows);
+}
+
+static void random_tokens_fit_the_model(void **state)
+{
+    (void)state;
+    mha_random_tokens plan = {.struct_size = sizeof plan};
+    mha_tokens t = MHA_INIT(mha_tokens);
+    mha_study *study = NULL;
+    mha_model *model = whole_words(32);
+    expect_ok(mha_random_tokens_plan(model, &plan));
+    assert_int_equal(plan.pool_count, WORDS - 1); /* all but <s> */
+    assert_int_equal(plan.how.block, 9);
+    assert_int_equal(plan.how.repeats, 3); /* 36 + 2 are more than 32 */
+    assert_int_equal(plan.how.first, 0);
+    assert_int_equal(plan.how.last, -1);
+    expect_ok(mha_random_tokens_draw(&plan, &t));
+    assert_int_equal(t.count, 28);
+    for (int i = 1; i < 19; i++) assert_int_equal(t.ids[i], t.ids[i + 9]);
+    assert_true(t.special[0] && !t.special[1] && !t.separators[0] && t.begin[5] == -1);
+    mha_tokens_free(&t);
+    assert_int_equal(plan.how.sequence, 1);
+    mha_random_tokens_free(&plan);
+    mha_model_destroy(model);
+    model = whole_words(9); /* 3 words, twice */
+    expect_ok(mha_study_create(context, model, NULL, &study));
+    expect_ok(mha_study_begin_random(study));
+    assert_null(mha_study_results(study)->random);
+    expect_error(mha_study_draw(study, &t), MHA_ERR_ARGUMENT, "no random tokens");
+    mha_study_destroy(study);
+    mha_model_destroy(model);
+}
+
+RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,
+                  TEST(words_have_places_and_sentences), TEST(limits_hold), TEST(pieces_of_a_pair),
+                  TEST(a_text_grows), TEST(scores_are_those_of_maps_by_hand),
+                  TEST(steps_are_the_whole), TEST(links_and_stops),
+                  TEST(random_tokens_tell_induction), TEST(random_tokens_fit_the_model))
