@@ -154,7 +154,7 @@ static cli_exit check(const explain_options *options)
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "only one of --json, --svg - and --pdf - can write to stdout; name a file "
                         "for the drawing");
-    return args_check_needs(&explain_page, options);
+    return args_check(&explain_page, options);
 }
 
 cli_exit cmd_explain(int count, char *const *arguments)
