@@ -49,7 +49,8 @@ else()
 endif()
 if(MHA_RENDER)
   mha_install(multihead_render render_library
-    "Pictures of matrices for multihead: SVG, PNG, HTML, terminal" "multihead" "libpng, freetype2")
+    "Pictures of matrices for multihead: SVG, PNG, PDF, HTML, terminal" "multihead"
+    "cairo-ft, cairo-pdf, libpng, freetype2")
 else()
   list(APPEND headers_left_out render render_live)
 endif()

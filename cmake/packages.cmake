@@ -80,10 +80,10 @@ if(MHA_MODEL)
 endif()
 if(MHA_RENDER)
   mha_library_package(render_library libmultihead-render "pictures for multi-head attention in C"
-    "This package has the library that draws matrices: SVG, PNG, HTML, terminal."
+    "This package has the library that draws matrices: SVG, PNG, PDF, HTML, terminal."
     PACKAGE_DEPENDS "${libmultihead}" PACKAGE_RECOMMENDS fonts-dejavu-core)
   string(APPEND libraries ", libmultihead-render${PROJECT_VERSION_MAJOR} ${same_version}")
-  string(APPEND needs ", libpng-dev, libfreetype-dev")
+  string(APPEND needs ", libcairo2-dev, libpng-dev, libfreetype-dev")
 endif()
 if(TARGET multihead_show_shared)
   mha_library_package(show_library libmultihead-show "reports of heads for multi-head attention in C"

@@ -4,7 +4,7 @@
 #   multihead/abi/   the lists by which Python declares the C interface
 #   multihead/lib/   the shared libraries, one file each (a wheel has no links), which find each other
 #   multihead/bin/   the program
-#   multihead/fonts/ the default font of PNG files, for systems without it
+#   multihead/fonts/ the default font of PNG and PDF files, for systems without it
 install(DIRECTORY abi DESTINATION multihead COMPONENT python EXCLUDE_FROM_ALL)
 set(python_targets)
 foreach(name multihead multihead_model multihead_render)

@@ -6,7 +6,7 @@
 #   want_module MODULE PACKAGE          likewise for a pkg-config module
 #   want_file FILE PACKAGE              likewise for a file
 #   want_build, want_fuzz, want_pages   what every build needs; what tests/fuzz needs; what commands of
-#                                       docs/*.md name beside the program
+#                                       docs/*.md name beside the program, and what reads PDF in tests
 #   install_missing                     install what was noted, or say how, and exit
 #   step LOG TEXT COMMAND ...           run quietly into build/LOG.log; show its tail on failure
 #   configure [OPTION ...], build TARGET ...
@@ -42,6 +42,7 @@ want_build() {
     want_module jansson libjansson-dev
     want_module libutf8proc libutf8proc-dev
     want_module libpcre2-8 libpcre2-dev
+    want_module cairo-pdf libcairo2-dev
     want_module libpng libpng-dev
     want_module freetype2 libfreetype-dev
     want_module lapacke liblapacke-dev
@@ -52,6 +53,7 @@ want_build() {
 
 want_pages() {
     want_command jq jq
+    want_command pdftotext poppler-utils
     want_command man man-db
 }
 

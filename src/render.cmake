@@ -1,5 +1,6 @@
 # libmultihead-render: pictures of matrices. Knows nothing of attention.
 find_package(PkgConfig REQUIRED)
+pkg_check_modules(CAIRO REQUIRED IMPORTED_TARGET cairo-ft cairo-pdf)
 pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
 pkg_check_modules(FREETYPE REQUIRED IMPORTED_TARGET freetype2)
 file(GLOB render_sources CONFIGURE_DEPENDS render/*.c)
@@ -26,4 +27,4 @@ add_custom_command(OUTPUT ${page_source}
   COMMENT "Embedding the report's page" VERBATIM)
 
 mha_library(multihead_render SOURCES ${render_sources} ${page_source}
-  PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES PkgConfig::PNG PkgConfig::FREETYPE)
+  PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES PkgConfig::CAIRO PkgConfig::PNG PkgConfig::FREETYPE)

@@ -173,6 +173,6 @@ void bench_older_warn(const bench_older *older, const bench_machine *machine);
 double bench_older_median(const bench_older *older, const char *name);
 
 /* Work against operations for each byte, both axes logarithmic, under the machine's roof. */
-mha_status bench_write_roofline(const bench_report *report, const mha_sink *sink);
+mha_status bench_write_roofline(const bench_report *report, bool pdf, const mha_sink *sink);
 
 #endif

@@ -163,7 +163,7 @@ static void draw_rows(plot *p, const bench_report *report)
     }
 }
 
-mha_status bench_write_roofline(const bench_report *report, const mha_sink *sink)
+mha_status bench_write_roofline(const bench_report *report, bool pdf, const mha_sink *sink)
 {
     static const char title[] = "Roofline";
     char subtitle[120];
@@ -188,6 +188,7 @@ mha_status bench_write_roofline(const bench_report *report, const mha_sink *sink
                                  .subtitle = subtitle,
                                  .footnote = "multihead " CLI_VERSION,
                                  .panels = &panel,
-                                 .panel_count = 1};
+                                 .panel_count = 1,
+                                 .pdf = pdf};
     return mha_render_diagram(&diagram, sink);
 }

@@ -15,7 +15,7 @@ typedef struct bench_options {
     int64_t rows, outputs, inputs, threads, samples;
     args_real seconds, patience;
     int causal, mask, layout, need_weights, cache, compute, isa, json, quiet;
-    const char *compare, *svg;
+    const char *compare, *svg, *pdf;
 } bench_options;
 
 #define ISA_TEXT(name, value, text) text,
@@ -70,6 +70,7 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "json", bench_options, json, 1, "everything, raw samples included, as JSON"),
     ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
     ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot"),
+    ROW_TEXT("pdf", bench_options, pdf, "FILE", "the same for a paper"),
     ROW_FLAG('q', "quiet", bench_options, quiet, 1, "no notes on stderr"),
     ROW_HELP,
 };
@@ -302,15 +303,21 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     return bench_write_json(user, sink);
 }
 
-static mha_status draw_roofline(const void *user, const mha_sink *sink)
+static mha_status draw_svg(const void *user, const mha_sink *sink)
 {
-    return bench_write_roofline(user, sink);
+    return bench_write_roofline(user, false, sink);
+}
+
+static mha_status draw_pdf(const void *user, const mha_sink *sink)
+{
+    return bench_write_roofline(user, true, sink);
 }
 
 static cli_exit write_outputs(const bench_options *o, const bench_report *report)
 {
     if (o->json) CLI_TRY(cli_check(BENCH, files_draw("-", draw_json, report)));
-    return o->svg ? cli_check(BENCH, files_draw(o->svg, draw_roofline, report)) : CLI_OK;
+    if (o->svg) CLI_TRY(cli_check(BENCH, files_draw(o->svg, draw_svg, report)));
+    return o->pdf ? cli_check(BENCH, files_draw(o->pdf, draw_pdf, report)) : CLI_OK;
 }
 
 /* What only shows once the machine was measured, before minutes are spent on rows. */
@@ -318,10 +325,10 @@ static cli_exit check_machine(const bench_options *o, const bench_machine *machi
                               const bench_older *older)
 {
     bench_older_warn(older, machine);
-    if (!o->svg || machine->fma_peak > 0) return CLI_OK;
+    if ((!o->svg && !o->pdf) || machine->fma_peak > 0) return CLI_OK;
     return cli_fail(CLI_UNSUPPORTED, BENCH,
-                    "--svg: the peak of %s is not known, so that there is no roof to draw",
-                    mha_isa_name(machine->isa));
+                    "--%s: the peak of %s is not known, so that there is no roof to draw",
+                    o->svg ? "svg" : "pdf", mha_isa_name(machine->isa));
 }
 
 static cli_exit measure_all(const bench_options *o, mha_context *context, const bench_shape *shapes,
@@ -371,9 +378,14 @@ static cli_exit check_options(const bench_options *o)
         return cli_fail(CLI_USAGE, BENCH, "--seconds is negative");
     if (o->patience.given && o->patience.value < 0)
         return cli_fail(CLI_USAGE, BENCH, "--patience is negative");
-    if (o->svg && !strcmp(o->svg, "-"))
-        return cli_fail(CLI_USAGE, BENCH, "--svg -: stdout has the rows; name a file for the plot");
-    if (o->svg) CLI_TRY(cli_check(BENCH, files_check_place(o->svg)));
+    const char *const plots[] = {o->svg, o->pdf};
+    for (int i = 0; i < 2; i++) {
+        if (plots[i] && !strcmp(plots[i], "-"))
+            return cli_fail(CLI_USAGE, BENCH,
+                            "--%s -: stdout has the rows; name a file for the plot",
+                            i ? "pdf" : "svg");
+        if (plots[i]) CLI_TRY(cli_check(BENCH, files_check_place(plots[i])));
+    }
     return check_mask(o);
 }
 

@@ -174,3 +174,20 @@ mha_status files_check_folder(const char *path)
 {
     return check_place(path, true);
 }
+
+/* ---- Figures --------------------------------------------------------------------------------- */
+
+mha_status files_draw_svg(const void *figure, const mha_sink *sink)
+{
+    return mha_render_svg(figure, sink);
+}
+
+mha_status files_draw_png(const void *figure, const mha_sink *sink)
+{
+    return mha_render_png(figure, sink);
+}
+
+mha_status files_draw_pdf(const void *figure, const mha_sink *sink)
+{
+    return mha_render_pdf(figure, sink);
+}

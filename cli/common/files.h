@@ -14,6 +14,9 @@ extern const mha_sink files_stdout;
 /* What fills an output. */
 typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
 
+/* Of a mha_figure. */
+files_draw_fn files_draw_svg, files_draw_png, files_draw_pdf;
+
 /* Begin what a subcommand writes with --json: an object, a line for each member, which says what it is
  * and who wrote it. */
 void files_begin_json(mha_json *json, const char *format);

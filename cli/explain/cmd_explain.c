@@ -78,8 +78,9 @@ static const args_option option_table[] = {
     ROW_HEADING("Output"),
     ROW_TEXT("svg", explain_options, svg, "FILE",
              "draw it: shapes step by step, shared heads, mask,\npositions; - is stdout"),
+    ROW_TEXT("pdf", explain_options, pdf, "FILE", "the same for a paper"),
     ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background",
-             .needs = "--svg FILE"),
+             .needs = "--svg FILE or --pdf FILE"),
     ROW_FLAG(0, "json", explain_options, json, 1, "the report as JSON"),
     ROW_FLAG('q', "quiet", explain_options, quiet, 1, "no notes on stderr"),
     ROW_FLAG('h', "help", explain_options, json, 0, "this text"),
@@ -108,13 +109,13 @@ const args_page explain_page = {
 
 typedef struct drawing {
     const explain_problem *problem;
-    bool dark;
+    bool dark, pdf;
 } drawing;
 
-static mha_status draw_svg(const void *user, const mha_sink *sink)
+static mha_status draw_picture(const void *user, const mha_sink *sink)
 {
     const drawing *d = user;
-    return explain_write_svg(d->problem, d->dark, sink);
+    return explain_draw(d->problem, d->dark, d->pdf, sink);
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
@@ -122,26 +123,37 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     return explain_write_json(user, sink);
 }
 
+static bool is_stdout(const char *path)
+{
+    return path && !strcmp(path, "-");
+}
+
+static cli_exit write_picture(const explain_options *options, const explain_problem *problem,
+                              const char *path, bool pdf)
+{
+    const drawing d = {problem, options->dark, pdf};
+    if (!path) return CLI_OK;
+    CLI_TRY(cli_check(EXPLAIN, files_draw(path, draw_picture, &d)));
+    cli_note(options->quiet || is_stdout(path), "wrote %s: a drawing of %s", path,
+             problem->config.name);
+    return CLI_OK;
+}
+
 static cli_exit write_outputs(const explain_options *options, const explain_problem *problem)
 {
-    if (options->svg) {
-        drawing d = {.problem = problem, .dark = options->dark};
-        CLI_TRY(cli_check(EXPLAIN, files_draw(options->svg, draw_svg, &d)));
-        if (strcmp(options->svg, "-") != 0)
-            cli_note(options->quiet, "wrote %s: a drawing of %s", options->svg,
-                     problem->config.name);
-    }
-    bool svg_on_stdout = options->svg && !strcmp(options->svg, "-");
+    CLI_TRY(write_picture(options, problem, options->svg, false));
+    CLI_TRY(write_picture(options, problem, options->pdf, true));
     if (options->json) return cli_check(EXPLAIN, files_draw("-", draw_json, problem));
-    if (!svg_on_stdout) explain_print(problem);
+    if (!is_stdout(options->svg) && !is_stdout(options->pdf)) explain_print(problem);
     return CLI_OK;
 }
 
 static cli_exit check(const explain_options *options)
 {
-    if (options->json && options->svg && !strcmp(options->svg, "-"))
+    if (!!options->json + is_stdout(options->svg) + is_stdout(options->pdf) > 1)
         return cli_fail(CLI_USAGE, EXPLAIN,
-                        "--json and --svg - both write to stdout; name a file for the drawing");
+                        "only one of --json, --svg - and --pdf - can write to stdout; name a file "
+                        "for the drawing");
     return args_check(&explain_page, options);
 }
 

@@ -26,7 +26,7 @@ typedef struct explain_options {
     int lse, probabilities, average, scores, statistics, column_sums; /* outputs wanted */
     int dtype;                                                        /* f32, f16, bf16 */
     int path, compute, isa, strict;
-    const char *svg;
+    const char *svg, *pdf;
     int dark, json, quiet;
 } explain_options;
 
@@ -65,6 +65,6 @@ void explain_print(const explain_problem *problem);
 mha_status explain_write_json(const explain_problem *problem, const mha_sink *sink);
 
 /* The picture; machine and threads leave no trace in it. */
-mha_status explain_write_svg(const explain_problem *problem, bool dark, const mha_sink *sink);
+mha_status explain_draw(const explain_problem *problem, bool dark, bool pdf, const mha_sink *sink);
 
 #endif

@@ -469,7 +469,7 @@ static void describe(picture *f)
              p->config.source ? " Sizes: " : "", p->config.source ? p->config.source : "");
 }
 
-static mha_status render(picture *f, bool dark, const mha_sink *sink)
+static mha_status render(picture *f, bool dark, bool pdf, const mha_sink *sink)
 {
     const mha_diagram_panel panels[] = {
         {"From tokens to output, step by step", f->captions[0], FULL_WIDTH, STEPS_HEIGHT,
@@ -489,11 +489,12 @@ static mha_status render(picture *f, bool dark, const mha_sink *sink)
                                  .subtitle = f->subtitle,
                                  .footnote = f->footnote,
                                  .panels = panels,
-                                 .panel_count = sizeof panels / sizeof *panels};
+                                 .panel_count = sizeof panels / sizeof *panels,
+                                 .pdf = pdf};
     return mha_render_diagram(&diagram, sink);
 }
 
-mha_status explain_write_svg(const explain_problem *problem, bool dark, const mha_sink *sink)
+mha_status explain_draw(const explain_problem *problem, bool dark, bool pdf, const mha_sink *sink)
 {
     picture *f = arena_try(1, sizeof *f);
     if (!f) return mha_fail(MHA_ERR_NOMEM, "no memory for the picture");
@@ -505,5 +506,5 @@ mha_status explain_write_svg(const explain_problem *problem, bool dark, const mh
     caption_mask(f);
     draw_numbers(f);
     MHA_TRY(draw_positions(f));
-    return render(f, dark, sink);
+    return render(f, dark, pdf, sink);
 }

@@ -47,6 +47,8 @@ static const args_option option_table[] = {
              "or of up to 10 that are\nselected"),
     ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: PNG beside SVG",
              .needs = "--pictures FOLDER"),
+    ROW_FLAG(0, "pdf", heads_options, pdf, 1, "likewise PDF, for papers",
+             .needs = "--pictures FOLDER"),
     ROW_REAL(
         "clusters", heads_options, clusters,
         "which heads of a layer are similar: clusters whose\nmembers are at most X apart (0 to "

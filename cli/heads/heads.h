@@ -32,7 +32,7 @@ typedef struct heads_options {
     const char *page;          /* FILE.html */
     const char *npy, *headvis; /* new folders: of arrays; of files for HeadVis */
     const char *pictures;      /* a new folder of pictures, ... */
-    int png;                   /* as PNG too */
+    int png, pdf;              /* as these too */
     int corpus;                /* distributions, places, tokens */
     args_texts without;        /* heads whose output is 0 */
     int64_t cut;               /* texts into pieces of so many tokens; 0: not */

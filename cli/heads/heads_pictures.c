@@ -232,14 +232,12 @@ static void describe(const pictures *p, const text_tokens *tokens, picture *made
              made->first, made->end - 1, tokens->list.count, 100 * made->seen);
 }
 
-static mha_status draw_svg(const void *user, const mha_sink *sink)
+static cli_exit draw_as(const pictures *p, const picture *made, const char *ending,
+                        files_draw_fn *draw, const mha_figure *figure)
 {
-    return mha_render_svg(user, sink);
-}
-
-static mha_status draw_png(const void *user, const mha_sink *sink)
-{
-    return mha_render_png(user, sink);
+    char file[NAME_BYTES + 8];
+    snprintf(file, sizeof file, "%s.%s", made->name, ending);
+    return cli_check(HEADS, files_draw_in(p->folder, file, draw, figure));
 }
 
 static cli_exit draw_picture(pictures *p, const text_tokens *tokens, picture *made)
@@ -247,7 +245,6 @@ static cli_exit draw_picture(pictures *p, const text_tokens *tokens, picture *ma
     const int64_t rows = made->end - made->first, columns = made->columns;
     const char **row_labels, **col_labels;
     uint8_t *masked;
-    char file[NAME_BYTES + 8];
     describe(p, tokens, made);
     CLI_TRY(ARENA_ALLOC(HEADS, rows, &row_labels));
     CLI_TRY(ARENA_ALLOC(HEADS, columns, &col_labels));
@@ -274,11 +271,9 @@ static cli_exit draw_picture(pictures *p, const text_tokens *tokens, picture *ma
                                .panel_count = 1,
                                .pixel_ratio = LARGE_SCALE,
                                .value_name = "weight"};
-    snprintf(file, sizeof file, "%s.svg", made->name);
-    CLI_TRY(cli_check(HEADS, files_draw_in(p->folder, file, draw_svg, &figure)));
-    snprintf(file, sizeof file, "%s.png", made->name);
-    if (p->options->png)
-        CLI_TRY(cli_check(HEADS, files_draw_in(p->folder, file, draw_png, &figure)));
+    CLI_TRY(draw_as(p, made, "svg", files_draw_svg, &figure));
+    if (p->options->png) CLI_TRY(draw_as(p, made, "png", files_draw_png, &figure));
+    if (p->options->pdf) CLI_TRY(draw_as(p, made, "pdf", files_draw_pdf, &figure));
     made->made = true;
     p->made++;
     return CLI_OK;

@@ -51,6 +51,7 @@ static const args_option option_table[] = {
     ROW_TEXT("csv", prune_options, csv, "FILE", "the curve; - is stdout"),
     ROW_TEXT("json", prune_options, json, "FILE", "the curve and every head; - is stdout"),
     ROW_TEXT("svg", prune_options, svg, "FILE", "the curve as a picture; - is stdout"),
+    ROW_TEXT("pdf", prune_options, pdf, "FILE", "the same for a paper; - is stdout"),
     ROW_TEXT("html", prune_options, html, "FILE",
              "the curves and every head as an interactive\nreport; - is stdout"),
     ROW_HEADING("Other"),
@@ -102,10 +103,10 @@ static cli_exit check_options(const prune_options *o, const args_texts *plain)
                         o->text ? ", not both" : "");
     if (ways > 1)
         return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop: give one of them");
-    if (o->kv_heads > 0 && (ways > 0 || o->mask || o->csv || o->svg || o->html))
+    if (o->kv_heads > 0 && (ways > 0 || o->mask || o->csv || o->svg || o->pdf || o->html))
         return cli_fail(CLI_USAGE, PRUNE,
                         "--kv-heads removes no heads: leave out --keep, --fraction, --stop, "
-                        "--mask, --csv, --svg and --html");
+                        "--mask, --csv, --svg, --pdf and --html");
     CLI_TRY(check_part("--fraction", &o->fraction));
     return check_part("--stop", &o->stop);
 }
@@ -125,9 +126,9 @@ static cli_exit find_measure(prune_options *o)
 /* Outputs that could not be written are found out before the work. */
 static cli_exit check_places(const prune_options *o)
 {
-    const char *const paths[] = {o->csv, o->json, o->svg, o->html};
+    const char *const paths[] = {o->csv, o->json, o->svg, o->pdf, o->html};
     int stdouts = 0;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         stdouts += paths[i] && !strcmp(paths[i], "-");
         if (!paths[i] || !strcmp(paths[i], "-")) continue;
         CLI_TRY(cli_check(PRUNE, files_check_place(paths[i])));
@@ -138,13 +139,13 @@ static cli_exit check_places(const prune_options *o)
     }
     if (stdouts <= 1) return CLI_OK;
     return cli_fail(CLI_USAGE, PRUNE,
-                    "only one of --csv, --json, --svg and --html can go to stdout");
+                    "only one of --csv, --json, --svg, --pdf and --html can go to stdout");
 }
 
 static bool to_stdout(const prune_options *o)
 {
-    const char *const paths[] = {o->csv, o->json, o->svg, o->html};
-    for (int i = 0; i < 4; i++)
+    const char *const paths[] = {o->csv, o->json, o->svg, o->pdf, o->html};
+    for (int i = 0; i < 5; i++)
         if (paths[i] && !strcmp(paths[i], "-")) return true;
     return false;
 }
@@ -245,8 +246,9 @@ static cli_exit write_files(const prune_job *job)
     } all[] = {{job->options->csv, prune_write_csv},
                {job->options->json, prune_write_json},
                {job->options->svg, prune_write_svg},
+               {job->options->pdf, prune_write_pdf},
                {job->options->html, prune_write_html}};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         if (all[i].path) CLI_TRY(cli_check(PRUNE, files_draw(all[i].path, all[i].draw, job)));
     return CLI_OK;
 }

@@ -28,7 +28,7 @@ typedef enum prune_stage {
 } prune_stage;
 
 typedef struct prune_options {
-    const char *text, *task, *folder, *json, *csv, *svg, *html, *measured_by;
+    const char *text, *task, *folder, *json, *csv, *svg, *pdf, *html, *measured_by;
     args_real fraction, stop;
     int64_t keep, step, least, kv_heads, lines, seed, threads; /* keep, kv_heads -1: not given */
     int measure;                                               /* mha_importance */
@@ -102,8 +102,9 @@ void prune_print_shared(const prune_job *job);
 mha_status prune_write_csv(const void *job, const mha_sink *sink);
 mha_status prune_write_json(const void *job, const mha_sink *sink);
 
-/* ---- prune_svg.c */
+/* ---- prune_chart.c */
 mha_status prune_write_svg(const void *job, const mha_sink *sink);
+mha_status prune_write_pdf(const void *job, const mha_sink *sink);
 
 /* ---- prune_html.c */
 mha_status prune_write_html(const void *job, const mha_sink *sink);

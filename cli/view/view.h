@@ -30,7 +30,7 @@ typedef struct view_options {
     const char *example, *text_file;
     const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
     args_texts layers, heads, hide;
-    const char *html, *svg, *png, *json, *npy; /* outputs */
+    const char *html, *svg, *png, *pdf, *json, *npy; /* outputs */
     const char *folder;  /* of ours, which they are files of; NULL: where they say; no option */
     const char *command; /* the name in messages; no option */
     const char *range;

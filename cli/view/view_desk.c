@@ -205,16 +205,6 @@ static cli_exit make_figure(const desk *d, desk_figure *f)
     return view_check_range(d->options, &f->figure.range, &f->figure.lo, &f->figure.hi);
 }
 
-static mha_status draw_svg(const void *user, const mha_sink *sink)
-{
-    return mha_render_svg(&((const desk_figure *)user)->figure, sink);
-}
-
-static mha_status draw_png(const void *user, const mha_sink *sink)
-{
-    return mha_render_png(&((const desk_figure *)user)->figure, sink);
-}
-
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {
     const desk_figure *f = user;
@@ -296,8 +286,9 @@ static cli_exit write_files(const desk *d)
         files_draw_fn *draw;
         const void *user;
     } all[] = {{o->html, draw_html, &f},
-               {o->svg, draw_svg, &f},
-               {o->png, draw_png, &f},
+               {o->svg, files_draw_svg, &f.figure},
+               {o->png, files_draw_png, &f.figure},
+               {o->pdf, files_draw_pdf, &f.figure},
                {o->json, draw_json, d}};
     CLI_TRY(make_figure(d, &f));
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

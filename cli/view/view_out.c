@@ -80,16 +80,6 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     return mha_render_html(&job->show->page, &report, sink);
 }
 
-static mha_status draw_svg(const void *user, const mha_sink *sink)
-{
-    return mha_render_svg(&((const output_job *)user)->show->figure, sink);
-}
-
-static mha_status draw_png(const void *user, const mha_sink *sink)
-{
-    return mha_render_png(&((const output_job *)user)->show->figure, sink);
-}
-
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;
@@ -101,13 +91,15 @@ static const struct {
     const char *option;
     size_t path; /* in view_options */
     files_draw_fn *draw;
-    bool figure, binary;
+    enum { DATA, PAGE, PICTURE } kind;
+    bool binary;
 } outputs[] = {
-    {"--output", offsetof(view_options, html), draw_html, true, false},
-    {"--svg", offsetof(view_options, svg), draw_svg, true, false},
-    {"--png", offsetof(view_options, png), draw_png, true, true},
-    {"--json", offsetof(view_options, json), draw_json, false, false},
-    {"--npy", offsetof(view_options, npy), NULL, false, true},
+    {"--output", offsetof(view_options, html), draw_html, PAGE, false},
+    {"--svg", offsetof(view_options, svg), files_draw_svg, PICTURE, false},
+    {"--png", offsetof(view_options, png), files_draw_png, PICTURE, true},
+    {"--pdf", offsetof(view_options, pdf), files_draw_pdf, PICTURE, true},
+    {"--json", offsetof(view_options, json), draw_json, DATA, false},
+    {"--npy", offsetof(view_options, npy), NULL, DATA, true},
 };
 
 enum { OUTPUT_COUNT = sizeof outputs / sizeof *outputs };
@@ -135,7 +127,7 @@ cli_exit view_check_picks(const view_options *options, const maps_picks *picks)
 /* -o writes HTML whatever the name: another extension is a mistake. */
 static cli_exit check_name(const char *path)
 {
-    const char *const names[] = {".svg", ".png", ".json", ".npy"};
+    const char *const names[] = {".svg", ".png", ".pdf", ".json", ".npy"};
     size_t length = path ? strlen(path) : 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         size_t bytes = strlen(names[i]);
@@ -181,12 +173,13 @@ static cli_exit draw(const output_job *job, int i)
     const char *path = path_of(job->options, i), *folder = job->options->folder;
     mha_show *show = NULL;
     if (!outputs[i].draw) return write_npy(job->options->command, job->maps, path);
-    if (outputs[i].figure) CLI_TRY(view_show(job->options, &job->shown, NULL, &show));
+    if (outputs[i].kind != DATA) CLI_TRY(view_show(job->options, &job->shown, NULL, &show));
     output_job drawn = *job;
     drawn.show = show;
-    return cli_check(job->options->command,
-                     folder ? files_draw_in(folder, path, outputs[i].draw, &drawn)
-                            : files_draw(path, outputs[i].draw, &drawn));
+    const void *what = outputs[i].kind == PICTURE ? (const void *)&show->figure : &drawn;
+    return cli_check(job->options->command, folder
+                                                ? files_draw_in(folder, path, outputs[i].draw, what)
+                                                : files_draw(path, outputs[i].draw, what));
 }
 
 static cli_exit write_one(const output_job *job, int i)

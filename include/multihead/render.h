@@ -1,4 +1,4 @@
-/* multihead: pictures of matrices (libmultihead-render, needs libpng and FreeType).
+/* multihead: pictures of matrices (libmultihead-render, needs cairo, FreeType and libpng).
  *
  * A figure is a list of panels (heat maps of one size) with labels on both axes and one colour bar.
  * Nothing here knows what the numbers mean: the maps may be attention weights or anything else.
@@ -161,8 +161,8 @@ typedef struct mha_figure {
     mha_scale scale;
     bool dark; /* dark background; light otherwise */
     mha_values print_values;
-    double pixel_ratio;     /* PNG pixels per unit of the drawing, 1 .. 8; 0: 2, or 1 if huge */
-    const char *font_file;  /* PNG: a TrueType file; NULL: $MHA_FONT, then DejaVu Sans and others */
+    double pixel_ratio;    /* PNG pixels per unit of the drawing, 1 .. 8; 0: 2, or 1 if huge */
+    const char *font_file; /* PNG, PDF: a font file; NULL: $MHA_FONT, then DejaVu Sans and others */
     const char *value_name; /* what a cell holds, written at the colour bar: "weight"; NULL: none */
 } mha_figure;
 
@@ -206,12 +206,25 @@ MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const 
  * The same picture as PNG, 8-bit RGB. Characters that the font does not have are drawn as its box;
  * there is no shaping (Arabic, Indic) and no second font.
  *
- * Memory   as mha_render_svg().
+ * Memory   as mha_render_svg(); 4 bytes a pixel during the call.
  * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail names what
- *          to install); MHA_ERR_SIZE (more than 2^26 pixels: draw fewer panels).
+ *          to install); MHA_ERR_SIZE (more than 2^26 pixels, or 32767 on a side: draw fewer panels).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink);
+
+/**
+ * The same picture as a PDF of one page, 3/4 point a unit: text is text, in an embedded subset of the
+ * font, and cells are shapes where they are in SVG. There is no date in it: the same figure gives
+ * the same bytes with the same versions of cairo and FreeType.
+ *
+ * Memory   as mha_render_svg(); about a kilobyte for each shape during the call. cairo keeps the
+ *          last fonts that it drew with: some 15 MB at most.
+ * Errors   as mha_render_png(), but MHA_ERR_SIZE for a side of more than 14400 points, which is the
+ *          most that readers of PDF take.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_pdf(const mha_figure *figure, const mha_sink *sink);
 
 /* ---- Diagrams: boxes, arrows, texts, grids and figures on cards ------------------------------ */
 
@@ -283,10 +296,11 @@ typedef struct mha_diagram {
     const char *footnote;            /* likewise */
     const mha_diagram_panel *panels; /* [panel_count], in rows from left to right */
     int64_t panel_count;
+    bool pdf; /* as mha_render_pdf() writes figures; SVG otherwise */
 } mha_diagram;
 
 /**
- * Draw a diagram as SVG 1.1: no script, no font file, nothing fetched. Texts too wide for their box
+ * Draw a diagram: as SVG 1.1 with no script, no font file and nothing fetched, or as PDF. Texts too wide for their box
  * shrink, then are truncated. The same diagram always gives the same bytes.
  *
  * Memory   everything is borrowed for the call.
@@ -331,11 +345,12 @@ typedef struct mha_chart {
     double height;          /* of the plot; legend, title and caption add to it; 0: 280 */
     bool dark;
     bool x_falls; /* from left to right, as the number of heads left does */
+    bool pdf;     /* as mha_render_pdf() writes figures; SVG otherwise */
 } mha_chart;
 
 /**
- * Draw a line chart as SVG 1.1: axes with ticks at round numbers, lines distinguished by colour and
- * dashes, a legend, title and caption; no script, no font file, nothing fetched. A series without a
+ * Draw a line chart: axes with ticks at round numbers, lines distinguished by colour and dashes, a
+ * legend, title and caption; as SVG 1.1 with no script, no font file and nothing fetched, or as PDF. A series without a
  * name is not in the legend and looks like the one before it. The y axis begins at 0 if the
  * numbers come close to it. The same chart always gives the same bytes.
  *

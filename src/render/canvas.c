@@ -1,25 +1,28 @@
-/* Colours that every back end shares. */
+/* What every back end shares. */
 #include "canvas.h"
+#include "sink.h"
+
+#include <multihead/component.h>
 
 #include <string.h>
 
-static mhai_color color(uint32_t rgb)
+mhai_color mhai_color_of(uint32_t rgb)
 {
     return (mhai_color){{(uint8_t)(rgb >> 16), (uint8_t)(rgb >> 8), (uint8_t)rgb}};
 }
 
 mhai_theme mhai_canvas_theme(const mha_figure *figure)
 {
-    mhai_theme light = {color(0xFFFFFF), color(0x1B1B1F), color(0x5A5D66), color(0x9C9FA6),
-                        color(0xECECEE), color(0xC9CACE), color(0xFF00E0), color(0xE5004C)};
-    mhai_theme dark = {color(0x15171B), color(0xECEDEF), color(0xA8ACB4), color(0x6A6E77),
-                       color(0x2A2D33), color(0x4A4E57), color(0xFF00E0), color(0xFF5C8D)};
-    mhai_theme theme = figure->dark ? dark : light;
+    static const uint32_t all[2][8] = {
+        {0xFFFFFF, 0x1B1B1F, 0x5A5D66, 0x9C9FA6, 0xECECEE, 0xC9CACE, 0xFF00E0, 0xE5004C},
+        {0x15171B, 0xECEDEF, 0xA8ACB4, 0x6A6E77, 0x2A2D33, 0x4A4E57, 0xFF00E0, 0xFF5C8D}};
+    mhai_color c[8];
+    for (int i = 0; i < 8; i++) c[i] = mhai_color_of(all[figure->dark][i]);
     if (figure->cmap == MHA_CMAP_GREYS) { /* a neutral grey would be one of its values */
-        theme.mask_paper = color(figure->dark ? 0x332A1A : 0xF6EBD3);
-        theme.mask_line = color(figure->dark ? 0x66532C : 0xDFC58D);
+        c[4] = mhai_color_of(figure->dark ? 0x332A1A : 0xF6EBD3);
+        c[5] = mhai_color_of(figure->dark ? 0x66532C : 0xDFC58D);
     }
-    return theme;
+    return (mhai_theme){c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]};
 }
 
 mhai_color mhai_canvas_cell_color(const mhai_map *map, int64_t row, int64_t col)
@@ -31,4 +34,36 @@ mhai_color mhai_canvas_cell_color(const mhai_map *map, int64_t row, int64_t col)
     int index = mhai_palette_index(map->scale, (double)map->cells->value[at]);
     memcpy(c.rgb, map->palette->rgb[index], sizeof c.rgb);
     return c;
+}
+
+void mhai_canvas_cross(const mhai_canvas *canvas, double x, double y, double width, double height,
+                       mhai_color color)
+{
+    const double down[4] = {x, y, x + width, y + height}, up[4] = {x, y + height, x + width, y};
+    canvas->line(canvas->user, down, 1.5, color);
+    canvas->line(canvas->user, up, 1.5, color);
+}
+
+uint8_t *mhai_canvas_paint(const mhai_map *map, int64_t *zoom)
+{
+    const mhai_cells *cells = map->cells;
+    const int64_t longest = cells->rows > cells->cols ? cells->rows : cells->cols;
+    const int64_t z = *zoom = longest > 600 ? 1 : longest > 400 ? 2 : longest > 300 ? 3 : 4;
+    const int64_t width = cells->cols * z, height = cells->rows * z;
+    uint8_t *rgb = mhai_sink_alloc(width * height, 4);
+    for (int64_t y = 0; rgb && y < height; y++) {
+        uint8_t *row = rgb + y * width * 3;
+        if (y % z)
+            memcpy(row, row - width * 3, (size_t)width * 3);
+        else
+            for (int64_t x = 0; x < width; x++)
+                memcpy(row + 3 * x, mhai_canvas_cell_color(map, y / z, x / z).rgb, 3);
+    }
+    return rgb;
+}
+
+mha_status mhai_sheet_write(const mhai_sheet *sheet, const mha_sink *sink)
+{
+    if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "picture: sink is NULL");
+    return sheet->picture == MHAI_SVG ? mhai_svg_sheet(sheet, sink) : mhai_paper_sheet(sheet, sink);
 }

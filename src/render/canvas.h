@@ -1,7 +1,8 @@
-/* What a picture is drawn on. A layout draws once; SVG text and PNG pixels are two back ends.
+/* What a picture is drawn on. A drawing draws once; SVG text and cairo (PNG, PDF) are two back ends.
  *
- * Coordinates are in units of the drawing (an SVG user unit, pixel_ratio PNG pixels), y downwards,
- * angles in degrees clockwise. A back end keeps its first error and draws nothing after it. */
+ * Coordinates are in units of the drawing (an SVG user unit, pixel_ratio PNG pixels, 3/4 point of a
+ * PDF), y downwards, angles in degrees clockwise. A back end keeps its first error and draws nothing
+ * after it. */
 #ifndef MHAI_RENDER_CANVAS_H
 #define MHAI_RENDER_CANVAS_H
 
@@ -19,8 +20,16 @@ typedef struct mhai_pen {
     double angle;
     mhai_anchor anchor;
     mhai_color color;
-    bool bold;
+    bool bold, mono;
 } mhai_pen;
+
+enum { MHAI_MOST_DASHES = 4 };
+typedef struct mhai_stroke {
+    mhai_color color;
+    double width;
+    double dashes[MHAI_MOST_DASHES]; /* lengths of dash, gap, dash, gap; all 0: a solid line */
+    bool round;                      /* where lines of a path meet */
+} mhai_stroke;
 
 /* The colours that are not of the map. */
 typedef struct mhai_theme {
@@ -30,8 +39,19 @@ typedef struct mhai_theme {
     mhai_color mark;                  /* what is pointed at: in no colour map */
 } mhai_theme;
 
+typedef struct mhai_map mhai_map;
+typedef struct mhai_box {
+    double x, y, width, height, radius;
+    mhai_color fill;
+    const mhai_color *edge;  /* NULL: none */
+    bool crisp;              /* its edges are rounded to pixels */
+    const mhai_theme *hatch; /* instead of fill: the hatch of masked cells */
+    const mhai_map *map;     /* it is the cell row, col of it; NULL: of none */
+    int64_t row, col;
+} mhai_box;
+
 /* The cells of one panel. */
-typedef struct mhai_map {
+struct mhai_map {
     double x, y, cell_width, cell_height;
     const mhai_cells *cells;
     const mhai_scale *scale;
@@ -41,21 +61,61 @@ typedef struct mhai_map {
     bool tiny;                /* cells too small for a hatch or a cross */
     bool image;               /* too many cells for one shape each */
     bool tooltips;
-} mhai_map;
+};
+
+typedef struct mhai_layout mhai_layout;
 
 typedef struct mhai_canvas {
     void *user;
-    void (*rect)(void *user, double x, double y, double width, double height, mhai_color color);
-    void (*hatch)(void *user, double x, double y, double width, double height,
-                  const mhai_theme *theme);
+    void (*rect)(void *user, const mhai_box *box);
     void (*triangle)(void *user, const double xy[6], mhai_color color);
+    void (*dot)(void *user, double x, double y, double radius, mhai_color color);
     void (*line)(void *user, const double xy[4], double width, mhai_color color);
+    /* Lines through count points, or with curve four of a Bezier curve. NaN is a gap. */
+    void (*path)(void *user, const double *xy, int64_t count, bool curve,
+                 const mhai_stroke *stroke);
     void (*text)(void *user, const mhai_pen *pen, const char *text);
-    void (*map)(void *user, const mhai_map *map);
+    void (*image)(void *user, const mhai_map *map); /* a pixel for each cell */
+    /* A figure, as large as fits into place (x, y, width, height). */
+    mha_status (*figure)(void *user, const mhai_layout *layout, const double place[4]);
+    /* Rectangles, whose origin is x, y. */
+    void (*group)(void *user, double x, double y, bool crisp);
+    void (*end_group)(void *user);
 } mhai_canvas;
+
+typedef enum mhai_picture { MHAI_SVG, MHAI_PNG, MHAI_PDF } mhai_picture;
+
+/* A drawing, and how it becomes a file. */
+typedef struct mhai_sheet {
+    mhai_picture picture;
+    const char *title; /* of the document */
+    double width, height;
+    double pixel_ratio;        /* of PNG; 0: a good one */
+    const char *font_file;     /* of PNG and PDF; NULL: as mha_figure's */
+    const mhai_layout *layout; /* of a figure; NULL: no figure */
+    mha_status (*draw)(const void *what, const mhai_canvas *canvas);
+    const void *what;
+} mhai_sheet;
+
+mha_status mhai_sheet_write(const mhai_sheet *sheet, const mha_sink *sink);
+
+/* The back ends. */
+mha_status mhai_svg_sheet(const mhai_sheet *sheet, const mha_sink *sink);
+mha_status mhai_paper_sheet(const mhai_sheet *sheet, const mha_sink *sink);
+
+mhai_color mhai_color_of(uint32_t rgb); /* 0xRRGGBB */
 
 /* The colour of a cell that is drawn flat. */
 mhai_color mhai_canvas_cell_color(const mhai_map *map, int64_t row, int64_t col);
+
+/* A cross from corner to corner. */
+void mhai_canvas_cross(const mhai_canvas *canvas, double x, double y, double width, double height,
+                       mhai_color color);
+
+/* A panel's cells as pixels, each cell a square of *zoom x *zoom, 3 bytes a pixel and room for a
+ * fourth; NULL if there is no memory. Some viewers always smooth images, so cells are several pixels
+ * where the image stays small: only their edges are smoothed then. */
+uint8_t *mhai_canvas_paint(const mhai_map *map, int64_t *zoom);
 
 mhai_theme mhai_canvas_theme(const mha_figure *figure);
 

@@ -1,6 +1,7 @@
-/* Line charts as SVG 1.1, with presentation attributes only. No function of libm takes part in what
- * is drawn, so that every host draws the same bytes. */
+/* Line charts. No function of libm takes part in where things stand, so that every host draws the
+ * same. */
 #include "chart.h"
+#include "canvas.h"
 
 #include "number.h"
 #include "sink.h"
@@ -30,12 +31,13 @@ static const double least_width = 160, most_width = 10000, face = 12, most_numbe
 
 /* Okabe and Ito's colours, told apart by dashes as well. */
 static const struct {
-    const char *light, *dark, *dashes;
-} lines[LINES] = {{"#0072b2", "#56b4e9", NULL},
-                  {"#d55e00", "#f0824f", "7 4"},
-                  {"#009e73", "#3fc49d", "2 3"},
-                  {"#b8558f", "#dd93bb", "9 3 2 3"},
-                  {"#a97600", "#e6b04d", "12 4"}};
+    uint32_t light, dark;
+    double dashes[MHAI_MOST_DASHES];
+} lines[LINES] = {{0x0072b2, 0x56b4e9, {0}},
+                  {0xd55e00, 0xf0824f, {7, 4}},
+                  {0x009e73, 0x3fc49d, {2, 3}},
+                  {0xb8558f, 0xdd93bb, {9, 3, 2, 3}},
+                  {0xa97600, 0xe6b04d, {12, 4}}};
 
 /* An axis: its ends, and ticks at round numbers. */
 typedef struct axis {
@@ -50,7 +52,7 @@ typedef struct drawing {
     mhai_text title, x_name, y_name, caption[CAPTION_LINES];
     int caption_lines, legend_lines;
     double left, top, width, height, whole_height; /* of the plot; of all */
-    mhai_writer writer;
+    const mhai_canvas *canvas;
 } drawing;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -256,145 +258,113 @@ static void lay_out(drawing *d)
 
 /* ---- drawing --------------------------------------------------------------------------------- */
 
-static const char *ink(const drawing *d)
+typedef struct colors {
+    uint32_t paper, ink, muted, grid, baseline;
+} colors;
+
+static colors colors_of(const drawing *d)
 {
-    return d->chart.dark ? "#e3e6ea" : "#1b1b1f";
+    return d->chart.dark ? (colors){0x15171b, 0xe3e6ea, 0xb4b8c0, 0x2d3138, 0x959ca8}
+                         : (colors){0xffffff, 0x1b1b1f, 0x555a64, 0xe3e5e9, 0x8b909a};
 }
 
-static const char *muted(const drawing *d)
+static void write_text(const drawing *d, double x, double y, mhai_anchor anchor, uint32_t color,
+                       const char *words)
 {
-    return d->chart.dark ? "#b4b8c0" : "#555a64";
+    const mhai_pen pen = {
+        .x = x, .y = y, .size = face, .anchor = anchor, .color = mhai_color_of(color)};
+    if (*words) d->canvas->text(d->canvas->user, &pen, words);
 }
 
-static void real(drawing *d, const char *before, double value)
+static void draw_line(const drawing *d, double x0, double y0, double x1, double y1, uint32_t color)
 {
-    mhai_sink_text(&d->writer, before);
-    mhai_sink_real(&d->writer, value);
+    const double xy[4] = {x0, y0, x1, y1};
+    d->canvas->line(d->canvas->user, xy, 1, mhai_color_of(color));
 }
 
-static void write_text(drawing *d, double x, double y, const char *anchor, const char *more,
-                       const char *color, const char *words)
+static void draw_head(const drawing *d)
 {
-    if (!*words) return;
-    real(d, "<text x=\"", x);
-    real(d, "\" y=\"", y);
-    mhai_sink_print(&d->writer, "\" text-anchor=\"%s\" fill=\"%s\"%s>", anchor, color, more);
-    mhai_sink_escaped(&d->writer, words);
-    mhai_sink_text(&d->writer, "</text>\n");
+    const colors c = colors_of(d);
+    const mhai_pen pen = {
+        .x = PAD, .y = PAD + 14, .size = 16, .color = mhai_color_of(c.ink), .bold = true};
+    d->canvas->rect(d->canvas->user, &(mhai_box){0, 0, d->chart.width, d->whole_height,
+                                                 .fill = mhai_color_of(c.paper)});
+    if (*d->title.text) d->canvas->text(d->canvas->user, &pen, d->title.text);
+    write_text(d, PAD, d->top - 12, MHAI_START, c.muted, d->y_name.text);
 }
 
-static void write_head(drawing *d)
-{
-    mhai_sink_text(&d->writer, "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\"");
-    real(d, " width=\"", d->chart.width);
-    real(d, "\" height=\"", d->whole_height);
-    real(d, "\" viewBox=\"0 0 ", d->chart.width);
-    real(d, " ", d->whole_height);
-    real(d, "\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\" font-size=\"", face);
-    mhai_sink_text(&d->writer, "\">\n");
-    if (*d->title.text) {
-        mhai_sink_text(&d->writer, "<title>");
-        mhai_sink_escaped(&d->writer, d->title.text);
-        mhai_sink_text(&d->writer, "</title>\n");
-    }
-    mhai_sink_print(&d->writer, "<rect width=\"100%%\" height=\"100%%\" fill=\"%s\"/>\n",
-                    d->chart.dark ? "#15171b" : "#ffffff");
-    write_text(d, PAD, PAD + 14, "start", " font-size=\"16\" font-weight=\"600\"", ink(d),
-               d->title.text);
-    write_text(d, PAD, d->top - 12, "start", "", muted(d), d->y_name.text);
-}
-
-static void write_axes(drawing *d)
+static void draw_axes(const drawing *d)
 {
     char text[MHAI_NUMBER_BYTES];
-    const char *grid = d->chart.dark ? "#2d3138" : "#e3e5e9";
-    const double bottom = d->top + d->height;
+    const colors c = colors_of(d);
+    const double bottom = d->top + d->height, right = d->left + d->width;
     for (int i = 0; i < d->y.ticks; i++) {
         const double y = y_of(d, d->y.at[i]);
         tick_text(&d->y, i, text);
-        real(d, "<path d=\"M", d->left);
-        real(d, " ", y);
-        real(d, "H", d->left + d->width);
-        mhai_sink_print(&d->writer, "\" stroke=\"%s\"/>\n", grid);
-        write_text(d, d->left - 8, y + 4, "end", "", muted(d), text);
+        draw_line(d, d->left, y, right, y, c.grid);
+        write_text(d, d->left - 8, y + 4, MHAI_END, c.muted, text);
     }
     for (int i = 0; i < d->x.ticks; i++) {
         const double x = x_of(d, d->x.at[i]);
         tick_text(&d->x, i, text);
-        real(d, "<path d=\"M", x);
-        real(d, " ", bottom);
-        mhai_sink_print(&d->writer, "v5\" stroke=\"%s\"/>\n", muted(d));
-        write_text(d, x, bottom + 18, "middle", "", muted(d), text);
+        draw_line(d, x, bottom, x, bottom + 5, c.muted);
+        write_text(d, x, bottom + 18, MHAI_MIDDLE, c.muted, text);
     }
-    real(d, "<path d=\"M", d->left);
-    real(d, " ", bottom);
-    real(d, "H", d->left + d->width);
-    mhai_sink_print(&d->writer, "\" stroke=\"%s\"/>\n", muted(d));
-    write_text(d, d->left + d->width / 2, bottom + 38, "middle", "", muted(d), d->x_name.text);
+    draw_line(d, d->left, bottom, right, bottom, c.muted);
+    write_text(d, d->left + d->width / 2, bottom + 38, MHAI_MIDDLE, c.muted, d->x_name.text);
 }
 
-/* Number of its look: a series without a name looks like the one before it. */
-static int look_of(const mha_curve *curve, int64_t k)
+/* A series without a name looks like the one before it. */
+static mhai_stroke stroke_of(const drawing *d, int64_t k)
 {
+    const mha_series *series = d->curve.series;
     int look = -1;
     for (int64_t i = 0; i <= k; i++)
-        look += (i == 0 || in_legend(&curve->series[i])) && !curve->series[i].baseline;
-    return look < 0 ? 0 : look % LINES;
+        look += (i == 0 || in_legend(&series[i])) && !series[i].baseline;
+    look = look < 0 ? 0 : look % LINES;
+    mhai_stroke stroke = {.width = 2.2, .round = true};
+    stroke.color = mhai_color_of(d->chart.dark ? lines[look].dark : lines[look].light);
+    memcpy(stroke.dashes, lines[look].dashes, sizeof stroke.dashes);
+    if (series[k].baseline)
+        stroke = (mhai_stroke){mhai_color_of(colors_of(d).baseline), 1.2, {3, 3}, true};
+    return stroke;
 }
 
-static const char *color_of(const drawing *d, int64_t k)
-{
-    const int look = look_of(&d->curve, k);
-    if (d->curve.series[k].baseline) return d->chart.dark ? "#959ca8" : "#8b909a";
-    return d->chart.dark ? lines[look].dark : lines[look].light;
-}
-
-static void write_style(drawing *d, int64_t k)
-{
-    const bool baseline = d->curve.series[k].baseline;
-    const char *dashes = baseline ? "3 3" : lines[look_of(&d->curve, k)].dashes;
-    mhai_sink_print(&d->writer, " fill=\"none\" stroke=\"%s\" stroke-width=\"%s\"", color_of(d, k),
-                    baseline ? "1.2" : "2.2");
-    if (dashes) mhai_sink_print(&d->writer, " stroke-dasharray=\"%s\"", dashes);
-    mhai_sink_text(&d->writer, " stroke-linejoin=\"round\"/>\n");
-}
-
-static void write_dots(drawing *d, int64_t k)
+static void draw_dots(const drawing *d, int64_t k)
 {
     const mha_series *s = &d->curve.series[k];
+    const mhai_color color = stroke_of(d, k).color;
     for (int64_t i = 0; i < s->count; i++) {
         const bool alone =
             (i == 0 || !is_point(s, i - 1)) && (i + 1 == s->count || !is_point(s, i + 1));
         if (!is_point(s, i) || (!alone && (s->baseline || s->count > DOTTED_POINTS))) continue;
-        real(d, "<circle cx=\"", x_of(d, s->x[i]));
-        real(d, "\" cy=\"", y_of(d, s->y[i]));
-        mhai_sink_print(&d->writer, "\" r=\"3\" fill=\"%s\"/>\n", color_of(d, k));
+        d->canvas->dot(d->canvas->user, x_of(d, s->x[i]), y_of(d, s->y[i]), 3, color);
     }
 }
 
 /* Gaps where a point is not finite. */
-static void write_series(drawing *d, int64_t k)
+static mha_status draw_series(const drawing *d, int64_t k)
 {
     const mha_series *s = &d->curve.series[k];
-    bool any = false, on = false;
+    const mhai_stroke stroke = stroke_of(d, k);
+    bool any = false;
+    double *xy = mhai_sink_alloc(s->count, 2 * sizeof *xy);
+    if (!xy) return mha_fail(MHA_ERR_NOMEM, "chart: no memory for %" PRId64 " points", s->count);
     for (int64_t i = 0; i < s->count; i++) {
-        if (!is_point(s, i)) {
-            on = false;
-            continue;
-        }
-        if (!any) mhai_sink_text(&d->writer, "<path d=\"");
-        real(d, on ? "L" : "M", x_of(d, s->x[i]));
-        real(d, " ", y_of(d, s->y[i]));
-        any = on = true;
+        const bool drawn = is_point(s, i);
+        xy[2 * i] = drawn ? x_of(d, s->x[i]) : (double)NAN;
+        xy[2 * i + 1] = drawn ? y_of(d, s->y[i]) : (double)NAN;
+        any = any || drawn;
     }
-    if (!any) return;
-    mhai_sink_text(&d->writer, "\"");
-    write_style(d, k);
-    write_dots(d, k);
+    if (any) d->canvas->path(d->canvas->user, xy, s->count, false, &stroke);
+    if (any) draw_dots(d, k);
+    free(xy);
+    return MHA_OK;
 }
 
-static void write_legend(drawing *d)
+static void draw_legend(const drawing *d)
 {
+    const colors c = colors_of(d);
     const double across = d->chart.width - 2 * PAD;
     double x = PAD, y = d->top + d->height + 22 + (*d->x_name.text ? 20 : 0) + 18;
     for (int64_t k = 0; k < d->curve.series_count; k++) {
@@ -403,32 +373,42 @@ static void write_legend(drawing *d)
         if (!in_legend(s)) continue;
         const double entry = entry_width(s);
         if (x > PAD && x - PAD + entry > across) x = PAD, y += LEGEND_LINE;
-        real(d, "<path d=\"M", x);
-        real(d, " ", y);
-        mhai_sink_print(&d->writer, "h%d\"", (int)LEGEND_DASH);
-        write_style(d, k);
+        const double xy[4] = {x, y, x + LEGEND_DASH, y};
+        const mhai_stroke stroke = stroke_of(d, k);
+        d->canvas->path(d->canvas->user, xy, 2, false, &stroke);
         mhai_text_visible(s->name, 0, MHAI_TEXT_PROSE, &name);
         mhai_text_cut_em(&name, (across - LEGEND_DASH - 8) / face);
-        write_text(d, x + LEGEND_DASH + 8, y + 4, "start", "", ink(d), name.text);
+        write_text(d, x + LEGEND_DASH + 8, y + 4, MHAI_START, c.ink, name.text);
         x += entry;
     }
     y = d->whole_height - PAD - CAPTION_LINE * (d->caption_lines - 1);
     for (int i = 0; i < d->caption_lines; i++)
-        write_text(d, PAD, y + CAPTION_LINE * i, "start", "", muted(d), d->caption[i].text);
+        write_text(d, PAD, y + CAPTION_LINE * i, MHAI_START, c.muted, d->caption[i].text);
+}
+
+static mha_status draw(const void *what, const mhai_canvas *canvas)
+{
+    drawing d = *(const drawing *)what;
+    d.canvas = canvas;
+    draw_head(&d);
+    draw_axes(&d);
+    for (int64_t k = d.curve.series_count - 1; k >= 0; k--) /* first on top */
+        MHA_TRY(draw_series(&d, k));
+    draw_legend(&d);
+    return MHA_OK;
 }
 
 mha_status mha_render_chart(const mha_chart *chart, const mha_sink *sink)
 {
     drawing d = {.top = 0};
-    if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "sink is NULL");
     MHA_TRY(check(chart, &d));
     set_axes(&d);
     lay_out(&d);
-    mhai_sink_open(&d.writer, sink);
-    write_head(&d);
-    write_axes(&d);
-    for (int64_t k = d.curve.series_count - 1; k >= 0; k--) write_series(&d, k); /* first on top */
-    write_legend(&d);
-    mhai_sink_text(&d.writer, "</svg>\n");
-    return mhai_sink_flush(&d.writer);
+    const mhai_sheet sheet = {.picture = d.chart.pdf ? MHAI_PDF : MHAI_SVG,
+                              .title = *d.title.text ? d.title.text : "Chart",
+                              .width = d.chart.width,
+                              .height = d.whole_height,
+                              .draw = draw,
+                              .what = &d};
+    return mhai_sheet_write(&sheet, sink);
 }

@@ -1,23 +1,31 @@
-/* Text through FreeType: outlines without hinting, so that turned and scaled text looks alike and
- * does not depend on how FreeType was built. */
+/* Text: of one named file, so that no setting of the machine (fontconfig) changes a picture; outlines
+ * without hinting, so that turned and scaled text looks alike and does not depend on how FreeType was
+ * built. Pixels come from FreeType itself: cairo before 1.18 puts glyphs on whole pixels, and where it
+ * fills outlines it aborts when memory is short (1.16). In a PDF text is text. */
 #include "font.h"
 
 #include "text.h"
 
 #include <multihead/component.h>
 
-#include <ft2build.h>
-#include FT_FREETYPE_H
+#include <cairo-ft.h>
 #include FT_OUTLINE_H
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct mhai_font {
     FT_Library library;
     FT_Face face;
     bool no_memory;
+    const char *path;
+    cairo_font_face_t *cairo; /* made when a PDF asks */
+    mhai_font *mono;          /* likewise; itself if there is none */
 };
+
+enum { HOW = FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP };
 
 /* Whether FreeType did what it should. A face may lack something, memory must not. */
 static bool done(mhai_font *font, FT_Error error)
@@ -43,6 +51,7 @@ static mha_status open_named(mhai_font *font, const char *file, const char *who)
     if (!done(font, FT_New_Face(font->library, file, 0, &font->face)))
         return mha_fail(MHA_ERR_FILE, "%s: cannot read the font %s, name a TrueType file", who,
                         file);
+    font->path = file;
     if (!FT_IS_SCALABLE(font->face))
         return mha_fail(MHA_ERR_FILE, "%s: %s is not a scalable font", who, file);
     return MHA_OK;
@@ -54,9 +63,10 @@ static mha_status open_face(mhai_font *font, const char *file)
     if (file && *file) return open_named(font, file, "font_file");
     if (environment && *environment) return open_named(font, environment, "MHA_FONT");
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        if (done(font, FT_New_Face(font->library, places[i], 0, &font->face))) return MHA_OK;
+        if (done(font, FT_New_Face(font->library, font->path = places[i], 0, &font->face)))
+            return MHA_OK;
     return mha_fail(MHA_ERR_FILE,
-                    "PNG: no font found: apt install fonts-dejavu-core, or set MHA_FONT "
+                    "PNG, PDF: no font found: apt install fonts-dejavu-core, or set MHA_FONT "
                     "to a TrueType file");
 }
 
@@ -66,7 +76,7 @@ mha_status mhai_font_open(const char *file, mhai_font **font)
     mhai_font *made = calloc(1, sizeof *made);
     if (!made || FT_Init_FreeType(&made->library) != 0) {
         free(made);
-        return mha_fail(MHA_ERR_NOMEM, "PNG: cannot start FreeType");
+        return mha_fail(MHA_ERR_NOMEM, "PNG, PDF: cannot start FreeType");
     }
     mha_status status = open_face(made, file);
     if (status && made->no_memory) status = mhai_font_check(made);
@@ -77,17 +87,26 @@ mha_status mhai_font_open(const char *file, mhai_font **font)
     return status;
 }
 
+static void end(void *font)
+{
+    FT_Done_FreeType(((mhai_font *)font)->library); /* with its face */
+    free(font);
+}
+
 void mhai_font_close(mhai_font *font)
 {
     if (!font) return;
-    if (font->face) FT_Done_Face(font->face);
-    FT_Done_FreeType(font->library);
-    free(font);
+    if (font->mono != font) mhai_font_close(font->mono);
+    if (font->cairo)
+        cairo_font_face_destroy(font->cairo); /* which keeps the file open as long as it is used */
+    else
+        end(font);
 }
 
 mha_status mhai_font_check(const mhai_font *font)
 {
-    return font->no_memory ? mha_fail(MHA_ERR_NOMEM, "PNG: out of memory for its text") : MHA_OK;
+    return font->no_memory ? mha_fail(MHA_ERR_NOMEM, "picture: out of memory for its text")
+                           : MHA_OK;
 }
 
 /* The glyph of a code point in the slot, an outline; false if there is nothing to draw (marks and
@@ -96,7 +115,7 @@ static bool load_glyph(mhai_font *font, uint32_t code)
 {
     FT_UInt glyph = FT_Get_Char_Index(font->face, code);
     if (!glyph && mhai_text_code_columns(code) == 0) return false;
-    return done(font, FT_Load_Glyph(font->face, glyph, FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP));
+    return done(font, FT_Load_Glyph(font->face, glyph, HOW));
 }
 
 static double advance(FT_Face face)
@@ -150,4 +169,46 @@ void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai
         at += advance(face);
         draw_glyph(font, pen, x, y, blend, user);
     }
+}
+
+/* ---- For a PDF ------------------------------------------------------------------------------- */
+
+/* The face of fixed width that lies beside DejaVu Sans. */
+static void open_mono(mhai_font *font)
+{
+    static const char sans[] = "DejaVuSans.ttf";
+    const size_t length = strlen(font->path), tail = sizeof sans - 1;
+    char path[512];
+    font->mono = font;
+    if (length < tail || strcmp(font->path + length - tail, sans) || length > sizeof path - 8)
+        return;
+    snprintf(path, sizeof path, "%.*sMono.ttf", (int)(length - 4), font->path);
+    mhai_font *mono;
+    if (mhai_font_open(path, &mono) == MHA_OK) font->mono = mono;
+}
+
+cairo_font_face_t *mhai_font_face(mhai_font *font, bool mono)
+{
+    static const cairo_user_data_key_t key;
+    if (mono && !font->mono) open_mono(font);
+    if (mono && font->mono != font) return mhai_font_face(font->mono, false);
+    if (font->cairo) return font->cairo;
+    cairo_font_face_t *made = cairo_ft_font_face_create_for_ft_face(font->face, HOW);
+    if (cairo_font_face_set_user_data(made, &key, font, end)) {
+        font->no_memory = true;
+        cairo_font_face_destroy(made);
+        return NULL;
+    }
+    return font->cairo = made;
+}
+
+void mhai_font_text(const mhai_font *font, const char *text, char *shown, size_t size)
+{
+    char *to = shown;
+    for (uint32_t code; (code = mhai_text_next(&text)) != 0 && to + 4 < shown + size;) {
+        if (mhai_text_code_columns(code) == 0 && !FT_Get_Char_Index(font->face, code)) continue;
+        if (code >= 0xFDD0 && code <= 0xFDEF) code = 0xFFFD; /* no characters: cairo refuses them */
+        to += mhai_text_encode(code, to);
+    }
+    *to = 0;
 }

@@ -1,8 +1,10 @@
-/* A TrueType face, for drawing text into pixels. */
+/* A font file, for text in pixels and in a PDF. */
 #ifndef MHAI_RENDER_FONT_H
 #define MHAI_RENDER_FONT_H
 
 #include "canvas.h"
+
+#include <cairo.h>
 
 typedef struct mhai_font mhai_font;
 
@@ -21,5 +23,11 @@ void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai
 
 /* MHA_ERR_NOMEM if something was left out because memory was short. */
 mha_status mhai_font_check(const mhai_font *font);
+
+/* For cairo, owned by the font; NULL: short of memory. mono: its face of fixed width, if there is one. */
+cairo_font_face_t *mhai_font_face(mhai_font *font, bool mono);
+
+/* What cairo takes of a line: valid UTF-8, without marks and joiners that the face lacks. */
+void mhai_font_text(const mhai_font *font, const char *text, char *shown, size_t size);
 
 #endif

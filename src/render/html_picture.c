@@ -1,9 +1,9 @@
 /* What readers without scripts see: the figure as inline SVG while that is small, else one small
  * image a panel; and a table of the panels either way. */
 #include "html.h"
+#include "layout.h"
 #include "number.h"
 #include "png.h"
-#include "svg.h"
 #include "text.h"
 
 #include <multihead/component.h>
@@ -53,7 +53,7 @@ static mha_status draw_svg(const mhai_html_page *page, mhai_writer *w)
         layout.image = layout.image || as_images;
         layout.tiny = layout.tiny || layout.image;
         layout.values = layout.values && !layout.image;
-        status = mhai_svg_write(&layout, &(mhai_svg_frame){.inside = true, .suffix = ""}, &sink);
+        status = mhai_svg_inside(&layout, &sink);
     }
     if (!status) {
         mhai_sink_text(w, "<figure>");

@@ -37,66 +37,75 @@ enum {
 
 const char mhai_layout_masked[] = "masked", mhai_layout_bad[] = "not finite";
 
-static int64_t least(int64_t a, int64_t b)
+mha_status mhai_grid_open(const mha_figure *figure, mhai_grid *g)
 {
-    return a < b ? a : b;
-}
-
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return a / b + (a % b != 0);
-}
-
-mha_status mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
-                            int64_t *row_groups, int64_t *rows)
-{
-    int64_t *count = mhai_sink_alloc(2 * figure->group_count, sizeof *count);
-    if (!count) return mha_fail(MHA_ERR_NOMEM, "figure: out of memory");
-    int64_t *first_row = count + figure->group_count;
-    for (int64_t i = 0; i < figure->panel_count; i++) count[mhai_figure_panel(figure, i).group]++;
-    *rows = 0;
-    for (int64_t g = 0; g < figure->group_count; g++) {
-        first_row[g] = *rows;
-        for (int64_t left = count[g]; left > 0; left -= columns) row_groups[(*rows)++] = g;
-        count[g] = 0;
+    memset(g, 0, sizeof *g);
+    MHA_TRY(mhai_figure_check(figure, &g->figure));
+    const mha_figure *f = &g->figure;
+    MHA_TRY(mhai_ranges_make(f, &g->ranges));
+    g->value_greatest = fmax(fabs(g->ranges.extent.least), fabs(g->ranges.extent.greatest));
+    mhai_palette_make(f, &g->palette);
+    g->theme = mhai_canvas_theme(f);
+    g->places = mhai_sink_alloc(f->panel_count, sizeof *g->places);
+    g->row_groups = mhai_sink_alloc(f->panel_count + f->group_count, sizeof *g->row_groups);
+    if (!g->places || !g->row_groups) return mha_fail(MHA_ERR_NOMEM, "figure: out of memory");
+    g->named = f->panel_count > 1 || f->range == MHA_RANGE_PANEL;
+    g->in_group = 1;
+    for (int64_t i = 0; i < f->panel_count; i++) { /* row_groups counts the panels of each group */
+        const mha_panel panel = mhai_figure_panel(f, i);
+        g->named = g->named || panel.name;
+        g->notes = g->notes || (panel.note && *panel.note);
+        g->in_group = mhai_most(g->in_group, ++g->row_groups[panel.group]);
     }
-    for (int64_t i = 0; i < figure->panel_count; i++) {
-        int64_t g = mhai_figure_panel(figure, i).group, n = count[g]++;
-        places[i] = (mhai_place){first_row[g] + n / columns, n % columns};
+    return MHA_OK;
+}
+
+mha_status mhai_grid_place(mhai_grid *g, int64_t columns)
+{
+    const mha_figure *f = &g->figure;
+    int64_t *count = mhai_sink_alloc(2 * f->group_count, sizeof *count);
+    if (!count) return mha_fail(MHA_ERR_NOMEM, "figure: out of memory");
+    int64_t *first_row = count + f->group_count;
+    for (int64_t i = 0; i < f->panel_count; i++) count[mhai_figure_panel(f, i).group]++;
+    g->columns = columns;
+    g->rows = 0;
+    for (int64_t k = 0; k < f->group_count; k++) {
+        first_row[k] = g->rows;
+        for (int64_t left = count[k]; left > 0; left -= columns) g->row_groups[g->rows++] = k;
+        count[k] = 0;
+    }
+    for (int64_t i = 0; i < f->panel_count; i++) {
+        int64_t k = mhai_figure_panel(f, i).group, n = count[k]++;
+        g->places[i] = (mhai_place){first_row[k] + n / columns, n % columns};
     }
     free(count);
     return MHA_OK;
 }
 
-/* The size of a group with most panels. */
-static int64_t largest_group(const mha_figure *figure, int64_t *scratch)
+void mhai_grid_free(mhai_grid *g)
 {
-    int64_t largest = 0;
-    memset(scratch, 0, (size_t)figure->group_count * sizeof *scratch);
-    for (int64_t i = 0; i < figure->panel_count; i++)
-        largest = most(largest, ++scratch[mhai_figure_panel(figure, i).group]);
-    return largest;
+    mhai_ranges_free(&g->ranges);
+    free(g->places);
+    free(g->row_groups);
+}
+
+void mhai_grid_values(const mhai_grid *g, char text[2][MHAI_NUMBER_BYTES])
+{
+    mhai_number_cell(g->ranges.extent.least, g->value_greatest, text[0]);
+    mhai_number_cell(g->ranges.extent.greatest, g->value_greatest, text[1]);
 }
 
 /* Width of the widest value as printed, in em. */
 static double value_em(const mhai_layout *l)
 {
-    char low[MHAI_NUMBER_BYTES], high[MHAI_NUMBER_BYTES];
-    mhai_number_cell(l->ranges.extent.least, l->value_greatest, low);
-    mhai_number_cell(l->ranges.extent.greatest, l->value_greatest, high);
-    return fmax(mhai_text_em(low), mhai_text_em(high));
+    char text[2][MHAI_NUMBER_BYTES];
+    mhai_grid_values(&l->grid, text);
+    return fmax(mhai_text_em(text[0]), mhai_text_em(text[1]));
 }
 
 static void choose_values(mhai_layout *l)
 {
-    const mha_figure *f = &l->figure;
-    const mha_extent *e = &l->ranges.extent;
-    l->value_greatest = fmax(fabs(e->least), fabs(e->greatest));
+    const mha_figure *f = &l->grid.figure;
     l->value_font = 10;
     int64_t cells = f->rows * f->cols;
     bool small = f->rows <= longest_with_values && f->cols <= longest_with_values &&
@@ -114,16 +123,19 @@ static double map_side(int64_t columns)
 }
 
 /* How many maps go side by side, if the caller does not say: few enough that labels can be read. */
-static int64_t choose_columns(const mhai_layout *l, int64_t in_group)
+static int64_t choose_columns(const mhai_layout *l)
 {
-    const mha_figure *f = &l->figure;
-    if (f->columns) return most(1, least(f->columns, in_group));
-    if (f->group_count > 1) return most(1, least(in_group, 16));
+    const mha_figure *f = &l->grid.figure;
+    const int64_t in_group = l->grid.in_group;
+    if (f->columns) return mhai_most(1, mhai_least(f->columns, in_group));
+    if (f->group_count > 1) return mhai_most(1, mhai_least(in_group, 16));
     double cell = l->values ? value_em(l) * l->value_font + 7
-                            : fmax(LABEL_PITCH, 270.0 / (double)most(f->cols, 1));
+                            : fmax(LABEL_PITCH, 270.0 / (double)mhai_most(f->cols, 1));
     double side = fmin(cell * (double)f->cols, 290) + 18;
-    int64_t fit = most(1, least(in_group, (int64_t)(1320 / side)));
-    return most(1, ceil_div(in_group, most(1, ceil_div(in_group, fit)))); /* rows of equal length */
+    int64_t fit = mhai_most(1, mhai_least(in_group, (int64_t)(1320 / side)));
+    return mhai_most(
+        1, mhai_ceil_div(in_group,
+                         mhai_most(1, mhai_ceil_div(in_group, fit)))); /* rows of equal length */
 }
 
 /* The size of a cell along one side of n cells, and how many cells become one. */
@@ -134,15 +146,15 @@ static void choose_cell(mhai_axis *axis, double side, double smallest)
     double cell = n ? floor(side / (double)n) : MOST_CELL;
     if (cell < LABEL_PITCH && (double)n * LABEL_PITCH <= limit) cell = LABEL_PITCH;
     if (cell < 1) cell = (double)n <= limit ? 1 : 0;
-    axis->pool = cell < 1 ? ceil_div(n, (int64_t)(side >= 480 ? 1024 : side)) : 1;
+    axis->pool = cell < 1 ? mhai_ceil_div(n, (int64_t)(side >= 480 ? 1024 : side)) : 1;
     axis->cell = fmax(fmin(fmax(cell, 1), MOST_CELL), smallest);
-    axis->drawn = ceil_div(n, axis->pool);
+    axis->drawn = mhai_ceil_div(n, axis->pool);
 }
 
 /* Cells are square unless one side is so long that the other would be a thread. */
 static void choose_cells(mhai_layout *l)
 {
-    double side = map_side(l->columns);
+    double side = map_side(l->grid.columns);
     double smallest = l->values ? ceil(value_em(l) * l->value_font + 7) : 1;
     choose_cell(&l->row, side, smallest);
     choose_cell(&l->col, side, smallest);
@@ -153,7 +165,7 @@ static void choose_cells(mhai_layout *l)
     l->tiny = l->image || l->row.cell < 4 || l->col.cell < 4;
     l->map_height = (double)l->row.drawn * l->row.cell;
     l->map_width = (double)l->col.drawn * l->col.cell;
-    if (l->figure.rows == 0 || l->figure.cols == 0) l->map_height = l->map_width = 72;
+    if (l->grid.figure.rows == 0 || l->grid.figure.cols == 0) l->map_height = l->map_width = 72;
 }
 
 void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
@@ -173,7 +185,7 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label)
 /* The next step that a reader can count in: 1 2 3 4 5 10 20 50 100 ... */
 static int64_t good_step(int64_t step)
 {
-    if (step <= 5) return most(1, step);
+    if (step <= 5) return mhai_most(1, step);
     int64_t good = 10;
     for (int i = 1; good < step; i++) good = i % 3 == 2 ? good / 2 * 5 : good * 2;
     return good;
@@ -195,7 +207,7 @@ static void measure_labels(mhai_axis *axis, double most_width)
 
 static void measure_axes(mhai_layout *l)
 {
-    double most_width = l->columns <= 4 ? 112 : 84;
+    double most_width = l->grid.columns <= 4 ? 112 : 84;
     measure_labels(&l->row, most_width);
     measure_labels(&l->col, most_width);
     l->row.depth = l->row.widest + LABEL_GAP;
@@ -218,34 +230,28 @@ static double legend_width(mhai_layout *l)
 {
     double width = MHAI_LAYOUT_BAR_LEFT + MHAI_LAYOUT_BAR + MHAI_LAYOUT_BAR_RIGHT;
     const double swatch = MHAI_LAYOUT_SWATCH + MHAI_LAYOUT_SWATCH_GAP;
-    if (l->figure.value_name)
-        mhai_text_visible(l->figure.value_name, 0, MHAI_TEXT_PROSE, &l->value_name);
+    if (l->grid.figure.value_name)
+        mhai_text_visible(l->grid.figure.value_name, 0, MHAI_TEXT_PROSE, &l->value_name);
     mhai_text_cut_em(&l->value_name, 12);
     if (*l->value_name.text) width += mhai_text_em(l->value_name.text) * MHAI_LAYOUT_SMALL + 12;
     double keys = 0;
-    if (l->ranges.any_masked) keys += swatch + mhai_text_em(mhai_layout_masked) * MHAI_LAYOUT_SMALL;
-    if (l->ranges.extent.not_finite)
+    if (l->grid.ranges.any_masked)
+        keys += swatch + mhai_text_em(mhai_layout_masked) * MHAI_LAYOUT_SMALL;
+    if (l->grid.ranges.extent.not_finite)
         keys += swatch + mhai_text_em(mhai_layout_bad) * MHAI_LAYOUT_SMALL;
-    bool scaled = l->figure.scale != MHA_SCALE_LINEAR; /* its name stands under the keys */
+    bool scaled = l->grid.figure.scale != MHA_SCALE_LINEAR; /* its name stands under the keys */
     return width + fmax(keys, scaled ? MHAI_LAYOUT_SMALL * mhai_text_em("linear scale") : 0);
 }
 
 static void measure_grid(mhai_layout *l)
 {
-    const mha_figure *f = &l->figure;
-    l->notes = false;
-    bool named = f->panel_count > 1;
-    for (int64_t i = 0; i < f->panel_count; i++) {
-        mha_panel panel = mhai_figure_panel(f, i);
-        l->notes = l->notes || (panel.note && *panel.note);
-        named = named || panel.name;
-    }
-    l->head = (named || f->range == MHA_RANGE_PANEL ? 18 : 0) + (l->notes ? 13 : 0);
+    const mha_figure *f = &l->grid.figure;
+    l->head = (l->grid.named ? 18 : 0) + (l->grid.notes ? 13 : 0);
     l->named_groups = f->group_names && f->panel_count;
     l->left = MARGIN + (l->named_groups ? 22 : 0) + 18 + l->row.depth;
-    l->step_x = l->map_width + (l->columns <= 4 ? 18 : 12);
+    l->step_x = l->map_width + (l->grid.columns <= 4 ? 18 : 12);
     l->step_y = l->head + l->map_height + l->col.depth + 10;
-    double grid_width = (double)l->columns * l->step_x;
+    double grid_width = (double)l->grid.columns * l->step_x;
     l->width = fmax(l->left + grid_width, legend_width(l) + MARGIN) + MARGIN;
     l->width = ceil(fmax(l->width, LEAST_WIDTH));
     axis_title(&l->row, f->row_axis, "row", l->map_height + l->head);
@@ -255,7 +261,7 @@ static void measure_grid(mhai_layout *l)
 /* Texts above and below the grid are wrapped to its width. */
 static void measure_texts(mhai_layout *l)
 {
-    const mha_figure *f = &l->figure;
+    const mha_figure *f = &l->grid.figure;
     double room = l->width - 2 * MARGIN;
     mhai_remarks remarks;
     mhai_remarks_about about = {l->row.pool,
@@ -265,7 +271,7 @@ static void measure_texts(mhai_layout *l)
                                 "px",
                                 l->tiny ? "pink" : "\xC3\x97",
                                 f->print_values == MHA_VALUES_ALWAYS && !l->values};
-    mhai_remarks_make(f, &l->ranges, &about, &remarks);
+    mhai_remarks_make(f, &l->grid.ranges, &about, &remarks);
     enum { TITLES = MHAI_LAYOUT_TITLE_LINES, NOTES = MHAI_LAYOUT_NOTE_LINES };
     l->title_lines =
         mhai_text_wrap(f->title, room / (1.08 * MHAI_LAYOUT_TITLE), MHAI_TEXT_EM, l->title, TITLES);
@@ -279,7 +285,7 @@ static void measure_texts(mhai_layout *l)
                     MHAI_LAYOUT_SUBTITLE_LINE * l->subtitle_lines;
     if (l->title_lines + l->subtitle_lines) l->legend_top += 10;
     l->grid_top = l->legend_top + LEGEND;
-    l->foot_top = l->grid_top + (double)most(l->grid_rows, 1) * l->step_y + 14;
+    l->foot_top = l->grid_top + (double)mhai_most(l->grid.rows, 1) * l->step_y + 14;
     l->height =
         ceil(l->foot_top + MHAI_LAYOUT_SMALL_LINE * (l->foot_lines + l->remark_lines) + MARGIN);
 }
@@ -287,19 +293,12 @@ static void measure_texts(mhai_layout *l)
 mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *l)
 {
     memset(l, 0, sizeof *l);
-    MHA_TRY(mhai_figure_check(figure, &l->figure));
-    const mha_figure *f = &l->figure;
-    MHA_TRY(mhai_ranges_make(f, &l->ranges));
-    l->places = mhai_sink_alloc(f->panel_count, sizeof *l->places);
-    l->row_groups = mhai_sink_alloc(f->panel_count + f->group_count, sizeof *l->row_groups);
-    if (!l->places || !l->row_groups) return mha_fail(MHA_ERR_NOMEM, "figure: out of memory");
-    mhai_palette_make(f, &l->palette);
-    l->theme = mhai_canvas_theme(f);
+    MHA_TRY(mhai_grid_open(figure, &l->grid));
+    const mha_figure *f = &l->grid.figure;
     l->row = (mhai_axis){.count = f->rows, .raw = f->row_labels};
     l->col = (mhai_axis){.count = f->cols, .raw = f->col_labels};
     choose_values(l);
-    l->columns = choose_columns(l, largest_group(f, l->row_groups));
-    MHA_TRY(mhai_layout_grid(f, l->columns, l->places, l->row_groups, &l->grid_rows));
+    MHA_TRY(mhai_grid_place(&l->grid, choose_columns(l)));
     choose_cells(l);
     measure_axes(l);
     measure_grid(l);
@@ -309,9 +308,5 @@ mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *l)
 
 void mhai_layout_free(mhai_layout *layout)
 {
-    mhai_ranges_free(&layout->ranges);
-    free(layout->places);
-    free(layout->row_groups);
-    layout->places = NULL;
-    layout->row_groups = NULL;
+    mhai_grid_free(&layout->grid);
 }

@@ -4,6 +4,7 @@
 #define MHAI_RENDER_LAYOUT_H
 
 #include "canvas.h"
+#include "number.h"
 #include "text.h"
 
 enum { MHAI_LAYOUT_TITLE_LINES = 3, MHAI_LAYOUT_NOTE_LINES = 8 };
@@ -48,25 +49,56 @@ typedef struct mhai_place {
     int64_t grid_row, grid_col;
 } mhai_place;
 
-typedef struct mhai_layout {
+/* What pictures and terminals plan alike: panels in a grid, a group after the other. */
+typedef struct mhai_grid {
     mha_figure figure; /* checked */
     mhai_ranges ranges;
     mhai_palette palette;
     mhai_theme theme;
-    mhai_axis row, col;
-    int64_t columns, grid_rows;
+    double value_greatest; /* sets the digits of all values */
+    bool named, notes;     /* panels have a line for a name, for a note */
+    int64_t in_group;      /* panels of the largest group, at least 1 */
+    int64_t columns, rows;
     mhai_place *places;  /* [panel_count] */
-    int64_t *row_groups; /* [grid_rows] */
+    int64_t *row_groups; /* [rows] */
+} mhai_grid;
+
+/* All but columns, rows, places and row_groups, which place gives. Free also after a failure. */
+mha_status mhai_grid_open(const mha_figure *figure, mhai_grid *grid);
+mha_status mhai_grid_place(mhai_grid *grid, int64_t columns);
+void mhai_grid_free(mhai_grid *grid);
+
+/* The least and the greatest value as they stand in cells. */
+void mhai_grid_values(const mhai_grid *grid, char text[2][MHAI_NUMBER_BYTES]);
+
+static inline int64_t mhai_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t mhai_most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t mhai_ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+struct mhai_layout {
+    mhai_grid grid;
+    mhai_axis row, col;
     double width, height, left, map_width, map_height, step_x, step_y, grid_top, legend_top,
         foot_top;
     double head; /* room above a map: its name and note */
-    bool notes, values, image, tiny, tooltips, named_groups;
-    double value_font, value_greatest;
+    bool values, image, tiny, tooltips, named_groups;
+    double value_font;
     mhai_text title[MHAI_LAYOUT_TITLE_LINES], subtitle[MHAI_LAYOUT_TITLE_LINES];
     mhai_text value_name; /* cut */
     mhai_text foot[MHAI_LAYOUT_NOTE_LINES], remarks[MHAI_LAYOUT_NOTE_LINES];
     int title_lines, subtitle_lines, foot_lines, remark_lines;
-} mhai_layout;
+};
 
 /* Free also after a failure. */
 mha_status mhai_layout_make(const mha_figure *figure, mhai_layout *layout);
@@ -78,10 +110,15 @@ void mhai_layout_label(const mhai_axis *axis, int64_t i, mhai_text *label);
 /* Draw everything. Memory is needed for the cells of one panel. */
 mha_status mhai_draw(const mhai_layout *layout, const mhai_canvas *canvas);
 
-/* Where every panel stands in a grid of so many columns: fills places, row_groups (which has room
- * for panel_count + group_count entries) and the number of grid rows. */
-mha_status mhai_layout_grid(const mha_figure *figure, int64_t columns, mhai_place *places,
-                            int64_t *row_groups, int64_t *rows);
+/* The cells of the first panel alone, as one image that fills place (x, y, width, height). */
+mha_status mhai_draw_cells(const mhai_layout *layout, const mhai_canvas *canvas,
+                           const double place[4]);
+
+const char *mhai_layout_title(const mhai_layout *layout);
+mhai_sheet mhai_layout_sheet(const mhai_layout *layout, mhai_picture picture);
+
+/* SVG within a page of HTML. */
+mha_status mhai_svg_inside(const mhai_layout *layout, const mha_sink *sink);
 
 /* What a reader must know about how the numbers were drawn, as one line of prose: reduction,
  * omitted labels, clipped and non-finite values. Empty if there is nothing to say. */

@@ -1,6 +1,6 @@
 /* The SVG back end: SVG 1.1 text with presentation attributes only, so that every viewer and
  * printer shows the same. */
-#include "svg.h"
+#include "canvas.h"
 #include "layout.h"
 #include "number.h"
 #include "png.h"
@@ -9,13 +9,23 @@
 #include <multihead/component.h>
 
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+
+/* Where the drawing stands in something larger. */
+typedef struct svg_frame {
+    bool inside;         /* of a page or a drawing: no name spaces */
+    const char *suffix;  /* of ids, which must differ within a page */
+    const double *place; /* x, y, width, height to fit into; NULL: its own size */
+} svg_frame;
 
 typedef struct svg {
-    mhai_svg_frame frame;
+    svg_frame frame;
     mhai_writer writer;
     mha_status status; /* other than the writer's: out of memory */
+    const mhai_canvas *canvas;
+    int figures; /* drawn within: their ids get numbers */
 } svg;
 
 static void attribute(svg *s, const char *name, double value)
@@ -41,25 +51,6 @@ static void rect_attributes(svg *s, double x, double y, double width, double hei
     attribute(s, "x", x);
     attribute(s, "y", y);
     rect_size(s, width, height);
-}
-
-static void svg_rect(void *user, double x, double y, double width, double height, mhai_color color)
-{
-    svg *s = user;
-    mhai_sink_text(&s->writer, "<rect");
-    rect_attributes(s, x, y, width, height);
-    color_attribute(s, "fill", color);
-    mhai_sink_text(&s->writer, " shape-rendering=\"crispEdges\"/>\n");
-}
-
-static void svg_hatch(void *user, double x, double y, double width, double height,
-                      const mhai_theme *theme)
-{
-    svg *s = user;
-    (void)theme; /* the pattern is defined once, at the top */
-    mhai_sink_text(&s->writer, "<rect");
-    rect_attributes(s, x, y, width, height);
-    mhai_sink_print(&s->writer, " fill=\"url(#mha-hatch%s)\"/>\n", s->frame.suffix);
 }
 
 static void points(svg *s, const double *xy, int count)
@@ -91,9 +82,47 @@ static void svg_line(void *user, const double xy[4], double width, mhai_color co
     mhai_sink_text(&s->writer, "/>\n");
 }
 
+static void svg_dot(void *user, double x, double y, double radius, mhai_color color)
+{
+    svg *s = user;
+    mhai_sink_text(&s->writer, "<circle");
+    attribute(s, "cx", x);
+    attribute(s, "cy", y);
+    attribute(s, "r", radius);
+    color_attribute(s, "fill", color);
+    mhai_sink_text(&s->writer, "/>\n");
+}
+
+static void svg_path(void *user, const double *xy, int64_t count, bool curve,
+                     const mhai_stroke *stroke)
+{
+    svg *s = user;
+    bool on = false;
+    mhai_sink_text(&s->writer, "<path d=\"");
+    for (int64_t i = 0; i < count; i++, xy += 2) {
+        if (isnan(xy[0])) {
+            on = false;
+            continue;
+        }
+        mhai_sink_text(&s->writer, !on ? "M" : !curve ? "L" : i == 1 ? "C" : " ");
+        points(s, xy, 1);
+        on = true;
+    }
+    mhai_sink_text(&s->writer, "\" fill=\"none\"");
+    color_attribute(s, "stroke", stroke->color);
+    attribute(s, "stroke-width", stroke->width);
+    for (int i = 0; i < MHAI_MOST_DASHES && stroke->dashes[i] > 0; i++) {
+        mhai_sink_text(&s->writer, i ? " " : " stroke-dasharray=\"");
+        mhai_sink_real(&s->writer, stroke->dashes[i]);
+    }
+    mhai_sink_print(&s->writer, "%s%s/>\n", stroke->dashes[0] > 0 ? "\"" : "",
+                    stroke->round ? " stroke-linejoin=\"round\"" : "");
+}
+
 static void svg_text(void *user, const mhai_pen *pen, const char *text)
 {
     svg *s = user;
+    const double about[3] = {pen->angle, pen->x, pen->y};
     static const char *const anchors[] = {"", " text-anchor=\"middle\"", " text-anchor=\"end\""};
     mhai_sink_text(&s->writer, "<text");
     attribute(s, "x", pen->x);
@@ -101,9 +130,10 @@ static void svg_text(void *user, const mhai_pen *pen, const char *text)
     attribute(s, "font-size", pen->size);
     mhai_sink_text(&s->writer, anchors[pen->anchor]);
     if (pen->bold) mhai_sink_text(&s->writer, " font-weight=\"600\"");
+    if (pen->mono)
+        mhai_sink_text(&s->writer, " font-family=\"ui-monospace, 'DejaVu Sans Mono', monospace\"");
     color_attribute(s, "fill", pen->color);
     if (pen->angle != 0) {
-        const double about[3] = {pen->angle, pen->x, pen->y};
         mhai_sink_text(&s->writer, " transform=\"rotate(");
         for (int i = 0; i < 3; i++) {
             if (i) mhai_sink_text(&s->writer, " ");
@@ -116,31 +146,14 @@ static void svg_text(void *user, const mhai_pen *pen, const char *text)
     mhai_sink_text(&s->writer, "</text>\n");
 }
 
-/* A panel's cells as pixels, each cell a square of zoom x zoom; NULL if there is no memory. */
-static uint8_t *paint_cells(const mhai_map *map, int64_t zoom)
+/* One image per panel. */
+static void svg_image(void *user, const mhai_map *map)
 {
-    int64_t width = map->cells->cols * zoom, height = map->cells->rows * zoom;
-    uint8_t *rgb = mhai_sink_alloc(width * height, 3);
-    for (int64_t y = 0; rgb && y < height; y++) {
-        uint8_t *row = rgb + y * width * 3;
-        if (y % zoom) {
-            memcpy(row, row - width * 3, (size_t)width * 3);
-            continue;
-        }
-        for (int64_t x = 0; x < width; x++)
-            memcpy(row + 3 * x, mhai_canvas_cell_color(map, y / zoom, x / zoom).rgb, 3);
-    }
-    return rgb;
-}
-
-/* One image per panel. Some viewers always smooth images, so cells are several pixels
- * where the image stays small: only their edges are smoothed then. */
-static void map_image(svg *s, const mhai_map *map)
-{
+    svg *s = user;
+    if (s->status || s->writer.status) return;
     const mhai_cells *cells = map->cells;
-    int64_t longest = cells->rows > cells->cols ? cells->rows : cells->cols;
-    int64_t zoom = longest > 600 ? 1 : longest > 400 ? 2 : longest > 300 ? 3 : 4;
-    uint8_t *rgb = paint_cells(map, zoom);
+    int64_t zoom;
+    uint8_t *rgb = mhai_canvas_paint(map, &zoom);
     if (!rgb) {
         s->status = mha_fail(MHA_ERR_NOMEM, "SVG: no memory for the image of a panel");
         return;
@@ -192,79 +205,49 @@ static void tooltip(svg *s, const mhai_map *map, int64_t row, int64_t col)
                                                    : value);
 }
 
-/* The fill of a cell; runs of equal fills are one rectangle. */
-static int fill_of(const mhai_map *map, int64_t row, int64_t col)
+static void svg_rect(void *user, const mhai_box *box)
 {
-    int64_t at = row * map->cells->cols + col;
-    uint8_t kind = map->cells->kind[at];
-    return kind == MHAI_CELL_VALUE ? mhai_palette_index(map->scale, (double)map->cells->value[at])
-                                   : 255 + kind;
-}
-
-static void run_rect(svg *s, const mhai_map *map, int64_t row, int64_t col, int64_t length,
-                     int fill)
-{
+    svg *s = user;
     mhai_sink_text(&s->writer, "<rect");
-    rect_attributes(s, (double)col * map->cell_width, (double)row * map->cell_height,
-                    (double)length * map->cell_width, map->cell_height);
-    if (fill == 255 + MHAI_CELL_MASKED && !map->tiny)
+    rect_attributes(s, box->x, box->y, box->width, box->height);
+    if (box->radius > 0) attribute(s, "rx", box->radius);
+    if (box->hatch)
         mhai_sink_print(&s->writer, " fill=\"url(#mha-hatch%s)\"", s->frame.suffix);
-    else if (fill == 255 + MHAI_CELL_NOT_FINITE && !map->tiny)
-        color_attribute(s, "fill", map->theme->paper);
     else
-        color_attribute(s, "fill", mhai_canvas_cell_color(map, row, col));
-    if (map->tooltips) {
+        color_attribute(s, "fill", box->fill);
+    if (box->edge) color_attribute(s, "stroke", *box->edge);
+    mhai_sink_print(&s->writer, "%s%s", box->edge ? " stroke-width=\"1.5\"" : "",
+                    box->crisp ? " shape-rendering=\"crispEdges\"" : "");
+    if (box->map && box->map->tooltips) {
         mhai_sink_text(&s->writer, ">");
-        tooltip(s, map, row, col);
+        tooltip(s, box->map, box->row, box->col);
         mhai_sink_text(&s->writer, "</rect>\n");
     } else {
         mhai_sink_text(&s->writer, "/>\n");
     }
 }
 
-static void crosses(svg *s, const mhai_map *map)
-{
-    const mhai_cells *cells = map->cells;
-    for (int64_t i = 0; i < cells->rows * cells->cols; i++) {
-        if (cells->kind[i] != MHAI_CELL_NOT_FINITE) continue;
-        double x = (double)(i % cells->cols) * map->cell_width,
-               y = (double)(i / cells->cols) * map->cell_height;
-        double w = map->cell_width, h = map->cell_height, in = 0.25;
-        const double down[4] = {x + in * w, y + in * h, x + (1 - in) * w, y + (1 - in) * h};
-        const double up[4] = {x + in * w, y + (1 - in) * h, x + (1 - in) * w, y + in * h};
-        svg_line(s, down, 1.5, map->theme->bad);
-        svg_line(s, up, 1.5, map->theme->bad);
-    }
-}
-
-static void svg_map(void *user, const mhai_map *map)
+static void svg_group(void *user, double x, double y, bool crisp)
 {
     svg *s = user;
-    if (s->status || s->writer.status) return;
-    if (map->image) {
-        map_image(s, map);
-        return;
+    mhai_sink_text(&s->writer, "<g");
+    if (x != 0 || y != 0) {
+        mhai_sink_text(&s->writer, " transform=\"translate(");
+        points(s, (const double[2]){x, y}, 1);
+        mhai_sink_text(&s->writer, ")\"");
     }
-    mhai_sink_text(&s->writer, "<g transform=\"translate(");
-    points(s, (const double[2]){map->x, map->y}, 1);
-    mhai_sink_text(&s->writer, ")\" shape-rendering=\"crispEdges\">\n");
-    for (int64_t row = 0; row < map->cells->rows; row++)
-        for (int64_t col = 0, end; col < map->cells->cols; col = end) {
-            int fill = fill_of(map, row, col);
-            end = col + 1;
-            while (!map->tooltips && end < map->cells->cols && fill_of(map, row, end) == fill)
-                end++;
-            run_rect(s, map, row, col, end - col, fill);
-        }
-    if (!map->tiny) crosses(s, map);
-    mhai_sink_text(&s->writer, "</g>\n");
+    mhai_sink_text(&s->writer, crisp ? " shape-rendering=\"crispEdges\">\n" : ">\n");
 }
 
-/* The root, its accessible name, and the hatch. */
-static void open_document(svg *s, const mhai_layout *l)
+static void svg_end_group(void *user)
 {
-    const mha_figure *f = &l->figure;
-    const mhai_svg_frame *frame = &s->frame;
+    mhai_sink_text(&((svg *)user)->writer, "</g>\n");
+}
+
+/* The root and its accessible name. */
+static void open_document(svg *s, const char *title, double width, double height)
+{
+    const svg_frame *frame = &s->frame;
     mhai_sink_text(&s->writer,
                    frame->inside ? "<svg"
                                  : "<svg xmlns=\"http://www.w3.org/2000/svg\" "
@@ -272,71 +255,72 @@ static void open_document(svg *s, const mhai_layout *l)
     if (frame->place)
         rect_attributes(s, frame->place[0], frame->place[1], frame->place[2], frame->place[3]);
     else
-        rect_size(s, l->width, l->height);
+        rect_size(s, width, height);
     mhai_sink_text(&s->writer, " viewBox=\"");
-    points(s, (const double[4]){0, 0, l->width, l->height}, 2);
+    points(s, (const double[4]){0, 0, width, height}, 2);
     mhai_sink_text(
         &s->writer,
         "\" role=\"img\" font-family=\"system-ui, 'DejaVu Sans', sans-serif\">\n<title>");
-    mhai_sink_escaped(&s->writer, f->title && *f->title ? f->title : "Heat map");
+    mhai_sink_escaped(&s->writer, title);
+    mhai_sink_text(&s->writer, "</title>\n");
+}
+
+/* What a figure says about itself, and its hatch. */
+static void describe(svg *s, const mhai_layout *l)
+{
+    const mha_figure *f = &l->grid.figure;
     mhai_sink_print(&s->writer,
-                    "</title>\n<desc>%" PRId64 " %s of %" PRId64 " rows and %" PRId64 " columns. ",
+                    "<desc>%" PRId64 " %s of %" PRId64 " rows and %" PRId64 " columns. ",
                     f->panel_count, f->panel_count == 1 ? "map" : "maps", f->rows, f->cols);
     for (int i = 0; i < l->remark_lines; i++) mhai_sink_escaped(&s->writer, l->remarks[i].text);
     mhai_sink_print(&s->writer,
                     "</desc>\n<defs><pattern id=\"mha-hatch%s\" width=\"6\" height=\"6\" "
                     "patternUnits=\"userSpaceOnUse\"><rect width=\"6\" height=\"6\"",
-                    frame->suffix);
-    color_attribute(s, "fill", l->theme.mask_paper);
+                    s->frame.suffix);
+    color_attribute(s, "fill", l->grid.theme.mask_paper);
     mhai_sink_text(&s->writer, "/><path d=\"M-1 1L1 -1M-1 7L7 -1M5 7L7 5\"");
-    color_attribute(s, "stroke", l->theme.mask_line);
+    color_attribute(s, "stroke", l->grid.theme.mask_line);
     mhai_sink_text(&s->writer, " stroke-width=\"1.2\"/></pattern></defs>\n");
 }
 
-mha_status mhai_svg_write(const mhai_layout *layout, const mhai_svg_frame *frame,
-                          const mha_sink *sink)
+static mha_status svg_figure(void *user, const mhai_layout *l, const double place[4])
 {
-    svg s = {.frame = frame ? *frame : (mhai_svg_frame){.suffix = ""}};
+    svg *s = user;
+    char suffix[32];
+    const svg_frame outer = s->frame;
+    snprintf(suffix, sizeof suffix, "-%d", ++s->figures);
+    s->frame = (svg_frame){.inside = true, .suffix = suffix, .place = place};
+    open_document(s, mhai_layout_title(l), l->width, l->height);
+    describe(s, l);
+    const mha_status status = mhai_draw(l, s->canvas);
+    mhai_sink_text(&s->writer, "</svg>\n");
+    s->frame = outer;
+    return status;
+}
+
+static mha_status write_sheet(const mhai_sheet *sheet, const svg_frame *frame, const mha_sink *sink)
+{
+    svg s = {.frame = *frame};
     mhai_sink_open(&s.writer, sink);
-    const mhai_canvas canvas = {&s, svg_rect, svg_hatch, svg_triangle, svg_line, svg_text, svg_map};
-    open_document(&s, layout);
-    MHA_TRY(mhai_draw(layout, &canvas));
+    const mhai_canvas canvas = {&s,         svg_rect,  svg_triangle, svg_dot,
+                                svg_line,   svg_path,  svg_text,     svg_image,
+                                svg_figure, svg_group, svg_end_group};
+    s.canvas = &canvas;
+    open_document(&s, sheet->title, sheet->width, sheet->height);
+    if (sheet->layout) describe(&s, sheet->layout);
+    MHA_TRY(sheet->draw(sheet->what, &canvas));
     MHA_TRY(s.status);
     mhai_sink_text(&s.writer, "</svg>\n");
     return mhai_sink_flush(&s.writer);
 }
 
-mha_status mhai_svg_cells(const mhai_layout *l, const mhai_svg_frame *frame, const mha_sink *sink)
+mha_status mhai_svg_sheet(const mhai_sheet *sheet, const mha_sink *sink)
 {
-    if (!l->figure.panel_count || !l->figure.rows || !l->figure.cols) return MHA_OK;
-    svg s = {.frame = *frame};
-    mhai_cells cells;
-    MHA_TRY(mhai_cells_alloc(l->row.drawn, l->col.drawn, &cells));
-    mha_panel panel = mhai_figure_panel(&l->figure, 0);
-    mhai_cells_fill(&l->figure, &panel, l->row.pool, l->col.pool, &cells);
-    const mhai_map map = {.x = frame->place[0],
-                          .y = frame->place[1],
-                          .cell_width = frame->place[2] / (double)cells.cols,
-                          .cell_height = frame->place[3] / (double)cells.rows,
-                          .cells = &cells,
-                          .scale = mhai_ranges_at(&l->ranges, 0),
-                          .palette = &l->palette,
-                          .theme = &l->theme,
-                          .figure = &l->figure,
-                          .image = true};
-    mhai_sink_open(&s.writer, sink);
-    svg_map(&s, &map);
-    mhai_cells_free(&cells);
-    MHA_TRY(s.status);
-    return mhai_sink_flush(&s.writer);
+    return write_sheet(sheet, &(svg_frame){.suffix = ""}, sink);
 }
 
-mha_status mha_render_svg(const mha_figure *figure, const mha_sink *sink)
+mha_status mhai_svg_inside(const mhai_layout *layout, const mha_sink *sink)
 {
-    if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "mha_render_svg: sink is NULL");
-    mhai_layout layout;
-    mha_status status = mhai_layout_make(figure, &layout);
-    if (!status) status = mhai_svg_write(&layout, NULL, sink);
-    mhai_layout_free(&layout);
-    return status;
+    const mhai_sheet sheet = mhai_layout_sheet(layout, MHAI_SVG);
+    return write_sheet(&sheet, &(svg_frame){.inside = true, .suffix = ""}, sink);
 }

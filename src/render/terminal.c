@@ -16,8 +16,8 @@ static const mhai_color black = {{0, 0, 0}}, white = {{255, 255, 255}};
 /* A character for one of 256 steps. Around the middle of a signed map stands nothing. */
 static char ramp_step(const mhai_plan *p, int index)
 {
-    return mhai_figure_signed(&p->figure) ? "N=-~, .:+*#"[index * 11 / 256]
-                                          : " .:-=+*#%@"[index * 10 / 256];
+    return mhai_figure_signed(&p->grid.figure) ? "N=-~, .:+*#"[index * 11 / 256]
+                                               : " .:-=+*#%@"[index * 10 / 256];
 }
 
 /* Text in exactly so many columns: cut, or filled with spaces at its right (or left) side. */
@@ -54,17 +54,17 @@ static void put_wrapped(mhai_pencil *pencil, const mhai_plan *p, const char *tex
 static mhai_color palette_color(const mhai_plan *p, int index)
 {
     mhai_color color;
-    memcpy(color.rgb, p->palette.rgb[index], sizeof color.rgb);
+    memcpy(color.rgb, p->grid.palette.rgb[index], sizeof color.rgb);
     return color;
 }
 
 static mhai_map map_of(const mhai_plan *p, int64_t panel, const mhai_cells *cells)
 {
     return (mhai_map){.cells = cells,
-                      .scale = mhai_ranges_at(&p->ranges, panel),
-                      .palette = &p->palette,
-                      .theme = &p->theme,
-                      .figure = &p->figure};
+                      .scale = mhai_ranges_at(&p->grid.ranges, panel),
+                      .palette = &p->grid.palette,
+                      .theme = &p->grid.theme,
+                      .figure = &p->grid.figure};
 }
 
 /* ---- The head: titles, colour bar, what the axes are ---- */
@@ -86,14 +86,15 @@ static void put_bar_part(mhai_pencil *pencil, const mhai_plan *p, int64_t from, 
 /* The numbers of the bar: its ends and its middle. */
 static void bar_texts(const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
 {
-    const mhai_scale *scale = &p->ranges.scales[0];
+    const mhai_scale *scale = &p->grid.ranges.scales[0];
     static const char *const words[3] = {"least", "of each", "most"};
     for (int i = 0; i < 3; i++) {
         double value = mhai_scale_value(scale, i / 2.0);
         if (scale->kind == MHA_SCALE_RANK && i != 1)
             value = i ? scale->extent.hi : scale->extent.lo;
         mhai_number_short(value, 3, text[i]);
-        if (p->figure.range == MHA_RANGE_PANEL) snprintf(text[i], sizeof text[i], "%s", words[i]);
+        if (p->grid.figure.range == MHA_RANGE_PANEL)
+            snprintf(text[i], sizeof text[i], "%s", words[i]);
     }
 }
 
@@ -101,7 +102,7 @@ static void bar_texts(const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
 static void put_narrow_bar(mhai_pencil *pencil, const mhai_plan *p, char text[3][MHAI_NUMBER_BYTES])
 {
     char line[5 * MHAI_NUMBER_BYTES];
-    const mha_extent *e = &p->ranges.extent;
+    const mha_extent *e = &p->grid.ranges.extent;
     snprintf(line, sizeof line, "%s%s to %s%s", e->clipped_lo ? "<" : "", text[0], text[2],
              e->clipped_hi ? ">" : "");
     put_wrapped(pencil, p, line, false);
@@ -112,7 +113,7 @@ static void put_narrow_bar(mhai_pencil *pencil, const mhai_plan *p, char text[3]
 /* "0 [######] 0.5 [######] 1", with < and > where values lie beyond the ends. */
 static void put_bar(mhai_pencil *pencil, const mhai_plan *p)
 {
-    const mha_extent *e = &p->ranges.extent;
+    const mha_extent *e = &p->grid.ranges.extent;
     char text[3][MHAI_NUMBER_BYTES];
     bar_texts(p, text);
     int64_t taken = p->plain ? 10 : 6; /* spaces, arrows, brackets */
@@ -138,7 +139,7 @@ static void put_bar(mhai_pencil *pencil, const mhai_plan *p)
 
 static void put_head(mhai_pencil *pencil, const mhai_plan *p)
 {
-    const mha_figure *f = &p->figure;
+    const mha_figure *f = &p->grid.figure;
     put_wrapped(pencil, p, f->title, true);
     put_wrapped(pencil, p, f->subtitle, false);
     put_bar(pencil, p);
@@ -150,9 +151,10 @@ static void put_head(mhai_pencil *pencil, const mhai_plan *p)
     snprintf(axes, sizeof axes, "%srows: %.200s, columns: %.200s, %" PRId64 " x %" PRId64 "%s%s%s",
              value, f->row_axis ? f->row_axis : "row", f->col_axis ? f->col_axis : "column",
              f->rows, f->cols, scale,
-             p->ranges.any_masked ? (p->plain || !p->half ? "; / is masked" : "; grey is masked")
-                                  : "",
-             p->ranges.extent.not_finite
+             p->grid.ranges.any_masked
+                 ? (p->plain || !p->half ? "; / is masked" : "; grey is masked")
+                 : "",
+             p->grid.ranges.extent.not_finite
                  ? (p->plain || !p->half ? "; ! is not finite" : "; pink is not finite")
                  : "");
     put_wrapped(pencil, p, axes, false);
@@ -164,8 +166,8 @@ static void put_value_cell(mhai_pencil *pencil, const mhai_plan *p, const mhai_m
                            int64_t row, int64_t col)
 {
     char number[MHAI_NUMBER_BYTES], text[2 * MHAI_NUMBER_BYTES];
-    mhai_number_cell((double)map->cells->value[row * map->cells->cols + col], p->value_greatest,
-                     number);
+    mhai_number_cell((double)map->cells->value[row * map->cells->cols + col],
+                     p->grid.value_greatest, number);
     snprintf(text, sizeof text, "%*s ", (int)p->cell - 1, number);
     mhai_color back = mhai_canvas_cell_color(map, row, col);
     mhai_pencil_paint(pencil, text, mhai_palette_luminance(back.rgb) > 0.179 ? &black : &white,
@@ -182,7 +184,7 @@ static void put_cell(mhai_pencil *pencil, const mhai_plan *p, const mhai_map *ma
         put_value_cell(pencil, p, map, row, col);
         return;
     }
-    const mhai_theme *theme = &p->theme;
+    const mhai_theme *theme = &p->grid.theme;
     mhai_color color = mhai_canvas_cell_color(map, row, col);
     const char *glyph = kind == MHAI_CELL_MASKED       ? masked_glyph
                         : kind == MHAI_CELL_NOT_FINITE ? bad_glyph
@@ -238,8 +240,8 @@ static void put_maps(mhai_pencil *pencil, const grid_row *g)
     const mhai_plan *p = g->plan;
     for (int64_t row = 0; row < p->rows; row += p->half ? 2 : 1) {
         mhai_text label;
-        mhai_plan_label(p, p->figure.row_labels, row * p->pool_rows, p->indexed, p->label_width,
-                        &label);
+        mhai_plan_label(p, p->grid.figure.row_labels, row * p->pool_rows, p->indexed,
+                        p->label_width, &label);
         mhai_pencil_spaces(pencil, p->label_width - mha_text_columns(label.text));
         mhai_pencil_text(pencil, label.text);
         for (int64_t i = 0; i < g->count; i++) {
@@ -257,12 +259,12 @@ static void put_names(mhai_pencil *pencil, const grid_row *g)
     const mhai_plan *p = g->plan;
     mhai_pencil_spaces(pencil, p->label_width);
     for (int64_t i = 0; i < g->count; i++) {
-        mha_panel panel = mhai_figure_panel(&p->figure, g->panels[i]);
+        mha_panel panel = mhai_figure_panel(&p->grid.figure, g->panels[i]);
         mhai_text name, line;
         char most[MHAI_NUMBER_BYTES];
         mhai_text_visible(panel.name, g->panels[i], MHAI_TEXT_PROSE, &name);
-        mhai_number_short(mhai_ranges_at(&p->ranges, g->panels[i])->extent.hi, 2, most);
-        bool own = p->figure.range == MHA_RANGE_PANEL;
+        mhai_number_short(mhai_ranges_at(&p->grid.ranges, g->panels[i])->extent.hi, 2, most);
+        bool own = p->grid.figure.range == MHA_RANGE_PANEL;
         snprintf(line.text, sizeof line.text, "%.300s%s%s", name.text, own ? " ..." : "",
                  own ? most : "");
         mhai_pencil_spaces(pencil, 1);
@@ -278,7 +280,7 @@ static void put_notes(mhai_pencil *pencil, const grid_row *g)
     const mhai_plan *p = g->plan;
     mhai_pencil_spaces(pencil, p->label_width);
     for (int64_t i = 0; i < g->count; i++) {
-        mha_panel panel = mhai_figure_panel(&p->figure, g->panels[i]);
+        mha_panel panel = mhai_figure_panel(&p->grid.figure, g->panels[i]);
         mhai_pencil_spaces(pencil, 1);
         put_cell_text(pencil, p, panel.note ? panel.note : "",
                       g->count == 1 ? p->width - p->label_width - 1 : p->map_width, false, false);
@@ -316,7 +318,7 @@ static void put_col_label(mhai_pencil *pencil, const mhai_plan *p, int64_t col, 
     if (p->numbered)
         snprintf(label.text, sizeof label.text, "%*" PRId64, (int)p->label_lines, at);
     else
-        mhai_plan_label(p, p->figure.col_labels, at, false,
+        mhai_plan_label(p, p->grid.figure.col_labels, at, false,
                         p->sideways ? p->cell - 1 : p->label_lines, &label);
     if (p->sideways)
         put_cell_text(pencil, p, label.text, p->cell, true, false);
@@ -342,45 +344,45 @@ static void put_grid_row(mhai_pencil *pencil, const grid_row *g)
 {
     const mhai_plan *p = g->plan;
     for (int64_t i = 0; i < g->count; i++) {
-        mha_panel panel = mhai_figure_panel(&p->figure, g->panels[i]);
-        mhai_cells_fill(&p->figure, &panel, p->pool_rows, p->pool_cols, &p->cells[i]);
+        mha_panel panel = mhai_figure_panel(&p->grid.figure, g->panels[i]);
+        mhai_cells_fill(&p->grid.figure, &panel, p->pool_rows, p->pool_cols, &p->cells[i]);
     }
     mhai_pencil_line(pencil);
-    if (p->named) put_names(pencil, g);
-    if (p->noted) put_notes(pencil, g);
+    if (p->grid.named) put_names(pencil, g);
+    if (p->grid.notes) put_notes(pencil, g);
     put_maps(pencil, g);
     put_col_labels(pencil, g);
 }
 
 static void put_group_name(mhai_pencil *pencil, const mhai_plan *p, int64_t row)
 {
-    const mha_figure *f = &p->figure;
-    if (!f->group_names || (row && p->row_groups[row] == p->row_groups[row - 1])) return;
+    const mha_figure *f = &p->grid.figure;
+    if (!f->group_names || (row && p->grid.row_groups[row] == p->grid.row_groups[row - 1])) return;
     mhai_text name;
-    mhai_text_visible(f->group_names[p->row_groups[row]], p->row_groups[row], MHAI_TEXT_PROSE,
-                      &name);
+    mhai_text_visible(f->group_names[p->grid.row_groups[row]], p->grid.row_groups[row],
+                      MHAI_TEXT_PROSE, &name);
     mhai_pencil_line(pencil);
     put_wrapped(pencil, p, name.text, true);
 }
 
 static mha_status put_grid(mhai_pencil *pencil, const mhai_plan *p)
 {
-    const mha_figure *f = &p->figure;
+    const mha_figure *f = &p->grid.figure;
     if (!f->panel_count || !f->rows || !f->cols) {
         mhai_pencil_text(pencil, f->panel_count ? "empty" : "no maps");
         mhai_pencil_line(pencil);
         return MHA_OK;
     }
     /* The panels in the order of the grid. */
-    int64_t *panels = mhai_sink_alloc(p->grid_rows * p->columns, sizeof *panels);
-    int64_t *counts = mhai_sink_alloc(p->grid_rows, sizeof *counts);
+    int64_t *panels = mhai_sink_alloc(p->grid.rows * p->grid.columns, sizeof *panels);
+    int64_t *counts = mhai_sink_alloc(p->grid.rows, sizeof *counts);
     for (int64_t i = 0; panels && counts && i < f->panel_count; i++) {
-        const mhai_place *place = &p->places[i];
-        panels[place->grid_row * p->columns + place->grid_col] = i;
+        const mhai_place *place = &p->grid.places[i];
+        panels[place->grid_row * p->grid.columns + place->grid_col] = i;
         counts[place->grid_row]++;
     }
-    for (int64_t row = 0; panels && counts && row < p->grid_rows; row++) {
-        grid_row g = {p, counts[row], panels + row * p->columns};
+    for (int64_t row = 0; panels && counts && row < p->grid.rows; row++) {
+        grid_row g = {p, counts[row], panels + row * p->grid.columns};
         put_group_name(pencil, p, row);
         put_grid_row(pencil, &g);
     }
@@ -401,7 +403,8 @@ static void put_key(mhai_pencil *pencil, const mhai_plan *p)
     mhai_pencil_text(pencil, "columns:");
     for (int64_t col = 0; col < p->cols; col++) {
         mhai_text entry;
-        mhai_plan_label(p, p->figure.col_labels, col * p->pool_cols, true, p->width - 10, &entry);
+        mhai_plan_label(p, p->grid.figure.col_labels, col * p->pool_cols, true, p->width - 10,
+                        &entry);
         int64_t columns = mha_text_columns(entry.text);
         if (used + 2 + columns > p->width) {
             mhai_pencil_line(pencil);
@@ -424,11 +427,11 @@ static void put_foot(mhai_pencil *pencil, const mhai_plan *p)
                                 p->pool_cols,
                                 "block",
                                 letters ? "!" : "pink",
-                                p->figure.print_values == MHA_VALUES_ALWAYS && !p->values};
+                                p->grid.figure.print_values == MHA_VALUES_ALWAYS && !p->values};
     mhai_remarks remarks;
-    mhai_remarks_make(&p->figure, &p->ranges, &about, &remarks);
+    mhai_remarks_make(&p->grid.figure, &p->grid.ranges, &about, &remarks);
     put_key(pencil, p);
-    put_wrapped(pencil, p, p->figure.footnote, false);
+    put_wrapped(pencil, p, p->grid.figure.footnote, false);
     put_wrapped(pencil, p, remarks.text, false);
 }
 

@@ -7,10 +7,7 @@
 
 /* Everything that is decided before the first character. */
 typedef struct mhai_plan {
-    mha_figure figure; /* checked */
-    mhai_ranges ranges;
-    mhai_palette palette;
-    mhai_theme theme;
+    mhai_grid grid;
     int64_t width;       /* of the terminal */
     bool plain, ascii;   /* no colour; no character outside ASCII */
     bool half;           /* two rows of cells a line */
@@ -18,18 +15,13 @@ typedef struct mhai_plan {
     bool indexed;        /* row labels begin with their index */
     bool numbered;       /* columns are labelled by index, with a key at the end */
     bool sideways;       /* column labels fit side by side */
-    bool named, noted;   /* panels have a line for a name, for a note */
     int64_t cell;        /* columns of the terminal that a cell takes */
     int64_t border;      /* 1 if maps stand between bars (no colour) */
     int64_t label_width; /* of the row labels */
     int64_t pool_rows, pool_cols, rows, cols; /* reduction; cells drawn */
     int64_t map_width;                        /* with its border */
-    int64_t columns, grid_rows;
-    int64_t label_lines; /* height of the column labels */
-    double value_greatest;
-    mhai_place *places;
-    int64_t *row_groups;
-    mhai_cells *cells; /* [columns]: the maps of one grid row */
+    int64_t label_lines;                      /* height of the column labels */
+    mhai_cells *cells;                        /* [columns]: the maps of one grid row */
 } mhai_plan;
 
 /* Free also after a failure. */

@@ -15,8 +15,9 @@ PLACE, WORDS, LINES = FOLDER / "place", FOLDER / "words", FOLDER / "texts.txt"
 OLDER = b"older"
 COMMANDS = (  # and the files that they replace
     (["view", MODEL, TEXT, "-o", "a.html"], ["a.html"]),
-    (["view", MODEL, TEXT, "--svg", "a.svg", "--png", "a.png", "--json", "a.json", "--npy", "a.npy"],
-     ["a.svg", "a.png", "a.json", "a.npy"]),
+    (["view", MODEL, TEXT, "--svg", "a.svg", "--png", "a.png", "--pdf", "a.pdf", "--json", "a.json",
+      "--npy", "a.npy"],
+     ["a.svg", "a.png", "a.pdf", "a.json", "a.npy"]),
     (["view", WORDS, "Ada Bob Cem", "--from", "Cem", "--to", "Ada", "--json", "a.json"], ["a.json"]),
     (["view", "--attention", FOLDER / "maps.npy", "--tokens", FOLDER / "tokens.json", "-o", "a.html"], ["a.html"]),
     (["heads", MODEL, "--text", LINES, "--random", "1", "-o", "a.html", "--json"], ["a.html"]),

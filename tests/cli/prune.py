@@ -162,10 +162,11 @@ def shared_keys(model):
 
 def outputs(model):
     text = FOLDER / "words.txt"
-    curve, picture = FOLDER / "curve.csv", FOLDER / "curve.svg"
+    curve, picture, pdf = FOLDER / "curve.csv", FOLDER / "curve.svg", FOLDER / "curve.pdf"
     report = FOLDER / "report.html"
-    result = prune(model, "--text", text, "--csv", curve, "--svg", picture, "--html", report)
+    result = prune(model, "--text", text, "--csv", curve, "--svg", picture, "--pdf", pdf, "--html", report)
     check_good(result, "--csv --svg --html")
+    check(pdf.read_bytes().startswith(b"%PDF"), "--pdf")
     page = report.read_text()
     check(all(word in page for word in ("Heads that can go", "mean of 5 random orders",
                                         "heads left", "when it goes")), "the report's charts")

@@ -318,7 +318,7 @@ static void check_terminal(const mha_buffer *out)
 
 static void draw(drawing *d, fuzz_part *in)
 {
-    const int writer = (int)fuzz_pick(in, 0, 6);
+    const int writer = (int)fuzz_pick(in, 0, 9);
     mha_buffer out = {0};
     const mha_sink sink = mha_buffer_sink(&out);
     const mha_terminal terminal = {.struct_size = sizeof terminal,
@@ -333,6 +333,15 @@ static void draw(drawing *d, fuzz_part *in)
         break;
     case 3: status = mha_render_terminal(&d->figure, &terminal, &sink); break;
     case 4: status = mha_render_diagram(&d->diagram, &sink); break;
+    case 7: status = mha_render_pdf(&d->figure, &sink); break;
+    case 8:
+        d->diagram.pdf = true;
+        status = mha_render_diagram(&d->diagram, &sink);
+        break;
+    case 9:
+        d->chart.pdf = true;
+        status = mha_render_chart(&d->chart, &sink);
+        break;
     case 6: status = draw_inset(d, fuzz_pick(in, 1, 2), &sink); break;
     default: status = mha_render_chart(&d->chart, &sink);
     }

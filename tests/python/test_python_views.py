@@ -105,10 +105,12 @@ def test_files_are_whole(attention, tmp_path):
     view.save(tmp_path / "a.html")
     assert (tmp_path / "a.svg").read_text() == view.svg() == view._repr_html_()
     assert "one head" in view.svg() and "L0H1" in view.svg()
+    view.save(tmp_path / "a.pdf")
+    assert (tmp_path / "a.pdf").read_bytes() == view.pdf() and view.pdf().startswith(b"%PDF")
     png = (tmp_path / "a.png").read_bytes()
     assert png.startswith(b"\x89PNG") and png == view.png()
     assert (tmp_path / "a.html").read_text().startswith("<!")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.png", "a.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "a.pdf", "a.png", "a.svg"]
     (tmp_path / "any").touch()
     assert (tmp_path / "a.svg").stat().st_mode == (tmp_path / "any").stat().st_mode
     with pytest.raises(ValueError, match=".html, .svg, .png"):

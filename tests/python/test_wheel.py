@@ -91,7 +91,7 @@ def check_tag_and_contents(wheel, newest, arch):
         assert part in files
     licences = [pathlib.PurePath(file).name for file in files if "/licenses/" in file]
     own = ["zlib"] if int(name[2]) == 28 else []  # of this machine's, auditwheel leaves it to every Linux
-    for name in ("jansson", "utf8proc", "pcre2", "png", "freetype", "dejavu", "LICENSE", *own):
+    for name in ("jansson", "utf8proc", "pcre2", "png", "freetype", "cairo", "pixman", "dejavu", "LICENSE", *own):
         assert any(name in licence for licence in licences), licences
 
 

@@ -51,8 +51,8 @@ static void points_are_in_their_places(void **state)
         chart.x_falls = falls;
         mha_buffer svg = draw(&chart);
         const char *at = svg.data;
-        const double left = number_behind(&at, "<path d=\"M");
-        const double right = number_behind(&at, "H"), top = 16;
+        const double left = number_behind(&at, "x1=\""), right = number_behind(&at, "x2=\"");
+        const double top = 16;
         at = svg.data;
         for (int i = 0; i < 4; i++) {
             const double cx = number_behind(&at, "cx=\""), cy = number_behind(&at, "cy=\"");
@@ -114,6 +114,25 @@ static void gaps_and_looks(void **state)
 }
 
 /* Nothing to draw, equal numbers, and doubles of every size: a picture without "nan" or "inf". */
+static void as_pdf(void **state)
+{
+    (void)state;
+    static const char *const begin[] = {"<svg", "%PDF"};
+    const double x[] = {0, 1, 2}, y[] = {1, NAN, 3};
+    const mha_series series = {"a", x, y, 3, false};
+    const mha_curve curve = {.title = "t", .series = &series, .series_count = 1};
+    mha_chart chart = chart_of(&curve);
+    for (int i = 0; i < 2; i++) {
+        chart.pdf = i;
+        mha_buffer one = draw(&chart), again = draw(&chart);
+        assert_memory_equal(one.data, begin[i], 4);
+        assert_int_equal(one.size, again.size);
+        assert_memory_equal(one.data, again.data, one.size);
+        mha_buffer_free(&one);
+        mha_buffer_free(&again);
+    }
+}
+
 static void any_numbers(void **state)
 {
     (void)state;
@@ -176,7 +195,7 @@ static void a_long_legend_wraps(void **state)
     const char *at = svg.data;
     const double width = number_behind(&at, " width=\""), height = number_behind(&at, " height=\"");
     int names = 0;
-    while ((at = strstr(at, "text-anchor=\"start\"")) != NULL) {
+    while ((at = strstr(at, ">a name of")) != NULL) {
         const char *element = at;
         while (*element != '<') element--;
         const double left = number_behind(&element, "x=\""), y = number_behind(&element, "y=\"");
@@ -229,12 +248,15 @@ static void misuse_is_refused(void **state)
     expect_error(mha_render_chart(&right, &sink), MHA_ERR_NULL, "series");
     curve.series = &series;
     assert_int_equal(buffer.size, 0);
-    for (size_t room = 0; room < 1000; room += 90) {
-        size_t left = room;
-        const mha_sink stopping = {.write = stop_after, .user = &left};
-        assert_int_equal(mha_render_chart(&right, &stopping), MHA_ERR_CALLBACK);
-    }
+    chart = right;
+    for (int pdf = 0; pdf < 2; pdf++)
+        for (size_t room = 0; room < 1000; room += 90) {
+            size_t left = room;
+            const mha_sink stopping = {.write = stop_after, .user = &left};
+            chart.pdf = pdf;
+            assert_int_equal(mha_render_chart(&chart, &stopping), MHA_ERR_CALLBACK);
+        }
 }
 
-RUN_TESTS(TEST(points_are_in_their_places), TEST(gaps_and_looks), TEST(any_numbers),
+RUN_TESTS(TEST(points_are_in_their_places), TEST(gaps_and_looks), TEST(as_pdf), TEST(any_numbers),
           TEST(near_numbers_are_told_apart), TEST(a_long_legend_wraps), TEST(misuse_is_refused))

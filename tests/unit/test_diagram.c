@@ -326,14 +326,19 @@ static mha_status stop_after(void *user, const void *bytes, size_t count)
 static void failing_sinks(void **state)
 {
     (void)state;
-    const mha_diagram d = diagram_of(&whole, 1);
-    mha_buffer svg = draw(&d);
-    for (size_t room = 0; room < svg.size; room += 1 + svg.size / 50) {
-        size_t left = room;
-        const mha_sink sink = {.write = stop_after, .user = &left};
-        assert_int_equal(mha_render_diagram(&d, &sink), MHA_ERR_CALLBACK);
+    static const char *const begin[] = {"<svg", "%PDF"};
+    mha_diagram d = diagram_of(&whole, 1);
+    for (int i = 0; i < 2; i++) {
+        d.pdf = i;
+        mha_buffer out = draw(&d);
+        assert_memory_equal(out.data, begin[i], 4);
+        for (size_t room = 0; room < out.size; room += 1 + out.size / 50) {
+            size_t left = room;
+            const mha_sink sink = {.write = stop_after, .user = &left};
+            assert_int_equal(mha_render_diagram(&d, &sink), MHA_ERR_CALLBACK);
+        }
+        mha_buffer_free(&out);
     }
-    mha_buffer_free(&svg);
 }
 
 RUN_TESTS(TEST(every_mark), TEST(colors), TEST(runs), TEST(cards), TEST(texts_fit),

@@ -190,8 +190,8 @@ static mha_status write_chart(const mha_figure *figure, const mha_sink *sink)
 
 static void collect_pictures(mha_buffer *all)
 {
-    static writer *const writers[] = {mha_render_svg, write_html, write_terminal, write_diagram,
-                                      write_chart};
+    static writer *const writers[] = {mha_render_svg, mha_render_pdf, write_html,
+                                      write_terminal, write_diagram,  write_chart};
     static const float values[] = {0.125f, 1e-30f, 123456.5f, 0.75f};
     static const mha_measure measure = {"previous", 0.79, 0.0625, 0, 63, "rows"};
     static const mha_panel panel = {.values = values, .measures = &measure, .measure_count = 1};

@@ -1,5 +1,6 @@
 /* Pictures: well-formed and escaped SVG, the colours of known cells, ranges, scales, masks, PNG as
- * libpng reads it, terminal widths, files that appear whole or not at all, hostile input. */
+ * libpng reads it, PDF, terminal widths, files that appear whole or not at all, hostile input. */
+#define _GNU_SOURCE /* memmem */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -30,7 +31,8 @@ static mha_status color_terminal(const mha_figure *figure, const mha_sink *sink)
     return mha_render_terminal(figure, &terminal, sink);
 }
 
-static const writer_fn writers[] = {mha_render_svg, mha_render_png, plain_terminal, color_terminal};
+static const writer_fn writers[] = {mha_render_svg, mha_render_png, mha_render_pdf, plain_terminal,
+                                    color_terminal};
 enum { WRITERS = sizeof writers / sizeof *writers };
 
 static mha_figure figure_of(const mha_panel *panels, int64_t count, int64_t rows, int64_t cols)
@@ -477,10 +479,48 @@ static void png_font_errors(void **state)
     static const char *const files[] = {"/no/such/font.ttf", "CMakeLists.txt", "/dev/null"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         figure.font_file = files[i];
-        assert_int_equal(mha_render_png(&figure, &sink), MHA_ERR_FILE);
-        assert_non_null(strstr(mha_error_detail(), files[i]));
+        for (int pdf = 0; pdf < 2; pdf++)
+            expect_error((pdf ? mha_render_pdf : mha_render_png)(&figure, &sink), MHA_ERR_FILE,
+                         files[i]);
         assert_int_equal(buffer.size, 0);
     }
+}
+
+/* Its page has the size of the SVG, 3/4 point a unit; no date, and a face of its own.
+ * tests/cli/pdf.py reads its text. */
+static void pdf_is_a_page(void **state)
+{
+    (void)state;
+    mha_panel panel = {.values = four, .name = "head"};
+    mha_figure figure = figure_of(&panel, 1, 2, 2);
+    char box[96];
+    mha_buffer svg = draw(mha_render_svg, &figure), pdf = draw(mha_render_pdf, &figure);
+    assert_memory_equal(pdf.data, "%PDF-1.4", 8);
+    snprintf(box, sizeof box, "/MediaBox [ 0 0 %.6g %.6g ]",
+             svg_number(svg.data, " width=\"") * 0.75, svg_number(svg.data, " height=\"") * 0.75);
+    const char *const parts[] = {box, "/FontFile2", "/ToUnicode", "/Type /Font", "%%EOF"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!memmem(pdf.data, pdf.size, parts[i], strlen(parts[i]))) fail_msg("no %s", parts[i]);
+    assert_null(memmem(pdf.data, pdf.size, "Date", 4));
+    mha_buffer_free(&svg);
+    mha_buffer_free(&pdf);
+}
+
+/* Pictures that cairo, or readers of PDF, cannot hold. */
+static void too_large(void **state)
+{
+    (void)state;
+    mha_panel *panels = calloc(4096, sizeof *panels);
+    assert_non_null(panels);
+    for (int i = 0; i < 4096; i++) panels[i].values = four;
+    mha_figure figure = figure_of(panels, 4096, 2, 2);
+    mha_buffer buffer = {0};
+    const mha_sink sink = mha_buffer_sink(&buffer);
+    figure.columns = 1;
+    expect_error(mha_render_png(&figure, &sink), MHA_ERR_SIZE, "draw fewer panels");
+    expect_error(mha_render_pdf(&figure, &sink), MHA_ERR_SIZE, "14400");
+    assert_int_equal(buffer.size, 0);
+    free(panels);
 }
 
 static size_t unbase64(const char *text, unsigned char *bytes)
@@ -1086,9 +1126,9 @@ RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), cmocka_unit_test(a_mar
           TEST(svg_scales), TEST(svg_masked_and_not_finite), TEST(extents),
           TEST(svg_escapes_hostile_text), TEST(svg_prints_values_in_small_figures),
           TEST(svg_labels_both_axes_and_groups), TEST(png_has_size_and_colors),
-          TEST(png_font_errors), TEST(large_maps_keep_their_maximum), TEST(ramps_are_monotone),
-          TEST(viridis_is_viridis), TEST(names_round_trip), TEST(terminal_keeps_its_width),
-          TEST(terminal_says_what_it_draws), TEST(text_columns), TEST(bytes_do_not_vary),
-          TEST(degenerate_figures_are_drawn), TEST(bad_figures_are_refused), TEST(structs_may_grow),
-          TEST(sink_failures_are_passed_up), TEST(files_appear_whole_or_not_at_all),
-          TEST(full_disk_is_an_error))
+          TEST(png_font_errors), TEST(pdf_is_a_page), TEST(too_large),
+          TEST(large_maps_keep_their_maximum), TEST(ramps_are_monotone), TEST(viridis_is_viridis),
+          TEST(names_round_trip), TEST(terminal_keeps_its_width), TEST(terminal_says_what_it_draws),
+          TEST(text_columns), TEST(bytes_do_not_vary), TEST(degenerate_figures_are_drawn),
+          TEST(bad_figures_are_refused), TEST(structs_may_grow), TEST(sink_failures_are_passed_up),
+          TEST(files_appear_whole_or_not_at_all), TEST(full_disk_is_an_error))

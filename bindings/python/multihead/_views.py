@@ -224,11 +224,14 @@ class View:
     def _write_svg(self, sink: Any) -> int:
         return int(render_library().mha_render_svg(C.byref(self._pages[0].figure), sink))
 
-    def _write_png(self, sink: Any) -> int:
+    def _write_png(self, sink: Any, writer: str = "mha_render_png") -> int:
         figure = self._pages[0].figure
         if (path := font()) is not None:
             figure.font_file = os.fsencode(path)
-        return int(render_library().mha_render_png(C.byref(figure), sink))
+        return int(getattr(render_library(), writer)(C.byref(figure), sink))
+
+    def _write_pdf(self, sink: Any) -> int:
+        return self._write_png(sink, "mha_render_pdf")
 
     @property
     def data(self) -> str:
@@ -244,14 +247,19 @@ class View:
         """The maps as PNG, those of the first page."""
         return self._in_memory(self._write_png)
 
+    def pdf(self) -> bytes:
+        """The maps as a page of PDF, those of the first page."""
+        return self._in_memory(self._write_pdf)
+
     def html(self) -> str:
         """A whole HTML file, which needs no network."""
         return self._in_memory(self._write_html).decode()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture: .html, with everything that can be clicked; .svg or .png, the maps. A file
+        """Write the picture: .html, with everything that can be clicked; .svg, .png or .pdf, the maps. A file
         appears whole or not at all; a link is followed, and permissions stay."""
-        writers = {".html": self._write_html, ".svg": self._write_svg, ".png": self._write_png}
+        writers = {".html": self._write_html, ".svg": self._write_svg, ".png": self._write_png,
+                   ".pdf": self._write_pdf}
         write = writers.get(pathlib.Path(path).suffix.lower())
         if write is None:
             raise ValueError(f"{os.fspath(path)}: the end of the name says what is written: "

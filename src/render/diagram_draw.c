@@ -1,7 +1,6 @@
-/* Diagrams as SVG 1.1, with presentation attributes only. */
+/* Drawing a diagram on a canvas. */
 #include "diagram.h"
 #include "layout.h"
-#include "svg.h"
 
 #include <multihead/component.h>
 
@@ -15,28 +14,28 @@
 /* Tones of an ink: areas, soft and half-strong cells, lines, texts. Contrast of text on area, and
  * of text on the card, is at least 7 to 1 in both themes. */
 typedef struct tones {
-    const char *area, *soft, *half, *line, *text;
+    uint32_t area, soft, half, line, text;
 } tones;
 
 static const tones light_inks[] = {
-    {"#eceef1", "#d9dce1", "#8b909a", "#33363d", "#1b1b1f"}, /* text */
-    {"#f2f3f5", "#f2f3f5", "#b6bac2", "#8b909a", "#555a64"}, /* muted */
-    {"#eef0f4", "#dadde3", "#b5bac4", "#7d8490", "#363b45"}, /* grey */
-    {"#e2eefb", "#bfdaf6", "#7db0e8", "#2a6fbb", "#123f70"}, /* blue */
-    {"#fdebd6", "#f9d4ab", "#f0b06a", "#c4680f", "#6e3604"}, /* orange */
-    {"#dff3e5", "#b4e2c3", "#7ccb97", "#278852", "#154a2d"}, /* green */
-    {"#eee6f9", "#d8c8f0", "#b79be0", "#7748b4", "#432374"}, /* purple */
-    {"#fbe3e8", "#f4c2cc", "#ea9aaa", "#bf3b57", "#741a30"}, /* rose */
+    {0xeceef1, 0xd9dce1, 0x8b909a, 0x33363d, 0x1b1b1f}, /* text */
+    {0xf2f3f5, 0xf2f3f5, 0xb6bac2, 0x8b909a, 0x555a64}, /* muted */
+    {0xeef0f4, 0xdadde3, 0xb5bac4, 0x7d8490, 0x363b45}, /* grey */
+    {0xe2eefb, 0xbfdaf6, 0x7db0e8, 0x2a6fbb, 0x123f70}, /* blue */
+    {0xfdebd6, 0xf9d4ab, 0xf0b06a, 0xc4680f, 0x6e3604}, /* orange */
+    {0xdff3e5, 0xb4e2c3, 0x7ccb97, 0x278852, 0x154a2d}, /* green */
+    {0xeee6f9, 0xd8c8f0, 0xb79be0, 0x7748b4, 0x432374}, /* purple */
+    {0xfbe3e8, 0xf4c2cc, 0xea9aaa, 0xbf3b57, 0x741a30}, /* rose */
 };
 static const tones dark_inks[] = {
-    {"#2b2f36", "#444952", "#7b818c", "#d3d6db", "#f0f1f3"}, /* text */
-    {"#23262c", "#23262c", "#4b515b", "#7b818c", "#b4b8c0"}, /* muted */
-    {"#2a2e35", "#3f444d", "#5d646f", "#959ca8", "#e3e6ea"}, /* grey */
-    {"#1a2d46", "#2a5079", "#3f78b5", "#6caaea", "#d3e6fb"}, /* blue */
-    {"#3a2913", "#704a1e", "#b0702a", "#eba04f", "#fce5c8"}, /* orange */
-    {"#17341f", "#285c3b", "#3f8f5d", "#62c48a", "#d2f1de"}, /* green */
-    {"#2d2342", "#4f3b74", "#7657ab", "#b590ea", "#e9dcfb"}, /* purple */
-    {"#401d28", "#702f3f", "#a8465c", "#ec8299", "#fcdae1"}, /* rose */
+    {0x2b2f36, 0x444952, 0x7b818c, 0xd3d6db, 0xf0f1f3}, /* text */
+    {0x23262c, 0x23262c, 0x4b515b, 0x7b818c, 0xb4b8c0}, /* muted */
+    {0x2a2e35, 0x3f444d, 0x5d646f, 0x959ca8, 0xe3e6ea}, /* grey */
+    {0x1a2d46, 0x2a5079, 0x3f78b5, 0x6caaea, 0xd3e6fb}, /* blue */
+    {0x3a2913, 0x704a1e, 0xb0702a, 0xeba04f, 0xfce5c8}, /* orange */
+    {0x17341f, 0x285c3b, 0x3f8f5d, 0x62c48a, 0xd2f1de}, /* green */
+    {0x2d2342, 0x4f3b74, 0x7657ab, 0xb590ea, 0xe9dcfb}, /* purple */
+    {0x401d28, 0x702f3f, 0xa8465c, 0xec8299, 0xfcdae1}, /* rose */
 };
 
 static const tones *tones_of(const mhai_diagram *m, int ink)
@@ -44,66 +43,35 @@ static const tones *tones_of(const mhai_diagram *m, int ink)
     return m->diagram.dark ? &dark_inks[ink] : &light_inks[ink];
 }
 
-static const char *page_color(const mhai_diagram *m)
-{
-    return m->diagram.dark ? "#0e1014" : "#f4f5f7";
-}
-
-/* The same as the paper of figures, so that they have no edge on a card. */
-static const char *card_color(const mhai_diagram *m)
-{
-    return m->diagram.dark ? "#15171b" : "#ffffff";
-}
-
-static const char *edge_color(const mhai_diagram *m)
-{
-    return m->diagram.dark ? "#2d3138" : "#dfe2e7";
-}
-
 /* ---- Elements -------------------------------------------------------------------------------- */
 
 typedef struct pen {
-    mhai_writer *writer;
+    const mhai_canvas *canvas;
     const mhai_diagram *diagram;
-    const mha_sink *sink;
-    int figures; /* drawn so far: their ids get numbers */
 } pen;
 
-static void attribute(pen *p, const char *name, double value)
+static void rect(const pen *p, const double at[4], double radius, uint32_t fill,
+                 const mhai_color *edge)
 {
-    mhai_sink_print(p->writer, " %s=\"", name);
-    mhai_sink_real(p->writer, value);
-    mhai_sink_text(p->writer, "\"");
-}
-
-static void rect(pen *p, const double at[4], double radius, const char *fill, const char *stroke)
-{
-    static const char *const names[] = {"x", "y", "width", "height"};
-    mhai_sink_text(p->writer, "<rect");
-    for (int i = 0; i < 4; i++) attribute(p, names[i], at[i]);
-    if (radius > 0) attribute(p, "rx", radius);
-    mhai_sink_print(p->writer, " fill=\"%s\"", fill);
-    if (stroke) mhai_sink_print(p->writer, " stroke=\"%s\" stroke-width=\"1.5\"", stroke);
-    mhai_sink_text(p->writer, "/>\n");
+    const mhai_box box = {at[0], at[1],         at[2], at[3], radius, mhai_color_of(fill),
+                          edge,  .crisp = false};
+    p->canvas->rect(p->canvas->user, &box);
 }
 
 /* A line of text as it is to stand; style holds MHA_MARK_ flags. */
-static void text(pen *p, double x, double y, double size, uint32_t style, const char *color,
+static void text(const pen *p, double x, double y, double size, uint32_t style, uint32_t color,
                  const char *words)
 {
-    if (!*words) return;
-    mhai_sink_text(p->writer, "<text");
-    attribute(p, "x", x);
-    attribute(p, "y", y);
-    attribute(p, "font-size", size);
-    if (style & MHA_MARK_MIDDLE) mhai_sink_text(p->writer, " text-anchor=\"middle\"");
-    if (style & MHA_MARK_END) mhai_sink_text(p->writer, " text-anchor=\"end\"");
-    if (style & MHA_MARK_BOLD) mhai_sink_text(p->writer, " font-weight=\"600\"");
-    if (style & MHA_MARK_MONO)
-        mhai_sink_text(p->writer, " font-family=\"ui-monospace, 'DejaVu Sans Mono', monospace\"");
-    mhai_sink_print(p->writer, " fill=\"%s\">", color);
-    mhai_sink_escaped(p->writer, words);
-    mhai_sink_text(p->writer, "</text>\n");
+    const mhai_pen own = {.x = x,
+                          .y = y,
+                          .size = size,
+                          .anchor = style & MHA_MARK_MIDDLE ? MHAI_MIDDLE
+                                    : style & MHA_MARK_END  ? MHAI_END
+                                                            : MHAI_START,
+                          .color = mhai_color_of(color),
+                          .bold = style & MHA_MARK_BOLD,
+                          .mono = style & MHA_MARK_MONO};
+    if (*words) p->canvas->text(p->canvas->user, &own, words);
 }
 
 /* Estimated width in em: faces of fixed width are 0.62 wide, bold ones 8 % wider. */
@@ -150,7 +118,7 @@ static void box_text_make(const char *raw, double width, double size, uint32_t s
     }
 }
 
-static double box_text_draw(pen *p, const box_text *t, double x, double top, const char *color)
+static double box_text_draw(const pen *p, const box_text *t, double x, double top, uint32_t color)
 {
     for (int i = 0; i < t->count; i++) {
         text(p, x, top + 0.8 * t->size, t->size, t->style, color, t->line[i].text);
@@ -159,26 +127,27 @@ static double box_text_draw(pen *p, const box_text *t, double x, double top, con
     return top;
 }
 
-static void draw_box(pen *p, const mha_mark *m)
+static void draw_box(const pen *p, const mha_mark *m)
 {
     const tones *ink = tones_of(p->diagram, (int)m->ink);
     bool full = m->flags & MHA_MARK_FULL;
     double shorter = m->width < m->height ? m->width : m->height;
+    const mhai_color edge = mhai_color_of(ink->line);
     rect(p, (const double[4]){m->x, m->y, m->width, m->height}, shorter < 32 ? shorter / 4 : 8,
-         full ? ink->half : ink->area, ink->line);
+         full ? ink->half : ink->area, &edge);
     box_text name, detail;
     double size = m->size > 0 ? m->size : 13, width = m->width - 10;
     box_text_make(m->text, width, size, m->flags & (MHA_MARK_BOLD | MHA_MARK_MONO), &name);
     box_text_make(m->detail, width, size * 0.86, MHA_MARK_MONO, &detail);
     double height = 1.3 * (name.count * name.size + detail.count * detail.size) - 0.25 * name.size;
     double top = m->y + (m->height - height) / 2, middle = m->x + m->width / 2;
-    const char *color = full && !p->diagram->diagram.dark ? "#101318" : ink->text;
+    uint32_t color = full && !p->diagram->diagram.dark ? 0x101318 : ink->text;
     top = box_text_draw(p, &name, middle, top, color);
     box_text_draw(p, &detail, middle, top, color);
 }
 
 /* The head of an arrow at x, y that points to (dx, dy), a unit vector. */
-static void arrow_head(pen *p, double x, double y, double dx, double dy, const char *color)
+static void arrow_head(const pen *p, double x, double y, double dx, double dy, uint32_t color)
 {
     const double length = 8, half = 4;
     const double xy[6] = {x,
@@ -187,20 +156,7 @@ static void arrow_head(pen *p, double x, double y, double dx, double dy, const c
                           y - length * dy - half * dx,
                           x - length * dx - half * dy,
                           y - length * dy + half * dx};
-    mhai_sink_text(p->writer, "<polygon points=\"");
-    for (int i = 0; i < 6; i++) {
-        if (i) mhai_sink_text(p->writer, " ");
-        mhai_sink_real(p->writer, xy[i]);
-    }
-    mhai_sink_print(p->writer, "\" fill=\"%s\"/>\n", color);
-}
-
-static void path_point(pen *p, const char *command, double x, double y)
-{
-    mhai_sink_text(p->writer, command);
-    mhai_sink_real(p->writer, x);
-    mhai_sink_text(p->writer, " ");
-    mhai_sink_real(p->writer, y);
+    p->canvas->triangle(p->canvas->user, xy, mhai_color_of(color));
 }
 
 /* The direction in which a line arrives. */
@@ -216,37 +172,38 @@ static void arrival(const mha_mark *m, double *dx, double *dy)
         *dx = m->width / length, *dy = m->height / length;
 }
 
-static void draw_line(pen *p, const mha_mark *m)
+static void draw_line(const pen *p, const mha_mark *m)
 {
     const tones *ink = tones_of(p->diagram, (int)m->ink);
     double dx, dy, x1 = m->x + m->width, y1 = m->y + m->height;
     arrival(m, &dx, &dy);
     bool arrow = m->flags & MHA_MARK_ARROW;
     double end_x = arrow ? x1 - 6 * dx : x1, end_y = arrow ? y1 - 6 * dy : y1;
-    mhai_sink_text(p->writer, "<path d=\"");
-    path_point(p, "M", m->x, m->y);
-    if (m->flags & (MHA_MARK_ACROSS | MHA_MARK_DOWN)) {
-        bool across = m->flags & MHA_MARK_ACROSS;
-        double middle_x = (m->x + end_x) / 2, middle_y = (m->y + end_y) / 2;
-        path_point(p, "C", across ? middle_x : m->x, across ? m->y : middle_y);
-        path_point(p, " ", across ? middle_x : end_x, across ? end_y : middle_y);
-        path_point(p, " ", end_x, end_y);
-    } else {
-        path_point(p, "L", end_x, end_y);
-    }
-    mhai_sink_print(p->writer, "\" fill=\"none\" stroke=\"%s\"", ink->line);
-    attribute(p, "stroke-width", m->size > 0 ? m->size : 1.6);
-    if (m->flags & MHA_MARK_DASHED) mhai_sink_text(p->writer, " stroke-dasharray=\"5 4\"");
-    mhai_sink_text(p->writer, "/>\n");
+    const bool across = m->flags & MHA_MARK_ACROSS,
+               curve = m->flags & (MHA_MARK_ACROSS | MHA_MARK_DOWN);
+    const double middle_x = (m->x + end_x) / 2, middle_y = (m->y + end_y) / 2;
+    const double straight[4] = {m->x, m->y, end_x, end_y};
+    const double bent[8] = {m->x,
+                            m->y,
+                            across ? middle_x : m->x,
+                            across ? m->y : middle_y,
+                            across ? middle_x : end_x,
+                            across ? end_y : middle_y,
+                            end_x,
+                            end_y};
+    const mhai_stroke stroke = {.color = mhai_color_of(ink->line),
+                                .width = m->size > 0 ? m->size : 1.6,
+                                .dashes = {m->flags & MHA_MARK_DASHED ? 5 : 0, 4}};
+    p->canvas->path(p->canvas->user, curve ? bent : straight, curve ? 4 : 2, curve, &stroke);
     if (arrow) arrow_head(p, x1, y1, dx, dy, ink->line);
 }
 
-static void draw_text(pen *p, const mha_mark *m)
+static void draw_text(const pen *p, const mha_mark *m)
 {
     enum { MOST_LINES = 12 };
     mhai_text lines[MOST_LINES];
     double size = m->size > 0 ? m->size : 13;
-    const char *color = tones_of(p->diagram, (int)m->ink)->text;
+    uint32_t color = tones_of(p->diagram, (int)m->ink)->text;
     int count = 1;
     if (m->width > 0)
         count = mhai_text_wrap(m->text, m->width / size, MHAI_TEXT_EM, lines, MOST_LINES);
@@ -257,12 +214,12 @@ static void draw_text(pen *p, const mha_mark *m)
 }
 
 /* Large cells stand apart; of small ones, runs of equal ones are one rectangle. */
-static void draw_cells(pen *p, const mha_mark *m)
+static void draw_cells(const pen *p, const mha_mark *m)
 {
     double width = m->cols ? m->width / (double)m->cols : 0;
     double height = m->rows ? m->height / (double)m->rows : 0;
     double gap = width >= 7 && height >= 7 ? 1 : 0;
-    mhai_sink_print(p->writer, "<g%s>\n", gap > 0 ? "" : " shape-rendering=\"crispEdges\"");
+    p->canvas->group(p->canvas->user, 0, 0, gap == 0);
     for (int64_t r = 0; r < m->rows; r++)
         for (int64_t c = 0, end; c < m->cols; c = end) {
             uint8_t cell = m->cells[r * m->cols + c];
@@ -275,31 +232,26 @@ static void draw_cells(pen *p, const mha_mark *m)
                                    (double)(end - c) * width - gap, height - gap},
                  gap > 0 ? 1.5 : 0, cell & MHA_CELL_SOFT ? ink->soft : ink->half, NULL);
         }
-    mhai_sink_text(p->writer, "</g>\n");
+    p->canvas->end_group(p->canvas->user);
 }
 
-static mha_status draw_figure(pen *p, const mha_mark *m, double x, double y)
+static mha_status draw_figure(const pen *p, const mha_mark *m, double x, double y)
 {
     mha_figure own;
     mhai_layout made;
     MHA_TRY(mhai_figure_check(m->figure, &own));
     own.struct_size = sizeof own;
     own.dark = p->diagram->diagram.dark;
-    char suffix[32];
-    snprintf(suffix, sizeof suffix, "-%d", ++p->figures);
     const double place[4] = {x + m->x, y + m->y, m->width, m->height};
-    mha_status status = mhai_sink_flush(p->writer);
-    if (status) return status;
-    status = mhai_layout_make(&own, &made);
-    const mhai_svg_frame frame = {.inside = true, .suffix = suffix, .place = place};
+    mha_status status = mhai_layout_make(&own, &made);
     if (!status)
-        status = m->flags & MHA_MARK_BARE ? mhai_svg_cells(&made, &frame, p->sink)
-                                          : mhai_svg_write(&made, &frame, p->sink);
+        status = m->flags & MHA_MARK_BARE ? mhai_draw_cells(&made, p->canvas, place)
+                                          : p->canvas->figure(p->canvas->user, &made, place);
     mhai_layout_free(&made);
     return status;
 }
 
-static mha_status draw_marks(pen *p, const mhai_card *card)
+static mha_status draw_marks(const pen *p, const mhai_card *card)
 {
     for (int64_t i = 0; i < card->panel.mark_count; i++) {
         mha_mark m = mhai_diagram_mark(&p->diagram->diagram, &card->panel, i);
@@ -322,34 +274,15 @@ static mha_status draw_marks(pen *p, const mhai_card *card)
 
 /* ---- The page -------------------------------------------------------------------------------- */
 
-static void open_document(pen *p)
-{
-    const mhai_diagram *m = p->diagram;
-    const char *title = m->diagram.title;
-    mhai_sink_text(p->writer, "<svg xmlns=\"http://www.w3.org/2000/svg\" "
-                              "xmlns:xlink=\"http://www.w3.org/1999/xlink\" version=\"1.1\"");
-    attribute(p, "width", m->width);
-    attribute(p, "height", m->height);
-    mhai_sink_text(p->writer, " viewBox=\"0 0 ");
-    mhai_sink_real(p->writer, m->width);
-    mhai_sink_text(p->writer, " ");
-    mhai_sink_real(p->writer, m->height);
-    mhai_sink_text(p->writer, "\" role=\"img\" "
-                              "font-family=\"system-ui, 'DejaVu Sans', sans-serif\">\n<title>");
-    mhai_sink_escaped(p->writer, title && *title ? title : "Diagram");
-    mhai_sink_text(p->writer, "</title>\n");
-    rect(p, (const double[4]){0, 0, m->width, m->height}, 0, page_color(m), NULL);
-}
-
-static double draw_lines(pen *p, const mhai_text *lines, int count, const double at[2],
-                         const double face[2], const char *color)
+static double draw_lines(const pen *p, const mhai_text *lines, int count, const double at[2],
+                         const double face[2], uint32_t color)
 {
     for (int i = 0; i < count; i++)
         text(p, at[0], at[1] + i * face[1], face[0], 0, color, lines[i].text);
     return at[1] + count * face[1];
 }
 
-static void draw_head(pen *p)
+static void draw_head(const pen *p)
 {
     const mhai_diagram *m = p->diagram;
     double y = MHAI_DIAGRAM_MARGIN;
@@ -372,12 +305,14 @@ static void draw_head(pen *p)
                tones_of(m, MHA_INK_MUTED)->text);
 }
 
-static mha_status draw_card(pen *p, const mhai_card *card)
+static mha_status draw_card(const pen *p, const mhai_card *card)
 {
     const mhai_diagram *m = p->diagram;
     double x = card->x + MHAI_DIAGRAM_PAD, y = card->y + MHAI_DIAGRAM_PAD;
-    rect(p, (const double[4]){card->x, card->y, card->width, card->height}, 12, card_color(m),
-         edge_color(m));
+    /* The colour of figures' paper, so that they have no edge on a card. */
+    const mhai_color edge = mhai_color_of(m->diagram.dark ? 0x2d3138 : 0xdfe2e7);
+    rect(p, (const double[4]){card->x, card->y, card->width, card->height}, 12,
+         m->diagram.dark ? 0x15171b : 0xffffff, &edge);
     if (card->panel.title) {
         mhai_text title;
         mhai_text_visible(card->panel.title, 0, MHAI_TEXT_PROSE, &title);
@@ -394,24 +329,29 @@ static mha_status draw_card(pen *p, const mhai_card *card)
     return draw_marks(p, card);
 }
 
-static mha_status write_diagram(const mhai_diagram *m, const mha_sink *sink)
+static mha_status draw(const void *what, const mhai_canvas *canvas)
 {
-    mhai_writer writer;
-    mhai_sink_open(&writer, sink);
-    pen p = {.writer = &writer, .diagram = m, .sink = sink};
-    open_document(&p);
+    const mhai_diagram *m = what;
+    const pen p = {canvas, m};
+    rect(&p, (const double[4]){0, 0, m->width, m->height}, 0, m->diagram.dark ? 0x0e1014 : 0xf4f5f7,
+         NULL);
     draw_head(&p);
     for (int64_t i = 0; i < m->diagram.panel_count; i++) MHA_TRY(draw_card(&p, &m->cards[i]));
-    mhai_sink_text(&writer, "</svg>\n");
-    return mhai_sink_flush(&writer);
+    return MHA_OK;
 }
 
 mha_status mha_render_diagram(const mha_diagram *diagram, const mha_sink *sink)
 {
-    if (!sink || !sink->write) return mha_fail(MHA_ERR_NULL, "mha_render_diagram: sink is NULL");
     mhai_diagram made;
     mha_status status = mhai_diagram_make(diagram, &made);
-    if (!status) status = write_diagram(&made, sink);
+    const char *title = made.diagram.title;
+    const mhai_sheet sheet = {.picture = made.diagram.pdf ? MHAI_PDF : MHAI_SVG,
+                              .title = title && *title ? title : "Diagram",
+                              .width = made.width,
+                              .height = made.height,
+                              .draw = draw,
+                              .what = &made};
+    if (!status) status = mhai_sheet_write(&sheet, sink);
     mhai_diagram_free(&made);
     return status;
 }

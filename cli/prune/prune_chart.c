@@ -11,11 +11,10 @@ static double quality_at(const prune_point *p, int order)
                         : p->random[order - 2].measure;
 }
 
-mha_status prune_write_svg(const void *user, const mha_sink *sink)
+static mha_status write_chart(const prune_job *job, bool pdf, const mha_sink *sink)
 {
     static const char *const names[ORDERS] = {"least important first", "most important first",
                                               "5 random orders"}; /* one name for all of these */
-    const prune_job *job = user;
     const int64_t count = job->point_count;
     mha_series series[ORDERS];
     double *numbers = arena_try((1 + ORDERS) * count, sizeof *numbers);
@@ -36,7 +35,20 @@ mha_status prune_write_svg(const void *user, const mha_sink *sink)
                              .y_axis = prune_measured(job),
                              .series = series,
                              .series_count = ORDERS};
-    const mha_chart chart = {
-        .struct_size = sizeof chart, .curve_size = sizeof curve, .curve = &curve, .x_falls = true};
+    const mha_chart chart = {.struct_size = sizeof chart,
+                             .curve_size = sizeof curve,
+                             .curve = &curve,
+                             .x_falls = true,
+                             .pdf = pdf};
     return mha_render_chart(&chart, sink);
+}
+
+mha_status prune_write_svg(const void *job, const mha_sink *sink)
+{
+    return write_chart(job, false, sink);
+}
+
+mha_status prune_write_pdf(const void *job, const mha_sink *sink)
+{
+    return write_chart(job, true, sink);
 }
