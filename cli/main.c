@@ -11,12 +11,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static cli_exit run_command(const char **known, const char *name, int count, char *const *arguments)
+static cli_exit run_command(const char *name, int count, char *const *arguments)
 {
     const cli_command *command;
     bool done;
     CLI_TRY(cli_command_find(name, &command));
-    *known = command->name;
+    cli_running = command->name;
     CLI_TRY(args_help(command->page, count, arguments, &done));
     if (done) return CLI_OK;
     if (ranks_transport() && !cli_command_knows_ranks(command))
@@ -40,7 +40,7 @@ int main(int count, char **arguments)
     occupy_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* a closed pipe becomes a failed write */
     signal(SIGXFSZ, SIG_IGN); /* and so does a limit on the size of files (ulimit -f) */
-    const char *first = count > 1 ? arguments[1] : "", *command = NULL;
+    const char *first = count > 1 ? arguments[1] : "";
     cli_exit code = ranks_begin(count, arguments);
     if (code != CLI_OK) {
         /* all is said */
@@ -56,10 +56,10 @@ int main(int count, char **arguments)
             cli_fail(CLI_USAGE, NULL,
                      "unknown option '%s'; options of a subcommand stand behind its name", first);
     } else {
-        code = run_command(&command, first, count - 2, arguments + 2);
+        code = run_command(first, count - 2, arguments + 2);
     }
     arena_close();
-    code = ranks_end(command, cli_finish_stdout(NULL, code));
+    code = ranks_end(cli_running, cli_finish_stdout(NULL, code));
     if (code == CLI_OK && !ranks_transport()) signals_end();
     return (int)code;
 }

@@ -2,7 +2,7 @@
 # find_package(multihead) and pkg-config need. Everything is relative to its own place, so an installed
 # tree can be moved. Components: packages.cmake makes a package of each.
 #
-#   library model_library render_library circuits_library mpi_library   the shared libraries
+#   library model_library render_library show_library circuits_library mpi_library   the shared libraries
 #   development                            all that a compiler needs, and the manual of the headers
 #   program                                the program, its manual, completions
 #   documentation                          docs, examples
@@ -45,13 +45,19 @@ if(MHA_MODEL)
     "Model folders for multihead: safetensors, GGUF, tokenizers" "multihead"
     "jansson, libutf8proc, libpcre2-8")
 else()
-  list(APPEND headers_left_out checkpoint gguf io model state study tokenizer trial)
+  list(APPEND headers_left_out checkpoint gguf io model state question study tokenizer trial)
 endif()
 if(MHA_RENDER)
   mha_install(multihead_render render_library
     "Pictures of matrices for multihead: SVG, PNG, HTML, terminal" "multihead" "libpng, freetype2")
 else()
   list(APPEND headers_left_out render render_live)
+endif()
+if(TARGET multihead_show_shared)
+  mha_install(multihead_show show_library "Figures and reports of heads for multihead"
+    "multihead-model, multihead-render" "jansson")
+else()
+  list(APPEND headers_left_out live show)
 endif()
 if(MHA_CIRCUITS)
   mha_install(multihead_circuits circuits_library

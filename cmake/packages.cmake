@@ -1,6 +1,6 @@
 # Debian packages by CPack: `cpack` in a build folder that script/packages configured (prefix /usr).
 #
-#   libmultihead0, libmultihead-model0, -render0, -circuits0, -mpi0   the shared libraries
+#   libmultihead0, libmultihead-model0, -render0, -show0, -circuits0, -mpi0   the shared libraries
 #   libmultihead-dev   headers, static libraries, pkg-config, CMake, manual of the headers
 #   multihead          the program
 #   multihead-doc      docs and examples
@@ -84,6 +84,13 @@ if(MHA_RENDER)
     PACKAGE_DEPENDS "${libmultihead}" PACKAGE_RECOMMENDS fonts-dejavu-core)
   string(APPEND libraries ", libmultihead-render${PROJECT_VERSION_MAJOR} ${same_version}")
   string(APPEND needs ", libpng-dev, libfreetype-dev")
+endif()
+if(TARGET multihead_show_shared)
+  mha_library_package(show_library libmultihead-show "reports of heads for multi-head attention in C"
+    "This package has the library between models and pictures: figures, reports, and\nthe answers of a live page."
+    PACKAGE_DEPENDS
+    "libmultihead-model${PROJECT_VERSION_MAJOR} ${same_version}, libmultihead-render${PROJECT_VERSION_MAJOR} ${same_version}")
+  string(APPEND libraries ", libmultihead-show${PROJECT_VERSION_MAJOR} ${same_version}")
 endif()
 if(MHA_CIRCUITS)
   mha_library_package(circuits_library libmultihead-circuits

@@ -45,6 +45,8 @@ def version():
 def library_of(header):
     if header.startswith("render"):
         return "multihead-render"
+    if header in check_layers.SHOW:
+        return "multihead-show"
     if header in check_layers.CIRCUITS:
         return "multihead-circuits"
     if header in check_layers.MPI:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 FILES = ("multihead", "libmultihead.so", "libmultihead-model.so", "libmultihead-render.so",
-         "libmultihead-circuits.so", "libmultihead-mpi.so")
+         "libmultihead-show.so", "libmultihead-circuits.so", "libmultihead-mpi.so")
 # What FORTIFY has checked functions for; a library that calls none of them has none.
 HAVE_CHECKED = {"memcpy", "memmove", "snprintf", "vsnprintf", "strcpy"}
 

@@ -9,12 +9,13 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "study", "trial"}
+MODEL = {"gguf", "io", "tokenizer", "model", "state", "checkpoint", "question", "study", "trial"}
 RENDER = {"render", "render_heads", "render_live"}
+SHOW = {"show", "live"}
 CIRCUITS = {"circuits"}
 MPI = {"mpi"}
 # The headers of the compute library: all that are no companion's.
-PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - CIRCUITS - MPI
+PUBLIC = {path.stem for path in (ROOT / "include/multihead").glob("*.h")} - MODEL - RENDER - SHOW - CIRCUITS - MPI
 # folder: (internal folders it may include, public headers it may include)
 ALLOWED = {
     "src/base": ({"base"}, {"base", "component", "json", "sink"}),
@@ -39,21 +40,22 @@ ALLOWED = {
     "src/io": ({"io"}, {"gguf", "io", "base", "component", "sink"}),
     "src/tokenizer": ({"tokenizer", "io"}, {"tokenizer", "io", "base", "component"}),
     "src/render": ({"render"}, RENDER | {"base", "component", "json", "sink"}),
+    "src/show": ({"show"}, PUBLIC | MODEL | RENDER | SHOW),
     "src/circuits": ({"circuits"}, {"circuits", "base", "component", "transformer", "nn", "position"}),
     "src/mpi": ({"mpi"}, {"mpi", "transport", "base", "component"}),
     "src/study": ({"study"}, PUBLIC | MODEL),
     "src/model": ({"model", "io", "tokenizer"}, PUBLIC | MODEL),
-    "examples": (set(), PUBLIC | MODEL | RENDER | CIRCUITS | MPI),
-    "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | CIRCUITS | MPI),
+    "examples": (set(), PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI),
+    "tests/unit": ({"unit", "support", "reference"}, PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI),
     "tests/support": ({"support"}, PUBLIC),
-    "tests/fuzz": ({"fuzz", "support", "serve", "common"}, PUBLIC | MODEL | RENDER | CIRCUITS),
+    "tests/fuzz": ({"fuzz", "support", "serve", "common"}, PUBLIC | MODEL | RENDER | SHOW | CIRCUITS),
     "tests/reference": ({"reference", "support"}, PUBLIC),
 }
 # The rooms of the program, from the bottom up: each sees itself, common and those named here.
-PROGRAM = PUBLIC | MODEL | RENDER | CIRCUITS | MPI
-ROOMS = {"common": (), "bench": (), "count": (), "explain": (), "generate": (), "heads": (), "help": (),
-         "perplexity": (), "run": (), "selftest": (), "view": (), "train": ("view",), "prune": ("train",),
-         "serve": ("view",)}
+PROGRAM = PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI
+ROOMS = {"common": (), "ablate": ("heads",), "bench": (), "circuits": ("heads",), "count": (), "explain": (),
+         "generate": (), "heads": (), "help": (), "perplexity": (), "run": (), "selftest": (), "view": (),
+         "train": ("view",), "prune": ("train",), "serve": ()}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 

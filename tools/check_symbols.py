@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIBRARIES = ("multihead", "multihead-model", "multihead-render", "multihead-circuits", "multihead-mpi")
+LIBRARIES = ("multihead", "multihead-model", "multihead-render", "multihead-show", "multihead-circuits", "multihead-mpi")
 SYSTEM = re.compile(r"^(libc|libm|libpthread|libgcc_s|ld-linux[\w-]*)\.so")
 # Memory functions are what compilers insert by themselves.
 ISA_MAY_CALL = {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}

@@ -17,9 +17,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "site"))
 import headers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIBRARIES = {"render": "multihead-render", "render_heads": "multihead-render", "circuits": "multihead-circuits",
+LIBRARIES = {"render": "multihead-render", "render_heads": "multihead-render", "show": "multihead-show", "live": "multihead-show", "circuits": "multihead-circuits",
              "mpi": "multihead-mpi",
-             **dict.fromkeys(("checkpoint", "gguf", "io", "model", "state", "study", "tokenizer", "trial"),
+             **dict.fromkeys(("checkpoint", "gguf", "io", "model", "state", "question", "study", "tokenizer", "trial"),
                              "multihead-model")}
 ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha",
                          "~": "\\(ti"})

@@ -3,6 +3,8 @@
 #include "common/arena.h"
 #include "common/commands.h"
 
+#include <multihead/json.h>
+
 #include <jansson.h>
 
 #include <errno.h>

@@ -36,6 +36,9 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
                         "'%s' begins with '-'; if it is a text, put '--' before it", word);
     const char *names[ARGS_MOST_OPTIONS];
     size_t count = 0;
+    for (size_t i = 0; i < page->moved_count; i++)
+        if (!strcmp(shown + strspn(shown, "-"), page->moved[i].option))
+            return cli_fail(CLI_USAGE, page->command, "%s is now '%s'", shown, page->moved[i].now);
     for (size_t i = 0; i < page->option_count && count < ARGS_MOST_OPTIONS; i++)
         if (page->options[i].kind != ARGS_HEADING) names[count++] = page->options[i].name;
     const char *near = mha_nearest_name(shown + strspn(shown, "-"), names, count);
@@ -209,7 +212,8 @@ bool args_is_given(const args_option *option, const void *fields)
     switch (option->kind) {
     case ARGS_FLAG:
     case ARGS_CHOICE: return *(const int *)field != 0;
-    case ARGS_NUMBER: return *(const int64_t *)field != 0;
+    case ARGS_NUMBER:
+        return *(const int64_t *)field != 0 && *(const int64_t *)field >= option->least;
     case ARGS_REAL: return ((const args_real *)field)->given;
     case ARGS_TEXT: return *(const char *const *)field != NULL;
     case ARGS_TEXTS: return ((const args_texts *)field)->count > 0;
@@ -218,26 +222,31 @@ bool args_is_given(const args_option *option, const void *fields)
     return false;
 }
 
-/* Whether one of the options is given that stand in a text. */
-static bool gives_one(const args_page *page, const char *text, const void *fields)
+/* The first of the options that stand in a text, or NULL, that is given. */
+static const args_option *first_given(const args_page *page, const char *text, const void *fields)
 {
     char shown[LONGEST_NAME + 3];
-    for (const char *at = text; (at = strstr(at, "--")); at += 2) {
+    for (const char *at = text; at && (at = strstr(at, "--")); at += 2) {
         snprintf(shown, sizeof shown, "%.*s", (int)strcspn(at, " ,"), at);
         const args_option *option = find_option(page, shown);
-        if (option && args_is_given(option, fields)) return true;
+        if (option && args_is_given(option, fields)) return option;
     }
-    return false;
+    return NULL;
 }
 
-cli_exit args_check_needs(const args_page *page, const void *fields)
+cli_exit args_check(const args_page *page, const void *fields)
 {
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];
-        if (option->needs && args_is_given(option, fields) &&
-            !gives_one(page, option->needs, fields))
+        if ((!option->needs && !option->excludes) || !args_is_given(option, fields)) continue;
+        if (option->needs && !first_given(page, option->needs, fields))
             return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
                             option->needs);
+        const args_option *other = first_given(page, option->excludes, fields);
+        if (other)
+            return cli_fail(CLI_USAGE, page->command, "--%s and --%s exclude each other%s%s",
+                            option->name, other->name, option->why ? ": " : "",
+                            option->why ? option->why : "");
     }
     return CLI_OK;
 }

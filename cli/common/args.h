@@ -48,9 +48,16 @@ typedef struct args_option {
     const char *help;           /* lines are divided by \n */
     const char *const *choices; /* NULL at its end */
     int64_t least, most;
-    const char *needs; /* "--scores FILE or --lse FILE": meaningless without one of these */
-    unsigned marks;    /* whatever the subcommand wants to know of it */
+    const char *needs;    /* "--scores FILE or --lse FILE": meaningless without one of these */
+    const char *excludes; /* "--csv --json": likewise with one of these */
+    const char *why;      /* of what it excludes, for the message; NULL: as is plain */
+    unsigned marks;       /* whatever the subcommand wants to know of it */
 } args_option;
+
+/* An option that is now another's: "ablate", "multihead ablate --with". */
+typedef struct args_moved {
+    const char *option, *now;
+} args_moved;
 
 typedef struct args_page {
     const char *command;  /* "view" */
@@ -60,6 +67,8 @@ typedef struct args_page {
     const char *notes;    /* paragraphs after the options, or NULL */
     const args_option *options;
     size_t option_count;
+    const args_moved *moved; /* [moved_count] */
+    size_t moved_count;
     bool bare;                  /* a call without arguments is complete */
     const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
@@ -76,11 +85,11 @@ bool args_decimal(const char *text, const char *ends, double *number, const char
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_texts *plain);
 
-/* Whether the option has a value other than zero. */
+/* Whether the option has a value: other than zero, and of a number not below the least. */
 bool args_is_given(const args_option *option, const void *fields);
 
-/* An error if an option is given without one that it needs. */
-cli_exit args_check_needs(const args_page *page, const void *fields);
+/* An error if an option is given without one that it needs, or with one that it excludes. */
+cli_exit args_check(const args_page *page, const void *fields);
 
 /* Help instead of the command, which *done tells: the whole page on stdout if -h or --help stands
  * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments

@@ -18,8 +18,8 @@ const cli_command *cli_command_at(int i)
 
 bool cli_command_knows_ranks(const cli_command *command)
 {
-    static const char *const names[] = {"train",    "heads",      "prune", "view",
-                                        "generate", "perplexity", "help"};
+    static const char *const names[] = {"train", "heads",    "circuits",   "prune",
+                                        "view",  "generate", "perplexity", "help"};
     bool knows = false;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         knows |= !strcmp(command->name, names[i]);

@@ -28,6 +28,8 @@
     X(view, "draw what every head of a model attends to")                \
     X(serve, "see heads while you type, switch them off, in a browser")  \
     X(heads, "measure what every head of a model does over texts")       \
+    X(ablate, "measure what a model loses without each of its heads")    \
+    X(circuits, "show what heads read and write by their weights alone") \
     X(count, "count parameters, operations and bytes of attention")      \
     X(run, "compute attention of arrays in .npy or .safetensors files")  \
     X(explain, "show what would run for a problem and why, and draw it") \

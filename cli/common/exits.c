@@ -27,6 +27,8 @@ static const struct {
     {MHA_ERR_RANK, CLI_NO_RANK},
 };
 
+const char *cli_running;
+
 static struct {
     char *room;
     size_t size;

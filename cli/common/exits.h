@@ -26,6 +26,9 @@ typedef enum cli_exit {
 #undef CLI_EXIT_ENUM
 } cli_exit;
 
+/* The subcommand that main() runs, as messages name it: for code that several of them share. */
+extern const char *cli_running;
+
 /* Leave the function with the exit code of a call that failed. */
 #define CLI_TRY(call)                              \
     do {                                           \

@@ -7,6 +7,7 @@
 
 #include <multihead/component.h>
 #include <multihead/io.h>
+#include <multihead/json.h>
 
 #include <errno.h>
 #include <limits.h>

@@ -5,6 +5,7 @@
 #ifndef CLI_FILES_H
 #define CLI_FILES_H
 
+#include <multihead/json.h>
 #include <multihead/render.h>
 
 /* stdout as a sink. A closed pipe gives MHA_ERR_CALLBACK, the silent status. */

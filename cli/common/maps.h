@@ -24,12 +24,19 @@ typedef struct maps_tokens {
     int64_t count;
 } maps_tokens;
 
+/* Which heads are wanted. */
+typedef struct maps_picks {
+    int64_t layers, heads, count; /* L, H, and how many are on */
+    uint8_t *on;                  /* [L,H] */
+} maps_picks;
+
 typedef struct attention_maps {
     char *name;         /* of the model or the file, for the title */
     char *architecture; /* NULL where there is no model */
     char *text[2];      /* the input, ending in NUL, and its bytes; NULL: none */
     size_t text_bytes[2];
     int64_t layers, heads;   /* L, H of the source */
+    maps_picks picks;        /* the heads that are wanted */
     maps_tokens rows, cols;  /* T, S; cols.items is rows.items where they are the same tokens */
     float **layer;           /* [L] each [H,T,S], or NULL: not requested */
     float **twin;            /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
@@ -42,12 +49,6 @@ typedef struct attention_maps {
     bool contrast;        /* weights in text[0] less those in text[1], whose tokens are other */
     maps_tokens other;    /* as many as rows; else empty */
 } attention_maps;
-
-/* Which heads are wanted. */
-typedef struct maps_picks {
-    int64_t layers, heads, count; /* L, H, and how many are on */
-    uint8_t *on;                  /* [L,H] */
-} maps_picks;
 
 /* Make the [H,T,S] array of a layer. */
 cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer);

@@ -142,7 +142,7 @@ static cli_exit check(const explain_options *options)
     if (options->json && options->svg && !strcmp(options->svg, "-"))
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "--json and --svg - both write to stdout; name a file for the drawing");
-    return args_check_needs(&explain_page, options);
+    return args_check(&explain_page, options);
 }
 
 cli_exit cmd_explain(int count, char *const *arguments)

@@ -1,6 +1,6 @@
 /* multihead heads: what every head of a model does, over texts. Options are in cmd_heads.c, texts
  * and gold links in heads_texts.c, the passes in heads_measure.c, what is printed in heads_table.c
- * and heads_out.c. */
+ * and heads_out.c. Texts, selection, page and arrays are those of 'ablate' and 'circuits' too. */
 #ifndef CLI_HEADS_H
 #define CLI_HEADS_H
 
@@ -10,21 +10,22 @@
 #include "common/text_model.h"
 #include "heads/conllu.h"
 
-#include <multihead/ablation.h>
 #include <multihead/head_corpus.h>
 #include <multihead/head_distances.h>
 #include <multihead/head_pass.h>
 #include <multihead/heads.h>
 #include <multihead/render_heads.h>
 
-#define HEADS "heads"
+#define HEADS cli_running
 
 typedef struct heads_options {
     args_texts texts;             /* from the command line */
     args_texts attention, tokens; /* files of maps in place of a model, and of their tokens */
     const char *model, *text_file, *conllu, *example;
     int whole, truncate, predict, words;
-    int64_t max_tokens, random; /* random -1: not given */
+    int64_t max_tokens, random;
+    bool named, drawn; /* texts, and random, are given */
+    bool alone;        /* a state, and neither: nothing is measured that the file has */
     args_texts layers, heads, roles;
     const char *sort;
     args_real min, clusters; /* clusters: how far apart heads of one may be */
@@ -34,21 +35,19 @@ typedef struct heads_options {
     const char *pictures;      /* a new folder of pictures, ... */
     int png;                   /* as PNG too */
     int corpus;                /* distributions, places, tokens */
-    int composition;           /* which earlier heads a head reads */
-    int circuits;              /* what heads read and write by their weights */
-    const char *offset;        /* of keys, for circuits: "1", "0-63" */
-    int64_t offsets[2];
-    args_texts without; /* heads whose output is 0 */
-    int64_t cut;        /* texts into pieces of so many tokens; 0: not */
-    const char *ablate, *task,
-        *paths; /* what takes the place of heads; FILE of prompts; receivers */
-    int64_t ablate_heads, ablate_pairs, ablate_texts; /* -1: not given */
-    const char *state;  /* FILE that keeps what was measured; NULL: none */
-    int64_t save_every; /* seconds; -1: not given */
+    args_texts without;        /* heads whose output is 0 */
+    int64_t cut;               /* texts into pieces of so many tokens; 0: not */
+    const char *state;         /* FILE that keeps what was measured; NULL: none */
+    int64_t save_every;        /* seconds; -1: not given */
     screen_options screen;
     int spread; /* over ranks: the model's layers, not the texts */
     int64_t threads;
 } heads_options;
+
+/* Options of a page into a struct that begins with *options, and MODEL and texts; what they name is
+ * checked. */
+cli_exit heads_parse(const args_page *page, int count, char *const *arguments,
+                     heads_options *options);
 
 /* A text to measure on. */
 typedef struct heads_source {
@@ -70,10 +69,6 @@ typedef struct heads_sources {
 cli_exit heads_sources_read(const heads_options *options, text_model *model,
                             heads_sources *sources);
 
-enum { HEADS_COMPOSITIONS = 3, HEADS_FEW_WRITERS = 3 };
-
-typedef struct heads_circuits heads_circuits;
-
 /* What was found. */
 typedef struct heads_found {
     const text_model *model;
@@ -92,15 +87,14 @@ typedef struct heads_found {
     mha_head_corpus *corpus;        /* of texts; NULL: not asked for */
     cli_exit unsaved;               /* what the state could not be saved for; CLI_OK */
     float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
-    float *composition[HEADS_COMPOSITIONS]; /* q, k, v: [layers, heads, layers, heads], or NULL */
-    double composition_chance;
-    heads_circuits *circuits;      /* of the rows that are told; NULL: not asked for */
-    struct heads_effects *effects; /* heads_effects.h; NULL: not asked for */
     int64_t kinds;
     const int64_t *id_of; /* [kinds] tokens of corpus */
 } heads_found;
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
+
+/* Nothing is found yet: the model's heads. */
+cli_exit heads_begin(const text_model *model, heads_found *found);
 
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
@@ -134,6 +128,9 @@ typedef struct heads_row {
 /* Rows as --layer, --head, --role, --min and --sort say. */
 cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
                       int64_t *count);
+
+/* By their keys. */
+void heads_sort(heads_row *rows, int64_t count);
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
@@ -180,39 +177,25 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
 cli_exit heads_corpus_json(json_out *json, const heads_found *found, const heads_row *row);
 void heads_corpus_json_luck(json_out *json, const heads_found *found);
 
-/* Composition with earlier heads (heads_composition.c): made from the weights; the `most` heads that a
- * head reads most into its queries (kind 0), keys (1) or values (2), and how many they are; told. */
-typedef struct heads_writer {
-    int64_t layer, head;
-    double value;
-} heads_writer;
+/* What 'ablate' and 'circuits' have found of heads beside their scores, for the page and for arrays. */
+enum { HEADS_MOST_BESIDE = 8, HEADS_COMPOSITIONS = 3 };
+typedef struct heads_beside {
+    mha_heads_column columns[HEADS_MOST_BESIDE];
+    int64_t column_count;
+    int64_t x; /* the column by which the page's scatter opens, on the head of its largest size */
+    void (*values)(const void *of, const heads_row *row, mha_heads_value values[HEADS_MOST_BESIDE]);
+    /* Lists of a head's card, added to lists[card->list_count], and its arrows. */
+    cli_exit (*card)(const void *of, const heads_row *row, mha_heads_list lists[HEADS_MOST_BESIDE],
+                     mha_heads_card *card);
+    float *const *composition; /* q, k, v: [layers, heads, layers, heads]; NULL: not made */
+    double composition_chance;
+    const void *of;
+} heads_beside;
 
-cli_exit heads_composition_make(const heads_options *options, heads_found *found);
-int64_t heads_composition_top(const heads_found *found, int64_t layer, int64_t head, int kind,
-                              heads_writer *writers, int64_t most);
-void heads_composition_json(json_out *json, const heads_found *found, const heads_row *row);
-void heads_composition_line(const heads_found *found, const heads_row *row, char *line,
-                            size_t size);
-
-/* Circuits from the weights (heads_circuits.c): made for the rows; which keys; told. */
-enum { HEADS_CIRCUIT_LISTS = 4, HEADS_CIRCUIT_COLUMNS = 2 };
-cli_exit heads_circuits_make(const heads_options *options, heads_found *found,
-                             const heads_row *rows, int64_t count);
-cli_exit heads_circuits_offsets(const char *text, int64_t offsets[2]);
-cli_exit heads_circuits_print(const heads_options *options, const heads_found *found,
-                              const heads_row *rows, int64_t count);
-cli_exit heads_circuits_json(json_out *json, const heads_found *found, const heads_row *row);
-void heads_circuits_json_how(json_out *json, const heads_found *found);
-cli_exit heads_circuits_lists(const heads_found *found, const heads_row *row,
-                              mha_heads_list lists[HEADS_CIRCUIT_LISTS]);
-void heads_circuits_columns(mha_heads_column columns[HEADS_CIRCUIT_COLUMNS]);
-void heads_circuits_values(const heads_found *found, const heads_row *row,
-                           mha_heads_value values[HEADS_CIRCUIT_COLUMNS]);
-
-/* The page of -o (heads_report.c). */
+/* The page of -o (heads_report.c); beside may be NULL. */
 cli_exit heads_write_page(const heads_options *options, text_model *model,
                           const heads_sources *sources, const heads_found *found,
-                          const heads_row *rows, int64_t count);
+                          const heads_row *rows, int64_t count, const heads_beside *beside);
 
 /* The cluster of each head of a layer. */
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
@@ -221,13 +204,11 @@ cli_exit heads_print_clusters(const heads_options *options, const heads_found *f
 cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut);
 
 /* The folder of --headvis (heads_headvis.c), of the rows: likewise. */
-cli_exit heads_headvis_check(const heads_options *options);
 cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                              const heads_sources *sources, const heads_found *found,
                              const heads_row *rows, int64_t count);
 
 /* The folder of --pictures (heads_pictures.c): likewise. */
-cli_exit heads_pictures_check(const heads_options *options);
 cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                               const heads_sources *sources, const heads_found *found,
                               const heads_row *rows, int64_t count);
@@ -247,10 +228,9 @@ void heads_report_where(const heads_source *source, const mha_head_place *place,
 cli_exit heads_report_spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
                               char **text);
 
-/* The folder of --npy (heads_npy.c): refused if it cannot be made; written. */
-cli_exit heads_npy_check(const heads_options *options);
+/* The folder of --npy (heads_npy.c), of all heads; beside may be NULL. */
 cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
-                         const heads_row *rows, int64_t count);
+                         const heads_beside *beside);
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
 /* Who made a file, and of what: lines of its JSON. */

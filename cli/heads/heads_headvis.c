@@ -439,13 +439,6 @@ static mha_status draw_nothing(const void *user, const mha_sink *sink)
 
 /* ---- all -------------------------------------------------------------------------------------- */
 
-cli_exit heads_headvis_check(const heads_options *options)
-{
-    if (options->headvis && (!options->model || options->words))
-        return cli_fail(CLI_USAGE, HEADS, "--headvis requires a model and texts");
-    return heads_folder_check("--headvis", options->headvis);
-}
-
 static cli_exit make_heads(headvis *v, const heads_row *rows)
 {
     const int64_t all = v->found->layers * v->found->model->heads;
@@ -496,8 +489,6 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                  .count = found->text_count < MOST_TEXTS ? found->text_count : MOST_TEXTS,
                  .progress = progress_begin(options->quiet)};
     char *folder = NULL;
-    if (v.count == 0)
-        return cli_fail(CLI_USAGE, HEADS, "--headvis shows heads in texts; give --text FILE");
     CLI_TRY(make_heads(&v, rows));
     signals_hold(); /* it ends after the present text, and cleans up */
     cli_exit result = heads_folder_make(options->headvis, &folder);

@@ -405,22 +405,40 @@ static cli_exit begin_study(job *j, const heads_sources *sources)
     return CLI_OK;
 }
 
-cli_exit heads_measure(const heads_options *options, text_model *model,
-                       const heads_sources *sources, heads_found *found)
+cli_exit heads_begin(const text_model *model, heads_found *found)
 {
-    job j = {.options = options, .model = model, .found = found};
-    *found = (heads_found){
-        .model = model, .layers = model->layers, .spread = options->spread && model->ranks};
+    *found = (heads_found){.model = model, .layers = model->layers};
     CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->heads));
     for (int64_t l = 0; l < found->layers; l++) {
         found->heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
         found->count += found->heads[l];
     }
+    return CLI_OK;
+}
+
+/* What the file has, without measuring. */
+static cli_exit show_state(job *j)
+{
+    CLI_TRY(heads_state_show(&j->state, j->options, j->found));
+    if (!j->found->random) return CLI_OK;
+    CLI_TRY(cli_check(HEADS, mha_study_begin_random(j->study)));
+    j->found->random_block = j->is->random_block;
+    j->found->random_repeats = j->is->random_repeats;
+    return CLI_OK;
+}
+
+cli_exit heads_measure(const heads_options *options, text_model *model,
+                       const heads_sources *sources, heads_found *found)
+{
+    job j = {.options = options, .model = model, .found = found};
     int64_t without = 0;
+    CLI_TRY(heads_begin(model, found));
+    found->spread = options->spread && model->ranks;
     CLI_TRY(make_gates(options, model, found, &without));
     CLI_TRY(begin_study(&j, sources));
     CLI_TRY(heads_state_begin(options, found, &j.state));
     if (options->state) CLI_TRY(ranks_share(HEADS, j.state.was, sizeof j.state.was));
+    if (options->alone && (j.state.was[STATE_MAGIC] || options->random == 0)) return show_state(&j);
     cli_note(options->quiet || without == 0, "without %" PRId64 " heads: their output is 0",
              without);
     CLI_TRY(measure_texts(&j, model, sources));
@@ -433,6 +451,5 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",
                  found->lost_links);
-    const bool composition = options->composition && ranks_first();
-    return composition ? heads_composition_make(options, found) : CLI_OK;
+    return CLI_OK;
 }

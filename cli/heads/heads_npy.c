@@ -6,7 +6,6 @@
 #include "common/json_out.h"
 #include "common/signals.h"
 #include "heads/heads.h"
-#include "heads/heads_effects.h"
 #include "heads/heads_folder.h"
 
 #include <multihead/io.h>
@@ -21,19 +20,13 @@ enum { NAME_BYTES = 96, DECILES = 11 };
 typedef struct arrays {
     const heads_options *options;
     const heads_found *found;
-    char *folder;     /* being filled, beside the one asked for; NULL: there is none */
-    mha_buffer index; /* members of "arrays" */
-    json_out json;    /* into it */
+    const heads_beside *beside; /* NULL: nothing */
+    char *folder;               /* being filled, beside the one asked for; NULL: there is none */
+    mha_buffer index;           /* members of "arrays" */
+    json_out json;              /* into it */
     mha_sink sink;
     int64_t layers, heads, count;
 } arrays;
-
-cli_exit heads_npy_check(const heads_options *options)
-{
-    if (options->npy && (!options->model || options->words))
-        return cli_fail(CLI_USAGE, HEADS, "--npy requires a model and texts");
-    return heads_folder_check("--npy", options->npy);
-}
 
 /* ---- arrays ----------------------------------------------------------------------------------- */
 
@@ -146,8 +139,8 @@ static cli_exit put_score(arrays *a, int64_t score)
             if (s.rows > 0) value[i] = s.value, chance[i] = s.chance;
         }
     if (all == 0) return CLI_OK;
-    CLI_TRY(
-        put_part(a, file, name, "value", value, MHA_F64, 1, HEAD_AXES, mha_study_score_text(score)));
+    CLI_TRY(put_part(a, file, name, "value", value, MHA_F64, 1, HEAD_AXES,
+                     mha_study_score_text(score)));
     CLI_TRY(put_part(a, file, name, "chance", chance, MHA_F64, 1, HEAD_AXES,
                      "of uniform attention over the same rows"));
     CLI_TRY(put_part(a, file, name, "rows", rows, MHA_I64, 1, HEAD_AXES, "that count"));
@@ -199,7 +192,7 @@ static cli_exit put_composition(arrays *a)
                                                           "composition_v"};
     const int64_t shape[] = {a->layers, a->heads, a->layers, a->heads};
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
-        const mha_tensor data = mha_tensor_contiguous(a->found->composition[n], MHA_F32, 4, shape);
+        const mha_tensor data = mha_tensor_contiguous(a->beside->composition[n], MHA_F32, 4, shape);
         CLI_TRY(put(a, files[n], files[n], "value", &data,
                     "[\"layer\", \"head\", \"writer's layer\", \"writer's head\"]",
                     "how much a head reads what an earlier one writes, from the weights"));
@@ -207,47 +200,33 @@ static cli_exit put_composition(arrays *a)
     return CLI_OK;
 }
 
-/* Columns that the page has too, for these rows. */
-typedef void values_fn(const heads_found *found, const heads_row *row, mha_heads_value *values);
-
-static cli_exit put_columns(arrays *a, const mha_heads_column *columns, int64_t count,
-                            values_fn *values_of, const heads_row *rows, int64_t row_count)
+/* A column that the page has too. */
+static cli_exit put_column(arrays *a, int64_t c)
 {
-    for (int64_t c = 0; c < count; c++) {
-        double *value, *low, *high;
-        bool interval = false;
-        CLI_TRY(empty(a, 1, &value));
-        CLI_TRY(empty(a, 1, &low));
-        CLI_TRY(empty(a, 1, &high));
-        for (int64_t r = 0; r < row_count; r++) {
-            mha_heads_value values[EFFECT_COLUMNS + HEADS_CIRCUIT_COLUMNS];
-            const int64_t i = rows[r].layer * a->heads + rows[r].head;
-            values_of(a->found, &rows[r], values);
+    const mha_heads_column *column = &a->beside->columns[c];
+    double *value, *low, *high;
+    bool interval = false;
+    CLI_TRY(empty(a, 1, &value));
+    CLI_TRY(empty(a, 1, &low));
+    CLI_TRY(empty(a, 1, &high));
+    for (int64_t l = 0; l < a->layers; l++)
+        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+            mha_heads_value values[HEADS_MOST_BESIDE];
+            const int64_t i = l * a->heads + h;
+            a->beside->values(a->beside->of, &(heads_row){.layer = l, .head = h}, values);
             if (values[c].rows == 0) continue;
             value[i] = values[c].value;
             low[i] = values[c].low;
             high[i] = values[c].high;
             interval = interval || !isnan(values[c].low);
         }
-        const char *name = columns[c].name;
-        CLI_TRY(put_part(a, name, name, "value", value, MHA_F64, 1, HEAD_AXES, columns[c].text));
-        if (!interval) continue;
-        CLI_TRY(put_part(a, name, name, "low", low, MHA_F64, 1, HEAD_AXES,
-                         "2.5 % of the bootstrap over texts"));
-        CLI_TRY(put_part(a, name, name, "high", high, MHA_F64, 1, HEAD_AXES,
-                         "97.5 % of the bootstrap over texts"));
-    }
-    return CLI_OK;
-}
-
-static cli_exit all_rows(const arrays *a, heads_row **rows, int64_t *count)
-{
-    *count = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads, rows));
-    for (int64_t l = 0; l < a->layers; l++)
-        for (int64_t h = 0; h < a->found->heads[l]; h++)
-            (*rows)[(*count)++] = (heads_row){.layer = l, .head = h};
-    return CLI_OK;
+    const char *name = column->name;
+    CLI_TRY(put_part(a, name, name, "value", value, MHA_F64, 1, HEAD_AXES, column->text));
+    if (!interval) return CLI_OK;
+    CLI_TRY(put_part(a, name, name, "low", low, MHA_F64, 1, HEAD_AXES,
+                     "2.5 % of the bootstrap over texts"));
+    return put_part(a, name, name, "high", high, MHA_F64, 1, HEAD_AXES,
+                    "97.5 % of the bootstrap over texts");
 }
 
 /* ---- all -------------------------------------------------------------------------------------- */
@@ -262,44 +241,36 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     json_print(&json, "  \"texts\": %" PRId64 ", \"tokens\": %" PRId64 ", \"random\": %" PRId64,
                f->text_count, f->token_count, f->random_count);
     if (f->corpus) heads_corpus_json_luck(&json, f);
-    if (f->composition[0])
-        json_number(&json, f->composition_chance, ",\n  \"composition_chance\": ");
+    if (a->beside && a->beside->composition)
+        json_number(&json, a->beside->composition_chance, ",\n  \"composition_chance\": ");
     json_print(&json, ",\n  \"arrays\": [");
     json_put(&json, a->index.data, a->index.size);
     json_print(&json, "\n  ]\n}\n");
     return json.status;
 }
 
-static cli_exit fill(arrays *a, const heads_row *rows, int64_t count)
+static cli_exit fill(arrays *a)
 {
-    heads_row *every;
-    int64_t all, effects = 0;
-    mha_heads_column columns[EFFECT_COLUMNS + HEADS_CIRCUIT_COLUMNS];
-    CLI_TRY(all_rows(a, &every, &all));
     for (int64_t s = 0; s < heads_score_count(a->found); s++) CLI_TRY(put_score(a, s));
     if (a->found->corpus) CLI_TRY(put_positions(a));
-    if (a->found->composition[0]) CLI_TRY(put_composition(a));
-    if (a->found->circuits) {
-        heads_circuits_columns(columns);
-        CLI_TRY(put_columns(a, columns, HEADS_CIRCUIT_COLUMNS, heads_circuits_values, rows, count));
-    }
-    if (a->found->effects) {
-        CLI_TRY(heads_effects_columns(a->found, columns, &effects));
-        CLI_TRY(put_columns(a, columns, effects, heads_effects_values, every, all));
-    }
+    if (a->beside && a->beside->composition) CLI_TRY(put_composition(a));
+    for (int64_t c = 0; a->beside && c < a->beside->column_count; c++) CLI_TRY(put_column(a, c));
     return cli_check(HEADS, files_draw_in(a->folder, "index.json", draw_index, a));
 }
 
 cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
-                         const heads_row *rows, int64_t count)
+                         const heads_beside *beside)
 {
-    arrays a = {
-        .options = options, .found = found, .layers = found->layers, .heads = found->model->heads};
+    arrays a = {.options = options,
+                .found = found,
+                .beside = beside,
+                .layers = found->layers,
+                .heads = found->model->heads};
     a.sink = mha_buffer_sink(&a.index);
     a.json.sink = &a.sink;
     signals_hold(); /* it ends in a moment */
     cli_exit result = heads_folder_make(options->npy, &a.folder);
-    if (result == CLI_OK) result = fill(&a, rows, count);
+    if (result == CLI_OK) result = fill(&a);
     result = heads_folder_finish(options->npy, a.folder, result);
     mha_buffer_free(&a.index);
     signals_release();

@@ -3,7 +3,6 @@
 #include "common/files.h"
 #include "common/json_out.h"
 #include "heads/heads.h"
-#include "heads/heads_effects.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -182,10 +181,6 @@ static void put_head(json_out *json, const heads_found *found, const heads_row *
     if (found->relation_count > 0) put_relations(json, found, row);
     if (found->corpus && heads_corpus_json(json, found, row) != CLI_OK)
         json->status = MHA_ERR_CALLBACK;
-    if (found->composition[0]) heads_composition_json(json, found, row);
-    if (json->status == MHA_OK && found->circuits &&
-        heads_circuits_json(json, found, row) != CLI_OK)
-        json->status = MHA_ERR_CALLBACK;
     json_print(json, "}");
 }
 
@@ -233,10 +228,6 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     json_print(&json, "}");
     if (f->corpus) heads_corpus_json_luck(&json, f);
     if (f->gates) put_without(&json, f);
-    if (f->composition[0])
-        json_number(&json, f->composition_chance, ",\n  \"composition_chance\": ");
-    if (f->circuits) heads_circuits_json_how(&json, f);
-    if (f->effects) heads_effects_json(&json, f);
     json_print(&json, ",\n  \"heads\": [");
     for (int64_t i = 0; i < job->count && json.status == MHA_OK; i++) {
         json_print(&json, "%s\n", i ? "," : "");

@@ -390,17 +390,6 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
 
 /* ---- all -------------------------------------------------------------------------------------- */
 
-cli_exit heads_pictures_check(const heads_options *o)
-{
-    if (o->png && !o->pictures)
-        return cli_fail(CLI_USAGE, HEADS, "--png requires --pictures FOLDER");
-    if (!o->pictures) return CLI_OK;
-    if (!o->model || o->words ||
-        (!o->text_file && !o->conllu && !o->example && o->texts.count == 0))
-        return cli_fail(CLI_USAGE, HEADS, "--pictures requires a model and texts");
-    return heads_folder_check("--pictures", o->pictures);
-}
-
 static cli_exit fill(pictures *p)
 {
     for (int64_t i = 0; i < p->count; i++) {

@@ -3,7 +3,6 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "heads/heads.h"
-#include "heads/heads_effects.h"
 
 #include <multihead/render_heads.h>
 
@@ -24,11 +23,11 @@ typedef struct report {
     text_model *model;
     const heads_sources *sources;
     const heads_row *rows;
-    int64_t count, columns; /* heads; scores */
-    int64_t *column_of;     /* [scores] of heads_score(): its column, or -1 */
-    text_tokens *read;      /* [texts] their tokens, made when a place needs them */
+    const heads_beside *beside; /* NULL: scores alone */
+    int64_t count, columns;     /* heads; scores */
+    int64_t *column_of;         /* [scores] of heads_score(): its column, or -1 */
+    text_tokens *read;          /* [texts] their tokens, made when a place needs them */
     bool *is_read;
-    bool of_effects; /* the scatter's first score is an effect */
     mha_heads_page page;
 } report;
 
@@ -105,8 +104,7 @@ static cli_exit make_columns(report *r)
     const int64_t scores = heads_score_count(r->found);
     mha_heads_column *columns;
     mha_heads_value *values;
-    int64_t effects = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_CIRCUIT_COLUMNS + EFFECT_COLUMNS, &columns));
+    CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_MOST_BESIDE, &columns));
     CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
     for (int64_t s = 0; s < scores; s++) {
         bool any = false;
@@ -116,24 +114,17 @@ static cli_exit make_columns(report *r)
         if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
     }
     const int64_t measured = r->columns;
-    if (r->found->circuits) {
-        heads_circuits_columns(&columns[measured]);
-        r->columns += HEADS_CIRCUIT_COLUMNS;
-    }
-    const int64_t of_effects = r->columns;
-    if (r->found->effects) {
-        CLI_TRY(heads_effects_columns(r->found, &columns[of_effects], &effects));
-        r->columns += effects;
-    }
+    for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
+        columns[r->columns++] = r->beside->columns[c];
     CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
     for (int64_t h = 0; h < r->count; h++) {
         for (int64_t s = 0; s < scores; s++)
             if (r->column_of[s] >= 0)
                 make_value(r, &r->rows[h], s, &values[h * r->columns + r->column_of[s]]);
-        if (r->found->circuits)
-            heads_circuits_values(r->found, &r->rows[h], &values[h * r->columns + measured]);
-        if (effects > 0)
-            heads_effects_values(r->found, &r->rows[h], &values[h * r->columns + of_effects]);
+        mha_heads_value more[HEADS_MOST_BESIDE];
+        if (r->beside) r->beside->values(r->beside->of, &r->rows[h], more);
+        for (int64_t c = measured; c < r->columns; c++)
+            values[h * r->columns + c] = more[c - measured];
     }
     r->page.columns = columns;
     r->page.column_count = r->columns;
@@ -145,31 +136,10 @@ static cli_exit make_columns(report *r)
         if (x >= 0) r->page.x = x;
         if (y >= 0) r->page.y = y;
     }
-    if (effects > 0) { /* --ablate was given: open on effects */
-        r->page.y = r->page.x;
-        r->page.x = of_effects + (effects > 1);
-        r->of_effects = true;
+    if (measured < r->columns) {
+        r->page.y = measured > 0 ? r->page.x : r->columns - 1;
+        r->page.x = measured + r->beside->x;
     }
-    return CLI_OK;
-}
-
-/* Those that are selected, and those whose effect was measured: the largest is among them. */
-static cli_exit add_measured(report *r)
-{
-    const heads_effects *e = r->found->effects;
-    const int64_t heads = r->found->model->heads;
-    heads_row *rows;
-    if (!e) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, r->count + e->chosen_count, &rows));
-    memcpy(rows, r->rows, (size_t)r->count * sizeof *rows);
-    for (int64_t k = 0; k < e->chosen_count; k++) {
-        const heads_row one = {.layer = e->chosen[k] / heads, .head = e->chosen[k] % heads};
-        bool there = false;
-        for (int64_t i = 0; i < r->count && !there; i++)
-            there = rows[i].layer == one.layer && rows[i].head == one.head;
-        if (!there) rows[r->count++] = one;
-    }
-    r->rows = rows;
     return CLI_OK;
 }
 
@@ -265,6 +235,7 @@ static cli_exit make_place(report *r, int64_t column, const mha_head_place *foun
 static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *card)
 {
     mha_heads_place *places;
+    if (r->sources->count == 0) return CLI_OK; /* of a state alone */
     CLI_TRY(ARENA_ALLOC(HEADS, HEADS_PLACED * FEW_PLACES, &places));
     for (int n = 0; n < HEADS_PLACED; n++) {
         mha_head_place found[FEW_PLACES];
@@ -367,24 +338,6 @@ static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card 
     return CLI_OK;
 }
 
-static cli_exit make_arrows(const report *r, const heads_row *row, mha_heads_card *card)
-{
-    static const char *const names[HEADS_COMPOSITIONS] = {"queries", "keys", "values"};
-    mha_heads_arrow *arrows;
-    CLI_TRY(ARENA_ALLOC(HEADS, HEADS_COMPOSITIONS * HEADS_FEW_WRITERS, &arrows));
-    for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
-        heads_writer writers[HEADS_FEW_WRITERS];
-        const int64_t count =
-            heads_composition_top(r->found, row->layer, row->head, n, writers, HEADS_FEW_WRITERS);
-        for (int64_t i = 0; i < count; i++)
-            arrows[card->arrow_count++] =
-                (mha_heads_arrow){names[n], writers[i].layer, writers[i].head, writers[i].value,
-                                  r->found->composition_chance};
-    }
-    card->arrows = arrows;
-    return CLI_OK;
-}
-
 static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
 {
     char command[4096], *kept;
@@ -397,19 +350,14 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
         CLI_TRY(text_of(&kept, command));
         card->command = kept;
     }
-    if (r->found->composition[0]) CLI_TRY(make_arrows(r, row, card));
     mha_heads_list *lists;
-    CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_CIRCUIT_LISTS + EFFECT_MEASURES, &lists));
+    CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_MOST_BESIDE, &lists));
     card->lists = lists;
-    if (r->found->effects) CLI_TRY(heads_effects_lists(r->found, row, lists, &card->list_count));
+    if (r->beside) CLI_TRY(r->beside->card(r->beside->of, row, lists, card));
     if (r->found->corpus) {
         CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[card->list_count++]));
         CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[card->list_count]));
         card->list_count += lists[card->list_count].count > 0;
-    }
-    if (r->found->circuits) {
-        CLI_TRY(heads_circuits_lists(r->found, row, lists + card->list_count));
-        card->list_count += HEADS_CIRCUIT_LISTS;
     }
     if (!r->found->corpus) return CLI_OK;
     CLI_TRY(make_note(r, row, card));
@@ -424,14 +372,14 @@ static mha_status draw(const void *user, const mha_sink *sink)
     return mha_render_heads_page(user, sink);
 }
 
-/* The head that stands out most in the scatter's first score; effects have a sign. */
+/* The head that stands out most in the scatter's first score; what is beside scores has a sign. */
 static int64_t first_head(const report *r)
 {
     int64_t best = 0;
     for (int64_t h = 1; h < r->count; h++) {
         const mha_heads_value *a = &r->page.values[h * r->columns + r->page.x];
         const mha_heads_value *b = &r->page.values[best * r->columns + r->page.x];
-        const bool more = r->of_effects ? fabs(a->value) > fabs(b->value) : a->value > b->value;
+        const bool more = r->beside ? fabs(a->value) > fabs(b->value) : a->value > b->value;
         if (a->rows > 0 && (b->rows == 0 || more)) best = h;
     }
     return best;
@@ -439,21 +387,19 @@ static int64_t first_head(const report *r)
 
 cli_exit heads_write_page(const heads_options *options, text_model *model,
                           const heads_sources *sources, const heads_found *found,
-                          const heads_row *rows, int64_t count)
+                          const heads_row *rows, int64_t count, const heads_beside *beside)
 {
     report r = {.options = options,
                 .found = found,
                 .model = model,
                 .sources = sources,
                 .rows = rows,
-                .count = count};
+                .count = count,
+                .beside = beside};
     mha_heads_card *cards;
     char numbers[3][32], title[512];
     CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
     CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.is_read));
-    CLI_TRY(add_measured(&r));
-    rows = r.rows;
-    count = r.count;
     if (count == 0)
         return cli_fail(CLI_BAD_INPUT, HEADS,
                         "%s: no head is like that, so there is no page to write", options->page);
@@ -477,7 +423,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     r.page.title = title;
     r.page.producer = "multihead " CLI_VERSION;
     r.page.facts = facts;
-    r.page.fact_count = found->random_count > 0 ? 5 : 4;
+    r.page.fact_count = found->random_count > 0 ? 5 : found->texts ? 4 : 2;
     r.page.heads = cards;
     r.page.head_count = count;
     r.page.first_head = first_head(&r);

@@ -138,6 +138,11 @@ static int by_key(const void *a, const void *b)
     return x->head < y->head ? -1 : x->head > y->head;
 }
 
+void heads_sort(heads_row *rows, int64_t count)
+{
+    if (count > 0) qsort(rows, (size_t)count, sizeof *rows, by_key);
+}
+
 static cli_exit find_sort(const heads_options *options, const heads_found *found, int64_t *score)
 {
     *score = -1;
@@ -175,6 +180,6 @@ cli_exit heads_choose(const heads_options *options, const heads_found *found, he
             if (options->min.given && !(row.key >= options->min.value)) continue;
             (*rows)[(*count)++] = row;
         }
-    if (*count > 0) qsort(*rows, (size_t)*count, sizeof **rows, by_key);
+    heads_sort(*rows, *count);
     return CLI_OK;
 }

@@ -79,8 +79,9 @@ static cli_exit read_head(heads_state *state, const uint8_t *bytes, size_t size)
     if (was[STATE_VERSION] != VERSION || was[STATE_PRODUCER] != state->word[STATE_PRODUCER])
         return refuse(state, "was made by another version of multihead");
     const size_t left = size / 8 - STATE_WORDS - 2;
-    if (was[STATE_TEXTS] > left) return damaged(state);
-    const size_t words = STATE_WORDS + 1 + (size_t)was[STATE_TEXTS];
+    if (was[STATE_TEXTS] > left || was[STATE_KINDS] > left - was[STATE_TEXTS])
+        return damaged(state);
+    const size_t words = STATE_WORDS + 1 + (size_t)(was[STATE_TEXTS] + was[STATE_KINDS]);
     for (size_t i = 0; i < words; i++) check = heads_state_mix(check, get_word(bytes + i * 8));
     const size_t rest = size - 8 * (words + 1);
     if (check != get_word(bytes + 8 * words) || was[STATE_OF_TEXTS] > rest ||
@@ -137,7 +138,7 @@ cli_exit heads_state_begin(const heads_options *options, const heads_found *foun
         return refuse(state, "was measured on another model, or its files have changed");
     if (state->was[STATE_WITHOUT] != word[STATE_WITHOUT])
         return refuse(state, "was measured with other heads left out (--without)");
-    if (state->was[STATE_SEQUENCES] > (uint64_t)options->random) {
+    if (!options->alone && state->was[STATE_SEQUENCES] > (uint64_t)options->random) {
         snprintf(what, sizeof what, "has %" PRIu64 " random sequences, --random asks for %" PRId64,
                  state->was[STATE_SEQUENCES], options->random);
         return refuse(state, what);
@@ -231,6 +232,86 @@ cli_exit heads_state_take_random(heads_state *state, heads_found *found)
     return take(state, found, state->of_random, state->was[STATE_OF_RANDOM], found->random, NULL);
 }
 
+/* ---- shown as it is --------------------------------------------------------------------------- */
+
+static void destroy_measures(void *measures)
+{
+    mha_head_measures_destroy(measures);
+}
+
+static void destroy_corpus(void *corpus)
+{
+    mha_head_corpus_destroy(corpus);
+}
+
+static cli_exit read_part(const heads_state *state, const heads_found *found, const char *bytes,
+                          uint64_t size, mha_head_measures **measures, mha_head_corpus **corpus)
+{
+    if (size == 0) return CLI_OK;
+    const mha_status status =
+        mha_head_state_read(found->model->context, bytes, (size_t)size, NULL, measures, corpus);
+    if (status == MHA_ERR_NOMEM) return cli_fail_status(HEADS, status);
+    if (status != MHA_OK) return damaged(state);
+    CLI_TRY(arena_keep(HEADS, *measures, destroy_measures));
+    return *corpus ? arena_keep(HEADS, *corpus, destroy_corpus) : CLI_OK;
+}
+
+static cli_exit take_kinds(const heads_state *state, heads_found *found)
+{
+    const uint8_t *ids = state->were + 8 * (state->was[STATE_TEXTS] + 1);
+    found->kinds = (int64_t)state->was[STATE_KINDS];
+    int64_t *id_of;
+    CLI_TRY(ARENA_ALLOC(HEADS, found->kinds, &id_of));
+    found->id_of = id_of;
+    for (int64_t k = 0; k < found->kinds; k++) {
+        id_of[k] = (int64_t)get_word(ids + 8 * k);
+        if (get_word(ids + 8 * k) >= (uint64_t)found->model->desc.vocab_size) return damaged(state);
+    }
+    return CLI_OK;
+}
+
+static cli_exit take_relations(heads_found *found)
+{
+    const char **names;
+    while (mha_head_measures_name(found->texts, found->relation_count)) found->relation_count++;
+    CLI_TRY(ARENA_ALLOC(HEADS, found->relation_count, &names));
+    for (int64_t r = 0; r < found->relation_count; r++) {
+        const char *name = mha_head_measures_name(found->texts, r);
+        char *copy;
+        CLI_TRY(arena_text(HEADS, name, strlen(name), &copy));
+        names[r] = copy;
+    }
+    found->relations = names;
+    return CLI_OK;
+}
+
+cli_exit heads_state_show(const heads_state *state, const heads_options *options,
+                          heads_found *found)
+{
+    const uint64_t *was = state->was;
+    mha_head_corpus *none = NULL;
+    if (!ranks_first()) return CLI_OK;
+    if (!was[STATE_MAGIC])
+        return cli_fail(CLI_NO_INPUT, HEADS,
+                        "%s: holds no scores; 'multihead heads %s --text FILE --state %s' measures "
+                        "them",
+                        options->state, options->model, options->state);
+    CLI_TRY(read_part(state, found, state->of_texts, was[STATE_OF_TEXTS], &found->texts,
+                      &found->corpus));
+    CLI_TRY(read_part(state, found, state->of_random, was[STATE_OF_RANDOM], &found->random, &none));
+    CLI_TRY(take_kinds(state, found));
+    CLI_TRY(take_relations(found));
+    if (!options->corpus) found->corpus = NULL;
+    found->text_count = (int64_t)was[STATE_TEXTS];
+    found->token_count = (int64_t)was[STATE_TOKENS];
+    found->lost_links = (int64_t)was[STATE_LOST_LINKS];
+    found->random_count = (int64_t)was[STATE_SEQUENCES];
+    cli_note(options->quiet,
+             "%s: %" PRId64 " texts and %" PRId64 " random sequences; nothing is measured",
+             state->path, found->text_count, found->random_count);
+    return CLI_OK;
+}
+
 /* ---- writing ---------------------------------------------------------------------------------- */
 
 typedef struct saving {
@@ -258,9 +339,12 @@ static mha_status draw(const void *user, const mha_sink *sink)
     memcpy(word, s->state->word, sizeof word);
     word[STATE_OF_TEXTS] = (uint64_t)mha_head_state_bytes(s->found->texts);
     word[STATE_OF_RANDOM] = (uint64_t)mha_head_state_bytes(s->found->random);
+    word[STATE_KINDS] = (uint64_t)s->found->kinds;
     mha_status status = put_words(sink, word, STATE_WORDS, &check);
     const uint64_t none = FIRST_PRINT, *prints = s->state->prints ? s->state->prints : &none;
     if (status == MHA_OK) status = put_words(sink, prints, (int64_t)word[STATE_TEXTS] + 1, &check);
+    if (status == MHA_OK)
+        status = put_words(sink, (const uint64_t *)s->found->id_of, s->found->kinds, &check);
     const uint64_t whole = check;
     if (status == MHA_OK) status = put_words(sink, &whole, 1, &check);
     if (status == MHA_OK && s->found->texts) status = mha_head_state_write(s->found->texts, sink);

@@ -6,8 +6,8 @@
 
 #include "heads/heads.h"
 
-/* The file as words of 8 bytes, little-endian: these, the fingerprints after 0, 1, ... texts, a check
- * of all of them, then states of head_state.h. */
+/* The file as words of 8 bytes, little-endian: these, the fingerprints after 0, 1, ... texts, the tokens
+ * that texts have, a check of all of them, then states of head_state.h. */
 typedef enum heads_state_word {
     STATE_MAGIC,
     STATE_VERSION,
@@ -20,6 +20,7 @@ typedef enum heads_state_word {
     STATE_TOKENS,  /* of these */
     STATE_LOST_LINKS,
     STATE_SEQUENCES, /* random ones that were measured */
+    STATE_KINDS,     /* of tokens in texts */
     STATE_OF_TEXTS,  /* bytes of its state; 0: none */
     STATE_OF_RANDOM,
     STATE_WORDS
@@ -32,7 +33,7 @@ typedef struct heads_state {
     uint64_t *prints;           /* [texts + 1] fingerprints after so many texts */
     int64_t *lengths;           /* [texts] tokens of each */
     uint64_t was[STATE_WORDS];  /* of the file; all 0: there was none */
-    const uint8_t *were;        /* its fingerprints */
+    const uint8_t *were;        /* its fingerprints, and kinds of tokens */
     char *file;                 /* its bytes, until its states are taken */
     const char *of_texts, *of_random;
     bool kept; /* everything measured is in the file */
@@ -52,6 +53,10 @@ cli_exit heads_state_take_texts(heads_state *state, const heads_options *options
 /* Random sequences that the file has, was[STATE_SEQUENCES], when word[STATE_RANDOM] is their
  * fingerprint. */
 cli_exit heads_state_take_random(heads_state *state, heads_found *found);
+
+/* Without texts: all that the file has. */
+cli_exit heads_state_show(const heads_state *state, const heads_options *options,
+                          heads_found *found);
 
 /* Save now, or if it is time: a failure warns, and the next try may succeed. */
 void heads_state_save(heads_state *state, const heads_found *found);

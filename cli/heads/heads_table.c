@@ -95,9 +95,6 @@ static void print_details(const heads_found *found, const heads_row *row, int64_
         cli_print_wrapped("  ", line, width);
     }
     if (count == 0) cli_print_wrapped("  ", "no role found", width);
-    if (!found->composition[0] || row->layer == 0) return;
-    heads_composition_line(found, row, line, sizeof line);
-    cli_print_wrapped("  ", line, width);
 }
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,

@@ -274,7 +274,7 @@ static cli_exit check(run_options *o)
     /* The example is there to be looked at. */
     if (o->example && !o->linear && !run_has_files(o)) o->trace = 1;
     if (o->example && o->module && !o->heads) o->heads = DEFAULT_HEADS;
-    CLI_TRY(args_check_needs(&run_page, o));
+    CLI_TRY(args_check(&run_page, o));
     CLI_TRY(check_pairs(o));
     CLI_TRY(check_inputs(o));
     for (size_t i = 0; i < run_page.option_count; i++)

@@ -1,11 +1,11 @@
 /* What `multihead run` computes and where it goes, by the list of outputs in run.h. */
 #include "common/arena.h"
-#include "common/commands.h"
 #include "common/files.h"
-#include "common/json_out.h"
 #include "common/signals.h"
 #include "common/words.h"
 #include "run/run.h"
+
+#include <multihead/json.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -202,17 +202,16 @@ static const char *type_text(const mha_tensor *array)
     return array->dtype == MHA_I64 ? "int64" : array->dtype == MHA_F16 ? "float16" : "float32";
 }
 
-static void json_plan(json_out *json, const run_problem *p, const mha_attention_plan *plan)
+static void json_plan(mha_json *json, const mha_attention_plan *plan)
 {
-    json_print(json, "  \"kind\": \"%s\",\n", p->options->linear ? "linear" : "softmax");
-    if (p->options->linear) return;
-    json_print(json, "  \"path\": \"%s\",\n", plan->path == MHA_PATH_TILED ? "tiled" : "plain");
-    json_print(json, "  \"reason\": \"%s\",\n", plan->reason);
-    json_print(json, "  \"compute\": \"%s\",\n", mha_compute_name(plan->compute));
-    json_print(json, "  \"isa\": \"%s\",\n", mha_isa_name(plan->isa));
-    json_print(json, "  \"visible_pairs\": %" PRId64 ",\n", plan->visible_pairs);
-    json_print(json, "  \"flops\": %.17g,\n  \"bytes\": %.17g,\n", plan->flops, plan->bytes);
-    json_print(json, "  \"scratch_bytes\": %zu,\n", plan->scratch_bytes);
+    mha_json_text(json, "path", plan->path == MHA_PATH_TILED ? "tiled" : "plain");
+    mha_json_text(json, "reason", plan->reason);
+    mha_json_text(json, "compute", mha_compute_name(plan->compute));
+    mha_json_text(json, "isa", mha_isa_name(plan->isa));
+    mha_json_integer(json, "visible_pairs", plan->visible_pairs);
+    mha_json_decimals(json, "flops", plan->flops, 0);
+    mha_json_decimals(json, "bytes", plan->bytes, 0);
+    mha_json_integer(json, "scratch_bytes", (int64_t)plan->scratch_bytes);
 }
 
 /* What draw_json() tells of. */
@@ -223,32 +222,38 @@ typedef struct json_job {
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
+    static const char *const names[] = {"q", "k", "v"};
     const json_job *job = user;
     const run_problem *p = job->problem;
     const mha_tensor *const views[] = {&p->q, &p->k, &p->v};
-    const char *comma = "";
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-run\",\n  \"version\": 1,\n");
-    json_print(&json, "  \"producer\": \"multihead " CLI_VERSION "\",\n  \"inputs\": {\n");
+    mha_json json = {.sink = sink};
+    files_begin_json(&json, "multihead-run");
+    mha_json_object(&json, "inputs");
+    mha_json_lines(&json, 4);
     for (int i = 0; i < 3; i++) {
-        json_print(&json, "    \"%c\": {\"file\": ", "qkv"[i]);
-        json_text(&json, p->names[i]);
-        json_print(&json, ", \"shape\": %s}%s\n", run_shape_of(views[i]).text, i < 2 ? "," : "");
+        mha_json_object(&json, names[i]);
+        mha_json_text(&json, "file", p->names[i]);
+        mha_json_integers(&json, "shape", views[i]->shape, 4);
+        mha_json_end(&json);
     }
-    json_print(&json, "  },\n");
-    json_plan(&json, p, &job->results->plan);
-    json_print(&json, "  \"outputs\": [");
+    mha_json_end(&json);
+    mha_json_text(&json, "kind", p->options->linear ? "linear" : "softmax");
+    if (!p->options->linear) json_plan(&json, &job->results->plan);
+    mha_json_array(&json, "outputs");
     for (int i = 0; i < RUN_OUTPUT_COUNT; i++) {
         const mha_tensor *saved = &job->results->saved[i];
         if (!path_of(p->options, i)) continue;
-        json_print(&json, "%s\n    {\"output\": \"%s\", \"file\": ", comma, outputs[i].option + 2);
-        json_text(&json, path_of(p->options, i));
-        json_print(&json, ", \"dtype\": \"%s\", ", type_text(saved));
-        json_print(&json, "\"shape\": %s}", run_shape_of(saved).text);
-        comma = ",";
+        mha_json_lines(&json, 4);
+        mha_json_object(&json, NULL);
+        mha_json_text(&json, "output", outputs[i].option + 2);
+        mha_json_text(&json, "file", path_of(p->options, i));
+        mha_json_text(&json, "dtype", type_text(saved));
+        mha_json_integers(&json, "shape", saved->shape, saved->ndim);
+        mha_json_end(&json);
     }
-    json_print(&json, "%s]\n}\n", *comma ? "\n  " : "");
-    return json.status;
+    mha_json_end(&json);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 cli_exit run_write(const run_problem *p, const run_results *results)

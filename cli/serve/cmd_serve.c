@@ -4,7 +4,7 @@
 #include "common/option_rows.h"
 #include "common/screen.h"
 #include "common/signals.h"
-#include "serve/serve_model.h"
+#include "common/text_model.h"
 #include "serve/serve_socket.h"
 
 #include <inttypes.h>
@@ -16,8 +16,6 @@ typedef struct serve_options {
     int64_t port, threads, max_tokens;
     int quiet;
 } serve_options;
-
-enum { DEFAULT_TOKENS = 4096 };
 
 static const args_option option_table[] = {
     ROW_HEADING("Where"),
@@ -62,35 +60,48 @@ static void print_address(const serve_site *site, const char *text)
     cli_print("\n");
 }
 
-static cli_exit open_model(const serve_options *options, serve_model *serve)
+static cli_exit open_model(const serve_options *options, text_model *model)
 {
     const bool progress = screen_shows_progress(options->quiet);
     if (progress) cli_print_to(stderr, "\r\033[Kloading %s", options->model);
-    const cli_exit code =
-        text_model_open(SERVE, options->model, options->threads, false, &serve->model);
+    const cli_exit code = text_model_open(SERVE, options->model, options->threads, false, model);
     if (progress) cli_print_to(stderr, "\r\033[K");
     CLI_TRY(code);
-    if (serve->model.encoder)
+    if (model->encoder)
         return cli_fail(CLI_UNSUPPORTED, SERVE,
                         "%s: an encoder-decoder needs two texts; serve %s/encoder, or use 'view'",
                         options->model, options->model);
-    serve->most_tokens = options->max_tokens ? options->max_tokens : DEFAULT_TOKENS;
-    if (serve->most_tokens > serve->model.max_length) {
-        if (options->max_tokens)
-            return cli_fail(CLI_USAGE, SERVE,
-                            "--max-tokens %" PRId64 ": the model takes at most %" PRId64,
-                            options->max_tokens, serve->model.max_length);
-        serve->most_tokens = serve->model.max_length;
-    }
-    return serve_begin(serve, 0x1p30); /* 11,000 tokens of a model of 135 million parameters */
+    if (options->max_tokens <= model->max_length) return CLI_OK;
+    return cli_fail(CLI_USAGE, SERVE, "--max-tokens %" PRId64 ": the model takes at most %" PRId64,
+                    options->max_tokens, model->max_length);
+}
+
+/* Whether the work for a request is to end: a signal came, or its reader left. */
+static bool is_over(void *user)
+{
+    (void)user;
+    return signals_came() || serve_reader_left();
+}
+
+static void forget(void *live)
+{
+    mha_live_destroy(live);
 }
 
 static cli_exit run(const serve_options *options)
 {
-    static serve_model serve;
-    serve_site site = {.work = &serve_model_work, .user = &serve};
-    serve = (serve_model){.reader_left = serve_reader_left};
-    CLI_TRY(open_model(options, &serve));
+    text_model model;
+    serve_site site = {0};
+    char words[512];
+    CLI_TRY(open_model(options, &model));
+    snprintf(words, sizeof words, "'multihead heads %.400s --words' lists them", options->model);
+    const mha_live_options how = {.struct_size = sizeof how,
+                                  .name = model.name,
+                                  .max_tokens = options->max_tokens,
+                                  .advise_words = words,
+                                  .is_over = is_over};
+    CLI_TRY(cli_check(SERVE, mha_live_create(model.context, model.model, &how, &site.live)));
+    CLI_TRY(arena_keep(SERVE, site.live, forget));
     CLI_TRY(serve_listen(options->address, (int)options->port, &site));
     if (serve_is_open(&site))
         cli_warn(SERVE,

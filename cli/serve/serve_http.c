@@ -1,15 +1,12 @@
 /* See serve_http.h. */
 #include "serve/serve_http.h"
 
-#include "common/arena.h"
-#include "common/json_out.h"
-
-#include <multihead/render_live.h>
-
 #include <stdio.h>
 #include <string.h>
 
-static const char HTML[] = "text/html; charset=utf-8", JSON[] = "application/json";
+#include <multihead/json.h>
+
+static const char JSON[] = "application/json";
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
@@ -18,10 +15,10 @@ static void refuse(serve_reply *reply, int status, const char *why)
     mha_buffer_free(&reply->body);
     *reply = (serve_reply){.status = status, .type = JSON};
     const mha_sink sink = mha_buffer_sink(&reply->body);
-    json_out json = {.sink = &sink};
-    json_print(&json, "{\"error\":");
-    json_text(&json, why);
-    json_print(&json, "}\n");
+    mha_json json = {.sink = &sink, .compact = true};
+    mha_json_object(&json, NULL);
+    mha_json_text(&json, "error", why);
+    mha_json_end(&json);
 }
 
 void serve_refuse_length(serve_reply *reply)
@@ -81,26 +78,13 @@ static bool is_own_origin(const char *origin, const char *host)
 
 /* ---- what is asked --------------------------------------------------------------------------- */
 
-enum { TO_PAGE, TO_STYLE, TO_SCRIPT, TO_LOOK, TO_MAP, TO_SAVE, TO_QUIT, TO_NOTHING };
+/* Beside what the library answers; the end is the server's own. */
+static const mha_live_place quit = {"quit", JSON, NULL, true};
 
-static const struct {
-    const char *name, *type;
-    bool post;
-} places[] = {
-    [TO_PAGE] = {"", HTML, false},
-    [TO_STYLE] = {"page.css", "text/css; charset=utf-8", false},
-    [TO_SCRIPT] = {"page.js", "text/javascript; charset=utf-8", false},
-    [TO_LOOK] = {"look", JSON, true},
-    [TO_MAP] = {"map", "application/octet-stream", true},
-    [TO_SAVE] = {"save", HTML, true},
-    [TO_QUIT] = {"quit", JSON, true},
-};
-
-static int find_place(const char *name)
+static const mha_live_place *find_place(const char *name)
 {
-    int i = 0;
-    while (i < TO_NOTHING && strcmp(places[i].name, name) != 0) i++;
-    return i;
+    if (!strcmp(name, quit.name)) return &quit;
+    return !strcmp(name, "page") ? NULL : mha_live_find(*name ? name : "page");
 }
 
 static bool is_json(const char *type)
@@ -114,6 +98,7 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
 {
     *reply = (serve_reply){0};
     const char *rest = after_token(site, request->path);
+    const mha_live_place *place = rest ? find_place(rest) : NULL;
     if (request->twice)
         refuse(reply, 400, "a header that decides who is answered is there twice");
     else if (!request->host || !is_own_host(site, request->host))
@@ -123,14 +108,13 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
     else if (!rest)
         refuse(reply, 403,
                "the address has no or a wrong token; 'multihead serve' prints the right one");
-    else if (find_place(rest) == TO_NOTHING)
+    else if (!place)
         refuse(reply, 404, "there is nothing at this address");
-    else if (strcmp(request->method, places[find_place(rest)].post ? "POST" : "GET") != 0)
+    else if (strcmp(request->method, place->asks ? "POST" : "GET") != 0)
         refuse(reply, 405, "wrong method");
-    else if (places[find_place(rest)].post && request->fetch_site &&
-             strcmp(request->fetch_site, "same-origin") != 0)
+    else if (place->asks && request->fetch_site && strcmp(request->fetch_site, "same-origin") != 0)
         refuse(reply, 403, "a page of another site asks");
-    else if (places[find_place(rest)].post && !is_json(request->type))
+    else if (place->asks && !is_json(request->type))
         refuse(reply, 415, "expected Content-Type: application/json");
     else
         return true;
@@ -139,58 +123,43 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static cli_exit write_file(mha_live_file file, const mha_sink *sink)
-{
-    return cli_check(SERVE, mha_render_live_file(file, sink));
-}
-
-static cli_exit work_at(const serve_site *site, int place, const serve_state *state,
-                        const mha_sink *sink)
-{
-    const serve_work *work = site->work;
-    switch (place) {
-    case TO_PAGE: return work->page(site->user, sink);
-    case TO_STYLE: return write_file(MHA_LIVE_STYLE, sink);
-    case TO_SCRIPT: return write_file(MHA_LIVE_SCRIPT, sink);
-    case TO_LOOK: return work->look(site->user, state, sink);
-    case TO_MAP: return work->map(site->user, state, sink);
-    case TO_SAVE: return work->save(site->user, state, sink);
-    default: return cli_check(SERVE, sink->write(sink->user, "{}\n", 3));
-    }
-}
-
 /* What a failure is to a browser: the request's fault, or ours. */
-static int status_of(cli_exit code)
+static int status_of(mha_status status)
 {
-    if (code == CLI_BAD_INPUT || code == CLI_USAGE || code == CLI_UNSUPPORTED) return 422;
-    return code == CLI_NO_OUTPUT ? 503 : 500;
+    switch (status) {
+    case MHA_ERR_CALLBACK: return 503;
+    case MHA_ERR_FORMAT:
+    case MHA_ERR_UTF8:
+    case MHA_ERR_SIZE:
+    case MHA_ERR_MODEL:
+    case MHA_ERR_SHAPE:
+    case MHA_ERR_NUMERIC:
+    case MHA_ERR_ARGUMENT:
+    case MHA_ERR_UNSUPPORTED: return 422;
+    default: return 500;
+    }
 }
 
 void serve_answer(const serve_site *site, const serve_request *request, serve_reply *reply)
 {
-    char why[400];
-    serve_state state = {0};
     if (!serve_admit(site, request, reply)) return;
     if (request->bytes > SERVE_MOST_BODY) {
         serve_refuse_length(reply);
         return;
     }
-    const int place = find_place(after_token(site, request->path));
-    const size_t mark = arena_mark();
+    const mha_live_place *place = find_place(after_token(site, request->path));
     const mha_sink sink = mha_buffer_sink(&reply->body);
-    cli_fail_into(why, sizeof why);
-    cli_exit code = CLI_OK;
-    if (places[place].post && place != TO_QUIT)
-        code = serve_read_state(request->body, request->bytes, &state);
-    if (code == CLI_OK) code = work_at(site, place, &state, &sink);
-    cli_fail_into(NULL, 0);
-    arena_release(mark);
-    if (code != CLI_OK) {
-        refuse(reply, status_of(code), *why ? why : "the work was interrupted");
+    const mha_status status =
+        place == &quit ? sink.write(sink.user, "{}\n", 3)
+                       : mha_live_answer(site->live, place, request->body, request->bytes, &sink);
+    if (status != MHA_OK) {
+        char why[512];
+        snprintf(why, sizeof why, "%s", mha_error_detail());
+        refuse(reply, status_of(status), why);
         return;
     }
     reply->status = 200;
-    reply->type = places[place].type;
-    reply->file = place == TO_SAVE ? "heads.html" : NULL;
-    reply->quit = place == TO_QUIT;
+    reply->type = place->type;
+    reply->file = place->file;
+    reply->quit = place == &quit;
 }

@@ -1,6 +1,5 @@
 /* Requests in, replies out, without a socket: who may ask (token, host, origin), for what, and the
- * errors that a browser is told. The work itself is a table of functions, so that tests and the fuzzer
- * can do without a model.
+ * errors that a browser is told. What is answered is the library's (live.h).
  *
  *   GET  /TOKEN/            the page       GET  /TOKEN/page.css, page.js
  *   POST /TOKEN/look        maps of all heads and predictions        JSON in, JSON out
@@ -11,9 +10,11 @@
 #ifndef CLI_SERVE_HTTP_H
 #define CLI_SERVE_HTTP_H
 
-#include "serve/serve_state.h"
+#include "common/exits.h"
 
-#include <multihead/sink.h>
+#include <multihead/live.h>
+
+#define SERVE "serve" /* the name in messages */
 
 enum {
     SERVE_TOKEN_BYTES = 32,      /* hexadecimal digits of 128 random bits */
@@ -39,21 +40,12 @@ typedef struct serve_reply {
     bool quit;
 } serve_reply;
 
-/* What answers the requests. Each writes its reply to sink; errors are those of cli_fail(). */
-typedef struct serve_work {
-    cli_exit (*page)(void *user, const mha_sink *sink);
-    cli_exit (*look)(void *user, const serve_state *state, const mha_sink *sink);
-    cli_exit (*map)(void *user, const serve_state *state, const mha_sink *sink);
-    cli_exit (*save)(void *user, const serve_state *state, const mha_sink *sink);
-} serve_work;
-
 typedef struct serve_site {
     char token[SERVE_TOKEN_BYTES + 1];
     char address[SERVE_ADDRESS_BYTES]; /* as in a URL */
     int port;
-    bool wildcard; /* of all interfaces: any address as a number is its own */
-    const serve_work *work;
-    void *user;
+    bool wildcard;  /* of all interfaces: any address as a number is its own */
+    mha_live *live; /* what answers */
 } serve_site;
 
 /* False, and the reply, where the head of a request is enough to refuse it; true: read its body, of

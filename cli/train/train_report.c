@@ -260,12 +260,12 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
 static cli_exit print_map(const train_finding *found, const attention_maps *maps)
 {
     char head[64];
-    maps_picks one = {0};
+    attention_maps one = *maps;
     view_options chosen = {.command = TRAIN};
     snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found->layer, found->head);
     chosen.heads = (args_texts){.items = {head}, .count = 1};
-    CLI_TRY(maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &one));
-    return view_print(&chosen, maps, &one);
+    CLI_TRY(maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &one.picks));
+    return view_print(&chosen, &one);
 }
 
 /* The row from which the right column is sought: of a sequence that was drawn the last probe's, of
@@ -303,7 +303,7 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
                            const attention_maps *maps, bool quiet)
 {
     train_evidence evidence;
-    maps_picks picks = {0};
+    attention_maps all = *maps;
     view_options options = {.command = TRAIN,
                             .folder = run->folder,
                             .html = example ? "report-2.html" : "report.html",
@@ -311,8 +311,9 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
                             .extra = &evidence.extra};
     choose_first(run, found, example, maps, &options);
     CLI_TRY(train_evidence_make(run, found, example, &evidence));
-    CLI_TRY(maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks));
-    return view_write_files(&options, maps, &picks);
+    CLI_TRY(
+        maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &all.picks));
+    return view_write_files(&options, &all);
 }
 
 static cli_exit make_picture(train_run *run, const train_finding *found, int example, bool quiet)

@@ -3,6 +3,7 @@
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/launched.h"
+#include "common/option_rows.h"
 #include "view/view.h"
 #include "view/view_ask.h"
 #include "view/view_desk.h"
@@ -23,74 +24,68 @@ static const char *const values[] = {"auto", "always", "never", NULL};         /
 static const char *const sorts[] = {"weight", "arrives", "effect", NULL};      /* ask_measure */
 static const char *const whens[] = {"auto", "always", "never", NULL};          /* screen_color */
 
-#define HEADING(title)                      \
-    {                                       \
-        .kind = ARGS_HEADING, .name = title \
-    }
-#define FLAG(letter_, name_, field_, value_, help_)                                          \
-    {                                                                                        \
-        .kind = ARGS_FLAG, .letter = letter_, .name = name_, .help = help_, .least = value_, \
-        .field = offsetof(view_options, field_)                                              \
-    }
-#define VALUE(kind_, letter_, name_, field_, value_, help_)                              \
-    {                                                                                    \
-        .kind = kind_, .letter = letter_, .name = name_, .value = value_, .help = help_, \
-        .field = offsetof(view_options, field_)                                          \
-    }
-#define NUMBER(name_, field_, least_, most_, help_)                                       \
-    {                                                                                     \
-        .kind = ARGS_NUMBER, .name = name_, .value = "N", .help = help_, .least = least_, \
-        .most = most_, .field = offsetof(view_options, field_)                            \
-    }
-#define CHOICE(name_, field_, choices_, help_)                                  \
-    {                                                                           \
-        .kind = ARGS_CHOICE, .name = name_, .choices = choices_, .help = help_, \
-        .field = offsetof(view_options, field_)                                 \
+#define FLAG(letter, name, field, ...) ROW_FLAG(letter, name, view_options, field, __VA_ARGS__)
+#define NUMBER(name, field, ...) ROW_NUMBER(name, view_options, field, __VA_ARGS__)
+#define CHOICE(name, field, ...) ROW_CHOICE(name, view_options, field, __VA_ARGS__)
+#define VALUE(kind_, letter_, name_, field_, value_, ...)                 \
+    {                                                                     \
+        .kind = kind_, .letter = letter_, .name = name_, .value = value_, \
+        .field = offsetof(view_options, field_), .help = __VA_ARGS__      \
     }
 
 static const args_option option_table[] = {
-    HEADING("Which heads"),
+    ROW_HEADING("Which heads"),
     VALUE(ARGS_TEXTS, 'l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
     VALUE(ARGS_TEXTS, 0, "head", heads, "LIST",
           "heads, counted from 0: 3 or 0,2-4 of every layer\n"
           "chosen, or with their layer: L4H11 or 4.11"),
-    HEADING("Attention from one word to another"),
+    ROW_HEADING("Attention from one word to another"),
     VALUE(ARGS_TEXT, 0, "from", from, "WORD",
           "rank heads by how they attend from this word, as\n"
-          "written in the text; it:2 is the second \"it\""),
-    VALUE(ARGS_TEXT, 0, "to", to, "WORD", "to this one"),
+          "written in the text; it:2 is the second \"it\"",
+          .needs = "--to WORD", .excludes = "--attention --contrast"),
+    VALUE(ARGS_TEXT, 0, "to", to, "WORD", "to this one", .needs = "--from WORD"),
     CHOICE("sort", sort, sorts,
            "by weight (the default), by the norm of the weighted\n"
-           "value, or by the effect of removing the head"),
-    HEADING("What heads write"),
+           "value, or by the effect of removing the head",
+           .needs = "--from WORD"),
+    ROW_HEADING("What heads write"),
     VALUE(ARGS_TEXT, 0, "desk", desk, "LAYER",
           "what each head of a layer adds to the residual\n"
-          "stream; files have every term of every head"),
-    HEADING("Output (several at once; one FILE may be -, stdout)"),
+          "stream; files have every term of every head",
+          .excludes = "--attention --contrast --from --layer --head --hide",
+          .why = "it shows all heads of its layer at all tokens of a text"),
+    ROW_HEADING("Output (several at once; one FILE may be -, stdout)"),
     VALUE(ARGS_TEXT, 'o', "output", html, "FILE.html", "an interactive report in one file"),
-    FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons"),
+    FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons",
+         .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
     VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a vector image for print or a web page"),
     VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a bitmap image"),
     VALUE(ARGS_TEXT, 0, "json", json, "FILE", "tokens and all weights as text"),
     VALUE(ARGS_TEXT, 0, "npy", npy, "FILE",
           "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
-    HEADING("The text"),
+    ROW_HEADING("The text"),
     VALUE(ARGS_TEXT, 0, "contrast", contrast, "TEXT",
           "draw the weights minus those in this text, which\n"
-          "must have the same number of tokens"),
+          "must have the same number of tokens",
+          .excludes = "--attention --renormalise"),
     VALUE(ARGS_TEXT, 0, "text-file", text_file, "FILE", "read the text from FILE; - is stdin"),
     VALUE(ARGS_TEXT, 0, "example", example, "NAME",
           "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
     NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
            "refuse longer texts; default: the model's limit"),
     FLAG(0, "truncate", truncate, 1, "cut longer texts instead"),
-    HEADING("Weights from an array, without a model"),
+    ROW_HEADING("Weights from an array, without a model"),
     VALUE(ARGS_TEXT, 0, "attention", attention, "FILE.npy",
-          "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]"),
-    VALUE(ARGS_TEXT, 0, "tokens", tokens, "FILE", "T tokens: one per line, or a JSON list (.json)"),
-    VALUE(ARGS_TEXT, 0, "key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ"),
-    HEADING("Drawing"),
+          "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]", .needs = "--tokens FILE",
+          .excludes = "--text-file --example --max-tokens --truncate",
+          .why = "an array takes no text"),
+    VALUE(ARGS_TEXT, 0, "tokens", tokens, "FILE", "T tokens: one per line, or a JSON list (.json)",
+          .needs = "--attention FILE.npy"),
+    VALUE(ARGS_TEXT, 0, "key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ",
+          .needs = "--attention FILE.npy"),
+    ROW_HEADING("Drawing"),
     CHOICE("cmap", cmap, cmaps, "colour map; default viridis"),
     VALUE(ARGS_TEXT, 0, "range", range, "RANGE",
           "range of the colours: shared by all heads (the\n"
@@ -101,7 +96,8 @@ static const args_option option_table[] = {
     VALUE(ARGS_TEXTS, 0, "hide", hide, "LIST",
           "leave tokens out of the picture and report their\n"
           "weight: special, or tokens by name"),
-    FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again"),
+    FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again",
+         .needs = "--hide LIST"),
     CHOICE("values", values, values, "numbers in the cells"),
     FLAG(0, "dark", paper, PAPER_DARK, "for a dark background"),
     FLAG(0, "light", paper, PAPER_LIGHT, "for a light one; the default for files"),
@@ -110,7 +106,7 @@ static const args_option option_table[] = {
            "CLICOLOR_FORCE and FORCE_COLOR apply to auto"),
     NUMBER("width", screen.width, 20, 10000, "terminal width in columns"),
     FLAG(0, "ascii", screen.ascii, 1, "use only ASCII in the terminal"),
-    HEADING("Other"),
+    ROW_HEADING("Other"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
     FLAG('q', "quiet", quiet, 1, "no notes on stderr, only warnings and errors"),
     {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
@@ -141,26 +137,14 @@ const args_page view_page = {
 
 /* ---- What fits together ---------------------------------------------------------------------- */
 
-static cli_exit check_array_options(const view_options *options)
+static cli_exit check_texts(const view_options *options)
 {
-    if (!options->tokens)
-        return cli_fail(CLI_USAGE, VIEW, "--attention needs --tokens FILE, which names its rows");
-    if (options->model)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--attention takes weights from a file: '%s' is one argument too many",
-                        options->model);
-    if (options->example || options->text_file || options->truncate || options->max_tokens)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--attention takes no text, and so excludes --text-file, "
-                        "--example, --max-tokens and --truncate");
-    return CLI_OK;
-}
-
-static cli_exit check_model_options(const view_options *options)
-{
-    int texts = options->texts.count + (options->example != NULL) + (options->text_file != NULL);
-    if (options->tokens || options->key_tokens)
-        return cli_fail(CLI_USAGE, VIEW, "--tokens and --key-tokens go with --attention FILE.npy");
+    const int texts =
+        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
+    const char *of_one = options->contrast ? "contrast"
+                         : options->from   ? "from"
+                         : options->desk   ? "desk"
+                                           : NULL;
     if (!options->model || !*options->model)
         return cli_fail(CLI_USAGE, VIEW,
                         "the model folder is missing: multihead view MODEL \"text\"");
@@ -172,73 +156,8 @@ static cli_exit check_model_options(const view_options *options)
     if (texts > 2)
         return cli_fail(CLI_USAGE, VIEW,
                         "%d texts, and 2 at most are possible; put quotes around each", texts);
-    return CLI_OK;
-}
-
-static cli_exit check_contrast(const view_options *options)
-{
-    const int texts =
-        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
-    if (!options->contrast) return CLI_OK;
-    if (options->attention)
-        return cli_fail(CLI_USAGE, VIEW, "--contrast requires a model and a text");
-    const size_t bytes = strlen(options->contrast),
-                 valid = mha_utf8_span(options->contrast, bytes, NULL);
-    if (valid < bytes)
-        return cli_fail(CLI_BAD_INPUT, VIEW,
-                        "--contrast: byte %zu is not valid UTF-8; type it as UTF-8", valid);
-    if (texts != 1)
-        return cli_fail(CLI_USAGE, VIEW, "--contrast compares with one text; leave out the second");
-    if (options->renormalise)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--renormalise conflicts with --contrast: rows of "
-                        "differences do not sum to 1");
-    return CLI_OK;
-}
-
-static cli_exit check_ask(const view_options *options)
-{
-    const int texts =
-        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
-    if (!options->from && !options->to)
-        return options->sort ? cli_fail(CLI_USAGE, VIEW, "--sort requires --from and --to")
-                             : CLI_OK;
-    if (!options->from || !options->to)
-        return cli_fail(CLI_USAGE, VIEW, "--from WORD and --to WORD require each other");
-    if (options->attention)
-        return cli_fail(CLI_USAGE, VIEW, "--from and --to ask a model; --attention has none");
-    if (options->contrast)
-        return cli_fail(CLI_USAGE, VIEW, "--contrast and --from are two questions; ask one");
-    if (texts != 1) return cli_fail(CLI_USAGE, VIEW, "--from and --to take one text");
-    return CLI_OK;
-}
-
-static cli_exit check_desk(const view_options *options)
-{
-    const int texts =
-        options->texts.count + (options->example != NULL) + (options->text_file != NULL);
-    if (!options->desk) return CLI_OK;
-    if (options->attention || options->contrast || options->from)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--desk requires a model and a text, and excludes --attention, --contrast "
-                        "and --from");
-    if (texts != 1) return cli_fail(CLI_USAGE, VIEW, "--desk takes one text");
-    if (options->layers.count > 0 || options->heads.count > 0 || options->hide.count > 0)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--desk shows all heads of its layer at all tokens: leave out --layer, "
-                        "--head and --hide");
-    return CLI_OK;
-}
-
-static cli_exit check_neurons(const view_options *options)
-{
-    if (!options->neurons) return CLI_OK;
-    if (!options->html)
-        return cli_fail(CLI_USAGE, VIEW, "--neurons requires a report: add -o report.html");
-    if (options->attention || options->contrast || options->desk)
-        return cli_fail(CLI_USAGE, VIEW,
-                        "--neurons requires a model and a text, and excludes --attention, "
-                        "--contrast and --desk");
+    if (texts > 1 && of_one)
+        return cli_fail(CLI_USAGE, VIEW, "--%s takes one text; leave out the second", of_one);
     return CLI_OK;
 }
 
@@ -246,13 +165,17 @@ static cli_exit check(const view_options *options)
 {
     mha_range range;
     double lo, hi;
-    CLI_TRY(options->attention ? check_array_options(options) : check_model_options(options));
-    if (options->renormalise && options->hide.count == 0)
-        return cli_fail(CLI_USAGE, VIEW, "--renormalise requires --hide");
-    CLI_TRY(check_neurons(options));
-    CLI_TRY(check_contrast(options));
-    CLI_TRY(check_ask(options));
-    CLI_TRY(check_desk(options));
+    CLI_TRY(args_check(&view_page, options));
+    if (options->attention && options->model)
+        return cli_fail(CLI_USAGE, VIEW,
+                        "--attention takes weights from a file: '%s' is one argument too many",
+                        options->model);
+    if (!options->attention) CLI_TRY(check_texts(options));
+    const size_t bytes = options->contrast ? strlen(options->contrast) : 0,
+                 valid = bytes ? mha_utf8_span(options->contrast, bytes, NULL) : 0;
+    if (valid < bytes)
+        return cli_fail(CLI_BAD_INPUT, VIEW,
+                        "--contrast: byte %zu is not valid UTF-8; type it as UTF-8", valid);
     CLI_TRY(view_check_range(options, &range, &lo, &hi));
     return view_check_outputs(options);
 }
@@ -283,32 +206,30 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
 {
     attention_maps maps = {.text = {found->source.text[0]},
                            .text_bytes = {found->source.text_bytes[0]}};
-    maps_picks picks = {0};
     view_options drawn = *options;
-    int64_t *order;
     drawn.json = NULL;
     drawn.ask = found;
     const bool has_maps = view_has_files(&drawn);
     if (has_maps) { /* before a file is written: --npy may be impossible */
-        CLI_TRY(view_model_maps(&drawn, model, &maps, &picks, NULL));
-        CLI_TRY(view_check_picks(&drawn, &picks));
+        CLI_TRY(view_model_maps(&drawn, model, &maps, NULL));
+        CLI_TRY(view_check_picks(&drawn, &maps.picks));
     }
     ranks_release();
     if (!ranks_first()) return CLI_OK;
     if (options->json) {
         CLI_TRY(cli_check(VIEW, files_draw(options->json, draw_answer, found)));
         if (strcmp(options->json, "-") != 0)
-            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json, found->count);
+            cli_note(options->quiet, "wrote %s: %" PRId64 " heads", options->json,
+                     found->answer->count);
     }
     if (!has_maps) return CLI_OK;
-    CLI_TRY(view_ask_order(found, (ask_measure)options->sort, &order));
-    if (found->count > 0) drawn.first_panel = order[0];
+    if (found->answer->count > 0) drawn.first_panel = found->answer->order[options->sort][0];
     drawn.first_cell = true;
-    drawn.first_row = found->from.first + found->from.count - 1;
-    drawn.first_col = found->to.first;
+    drawn.first_row = found->from.at.first + found->from.at.count - 1;
+    drawn.first_col = found->to.at.first;
     text_model_close(model);
-    view_warn_of_idle_names(&drawn, &maps);
-    return view_write_files(&drawn, &maps, &picks);
+    CLI_TRY(view_warn_of_idle_names(&drawn, &maps));
+    return view_write_files(&drawn, &maps);
 }
 
 static cli_exit ask(const view_options *options)
@@ -329,23 +250,22 @@ static cli_exit ask(const view_options *options)
 static cli_exit view(const view_options *options)
 {
     attention_maps maps = {0};
-    maps_picks picks = {0};
     view_roles roles = {0};
     text_model model = {0};
     view_options drawn = *options;
     drawn.roles = &roles;
     drawn.first_panel = -1;
-    CLI_TRY(options->attention  ? view_array_maps(options, &maps, &picks)
-            : options->contrast ? view_contrast_maps(options, &model, &maps, &picks)
-                                : view_model_maps(options, &model, &maps, &picks, &roles));
+    CLI_TRY(options->attention  ? view_array_maps(options, &maps)
+            : options->contrast ? view_contrast_maps(options, &model, &maps)
+                                : view_model_maps(options, &model, &maps, &roles));
     text_model_close(&model);
     ranks_release();
     if (!ranks_first()) return CLI_OK;
-    view_warn_of_idle_names(options, &maps);
-    CLI_TRY(view_write_files(&drawn, &maps, &picks));
-    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps, &picks));
+    CLI_TRY(view_warn_of_idle_names(options, &maps));
+    CLI_TRY(view_write_files(&drawn, &maps));
+    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
-    say_what_next(options, &picks);
+    say_what_next(options, &maps.picks);
     return CLI_OK;
 }
 

@@ -6,7 +6,7 @@
 #include "common/screen.h"
 #include "common/text_model.h"
 
-#include <multihead/render.h>
+#include <multihead/show.h>
 
 #include <stddef.h>
 
@@ -44,7 +44,7 @@ typedef struct view_options {
     int renormalise, truncate, quiet;
     int neurons;                 /* a report has queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
-    int sort;                    /* ask_measure */
+    int sort;                    /* mha_answer_measure */
     int64_t first_panel;         /* of a report; -1: the one with the strongest link; no option */
     bool first_cell;             /* of a report: it opens on the tokens below; no option */
     int64_t first_row, first_col;
@@ -53,25 +53,24 @@ typedef struct view_options {
     const view_roles *roles; /* likewise */
 } view_options;
 
-/* Maps of a model's run over the texts; picks as --layer and --head say. Texts that maps has are
+/* Maps of a model's run over the texts, of the heads that --layer and --head pick. Texts that maps has are
  * not read again, and an open model is not opened again; the caller closes it. roles, if not NULL,
  * are measured by the same model (view_roles.h). */
 cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
-                         maps_picks *picks, view_roles *roles);
+                         view_roles *roles);
 
 /* text_model_open(), saying on a terminal that a model is being loaded. */
 cli_exit view_open_model(const view_options *options, text_model *model);
 
 /* Room for the norm-based twins of the maps, if a report of one text is wanted that can hold them;
  * and the twins of a layer, once its maps are there. */
-cli_exit view_want_twins(const view_options *options, const maps_picks *picks,
-                         attention_maps *maps);
+cli_exit view_want_twins(const view_options *options, attention_maps *maps);
 mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,
                           attention_maps *maps);
 
 /* Room for queries and keys, if they are wanted, and those of a layer. */
 cli_exit view_want_neurons(const view_options *options, const text_model *model,
-                           const maps_picks *picks, attention_maps *maps);
+                           attention_maps *maps);
 mha_status view_take_neurons(const mha_activations *kept, int64_t layer, attention_maps *maps);
 
 /* What maps say of the model that they are of. */
@@ -81,32 +80,23 @@ cli_exit view_name_source(const text_model *model, attention_maps *maps);
 cli_exit view_take_texts(const view_options *options, attention_maps *maps);
 
 /* Maps of the text less those of --contrast, token by token. */
-cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps,
-                            maps_picks *picks);
+cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps);
 
 /* Maps of --attention, with labels from --tokens. */
-cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks);
+cli_exit view_array_maps(const view_options *options, attention_maps *maps);
 
-/* A figure. A remark goes to the footnote; NULL: none. */
-typedef struct view_figure {
-    mha_figure figure;
-    const char *const *tokens; /* of the whole text, where cells are blocks of them; else NULL */
-    const mha_link *links;     /* [panels] what each says most; of a contrast the largest change */
-    int64_t first_panel;       /* where a report opens */
-    int64_t first_row, first_col; /* likewise; -1: on the link of its panel */
-    const char *special[16];      /* texts of special tokens, each once */
-    int special_count;
-    int64_t second_row, second_col; /* where a second text begins; 0: there is one */
-} view_figure;
+/* Maps as the library shows them: borrowed, and arrays in the arena. */
+cli_exit view_maps(const char *command, const attention_maps *from, mha_maps *maps);
 
-cli_exit view_figure_make(const view_options *options, const attention_maps *maps,
-                          const maps_picks *picks, const char *remark, view_figure *out);
+/* Their figure and report, in the arena. A remark goes to the footnote; NULL: none. */
+cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
+                   mha_show **show);
 
 /* The texts in one line, at most `most` characters of each; false if there are none. */
 bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size);
 
 /* Warn of names in --hide that are no token: most likely they are misspelt. */
-void view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
+cli_exit view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
 
 /* Check what of the options can be checked before any work; fill *lo and *hi for a fixed range. */
 cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi);
@@ -119,28 +109,16 @@ cli_exit view_check_outputs(const view_options *options);
  * every layer. */
 cli_exit view_check_picks(const view_options *options, const maps_picks *picks);
 
-/* The report of a figure, ready for a writer: what take gets lives as long as it runs. */
-typedef mha_status view_report_fn(void *user, const mha_figure *figure, const mha_report *report);
-mha_status view_make_report(const view_options *options, const attention_maps *maps,
-                            const maps_picks *picks, const view_figure *made, view_report_fn *take,
-                            void *user);
-
 /* All files asked for, with a line on stderr each. */
-cli_exit view_write_files(const view_options *options, const attention_maps *maps,
-                          const maps_picks *picks);
-
-/* The scale asked for, or one at which a map of so many columns is not black. */
-mha_scale view_scale(const view_options *options, int64_t cols);
+cli_exit view_write_files(const view_options *options, const attention_maps *maps);
 
 /* Of the heads of a figure those for a terminal of that width: the strongest link of each layer. */
-cli_exit view_few(const view_figure *made, const maps_picks *all, int64_t width, maps_picks *few);
+cli_exit view_few(const mha_show *made, const maps_picks *all, int64_t width, maps_picks *few);
 
 /* The picture on stdout: of what was chosen, or of the strongest heads where nothing was. */
-cli_exit view_print(const view_options *options, const attention_maps *maps,
-                    const maps_picks *picks);
+cli_exit view_print(const view_options *options, const attention_maps *maps);
 
 /* The maps as one JSON object; docs/program.md describes it. */
-mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
-                           const mha_sink *sink);
+mha_status view_write_json(const attention_maps *maps, const mha_sink *sink);
 
 #endif

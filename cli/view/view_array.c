@@ -12,11 +12,11 @@
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
-static cli_exit fill_layers(const mha_tensor *tensor, const maps_picks *picks, attention_maps *maps)
+static cli_exit fill_layers(const mha_tensor *tensor, attention_maps *maps)
 {
     int64_t size = maps->heads * maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
+        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
         CLI_TRY(maps_add_layer(VIEW, maps, l));
         for (int64_t i = 0; i < size; i++)
             maps->layer[l][i] = map_arrays_element(tensor, l * size + i);
@@ -72,13 +72,12 @@ static void doubt_map(const attention_maps *maps, int64_t layer, int64_t head,
     }
 }
 
-static void warn_of_numbers(const view_options *options, const attention_maps *maps,
-                            const maps_picks *picks)
+static void warn_of_numbers(const view_options *options, const attention_maps *maps)
 {
     number_doubts doubts = {0};
     for (int64_t l = 0; l < maps->layers; l++)
         for (int64_t h = 0; h < maps->heads; h++)
-            if (picks->on[l * maps->heads + h]) doubt_map(maps, l, h, &doubts);
+            if (maps->picks.on[l * maps->heads + h]) doubt_map(maps, l, h, &doubts);
     if (doubts.not_finite > 0)
         cli_warn(VIEW, "%s: %" PRId64 " values are NaN or infinite; they are marked in the picture",
                  options->attention, doubts.not_finite);
@@ -125,12 +124,12 @@ static cli_exit read_labels(const view_options *options, const int64_t shape[4],
 
 /* All that the head of the file and the files of tokens tell, before an element is read. */
 static cli_exit read_heads(const view_options *options, const mha_tensor *tensor,
-                           attention_maps *maps, maps_picks *picks)
+                           attention_maps *maps)
 {
     int64_t shape[4];
     CLI_TRY(map_arrays_shape(VIEW, options->attention, tensor, shape));
     CLI_TRY(read_labels(options, shape, maps));
-    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], picks));
+    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], &maps->picks));
     maps->layers = shape[0];
     maps->heads = shape[1];
     return ARENA_ALLOC(VIEW, shape[0], &maps->layer);
@@ -141,8 +140,7 @@ static void destroy_array(void *array)
     mha_npy_destroy(array);
 }
 
-static cli_exit read_maps(const view_options *options, const mha_tensor *head,
-                          const maps_picks *picks, attention_maps *maps)
+static cli_exit read_maps(const view_options *options, const mha_tensor *head, attention_maps *maps)
 {
     mha_npy *array = NULL;
     CLI_TRY(cli_check(VIEW, mha_npy_read(options->attention, &array)));
@@ -152,18 +150,18 @@ static cli_exit read_maps(const view_options *options, const mha_tensor *head,
         memcmp(tensor.shape, head->shape, (size_t)head->ndim * sizeof *head->shape) != 0)
         return cli_fail(CLI_BAD_INPUT, VIEW, "%s: changed while it was read; try again",
                         options->attention);
-    CLI_TRY(fill_layers(&tensor, picks, maps));
+    CLI_TRY(fill_layers(&tensor, maps));
     arena_drop(array);
     return CLI_OK;
 }
 
-cli_exit view_array_maps(const view_options *options, attention_maps *maps, maps_picks *picks)
+cli_exit view_array_maps(const view_options *options, attention_maps *maps)
 {
     mha_tensor head;
     CLI_TRY(cli_check(VIEW, mha_npy_peek(options->attention, &head)));
-    CLI_TRY(read_heads(options, &head, maps, picks));
-    CLI_TRY(read_maps(options, &head, picks, maps));
+    CLI_TRY(read_heads(options, &head, maps));
+    CLI_TRY(read_maps(options, &head, maps));
     CLI_TRY(maps_name_of_path(VIEW, options->attention, &maps->name));
-    warn_of_numbers(options, maps, picks);
+    warn_of_numbers(options, maps);
     return CLI_OK;
 }

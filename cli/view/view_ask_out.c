@@ -10,44 +10,24 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Order ----------------------------------------------------------------------------------- */
-
-/* A value that is not finite goes last. */
-static bool comes_before(double a, double b)
-{
-    return isfinite(a) && (!isfinite(b) || a > b);
-}
-
-cli_exit view_ask_order(const view_ask *ask, ask_measure by, int64_t **order)
-{
-    CLI_TRY(ARENA_ALLOC(VIEW, ask->count, order));
-    int64_t *at = *order;
-    for (int64_t i = 0; i < ask->count; i++) { /* insertion: some hundreds of heads */
-        int64_t j = i;
-        for (; j > 0 && comes_before(ask->heads[i].value[by], ask->heads[at[j - 1]].value[by]); j--)
-            at[j] = at[j - 1];
-        at[j] = i;
-    }
-    return CLI_OK;
-}
-
 cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
-                          mha_column columns[ASK_MEASURES])
+                          mha_column columns[MHA_ANSWER_MEASURES])
 {
     static const struct {
         const char *name, *about;
-    } all[ASK_MEASURES] = {
+    } all[MHA_ANSWER_MEASURES] = {
         {"weight", "What of its attention the word gives to the other one."},
         {"arrives", "What of the length of all that arrives at the word comes from the other one."},
         {"effect", "What changes at the word when the head is removed."}};
     double *values;
-    CLI_TRY(ARENA_ALLOC(VIEW, ASK_MEASURES * picks->count, &values));
-    for (int by = 0; by < ASK_MEASURES; by++) {
+    CLI_TRY(ARENA_ALLOC(VIEW, MHA_ANSWER_MEASURES * picks->count, &values));
+    for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
         double *column = values + by * picks->count;
         int64_t panel = 0, next = 0;
         for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
             if (!picks->on[i]) continue;
-            const ask_head *head = next < ask->count ? &ask->heads[next] : NULL;
+            const mha_answer_head *head =
+                next < ask->answer->count ? &ask->answer->heads[next] : NULL;
             const bool found = head && head->layer * picks->heads + head->head == i;
             column[panel++] = found ? head->value[by] : NAN; /* a layer may have fewer heads */
             next += found;
@@ -64,11 +44,11 @@ enum { SHOWN = 12, WITH_RANKS = 56 }; /* heads; columns that a line with ranks t
 /* The text's words of a question: "it", token 10; "didn't", tokens 3-5. */
 static void describe_word(const ask_word *word, char *out, size_t size)
 {
-    if (word->count == 1)
-        snprintf(out, size, "%.60s (token %" PRId64 ")", word->given, word->first);
+    if (word->at.count == 1)
+        snprintf(out, size, "%.60s (token %" PRId64 ")", word->given, word->at.first);
     else
-        snprintf(out, size, "%.60s (tokens %" PRId64 "-%" PRId64 ")", word->given, word->first,
-                 word->first + word->count - 1);
+        snprintf(out, size, "%.60s (tokens %" PRId64 "-%" PRId64 ")", word->given, word->at.first,
+                 word->at.first + word->at.count - 1);
 }
 
 static void print_question(const view_options *options, const view_ask *ask, int64_t width)
@@ -83,25 +63,25 @@ static void print_question(const view_options *options, const view_ask *ask, int
         line, sizeof line,
         "weight: of the attention of that row; %.4f by chance. arrives: the same of the length "
         "of what arrives, ||alpha f(x)||. effect: %s",
-        ask->chance,
-        ask->predicts
+        ask->answer->chance,
+        ask->predicted
             ? "without the head, the fall of the log-probability of what that row predicts"
             : "without the head, the turn of that row's last hidden state, 1 - cosine");
     cli_print_wrapped("", line, width);
-    if (ask->predicts) {
+    if (ask->predicted) {
         snprintf(line, sizeof line, "that row predicts: %.80s (probability %.3f)", ask->predicted,
-                 ask->probability);
+                 ask->answer->probability);
         cli_print_wrapped("", line, width);
     }
     (void)options;
 }
 
-static void print_head(const ask_head *head, bool ranks)
+static void print_head(const mha_answer_head *head, bool ranks)
 {
     char name[48], rank[32];
     snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, head->layer, head->head);
     cli_print("%-7s", name);
-    for (int by = 0; by < ASK_MEASURES; by++) {
+    for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
         snprintf(rank, sizeof rank, "#%" PRId64, head->rank[by]);
         cli_print(" %8.4f", head->value[by]);
         if (ranks) cli_print(" %5s", rank);
@@ -111,24 +91,24 @@ static void print_head(const ask_head *head, bool ranks)
 
 cli_exit view_ask_print(const view_options *options, const view_ask *ask)
 {
-    static const char *const names[ASK_MEASURES] = {"weight", "arrives", "effect"};
+    static const char *const names[MHA_ANSWER_MEASURES] = {"weight", "arrives", "effect"};
     const int64_t width = screen_of(&options->screen).columns;
     const int64_t shown =
-        ask->count < SHOWN || options->heads.count > 0 || options->layers.count > 0 ? ask->count
-                                                                                    : SHOWN;
+        ask->answer->count < SHOWN || options->heads.count > 0 || options->layers.count > 0
+            ? ask->answer->count
+            : SHOWN;
     const bool ranks = width >= WITH_RANKS;
-    int64_t *order;
-    CLI_TRY(view_ask_order(ask, (ask_measure)options->sort, &order));
+    const int64_t *order = ask->answer->order[options->sort];
     print_question(options, ask, width);
     cli_print("\n%-7s", "head");
-    for (int by = 0; by < ASK_MEASURES; by++)
+    for (int by = 0; by < MHA_ANSWER_MEASURES; by++)
         cli_print(ranks ? " %8s %5s" : " %8s%s", names[by], ranks ? "rank" : "");
     cli_print("\n");
-    for (int64_t i = 0; i < shown; i++) print_head(&ask->heads[order[i]], ranks);
-    if (shown < ask->count) {
+    for (int64_t i = 0; i < shown; i++) print_head(&ask->answer->heads[order[i]], ranks);
+    if (shown < ask->answer->count) {
         char line[120];
         snprintf(line, sizeof line, "%" PRId64 " of %" PRId64 " heads, by %s; --json - has all",
-                 shown, ask->count, names[options->sort]);
+                 shown, ask->answer->count, names[options->sort]);
         cli_print_wrapped("", line, width);
     }
     return CLI_OK;
@@ -141,7 +121,7 @@ static void put_word(mha_json *json, const char *name, const ask_word *word)
     mha_json_object(json, name);
     mha_json_text(json, "word", word->given);
     mha_json_array(json, "tokens");
-    for (int64_t i = 0; i < word->count; i++) mha_json_integer(json, NULL, word->first + i);
+    for (int64_t i = 0; i < word->at.count; i++) mha_json_integer(json, NULL, word->at.first + i);
     mha_json_end(json);
     mha_json_end(json);
 }
@@ -149,24 +129,25 @@ static void put_word(mha_json *json, const char *name, const ask_word *word)
 static void put_effect(mha_json *json, const view_ask *ask)
 {
     mha_json_object(json, "effect");
-    mha_json_text(json, "of", ask->predicts ? "log-probability" : "hidden state");
-    mha_json_integer(json, "row", ask->from.first + ask->from.count - 1);
-    if (ask->predicts) {
+    mha_json_text(json, "of", ask->predicted ? "log-probability" : "hidden state");
+    mha_json_integer(json, "row", ask->from.at.first + ask->from.at.count - 1);
+    if (ask->predicted) {
         mha_json_text(json, "predicted", ask->predicted);
-        mha_json_number(json, "probability", ask->probability);
+        mha_json_number(json, "probability", ask->answer->probability);
     }
     mha_json_end(json);
 }
 
-static void put_head(mha_json *json, const ask_head *head)
+static void put_head(mha_json *json, const mha_answer_head *head)
 {
-    static const char *const names[ASK_MEASURES] = {"weight", "share", "effect"};
-    static const char *const ranks[ASK_MEASURES] = {"weight_rank", "share_rank", "effect_rank"};
+    static const char *const names[MHA_ANSWER_MEASURES] = {"weight", "share", "effect"};
+    static const char *const ranks[MHA_ANSWER_MEASURES] = {"weight_rank", "share_rank",
+                                                           "effect_rank"};
     mha_json_object(json, NULL);
     mha_json_integer(json, "layer", head->layer);
     mha_json_integer(json, "head", head->head);
     mha_json_format(json, "name", "L%" PRId64 "H%" PRId64, head->layer, head->head);
-    for (int by = 0; by < ASK_MEASURES; by++) {
+    for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
         mha_json_number(json, names[by], head->value[by]);
         mha_json_integer(json, ranks[by], head->rank[by]);
     }
@@ -190,11 +171,11 @@ mha_status view_ask_write_json(const view_ask *ask, const mha_sink *sink)
     mha_json_end(&json);
     put_word(&json, "from", &ask->from);
     put_word(&json, "to", &ask->to);
-    mha_json_number(&json, "chance", ask->chance);
+    mha_json_number(&json, "chance", ask->answer->chance);
     put_effect(&json, ask);
     mha_json_array(&json, "heads");
     mha_json_lines(&json, 4);
-    for (int64_t i = 0; i < ask->count; i++) put_head(&json, &ask->heads[i]);
+    for (int64_t i = 0; i < ask->answer->count; i++) put_head(&json, &ask->answer->heads[i]);
     mha_json_end(&json);
     mha_json_end(&json);
     return mha_json_finish(&json);

@@ -85,14 +85,12 @@ static cli_exit join(attention_maps *maps, const attention_maps *other)
     return CLI_OK;
 }
 
-cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps,
-                            maps_picks *picks)
+cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps)
 {
     view_options again = other_options(options);
     attention_maps other = {0};
-    maps_picks same = {0};
     again.texts.items[again.texts.count++] = options->contrast;
-    CLI_TRY(view_model_maps(options, model, maps, picks, NULL));
-    CLI_TRY(view_model_maps(&again, model, &other, &same, NULL));
+    CLI_TRY(view_model_maps(options, model, maps, NULL));
+    CLI_TRY(view_model_maps(&again, model, &other, NULL));
     return join(maps, &other);
 }

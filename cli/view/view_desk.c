@@ -10,6 +10,7 @@
 
 #include <multihead/attribution.h>
 #include <multihead/component.h>
+#include <multihead/json.h>
 
 #include <inttypes.h>
 #include <math.h>
@@ -195,7 +196,7 @@ static cli_exit make_figure(const desk *d, desk_figure *f)
                      .columns = 3,
                      .cmap = d->options->cmap == MHA_CMAP_VIRIDIS ? MHA_CMAP_DIVERGING
                                                                   : (mha_cmap)d->options->cmap,
-                     .scale = view_scale(d->options, 0),
+                     .scale = (mha_scale)(d->options->scale > 0 ? d->options->scale - 1 : 0),
                      .dark = d->options->paper == PAPER_DARK,
                      .print_values = MHA_VALUES_NEVER,
                      .value_name = "term"};

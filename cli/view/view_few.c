@@ -25,7 +25,7 @@ static int64_t strongest(const maps_picks *picks, const mha_link *const *link, i
     return best;
 }
 
-cli_exit view_few(const view_figure *made, const maps_picks *all, int64_t width, maps_picks *few)
+cli_exit view_few(const mha_show *made, const maps_picks *all, int64_t width, maps_picks *few)
 {
     const int64_t heads = all->layers * all->heads;
     const mha_link **link;

@@ -33,8 +33,7 @@ static void put_tokens(mha_json *json, const char *name, const maps_tokens *toke
     mha_json_end(json);
 }
 
-static void put_layer(mha_json *json, const attention_maps *maps, const maps_picks *picks,
-                      int64_t layer)
+static void put_layer(mha_json *json, const attention_maps *maps, int64_t layer)
 {
     const int64_t rows = maps->rows.count, cols = maps->cols.count;
     mha_json_object(json, NULL);
@@ -42,7 +41,7 @@ static void put_layer(mha_json *json, const attention_maps *maps, const maps_pic
     mha_json_array(json, "heads");
     mha_json_lines(json, 6);
     for (int64_t h = 0; h < maps->heads; h++) {
-        if (!picks->on[layer * maps->heads + h]) continue;
+        if (!maps->picks.on[layer * maps->heads + h]) continue;
         mha_json_object(json, NULL);
         mha_json_integer(json, "head", h);
         mha_json_format(json, "name", "L%" PRId64 "H%" PRId64, layer, h);
@@ -58,8 +57,7 @@ static void put_layer(mha_json *json, const attention_maps *maps, const maps_pic
     mha_json_end(json);
 }
 
-mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
-                           const mha_sink *sink)
+mha_status view_write_json(const attention_maps *maps, const mha_sink *sink)
 {
     mha_json json = {.sink = sink};
     files_begin_json(&json, "multihead-view");
@@ -80,7 +78,7 @@ mha_status view_write_json(const attention_maps *maps, const maps_picks *picks,
     mha_json_array(&json, "layers");
     mha_json_lines(&json, 4);
     for (int64_t l = 0; l < maps->layers; l++)
-        if (maps_picks_in_layer(picks, l) > 0) put_layer(&json, maps, picks, l);
+        if (maps_picks_in_layer(&maps->picks, l) > 0) put_layer(&json, maps, l);
     mha_json_end(&json);
     mha_json_end(&json);
     return mha_json_finish(&json);

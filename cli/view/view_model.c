@@ -118,8 +118,8 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
 }
 
 /* Maps of the layers that are wanted, straight to where they stay: what a run has to visit. */
-static cli_exit begin_self(const text_model *model, const maps_picks *picks, progress *shown,
-                           attention_maps *maps, text_visit *visit)
+static cli_exit begin_self(const text_model *model, progress *shown, attention_maps *maps,
+                           text_visit *visit)
 {
     const mha_attention_outputs **wanted;
     mha_attention_outputs *outputs;
@@ -130,7 +130,7 @@ static cli_exit begin_self(const text_model *model, const maps_picks *picks, pro
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &tensors));
     CLI_TRY(ARENA_ALLOC(VIEW, 1, &run));
     for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
+        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
         CLI_TRY(maps_add_layer(VIEW, maps, l));
         const int64_t T = maps->rows.count, *list = model->desc.layer_heads;
         const int64_t shape[] = {1, list ? list[l] : maps->heads, T, T};
@@ -146,7 +146,7 @@ static cli_exit begin_self(const text_model *model, const maps_picks *picks, pro
 
 /* Cross-attention of all layers at once; maps then keeps those that are wanted. */
 static cli_exit run_cross(const text_model *model, const text_tokens *rows, const text_tokens *cols,
-                          const maps_picks *picks, attention_maps *maps)
+                          attention_maps *maps)
 {
     const int64_t T = maps->rows.count, S = maps->cols.count;
     const int64_t shape[] = {maps->layers, 1, maps->heads, T, S};
@@ -158,7 +158,7 @@ static cli_exit run_cross(const text_model *model, const text_tokens *rows, cons
     all.data = memory;
     CLI_TRY(text_model_run_cross(model, cols, rows, &all));
     for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
+        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
         CLI_TRY(maps_add_layer(VIEW, maps, l));
         memcpy(maps->layer[l], memory + l * maps->heads * T * S,
                (size_t)(maps->heads * T * S) * sizeof(float));
@@ -169,13 +169,12 @@ static cli_exit run_cross(const text_model *model, const text_tokens *rows, cons
 
 /* Weights that are damaged, or too large for f32, show first in the attention: say so, also to
  * someone who only requested a file of numbers. */
-static void warn_of_not_finite(const view_options *options, const attention_maps *maps,
-                               const maps_picks *picks)
+static void warn_of_not_finite(const view_options *options, const attention_maps *maps)
 {
     int64_t size = maps->rows.count * maps->cols.count, count = 0;
-    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
-        if (!picks->on[i]) continue;
-        const float *map = maps->layer[i / picks->heads] + i % picks->heads * size;
+    for (int64_t i = 0; i < maps->picks.layers * maps->picks.heads; i++) {
+        if (!maps->picks.on[i]) continue;
+        const float *map = maps->layer[i / maps->picks.heads] + i % maps->picks.heads * size;
         for (int64_t j = 0; j < size; j++) count += !isfinite(map[j]);
     }
     if (count > 0)
@@ -214,18 +213,18 @@ static cli_exit run_self(const view_options *options, text_model *model, const t
 }
 
 static cli_exit run(const view_options *options, text_model *model, const text_tokens *rows,
-                    const text_tokens *cols, const maps_picks *picks, progress *shown,
-                    attention_maps *maps, view_roles *roles)
+                    const text_tokens *cols, progress *shown, attention_maps *maps,
+                    view_roles *roles)
 {
     text_visit visit;
-    CLI_TRY(view_want_neurons(options, model, picks, maps));
-    if (model->encoder) return run_cross(model, rows, cols, picks, maps);
-    const int64_t cell = view_pool_cell(options, picks, rows->list.count);
+    CLI_TRY(view_want_neurons(options, model, maps));
+    if (model->encoder) return run_cross(model, rows, cols, maps);
+    const int64_t cell = view_pool_cell(options, &maps->picks, rows->list.count);
     if (cell > 1) {
-        CLI_TRY(view_pool_begin(model, cell, picks, shown, maps, &visit));
+        CLI_TRY(view_pool_begin(model, cell, shown, maps, &visit));
     } else {
-        CLI_TRY(view_want_twins(options, picks, maps));
-        CLI_TRY(begin_self(model, picks, shown, maps, &visit));
+        CLI_TRY(view_want_twins(options, maps));
+        CLI_TRY(begin_self(model, shown, maps, &visit));
     }
     const cli_exit code = run_self(options, model, rows, &visit, maps, roles);
     progress_clear(shown);
@@ -233,18 +232,18 @@ static cli_exit run(const view_options *options, text_model *model, const text_t
 }
 
 cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
-                         maps_picks *picks, view_roles *roles)
+                         view_roles *roles)
 {
     text_tokens rows = {0}, cols = {0};
     if (!maps->text[0]) CLI_TRY(view_take_texts(options, maps));
     if (!model->model) CLI_TRY(view_open_model(options, model));
     CLI_TRY(view_name_source(model, maps));
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->layer));
-    CLI_TRY(text_model_pick(model, &options->layers, &options->heads, picks));
+    CLI_TRY(text_model_pick(model, &options->layers, &options->heads, &maps->picks));
     CLI_TRY(tokenise(options, model, maps, &rows, &cols));
     /* Roles are measured in the same run, which then has a line of its own. */
     progress shown = progress_begin(options->quiet || (roles && view_roles_wanted(options, maps)));
-    CLI_TRY(run(options, model, &rows, &cols, picks, &shown, maps, roles));
-    warn_of_not_finite(options, maps, picks);
+    CLI_TRY(run(options, model, &rows, &cols, &shown, maps, roles));
+    warn_of_not_finite(options, maps);
     return CLI_OK;
 }

@@ -8,7 +8,7 @@
 #include <inttypes.h>
 
 cli_exit view_want_neurons(const view_options *options, const text_model *model,
-                           const maps_picks *picks, attention_maps *maps)
+                           attention_maps *maps)
 {
     if (!options->neurons) return CLI_OK;
     if (model->encoder)
@@ -22,7 +22,7 @@ cli_exit view_want_neurons(const view_options *options, const text_model *model,
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->keys));
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->score_scales));
     for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
+        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
         CLI_TRY(ARENA_ALLOC(VIEW, count, &maps->queries[l]));
         CLI_TRY(ARENA_ALLOC(VIEW, count, &maps->keys[l]));
     }

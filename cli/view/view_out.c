@@ -16,29 +16,28 @@
 /* ---- .npy ------------------------------------------------------------------------------------ */
 
 /* The heads that are on, as one array [layers, heads, T, S]. */
-static cli_exit collect(const char *command, const attention_maps *maps, const maps_picks *picks,
-                        mha_tensor *tensor)
+static cli_exit collect(const char *command, const attention_maps *maps, mha_tensor *tensor)
 {
     int64_t layers = 0, size = maps->rows.count * maps->cols.count;
-    for (int64_t l = 0; l < picks->layers; l++) layers += maps_picks_in_layer(picks, l) > 0;
+    for (int64_t l = 0; l < maps->picks.layers; l++)
+        layers += maps_picks_in_layer(&maps->picks, l) > 0;
     float *to;
-    CLI_TRY(ARENA_ALLOC(command, picks->count * size, &to));
-    int64_t shape[] = {layers, picks->count / layers, maps->rows.count, maps->cols.count};
+    CLI_TRY(ARENA_ALLOC(command, maps->picks.count * size, &to));
+    int64_t shape[] = {layers, maps->picks.count / layers, maps->rows.count, maps->cols.count};
     *tensor = mha_tensor_contiguous(to, MHA_F32, 4, shape);
-    for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
-        if (!picks->on[i]) continue;
-        const float *map = maps->layer[i / picks->heads] + i % picks->heads * size;
+    for (int64_t i = 0; i < maps->picks.layers * maps->picks.heads; i++) {
+        if (!maps->picks.on[i]) continue;
+        const float *map = maps->layer[i / maps->picks.heads] + i % maps->picks.heads * size;
         memcpy(to, map, (size_t)size * sizeof *map);
         to += size;
     }
     return CLI_OK;
 }
 
-static cli_exit write_npy(const char *command, const attention_maps *maps, const maps_picks *picks,
-                          const char *path)
+static cli_exit write_npy(const char *command, const attention_maps *maps, const char *path)
 {
     mha_tensor tensor;
-    CLI_TRY(collect(command, maps, picks, &tensor));
+    CLI_TRY(collect(command, maps, &tensor));
     return cli_check(command, files_write_npy(path, &tensor));
 }
 
@@ -48,104 +47,53 @@ static cli_exit write_npy(const char *command, const attention_maps *maps, const
 typedef struct output_job {
     const view_options *options;
     const attention_maps *maps;
-    const maps_picks *picks;
-    const mha_figure *figure; /* likewise */
-    const view_figure *made;  /* NULL for data */
+    mha_maps shown;       /* the same, as the library shows them */
+    const mha_show *show; /* NULL for data */
 } output_job;
 
-static const char guide[] =
-    "Each square is a head. A row is a token that looks, a column one that it looks at; the "
-    "brighter a cell, the more of the row's attention goes there.";
-static const char guide_contrast[] = "Each square is a head. A row is a token that looks, a column "
-                                     "one that it looks at; red is more "
-                                     "attention in the first text than in the second, blue less.";
-
-mha_status view_make_report(const view_options *options, const attention_maps *maps,
-                            const maps_picks *picks, const view_figure *made, view_report_fn *take,
-                            void *user)
+/* What a report says beside its maps. */
+static mha_status draw_html(const void *user, const mha_sink *sink)
 {
-    char size[64], tokens[64], text[1 << 14];
-    mha_figure untitled = made->figure; /* the report has the text itself, and more of it */
-    untitled.subtitle = NULL;
-    snprintf(size, sizeof size, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
-    const int64_t count = maps->cell > 1 ? maps->tokens.count : maps->rows.count;
-    snprintf(tokens, sizeof tokens, "%" PRId64, count);
-    mha_fact facts[] = {{"model", maps->name},
-                        {"kind", maps->architecture ? maps->architecture : "array"},
-                        {"layers x heads", size},
-                        {"tokens", tokens}};
-    mha_report report = {.struct_size = sizeof report,
-                         .text = view_join_texts(maps, 2000, text, sizeof text) ? text : NULL,
-                         .facts = facts,
-                         .fact_count = sizeof facts / sizeof *facts,
-                         .producer = "multihead " CLI_VERSION,
-                         .same_labels = maps->rows.items == maps->cols.items,
-                         .special = made->special,
-                         .special_count = made->special_count,
-                         .first_panel = made->first_panel,
-                         .first_cell = made->first_row >= 0 && made->first_col >= 0,
-                         .first_row = made->first_row,
-                         .first_col = made->first_col,
-                         .second_row = made->second_row,
-                         .second_col = made->second_col,
-                         .guide = maps->contrast ? guide_contrast : guide,
-                         .twin_name = "what arrives",
-                         .twin_value = "length"};
-    if (maps->cell > 1) {
-        report.cell_tokens = maps->cell;
-        report.tokens = made->tokens;
-        report.token_count = maps->tokens.count;
-    }
-    if (options->extra) {
-        const view_extra *extra = options->extra;
+    const output_job *job = user;
+    const view_extra *extra = job->options->extra;
+    mha_report report = job->show->report;
+    mha_column columns[MHA_ANSWER_MEASURES], scores[VIEW_ROLES_MEASURES];
+    report.columns = scores;
+    report.column_count = view_roles_columns(job->options->roles, &job->maps->picks, scores);
+    if (extra) {
         report.curve_size = sizeof(mha_curve);
         report.curves = extra->curves;
         report.curve_count = extra->curve_count;
         report.frames = extra->frames;
         report.frame_count = extra->frame_count;
-        report.columns = extra->columns;
-        report.column_count = extra->column_count;
+        if (extra->columns) {
+            report.columns = extra->columns;
+            report.column_count = extra->column_count;
+        }
     }
-    mha_column columns[ASK_MEASURES], scores[VIEW_ROLES_MEASURES];
-    if (!report.columns) {
-        report.column_count = view_roles_columns(options->roles, picks, scores);
-        report.columns = scores;
-    }
-    if (options->ask) {
-        if (view_ask_columns(options->ask, picks, columns) != CLI_OK)
+    if (job->options->ask) {
+        if (view_ask_columns(job->options->ask, &job->maps->picks, columns) != CLI_OK)
             return MHA_ERR_CALLBACK; /* the error is already reported */
         report.columns = columns;
-        report.column_count = ASK_MEASURES;
+        report.column_count = MHA_ANSWER_MEASURES;
     }
-    return take(user, &untitled, &report);
-}
-
-static mha_status write_html(void *user, const mha_figure *figure, const mha_report *report)
-{
-    return mha_render_html(figure, report, user);
-}
-
-static mha_status draw_html(const void *user, const mha_sink *sink)
-{
-    const output_job *job = user;
-    mha_sink to = *sink;
-    return view_make_report(job->options, job->maps, job->picks, job->made, write_html, &to);
+    return mha_render_html(&job->show->page, &report, sink);
 }
 
 static mha_status draw_svg(const void *user, const mha_sink *sink)
 {
-    return mha_render_svg(((const output_job *)user)->figure, sink);
+    return mha_render_svg(&((const output_job *)user)->show->figure, sink);
 }
 
 static mha_status draw_png(const void *user, const mha_sink *sink)
 {
-    return mha_render_png(((const output_job *)user)->figure, sink);
+    return mha_render_png(&((const output_job *)user)->show->figure, sink);
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;
-    return view_write_json(job->maps, job->picks, sink);
+    return view_write_json(job->maps, sink);
 }
 
 /* The one list of outputs. npy has no draw: it is no stream. */
@@ -231,13 +179,11 @@ cli_exit view_check_outputs(const view_options *options)
 static cli_exit draw(const output_job *job, int i)
 {
     const char *path = path_of(job->options, i), *folder = job->options->folder;
-    view_figure figure = {0};
-    if (!outputs[i].draw) return write_npy(job->options->command, job->maps, job->picks, path);
-    if (outputs[i].figure)
-        CLI_TRY(view_figure_make(job->options, job->maps, job->picks, NULL, &figure));
+    mha_show *show = NULL;
+    if (!outputs[i].draw) return write_npy(job->options->command, job->maps, path);
+    if (outputs[i].figure) CLI_TRY(view_show(job->options, &job->shown, NULL, &show));
     output_job drawn = *job;
-    drawn.figure = &figure.figure;
-    drawn.made = &figure;
+    drawn.show = show;
     return cli_check(job->options->command,
                      folder ? files_draw_in(folder, path, outputs[i].draw, &drawn)
                             : files_draw(path, outputs[i].draw, &drawn));
@@ -258,18 +204,18 @@ static cli_exit write_one(const output_job *job, int i)
     if (strcmp(path, "-") != 0)
         cli_note(job->options->quiet,
                  "wrote %s%s%s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s",
-                 folder ? folder : "", folder ? "/" : "", path, job->picks->count,
-                 job->picks->count == 1 ? "head" : "heads",
+                 folder ? folder : "", folder ? "/" : "", path, maps->picks.count,
+                 maps->picks.count == 1 ? "head" : "heads",
                  pooled ? maps->tokens.count : maps->rows.count,
                  pooled ? maps->tokens.count : maps->cols.count, blocks);
     return CLI_OK;
 }
 
-cli_exit view_write_files(const view_options *options, const attention_maps *maps,
-                          const maps_picks *picks)
+cli_exit view_write_files(const view_options *options, const attention_maps *maps)
 {
-    output_job job = {.options = options, .maps = maps, .picks = picks};
-    CLI_TRY(view_check_picks(options, picks));
+    output_job job = {.options = options, .maps = maps};
+    CLI_TRY(view_check_picks(options, &maps->picks));
+    CLI_TRY(view_maps(options->command, maps, &job.shown));
     for (int i = 0; i < OUTPUT_COUNT; i++)
         if (path_of(options, i)) CLI_TRY(write_one(&job, i));
     return CLI_OK;
@@ -277,36 +223,37 @@ cli_exit view_write_files(const view_options *options, const attention_maps *map
 
 /* ---- The terminal ---------------------------------------------------------------------------- */
 
-static cli_exit print_picks(const view_options *options, const attention_maps *maps,
-                            const maps_picks *picks, const char *remark,
+static cli_exit print_picks(const view_options *options, const mha_maps *maps, const char *remark,
                             const mha_terminal *terminal)
 {
-    view_figure figure;
-    CLI_TRY(view_figure_make(options, maps, picks, remark, &figure));
-    figure.figure.dark = screen_dark(options->paper);
-    return cli_check(options->command,
-                     mha_render_terminal(&figure.figure, terminal, &files_stdout));
+    mha_show *show;
+    CLI_TRY(view_show(options, maps, remark, &show));
+    show->figure.dark = screen_dark(options->paper);
+    return cli_check(options->command, mha_render_terminal(&show->figure, terminal, &files_stdout));
 }
 
-cli_exit view_print(const view_options *options, const attention_maps *maps,
-                    const maps_picks *picks)
+cli_exit view_print(const view_options *options, const attention_maps *from)
 {
     mha_terminal terminal = screen_of(&options->screen);
+    mha_maps maps;
+    CLI_TRY(view_maps(options->command, from, &maps));
     if (options->layers.count > 0 || options->heads.count > 0)
-        return print_picks(options, maps, picks, NULL, &terminal);
+        return print_picks(options, &maps, NULL, &terminal);
     maps_picks few;
-    view_figure all;
+    mha_show *all;
     char remark[400], change[300] = "";
-    CLI_TRY(view_figure_make(options, maps, picks, NULL, &all));
-    CLI_TRY(view_few(&all, picks, terminal.columns, &few));
-    const mha_link *most = &all.links[all.first_panel];
-    if (maps->contrast && most->row >= 0)
+    CLI_TRY(view_show(options, &maps, NULL, &all));
+    CLI_TRY(view_few(all, &from->picks, terminal.columns, &few));
+    const int64_t first = all->report.first_panel;
+    const mha_link *most = &all->links[first];
+    if (from->contrast && most->row >= 0)
         snprintf(change, sizeof change, "; most: %s, %+.2f from %.40s to %.80s",
-                 all.figure.panels[all.first_panel].name, most->value,
-                 all.figure.row_labels[most->row], all.figure.col_labels[most->col]);
+                 all->figure.panels[first].name, most->value, all->figure.row_labels[most->row],
+                 all->figure.col_labels[most->col]);
     snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s",
-             few.count, picks->count,
-             maps->contrast ? "change most" : "have the strongest link between two words",
-             maps->layers > 1 ? ", one a layer" : "", change);
-    return print_picks(options, maps, &few, few.count < picks->count ? remark : NULL, &terminal);
+             few.count, from->picks.count,
+             from->contrast ? "change most" : "have the strongest link between two words",
+             maps.layers > 1 ? ", one a layer" : "", change);
+    maps.on = few.on;
+    return print_picks(options, &maps, few.count < from->picks.count ? remark : NULL, &terminal);
 }

@@ -9,21 +9,13 @@
 #include <multihead/heads.h>
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Maps beyond FULL_BYTES are pooled, to as many cells as a report of 10 MB holds in 8 bits. */
-static const double FULL_BYTES = 256e6, POOLED_CELLS = 7e6;
-
 int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int64_t tokens)
 {
-    const double n = (double)tokens, maps = (double)picks->count;
     if (options->json || options->npy || options->hide.count > 0) return 1;
-    if (maps * n * n * sizeof(float) <= FULL_BYTES) return 1;
-    int64_t cell = 2;
-    while (maps * ceil(n / (double)cell) * ceil(n / (double)cell) > POOLED_CELLS) cell++;
-    return cell;
+    return mha_show_cell(picks->count, tokens);
 }
 
 /* ---- tokens -------------------------------------------------------------------------------- */
@@ -57,7 +49,6 @@ cli_exit view_pool_blocks(int64_t cell, attention_maps *maps)
 typedef struct pool {
     const text_model *model;
     const attention_maps *maps;
-    const maps_picks *picks;
     int64_t layer;
     progress *shown;
 } pool;
@@ -75,7 +66,7 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
                   "layer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64, x->layer + 1,
                   maps->layers, row, maps->tokens.count);
     return mha_attention_pool_rows(x->model->context, p, row, maps->cell,
-                                   x->picks->on + x->layer * x->picks->heads, &to);
+                                   maps->picks.on + x->layer * maps->heads, &to);
 }
 
 static mha_status pool_after(void *user, const mha_activations *activations, int64_t layer)
@@ -89,15 +80,15 @@ static mha_status pool_after(void *user, const mha_activations *activations, int
                                     take_rows, x);
 }
 
-cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks *picks,
-                         progress *shown, attention_maps *maps, text_visit *visit)
+cli_exit view_pool_begin(const text_model *model, int64_t cell, progress *shown,
+                         attention_maps *maps, text_visit *visit)
 {
     pool *x;
     CLI_TRY(ARENA_ALLOC(VIEW, 1, &x));
-    *x = (pool){.model = model, .maps = maps, .picks = picks, .shown = shown};
+    *x = (pool){.model = model, .maps = maps, .shown = shown};
     CLI_TRY(view_pool_blocks(cell, maps));
     for (int64_t l = 0; l < maps->layers; l++)
-        if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
+        if (maps_picks_in_layer(&maps->picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
     *visit = (text_visit){.after_layer = pool_after, .user = x};
     return CLI_OK;
 }

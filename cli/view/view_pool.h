@@ -12,8 +12,8 @@ int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int
 
 /* maps, whose tokens are known, as blocks of cell x cell tokens: what a run has to visit for them.
  * Not for encoder-decoders. */
-cli_exit view_pool_begin(const text_model *model, int64_t cell, const maps_picks *picks,
-                         progress *shown, attention_maps *maps, text_visit *visit);
+cli_exit view_pool_begin(const text_model *model, int64_t cell, progress *shown,
+                         attention_maps *maps, text_visit *visit);
 
 /* The tokens so far become those of the text; rows and columns are blocks of cell x cell of them. */
 cli_exit view_pool_blocks(int64_t cell, attention_maps *maps);

@@ -142,17 +142,6 @@ cli_exit view_roles_make(const view_options *options, const text_model *model,
 
 /* ---- drawing ------------------------------------------------------------------------------- */
 
-const view_role *view_roles_dress(const view_roles *roles, int64_t layer, int64_t head,
-                                  mha_panel *panel)
-{
-    if (!roles || layer >= roles->layers || head >= roles->heads) return NULL;
-    const view_role *role = &roles->items[layer * roles->heads + head];
-    panel->badge = *role->badge ? role->badge : NULL;
-    panel->measures = role->measures;
-    panel->measure_count = VIEW_ROLES_MEASURES;
-    return role;
-}
-
 int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,
                            mha_column columns[VIEW_ROLES_MEASURES])
 {

@@ -33,10 +33,6 @@ bool view_roles_wanted(const view_options *options, const attention_maps *maps);
 cli_exit view_roles_make(const view_options *options, const text_model *model,
                          const text_tokens *tokens, const text_visit *visit, view_roles *roles);
 
-/* Badge and bars of a panel, where there are any; returns its role, or NULL. roles may be NULL. */
-const view_role *view_roles_dress(const view_roles *roles, int64_t layer, int64_t head,
-                                  mha_panel *panel);
-
 /* Columns for the heads that are on; returns how many. */
 int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,
                            mha_column columns[VIEW_ROLES_MEASURES]);

@@ -14,14 +14,15 @@ static bool fits(const attention_maps *maps, int64_t heads)
     return heads > 0 && tokens > 0 && tokens <= most / heads / tokens;
 }
 
-cli_exit view_want_twins(const view_options *options, const maps_picks *picks, attention_maps *maps)
+cli_exit view_want_twins(const view_options *options, attention_maps *maps)
 {
     const int64_t cells = maps->heads * maps->rows.count * maps->rows.count;
-    if (!options->html || options->contrast || maps->text[1] || !fits(maps, picks->count))
+    if (!options->html || options->contrast || maps->text[1] || !fits(maps, maps->picks.count))
         return CLI_OK;
     CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->twin));
     for (int64_t l = 0; l < maps->layers; l++)
-        if (maps_picks_in_layer(picks, l) > 0) CLI_TRY(ARENA_ALLOC(VIEW, cells, &maps->twin[l]));
+        if (maps_picks_in_layer(&maps->picks, l) > 0)
+            CLI_TRY(ARENA_ALLOC(VIEW, cells, &maps->twin[l]));
     return CLI_OK;
 }
 

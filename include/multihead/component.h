@@ -26,6 +26,13 @@ extern "C" {
  */
 MHA_API mha_status mha_fail(mha_status status, const char *format, ...) MHA_PRINTF(2, 3);
 
+/**
+ * snprintf() in the locale "C", whatever the host's.
+ *
+ * Memory   writes size bytes of text at most.   Errors  as snprintf().   Threads  any.   Since  0.1
+ */
+MHA_API int mha_format(char *text, size_t size, const char *format, ...) MHA_PRINTF(3, 4);
+
 /* "what: out of memory", as an error. */
 #define MHA_NO_MEMORY(what) mha_fail(MHA_ERR_NOMEM, "%s: out of memory", (what))
 

@@ -350,6 +350,10 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *meas
 MHA_API MHA_NODISCARD mha_status mha_head_measures_merge_layers(mha_head_measures *measures,
                                                                 const mha_head_measures *from);
 
+/** The name of a relation, in the memory of measures; NULL beyond the last, or for NULL. Memory none.
+ * Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_head_measures_name(const mha_head_measures *measures, int64_t relation);
+
 /** A score of one head; all 0 for numbers out of range. Memory none. Errors none. Threads any while
  * nothing is added. Since 0.1 */
 MHA_API mha_head_score mha_head_measures_score(const mha_head_measures *measures, int64_t layer,

@@ -74,6 +74,11 @@ void mha_head_measures_destroy(mha_head_measures *m)
     allocator.release(allocator.user, m, sizeof *m);
 }
 
+const char *mha_head_measures_name(const mha_head_measures *m, int64_t relation)
+{
+    return m && relation >= 0 && relation < m->relations ? m->names[relation] : NULL;
+}
+
 static mha_status check_desc(mha_head_measures_desc *d)
 {
     if (d->flags != 0)

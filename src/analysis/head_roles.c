@@ -1,6 +1,6 @@
 /* Roles: which scores reach their thresholds, and the sentence that says by how much. */
 #include "analysis/head_measures.h"
-#include "base/format.h"
+#include <multihead/component.h>
 
 #include <string.h>
 
@@ -69,16 +69,16 @@ static void tell(mha_head_role *role)
     const char *unit = role->role == MHA_ROLE_RARE ? "texts" : "rows";
     char where[32] = "", chance[32] = "";
     if (role->role == MHA_ROLE_POSITIONAL || role->role == MHA_ROLE_DIAGONAL)
-        mhai_format(where, sizeof where, " at offset %+lld", (long long)role->offset);
-    if (kind == MHA_KIND_SHARE) mhai_format(chance, sizeof chance, ", chance %.2f", s->chance);
-    mhai_format(role->evidence, sizeof role->evidence, "%s%s %.2f%s, %lld %s", info->name, where,
+        mha_format(where, sizeof where, " at offset %+lld", (long long)role->offset);
+    if (kind == MHA_KIND_SHARE) mha_format(chance, sizeof chance, ", chance %.2f", s->chance);
+    mha_format(role->evidence, sizeof role->evidence, "%s%s %.2f%s, %lld %s", info->name, where,
                 s->value, chance, (long long)s->rows, unit);
 }
 
 static void tell_link(const role_search *x, mha_head_role *role, const mha_head_relation *r)
 {
     const bool back = role->direction == MHA_LINK_BACKWARD;
-    mhai_format(role->evidence, sizeof role->evidence,
+    mha_format(role->evidence, sizeof role->evidence,
                 "%.64s%s %.2f, best offset %+lld %.2f, chance %.2f, %lld links",
                 x->m->names[role->relation], back ? " (reverse)" : "", r->accuracy.value,
                 (long long)r->baseline_offset, r->baseline, r->accuracy.chance,

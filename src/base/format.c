@@ -19,7 +19,7 @@ int mhai_format_list(char *text, size_t size, const char *format, va_list argume
     return length;
 }
 
-int mhai_format(char *text, size_t size, const char *format, ...)
+int mha_format(char *text, size_t size, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);

@@ -3,6 +3,7 @@
 #include "number.h"
 
 #include <multihead/component.h>
+#include <multihead/json.h>
 #include <multihead/render_heads.h>
 
 #include <inttypes.h>

@@ -3,6 +3,7 @@
 #include "text.h"
 
 #include <multihead/component.h>
+#include <multihead/json.h>
 
 #include <string.h>
 

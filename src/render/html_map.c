@@ -11,6 +11,7 @@
 #include "html.h"
 
 #include <multihead/component.h>
+#include <multihead/json.h>
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,6 +7,7 @@
 #include "html.h"
 
 #include <multihead/component.h>
+#include <multihead/json.h>
 
 #include <inttypes.h>
 #include <math.h>

@@ -9,11 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static mha_status no_memory(void)
-{
-    return mha_fail(MHA_ERR_NOMEM, "out of memory for a run of the text; shorten it");
-}
-
 static mha_status check_over(const mha_trials *trials)
 {
     if (!trials->options.is_over || !trials->options.is_over(trials->options.user)) return MHA_OK;
@@ -28,7 +23,7 @@ static mha_status check_heads(const mha_trials *trials, const mha_trial_head *he
     const mha_transformer_desc *d = &trials->desc;
     mha_status status = MHA_OK;
     bool *seen = calloc((size_t)d->num_layers, (size_t)d->num_heads * sizeof *seen);
-    if (!seen) return no_memory();
+    if (!seen) return MHA_NO_MEMORY("a run of the text");
     for (int64_t i = 0; i < count && status == MHA_OK; i++) {
         const int64_t layer = heads[i].layer, head = heads[i].head;
         if (layer < 0 || layer >= d->num_layers || head < 0 ||
@@ -94,7 +89,7 @@ static mha_status make_key(const mha_trial *r, run_key *key)
     const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
                  tokens = (size_t)(r->count + r->other_count) * 2 * sizeof *r->tokens;
     *key = (run_key){.bytes = malloc(heads + tokens + 64)};
-    if (!key->bytes) return no_memory();
+    if (!key->bytes) return MHA_NO_MEMORY("a run of the text");
     add_text(key, r->tokens, r->types, r->count);
     add_heads(key, r->off, r->off_count);
     add_heads(key, r->patched, r->patched_count);
@@ -136,7 +131,7 @@ static mha_status make_room(const mha_trials *trials, int64_t tokens, bool layer
     const double numbers = count_kept(trials, tokens);
     forget(run);
     run->hidden = calloc((size_t)tokens, (size_t)d->embed_dim * sizeof *run->hidden);
-    if (!run->hidden) return no_memory();
+    if (!run->hidden) return MHA_NO_MEMORY("a run of the text");
     if (!layers || numbers * (double)sizeof(float) > trials->options.most_bytes) return MHA_OK;
     run->layers = calloc((size_t)d->num_layers, sizeof *run->layers);
     run->memory = calloc((size_t)numbers, sizeof *run->memory);
@@ -256,7 +251,8 @@ static mha_status make_patches(const mha_trials *trials, const mha_trial *r, pat
     p->values = calloc((size_t)r->patched_count, sizeof *p->values);
     p->patches = calloc((size_t)r->patched_count, sizeof *p->patches);
     p->rows = calloc((size_t)r->count, sizeof *p->rows);
-    if (!p->memory || !p->values || !p->patches || !p->rows) return no_memory();
+    if (!p->memory || !p->values || !p->patches || !p->rows)
+        return MHA_NO_MEMORY("a run of the text");
     make_sequence(trials, r->other, r->other_types, r->other_count, &other);
     other.input.after_layer = take_outputs;
     other.input.after_layer_user = p;
@@ -343,7 +339,7 @@ static mha_status run_text(const mha_trials *trials, const mha_trial *run, runni
     if (run->off_count > 0) {
         gates = make_gates(trials, run, &gate_memory);
         s.input.gates = &gates;
-        if (!gate_memory) status = no_memory();
+        if (!gate_memory) status = MHA_NO_MEMORY("a run of the text");
     }
     if (status == MHA_OK && run->patched_count > 0) {
         status = make_patches(trials, run, &p);
@@ -443,7 +439,7 @@ mha_status mha_trials_create(mha_context *context, const mha_transformer *transf
     made.desc.struct_size = sizeof made.desc;
     mha_transformer_describe(transformer, &made.desc);
     *trials = malloc(sizeof made);
-    if (!*trials) return no_memory();
+    if (!*trials) return MHA_NO_MEMORY("a run of the text");
     memcpy(*trials, &made, sizeof made);
     return MHA_OK;
 }

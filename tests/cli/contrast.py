@@ -70,7 +70,7 @@ def errors():
     check_error(view(MODEL, TEXT, TEXT, "--contrast", OTHER), 2, "one text")
     check_error(view(MODEL, TEXT, "--contrast", OTHER, "--hide", "the", "--renormalise"), 2,
                 "--renormalise")
-    check_error(view("--attention", "x.npy", "--tokens", "t", "--contrast", OTHER), 2, "model")
+    check_error(view("--attention", "x.npy", "--tokens", "t", "--contrast", OTHER), 2, "--attention")
     check_error(view(MODEL, TEXT, "--contrast", " "), 4, "empty")
     same = view(MODEL, TEXT, "--contrast", TEXT, "-q")
     check(same.code == 0 and "same tokens" in same.errors[0], f"the same text: {same.errors}")

@@ -73,9 +73,9 @@ def errors():
     check_error(view(MODEL, TEXT, "--desk", 2), 2, "--desk 2", "0 to 1")
     check_error(view(MODEL, TEXT, "--desk", "x"), 2, "expected a layer")
     check_error(view(MODEL, TEXT, TEXT, "--desk", 0), 2, "one text")
-    check_error(view(MODEL, TEXT, "--desk", 0, "--head", 1), 2, "leave out")
+    check_error(view(MODEL, TEXT, "--desk", 0, "--head", 1), 2, "--desk and --head exclude")
     check_error(view(MODEL, TEXT, "--desk", 0, "--contrast", TEXT), 2, "--contrast")
-    check_error(view("--attention", "a.npy", "--tokens", "t", "--desk", 0), 2, "a model")
+    check_error(view("--attention", "a.npy", "--tokens", "t", "--desk", 0), 2, "--attention")
 
 
 numbers()

@@ -197,21 +197,10 @@ def corpora():
     check(not page.exists(), "no page is left")
 
 
-def circuits():
-    """Composition names earlier heads, the strongest first; without a head later layers change, earlier ones do not."""
+def without():
+    """Without a head later layers change, earlier ones do not."""
     path = written("lines.txt", LINES)
-    result = heads(MODEL, "--text", path, "--composition", "--json", "--random", "0")
-    check_good(result, "--composition")
-    found = json.loads(result.out)
-    check(0 < found["composition_chance"] < 1, f"chance {found['composition_chance']}")
-    for head in found["heads"]:
-        for writers in head["composition"].values():
-            values = [writer["value"] for writer in writers]
-            check(values == sorted(values, reverse=True) and len(values) == (3 if head["layer"] else 0),
-                  f"{head['name']}: {values}")
-            check(all(int(re.match(r"L(\d+)H", writer["head"])[1]) < head["layer"] for writer in writers), "earlier")
-    text = heads(MODEL, "--text", path, "--composition", "--details", "--layer", "1").out.decode()
-    check("reads keys from L0H" in " ".join(text.split()), f"details: {text[:200]}")
+    found = json.loads(heads(MODEL, "--text", path, "--json", "--random", "0").out)
     whole = {head["name"]: head["scores"] for head in found["heads"]}
     result = heads(MODEL, "--text", path, "--json", "--random", "0", "--without", "L0H1,0.2")
     check_good(result, "--without")
@@ -222,70 +211,17 @@ def circuits():
         check(same == (head["layer"] == 0), f"{head['name']}: {'the same' if same else 'other'} scores")
     late = json.loads(heads(MODEL, "--text", path, "--json", "--random", "0", "--without", "L1H0").out)
     check(all(head["scores"] == whole[head["name"]] for head in late["heads"]), "the last layer's change nothing before it")
-    bad(USAGE, "--composition requires", arguments=(MODEL, "--text", path, "--composition"))
     bad(USAGE, "L9H9", arguments=(MODEL, "--text", path, "--without", "L9H9"))
-    bad(USAGE, "leave out --composition, --circuits and --without",
-        arguments=("--attention", path, "--without", "L0H0"))
+    bad(USAGE, "no model to run", arguments=("--attention", path, "--without", "L0H0"))
 
 
-def weights():
-    """--circuits: scores within -1 and 1, both ends of every direction, keys by their offset; nothing of a text."""
-    path = written("lines.txt", LINES)
-    plain = few("--text", path, "-q")
-    result = few("--text", path, "--circuits", "-q")
-    if result.code == UNSUPPORTED:
-        return check("MHA_CIRCUITS" in result.err.decode(), "what is missing")
-    check_good(result, "--circuits")
-    check(result.out.startswith(plain.out), "the table is as without")
-    rows = [line for line in result.out[len(plain.out):].decode().splitlines() if re.match(r"L\d+H\d+ ", line)]
-    check(len(rows) == LAYERS * HEADS and all("→" in row for row in rows), f"a row for each head: {rows}")
-    check("->" in heads(MODEL, "--circuits", "--ascii").out.decode(), "--ascii")
-    more = few("--text", path, "--circuits", "--details", "--head", "L1H2").out.decode()
-    check(more.count("\n  QK ") == 4 and more.count("\n  OV ") == 4, f"both ends of two directions: {more}")
-    found = json.loads(few("--text", path, "--circuits", "--json").out)
-    other = json.loads(heads(MODEL, "the river", "--circuits", "--json", "--threads", "1").out)
-    check(found["circuits"] == {"offsets": [0, 0], "normed_tokens": True}, f"{found['circuits']}")
-    check([h["circuits"] for h in found["heads"]] == [h["circuits"] for h in other["heads"]], "of any text, threads")
-    for head in found["heads"]:
-        c = head["circuits"]
-        check(abs(c["copying"]) <= 1 and abs(c["matching"]) <= 1, f"{head['name']}: scores")
-        for circuit, sides in (("qk", ("queries", "keys")), ("ov", ("reads", "writes"))):
-            values = c[circuit]["values"]
-            check(values == sorted(values, reverse=True) and values[-1] >= 0, f"{head['name']}: {values}")
-            check(len(c[circuit]["directions"]) == 2, "two directions")
-            for direction in c[circuit]["directions"]:
-                for side in sides:
-                    most, least = ([t["value"] for t in direction[side][end]] for end in ("most", "least"))
-                    check(most == sorted(most, reverse=True) and least == sorted(least) and least[0] < most[0]
-                          and len(most) == len(least) == 8, f"{head['name']} {side}: {most} {least}")
-    one = json.loads(heads(MODEL, "--circuits", "--json", "--head", "L0H1").out)
-    check(one["heads"][0]["circuits"] == found["heads"][1]["circuits"], "of one head as of all")
-    page = FOLDER / "circuits.html"
-    check_good(few("--text", path, "--circuits", "-o", page, "-q"), "-o")
-    text = page.read_text()
-    check('"copying"' in text and '"matching"' in text and "Weights: read of" in text, "columns and lists of the page")
-    bad(USAGE, "--circuits requires", arguments=(MODEL, "--circuits", "--csv"))
-    bad(USAGE, "--offset requires --circuits", arguments=(MODEL, "--offset", "1"))
-    for offset in ("x", "3-1", "-1", "1-", "0-2000000", "1 ", ""):
-        bad(USAGE, "--offset", arguments=(MODEL, "--circuits", f"--offset={offset}"))
-    bad(USAGE, "--circuits", arguments=("--attention", path, "--circuits"))
-
-
-def rotated():
-    """Of a model with rotary positions, offsets matter to the QK circuit and to nothing else."""
-    folder = FOLDER / "rotary"
-    done = run("train", "induction", "--steps", "2", "--no-report", "--embed", "16", "--batch", "4", "-o", folder, "-q")
-    check_good(done, "train")
-    read = {offset: heads(folder, "--circuits", "--json", *offset) for offset in ((), ("--offset", "0-63"), ("--offset", "1"))}
-    if read[()].code == UNSUPPORTED:
-        return
-    found = {offset: json.loads(result.out) for offset, result in read.items()}
-    check(found[()]["circuits"]["offsets"] == [0, 63], f"{found[()]['circuits']}")
-    check(found[()] == found["--offset", "0-63"], "the default")
-    check(found["--offset", "1"]["circuits"]["offsets"] == [1, 1], "one offset")
-    for a, b in zip(found[()]["heads"], found["--offset", "1"]["heads"]):
-        check(a["circuits"]["ov"] == b["circuits"]["ov"] and a["circuits"]["copying"] == b["circuits"]["copying"], "OV")
-        check(a["circuits"]["qk"]["values"] != b["circuits"]["qk"]["values"], "QK")
+def moved():
+    """Options that other subcommands have now."""
+    for option, now in (("ablate", "ablate --with"), ("ablate-heads", "ablate --heads"), ("pairs", "ablate --pairs"),
+                        ("ablate-texts", "ablate --max-texts"), ("task", "ablate --task"), ("paths", "ablate --paths"),
+                        ("circuits", "circuits"), ("offset", "circuits --offset"),
+                        ("composition", "circuits --composition")):
+        bad(USAGE, f"--{option} is now 'multihead {now}'", arguments=(MODEL, "a text", f"--{option}", "zero"))
 
 
 def interrupted():
@@ -320,8 +256,8 @@ def clusters():
     plain = json.loads(few("--text", path, "--json").out)
     check(plain["heads"] == found["heads"], "scores do not depend on --clusters")
     bad(USAGE, "--clusters is 2", arguments=[MODEL, "a", "--clusters", "2"])
-    bad(USAGE, "--clusters compares", arguments=[MODEL, "--clusters", "0.2"])
-    bad(USAGE, "--clusters requires", arguments=[MODEL, "a", "--clusters", "0.2", "--csv"])
+    bad(USAGE, "--clusters requires texts", arguments=[MODEL, "--clusters", "0.2"])
+    bad(USAGE, "--clusters and --csv", arguments=[MODEL, "a", "--clusters", "0.2", "--csv"])
 
 
 def reports():
@@ -522,9 +458,8 @@ orders()
 json_and_csv()
 clusters()
 corpora()
-circuits()
-weights()
-rotated()
+without()
+moved()
 interrupted()
 reports()
 trained_models()

@@ -75,6 +75,31 @@ def same_with_and_without():
         check(heads(MODEL, "--json", "--state", alone).out == heads(MODEL, "--json").out, "random alone")
 
 
+def shown_alone():
+    """Without texts the file is shown as it is, and exported: nothing is measured or written."""
+    text, gold, state = corpus("shown.txt", 8), FOLDER / "shown.conllu", FOLDER / "shown.state"
+    gold.write_text(GOLD)
+    texts = [MODEL, "--text", text, "--conllu", gold, "--random", 12]
+    check_good(heads(*texts, "--state", state), "measured")
+    kept = state.read_bytes()
+    for more in (["--json", "--corpus"], ["--csv"], ["--details", "--role", "det"], ["--sort", "induction"],
+                 ["--npy", FOLDER / "arrays"]):
+        found, plain = ([*map(str, more)], [*map(str, more)])
+        if more[0] == "--npy":
+            found[1], plain[1] = f"{more[1]}-a", f"{more[1]}-b"
+        alone = heads(MODEL, "--state", state, *found)
+        check_good(alone, f"{more}")
+        check(alone.out == heads(*texts, *plain).out, f"{more}: the output of its texts")
+        check("10 texts and 12 random sequences; nothing is measured" in alone.errors[0], f"{alone.errors}")
+    for path in (FOLDER / "arrays-a").iterdir():
+        check(path.read_bytes() == (FOLDER / "arrays-b" / path.name).read_bytes(), f"{path.name}")
+    check_good(heads(MODEL, "--state", state, "-o", FOLDER / "shown.html"), "-o")
+    check('"entropy"' in (FOLDER / "shown.html").read_text(), "the page")
+    for option in ("--pictures", "--headvis"):
+        check_error(heads(MODEL, "--state", state, option, FOLDER / "none"), USAGE, "requires texts", command="heads")
+    check(state.read_bytes() == kept, "the state is as it was")
+
+
 def special_files():
     """Of a folder only what the model is loaded from is read: one file, or those of an index."""
     text = corpus("special.txt", 4)
@@ -206,6 +231,14 @@ def mix(h, word):
     return h ^ h >> 32
 
 
+def sealed(head, rest, states):
+    """A file of words whose check is right, and states."""
+    check_of = 0xCBF29CE484222325
+    for word in (*head, *rest):
+        check_of = mix(check_of, word)
+    return struct.pack(f"<{len(head) + len(rest) + 1}Q", *head, *rest, check_of) + states
+
+
 def damaged():
     text, state = corpus("damaged.txt", 6), FOLDER / "damaged.state"
     measured(text, "--state", state)
@@ -220,9 +253,9 @@ def damaged():
     for size in (1, 7, 103, 104, 200, len(kept) // 2, len(kept) - 8, len(kept) - 1):
         refused(f"cut at {size}", kept[:size])
     refused("longer", kept + b"\0" * 8)
-    of_random = len(kept) - struct.unpack("<13Q", kept[:104])[12]
-    picked = [of_random + 40, len(kept) - 9, *(chance.randrange(168, len(kept)) for _ in range(10))]
-    for at in [*range(24, 168, 7), *picked]:
+    of_random = len(kept) - struct.unpack("<14Q", kept[:112])[13]
+    picked = [of_random + 40, len(kept) - 9, *(chance.randrange(176, len(kept)) for _ in range(10))]
+    for at in [*range(24, 176, 7), *picked]:
         refused(f"byte {at}", kept[:at] + bytes([kept[at] ^ chance.randrange(1, 256)]) + kept[at + 1:])
     refused("another version", kept[:8] + b"\1" + kept[9:], USAGE)
     refused("another file", b"What heads do.\n" * 200)
@@ -233,15 +266,17 @@ def damaged():
     kinds = sorted({word for line in lines for word in line})
     short.write_text("".join(f"{' '.join(kinds[i * 3:i * 3 + 3])}\n" for i in range(6)))
     measured(short, "--state", brief)
-    head = list(struct.unpack("<13Q", brief.read_bytes()[:104]))
-    prints = struct.unpack("<7Q", brief.read_bytes()[104:160])
-    head[11:13] = struct.unpack("<2Q", kept[88:104])
-    check_of = 0xCBF29CE484222325
-    for word in (*head, *prints):
-        check_of = mix(check_of, word)
-    state.write_bytes(struct.pack("<21Q", *head, *prints, check_of) + kept[168:])
+    made, words = brief.read_bytes(), struct.unpack("<14Q", brief.read_bytes()[:112])
+    head = [*words[:12], *struct.unpack("<2Q", kept[96:112])]
+    rest = struct.unpack(f"<{7 + words[11]}Q", made[112:112 + 8 * (7 + words[11])])
+    states = kept[-sum(head[12:]):]
+    state.write_bytes(sealed(head, rest, states))
     check_error(heads(MODEL, "--text", short, "--random", 3, "--state", state), BAD_INPUT, "damaged",
                 command="heads", name="places beyond a text")
+    check_good(heads(MODEL, "--state", state, "--json", "--corpus"), "numbers alone look up no text")
+    state.write_bytes(sealed(head, [*rest[:-1], 1 << 40], states))
+    check_error(heads(MODEL, "--state", state, "--json", "--corpus"), BAD_INPUT, "damaged", command="heads",
+                name="a token that the model does not have")
 
 
 def places():
@@ -259,7 +294,7 @@ def places():
     refused("page.html", USAGE, "the same file", arguments=["-o", "./page.html"])
     refused("x.state", USAGE, "--clusters", arguments=["--clusters", "0.2"])
     check_error(heads(MODEL, "--text", text, "--save-every", 3), USAGE, "requires --state", command="heads")
-    check_error(heads("--attention", "maps.npy", "--state", "x.state"), USAGE, "requires a model",
+    check_error(heads("--attention", "maps.npy", "--state", "x.state"), USAGE, "no model to run",
                 command="heads")
     check(not (FOLDER / "x.state").exists(), "nothing is written by what is refused")
     if os.geteuid() != 0:
@@ -286,6 +321,7 @@ def disk_full():
 
 
 same_with_and_without()
+shown_alone()
 special_files()
 gold_links()
 stopped_at_any_moment()

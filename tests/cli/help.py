@@ -31,7 +31,7 @@ def options_of(command):
 
 def topics():
     manual = (ROOT / "docs" / "program.md").read_text()
-    check(len(COMMANDS) == 13, f"all subcommands are listed: {COMMANDS}")
+    check(len(COMMANDS) == 15, f"all subcommands are listed: {COMMANDS}")
     for command in COMMANDS:
         text = run(command, "--help").out
         check(run("help", command).out == text, f"help {command}")

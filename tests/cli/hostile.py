@@ -153,6 +153,18 @@ def table(f):
             (["--attention", f["maps.npy"], "--tokens", f["tokens.json"], "--details"], 0, "text"),
             (["--attention", f["maps.npy"], "--tokens", f["text"]], BAD_INPUT, "text"),
             (["--attention", f["q.npy"]], BAD_INPUT, "text"), (["--attention", f["odd"]], None, "text")],
+        "ablate": [
+            ([causal, "--text", f["text"], "--random", 0, "--heads", 4, "--pairs", 2], 0, "text"),
+            ([causal, "--text", f["text"], "--random", 0, "--heads", 4, "--json"], 0, "json"),
+            ([causal, "--text", f["text"], "--random", 0, "--heads", 4, "-o", "-"], 0, "html"),
+            ([causal, "--text", f["bytes"]], BAD_INPUT, "text"), ([causal, "--task", f["text"]], BAD_INPUT, "text"),
+            ([causal, "--task", f["odd"], "--paths", EVIL_TEXT], None, "text"), ([causal, text, "--with", EVIL], USAGE, "text"),
+            ([bert, EVIL_TEXT], UNSUPPORTED, "text")],
+        "circuits": [
+            ([causal, "--details", "--composition"], None, "text"), ([causal, "--composition", "--json"], 0, "json"),
+            ([bert], None, "text"), ([causal, "--composition", "-o", "-"], 0, "html"),
+            ([causal, "--offset", EVIL_TEXT], USAGE, "text"), ([causal, "--state", f["odd"]], None, "text"),
+            ([causal, "--sort", EVIL], USAGE, "text"), ([causal, EVIL], USAGE, "text")],
         "serve": [
             (["--address", EVIL_TEXT, causal], USAGE, "text"), ([f["odd"]], None, "text"),
             ([FOLDER / os.fsdecode(EVIL)], NO_INPUT, "text"), ([causal, "red", EVIL], USAGE, "text"),

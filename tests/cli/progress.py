@@ -30,8 +30,7 @@ shows(rb"problem 1 of 3, " + TIME + b"$", "selftest", "--problems", "3")
 shows(rb"measuring on held-out data, " + TIME + b"$", "train", "ioi", "--steps", "2", "--tries", "1")
 shows(rb"text 1 of 1, layer 1 of 2, " + TIME, "heads", folder, "the animal was tired .", "--random", "0")
 shows(rb"without head 1 of 8, " + TIME, "view", folder, "the animal was tired .", "--from", "tired", "--to", "animal")
-shows(rb"composition of heads, 1 of 1 pairs of layers, " + TIME, "heads", folder, "the animal was tired .",
-      "--random", "0", "--composition", "--details")
+shows(rb"composition of heads, 1 of 1 pairs of layers, " + TIME, "circuits", folder, "--composition")
 # Where stdout and stderr are one file, what was printed first stands first.
 both = subprocess.run([PROGRAM, "train", "induction", "--steps", "2", "--tries", "1"], stdout=subprocess.PIPE,
                       stderr=subprocess.STDOUT, check=True).stdout.splitlines()

@@ -213,7 +213,8 @@ def spread(whole, deep):
             ["view", whole, "the animal was tired .", "-o", "-"],
             ["view", MODEL, "The cat sat.", "It slept.", "--npy", FOLDER / "maps.npy", "--json", "-"],
             ["perplexity", whole, "--text", text, "--json"],
-            [*measured, "--json", "--corpus", "--composition", "--circuits", "--without", "L0H1"],
+            [*measured, "--json", "--corpus", "--without", "L0H1"],
+            ["circuits", whole, "--composition", "--json"],
             [*measured, "-o", "-"])
     for i, row in enumerate(rows):
         program = [PROGRAM, *row, "-q", "--threads", "1"]
@@ -300,9 +301,9 @@ def refusals():
         (2, [PROGRAM, "train", "sentences", "-o", "/proc/none"], 6, "train: rank 0: /proc/none: cannot make"),
         (2, ["sh", "-c", one_differs, *TRAIN[:-1]], 2, "rank 1: has another command line than rank 0"),
         (2, [PROGRAM, "heads", MODEL, "a text", "--clusters", "0.2"], 2, "heads: --clusters runs on one rank"),
-        (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--state", FOLDER / "s"], 2, "heads: --state takes one"),
+        (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--state", FOLDER / "s"], 2, "heads: --spread and --state exclude"),
         (2, [PROGRAM, "heads", MODEL, "a text", "--state", "/proc/none/s"], 6, "heads: rank 0: /proc/none/s: cannot"),
-        (2, [PROGRAM, "heads", MODEL, "a text", "--spread", "--ablate", "zero"], 2, "heads: --ablate takes one process"),
+        (2, [PROGRAM, "ablate", MODEL, "a text"], 2, "ablate: started on 2 ranks, but this subcommand runs on one"),
         (2, [PROGRAM, "heads", MODEL, "--text", FOLDER / "none.txt"], 3, "heads: "),
         *((3, ["sh", "-c", no_memory.format(kilobytes), *large], 7, "train: rank 2: ")
           for kilobytes in ([] if SANITIZED else [100000, 200000])))

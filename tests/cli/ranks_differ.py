@@ -25,7 +25,7 @@ COMMANDS = (
     ("view", "m", SAYING, "--from", "tired", "--to", "animal", "--json", "-"),
     ("generate", "m", "the animal", "--max-tokens", "4"), ("perplexity", "m", "--text", "t.txt"),
     ("heads", "m", "--text", "t.txt", "--random", "1", "--json"),
-    ("heads", "m", "--text", "t.txt", "--random", "1", "--json", "--spread"),
+    ("heads", "m", "--text", "t.txt", "--random", "1", "--json", "--spread"), ("circuits", "m", "--json"),
     ("prune", "m", "--text", "t.txt", "--step", "4", "--json", "-"))
 chance = seeded()
 

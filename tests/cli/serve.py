@@ -17,7 +17,7 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
-from watch import set_clock, watched  # noqa: E402
+from watch import LIBRARIES, set_clock, watched  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
 ADDRESS = re.compile(r"http://(127\.0\.0\.1|127\.0\.0\.2|\[::1\]):([0-9]+)/([0-9a-f]{32})/(#.*)?\n")
@@ -459,6 +459,34 @@ def test_long(model_of):
         check(s.post("save", text=text, head="L2H3")[0] == 200, "a report")
 
 
+def test_other_carrier(s, model):
+    """The library's answers by another carrier have the bytes of the server's, in whatever order."""
+    heads, other = ["L0H0", "L1H1"], {"other": WORDS.replace("tired", "wide")}
+    requests = [(place, {"text": WORDS, **more}) for place in ("look", "save", "map") for more in (
+        {}, {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
+        {"patched": heads, **other, "head": "L1H0"}, {"patched": heads, **other, "at": "last", "dark": True})]
+    requests += [("look", {"text": ""}), ("look", {"txt": WORDS}), ("map", {})]
+    asked = [(place, json.dumps(body).encode()) for place, body in requests] + [
+        ("page", b""), ("page.css", b""), ("page.js", b"")]
+    given = subprocess.run([LIBRARIES / "live_carrier", model, model.name], check=True, capture_output=True,
+                           input=b"".join(b"%s %d\n%s" % (place.encode(), len(body), body)
+                                          for place, body in reversed(asked))).stdout
+    answers = []
+    while given:
+        line, _, given = given.partition(b"\n")
+        status, size = map(int, line.split())
+        answers.append((status, given[:size]))
+        given = given[size:]
+    for (place, body), (code, answer) in zip(asked, reversed(answers), strict=True):
+        status, _, reply = s.ask("POST" if body else "GET", "" if place == "page" else place, body or None)
+        if code:
+            answer = json.dumps({"error": answer.decode()}).encode()
+            reply = json.dumps(json.loads(reply)).encode()
+        check((status == 200) == (code == 0), f"{place} {body}: {status} and {code} {answer[:80]}")
+        seconds = re.compile(rb'"seconds":[0-9.e-]+')
+        check(seconds.sub(b"", answer) == seconds.sub(b"", reply), f"{place} {body}: other bytes")
+
+
 def long_model(layers, heads, length):
     folder = FOLDER / f"long-{layers}-{heads}"
     folder.mkdir()
@@ -526,6 +554,7 @@ def main():
         test_bad_requests(s)
         test_maps(s, model)
         test_predictions(s)
+        test_other_carrier(s, model)
         test_sizes(s)
         test_connections(s)
         check(s.said() == "", f"nothing is said on stderr: {s.said()}")

@@ -319,7 +319,7 @@ def neurons():
     check(floats(kept["queries"]) == floats(panels[0]["queries"])[width:-width],
           "hidden tokens have no queries")
     check("queries" not in report_data(MODEL, TEXT)["panels"][0], "only where they are asked for")
-    check_error(view(MODEL, TEXT, "--neurons"), 2, "-o report.html")
+    check_error(view(MODEL, TEXT, "--neurons"), 2, "--neurons requires --output")
     check_error(view(MODEL, TEXT, "--neurons", "-o", "r.html", "--contrast", TEXT), 2, "--contrast")
 
 

@@ -3,9 +3,6 @@
 #include "fuzz.h"
 
 #include "serve/serve_http.h"
-#include "serve/serve_model.h"
-
-#include "common/arena.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,22 +10,23 @@
 
 FUZZ_MUTATOR("btttt")
 
-static serve_model served;
-static serve_site site = {.token = "0123456789abcdef0123456789abcdef",
-                          .address = "127.0.0.1",
-                          .port = 8000,
-                          .work = &serve_model_work,
-                          .user = &served};
+static serve_site site = {
+    .token = "0123456789abcdef0123456789abcdef", .address = "127.0.0.1", .port = 8000};
 
-/* Its arena is kept: a mark of each request goes back to what is here now. */
-static void make_model(void)
+static void make_site(void)
 {
-    char model[FUZZ_PATH_BYTES];
-    fuzz_make_model(model);
-    fuzz_must(text_model_open(SERVE, model, 1, NULL, &served.model) == CLI_OK,
+    char folder[FUZZ_PATH_BYTES];
+    const mha_live_options options = {.struct_size = sizeof options,
+                                      .name = "fuzzed",
+                                      .max_tokens = 16,
+                                      .most_bytes = 1e6};
+    mha_context *context;
+    mha_model *model;
+    fuzz_make_model(folder);
+    fuzz_must(mha_context_create(NULL, &context) == MHA_OK &&
+                  mha_model_load(context, folder, NULL, &model) == MHA_OK &&
+                  mha_live_create(context, model, &options, &site.live) == MHA_OK,
               "the model does not open");
-    served.most_tokens = 16;
-    fuzz_must(serve_begin(&served, 1e6) == CLI_OK, "the trials do not begin");
 }
 
 /* A refusal of a stranger must not say what only a reader may know. */
@@ -63,7 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const char *const methods[] = {"POST", "GET", "PUT"};
     fuzz_part parts[5];
     char path[SERVE_TOKEN_BYTES + 64], *texts[3];
-    if (!served.model.model) make_model();
+    if (!site.live) make_site();
     fuzz_cut(data, size, parts, 5);
     for (int i = 0; i < 3; i++) texts[i] = fuzz_string(parts[i + 2]);
     const uint64_t place = fuzz_take(&parts[0], 1) % 12;

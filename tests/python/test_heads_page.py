@@ -200,11 +200,11 @@ def test_size(large):
 
 
 def test_effects(folder, open_page):
-    """What --ablate measured: axes of the scatter, and on the card with interval and definition."""
+    """What ablate measured: axes of the scatter, and on the card with interval and definition."""
     model, path = folder / "induction", folder / "effects.html"
     subprocess.run([PROGRAM, "train", "induction", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o", model],
                    check=True, capture_output=True)
-    subprocess.run([PROGRAM, "heads", model, "--random", "3", "--ablate", "zero", "--ablate-heads", "2", "--pairs", "0",
+    subprocess.run([PROGRAM, "ablate", model, "--random", "3", "--with", "zero", "--heads", "2", "--pairs", "0",
                     "-o", path, "--quiet"], check=True, capture_output=True)
     data = json.loads(data_of(path.read_text()).group(2))
     effects = {c["name"]: c["values"] for c in data["columns"]}

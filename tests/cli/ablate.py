@@ -1,4 +1,4 @@
-"""multihead heads --ablate on an induction pair made by hand: what is lost without each of its heads, the
+"""multihead ablate on an induction pair made by hand: what is lost without each of its heads, the
 pair's interaction, tasks with corrupted prompts, heads and paths patched; tables, JSON, bad input. The
 numbers themselves are compared with torch in test_ablation_torch.py.
 """
@@ -66,12 +66,12 @@ DEMO = make_pair()
 TEXTS = ["w1 w2 w3 w4 w5 w1 w2 w3 w4", "w7 w8 w9 w7 w8 w9 w7 w8", "w20 w21 w22 w23 w20 w21"]
 
 
-def heads(*arguments, **keywords):
-    return run("heads", *arguments, **keywords)
+def ablate(*arguments, **keywords):
+    return run("ablate", *arguments, **keywords)
 
 
 def bad(code, *parts, arguments, **keywords):
-    check_error(heads(*arguments, **keywords), code, *parts, command="heads", name=str(arguments))
+    check_error(ablate(*arguments, **keywords), code, *parts, command="ablate", name=str(arguments))
 
 
 def written(name, text):
@@ -81,9 +81,9 @@ def written(name, text):
 
 
 def effects(*arguments):
-    result = heads(DEMO, *arguments, "--json", "-q")
+    result = ablate(DEMO, *arguments, "--json", "-q")
     check(result.code == 0, f"{arguments}: {result.errors}")
-    found = json.loads(result.out)["effects"]
+    found = json.loads(result.out)
     found["by_name"] = {row["head"]: row for row in found["heads"]}
     return found
 
@@ -91,7 +91,7 @@ def effects(*arguments):
 def either_is_death():
     chance = math.log(V)
     for kind in ("zero", "mean", "resample"):
-        found = effects("--random", 3, "--ablate", kind)
+        found = effects("--random", 3, "--with", kind)
         check(found["ablation"] == kind and list(found["measures"]) == ["repeats"], f"{kind}: measures")
         check(found["measures"]["repeats"]["whole"]["mean"] < 1e-3, f"{kind}: the whole model knows repeats")
         for name in PAIR:
@@ -101,7 +101,7 @@ def either_is_death():
         for name in IDLE:
             effect = found["by_name"][name].get("effect", {}).get("repeats")
             check(not effect or abs(effect["mean"]) < 1e-3, f"{kind}: {name} is idle, {effect}")
-    found = effects("--random", 3, "--ablate", "zero")
+    found = effects("--random", 3, "--with", "zero")
     pair = next(p for p in found["pairs"] if set(p["heads"]) == set(PAIR))
     check(abs(pair["effect"]["repeats"]["mean"] - chance) < 1e-2, "the pair: chance is left")
     single = sum(found["by_name"][name]["effect"]["repeats"]["mean"] for name in PAIR)
@@ -115,14 +115,14 @@ def either_is_death():
 def page():
     """Columns of the page hold what --json says: estimates of all heads, effects of those measured."""
     path = FOLDER / "effects.html"
-    some = ["--random", 3, "--ablate", "zero", "--ablate-heads", 2]
-    result = heads(DEMO, *some, "-o", path, "--json", "-q")
-    check(result.code == 0, f"-o --ablate: {result.errors}")
+    some = ["--random", 3, "--with", "zero", "--heads", 2]
+    result = ablate(DEMO, *some, "-o", path, "--json", "-q")
+    check(result.code == 0, f"-o: {result.errors}")
     text = path.read_text()
     data = json.loads(re.search(r'type="application/json"[^>]*>(.*?)</script>', text, re.S)[1])
     names = [(card["layer"], card["head"]) for card in data["heads"]]
     columns = {column["name"]: column for column in data["columns"]}
-    found = json.loads(result.out)["effects"]["heads"]
+    found = json.loads(result.out)["heads"]
     check("effect_repeats" in columns and "estimate_repeats" in columns, f"{list(columns)}")
     measured = 0
     for name, key in (("estimate_repeats", "estimate"), ("effect_repeats", "effect")):
@@ -141,17 +141,16 @@ def page():
                 check(abs(value[i] - told[part]) <= 2e-4 * abs(told[part]) + 1e-9, f"{name} {value} {told}")
             check(value[1] is None and value[4] == 3, f"no chance, three texts: {value}")
     check(0 < measured < 4, f"{measured} heads measured")
-    # What is selected hides no head that was measured; the card has its pairs; no table beside a page.
-    told = heads(DEMO, *some, "-o", path, "--sort", "previous", "--min", 2)
-    page = path.read_text()
-    data = json.loads(re.search(r'type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
-    largest = max((h for h in found if "effect" in h), key=lambda h: abs(h["effect"]["loss"]["mean"]
-                  if "loss" in h["effect"] else h["effect"]["repeats"]["mean"]))
-    names = [f"L{card['layer']}H{card['head']}" for card in data["heads"]]
-    check(len(names) == 2 and names[data["first"]] == largest["head"], f"{names}, wanted {largest['head']}")
-    check("What 2 of the 4 heads of" in page, "the title counts all heads")
-    check(b"head    prev" not in told.out and b"in a browser" in told.err, f"{told.out}, {told.err}")
-    heads(DEMO, "--random", 3, "--ablate", "zero", "-o", path, "-q")
+    # It opens on the largest effect; the card has its pairs, also of a head that has no effect alone.
+    largest = max((h for h in found if "effect" in h), key=lambda h: abs(h["effect"]["repeats"]["mean"]))
+    check(names[data["first"]] == (largest["layer"], largest["number"]), f"{names[data['first']]}, wanted {largest['head']}")
+    measured = {h["head"] for h in found if "effect" in h}
+    with_pairs = {f"L{card['layer']}H{card['head']}" for card in data["heads"]
+                  if any("interaction" in one["title"] for one in card["lists"])}
+    check(with_pairs == measured != set(), f"pairs on the cards of {with_pairs}, measured {measured}")
+    told = ablate(DEMO, *some, "-o", path)
+    check(not told.out and b"in a browser" in told.err, f"no table beside a page: {told.out}, {told.err}")
+    ablate(DEMO, "--random", 3, "--with", "zero", "-o", path, "-q")
     cards = json.loads(re.search(r'type="application/json"[^>]*>(.*?)</script>', path.read_text(), re.S)[1])["heads"]
     lists = [one for card in cards if f"L{card['layer']}H{card['head']}" == PAIR[0] for one in card["lists"]
              if "interaction" in one["title"]]
@@ -160,8 +159,8 @@ def page():
 
 def tables():
     path = written("texts.txt", "\n".join(TEXTS) + "\n")
-    some = [DEMO, "--text", path, "--random", 2, "--ablate", "mean"]
-    result = heads(*some, "--width", 120)
+    some = [DEMO, "--text", path, "--random", 2, "--with", "mean"]
+    result = ablate(*some, "--width", 120)
     text = result.out.decode()
     check(result.code == 0 and "mean ablation" in text and "without both" in text, text[:300])
     rows = [line.split() for line in text.splitlines() if line.startswith("L") and "(" in line]
@@ -169,22 +168,35 @@ def tables():
     check(any("552 tokens" in line for line in result.errors), "says what in-context learning needs")
     check(any("passes over all of it" in line for line in result.errors), "says the work first")
     check(any("this takes" in line for line in result.errors), "says the time first")
-    check(heads(*some, "--width", 120, "-q").errors == [], "--quiet")
+    check(ablate(*some, "--width", 120, "-q").errors == [], "--quiet")
     for threads in (1, 3):
-        check(heads(*some, "--width", 120, "--threads", threads).out == result.out, f"{threads} threads")
+        check(ablate(*some, "--width", 120, "--threads", threads).out == result.out, f"{threads} threads")
     for width in (20, 40, 80, 133):
-        wide = heads(*some, "--width", width)
+        wide = ablate(*some, "--width", width)
         widest = max(len(line) for line in wide.lines)
         check(wide.code == 0 and widest <= width, f"{width} columns: {widest}")
-    none = heads(*some, "--ablate-heads", 0, "--width", 120)
-    check(none.code == 0 and "without both" not in none.out.decode(), "--ablate-heads 0")
-    few = effects("--text", path, "--random", 0, "--ablate", "zero", "--ablate-texts", 2, "--pairs", 0)
-    check(few["measures"]["loss"]["whole"]["texts"] == 2 and few["pairs"] == [], "--ablate-texts, --pairs")
+    none = ablate(*some, "--heads", 0, "--width", 120)
+    check(none.code == 0 and "without both" not in none.out.decode(), "--heads 0")
+    few = effects("--text", path, "--random", 0, "--with", "zero", "--max-texts", 2, "--pairs", 0)
+    check(few["measures"]["loss"]["whole"]["texts"] == 2 and few["pairs"] == [], "--max-texts, --pairs")
+
+
+def defaults():
+    """A text alone: mean ablation, on it and on random tokens. Scores of a state are on the page, not measured."""
+    text, state, pages = written("one.txt", TEXTS[0] + "\n"), FOLDER / "one.state", [FOLDER / f"{n}.html" for n in "abc"]
+    check(ablate(DEMO, TEXTS[0], "--json").out == ablate(DEMO, "--text", text, "--with", "mean", "--random", 10, "--heads", 40,
+          "--pairs", 12, "--max-texts", 10, "--json").out, "what the defaults are")
+    check_good(run("heads", DEMO, "--text", text, "--state", state), "heads --state")
+    for path, more in zip(pages, ([], ["--state", state])):
+        check_good(ablate(DEMO, "--text", text, "-o", path, *more), f"{more}")
+    check(pages[0].read_bytes() == pages[1].read_bytes(), "the page of a state")
+    check_good(ablate(DEMO, "--state", state, "-o", pages[2]), "a state without its texts")
+    check('"effect_repeats"' in pages[2].read_text() and '"previous"' in pages[2].read_text(), "effects and scores")
 
 
 def perplexity_agrees():
     path = written("one.txt", TEXTS[0] + "\n")
-    loss = effects("--text", path, "--random", 0, "--ablate", "zero")["measures"]["loss"]["whole"]["mean"]
+    loss = effects("--text", path, "--random", 0, "--with", "zero")["measures"]["loss"]["whole"]["mean"]
     result = run("perplexity", DEMO, "--text", path, "--json", "-q")
     if result.code == 0:
         other = json.loads(result.out)
@@ -199,9 +211,10 @@ def tasks():
     lines = [line.split("\t") for line in tabs.splitlines() if line and line[0] != "#"]
     names = ("prompt", "right", "wrong", "corrupted")
     objects = "".join(json.dumps(dict(zip(names, line))) + "\n" for line in lines)
-    some = ["--random", 0, "--ablate", "zero"]
+    some = ["--with", "zero"]
     found = effects("--task", written("task.tsv", tabs), *some)
     check(found["measures"]["task"]["whole"]["mean"] > 20, "the pair answers")
+    check(list(found["measures"]) == ["task"], f"random tokens only where they are asked for: {list(found['measures'])}")
     again = effects("--task", written("task.jsonl", objects), *some)
     check(found == again, "TSV and JSON lines are the same")
     for name in PAIR:
@@ -221,7 +234,7 @@ def tasks():
     found = effects("--task", longer, *some)
     check(found["measures"]["task"]["whole"]["mean"] > 20, "continuations of two tokens")
     check("restored" not in found["heads"][0], "no corrupted prompts, nothing patched")
-    table = heads(DEMO, "--task", FOLDER / "task.tsv", *some, "--paths", "logits").out.decode()
+    table = ablate(DEMO, "--task", FOLDER / "task.tsv", *some, "--paths", "logits").out.decode()
     check("restored share of task" in table and "change of task by paths" in table, "patched heads")
 
 
@@ -229,16 +242,15 @@ def bad_input():
     path = written("texts.txt", "\n".join(TEXTS) + "\n")
     task = FOLDER / "task.tsv"
     some = [DEMO, "--text", path]
-    bad(USAGE, "none of zero, mean, resample", arguments=[*some, "--ablate", "none"])
-    bad(USAGE, "require --ablate", arguments=[*some, "--pairs", 3])
-    bad(USAGE, "require --ablate", arguments=[*some, "--task", task])
-    bad(USAGE, "--without", arguments=[*some, "--ablate", "zero", "--without", "L0H0"])
-    bad(USAGE, "the table or --json", arguments=[*some, "--ablate", "zero", "--csv"])
-    bad(USAGE, "--paths requires --task", arguments=[*some, "--ablate", "zero", "--paths", "logits"])
+    bad(USAGE, "one of zero, mean, resample", arguments=[*some, "--with", "none"])
+    bad(USAGE, "--paths requires --task", arguments=[*some, "--paths", "logits"])
+    bad(USAGE, "--state requires --output FILE.html or --npy FOLDER", arguments=[*some, "--state", "x.state"])
+    bad(USAGE, "both write to stdout", arguments=[*some, "-o", "-", "--json"])
+    bad(USAGE, "nothing to measure on", arguments=[DEMO, "--random", 0])
     bad(USAGE, "there is only one",
-        arguments=[DEMO, TEXTS[0], "--random", 0, "--ablate", "resample"])
-    bad(UNSUPPORTED, "does not predict next tokens", arguments=[MODEL, "the cat", "--ablate", "zero"])
-    base = [DEMO, "--random", 0, "--ablate", "zero", "--task"]
+        arguments=[DEMO, TEXTS[0], "--random", 0, "--with", "resample"])
+    bad(UNSUPPORTED, "does not predict next tokens", arguments=[MODEL, "the cat"])
+    base = [DEMO, "--task"]
     for wrong in ("", "L1H1", "L1H1.x", "L1H9.k", "L7H0.k", "l1h1.k", "L1H1.k,", "L1H1.kk"):
         bad(USAGE, "--paths", arguments=[*base, task, "--paths", wrong])
     bad(NO_INPUT, "nowhere", arguments=[*base, FOLDER / "nowhere"])
@@ -253,13 +265,14 @@ def bad_input():
     no_corrupted = written("plain.tsv", "w1 w2 w1\t w2\t w3\n")
     bad(USAGE, "no corrupted prompts", arguments=[*base, no_corrupted, "--paths", "logits"])
     hostile = written("hostile.tsv", "w1\t\x1b[31mw2\t w3\n")
-    result = heads(*base, hostile)
+    result = ablate(*base, hostile)
     check(result.code == BAD_INPUT and b"\x1b" not in result.err, "a terminal is not obeyed")
 
 
 either_is_death()
 page()
 tables()
+defaults()
 perplexity_agrees()
 tasks()
 bad_input()

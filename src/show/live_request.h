@@ -1,26 +1,20 @@
-/* What a reader of the page has chosen: a text, heads that are off or patched, and what to look at. It
- * comes as a JSON object, and is all that a reply depends on. */
-#ifndef CLI_SERVE_STATE_H
-#define CLI_SERVE_STATE_H
+/* What a reader of the page has chosen: a text, heads that are off or patched, and what to look at. */
+#ifndef MHAI_SHOW_LIVE_REQUEST_H
+#define MHAI_SHOW_LIVE_REQUEST_H
 
-#include "common/exits.h"
+#include "show/room.h"
 
 #include <multihead/trial.h>
 
-#include <stddef.h>
-#include <stdint.h>
-
-#define SERVE "serve" /* the name in messages */
-
-typedef struct serve_heads {
+typedef struct mhai_live_heads {
     mha_trial_head *items;
     int64_t count;
-} serve_heads;
+} mhai_live_heads;
 
-typedef struct serve_state {
+typedef struct mhai_live_request {
     const char *text, *other; /* other: what patches come from; NULL: none */
     size_t text_bytes, other_bytes;
-    serve_heads off, patched;
+    mhai_live_heads off, patched;
     bool at_last;               /* patched at the last token, not at all of them */
     int64_t row;                /* whose next token is predicted; -1: the last */
     bool no_maps;               /* predictions only */
@@ -28,11 +22,11 @@ typedef struct serve_state {
     int64_t cell_row, cell_col; /* of a report; -1: where it likes */
     int view, cmap, scale; /* of a report: mha_view, mha_cmap, mha_scale; scale -1: automatic */
     bool dark;
-} serve_state;
+} mhai_live_request;
 
 /* A JSON object with text, other, off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
- * [row, column], view, cmap, scale, dark: all but text may be missing, and nothing else be there. Memory
- * is the arena's. Errors are printed. */
-cli_exit serve_read_state(const char *json, size_t bytes, serve_state *state);
+ * [row, column], view, cmap, scale, dark: all but text may be missing, and nothing else be there. */
+MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mhai_room *room,
+                                        mhai_live_request *request);
 
 #endif

@@ -1,12 +1,20 @@
 /* Which earlier heads a head reads: composition of their weights (attribution.h). */
+#include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/progress.h"
-#include "heads/heads.h"
 
 #include <multihead/attribution.h>
 
 #include <inttypes.h>
 #include <stdio.h>
+
+enum { FEW_WRITERS = 3 };
+
+/* An earlier head, and how much of what it writes is read. */
+typedef struct writer {
+    int64_t layer, head;
+    double value;
+} writer;
 
 static mha_status show_progress(int64_t done, int64_t total, void *shown)
 {
@@ -16,61 +24,62 @@ static mha_status show_progress(int64_t done, int64_t total, void *shown)
     return MHA_OK;
 }
 
-cli_exit heads_composition_make(const heads_options *options, heads_found *found)
+cli_exit circuits_compose(circuits *c)
 {
+    const heads_found *found = c->found;
     const int64_t heads = found->model->heads, all = found->layers * heads;
     const int64_t shape[] = {found->layers, heads, found->layers, heads};
     mha_tensor view[HEADS_COMPOSITIONS];
-    progress shown = progress_begin(options->quiet);
+    progress shown = progress_begin(c->options->heads.quiet);
     mha_composition out = {
         .struct_size = sizeof out, .progress = show_progress, .progress_user = &shown};
     const mha_tensor **to[HEADS_COMPOSITIONS] = {&out.q, &out.k, &out.v};
     if (all > INT32_MAX / 4)
-        return cli_fail(CLI_UNSUPPORTED, HEADS, "--composition: %" PRId64 " heads are too many",
+        return cli_fail(CLI_UNSUPPORTED, CIRCUITS, "--composition: %" PRId64 " heads are too many",
                         all);
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
-        CLI_TRY(ARENA_ALLOC(HEADS, all * all, &found->composition[n]));
-        view[n] = mha_tensor_contiguous(found->composition[n], MHA_F32, 4, shape);
+        CLI_TRY(ARENA_ALLOC(CIRCUITS, all * all, &c->composition[n]));
+        view[n] = mha_tensor_contiguous(c->composition[n], MHA_F32, 4, shape);
         *to[n] = &view[n];
     }
     const mha_status status =
         mha_transformer_composition(found->model->context, found->model->net, &out);
     progress_clear(&shown);
-    found->composition_chance = out.baseline;
-    return cli_check(HEADS, status);
+    c->composition_chance = out.baseline;
+    return cli_check(CIRCUITS, status);
 }
 
-static bool comes_first(const heads_writer *a, const heads_writer *b)
+static bool comes_first(const writer *a, const writer *b)
 {
     if (a->value != b->value) return a->value > b->value;
     return a->layer != b->layer ? a->layer < b->layer : a->head < b->head;
 }
 
-int64_t heads_composition_top(const heads_found *found, int64_t layer, int64_t head, int kind,
-                              heads_writer *writers, int64_t most)
+/* Those that a head reads most into its queries (kind 0), keys (1) or values (2); how many they are. */
+static int64_t find_writers(const circuits *c, const heads_row *of, int kind,
+                            writer writers[FEW_WRITERS])
 {
-    const int64_t heads = found->model->heads, all = found->layers * heads;
-    const float *row = found->composition[kind] + (layer * heads + head) * all;
+    const int64_t heads = c->found->model->heads, all = c->found->layers * heads;
+    const float *row = c->composition[kind] + (of->layer * heads + of->head) * all;
     int64_t held = 0;
-    for (int64_t i = 0; i < layer * heads; i++) {
-        const heads_writer w = {i / heads, i % heads, (double)row[i]};
+    for (int64_t i = 0; i < of->layer * heads; i++) {
+        const writer w = {i / heads, i % heads, (double)row[i]};
         if (!(w.value > 0)) continue; /* a head that a pruned layer does not have */
-        int64_t at = held < most ? held++ : most;
-        if (at == most && !comes_first(&w, &writers[--at])) continue;
+        int64_t at = held < FEW_WRITERS ? held++ : FEW_WRITERS;
+        if (at == FEW_WRITERS && !comes_first(&w, &writers[--at])) continue;
         for (; at > 0 && comes_first(&w, &writers[at - 1]); at--) writers[at] = writers[at - 1];
         writers[at] = w;
     }
     return held;
 }
 
-void heads_composition_json(json_out *json, const heads_found *found, const heads_row *row)
+void circuits_writers_json(json_out *json, const circuits *c, const heads_row *row)
 {
     static const char *const names[HEADS_COMPOSITIONS] = {"q", "k", "v"};
     json_print(json, ",\n     \"composition\": {");
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
-        heads_writer writers[HEADS_FEW_WRITERS];
-        const int64_t count =
-            heads_composition_top(found, row->layer, row->head, n, writers, HEADS_FEW_WRITERS);
+        writer writers[FEW_WRITERS];
+        const int64_t count = find_writers(c, row, n, writers);
         json_print(json, "%s\"%s\": [", n ? ", " : "", names[n]);
         for (int64_t i = 0; i < count; i++) {
             json_print(json, "%s{\"head\": \"L%" PRId64 "H%" PRId64 "\"", i ? ", " : "",
@@ -83,16 +92,15 @@ void heads_composition_json(json_out *json, const heads_found *found, const head
     json_print(json, "}");
 }
 
-/* "reads keys of L16H0 0.161, ...; queries of ..." for --details. */
-void heads_composition_line(const heads_found *found, const heads_row *row, char *line, size_t size)
+/* "reads keys of L16H0 0.161, ...; queries of ..." below its row. */
+void circuits_writers_line(const circuits *c, const heads_row *row, char *line, size_t size)
 {
     static const char *const names[HEADS_COMPOSITIONS] = {"queries", "keys", "values"};
     static const int order[HEADS_COMPOSITIONS] = {1, 0, 2};
     size_t used = (size_t)snprintf(line, size, "reads");
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
-        heads_writer writers[HEADS_FEW_WRITERS];
-        const int64_t count = heads_composition_top(found, row->layer, row->head, order[n], writers,
-                                                    HEADS_FEW_WRITERS);
+        writer writers[FEW_WRITERS];
+        const int64_t count = find_writers(c, row, order[n], writers);
         for (int64_t i = 0; i < count && used < size; i++)
             used +=
                 (size_t)snprintf(line + used, size - used, "%s%s%s L%" PRId64 "H%" PRId64 " %.2f",
@@ -103,5 +111,22 @@ void heads_composition_line(const heads_found *found, const heads_row *row, char
                                  writers[i].head, writers[i].value);
     }
     if (used < size)
-        snprintf(line + used, size - used, " (random matrices: %.2f)", found->composition_chance);
+        snprintf(line + used, size - used, " (random matrices: %.2f)", c->composition_chance);
+}
+
+cli_exit circuits_arrows(const circuits *c, const heads_row *row, mha_heads_card *card)
+{
+    static const char *const names[HEADS_COMPOSITIONS] = {"queries", "keys", "values"};
+    mha_heads_arrow *arrows;
+    CLI_TRY(ARENA_ALLOC(CIRCUITS, HEADS_COMPOSITIONS * FEW_WRITERS, &arrows));
+    for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
+        writer writers[FEW_WRITERS];
+        const int64_t count = find_writers(c, row, n, writers);
+        for (int64_t i = 0; i < count; i++)
+            arrows[card->arrow_count++] =
+                (mha_heads_arrow){names[n], writers[i].layer, writers[i].head, writers[i].value,
+                                  c->composition_chance};
+    }
+    card->arrows = arrows;
+    return CLI_OK;
 }

@@ -1,6 +1,6 @@
 /* Task files: prompts with a right and a wrong continuation, and perhaps a corrupted prompt to patch
  * from. A line is an object of JSON, or has its fields between tabs. And the receivers of --paths. */
-#include "heads/heads_effects.h"
+#include "ablate/ablate.h"
 
 #include "common/arena.h"
 #include "common/texts.h"
@@ -30,7 +30,7 @@ typedef struct task_lines {
 
 static cli_exit wrong_line(const task_lines *t, int64_t number, const char *what)
 {
-    return cli_fail(CLI_BAD_INPUT, HEADS, "%s: line %" PRId64 ": %s", t->path, number, what);
+    return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s", t->path, number, what);
 }
 
 static cli_exit take_json(const task_lines *t, const char *text, size_t bytes, task_line *line)
@@ -43,10 +43,10 @@ static cli_exit take_json(const task_lines *t, const char *text, size_t bytes, t
     for (int i = 0; i < FIELDS && result == CLI_OK; i++) {
         const json_t *value = json_object_get(object, field_names[i]);
         if (value && !json_is_string(value))
-            result = cli_fail(CLI_BAD_INPUT, HEADS, "%s: line %" PRId64 ": %s is no text", t->path,
+            result = cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s is no text", t->path,
                               line->number, field_names[i]);
         else if (value)
-            result = arena_text(HEADS, json_string_value(value), json_string_length(value),
+            result = arena_text(ABLATE, json_string_value(value), json_string_length(value),
                                 &line->fields[i]);
     }
     json_decref(object);
@@ -58,7 +58,7 @@ static cli_exit take_tabs(const task_lines *t, const char *text, size_t bytes, t
     for (int i = 0; i < FIELDS; i++) {
         const char *end = memchr(text, '\t', bytes);
         const size_t length = end ? (size_t)(end - text) : bytes;
-        CLI_TRY(arena_text(HEADS, text, length, &line->fields[i]));
+        CLI_TRY(arena_text(ABLATE, text, length, &line->fields[i]));
         if (!end) return CLI_OK;
         text += length + 1;
         bytes -= length + 1;
@@ -74,14 +74,14 @@ static cli_exit take_line(task_lines *t, const char *text, size_t bytes, int64_t
     CLI_TRY(text[0] == '{' ? take_json(t, text, bytes, &line) : take_tabs(t, text, bytes, &line));
     for (int i = 0; i < FIELDS - 1; i++)
         if (!line.fields[i] || !line.fields[i][0])
-            return cli_fail(CLI_BAD_INPUT, HEADS,
+            return cli_fail(CLI_BAD_INPUT, ABLATE,
                             "%s: line %" PRId64 ": has no %s; expected prompt, right and wrong "
                             "continuation between tabs, or as JSON",
                             t->path, number, field_names[i]);
     if (line.fields[3] && !line.fields[3][0]) line.fields[3] = NULL;
     if (t->count == t->room) {
         t->room = t->room ? 2 * t->room : 64;
-        CLI_TRY(arena_grow(HEADS, t->room, sizeof *t->items, &t->items));
+        CLI_TRY(arena_grow(ABLATE, t->room, sizeof *t->items, &t->items));
     }
     t->items[t->count++] = line;
     return CLI_OK;
@@ -92,7 +92,7 @@ static cli_exit read_lines(task_lines *t)
     const char *text;
     size_t size;
     int64_t number = 1;
-    CLI_TRY(texts_read_utf8(HEADS, t->path, &text, &size));
+    CLI_TRY(texts_read_utf8(ABLATE, t->path, &text, &size));
     for (size_t at = 0; at < size; number++) {
         const char *end = memchr(text + at, '\n', size - at);
         const size_t bytes = end ? (size_t)(end - text) - at : size - at;
@@ -100,7 +100,7 @@ static cli_exit read_lines(task_lines *t)
         at += bytes + 1;
     }
     if (t->count > 0) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, HEADS, "%s: holds no prompt", t->path);
+    return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: holds no prompt", t->path);
 }
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -118,7 +118,7 @@ static cli_exit encode(text_model *model, const char *path, const task_line *lin
     const size_t first = strlen(prompt), second = strlen(more);
     text_tokens tokens;
     char *text;
-    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)(first + second + 1), &text));
+    CLI_TRY(ARENA_ALLOC(ABLATE, (int64_t)(first + second + 1), &text));
     memcpy(text, prompt, first);
     memcpy(text + first, more, second);
     text_model_where(model, path, line->number);
@@ -136,7 +136,7 @@ static cli_exit check_joint(const char *path, const task_line *line, const ids_o
     bool same = whole->count > prompt->count && prompt->count > 0;
     for (int64_t i = 0; i < prompt->count && same; i++) same = whole->ids[i] == prompt->ids[i];
     if (same) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, HEADS,
+    return cli_fail(CLI_BAD_INPUT, ABLATE,
                     "%s: line %" PRId64 ": %s \"%s\" does not begin a token after the prompt; most "
                     "models want the space in front of a word: \" word\"",
                     path, line->number, field_names[field], line->fields[field]);
@@ -160,7 +160,7 @@ static cli_exit fill(const ids_of *prompt, const ids_of whole[2], mha_effect_tex
     const int64_t B = single ? 1 : 2, T = single ? prompt->count : longest - 1;
     int64_t *lengths;
     mha_effect_term *terms;
-    CLI_TRY(heads_effects_text(B, T, more[0] + more[1], text, ids, &lengths, &terms));
+    CLI_TRY(ablate_text(B, T, more[0] + more[1], text, ids, &lengths, &terms));
     for (int64_t b = 0; b < B; b++) {
         lengths[b] = single ? T : whole[b].count - 1; /* the last token predicts nothing */
         memcpy(*ids + b * T, whole[b].ids, (size_t)lengths[b] * sizeof **ids);
@@ -181,11 +181,11 @@ static cli_exit corrupt(text_model *model, const char *path, const task_line *li
     if (!line->fields[3]) return CLI_OK;
     CLI_TRY(encode(model, path, line, line->fields[3], "", &other));
     if (other.count != prompt->count)
-        return cli_fail(CLI_BAD_INPUT, HEADS,
+        return cli_fail(CLI_BAD_INPUT, ABLATE,
                         "%s: line %" PRId64 ": the prompt has %" PRId64
                         " tokens, the corrupted one %" PRId64 "; patching needs as many in both",
                         path, line->number, prompt->count, other.count);
-    CLI_TRY(ARENA_ALLOC(HEADS, shape[0] * shape[1], &copy));
+    CLI_TRY(ARENA_ALLOC(ABLATE, shape[0] * shape[1], &copy));
     memcpy(copy, ids, (size_t)(shape[0] * shape[1]) * sizeof *copy);
     for (int64_t b = 0; b < shape[0]; b++)
         memcpy(copy + b * shape[1], other.ids, (size_t)other.count * sizeof *copy);
@@ -207,20 +207,20 @@ static cli_exit add_prompt(text_model *model, const char *path, const task_line 
     return corrupt(model, path, line, &prompt, ids, text, made);
 }
 
-cli_exit heads_effects_read_task(const heads_options *options, text_model *model,
-                                 heads_effects *effects)
+cli_exit ablate_read_task(ablate_effects *effects)
 {
     effect_set *set = &effects->sets[SET_TASK];
-    task_lines t = {.path = options->task};
+    task_lines t = {.path = effects->options->task};
     CLI_TRY(read_lines(&t));
     set->data = (mha_effect_data){.struct_size = sizeof set->data, .texts = t.count, .measures = 1};
-    CLI_TRY(ARENA_ALLOC(HEADS, t.count, &set->texts));
-    CLI_TRY(ARENA_ALLOC(HEADS, t.count, &set->list));
-    CLI_TRY(ARENA_ALLOC(HEADS, t.count, &effects->prompts));
+    CLI_TRY(ARENA_ALLOC(ABLATE, t.count, &set->texts));
+    CLI_TRY(ARENA_ALLOC(ABLATE, t.count, &set->list));
+    CLI_TRY(ARENA_ALLOC(ABLATE, t.count, &effects->prompts));
     set->data.text = set->list;
     for (int64_t i = 0; i < t.count; i++) {
         set->list[i] = &set->texts[i];
-        CLI_TRY(add_prompt(model, t.path, &t.items[i], &set->texts[i], &effects->prompts[i]));
+        CLI_TRY(
+            add_prompt(effects->model, t.path, &t.items[i], &set->texts[i], &effects->prompts[i]));
         set->tokens += set->texts[i].tokens->shape[0] * set->texts[i].tokens->shape[1];
     }
     return CLI_OK;
@@ -252,25 +252,20 @@ static bool take_receiver(const text_model *model, const char *text, size_t byte
     return true;
 }
 
-cli_exit heads_effects_receivers(const heads_options *options, const text_model *model,
-                                 mha_path_receiver **receivers, int64_t *count)
+cli_exit ablate_read_paths(ablate_effects *effects)
 {
-    const char *at = options->paths;
-    *count = 0;
-    *receivers = NULL;
+    const char *const paths = effects->options->paths, *at = paths;
     if (!at || !strcmp(at, "logits")) return CLI_OK;
-    const size_t most = strlen(at) / 6 + 1;
-    CLI_TRY(ARENA_ALLOC(HEADS, (int64_t)most, receivers));
+    CLI_TRY(ARENA_ALLOC(ABLATE, (int64_t)strlen(at) / 6 + 1, &effects->receivers));
     for (bool more = true; more;) {
         const char *end = strchr(at, ',');
         const size_t bytes = end ? (size_t)(end - at) : strlen(at);
-        if (!take_receiver(model, at, bytes, &(*receivers)[*count]))
-            return cli_fail(
-                CLI_USAGE, HEADS,
-                "--paths %s: expected logits, or parts of heads that the model has, such "
-                "as L18H6.k,L18H6.q",
-                options->paths);
-        ++*count;
+        mha_path_receiver *next = &effects->receivers[effects->receiver_count++];
+        if (!take_receiver(effects->model, at, bytes, next))
+            return cli_fail(CLI_USAGE, ABLATE,
+                            "--paths %s: expected logits, or parts of heads that the model has, "
+                            "such as L18H6.k,L18H6.q",
+                            paths);
         more = end;
         at = end ? end + 1 : at;
     }

@@ -1,7 +1,8 @@
-/* What is lost without heads, as a table and as JSON. */
-#include "heads/heads_effects.h"
-
+/* What is lost without heads: as a table, as JSON, and for the page and arrays. */
+#include "ablate/ablate.h"
 #include "common/arena.h"
+#include "common/files.h"
+#include "common/json_out.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -22,58 +23,56 @@ enum {
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-static mha_effect_interval interval_of(const heads_found *found, const double *values,
-                                       int64_t count)
+static mha_effect_interval interval_of(const ablate_effects *e, const double *values, int64_t count)
 {
     mha_effect_interval x = {NAN, NAN, NAN, 0};
     const mha_status status =
-        mha_effect_bootstrap(found->model->context, values, count, 1, 0, SEED, &x);
+        mha_effect_bootstrap(e->model->context, values, count, 1, 0, SEED, &x);
     return status == MHA_OK ? x : (mha_effect_interval){NAN, NAN, NAN, 0};
 }
 
-static const effect_set *set_of(const heads_found *found, int m)
+static const effect_set *set_of(const ablate_effects *e, int m)
 {
-    return &found->effects->sets[found->effects->measures[m].set];
+    return &e->sets[e->measures[m].set];
 }
 
 /* Numbers of a measure, text by text: `row` of numbers [.., texts, measures], times factor, added. */
-static void add_row(const heads_found *found, int m, const double *numbers, int64_t row,
+static void add_row(const ablate_effects *e, int m, const double *numbers, int64_t row,
                     double factor, double *to)
 {
-    const effect_set *set = set_of(found, m);
+    const effect_set *set = set_of(e, m);
     const int64_t texts = set->data.texts, measures = set->data.measures;
     for (int64_t i = 0; i < texts; i++)
-        to[i] += factor * numbers[(row * texts + i) * measures + found->effects->measures[m].index];
+        to[i] += factor * numbers[(row * texts + i) * measures + e->measures[m].index];
 }
 
 /* What is told of a measure: the whole model (row -1), the effect of a head chosen, of a pair, the
  * interaction of a pair, or a head's estimate or direct effect. */
 typedef enum told { WHOLE, SINGLE, BOTH, INTERACTION, ESTIMATE, DIRECT } told;
 
-static mha_effect_interval tell(const heads_found *found, int m, told what, int64_t row)
+static mha_effect_interval tell(const ablate_effects *e, int m, told what, int64_t row)
 {
-    const heads_effects *e = found->effects;
-    const effect_set *set = set_of(found, m);
+    const effect_set *set = set_of(e, m);
     double *x = NULL;
     const size_t mark = arena_mark();
     mha_effect_interval none = {NAN, NAN, NAN, 0};
     if ((what == ESTIMATE && !set->estimates) || (what == DIRECT && !set->direct)) return none;
-    if (ARENA_ALLOC(HEADS, set->data.texts, &x) != CLI_OK) return none;
+    if (ARENA_ALLOC(ABLATE, set->data.texts, &x) != CLI_OK) return none;
     switch (what) {
-    case WHOLE: add_row(found, m, set->whole, 0, 1, x); break;
-    case SINGLE: add_row(found, m, set->single, row, 1, x); break;
-    case ESTIMATE: add_row(found, m, set->estimates, row, 1, x); break;
-    case DIRECT: add_row(found, m, set->direct, row, 1, x); break;
+    case WHOLE: add_row(e, m, set->whole, 0, 1, x); break;
+    case SINGLE: add_row(e, m, set->single, row, 1, x); break;
+    case ESTIMATE: add_row(e, m, set->estimates, row, 1, x); break;
+    case DIRECT: add_row(e, m, set->direct, row, 1, x); break;
     case BOTH:
-    case INTERACTION: add_row(found, m, set->without, row, 1, x);
+    case INTERACTION: add_row(e, m, set->without, row, 1, x);
     }
-    if (what == SINGLE || what == BOTH) add_row(found, m, set->whole, 0, -1, x);
+    if (what == SINGLE || what == BOTH) add_row(e, m, set->whole, 0, -1, x);
     if (what == INTERACTION) { /* (both - whole) - (a - whole) - (b - whole) */
-        add_row(found, m, set->single, e->pairs[2 * row], -1, x);
-        add_row(found, m, set->single, e->pairs[2 * row + 1], -1, x);
-        add_row(found, m, set->whole, 0, 1, x);
+        add_row(e, m, set->single, e->pairs[2 * row], -1, x);
+        add_row(e, m, set->single, e->pairs[2 * row + 1], -1, x);
+        add_row(e, m, set->whole, 0, 1, x);
     }
-    const mha_effect_interval result = interval_of(found, x, set->data.texts);
+    const mha_effect_interval result = interval_of(e, x, set->data.texts);
     arena_release(mark);
     return result;
 }
@@ -119,10 +118,9 @@ static void put_cell(table_line *line, mha_effect_interval x, bool change)
     put(line, "%*s", CELL_WIDTH, cell);
 }
 
-static void name_of(const heads_found *found, int64_t head, char *name, size_t size)
+static void name_of(const ablate_effects *e, int64_t head, char *name, size_t size)
 {
-    snprintf(name, size, "L%" PRId64 "H%" PRId64, head / found->model->heads,
-             head % found->model->heads);
+    snprintf(name, size, "L%" PRId64 "H%" PRId64, head / e->model->heads, head % e->model->heads);
 }
 
 /* A number, and what it belongs to: rows in the order of their sizes. */
@@ -141,29 +139,27 @@ static int by_size(const void *a, const void *b)
 }
 
 /* Heads by the size of their effect on the first of these measures. */
-static cli_exit print_heads(const heads_found *found, table_line *line, int first, int end)
+static cli_exit print_heads(const ablate_effects *e, table_line *line, int first, int end)
 {
-    const heads_effects *e = found->effects;
     const size_t mark = arena_mark();
     ranked *heads;
-    CLI_TRY(ARENA_ALLOC(HEADS, e->chosen_count + 1, &heads));
-    for (int64_t k = 0; k < e->chosen_count; k++)
-        heads[k] = (ranked){k, tell(found, first, SINGLE, k)};
+    CLI_TRY(ARENA_ALLOC(ABLATE, e->chosen_count + 1, &heads));
+    for (int64_t k = 0; k < e->chosen_count; k++) heads[k] = (ranked){k, tell(e, first, SINGLE, k)};
     qsort(heads, (size_t)e->chosen_count, sizeof *heads, by_size);
     cli_print("\n");
     put(line, "%-*s", HEAD_WIDTH, "without");
     for (int m = first; m < end; m++) put(line, "%*s", CELL_WIDTH, e->measures[m].name);
     end_line(line);
     put(line, "%-*s", HEAD_WIDTH, "(none)");
-    for (int m = first; m < end; m++) put_cell(line, tell(found, m, WHOLE, 0), false);
+    for (int m = first; m < end; m++) put_cell(line, tell(e, m, WHOLE, 0), false);
     end_line(line);
     for (int64_t k = 0; k < e->chosen_count; k++) {
         char name[NAME_BYTES];
-        name_of(found, e->chosen[heads[k].row], name, sizeof name);
+        name_of(e, e->chosen[heads[k].row], name, sizeof name);
         put(line, "%-*s", HEAD_WIDTH, name);
         put_cell(line, heads[k].found, true);
         for (int m = first + 1; m < end; m++)
-            put_cell(line, tell(found, m, SINGLE, heads[k].row), true);
+            put_cell(line, tell(e, m, SINGLE, heads[k].row), true);
         end_line(line);
     }
     arena_release(mark);
@@ -171,15 +167,13 @@ static cli_exit print_heads(const heads_found *found, table_line *line, int firs
 }
 
 /* The pairs whose interaction is the largest. */
-static cli_exit print_pairs(const heads_found *found, table_line *line, int m)
+static cli_exit print_pairs(const ablate_effects *e, table_line *line, int m)
 {
-    const heads_effects *e = found->effects;
     const size_t mark = arena_mark();
     ranked *all;
     if (e->pair_count == 0) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, e->pair_count, &all));
-    for (int64_t p = 0; p < e->pair_count; p++)
-        all[p] = (ranked){p, tell(found, m, INTERACTION, p)};
+    CLI_TRY(ARENA_ALLOC(ABLATE, e->pair_count, &all));
+    for (int64_t p = 0; p < e->pair_count; p++) all[p] = (ranked){p, tell(e, m, INTERACTION, p)};
     qsort(all, (size_t)e->pair_count, sizeof *all, by_size);
     cli_print("\n");
     put(line, "%-*s%*s%*s", PAIR_WIDTH, "without both", CELL_WIDTH, e->measures[m].name, CELL_WIDTH,
@@ -187,10 +181,10 @@ static cli_exit print_pairs(const heads_found *found, table_line *line, int m)
     end_line(line);
     for (int64_t p = 0; p < e->pair_count && p < TOP; p++) {
         char a[NAME_BYTES], b[NAME_BYTES];
-        name_of(found, e->chosen[e->pairs[2 * all[p].row]], a, sizeof a);
-        name_of(found, e->chosen[e->pairs[2 * all[p].row + 1]], b, sizeof b);
+        name_of(e, e->chosen[e->pairs[2 * all[p].row]], a, sizeof a);
+        name_of(e, e->chosen[e->pairs[2 * all[p].row + 1]], b, sizeof b);
         put(line, "%s %-*s", a, PAIR_WIDTH - 1 - (int)strlen(a), b);
-        put_cell(line, tell(found, m, BOTH, all[p].row), true);
+        put_cell(line, tell(e, m, BOTH, all[p].row), true);
         put_cell(line, all[p].found, true);
         end_line(line);
     }
@@ -199,24 +193,24 @@ static cli_exit print_pairs(const heads_found *found, table_line *line, int m)
 }
 
 /* The heads of the largest values [L H, prompts]. */
-static cli_exit print_patched(const heads_found *found, table_line *line, const double *values,
+static cli_exit print_patched(const ablate_effects *e, table_line *line, const double *values,
                               const char *title)
 {
-    const int64_t all = found->layers * found->model->heads;
-    const int64_t prompts = found->effects->sets[2].data.texts;
+    const int64_t all = e->found->layers * e->model->heads;
+    const int64_t prompts = e->sets[2].data.texts;
     const size_t mark = arena_mark();
     ranked *heads;
     if (!values) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, all, &heads));
+    CLI_TRY(ARENA_ALLOC(ABLATE, all, &heads));
     for (int64_t k = 0; k < all; k++)
-        heads[k] = (ranked){k, interval_of(found, values + k * prompts, prompts)};
+        heads[k] = (ranked){k, interval_of(e, values + k * prompts, prompts)};
     qsort(heads, (size_t)all, sizeof *heads, by_size);
     cli_print("\n");
     put(line, "%-*s%*s", HEAD_WIDTH, "patched", CELL_WIDTH, title);
     end_line(line);
     for (int64_t k = 0; k < all && k < TOP && !isnan(heads[k].found.mean); k++) {
         char name[NAME_BYTES];
-        name_of(found, heads[k].row, name, sizeof name);
+        name_of(e, heads[k].row, name, sizeof name);
         put(line, "%-*s", HEAD_WIDTH, name);
         put_cell(line, heads[k].found, true);
         end_line(line);
@@ -225,11 +219,9 @@ static cli_exit print_patched(const heads_found *found, table_line *line, const 
     return CLI_OK;
 }
 
-static void print_title(const heads_found *found, int64_t width)
+static void print_title(const ablate_effects *e, int64_t width)
 {
-    const heads_effects *e = found->effects;
     char text[LINE_BYTES];
-    cli_print("\n");
     snprintf(text, sizeof text,
              "%s ablation: how much each measure changes without a head; mean over texts and 95 %% "
              "interval",
@@ -237,25 +229,24 @@ static void print_title(const heads_found *found, int64_t width)
     cli_print_wrapped("", text, width);
     for (int m = 0; m < e->measure_count; m++) {
         snprintf(text, sizeof text, "%s: %s; %" PRId64 " texts", e->measures[m].name,
-                 e->measures[m].text, tell(found, m, WHOLE, 0).texts);
+                 e->measures[m].text, tell(e, m, WHOLE, 0).texts);
         cli_print_wrapped("  ", text, width);
     }
 }
 
-cli_exit heads_effects_print(const heads_options *options, const heads_found *found)
+cli_exit ablate_print(const ablate_effects *e)
 {
-    const heads_effects *e = found->effects;
-    table_line line = {.terminal = screen_of(&options->screen)};
+    table_line line = {.terminal = screen_of(&e->options->heads.screen)};
     const int64_t room = (line.terminal.columns - HEAD_WIDTH) / CELL_WIDTH;
     const int columns = room < 1 ? 1 : room > EFFECT_MEASURES ? EFFECT_MEASURES : (int)room;
-    print_title(found, line.terminal.columns);
+    print_title(e, line.terminal.columns);
     for (int m = 0; m < e->measure_count; m += columns) {
         const int end = m + columns < e->measure_count ? m + columns : e->measure_count;
-        CLI_TRY(print_heads(found, &line, m, end));
+        CLI_TRY(print_heads(e, &line, m, end));
     }
-    for (int m = 0; m < e->measure_count; m++) CLI_TRY(print_pairs(found, &line, m));
-    CLI_TRY(print_patched(found, &line, e->patched, "restored share of task"));
-    return print_patched(found, &line, e->paths, "change of task by paths");
+    for (int m = 0; m < e->measure_count; m++) CLI_TRY(print_pairs(e, &line, m));
+    CLI_TRY(print_patched(e, &line, e->patched, "restored share of task"));
+    return print_patched(e, &line, e->paths, "change of task by paths");
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -272,122 +263,123 @@ static void put_interval(json_out *json, mha_effect_interval x)
     json_print(json, ", \"texts\": %" PRId64 "}", x.texts);
 }
 
-static void put_measures(json_out *json, const heads_found *found, told what, int64_t row)
+static void put_measures(json_out *json, const ablate_effects *e, told what, int64_t row)
 {
     json_print(json, "{");
-    for (int m = 0; m < found->effects->measure_count; m++) {
+    for (int m = 0; m < e->measure_count; m++) {
         json_print(json, "%s", m ? ", " : "");
-        json_text(json, found->effects->measures[m].name);
+        json_text(json, e->measures[m].name);
         json_print(json, ": ");
-        put_interval(json, tell(found, m, what, row));
+        put_interval(json, tell(e, m, what, row));
     }
     json_print(json, "}");
 }
 
-static void put_name(json_out *json, const heads_found *found, int64_t head)
+static void put_name(json_out *json, const ablate_effects *e, int64_t head)
 {
     char name[NAME_BYTES];
-    name_of(found, head, name, sizeof name);
+    name_of(e, head, name, sizeof name);
     json_text(json, name);
 }
 
-static void put_head(json_out *json, const heads_found *found, int64_t head)
+static void put_head(json_out *json, const ablate_effects *e, int64_t head)
 {
-    const heads_effects *e = found->effects;
     const int64_t prompts = e->sets[2].data.texts;
     json_print(json, "\n      {\"head\": ");
-    put_name(json, found, head);
-    json_print(json, ", \"layer\": %" PRId64 ", \"number\": %" PRId64, head / found->model->heads,
-               head % found->model->heads);
+    put_name(json, e, head);
+    json_print(json, ", \"layer\": %" PRId64 ", \"number\": %" PRId64, head / e->model->heads,
+               head % e->model->heads);
     json_print(json, ",\n       \"estimate\": ");
-    put_measures(json, found, ESTIMATE, head);
+    put_measures(json, e, ESTIMATE, head);
     json_print(json, ",\n       \"direct\": ");
-    put_measures(json, found, DIRECT, head);
+    put_measures(json, e, DIRECT, head);
     for (int64_t k = 0; k < e->chosen_count; k++)
         if (e->chosen[k] == head) {
             json_print(json, ",\n       \"effect\": ");
-            put_measures(json, found, SINGLE, k);
+            put_measures(json, e, SINGLE, k);
         }
     if (e->patched) json_print(json, ",\n       \"restored\": ");
-    if (e->patched) put_interval(json, interval_of(found, e->patched + head * prompts, prompts));
+    if (e->patched) put_interval(json, interval_of(e, e->patched + head * prompts, prompts));
     if (e->paths) json_print(json, ",\n       \"paths\": ");
-    if (e->paths) put_interval(json, interval_of(found, e->paths + head * prompts, prompts));
+    if (e->paths) put_interval(json, interval_of(e, e->paths + head * prompts, prompts));
     json_print(json, "}");
 }
 
-static void put_pairs(json_out *json, const heads_found *found)
+static void put_pairs(json_out *json, const ablate_effects *e)
 {
-    const heads_effects *e = found->effects;
     json_print(json, "],\n    \"pairs\": [");
     for (int64_t p = 0; p < e->pair_count; p++) {
         json_print(json, "%s\n      {\"heads\": [", p ? "," : "");
-        put_name(json, found, e->chosen[e->pairs[2 * p]]);
+        put_name(json, e, e->chosen[e->pairs[2 * p]]);
         json_print(json, ", ");
-        put_name(json, found, e->chosen[e->pairs[2 * p + 1]]);
+        put_name(json, e, e->chosen[e->pairs[2 * p + 1]]);
         json_print(json, "],\n       \"effect\": ");
-        put_measures(json, found, BOTH, p);
+        put_measures(json, e, BOTH, p);
         json_print(json, ",\n       \"interaction\": ");
-        put_measures(json, found, INTERACTION, p);
+        put_measures(json, e, INTERACTION, p);
         json_print(json, "}");
     }
     json_print(json, "]");
 }
 
-void heads_effects_json(json_out *json, const heads_found *found)
+static mha_status draw_json(const void *user, const mha_sink *sink)
 {
-    const heads_effects *e = found->effects;
+    const ablate_effects *e = user;
+    json_out out = {.sink = sink}, *json = &out;
     bool first = true;
-    json_print(json, ",\n  \"effects\": {\"ablation\": ");
-    json_text(json, mha_ablation_name(e->kind));
-    json_print(json, ",\n    \"measures\": {");
+    json_print(json, "{\n  \"format\": \"multihead-ablate\",\n  \"version\": 1,\n");
+    heads_json_source(json, e->found, e->found->count);
+    json_print(json, "  \"ablation\": \"%s\",\n  \"measures\": {", mha_ablation_name(e->kind));
     for (int m = 0; m < e->measure_count; m++) {
-        json_print(json, "%s\n      ", m ? "," : "");
+        json_print(json, "%s\n    ", m ? "," : "");
         json_text(json, e->measures[m].name);
         json_print(json, ": {\"definition\": ");
         json_text(json, e->measures[m].text);
         json_print(json, ", \"whole\": ");
-        put_interval(json, tell(found, m, WHOLE, 0));
+        put_interval(json, tell(e, m, WHOLE, 0));
         json_print(json, "}");
     }
-    json_print(json, "},");
+    json_print(json, "},\n");
     if (e->paths) {
-        json_print(json, "\n    \"paths_to\": ");
+        json_print(json, "  \"paths_to\": ");
         json_text(json, e->paths_to);
-        json_print(json, ",");
+        json_print(json, ",\n");
     }
-    json_print(json, "\n    \"heads\": [");
-    for (int64_t l = 0; l < found->layers; l++)
-        for (int64_t h = 0; h < found->heads[l]; h++) {
+    json_print(json, "  \"heads\": [");
+    for (int64_t l = 0; l < e->found->layers; l++)
+        for (int64_t h = 0; h < e->found->heads[l]; h++) {
             if (!first) json_print(json, ",");
-            put_head(json, found, l * found->model->heads + h);
+            put_head(json, e, l * e->model->heads + h);
             first = false;
         }
-    put_pairs(json, found);
-    json_print(json, "}");
+    put_pairs(json, e);
+    json_print(json, "\n}\n");
+    return out.status;
+}
+
+cli_exit ablate_write_json(const ablate_effects *e)
+{
+    return cli_check(ABLATE, files_draw("-", draw_json, e));
 }
 
 /* ---- the page ------------------------------------------------------------------------------- */
 
 /* There are estimates of a measure, as where its set is large enough for a gradient. */
-static bool has(const heads_found *found, int m, told what)
+static bool has(const ablate_effects *e, int m, told what)
 {
-    return what == ESTIMATE ? set_of(found, m)->estimates != NULL
-                            : found->effects->chosen_count > 0;
+    return what == ESTIMATE ? set_of(e, m)->estimates != NULL : e->chosen_count > 0;
 }
 
 static const told of_page[2] = {ESTIMATE, SINGLE};
 
-cli_exit heads_effects_columns(const heads_found *found, mha_heads_column columns[EFFECT_COLUMNS],
-                               int64_t *count)
+static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
 {
-    const heads_effects *e = found->effects;
     char name[NAME_BYTES], text[LINE_BYTES];
-    *count = 0;
     for (int m = 0; m < e->measure_count; m++)
         for (int i = 0; i < 2; i++) {
             char *kept[2];
             const bool exact = of_page[i] == SINGLE;
-            if (!has(found, m, of_page[i])) continue;
+            if (!has(e, m, of_page[i])) continue;
             snprintf(name, sizeof name, "%s_%s", exact ? "effect" : "estimate",
                      e->measures[m].name);
             snprintf(text, sizeof text,
@@ -395,30 +387,31 @@ cli_exit heads_effects_columns(const heads_found *found, mha_heads_column column
                      " texts (docs/ablation.md)",
                      mha_ablation_name(e->kind), e->measures[m].text,
                      exact ? "measured" : "estimated by a gradient, which tells where to measure",
-                     set_of(found, m)->data.texts);
-            CLI_TRY(arena_text(HEADS, name, strlen(name), &kept[0]));
-            CLI_TRY(arena_text(HEADS, text, strlen(text), &kept[1]));
-            columns[(*count)++] = (mha_heads_column){.name = kept[0], .text = kept[1], .luck = NAN};
+                     set_of(e, m)->data.texts);
+            CLI_TRY(arena_text(ABLATE, name, strlen(name), &kept[0]));
+            CLI_TRY(arena_text(ABLATE, text, strlen(text), &kept[1]));
+            beside->columns[beside->column_count++] =
+                (mha_heads_column){.name = kept[0], .text = kept[1], .luck = NAN};
         }
     return CLI_OK;
 }
 
 /* Rows are texts; a head that was not measured has none. */
-void heads_effects_values(const heads_found *found, const heads_row *row,
-                          mha_heads_value values[EFFECT_COLUMNS])
+static void take_values(const void *of, const heads_row *row,
+                        mha_heads_value values[HEADS_MOST_BESIDE])
 {
-    const heads_effects *e = found->effects;
-    const int64_t head = row->layer * found->model->heads + row->head;
+    const ablate_effects *e = of;
+    const int64_t head = row->layer * e->model->heads + row->head;
     int64_t place = 0, used = 0;
     while (place < e->chosen_count && e->chosen[place] != head) place++;
     for (int m = 0; m < e->measure_count; m++)
         for (int i = 0; i < 2; i++) {
-            if (!has(found, m, of_page[i])) continue;
+            if (!has(e, m, of_page[i])) continue;
             mha_effect_interval x = {NAN, NAN, NAN, 0};
             if (of_page[i] == ESTIMATE)
-                x = tell(found, m, ESTIMATE, head);
+                x = tell(e, m, ESTIMATE, head);
             else if (place < e->chosen_count)
-                x = tell(found, m, SINGLE, place);
+                x = tell(e, m, SINGLE, place);
             values[used++] = (mha_heads_value){.value = isnan(x.mean) ? 0 : x.mean,
                                                .chance = NAN,
                                                .low = x.low,
@@ -428,30 +421,29 @@ void heads_effects_values(const heads_found *found, const heads_row *row,
         }
 }
 
-static cli_exit list_pairs(const heads_found *found, int m, int64_t head, mha_heads_list *list)
+static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_heads_list *list)
 {
-    const heads_effects *e = found->effects;
     ranked *all;
     char **names, title[LINE_BYTES];
     double *values;
-    CLI_TRY(ARENA_ALLOC(HEADS, e->pair_count + 1, &all));
+    CLI_TRY(ARENA_ALLOC(ABLATE, e->pair_count + 1, &all));
     for (int64_t p = 0; p < e->pair_count; p++)
         if (e->chosen[e->pairs[2 * p]] == head || e->chosen[e->pairs[2 * p + 1]] == head)
-            all[list->count++] = (ranked){p, tell(found, m, INTERACTION, p)};
+            all[list->count++] = (ranked){p, tell(e, m, INTERACTION, p)};
     qsort(all, (size_t)list->count, sizeof *all, by_size);
     if (list->count > TOP) list->count = TOP;
-    CLI_TRY(ARENA_ALLOC(HEADS, list->count + 1, &names));
-    CLI_TRY(ARENA_ALLOC(HEADS, list->count + 1, &values));
+    CLI_TRY(ARENA_ALLOC(ABLATE, list->count + 1, &names));
+    CLI_TRY(ARENA_ALLOC(ABLATE, list->count + 1, &values));
     for (int64_t i = 0; i < list->count; i++) {
         const int64_t *pair = &e->pairs[2 * all[i].row];
         char name[NAME_BYTES];
-        name_of(found, e->chosen[pair[e->chosen[pair[0]] == head]], name, sizeof name);
-        CLI_TRY(arena_text(HEADS, name, strlen(name), &names[i]));
+        name_of(e, e->chosen[pair[e->chosen[pair[0]] == head]], name, sizeof name);
+        CLI_TRY(arena_text(ABLATE, name, strlen(name), &names[i]));
         values[i] = all[i].found.mean;
     }
     snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].name);
     char *kept;
-    CLI_TRY(arena_text(HEADS, title, strlen(title), &kept));
+    CLI_TRY(arena_text(ABLATE, title, strlen(title), &kept));
     list->title = kept;
     list->text = "change without both heads, less the changes without each (docs/ablation.md)";
     list->names = (const char *const *)names;
@@ -459,14 +451,23 @@ static cli_exit list_pairs(const heads_found *found, int m, int64_t head, mha_he
     return CLI_OK;
 }
 
-cli_exit heads_effects_lists(const heads_found *found, const heads_row *row,
-                             mha_heads_list lists[EFFECT_MEASURES], int64_t *count)
+static cli_exit make_card(const void *of, const heads_row *row,
+                          mha_heads_list lists[HEADS_MOST_BESIDE], mha_heads_card *card)
 {
-    for (int m = 0; m < found->effects->measure_count; m++) {
-        mha_heads_list *list = &lists[*count];
+    const ablate_effects *e = of;
+    for (int m = 0; m < e->measure_count; m++) {
+        mha_heads_list *list = &lists[card->list_count];
         *list = (mha_heads_list){0};
-        CLI_TRY(list_pairs(found, m, row->layer * found->model->heads + row->head, list));
-        *count += list->count > 0;
+        CLI_TRY(list_pairs(e, m, row->layer * e->model->heads + row->head, list));
+        card->list_count += list->count > 0;
     }
+    return CLI_OK;
+}
+
+cli_exit ablate_beside(const ablate_effects *e, heads_beside *beside)
+{
+    *beside = (heads_beside){.values = take_values, .card = make_card, .of = e};
+    CLI_TRY(make_columns(e, beside));
+    beside->x = beside->column_count > 1; /* an effect, behind its estimate */
     return CLI_OK;
 }

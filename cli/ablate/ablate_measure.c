@@ -1,6 +1,6 @@
-/* See heads_effects.h: a gradient of every measure estimates all heads; the best of them are measured
+/* See ablate.h: a gradient of every measure estimates all heads; the best of them are measured
  * exactly, each measure naming its heads in turn, and pairs of the best of these. */
-#include "heads/heads_effects.h"
+#include "ablate/ablate.h"
 
 #include "common/arena.h"
 #include "common/progress.h"
@@ -12,14 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_HEADS = 40, DEFAULT_PAIRS = 12, DEFAULT_TEXTS = 10, SEED = 1 };
+enum { DEFAULT_HEADS = 40, SEED = 1 };
 enum { SET_TEXTS, SET_RANDOM, SET_TASK };
 
 typedef struct effects_job {
-    const heads_options *options;
-    text_model *model;
-    heads_found *found;
-    heads_effects *effects;
+    ablate_effects *effects;
+    text_model *model;    /* the effects' */
     int64_t heads, pairs; /* how many are wanted */
     progress progress;
     const char *what;
@@ -27,53 +25,27 @@ typedef struct effects_job {
     bool said, patching_paths;
 } effects_job;
 
-/* ---- options --------------------------------------------------------------------------------- */
-
-cli_exit heads_effects_check(const heads_options *o)
+static cli_exit check_model(const text_model *m)
 {
-    const bool more =
-        o->ablate_heads >= 0 || o->ablate_pairs >= 0 || o->ablate_texts >= 0 || o->task || o->paths;
-    if (!o->ablate) {
-        if (!more) return CLI_OK;
-        return cli_fail(CLI_USAGE, HEADS,
-                        "--ablate-heads, --pairs, --ablate-texts, --task and --paths require "
-                        "--ablate zero, mean or resample");
-    }
-    if (o->attention.count > 0 || o->words)
-        return cli_fail(CLI_USAGE, HEADS, "--ablate requires a model and texts");
-    if (o->csv) return cli_fail(CLI_USAGE, HEADS, "--ablate requires the table or --json");
-    if (o->without.count > 0)
-        return cli_fail(CLI_USAGE, HEADS, "--ablate and --without exclude each other");
-    if (o->paths && !o->task)
-        return cli_fail(CLI_USAGE, HEADS, "--paths requires --task FILE with corrupted prompts");
-    for (int k = 0; mha_ablation_name((mha_ablation)k); k++)
-        if (!strcmp(o->ablate, mha_ablation_name((mha_ablation)k))) return CLI_OK;
-    return cli_fail(CLI_USAGE, HEADS, "--ablate '%.40s' is none of zero, mean, resample",
-                    o->ablate);
-}
-
-static cli_exit check_model(const effects_job *j)
-{
-    const text_model *m = j->model;
     if (m->causal && !(m->desc.flags & (MHA_TRANSFORMER_NO_OUTPUT | MHA_TRANSFORMER_CROSS)))
         return CLI_OK;
     return cli_fail(
-        CLI_UNSUPPORTED, HEADS,
-        "%s: does not predict next tokens, on which --ablate measures; 'multihead prune' "
+        CLI_UNSUPPORTED, ABLATE,
+        "%s: does not predict next tokens, on which ablation is measured; 'multihead prune' "
         "measures what an encoder's embeddings lose",
         m->folder);
 }
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
-cli_exit heads_effects_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text,
-                            int32_t **ids, int64_t **lengths, mha_effect_term **list)
+cli_exit ablate_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text, int32_t **ids,
+                     int64_t **lengths, mha_effect_term **list)
 {
     mha_tensor *tokens;
-    CLI_TRY(ARENA_ALLOC(HEADS, 1, &tokens));
-    CLI_TRY(ARENA_ALLOC(HEADS, B * T, ids));
-    CLI_TRY(ARENA_ALLOC(HEADS, B, lengths));
-    CLI_TRY(ARENA_ALLOC(HEADS, terms, list));
+    CLI_TRY(ARENA_ALLOC(ABLATE, 1, &tokens));
+    CLI_TRY(ARENA_ALLOC(ABLATE, B * T, ids));
+    CLI_TRY(ARENA_ALLOC(ABLATE, B, lengths));
+    CLI_TRY(ARENA_ALLOC(ABLATE, terms, list));
     *tokens = mha_tensor_contiguous(*ids, MHA_I32, 2, (int64_t[]){B, T});
     for (int64_t b = 0; b < B; b++) (*lengths)[b] = T;
     *text = (mha_effect_text){.struct_size = sizeof *text,
@@ -87,8 +59,8 @@ cli_exit heads_effects_text(int64_t B, int64_t T, int64_t terms, mha_effect_text
 static cli_exit make_list(effect_set *set, int64_t texts)
 {
     set->data = (mha_effect_data){.struct_size = sizeof set->data, .texts = texts, .measures = 1};
-    CLI_TRY(ARENA_ALLOC(HEADS, texts, &set->texts));
-    CLI_TRY(ARENA_ALLOC(HEADS, texts, &set->list));
+    CLI_TRY(ARENA_ALLOC(ABLATE, texts, &set->texts));
+    CLI_TRY(ARENA_ALLOC(ABLATE, texts, &set->list));
     for (int64_t i = 0; i < texts; i++) set->list[i] = &set->texts[i];
     set->data.text = set->list;
     return CLI_OK;
@@ -98,7 +70,7 @@ static cli_exit make_list(effect_set *set, int64_t texts)
 static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
                          const heads_source *source, int64_t *late)
 {
-    const heads_options *o = j->options;
+    const heads_options *o = &j->effects->options->heads;
     const text_limits limits = {.most = o->max_tokens, .truncate = o->truncate};
     text_tokens tokens;
     int32_t *ids;
@@ -111,20 +83,20 @@ static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
     const bool whole = end >= EFFECT_LATE_END;
     const int64_t early = EFFECT_EARLY_END - EFFECT_EARLY, rest = EFFECT_LATE_END - EFFECT_LATE;
     const int64_t losses = end > 1 ? end - 1 : 0;
-    CLI_TRY(heads_effects_text(1, tokens.list.count, losses + (whole ? early + rest : 0),
-                               &set->texts[i], &ids, &lengths, &terms));
+    CLI_TRY(ablate_text(1, tokens.list.count, losses + (whole ? early + rest : 0), &set->texts[i],
+                        &ids, &lengths, &terms));
     memcpy(ids, tokens.ids, (size_t)tokens.list.count * sizeof *ids);
     set->tokens += tokens.list.count;
-    if (losses > 0) CLI_TRY(cli_check(HEADS, mha_effect_loss(ids, 1, end, 1, 0, terms)));
+    if (losses > 0) CLI_TRY(cli_check(ABLATE, mha_effect_loss(ids, 1, end, 1, 0, terms)));
     if (!whole) return CLI_OK;
     ++*late;
     terms += losses;
-    CLI_TRY(cli_check(HEADS, mha_effect_loss(ids, EFFECT_EARLY, EFFECT_EARLY_END, 1, 1, terms)));
-    return cli_check(HEADS,
+    CLI_TRY(cli_check(ABLATE, mha_effect_loss(ids, EFFECT_EARLY, EFFECT_EARLY_END, 1, 1, terms)));
+    return cli_check(ABLATE,
                      mha_effect_loss(ids, EFFECT_LATE, EFFECT_LATE_END, -1, 1, terms + early));
 }
 
-static void add_measure(heads_effects *e, int set, int index, const char *name, const char *text)
+static void add_measure(ablate_effects *e, int set, int index, const char *name, const char *text)
 {
     e->measures[e->measure_count++] =
         (effect_measure){.name = name, .text = text, .set = set, .index = index};
@@ -133,8 +105,8 @@ static void add_measure(heads_effects *e, int set, int index, const char *name, 
 
 static cli_exit add_texts(effects_job *j, const heads_sources *sources)
 {
-    heads_effects *e = j->effects;
-    const int64_t most = j->options->ablate_texts > 0 ? j->options->ablate_texts : DEFAULT_TEXTS;
+    ablate_effects *e = j->effects;
+    const int64_t most = j->effects->options->max_texts;
     const int64_t count = sources->count < most ? sources->count : most;
     int64_t late = 0;
     if (count == 0) return CLI_OK;
@@ -152,10 +124,10 @@ static cli_exit add_texts(effects_job *j, const heads_sources *sources)
 
 static cli_exit add_random(effects_job *j)
 {
-    heads_effects *e = j->effects;
+    ablate_effects *e = j->effects;
     effect_set *set = &e->sets[SET_RANDOM];
     heads_random plan = {0};
-    const int64_t count = j->options->random;
+    const int64_t count = j->effects->options->heads.random;
     if (count == 0) return CLI_OK;
     CLI_TRY(heads_random_plan(j->model, &plan));
     if (plan.how.block < HEADS_LEAST_BLOCK || plan.how.repeats < 2) return CLI_OK;
@@ -167,17 +139,17 @@ static cli_exit add_random(effects_job *j)
         int64_t *lengths, made;
         uint8_t *special;
         mha_effect_term *terms;
-        CLI_TRY(ARENA_ALLOC(HEADS, room, &drawn));
-        CLI_TRY(ARENA_ALLOC(HEADS, room, &special));
+        CLI_TRY(ARENA_ALLOC(ABLATE, room, &drawn));
+        CLI_TRY(ARENA_ALLOC(ABLATE, room, &special));
         plan.how.sequence = (uint64_t)i;
-        CLI_TRY(cli_check(HEADS, mha_head_pass_repeated(&plan.how, plan.pool_count, plan.pool,
-                                                        drawn, special, &made)));
+        CLI_TRY(cli_check(ABLATE, mha_head_pass_repeated(&plan.how, plan.pool_count, plan.pool,
+                                                         drawn, special, &made)));
         /* the first token of the second time cannot be known */
-        CLI_TRY(heads_effects_text(1, made, end - first - block - 1, &set->texts[i], &ids, &lengths,
-                                   &terms));
+        CLI_TRY(
+            ablate_text(1, made, end - first - block - 1, &set->texts[i], &ids, &lengths, &terms));
         memcpy(ids, drawn, (size_t)made * sizeof *ids);
         set->tokens += made;
-        CLI_TRY(cli_check(HEADS, mha_effect_loss(ids, first + block + 1, end, 1, 0, terms)));
+        CLI_TRY(cli_check(ABLATE, mha_effect_loss(ids, first + block + 1, end, 1, 0, terms)));
     }
     add_measure(e, SET_RANDOM, 0, "repeats",
                 "mean loss of repeated random tokens, from the second token of the second time on");
@@ -186,8 +158,8 @@ static cli_exit add_random(effects_job *j)
 
 static cli_exit add_task(effects_job *j)
 {
-    if (!j->options->task) return CLI_OK;
-    CLI_TRY(heads_effects_read_task(j->options, j->model, j->effects));
+    if (!j->effects->options->task) return CLI_OK;
+    CLI_TRY(ablate_read_task(j->effects));
     add_measure(j->effects, SET_TASK, 0, "task",
                 "log-probability of the right continuation less that of the wrong one");
     return CLI_OK;
@@ -199,16 +171,15 @@ static cli_exit add_task(effects_job *j)
 static void say_time(effects_job *j, double seconds)
 {
     if (seconds < 5)
-        cli_note(j->options->quiet, "this takes a few seconds");
+        cli_note(j->effects->options->heads.quiet, "this takes a few seconds");
     else if (seconds < 100)
-        cli_note(j->options->quiet, "this takes about %.0f s", seconds);
+        cli_note(j->effects->options->heads.quiet, "this takes about %.0f s", seconds);
     else if (seconds < 6000)
-        cli_note(j->options->quiet, "this takes about %.0f min", seconds / 60);
+        cli_note(j->effects->options->heads.quiet, "this takes about %.0f min", seconds / 60);
     else
-        cli_note(
-            j->options->quiet,
-            "this takes about %.1f h; fewer --ablate-texts, --ablate-heads or --pairs take less",
-            seconds / 3600);
+        cli_note(j->effects->options->heads.quiet,
+                 "this takes about %.1f h; fewer --max-texts, --heads or --pairs take less",
+                 seconds / 3600);
 }
 
 static mha_status show_progress(int64_t done, int64_t total, void *user)
@@ -230,7 +201,7 @@ static cli_exit finish(effects_job *j, int64_t work, mha_status status)
 {
     j->done += (double)work;
     progress_clear(&j->progress);
-    return cli_check(HEADS, status);
+    return cli_check(ABLATE, status);
 }
 
 static mha_ablation_desc ablation_of(const effects_job *j, const effect_set *set)
@@ -245,7 +216,7 @@ static mha_ablation_desc ablation_of(const effects_job *j, const effect_set *set
 static cli_exit make_sets(const int64_t *heads, int64_t count, int64_t size, mha_head_sets *sets)
 {
     int64_t *first;
-    CLI_TRY(ARENA_ALLOC(HEADS, count + 1, &first));
+    CLI_TRY(ARENA_ALLOC(ABLATE, count + 1, &first));
     for (int64_t s = 0; s <= count; s++) first[s] = s * size;
     *sets = (mha_head_sets){
         .struct_size = sizeof *sets, .count = count, .first = first, .heads = heads};
@@ -259,7 +230,7 @@ static cli_exit add_work(effects_job *j, const mha_head_sets *sets, double *tota
         const mha_ablation_desc how = ablation_of(j, set);
         int64_t work = 0;
         if (set->data.texts == 0) continue;
-        CLI_TRY(cli_check(HEADS, mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
+        CLI_TRY(cli_check(ABLATE, mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
         *total += (double)work;
     }
     return CLI_OK;
@@ -267,7 +238,7 @@ static cli_exit add_work(effects_job *j, const mha_head_sets *sets, double *tota
 
 static int64_t head_at(const effects_job *j, int64_t place, int64_t places)
 {
-    const int64_t layer = place * j->found->layers / places;
+    const int64_t layer = place * j->effects->found->layers / places;
     return layer * j->model->heads;
 }
 
@@ -279,8 +250,8 @@ static cli_exit reckon(effects_job *j)
     mha_head_sets none, single, two;
     int64_t *heads, *both;
     double once = 0, texts = 0;
-    CLI_TRY(ARENA_ALLOC(HEADS, j->heads + 1, &heads));
-    CLI_TRY(ARENA_ALLOC(HEADS, 2 * pairs + 1, &both));
+    CLI_TRY(ARENA_ALLOC(ABLATE, j->heads + 1, &heads));
+    CLI_TRY(ARENA_ALLOC(ABLATE, 2 * pairs + 1, &both));
     for (int64_t k = 0; k < j->heads; k++) heads[k] = head_at(j, k, j->heads);
     for (int64_t a = 0, at = 0; a < j->pairs; a++)
         for (int64_t b = a + 1; b < j->pairs; b++, at += 2) {
@@ -296,7 +267,7 @@ static cli_exit reckon(effects_job *j)
     CLI_TRY(add_work(j, &single, &j->total));
     if (pairs > 0) CLI_TRY(add_work(j, &two, &j->total));
     for (int s = 0; s < EFFECT_SETS; s++) texts += (double)j->effects->sets[s].data.texts;
-    cli_note(j->options->quiet,
+    cli_note(j->effects->options->heads.quiet,
              "%s ablation on %.0f text%s: %s%" PRId64 " heads and %" PRId64
              " pairs exactly; as much work as %.0f passes over all of it",
              mha_ablation_name(j->effects->kind), texts, texts > 1 ? "s" : "",
@@ -314,23 +285,23 @@ static cli_exit find_means(effects_job *j, effect_set *set)
     const int64_t shape[] = {d->num_layers, d->num_heads * d->head_dim};
     float *means;
     if (j->effects->kind != MHA_ABLATION_MEAN) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, shape[0] * shape[1], &means));
+    CLI_TRY(ARENA_ALLOC(ABLATE, shape[0] * shape[1], &means));
     set->means = mha_tensor_contiguous(means, MHA_F32, 2, shape);
-    return cli_check(HEADS,
+    return cli_check(ABLATE,
                      mha_effect_means(j->model->context, j->model->net, &set->data, &set->means));
 }
 
 /* All heads of a set of texts by gradients, and their direct effects where norms allow that. */
 static cli_exit estimate(effects_job *j, effect_set *set)
 {
-    const int64_t all = j->found->layers * j->model->heads;
+    const int64_t all = j->effects->found->layers * j->model->heads;
     const int64_t numbers = all * set->data.texts * set->data.measures;
     const mha_ablation_desc how = ablation_of(j, set);
     int64_t work = 0;
     j->what = "effects: gradients for all heads";
     if (j->effects->estimated) {
-        CLI_TRY(ARENA_ALLOC(HEADS, numbers, &set->estimates));
-        CLI_TRY(cli_check(HEADS, mha_effect_work(j->model->net, &how, &set->data, NULL, &work)));
+        CLI_TRY(ARENA_ALLOC(ABLATE, numbers, &set->estimates));
+        CLI_TRY(cli_check(ABLATE, mha_effect_work(j->model->net, &how, &set->data, NULL, &work)));
         CLI_TRY(finish(j, work,
                        mha_effect_gradients(j->model->context, j->model->net, &how, &set->data,
                                             set->estimates)));
@@ -339,8 +310,8 @@ static cli_exit estimate(effects_job *j, effect_set *set)
         return CLI_OK;
     mha_effect_data silent = set->data;
     silent.progress = NULL;
-    CLI_TRY(ARENA_ALLOC(HEADS, numbers, &set->direct));
-    return cli_check(HEADS,
+    CLI_TRY(ARENA_ALLOC(ABLATE, numbers, &set->direct));
+    return cli_check(ABLATE,
                      mha_effect_direct(j->model->context, j->model->net, &silent, set->direct));
 }
 
@@ -353,9 +324,9 @@ static cli_exit measure_sets(effects_job *j, const mha_head_sets *sets, bool pai
         double **to = pairs ? &set->without : &set->single;
         int64_t work = 0;
         if (numbers == 0) continue;
-        CLI_TRY(ARENA_ALLOC(HEADS, numbers * (sets->count + 1), to));
-        if (!set->whole) CLI_TRY(ARENA_ALLOC(HEADS, numbers, &set->whole));
-        CLI_TRY(cli_check(HEADS, mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
+        CLI_TRY(ARENA_ALLOC(ABLATE, numbers * (sets->count + 1), to));
+        if (!set->whole) CLI_TRY(ARENA_ALLOC(ABLATE, numbers, &set->whole));
+        CLI_TRY(cli_check(ABLATE, mha_effect_work(j->model->net, &how, &set->data, sets, &work)));
         CLI_TRY(finish(j, work,
                        mha_effect_sets(j->model->context, j->model->net, &how, &set->data, sets,
                                        set->whole, *to)));
@@ -381,11 +352,11 @@ static double mean_of(const effect_set *set, const double *numbers, int index, c
 static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *places,
                      int64_t *made)
 {
-    const heads_effects *e = j->effects;
-    const int64_t rows = exact ? e->chosen_count : j->found->layers * j->model->heads;
+    const ablate_effects *e = j->effects;
+    const int64_t rows = exact ? e->chosen_count : j->effects->found->layers * j->model->heads;
     double *sizes;
     const size_t mark = arena_mark();
-    CLI_TRY(ARENA_ALLOC(HEADS, rows * e->measure_count + 1, &sizes));
+    CLI_TRY(ARENA_ALLOC(ABLATE, rows * e->measure_count + 1, &sizes));
     for (int64_t k = 0; k < rows; k++)
         for (int m = 0; m < e->measure_count; m++) {
             const effect_set *set = &e->sets[e->measures[m].set];
@@ -396,33 +367,38 @@ static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *
         }
     const mha_status status = mha_effect_best(sizes, rows, e->measure_count, wanted, places, made);
     arena_release(mark);
-    return cli_check(HEADS, status);
+    return cli_check(ABLATE, status);
 }
 
 /* Without estimates: all heads, as many as are wanted, from the last layer on backwards, which costs
  * least; by default that is every head. */
 static cli_exit choose(effects_job *j)
 {
-    heads_effects *e = j->effects;
-    const int64_t all = j->found->layers * j->model->heads;
-    CLI_TRY(ARENA_ALLOC(HEADS, j->heads + 1, &e->chosen));
+    ablate_effects *e = j->effects;
+    const int64_t all = j->effects->found->layers * j->model->heads;
+    CLI_TRY(ARENA_ALLOC(ABLATE, j->heads + 1, &e->chosen));
     if (e->estimated) return rank(j, false, j->heads, e->chosen, &e->chosen_count);
     for (int64_t k = all - 1; k >= 0 && e->chosen_count < j->heads; k--)
-        if (k % j->model->heads < j->found->heads[k / j->model->heads])
+        if (k % j->model->heads < j->effects->found->heads[k / j->model->heads])
             e->chosen[e->chosen_count++] = k;
     return CLI_OK;
 }
 
 static cli_exit measure_pairs(effects_job *j)
 {
-    heads_effects *e = j->effects;
+    ablate_effects *e = j->effects;
     int64_t *best, *heads, count = 0;
     mha_head_sets sets;
     if (j->pairs < 2 || e->chosen_count < 2) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, j->pairs, &best));
+    CLI_TRY(ARENA_ALLOC(ABLATE, j->pairs, &best));
     CLI_TRY(rank(j, true, j->pairs, best, &count));
-    CLI_TRY(ARENA_ALLOC(HEADS, count * count + 1, &e->pairs));
-    CLI_TRY(ARENA_ALLOC(HEADS, count * count + 1, &heads));
+    for (int64_t k = 0; k < e->chosen_count && count < j->pairs; k++) { /* no effect alone */
+        bool there = false;
+        for (int64_t i = 0; i < count; i++) there |= best[i] == k;
+        if (!there) best[count++] = k;
+    }
+    CLI_TRY(ARENA_ALLOC(ABLATE, count * count + 1, &e->pairs));
+    CLI_TRY(ARENA_ALLOC(ABLATE, count * count + 1, &heads));
     for (int64_t a = 0; a < count; a++)
         for (int64_t b = a + 1; b < count; b++, e->pair_count++) {
             e->pairs[2 * e->pair_count] = best[a];
@@ -450,7 +426,7 @@ static mha_status show_patching(int64_t done, int64_t total, void *user)
 /* Prompt i: the clean prompt's heads in the corrupted one (restored), or paths the other way round. */
 static cli_exit patch_prompt(effects_job *j, int64_t i, bool paths, double *values)
 {
-    heads_effects *e = j->effects;
+    ablate_effects *e = j->effects;
     const mha_effect_text *clean = &e->sets[SET_TASK].texts[i];
     j->patching_paths = paths;
     j->what = paths ? "paths patched from one prompt to the other"
@@ -471,22 +447,23 @@ static cli_exit patch_prompt(effects_job *j, int64_t i, bool paths, double *valu
         j->model->context, j->model->net, &desc, to, from, values);
     j->done += paths ? 2 : 1;
     progress_clear(&j->progress);
-    return cli_check(HEADS, status);
+    return cli_check(ABLATE, status);
 }
 
 static cli_exit patch(effects_job *j)
 {
-    heads_effects *e = j->effects;
-    const int64_t all = j->found->layers * j->model->heads, prompts = e->sets[SET_TASK].data.texts;
+    ablate_effects *e = j->effects;
+    const int64_t all = j->effects->found->layers * j->model->heads,
+                  prompts = e->sets[SET_TASK].data.texts;
     int64_t with = 0;
     double *values;
     for (int64_t i = 0; i < prompts; i++) with += e->prompts[i].corrupted.ndim > 0;
     if (with == 0) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, all, &values));
-    CLI_TRY(ARENA_ALLOC(HEADS, all * prompts, &e->patched));
-    if (j->options->paths) CLI_TRY(ARENA_ALLOC(HEADS, all * prompts, &e->paths));
-    e->paths_to = j->options->paths;
-    j->progress = progress_begin(j->options->quiet);
+    CLI_TRY(ARENA_ALLOC(ABLATE, all, &values));
+    CLI_TRY(ARENA_ALLOC(ABLATE, all * prompts, &e->patched));
+    if (j->effects->options->paths) CLI_TRY(ARENA_ALLOC(ABLATE, all * prompts, &e->paths));
+    e->paths_to = j->effects->options->paths;
+    j->progress = progress_begin(j->effects->options->heads.quiet);
     j->done = 0;
     j->total = (double)with * (e->paths ? 3 : 1);
     for (int64_t i = 0; i < prompts; i++) {
@@ -509,42 +486,38 @@ static cli_exit patch(effects_job *j)
 /* What excludes what was asked for, before any work. */
 static cli_exit check_sets(const effects_job *j)
 {
-    const heads_effects *e = j->effects;
+    const ablate_effects *e = j->effects;
     bool corrupted = false;
     if (e->measure_count == 0)
         return cli_fail(
-            CLI_USAGE, HEADS,
-            "--ablate has nothing to measure on: give --text FILE, --random 10 or --task "
-            "FILE");
+            CLI_USAGE, ABLATE,
+            "nothing to measure on: give --text FILE, a text, --random 10 or --task FILE");
     for (int s = 0; s < EFFECT_SETS; s++)
         if (e->sets[s].data.texts == 1 && e->kind == MHA_ABLATION_RESAMPLE)
-            return cli_fail(CLI_USAGE, HEADS,
-                            "--ablate resample takes heads from another %s, and there is only one",
+            return cli_fail(CLI_USAGE, ABLATE,
+                            "--with resample takes heads from another %s, and there is only one",
                             s == SET_TASK     ? "prompt"
                             : s == SET_RANDOM ? "of --random"
                                               : "text");
     for (int64_t i = 0; i < e->sets[SET_TASK].data.texts; i++)
         corrupted |= e->prompts[i].corrupted.ndim > 0;
-    if (corrupted || !j->options->paths) return CLI_OK;
-    return cli_fail(CLI_USAGE, HEADS, "--paths: %s has no corrupted prompts (a fourth column)",
-                    j->options->task);
+    if (corrupted || !j->effects->options->paths) return CLI_OK;
+    return cli_fail(CLI_USAGE, ABLATE, "--paths: %s has no corrupted prompts (a fourth column)",
+                    j->effects->options->task);
 }
 
-cli_exit heads_effects_begin(const heads_options *options, text_model *model,
-                             const heads_sources *sources, heads_effects **effects)
+cli_exit ablate_begin(ablate_effects *e, const heads_sources *sources)
 {
-    effects_job j = {.options = options, .model = model};
-    CLI_TRY(check_model(&j));
-    CLI_TRY(ARENA_ALLOC(HEADS, 1, &j.effects));
-    heads_effects *e = *effects = j.effects;
-    while (strcmp(options->ablate, mha_ablation_name(e->kind)) != 0) e->kind++;
+    effects_job j = {.effects = e, .model = e->model};
+    e->kind = (mha_ablation)e->options->kind;
+    CLI_TRY(check_model(e->model));
     CLI_TRY(add_texts(&j, sources));
     CLI_TRY(add_random(&j));
     CLI_TRY(add_task(&j));
     CLI_TRY(check_sets(&j));
-    CLI_TRY(heads_effects_receivers(options, model, &e->receivers, &e->receiver_count));
+    CLI_TRY(ablate_read_paths(e));
     if (e->sets[SET_TEXTS].data.measures == 1)
-        cli_note(options->quiet,
+        cli_note(e->options->heads.quiet,
                  "in-context learning is not measured: no text has %d tokens; --cut %d makes such "
                  "texts of a book",
                  EFFECT_LATE_END, EFFECT_LATE_END);
@@ -553,9 +526,9 @@ cli_exit heads_effects_begin(const heads_options *options, text_model *model,
 
 static cli_exit measure(effects_job *j)
 {
-    heads_effects *e = j->effects;
+    ablate_effects *e = j->effects;
     mha_head_sets sets;
-    j->progress = progress_begin(j->options->quiet);
+    j->progress = progress_begin(j->effects->options->heads.quiet);
     j->what = "effects";
     CLI_TRY(reckon(j));
     for (int s = 0; s < EFFECT_SETS; s++) {
@@ -578,25 +551,22 @@ static bool has_gradient(const mha_transformer_desc *d)
     return true;
 }
 
-cli_exit heads_effects_make(const heads_options *options, text_model *model, heads_effects *effects,
-                            heads_found *found)
+cli_exit ablate_measure(ablate_effects *e)
 {
-    effects_job j = {.options = options, .model = model, .found = found, .effects = effects};
+    effects_job j = {.effects = e, .model = e->model};
+    const ablate_options *o = e->options;
     for (int s = 0; s < EFFECT_SETS; s++) {
-        effects->sets[s].data.progress = show_progress;
-        effects->sets[s].data.progress_user = &j;
+        e->sets[s].data.progress = show_progress;
+        e->sets[s].data.progress_user = &j;
     }
-    effects->estimated = has_gradient(&model->desc);
-    if (!effects->estimated)
-        cli_note(options->quiet, "this model's norm of queries and keys has no gradient: heads are "
+    e->estimated = has_gradient(&e->model->desc);
+    if (!e->estimated)
+        cli_note(o->heads.quiet, "this model's norm of queries and keys has no gradient: heads are "
                                  "not chosen by one");
-    const int64_t heads = effects->estimated ? DEFAULT_HEADS : found->count;
-    j.heads = options->ablate_heads >= 0 ? options->ablate_heads : heads;
-    if (j.heads > found->count) j.heads = found->count;
-    j.pairs = options->ablate_pairs >= 0 ? options->ablate_pairs : DEFAULT_PAIRS;
-    if (j.pairs > j.heads) j.pairs = j.heads;
+    const int64_t heads = e->estimated ? DEFAULT_HEADS : e->found->count;
+    j.heads = o->head_count >= 0 ? o->head_count : heads;
+    if (j.heads > e->found->count) j.heads = e->found->count;
+    j.pairs = o->pairs < j.heads ? o->pairs : j.heads;
     CLI_TRY(measure(&j));
-    CLI_TRY(patch(&j));
-    found->effects = effects;
-    return CLI_OK;
+    return patch(&j);
 }

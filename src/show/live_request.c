@@ -1,8 +1,7 @@
-/* See serve_state.h. */
-#include "serve/serve_state.h"
+/* See live_request.h. */
+#include "show/live_request.h"
 
-#include "common/arena.h"
-
+#include <multihead/component.h>
 #include <multihead/render.h>
 
 #include <jansson.h>
@@ -11,19 +10,20 @@
 
 enum { MOST_HEADS = 1 << 16 };
 
-static cli_exit wrong(const char *name, const char *expected)
+static mha_status wrong(const char *name, const char *expected)
 {
-    return cli_fail(CLI_BAD_INPUT, SERVE, "%s: expected %s", name, expected);
+    return mha_fail(MHA_ERR_FORMAT, "%s: expected %s", name, expected);
 }
 
-static cli_exit take_text(const json_t *value, const char *name, const char **text, size_t *bytes)
+static mha_status take_text(mhai_room *room, const json_t *value, const char *name,
+                            const char **text, size_t *bytes)
 {
     char *copy;
     if (!json_is_string(value)) return wrong(name, "a text");
     *bytes = json_string_length(value);
-    CLI_TRY(arena_text(SERVE, json_string_value(value), *bytes, &copy));
+    MHA_TRY(mhai_room_text(room, json_string_value(value), *bytes, &copy));
     *text = copy;
-    return CLI_OK;
+    return MHA_OK;
 }
 
 static bool take_digits(const char **at, int64_t *number)
@@ -35,55 +35,56 @@ static bool take_digits(const char **at, int64_t *number)
 }
 
 /* "L3H11". */
-static cli_exit take_head(const json_t *value, const char *name, mha_trial_head *head)
+static mha_status take_head(const json_t *value, const char *name, mha_trial_head *head)
 {
     const char *at = json_string_value(value);
     if (!at || *at++ != 'L' || !take_digits(&at, &head->layer) || *at++ != 'H' ||
         !take_digits(&at, &head->head) || *at)
         return wrong(name, "heads such as L3H11");
-    return CLI_OK;
+    return MHA_OK;
 }
 
-static cli_exit take_heads(const json_t *value, const char *name, serve_heads *heads)
+static mha_status take_heads(mhai_room *room, const json_t *value, const char *name,
+                             mhai_live_heads *heads)
 {
     if (!json_is_array(value) || json_array_size(value) > MOST_HEADS)
         return wrong(name, "a list of heads");
     heads->count = (int64_t)json_array_size(value);
-    CLI_TRY(ARENA_ALLOC(SERVE, heads->count, &heads->items));
+    MHA_TRY(ROOM_ALLOC(room, heads->count, &heads->items));
     for (int64_t i = 0; i < heads->count; i++)
-        CLI_TRY(take_head(json_array_get(value, (size_t)i), name, &heads->items[i]));
-    return CLI_OK;
+        MHA_TRY(take_head(json_array_get(value, (size_t)i), name, &heads->items[i]));
+    return MHA_OK;
 }
 
-static cli_exit take_whole(const json_t *value, const char *name, int64_t *number)
+static mha_status take_whole(const json_t *value, const char *name, int64_t *number)
 {
     const int64_t most = INT64_C(1) << 40;
     *number = json_integer_value(value);
-    if (json_is_integer(value) && *number >= -1 && *number <= most) return CLI_OK;
+    if (json_is_integer(value) && *number >= -1 && *number <= most) return MHA_OK;
     return wrong(name, "a whole number, -1 or more");
 }
 
-static cli_exit take_flag(const json_t *value, const char *name, bool *flag)
+static mha_status take_flag(const json_t *value, const char *name, bool *flag)
 {
     *flag = json_is_true(value);
-    return json_is_boolean(value) ? CLI_OK : wrong(name, "true or false");
+    return json_is_boolean(value) ? MHA_OK : wrong(name, "true or false");
 }
 
 /* The place of a text in a list that ends with NULL. */
-static cli_exit take_choice(const json_t *value, const char *name, const char *const *choices,
-                            int *choice)
+static mha_status take_choice(const json_t *value, const char *name, const char *const *choices,
+                              int *choice)
 {
     const char *text = json_string_value(value);
     for (*choice = 0; text && choices[*choice]; ++*choice)
-        if (!strcmp(choices[*choice], text)) return CLI_OK;
+        if (!strcmp(choices[*choice], text)) return MHA_OK;
     return wrong(name, "one of the names that the page has");
 }
 
-static cli_exit take_cell(const json_t *value, serve_state *state)
+static mha_status take_cell(const json_t *value, mhai_live_request *state)
 {
     if (!json_is_array(value) || json_array_size(value) != 2)
         return wrong("cell", "a row and a column");
-    CLI_TRY(take_whole(json_array_get(value, 0), "cell", &state->cell_row));
+    MHA_TRY(take_whole(json_array_get(value, 0), "cell", &state->cell_row));
     return take_whole(json_array_get(value, 1), "cell", &state->cell_col);
 }
 
@@ -95,12 +96,13 @@ static const char *const views[] = {"map", "lines", "model",
                                     NULL}; /* neurons need queries and keys */
 static const char *const ats[] = {"all", "last", NULL};
 
-static cli_exit take_member(const char *name, const json_t *value, serve_state *s)
+static mha_status take_member(mhai_room *room, const char *name, const json_t *value,
+                              mhai_live_request *s)
 {
-    if (!strcmp(name, "text")) return take_text(value, name, &s->text, &s->text_bytes);
-    if (!strcmp(name, "other")) return take_text(value, name, &s->other, &s->other_bytes);
-    if (!strcmp(name, "off")) return take_heads(value, name, &s->off);
-    if (!strcmp(name, "patched")) return take_heads(value, name, &s->patched);
+    if (!strcmp(name, "text")) return take_text(room, value, name, &s->text, &s->text_bytes);
+    if (!strcmp(name, "other")) return take_text(room, value, name, &s->other, &s->other_bytes);
+    if (!strcmp(name, "off")) return take_heads(room, value, name, &s->off);
+    if (!strcmp(name, "patched")) return take_heads(room, value, name, &s->patched);
     if (!strcmp(name, "row")) return take_whole(value, name, &s->row);
     if (!strcmp(name, "head")) return take_head(value, name, &s->head);
     if (!strcmp(name, "cell")) return take_cell(value, s);
@@ -109,42 +111,41 @@ static cli_exit take_member(const char *name, const json_t *value, serve_state *
     if (!strcmp(name, "cmap")) return take_choice(value, name, cmaps, &s->cmap);
     if (!strcmp(name, "scale")) return take_choice(value, name, scales, &s->scale);
     if (!strcmp(name, "maps")) {
-        CLI_TRY(take_flag(value, name, &s->no_maps));
+        MHA_TRY(take_flag(value, name, &s->no_maps));
         s->no_maps = !s->no_maps;
-        return CLI_OK;
+        return MHA_OK;
     }
     if (!strcmp(name, "at")) {
         int at;
-        CLI_TRY(take_choice(value, name, ats, &at));
+        MHA_TRY(take_choice(value, name, ats, &at));
         s->at_last = at == 1;
-        return CLI_OK;
+        return MHA_OK;
     }
-    return cli_fail(CLI_BAD_INPUT, SERVE, "%.40s: no such field", name);
+    return mha_fail(MHA_ERR_FORMAT, "%.40s: no such field", name);
 }
 
-static cli_exit take_all(json_t *root, serve_state *state)
+static mha_status take_all(mhai_room *room, json_t *root, mhai_live_request *state)
 {
     const char *name;
     json_t *value;
     if (!json_is_object(root)) return wrong("the request", "a JSON object");
-    json_object_foreach(root, name, value) CLI_TRY(take_member(name, value, state));
+    json_object_foreach(root, name, value) MHA_TRY(take_member(room, name, value, state));
     if (!state->text) return wrong("text", "a text");
     if (state->patched.count > 0 && !state->other)
-        return cli_fail(CLI_BAD_INPUT, SERVE,
-                        "patched: heads are patched from a second text; type one");
-    return CLI_OK;
+        return mha_fail(MHA_ERR_FORMAT, "patched: heads are patched from a second text; type one");
+    return MHA_OK;
 }
 
-cli_exit serve_read_state(const char *json, size_t bytes, serve_state *state)
+mha_status mhai_live_read(const char *json, size_t bytes, mhai_room *room, mhai_live_request *state)
 {
     json_error_t error;
-    *state =
-        (serve_state){.row = -1, .head = {-1, -1}, .cell_row = -1, .cell_col = -1, .scale = -1};
+    *state = (mhai_live_request){
+        .row = -1, .head = {-1, -1}, .cell_row = -1, .cell_col = -1, .scale = -1};
     json_t *root = json_loadb(bytes ? json : "", bytes, JSON_REJECT_DUPLICATES, &error);
     if (!root)
-        return cli_fail(CLI_BAD_INPUT, SERVE, "the request is no JSON: byte %d: %s", error.position,
+        return mha_fail(MHA_ERR_FORMAT, "the request is no JSON: byte %d: %s", error.position,
                         error.text);
-    const cli_exit code = take_all(root, state);
+    const mha_status code = take_all(room, root, state);
     json_decref(root);
     return code;
 }

@@ -1,0 +1,111 @@
+/* multihead ablate: what is lost without heads. Options and their help are the table below; the work is
+ * in ablate_*.c, and what is shown beside effects is that of 'heads'. */
+#include "ablate/ablate.h"
+#include "common/arena.h"
+#include "common/commands.h"
+#include "heads/heads_rows.h"
+
+#include <string.h>
+
+enum { DEFAULT_PAIRS = 12, DEFAULT_TEXTS = 10 };
+
+static const char *const kinds[] = {"zero", "mean", "resample", NULL}; /* as mha_ablation */
+
+_Static_assert(offsetof(ablate_options, heads) == 0, "rows of 'heads' fill its beginning");
+
+static const args_option option_table[] = {
+    ROW_HEADING("Input (may be combined; models that predict the next token)"),
+    HEADS_ROWS_OF_TEXTS,
+    ROW_TEXT("task", ablate_options, task, "FILE",
+             "prompts with right and wrong continuations, TSV or\nJSON lines (docs/ablation.md); "
+             "with corrupted prompts\nheads are patched from one to the other; --random is\nthen 0 "
+             "unless it "
+             "is given"),
+    ROW_NUMBER("max-texts", ablate_options, max_texts, 1, 1000000,
+               "of the texts, evenly spread; default 10"),
+    ROW_HEADING("Ablation"),
+    ROW_CHOICE("with", ablate_options, kind, kinds,
+               "what takes the place of a head: 0; its mean, the\ndefault; or what it does in "
+               "another text"),
+    ROW_NUMBER("heads", ablate_options, head_count, 0, 1000000,
+               "measure N heads exactly, the best by a gradient;\ndefault 40"),
+    ROW_NUMBER("pairs", ablate_options, pairs, 0, 10000,
+               "measure all pairs of the best N of these; default 12"),
+    ROW_TEXT("paths", ablate_options, paths, "LIST",
+             "of a task with corrupted prompts: what each head\nchanges by its paths to these "
+             "only: logits, or\nqueries, keys, values of heads: L18H6.k,L18H6.q",
+             .needs = "--task FILE"),
+    ROW_HEADING("Output"),
+    HEADS_ROW_PAGE("a page about all heads: effects, pairs, and scores as\nof 'multihead heads'"),
+    ROW_TEXT("npy", heads_options, npy, "FOLDER",
+             "a new folder of NumPy arrays: effects and scores, and\nan index.json"),
+    ROW_FLAG(0, "json", heads_options, json, 1, "effects and pairs as JSON"),
+    HEADS_ROWS_OF_TERMINAL,
+    ROW_HEADING("Long work (of the scores of --output and --npy)"),
+    HEADS_ROWS_OF_STATE(.needs = "--output FILE.html or --npy FOLDER"),
+    ROW_HEADING("Other"),
+    HEADS_ROWS_AT_END,
+};
+
+const args_page ablate_page = {
+    .command = ABLATE,
+    .summary = "measure what a model loses without each of its heads",
+    .usage = "ablate [options] MODEL \"text\" ...\n"
+             "ablate [options] MODEL --text FILE\n"
+             "ablate [options] MODEL --task FILE",
+    .examples = "multihead ablate MODEL --text book.txt --whole --cut 552\n"
+                "multihead ablate MODEL --random 10 --with zero --heads 20\n"
+                "multihead ablate MODEL --text letters.txt -o ablate.html\n"
+                "multihead ablate MODEL --task prompts.tsv --with resample --pairs 0\n"
+                "multihead ablate MODEL --task prompts.tsv --paths logits\n"
+                "multihead ablate MODEL --text letters.txt --json | jq '.pairs[0]'",
+    .notes = "MODEL is a folder as for 'multihead view'. An effect is a measure without the\n"
+             "head less the measure with it: the loss, in-context learning, the loss of\n"
+             "repeated random tokens, and of a task the log-probability of the right\n"
+             "continuation less that of the wrong one. docs/ablation.md has the definitions.\n"
+             "Heads count from 0: L0H3 is the fourth head of the first layer.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+static cli_exit show(const ablate_effects *e, const heads_sources *sources)
+{
+    const heads_options *o = &e->options->heads;
+    heads_beside beside;
+    heads_row *rows = NULL;
+    int64_t count = 0;
+    CLI_TRY(heads_choose(o, e->found, &rows, &count));
+    CLI_TRY(ablate_beside(e, &beside));
+    if (o->page) CLI_TRY(heads_write_page(o, e->model, sources, e->found, rows, count, &beside));
+    if (o->npy) CLI_TRY(heads_write_npy(o, e->found, &beside));
+    if (o->json) CLI_TRY(ablate_write_json(e));
+    if (!o->json && !o->page) CLI_TRY(ablate_print(e)); /* the page has the table */
+    if (o->page && strcmp(o->page, "-") != 0)
+        cli_note(o->quiet, "next: open %s in a browser", o->page);
+    return cli_finish_stdout(ABLATE, CLI_OK);
+}
+
+cli_exit cmd_ablate(int count, char *const *arguments)
+{
+    ablate_options options = {.kind = MHA_ABLATION_MEAN,
+                              .head_count = -1,
+                              .pairs = DEFAULT_PAIRS,
+                              .max_texts = DEFAULT_TEXTS};
+    heads_options *o = &options.heads;
+    text_model model = {0};
+    heads_sources sources = {0};
+    heads_found found = {0};
+    ablate_effects effects = {.options = &options, .model = &model, .found = &found};
+    CLI_TRY(heads_parse(&ablate_page, count, arguments, o));
+    if (options.task && !o->drawn) o->random = 0;
+    CLI_TRY(text_model_open(ABLATE, o->model, o->threads, false, &model));
+    CLI_TRY(heads_sources_read(o, &model, &sources));
+    CLI_TRY(heads_begin(&model, &found));
+    CLI_TRY(ablate_begin(&effects, &sources));
+    if (o->page || o->npy) CLI_TRY(heads_measure(o, &model, &sources, &found));
+    cli_note(!found.stopped, "interrupted: no file is written");
+    if (found.stopped) return found.unsaved;
+    CLI_TRY(ablate_measure(&effects));
+    CLI_TRY(show(&effects, &sources));
+    return found.unsaved;
+}

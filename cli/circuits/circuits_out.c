@@ -1,0 +1,258 @@
+/* What heads read and write by their weights: as a table, as JSON, and for the page and arrays. */
+#include "circuits/circuits.h"
+#include "common/arena.h"
+#include "common/files.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ENDS = CIRCUITS_ENDS, SIDES = CIRCUITS_SIDES, VALUES = 8 };
+enum { LINE_BYTES = 1024, END_BYTES = LINE_BYTES / 2 - 64 };
+
+/* Of the pairs of sides, the first two are of the QK circuit. */
+static const char *const side_names[SIDES] = {"queries", "keys", "reads", "writes"};
+
+/* ---- the table ------------------------------------------------------------------------------------ */
+
+static int64_t at(const circuits *c, const heads_row *row)
+{
+    return row->layer * c->heads + row->head;
+}
+
+static int64_t place(const circuits *c, const heads_row *row, int64_t direction, int end)
+{
+    return ((c->row_of[at(c, row)] * c->directions + direction) * ENDS + end) * c->tokens;
+}
+
+/* "cat dog ...": the first tokens of an end. */
+static cli_exit spell(const circuits *c, int side, int64_t first, int64_t count, char *line,
+                      size_t size)
+{
+    size_t used = 0;
+    line[0] = '\0';
+    for (int64_t i = 0; i < count && i < c->tokens && used < size; i++) {
+        char *text;
+        CLI_TRY(text_model_token(c->found->model, c->ids[side][first + i], &text));
+        used += (size_t)snprintf(line + used, size - used, "%s%s", i ? " " : "", text);
+    }
+    return CLI_OK;
+}
+
+static cli_exit print_row(const circuits *c, const heads_row *row, int64_t width, bool ascii)
+{
+    char name[48], line[LINE_BYTES], ends[2][END_BYTES];
+    snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
+    for (int side = 2; side < SIDES; side++)
+        CLI_TRY(spell(c, side, place(c, row, 0, 0), 4, ends[side - 2], sizeof ends[0]));
+    snprintf(line, sizeof line, "%-7s%5.2f %5.2f %7.2f %7.2f %s %s %s", name,
+             c->copying[at(c, row)], c->matching[at(c, row)], c->values[0][at(c, row) * c->size],
+             c->values[1][at(c, row) * c->size], ends[0], ascii ? "->" : "→", ends[1]);
+    cli_print_cut(line, width, ascii);
+    cli_print("\n");
+    return CLI_OK;
+}
+
+/* Each direction of a circuit in a line for each end. */
+static cli_exit print_details(const circuits *c, const heads_row *row, int64_t width)
+{
+    static const char *const verbs[2][2] = {{"queries", "find keys"}, {"reads", "writes"}};
+    char line[LINE_BYTES], ends[2][END_BYTES];
+    for (int circuit = 0; circuit < 2; circuit++)
+        for (int64_t k = 0; k < c->directions; k++)
+            for (int end = 0; end < ENDS; end++) {
+                for (int i = 0; i < 2; i++)
+                    CLI_TRY(spell(c, 2 * circuit + i, place(c, row, k, end), CIRCUITS_TOKENS,
+                                  ends[i], sizeof ends[0]));
+                snprintf(line, sizeof line, "%s %.2f%s: %s %s; %s %s", circuit ? "OV" : "QK",
+                         c->values[circuit][at(c, row) * c->size + k], end ? ", other end" : "",
+                         verbs[circuit][0], ends[0], verbs[circuit][1], ends[1]);
+                cli_print_wrapped("  ", line, width);
+            }
+    return CLI_OK;
+}
+
+cli_exit circuits_print(const circuits *c)
+{
+    const heads_options *o = &c->options->heads;
+    const mha_terminal terminal = screen_of(&o->screen);
+    char line[LINE_BYTES];
+    if (c->decomposed && c->found->model->desc.positions == MHA_ENCODING_ROTARY) {
+        snprintf(line, sizeof line,
+                 c->first == c->last ? "Keys %" PRId64 " before their query"
+                                     : "Keys %" PRId64 " to %" PRId64
+                                       " before their query, averaged",
+                 c->first, c->last);
+        cli_print_wrapped("", line, terminal.columns);
+        cli_print("\n");
+    }
+    snprintf(line, sizeof line, "%-7s%5s %5s %7s %7s %s", "head", "copy", "match", "QK", "OV",
+             terminal.ascii ? "reads -> writes" : "reads → writes");
+    if (c->decomposed) cli_print_cut(line, terminal.columns, terminal.ascii);
+    if (c->decomposed) cli_print("\n");
+    for (int64_t i = 0; i < c->count; i++) {
+        const heads_row *row = &c->rows[i];
+        const size_t mark = arena_mark();
+        if (c->decomposed)
+            CLI_TRY(print_row(c, row, terminal.columns, terminal.ascii));
+        else
+            cli_print("L%" PRId64 "H%" PRId64 "\n", row->layer, row->head);
+        if (c->decomposed && o->details) CLI_TRY(print_details(c, row, terminal.columns));
+        if (c->composition[0] && row->layer > 0) {
+            circuits_writers_line(c, row, line, sizeof line);
+            cli_print_wrapped("  ", line, terminal.columns);
+        }
+        arena_release(mark);
+    }
+    return CLI_OK;
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static cli_exit put_end(json_out *json, const circuits *c, int side, int64_t first)
+{
+    for (int64_t i = 0; i < c->tokens; i++) {
+        char *text;
+        CLI_TRY(text_model_token(c->found->model, c->ids[side][first + i], &text));
+        json_print(json, "%s{\"id\": %" PRId32 ", \"token\": ", i ? ", " : "",
+                   c->ids[side][first + i]);
+        json_text(json, text);
+        json_number(json, (double)c->scores[side][first + i], ", \"value\": ");
+        json_print(json, "}");
+    }
+    return CLI_OK;
+}
+
+static cli_exit put_directions(json_out *json, const circuits *c, const heads_row *row, int circuit)
+{
+    for (int64_t k = 0; k < c->directions; k++) {
+        json_print(json, "%s\n       {", k ? "," : "");
+        for (int i = 0; i < 2; i++) {
+            const int side = 2 * circuit + i;
+            json_print(json, "%s\"%s\": {\"most\": [", i ? ",\n        " : "", side_names[side]);
+            CLI_TRY(put_end(json, c, side, place(c, row, k, 0)));
+            json_print(json, "],\n         \"least\": [");
+            CLI_TRY(put_end(json, c, side, place(c, row, k, 1)));
+            json_print(json, "]}");
+        }
+        json_print(json, "}");
+    }
+    return CLI_OK;
+}
+
+static cli_exit put_weights(json_out *json, const circuits *c, const heads_row *row)
+{
+    static const char *const names[2] = {"qk", "ov"};
+    json_number(json, c->copying[at(c, row)], ", \"copying\": ");
+    json_number(json, c->matching[at(c, row)], ", \"matching\": ");
+    for (int circuit = 0; circuit < 2; circuit++) {
+        json_print(json, ",\n      \"%s\": {\"values\": [", names[circuit]);
+        for (int64_t i = 0; i < VALUES && i < c->size; i++)
+            json_number(json, c->values[circuit][at(c, row) * c->size + i], i ? ", " : "");
+        json_print(json, "], \"directions\": [");
+        CLI_TRY(put_directions(json, c, row, circuit));
+        json_print(json, "]}");
+    }
+    return CLI_OK;
+}
+
+static mha_status draw_json(const void *user, const mha_sink *sink)
+{
+    const circuits *c = user;
+    json_out json = {.sink = sink};
+    json_print(&json, "{\n  \"format\": \"multihead-circuits\",\n  \"version\": 1,\n");
+    heads_json_source(&json, c->found, c->found->count);
+    if (c->decomposed)
+        json_print(&json, "  \"offsets\": [%" PRId64 ", %" PRId64 "], \"normed_tokens\": true,\n",
+                   c->first, c->last);
+    if (c->composition[0])
+        json_number(&json, c->composition_chance, "  \"composition_chance\": "),
+            json_print(&json, ",\n");
+    json_print(&json, "  \"heads\": [");
+    for (int64_t i = 0; i < c->count; i++) {
+        const heads_row *row = &c->rows[i];
+        json_print(&json, "%s\n    {\"layer\": %" PRId64 ", \"head\": %" PRId64, i ? "," : "",
+                   row->layer, row->head);
+        json_print(&json, ", \"name\": \"L%" PRId64 "H%" PRId64 "\"", row->layer, row->head);
+        if (c->decomposed && put_weights(&json, c, row) != CLI_OK) return MHA_ERR_CALLBACK;
+        if (c->composition[0]) circuits_writers_json(&json, c, row);
+        json_print(&json, "}");
+    }
+    json_print(&json, "\n  ]\n}\n");
+    return json.status;
+}
+
+cli_exit circuits_write_json(const circuits *c)
+{
+    return cli_check(CIRCUITS, files_draw("-", draw_json, c));
+}
+
+/* ---- the page -------------------------------------------------------------------------------- */
+
+static cli_exit make_list(const circuits *c, const heads_row *row, int side, mha_heads_list *list)
+{
+    static const char *const titles[SIDES] = {"Weights: queries like", "Weights: find keys like",
+                                              "Weights: read of", "Weights: write for"};
+    static const char *const texts[SIDES] = {
+        "tokens along the QK circuit's first direction, query side, without a text",
+        "tokens along the QK circuit's first direction, key side, without a text",
+        "tokens whose embeddings lie along what the OV circuit reads most strongly",
+        "tokens whose logits rise by what the OV circuit then writes"};
+    char **names;
+    double *values;
+    CLI_TRY(ARENA_ALLOC(CIRCUITS, c->tokens, &names));
+    CLI_TRY(ARENA_ALLOC(CIRCUITS, c->tokens, &values));
+    for (int64_t i = 0; i < c->tokens; i++) {
+        CLI_TRY(
+            text_model_token(c->found->model, c->ids[side][place(c, row, 0, 0) + i], &names[i]));
+        values[i] = (double)c->scores[side][place(c, row, 0, 0) + i];
+    }
+    *list =
+        (mha_heads_list){titles[side], texts[side], (const char *const *)names, values, c->tokens};
+    return CLI_OK;
+}
+
+static cli_exit make_card(const void *of, const heads_row *row,
+                          mha_heads_list lists[HEADS_MOST_BESIDE], mha_heads_card *card)
+{
+    const circuits *c = of;
+    for (int side = 0; c->decomposed && side < SIDES; side++)
+        CLI_TRY(make_list(c, row, side, &lists[card->list_count++]));
+    return c->composition[0] ? circuits_arrows(c, row, card) : CLI_OK;
+}
+
+/* They rest on no rows of a text; random matrices have about 0. */
+static void take_values(const void *of, const heads_row *row,
+                        mha_heads_value values[HEADS_MOST_BESIDE])
+{
+    const circuits *c = of;
+    const double scores[] = {c->copying[at(c, row)], c->matching[at(c, row)]};
+    for (int i = 0; i < 2; i++)
+        values[i] = (mha_heads_value){.value = scores[i],
+                                      .low = NAN,
+                                      .high = NAN,
+                                      .rows = c->row_of[at(c, row)] >= 0,
+                                      .deciles = {NAN}};
+}
+
+void circuits_beside(const circuits *c, heads_beside *beside)
+{
+    static const mha_heads_column columns[2] = {
+        {.name = "copying",
+         .text = "sum of the eigenvalues of the OV circuit from tokens to logits over the sum of "
+                 "their sizes (Elhage et al. 2021): 1 raises the token that is read, -1 lowers it; "
+                 "from the weights (docs/circuits.md)",
+         .luck = NAN},
+        {.name = "matching",
+         .text = "the same of the QK circuit from tokens to tokens: 1 finds keys of the query's "
+                 "own kind; from the weights (docs/circuits.md)",
+         .luck = NAN}};
+    *beside = (heads_beside){.column_count = c->decomposed ? 2 : 0,
+                             .values = take_values,
+                             .card = make_card,
+                             .composition = c->composition[0] ? c->composition : NULL,
+                             .composition_chance = c->composition_chance,
+                             .of = c};
+    memcpy(beside->columns, columns, sizeof columns);
+}

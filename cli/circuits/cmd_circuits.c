@@ -1,0 +1,142 @@
+/* multihead circuits: what heads read and write by their weights alone. Options and their help are the
+ * table below; the work is in circuits_*.c, and scores beside it are those of 'heads'. */
+#include "circuits/circuits.h"
+#include "common/arena.h"
+#include "common/commands.h"
+#include "common/launched.h"
+#include "heads/heads_rows.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+_Static_assert(offsetof(circuits_options, heads) == 0, "rows of 'heads' fill its beginning");
+
+static const args_option option_table[] = {
+    ROW_HEADING("What is read"),
+    ROW_TEXT("offset", circuits_options, offset, "N",
+             "with rotary positions: keys N tokens before their\nquery, or averaged over N-M; "
+             "default 0-63"),
+    ROW_FLAG(0, "composition", circuits_options, composition, 1,
+             "also which earlier heads each head reads"),
+    ROW_TEXT("state", heads_options, state, "FILE",
+             "scores that 'multihead heads --state' has measured:\non the page, for --sort and "
+             "--role"),
+    ROW_HEADING("Selection and order"),
+    HEADS_ROWS_OF_CHOICE("layer (the default), copying, matching, or a score of\nthe state, the "
+                         "highest first",
+                         .needs = "--state FILE"),
+    ROW_HEADING("Output"),
+    HEADS_ROW_PAGE("a page about all heads: copying and matching, tokens,\narrows from earlier "
+                   "heads"),
+    ROW_TEXT("npy", heads_options, npy, "FOLDER",
+             "a new folder of NumPy arrays, and an index.json"),
+    ROW_FLAG(0, "details", heads_options, details, 1,
+             "tokens at both ends of two directions of each circuit", .excludes = "--json"),
+    ROW_FLAG(0, "json", heads_options, json, 1, "all of it as JSON"),
+    HEADS_ROWS_OF_TERMINAL,
+    ROW_HEADING("Other"),
+    HEADS_ROWS_AT_END,
+};
+
+const args_page circuits_page = {
+    .command = CIRCUITS,
+    .summary = "show what heads read and write by their weights alone",
+    .usage = "circuits [options] MODEL",
+    .examples = "multihead circuits MODEL\n"
+                "multihead circuits MODEL --sort copying --min 0.9\n"
+                "multihead circuits MODEL --head L17H3 --details\n"
+                "multihead circuits MODEL --layer 16-18 --composition\n"
+                "multihead circuits MODEL --state book.state --sort induction --min 0.3\n"
+                "multihead circuits MODEL --state book.state --composition -o circuits.html\n"
+                "multihead circuits MODEL --json | jq '.heads[0].copying'",
+    .notes = "MODEL is a folder as for 'multihead view'. Copying and matching are sums of\n"
+             "eigenvalues over the sum of their sizes, -1 to 1; QK and OV are the largest\n"
+             "singular values of both circuits; the tokens are those that the strongest\n"
+             "direction of the OV circuit reads, and those that it then writes.\n"
+             "docs/circuits.md has the definitions. Heads count from 0.",
+    .options = option_table,
+    .option_count = sizeof option_table / sizeof *option_table,
+};
+
+/* --sort copying or matching, with --min: known only now. */
+static void sort_by_weights(circuits *c, heads_row *rows, const double *score)
+{
+    const args_real min = c->options->heads.min;
+    const int64_t count = c->count;
+    c->count = 0;
+    for (int64_t i = 0; i < count; i++) {
+        rows[i].key = score[rows[i].layer * c->heads + rows[i].head];
+        if (!min.given || rows[i].key >= min.value) rows[c->count++] = rows[i];
+    }
+    heads_sort(rows, c->count);
+}
+
+static cli_exit read_weights(circuits *c)
+{
+    const heads_options *o = &c->options->heads;
+    heads_options how = *o;
+    heads_row *rows = NULL;
+    const bool copying = o->sort && !strcmp(o->sort, "copying"),
+               matching = o->sort && !strcmp(o->sort, "matching");
+    if (copying || matching) how.sort = NULL, how.min.given = false;
+    if (how.sort && !o->state && strcmp(how.sort, "layer") != 0)
+        return cli_fail(CLI_USAGE, CIRCUITS,
+                        "--sort %s: expected copying or matching; scores of texts require --state",
+                        o->sort);
+    CLI_TRY(heads_choose(&how, c->found, &rows, &c->count));
+    c->rows = rows;
+    if (c->count > 0) CLI_TRY(circuits_decompose(c));
+    if (c->decomposed && (copying || matching))
+        sort_by_weights(c, rows, copying ? c->copying : c->matching);
+    return c->options->composition ? circuits_compose(c) : CLI_OK;
+}
+
+static cli_exit show(const circuits *c, text_model *model)
+{
+    const heads_options *o = &c->options->heads;
+    const heads_sources none = {0};
+    heads_beside beside;
+    circuits_beside(c, &beside);
+    if (o->page) CLI_TRY(heads_write_page(o, model, &none, c->found, c->rows, c->count, &beside));
+    if (o->npy) CLI_TRY(heads_write_npy(o, c->found, &beside));
+    if (o->json)
+        CLI_TRY(circuits_write_json(c));
+    else if (!o->page || o->details) /* the page has the table */
+        CLI_TRY(circuits_print(c));
+    if (o->page && strcmp(o->page, "-") != 0)
+        cli_note(o->quiet, "next: open %s in a browser", o->page);
+    else if (c->count == 0)
+        cli_note(o->quiet, "no head is like that");
+    else if (!o->json && !o->details)
+        cli_note(o->quiet,
+                 "next: --details for both ends; multihead view %s \"text\" --head L%" PRId64
+                 "H%" PRId64 " to see a head",
+                 o->model, c->rows[0].layer, c->rows[0].head);
+    return cli_finish_stdout(CIRCUITS, CLI_OK);
+}
+
+cli_exit cmd_circuits(int count, char *const *arguments)
+{
+    circuits_options options = {.offsets = {0, 63}};
+    heads_options *o = &options.heads;
+    text_model model = {0};
+    heads_found found = {0};
+    circuits c = {.options = &options, .found = &found};
+    CLI_TRY(heads_parse(&circuits_page, count, arguments, o));
+    if (o->named)
+        return cli_fail(CLI_USAGE, CIRCUITS,
+                        "reads no text; 'multihead heads' measures heads on one");
+    if (options.offset) CLI_TRY(circuits_offsets(options.offset, options.offsets));
+    CLI_TRY(text_model_open(CIRCUITS, o->model, o->threads, true, &model));
+    if (model.encoder)
+        return cli_fail(CLI_UNSUPPORTED, CIRCUITS,
+                        "%s: is an encoder-decoder; circuits reads self-attention: give %s/encoder",
+                        o->model, o->model);
+    o->random = 0; /* of a state, what it has */
+    CLI_TRY(o->state ? heads_measure(o, &model, &(heads_sources){0}, &found)
+                     : heads_begin(&model, &found));
+    ranks_release();
+    if (!ranks_first()) return CLI_OK; /* rank 0 reads all weights, a few at a time */
+    CLI_TRY(read_weights(&c));
+    return show(&c, &model);
+}

@@ -1,0 +1,49 @@
+/* The command line of 'heads', 'ablate' and 'circuits': what it names is checked before hours of work. */
+#include "common/files.h"
+#include "common/launched.h"
+#include "heads/heads.h"
+#include "heads/heads_folder.h"
+
+#include <string.h>
+#include <sys/stat.h>
+
+enum { DEFAULT_RANDOM = 10 };
+
+static cli_exit check_state(const heads_options *o)
+{
+    struct stat status;
+    if (!ranks_first()) return CLI_OK; /* it alone has the file */
+    if (!strcmp(o->state, "-") || (stat(o->state, &status) == 0 && !S_ISREG(status.st_mode)))
+        return cli_fail(CLI_USAGE, HEADS, "--state %s: is no regular file", o->state);
+    if ((o->page && files_same(o->state, o->page)) ||
+        (o->text_file && files_same(o->state, o->text_file)))
+        return cli_fail(CLI_USAGE, HEADS, "--state and %s are the same file: %s",
+                        o->page && files_same(o->state, o->page) ? "-o" : "--text", o->state);
+    return cli_check(HEADS, files_check_place(o->state));
+}
+
+cli_exit heads_parse(const args_page *page, int count, char *const *arguments, heads_options *o)
+{
+    args_texts plain = {0};
+    o->random = o->save_every = -1;
+    CLI_TRY(args_parse(page, count, arguments, o, &plain));
+    CLI_TRY(args_check(page, o));
+    o->model = plain.count > 0 ? plain.items[0] : NULL;
+    for (int i = 1; i < plain.count; i++) o->texts.items[o->texts.count++] = plain.items[i];
+    o->named = o->text_file || o->conllu || o->example || o->texts.count > 0;
+    if (!o->model && o->attention.count == 0)
+        return cli_fail(CLI_USAGE, HEADS, "the model folder is missing: multihead %s MODEL", HEADS);
+    if (o->page && !strcmp(o->page, "-") && (o->json || o->csv))
+        return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
+                        o->json ? "json" : "csv");
+    if (o->state) CLI_TRY(ranks_agree(HEADS, check_state(o)));
+    CLI_TRY(heads_folder_check("--npy", o->npy));
+    CLI_TRY(heads_folder_check("--headvis", o->headvis));
+    CLI_TRY(heads_folder_check("--pictures", o->pictures));
+    if (o->page) CLI_TRY(cli_check(HEADS, files_check_place(o->page)));
+    o->corpus = o->corpus || o->page || o->npy || o->headvis || o->pictures;
+    o->drawn = o->random >= 0;
+    o->alone = o->state && !o->named && !o->drawn;
+    if (o->random < 0) o->random = DEFAULT_RANDOM;
+    return CLI_OK;
+}

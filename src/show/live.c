@@ -1,0 +1,264 @@
+/* Requests of a live page become answers: the text as tokens, a trial of the model, what follows from it. */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
+#include "show/live.h"
+
+#include <multihead/component.h>
+#include <multihead/render_live.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { DEFAULT_TOKENS = 4096 };
+
+/* ---- what is asked --------------------------------------------------------------------------- */
+
+static mha_status read_text(const mha_live *live, const char *text, size_t bytes,
+                            mha_tokens *tokens)
+{
+    const mha_tokens_options options = {.struct_size = sizeof options,
+                                        .max_tokens = live->options.max_tokens,
+                                        .advise_words = live->options.advise_words};
+    MHA_TRY(mha_tokens_read(live->model, &options, text, bytes, NULL, 0, tokens));
+    for (int64_t i = 0; i < tokens->count; i++)
+        if (tokens->sequence[i] == 0) return MHA_OK;
+    return mha_fail(MHA_ERR_FORMAT, "the text is empty; give at least one word");
+}
+
+static mha_status make_trial(mhai_live_asked *a)
+{
+    const mhai_live_request *r = &a->request;
+    MHA_TRY(read_text(a->live, r->text, r->text_bytes, &a->tokens));
+    a->trial = (mha_trial){.struct_size = sizeof a->trial,
+                           .flags = r->at_last ? MHA_TRIAL_AT_LAST : 0,
+                           .tokens = a->tokens.ids,
+                           .types = a->tokens.types,
+                           .count = a->tokens.count,
+                           .off = r->off.items,
+                           .off_count = r->off.count,
+                           .patched = r->patched.items,
+                           .patched_count = r->patched.count};
+    if (r->patched.count == 0) return MHA_OK;
+    MHA_TRY(read_text(a->live, r->other, r->other_bytes, &a->other));
+    a->trial.other = a->other.ids;
+    a->trial.other_types = a->other.types;
+    a->trial.other_count = a->other.count;
+    return MHA_OK;
+}
+
+/* ---- look ------------------------------------------------------------------------------------ */
+
+static mha_status put_token(mhai_live_asked *a, const mha_trial_choice *c, bool changed,
+                            mha_json *json)
+{
+    const size_t size = mha_token_label(a->live->model, c->id, NULL, 0) + 1;
+    char *label;
+    MHA_TRY(mhai_room_alloc(&a->room, (int64_t)size, 1, &label));
+    mha_token_label(a->live->model, c->id, label, size);
+    mha_json_object(json, NULL);
+    mha_json_integer(json, "id", c->id);
+    mha_json_text(json, "text", label);
+    mha_json_number(json, "p", c->p);
+    mha_json_number(json, "logit", (double)c->logit);
+    if (changed) {
+        mha_json_number(json, "p_whole", c->p_whole);
+        mha_json_number(json, "logit_whole", (double)c->logit_whole);
+    }
+    mha_json_end(json);
+    return MHA_OK;
+}
+
+static mha_status put_next(mhai_live_asked *a, mha_json *json)
+{
+    mha_trial_next next;
+    MHA_TRY(mha_trials_predict(a->live->trials, &a->trial, a->request.row, &next));
+    if (next.count == 0) {
+        mha_json_null(json, "next");
+        return MHA_OK;
+    }
+    mha_json_object(json, "next");
+    mha_json_integer(json, "row", next.row);
+    mha_json_bool(json, "changed", next.changed);
+    if (next.changed) mha_json_number(json, "divergence", next.divergence);
+    mha_json_array(json, "tokens");
+    for (int64_t i = 0; i < next.count; i++)
+        MHA_TRY(put_token(a, &next.tokens[i], next.changed, json));
+    mha_json_end(json);
+    mha_json_end(json);
+    return MHA_OK;
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static mha_status look(mhai_live_asked *a)
+{
+    const double start = seconds_now();
+    mha_json json = {.sink = a->sink, .compact = true};
+    int64_t patched;
+    MHA_TRY(make_trial(a));
+    mha_json_object(&json, NULL);
+    mha_json_integer(&json, "tokens", a->trial.count);
+    if (!a->request.no_maps) {
+        mha_json_value(&json, "maps");
+        MHA_TRY(json.status);
+        MHA_TRY(mhai_live_maps(a));
+        MHA_TRY(mhai_live_map_beside(a, &json));
+    }
+    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, -1, NULL, NULL, &patched));
+    MHA_TRY(put_next(a, &json));
+    mha_json_integer(&json, "patched", patched);
+    mha_json_number(&json, "seconds", seconds_now() - start);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
+}
+
+static mha_status map(mhai_live_asked *a)
+{
+    MHA_TRY(make_trial(a));
+    return mhai_live_map(a);
+}
+
+static mha_status save(mhai_live_asked *a)
+{
+    MHA_TRY(make_trial(a));
+    return mhai_live_save(a);
+}
+
+/* ---- the page -------------------------------------------------------------------------------- */
+
+static mha_status page(mhai_live_asked *a)
+{
+    const mha_live *live = a->live;
+    char size[64], most[64], producer[64];
+    mha_format(size, sizeof size, "%" PRId64 " \u00d7 %" PRId64, live->info.layers,
+               live->info.heads);
+    mha_format(most, sizeof most, "%" PRId64, live->options.max_tokens);
+    mha_format(producer, sizeof producer, "multihead %s", mha_version());
+    const mha_fact facts[] = {{"kind", live->info.architecture},
+                              {"layers \u00d7 heads", size},
+                              {"tokens, at most", most}};
+    const mha_figure figure = {.struct_size = sizeof figure,
+                               .panel_size = sizeof(mha_panel),
+                               .title = live->options.name,
+                               .row_axis = "query (looking)",
+                               .col_axis = "key (looked at)",
+                               .value_name = "weight"};
+    const mha_report report = {.struct_size = sizeof report,
+                               .facts = facts,
+                               .fact_count = sizeof facts / sizeof *facts,
+                               .same_labels = true,
+                               .producer = producer};
+    return mha_render_live_page(&figure, &report, a->sink);
+}
+
+static mha_status style(mhai_live_asked *a)
+{
+    return mha_render_live_file(MHA_LIVE_STYLE, a->sink);
+}
+
+static mha_status script(mhai_live_asked *a)
+{
+    return mha_render_live_file(MHA_LIVE_SCRIPT, a->sink);
+}
+
+/* ---- places ---------------------------------------------------------------------------------- */
+
+static const struct {
+    mha_live_place place;
+    mha_status (*answer)(mhai_live_asked *a);
+} places[] = {
+    {{"page", "text/html; charset=utf-8", NULL, false}, page},
+    {{"page.css", "text/css; charset=utf-8", NULL, false}, style},
+    {{"page.js", "text/javascript; charset=utf-8", NULL, false}, script},
+    {{"look", "application/json", NULL, true}, look},
+    {{"map", "application/octet-stream", NULL, true}, map},
+    {{"save", "text/html; charset=utf-8", "heads.html", true}, save},
+};
+
+enum { PLACES = sizeof places / sizeof *places };
+
+const mha_live_place *mha_live_find(const char *name)
+{
+    for (int i = 0; i < PLACES; i++)
+        if (!strcmp(places[i].place.name, name)) return &places[i].place;
+    return NULL;
+}
+
+mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const char *request,
+                           size_t bytes, const mha_sink *sink)
+{
+    mhai_live_asked a = {.live = live,
+                         .sink = sink,
+                         .tokens = {.struct_size = sizeof a.tokens},
+                         .other = {.struct_size = sizeof a.other}};
+    if (!live || !place || !sink || (place->asks && !request && bytes > 0))
+        return mha_fail(MHA_ERR_NULL, "live: live, place, request and sink are required");
+    int i = 0;
+    while (i < PLACES && place != &places[i].place) i++;
+    if (i == PLACES)
+        return mha_fail(MHA_ERR_ARGUMENT, "live: the place is none of mha_live_find()");
+    mha_status status = MHA_OK;
+    if (place->asks) status = mhai_live_read(request, bytes, &a.room, &a.request);
+    if (status == MHA_OK) status = places[i].answer(&a);
+    mha_tokens_free(&a.tokens);
+    mha_tokens_free(&a.other);
+    mhai_room_free(&a.room);
+    return status;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static mha_status prepare(mha_live *live)
+{
+    mha_live_options *o = &live->options;
+    const int64_t most = live->info.max_positions;
+    if (mha_model_encoder(live->model))
+        return mha_fail(MHA_ERR_UNSUPPORTED, "live: an encoder-decoder needs two texts");
+    if (o->max_tokens < 0 || o->max_tokens > most)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "live: max_tokens %" PRId64 ", the model takes at most %" PRId64,
+                        o->max_tokens, most);
+    if (o->max_tokens == 0) o->max_tokens = most < DEFAULT_TOKENS ? most : DEFAULT_TOKENS;
+    if (o->most_bytes == 0) o->most_bytes = 0x1p30; /* 11,000 tokens of 135 million parameters */
+    const mha_trials_options how = {.struct_size = sizeof how,
+                                    .most_bytes = o->most_bytes,
+                                    .is_over = o->is_over,
+                                    .user = o->user};
+    const mha_transformer *net = mha_model_transformer(live->model);
+    live->desc.struct_size = sizeof live->desc;
+    mha_transformer_describe(net, &live->desc);
+    return mha_trials_create(live->context, net, &how, &live->trials);
+}
+
+mha_status mha_live_create(mha_context *context, mha_model *model, const mha_live_options *options,
+                           mha_live **live)
+{
+    mha_live made = {.context = context, .model = model, .info = {.struct_size = sizeof made.info}};
+    if (!context || !model || !options || !live)
+        return mha_fail(MHA_ERR_NULL, "live: context, model, options and live are required");
+    *live = NULL;
+    MHA_TRY(mha_struct_read("mha_live_options", &made.options, sizeof made.options,
+                            sizeof made.options, options, options->struct_size));
+    MHA_TRY(mha_model_describe(model, &made.info));
+    MHA_TRY(prepare(&made));
+    *live = malloc(sizeof made);
+    if (!*live) {
+        mha_trials_destroy(made.trials);
+        return mha_fail(MHA_ERR_NOMEM, "out of memory for a live page");
+    }
+    **live = made;
+    return MHA_OK;
+}
+
+void mha_live_destroy(mha_live *live)
+{
+    if (!live) return;
+    mha_trials_destroy(live->trials);
+    free(live);
+}

@@ -1,0 +1,37 @@
+/* What answers share: the model, a request as a trial, pieces of JSON. */
+#ifndef MHAI_SHOW_LIVE_H
+#define MHAI_SHOW_LIVE_H
+
+#include "show/live_request.h"
+
+#include <multihead/json.h>
+#include <multihead/live.h>
+#include <multihead/study.h>
+
+struct mha_live {
+    mha_context *context;
+    mha_model *model;
+    mha_live_options options;
+    mha_model_info info;
+    mha_transformer_desc desc;
+    mha_trials *trials;
+};
+
+/* A request that is being answered. */
+typedef struct mhai_live_asked {
+    mha_live *live;
+    mhai_room room;
+    mhai_live_request request;
+    mha_tokens tokens, other;
+    mha_trial trial;
+    const mha_sink *sink;
+} mhai_live_asked;
+
+/* live_maps.c: small maps of all heads; the map of the head that is looked at as numbers, and in JSON if it
+ * is small enough to go with the others; a report. */
+MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);
+MHA_NODISCARD mha_status mhai_live_map(mhai_live_asked *a);
+MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json);
+MHA_NODISCARD mha_status mhai_live_save(mhai_live_asked *a);
+
+#endif

@@ -1,0 +1,292 @@
+/* Maps from a trial: all heads small, one head large, and the report of what is seen. */
+#include "show/live.h"
+
+#include <multihead/component.h>
+#include <multihead/heads.h>
+#include <multihead/render_live.h>
+#include <multihead/show.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+/* Small maps are as fine as 270 of 60 x 60 cells; a large one as a screen has points, 4 MB. */
+static const double SMALL_CELLS = 1e6;
+/* A reply to a key press: 8 bits a cell where that is more than half a megabyte in 32. */
+enum { LARGE_SIDE = 1024, LIVE_BYTES = 500000, WITH_REPLY_SIDE = 160 };
+
+/* Tokens of a cell of a large map. */
+static int64_t map_tokens(const mhai_live_asked *a)
+{
+    return (a->trial.count + LARGE_SIDE - 1) / LARGE_SIDE;
+}
+
+static int64_t small_cell(int64_t tokens, int64_t heads)
+{
+    int64_t cell = 1;
+    for (double side;; cell++) {
+        side = ceil((double)tokens / (double)cell);
+        if ((double)heads * side * side <= SMALL_CELLS) break;
+    }
+    return cell;
+}
+
+/* ---- from rows to maps ----------------------------------------------------------------------- */
+
+typedef struct pooling {
+    mha_context *context;
+    float **layers; /* all heads; NULL: one */
+    int64_t cell, head;
+    float *map; /* of one head, [side,side] */
+} pooling;
+
+static mha_status pool_rows(void *user, int64_t layer, int64_t row, const mha_tensor *p)
+{
+    const pooling *x = user;
+    mha_tensor from = *p;
+    if (!x->layers) {
+        from.shape[0] = 1;
+        from.data = (float *)p->data + x->head * p->stride[0];
+    }
+    const int64_t side = (p->shape[2] + x->cell - 1) / x->cell;
+    const int64_t shape[] = {from.shape[0], side, side};
+    const mha_tensor to =
+        mha_tensor_contiguous(x->layers ? x->layers[layer] : x->map, MHA_F32, 3, shape);
+    return mha_attention_pool_rows(x->context, &from, row, x->cell, NULL, &to);
+}
+
+static mha_axis axis_of(const mha_tokens *tokens)
+{
+    return (mha_axis){.count = tokens->count,
+                      .labels = tokens->labels,
+                      .special = tokens->special,
+                      .sequence = tokens->sequence};
+}
+
+/* Heads that the layers have: 1. */
+static mha_status list_heads(mhai_live_asked *a, uint8_t **on)
+{
+    const mha_transformer_desc *d = &a->live->desc;
+    MHA_TRY(ROOM_ALLOC(&a->room, d->num_layers * d->num_heads, on));
+    for (int64_t i = 0; i < d->num_layers * d->num_heads; i++)
+        (*on)[i] = !d->layer_heads || i % d->num_heads < d->layer_heads[i / d->num_heads];
+    return MHA_OK;
+}
+
+/* All maps of the text with cells of so many tokens. */
+static mha_status make_maps(mhai_live_asked *a, int64_t cell, mha_maps *maps)
+{
+    const mha_transformer_desc *d = &a->live->desc;
+    const int64_t side = (a->tokens.count + cell - 1) / cell;
+    pooling x = {.context = a->live->context, .cell = cell};
+    uint8_t *on;
+    MHA_TRY(list_heads(a, &on));
+    MHA_TRY(ROOM_ALLOC(&a->room, d->num_layers, &x.layers));
+    for (int64_t l = 0; l < d->num_layers; l++)
+        MHA_TRY(ROOM_ALLOC(&a->room, d->num_heads * side * side, &x.layers[l]));
+    *maps = (mha_maps){.struct_size = sizeof *maps,
+                       .flags = MHA_MAPS_SAME |
+                                (d->flags & MHA_TRANSFORMER_CAUSAL ? MHA_MAPS_CAUSAL : 0),
+                       .name = a->live->options.name,
+                       .kind = a->live->info.architecture,
+                       .text = {a->request.text},
+                       .text_bytes = {a->request.text_bytes},
+                       .layers = d->num_layers,
+                       .heads = d->num_heads,
+                       .on = on,
+                       .rows = axis_of(&a->tokens),
+                       .layer = x.layers};
+    if (cell > 1) MHA_TRY(mhai_show_blocks(&a->room, cell, maps));
+    maps->cols = maps->rows;
+    return mha_trials_run(a->live->trials, &a->trial, -1, pool_rows, &x, NULL);
+}
+
+mha_status mhai_live_maps(mhai_live_asked *a)
+{
+    const int64_t heads = a->live->info.layers * a->live->info.heads, count = a->trial.count;
+    int64_t cell = small_cell(count, heads);
+    mha_maps maps;
+    mha_show show;
+    if (cell < map_tokens(a)) cell = map_tokens(a);
+    const int64_t side = (count + cell - 1) / cell;
+    MHA_TRY(make_maps(a, cell, &maps));
+    MHA_TRY(mha_show_make(&maps, NULL, &show));
+    show.report.text = NULL;
+    /* 8 bits where all do not fit, but never fewer cells. Texts around the maps: some 200 bytes a head, 30 a
+     * token, and the page's colours. */
+    show.report.most_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
+    if (show.report.most_bytes < LIVE_BYTES) show.report.most_bytes = LIVE_BYTES;
+    const mha_status status =
+        mha_render_live_maps(&show.page, &show.report, map_tokens(a), a->sink);
+    mha_show_free(&show);
+    return status;
+}
+
+/* ---- one map --------------------------------------------------------------------------------- */
+
+/* As the page's data has them: what a causal model cannot see is a NaN of its own. */
+static void mask_future(float *map, int64_t side)
+{
+    const uint32_t masked = UINT32_C(0x7FC0A5A5);
+    for (int64_t r = 0; r < side; r++)
+        for (int64_t c = r + 1; c < side; c++) memcpy(&map[r * side + c], &masked, sizeof masked);
+}
+
+/* The map of the head that is looked at. */
+static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
+{
+    const mha_transformer_desc *d = &a->live->desc;
+    const mha_trial_head *head = &a->request.head;
+    if (head->layer < 0 || head->layer >= d->num_layers ||
+        head->head >= (d->layer_heads ? d->layer_heads[head->layer] : d->num_heads))
+        return mha_fail(MHA_ERR_MODEL, "head: the model has no such head");
+    pooling x = {.context = a->live->context, .cell = map_tokens(a), .head = head->head};
+    const int64_t side = (a->trial.count + x.cell - 1) / x.cell;
+    MHA_TRY(ROOM_ALLOC(&a->room, side * side, &x.map));
+    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, head->layer, pool_rows, &x, NULL));
+    if (d->flags & MHA_TRANSFORMER_CAUSAL) mask_future(x.map, side);
+    *map = x.map;
+    *bytes = (size_t)(side * side) * sizeof *x.map;
+    return MHA_OK;
+}
+
+mha_status mhai_live_map(mhai_live_asked *a)
+{
+    float *map;
+    size_t bytes;
+    MHA_TRY(make_map(a, &map, &bytes));
+    return a->sink->write(a->sink->user, map, bytes);
+}
+
+mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json)
+{
+    const mha_trial_head *head = &a->request.head;
+    float *map;
+    size_t bytes;
+    if (head->layer < 0 || a->trial.count > WITH_REPLY_SIDE) return MHA_OK;
+    MHA_TRY(make_map(a, &map, &bytes));
+    mha_json_object(json, "map");
+    mha_json_format(json, "head", "L%" PRId64 "H%" PRId64, head->layer, head->head);
+    mha_json_base64(json, "data", map, bytes);
+    mha_json_end(json);
+    return json->status;
+}
+
+/* ---- the report ------------------------------------------------------------------------------ */
+
+/* "L0H1, L2H3"; NULL: none. */
+static mha_status name_heads(mhai_live_asked *a, const mhai_live_heads *heads, char **list)
+{
+    enum { EACH = 48 };
+    size_t used = 0;
+    *list = NULL;
+    if (heads->count == 0) return MHA_OK;
+    MHA_TRY(mhai_room_alloc(&a->room, heads->count, EACH, list));
+    for (int64_t i = 0; i < heads->count; i++)
+        used += (size_t)mha_format(*list + used, EACH, "%sL%" PRId64 "H%" PRId64, i ? ", " : "",
+                                   heads->items[i].layer, heads->items[i].head);
+    return MHA_OK;
+}
+
+/* "quite 12.0 % (11.5), very 7.0 % (9.1)": with heads changed beside all of them on; NULL: the model
+ * predicts nothing. */
+static mha_status name_next(mhai_live_asked *a, char **words)
+{
+    enum { FEW = 5, LABEL = 60, ROOM = FEW * (LABEL + 40) };
+    mha_trial_next next;
+    size_t used = 0;
+    *words = NULL;
+    MHA_TRY(mha_trials_predict(a->live->trials, &a->trial, a->request.row, &next));
+    if (next.count == 0) return MHA_OK;
+    MHA_TRY(ROOM_ALLOC(&a->room, ROOM, words));
+    for (int64_t i = 0; i < FEW && i < next.count; i++) {
+        char label[LABEL + 1];
+        const mha_trial_choice *c = &next.tokens[i];
+        const bool fits = mha_token_label(a->live->model, c->id, label, sizeof label) <= LABEL;
+        used += (size_t)mha_format(*words + used, ROOM - used, "%s%s %.1f %%", i ? ", " : "",
+                                   fits ? label : "\u2026", 100 * c->p);
+        if (next.changed)
+            used += (size_t)mha_format(*words + used, ROOM - used, " (%.1f)", 100 * c->p_whole);
+    }
+    return MHA_OK;
+}
+
+/* What a report says of the request beside what it says of the maps. */
+enum { MOST_FACTS = 16, OWN_FACTS = 4 };
+
+static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *report,
+                            mha_fact facts[MOST_FACTS])
+{
+    const mhai_live_request *r = &a->request;
+    int64_t count =
+        report->fact_count < MOST_FACTS - OWN_FACTS ? report->fact_count : MOST_FACTS - OWN_FACTS;
+    char *off, *heads, *next, *rows;
+    MHA_TRY(name_next(a, &next));
+    MHA_TRY(name_heads(a, &r->off, &off));
+    MHA_TRY(name_heads(a, &r->patched, &heads));
+    MHA_TRY(mhai_room_alloc(&a->room, 96, 1, &rows));
+    mha_format(rows, 96, "at %s%" PRId64 " of %" PRId64 " tokens from",
+               r->at_last ? "the last " : "the first ", patched, a->trial.count);
+    memcpy(facts, report->facts, (size_t)count * sizeof *facts);
+    if (off) facts[count++] = (mha_fact){"heads off", off};
+    if (heads) {
+        facts[count++] = (mha_fact){"heads patched", heads};
+        facts[count++] = (mha_fact){rows, r->other};
+    }
+    if (next)
+        facts[count++] =
+            (mha_fact){off || heads ? "next token (all heads on)" : "next token", next};
+    report->facts = facts;
+    report->fact_count = count;
+    return MHA_OK;
+}
+
+/* The place of the head that is looked at among those that the model has. */
+static int64_t panel_of(const mha_maps *maps, const mha_trial_head *head)
+{
+    int64_t panel = 0;
+    const int64_t at = head->layer * maps->heads + head->head;
+    if (head->layer < 0 || head->layer >= maps->layers || head->head >= maps->heads) return 0;
+    for (int64_t i = 0; i < at; i++) panel += maps->on[i];
+    return maps->on[at] ? panel : 0;
+}
+
+static mha_status write_report(mhai_live_asked *a, int64_t patched, mha_show *show)
+{
+    const mhai_live_request *r = &a->request;
+    mha_report *report = &show->report;
+    mha_fact facts[MOST_FACTS];
+    MHA_TRY(add_facts(a, patched, report, facts));
+    report->view = (mha_view)r->view;
+    if (r->cell_row >= 0 && r->cell_row < show->page.rows && r->cell_col >= 0 &&
+        r->cell_col < show->page.cols) {
+        report->first_cell = true;
+        report->first_row = r->cell_row;
+        report->first_col = r->cell_col;
+    }
+    return mha_render_html(&show->page, report, a->sink);
+}
+
+mha_status mhai_live_save(mhai_live_asked *a)
+{
+    const mhai_live_request *r = &a->request;
+    const mha_transformer_desc *d = &a->live->desc;
+    int64_t patched, heads = d->num_layers * d->num_heads;
+    mha_maps maps;
+    mha_show show;
+    if (d->layer_heads) heads = 0;
+    for (int64_t l = 0; d->layer_heads && l < d->num_layers; l++) heads += d->layer_heads[l];
+    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, -1, NULL, NULL, &patched));
+    MHA_TRY(make_maps(a, mha_show_cell(heads, a->trial.count), &maps));
+    const mha_show_options options = {.struct_size = sizeof options,
+                                      .flags = MHA_SHOW_FIRST_PANEL |
+                                               (r->dark ? MHA_SHOW_DARK : 0) |
+                                               (r->scale >= 0 ? MHA_SHOW_SCALE : 0),
+                                      .cmap = (mha_cmap)r->cmap,
+                                      .scale = (mha_scale)(r->scale >= 0 ? r->scale : 0),
+                                      .first_panel = panel_of(&maps, &r->head)};
+    MHA_TRY(mha_show_make(&maps, &options, &show));
+    const mha_status status = write_report(a, patched, &show);
+    mha_show_free(&show);
+    return status;
+}

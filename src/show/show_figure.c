@@ -1,0 +1,614 @@
+/* From maps to a figure and its report: which heads, which tokens, what is hidden and what that hides. */
+#include "show/room.h"
+
+#include <multihead/component.h>
+#include <multihead/show.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool is_contrast(const mha_maps *maps)
+{
+    return maps->flags & MHA_MAPS_CONTRAST;
+}
+
+/* ---- Hiding ---------------------------------------------------------------------------------- */
+
+/* The tokens of an axis that stay. */
+typedef struct kept_axis {
+    const mha_axis *tokens;
+    int64_t *at; /* [count] indices into tokens */
+    int64_t count;
+    const char **labels; /* [count] */
+} kept_axis;
+
+/* One name in a list "special,the,##ing". A list that is "," alone names the comma. */
+static bool next_name(const char **at, const char **name, size_t *length)
+{
+    if (!**at) return false;
+    *name = *at;
+    *length = strcmp(*at, ",") ? strcspn(*at, ",") : 1;
+    *at += *length;
+    if (**at == ',') ++*at;
+    return true;
+}
+
+static bool is_special(const mha_axis *axis, int64_t i)
+{
+    return axis->special && axis->special[i];
+}
+
+static bool is_named(const mha_axis *axis, int64_t i, const char *name, size_t length)
+{
+    const char *label = axis->labels[i];
+    if (length == 7 && !strncmp(name, "special", 7)) return is_special(axis, i);
+    return strlen(label) == length && !strncmp(label, name, length);
+}
+
+static bool is_hidden(const mha_show_options *options, const mha_axis *axis, int64_t i)
+{
+    const char *name;
+    size_t length;
+    for (int64_t k = 0; k < options->hide_count; k++)
+        for (const char *at = options->hide[k]; next_name(&at, &name, &length);)
+            if (is_named(axis, i, name, length)) return true;
+    return false;
+}
+
+static mha_status make_axis(const mha_show_options *options, const mha_axis *tokens,
+                            mhai_room *room, kept_axis *axis)
+{
+    *axis = (kept_axis){.tokens = tokens};
+    MHA_TRY(ROOM_ALLOC(room, tokens->count, &axis->at));
+    MHA_TRY(ROOM_ALLOC(room, tokens->count, &axis->labels));
+    for (int64_t i = 0; i < tokens->count; i++) {
+        if (is_hidden(options, tokens, i)) continue;
+        const char *shown = tokens->shown ? tokens->shown[i] : NULL;
+        axis->labels[axis->count] = shown ? shown : tokens->labels[i];
+        axis->at[axis->count++] = i;
+    }
+    if (axis->count > 0) return MHA_OK;
+    return mha_fail(MHA_ERR_ARGUMENT, "--hide: all %" PRId64 " tokens are hidden; hide fewer",
+                    tokens->count);
+}
+
+static bool has_name(const mha_axis *axis, const char *name, size_t length)
+{
+    int64_t i = 0;
+    while (i < axis->count && !is_named(axis, i, name, length)) i++;
+    return i < axis->count;
+}
+
+const char *mha_show_idle(const mha_maps *maps, const char *hide, size_t *bytes)
+{
+    const char *name;
+    if (*hide == ',' && hide[1]) hide++;
+    while (next_name(&hide, &name, bytes))
+        if (!has_name(&maps->rows, name, *bytes) && !has_name(&maps->cols, name, *bytes))
+            return name;
+    return NULL;
+}
+
+/* ---- Panels ---------------------------------------------------------------------------------- */
+
+enum { NAME_BYTES = 48, NOTE_BYTES = 40 };
+
+typedef struct panel_text {
+    char name[NAME_BYTES], note[NOTE_BYTES];
+} panel_text;
+
+/* Everything that making panels needs. */
+typedef struct panel_maker {
+    const mha_show_options *options;
+    const mha_maps *maps;
+    mhai_room *room;
+    kept_axis rows, cols;
+    mha_panel *panels;
+    panel_text *texts;
+    const mha_show_role **roles; /* [panels]; NULL: none */
+    float *values;               /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *twins;                /* likewise */
+    float *queries, *keys;       /* likewise, of the rows and columns that stay */
+    uint8_t *masked;             /* [rows, cols] cells that no query can see; NULL: none */
+    int64_t count;
+    bool grouped;      /* by layer; not where each has one head only, whose name says it */
+    double hidden_sum; /* over panels, of the mean hidden mass of their rows */
+} panel_maker;
+
+/* Copy the cells that stay; returns the mean over rows of the weight that goes. */
+static double copy_cells(const panel_maker *maker, const float *map, bool renormalise, float *out)
+{
+    double hidden = 0;
+    for (int64_t t = 0; t < maker->rows.count; t++) {
+        const float *row = map + maker->rows.at[t] * maker->maps->cols.count;
+        float *to = out + t * maker->cols.count;
+        double all = 0, kept = 0;
+        for (int64_t s = 0; s < maker->maps->cols.count; s++) all += row[s];
+        for (int64_t s = 0; s < maker->cols.count; s++) kept += to[s] = row[maker->cols.at[s]];
+        hidden += all - kept;
+        for (int64_t s = 0; s < maker->cols.count && renormalise && kept > 0; s++)
+            to[s] = (float)(to[s] / kept);
+    }
+    return hidden / (double)maker->rows.count;
+}
+
+/* Of a contrast: the largest change between tokens that both texts have. */
+static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
+{
+    const mha_axis *rows = &maker->maps->rows;
+    mha_link best = {.row = -1, .col = -1};
+    for (int64_t t = 0; t < maker->rows.count; t++)
+        for (int64_t s = 0; s < maker->cols.count; s++) {
+            const int64_t row = maker->rows.at[t];
+            const double change = (double)panel->values[t * maker->cols.count + s];
+            if ((rows->shown && rows->shown[row]) || is_special(rows, row) ||
+                is_special(&maker->maps->cols, maker->cols.at[s]) || !(fabs(change) > best.score) ||
+                !isfinite(change))
+                continue;
+            best = (mha_link){t, s, change, .score = fabs(change)};
+        }
+    return best;
+}
+
+/* "“it” looks at “animal” with 0.67; the mean of these heads is 0.06." Or its largest change. */
+static int write_link(const panel_maker *maker, const mha_link *link, char *out, size_t size)
+{
+    const char *from = maker->rows.labels[link->row], *to = maker->cols.labels[link->col];
+    if (is_contrast(maker->maps))
+        return mha_format(out, size,
+                          "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
+                          "\xE2\x80\x9C%s\xE2\x80\x9D in the first text.",
+                          link->value, from, link->value < 0 ? "less" : "more", to);
+    const int length = mha_format(out, size,
+                                  "\xE2\x80\x9C%s\xE2\x80\x9D looks at \xE2\x80\x9C%s"
+                                  "\xE2\x80\x9D: %.2f",
+                                  from, to, link->value);
+    const size_t used = out ? (size_t)length : 0;
+    return length + (maker->count > 1
+                         ? mha_format(out ? out + used : NULL, size - used,
+                                      ", where the heads shown have %.2f on average.", link->mean)
+                         : mha_format(out ? out + used : NULL, size - used, "."));
+}
+
+/* What a head does, its link, where it rests: what is most specific comes first. */
+static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_link *link)
+{
+    const double telling = 0.1; /* more than others, or more than is worth a line beside a role */
+    const mha_show_role none = {0}, *role = maker->roles[i] ? maker->roles[i] : &none;
+    const bool idle = role->badge && maker->count > 1 && link->value - link->mean < telling;
+    const size_t room = link->row < 0 || idle ? 0 : (size_t)write_link(maker, link, NULL, 0);
+    const char *parts[] = {role->does ? role->does : "", NULL, role->rests ? role->rests : ""};
+    char *sentence, *detail;
+    MHA_TRY(ROOM_ALLOC(maker->room, (int64_t)room + 1, &sentence));
+    if (room) write_link(maker, link, sentence, room + 1);
+    parts[1] = sentence;
+    MHA_TRY(ROOM_ALLOC(maker->room, (int64_t)(strlen(parts[0]) + room + strlen(parts[2]) + 3),
+                       &detail));
+    for (int k = 0; k < 3; k++) {
+        if (*detail && *parts[k]) strcat(detail, "\n");
+        strcat(detail, parts[k]);
+    }
+    maker->panels[i].detail = *detail ? detail : NULL;
+    return MHA_OK;
+}
+
+static void copy_rows(const kept_axis *axis, const float *from, int64_t channels, float *to)
+{
+    for (int64_t i = 0; i < axis->count; i++)
+        memcpy(to + i * channels, from + axis->at[i] * channels, (size_t)channels * sizeof *to);
+}
+
+static void take_neurons(const panel_maker *maker, int64_t layer, int64_t head, mha_panel *panel)
+{
+    const mha_maps *maps = maker->maps;
+    const int64_t channels = maps->channels;
+    if (!maps->queries || !maps->queries[layer]) return;
+    const float *queries = maps->queries[layer] + head * maps->rows.count * channels;
+    const float *keys = maps->keys[layer] + head * maps->cols.count * channels;
+    panel->channels = channels;
+    panel->score_scale = maps->score_scales[layer];
+    panel->queries = queries;
+    panel->keys = keys;
+    if (!maker->queries) return;
+    float *own_queries = maker->queries + maker->count * maker->rows.count * channels;
+    float *own_keys = maker->keys + maker->count * maker->cols.count * channels;
+    copy_rows(&maker->rows, queries, channels, own_queries);
+    copy_rows(&maker->cols, keys, channels, own_keys);
+    panel->queries = own_queries;
+    panel->keys = own_keys;
+}
+
+/* Badge and bars of a panel, where they are known. */
+static void dress(panel_maker *maker, int64_t layer, int64_t head, mha_panel *panel)
+{
+    if (!maker->options->roles) return;
+    const mha_show_role *role = &maker->options->roles[layer * maker->maps->heads + head];
+    maker->roles[maker->count] = role;
+    panel->badge = role->badge;
+    panel->measures = role->measures;
+    panel->measure_count = role->measure_count;
+}
+
+static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t group)
+{
+    mha_panel *panel = &maker->panels[maker->count];
+    panel_text *text = &maker->texts[maker->count];
+    const float *map =
+        maker->maps->layer[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
+    *panel =
+        (mha_panel){.values = map, .name = text->name, .group = group, .masked = maker->masked};
+    mha_format(text->name, sizeof text->name, "L%" PRId64 "H%" PRId64, layer, head);
+    if (maker->maps->twin)
+        panel->twin =
+            maker->maps->twin[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
+    if (maker->values) {
+        float *cells = maker->values + maker->count * maker->rows.count * maker->cols.count;
+        double hidden =
+            copy_cells(maker, map, (maker->options->flags & MHA_SHOW_RENORMALISE), cells);
+        maker->hidden_sum += hidden;
+        if (maker->twins) {
+            float *twin = maker->twins + maker->count * maker->rows.count * maker->cols.count;
+            copy_cells(maker, panel->twin, false, twin);
+            panel->twin = twin;
+        }
+        panel->values = cells;
+        if (!is_contrast(maker->maps)) {
+            mha_format(text->note, sizeof text->note, "hidden: %.0f %%", 100 * hidden);
+            panel->note = text->note;
+        }
+    }
+    take_neurons(maker, layer, head, panel);
+    dress(maker, layer, head, panel);
+    maker->count++;
+}
+
+/* In a causal map what lies behind a token. */
+static mha_status make_mask(panel_maker *maker)
+{
+    const int64_t rows = maker->rows.count, cols = maker->cols.count;
+    if (!(maker->maps->flags & MHA_MAPS_CAUSAL)) return MHA_OK;
+    MHA_TRY(ROOM_ALLOC(maker->room, rows * cols, &maker->masked));
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t s = 0; s < cols; s++)
+            maker->masked[t * cols + s] = maker->cols.at[s] > maker->rows.at[t];
+    return MHA_OK;
+}
+
+static int64_t count_on(const mha_maps *maps, int64_t layer)
+{
+    int64_t count = maps->on ? 0 : maps->heads;
+    for (int64_t h = 0; maps->on && h < maps->heads; h++)
+        count += maps->on[layer * maps->heads + h] != 0;
+    return count;
+}
+
+static mha_status take_memory(panel_maker *maker)
+{
+    const mha_maps *maps = maker->maps;
+    const int64_t cells = maker->rows.count * maker->cols.count;
+    const bool hides = maker->rows.count < maps->rows.count || maker->cols.count < maps->cols.count;
+    int64_t count = 0;
+    for (int64_t l = 0; l < maps->layers; l++) count += count_on(maps, l);
+    MHA_TRY(ROOM_ALLOC(maker->room, count, &maker->panels));
+    MHA_TRY(ROOM_ALLOC(maker->room, count, &maker->texts));
+    MHA_TRY(ROOM_ALLOC(maker->room, count, &maker->roles));
+    if (hides) MHA_TRY(ROOM_ALLOC(maker->room, count * cells, &maker->values));
+    if (hides && maps->twin) MHA_TRY(ROOM_ALLOC(maker->room, count * cells, &maker->twins));
+    if (!hides || !maps->queries) return MHA_OK;
+    const int64_t each = count * maps->channels;
+    MHA_TRY(ROOM_ALLOC(maker->room, each * maker->rows.count, &maker->queries));
+    return ROOM_ALLOC(maker->room, each * maker->cols.count, &maker->keys);
+}
+
+static void make_panels(panel_maker *maker)
+{
+    const mha_maps *maps = maker->maps;
+    int64_t group = 0;
+    for (int64_t l = 0; l < maps->layers; l++)
+        maker->grouped = maker->grouped || count_on(maps, l) > 1;
+    for (int64_t l = 0; l < maps->layers; l++) {
+        if (count_on(maps, l) == 0) continue;
+        for (int64_t h = 0; h < maps->heads; h++)
+            if (!maps->on || maps->on[l * maps->heads + h]) make_panel(maker, l, h, group);
+        if (maker->grouped) group++;
+    }
+}
+
+/* ---- Texts around the panels ----------------------------------------------------------------- */
+
+enum { SUBTITLE_BYTES = 1200, FOOTNOTE_BYTES = 500 };
+
+/* Append at most `most` characters of text, with an ellipsis for the rest; white space at its end
+ * goes, line ends in it become spaces. */
+static void append_elided(char *out, size_t size, const char *text, size_t bytes, int most)
+{
+    while (bytes > 0 && strchr(" \n\r\t", text[bytes - 1])) bytes--;
+    size_t used = strlen(out), at = 0;
+    for (int characters = 0; at < bytes && characters < most; characters++) {
+        size_t length = 1;
+        while (at + length < bytes && ((unsigned char)text[at + length] & 0xC0) == 0x80) length++;
+        if (used + length + 4 > size) break;
+        for (size_t i = 0; i < length; i++) {
+            char c = text[at + i];
+            out[used++] = c == '\n' || c == '\r' || c == '\t' || c == '\0' ? ' ' : c;
+        }
+        at += length;
+    }
+    mha_format(out + used, size - used, "%s", at < bytes ? "\xE2\x80\xA6" : "");
+}
+
+bool mha_show_texts(const mha_maps *maps, int most, char *out, size_t size)
+{
+    out[0] = '\0';
+    if (!maps->text[0]) return false;
+    append_elided(out, size / 2, maps->text[0], maps->text_bytes[0], most);
+    if (maps->text[1]) {
+        append_elided(out, size, is_contrast(maps) ? " less" : " |", is_contrast(maps) ? 5 : 2, 5);
+        strcat(out, " "); /* half of the room is left */
+        append_elided(out, size, maps->text[1], maps->text_bytes[1], most);
+    }
+    return true;
+}
+
+/* Append the hidden tokens of an axis that `out` does not name yet, while there is room. */
+static void append_hidden(const mha_show_options *options, const mha_axis *tokens, char *out)
+{
+    enum { ROOM = FOOTNOTE_BYTES - 160 };
+    for (int64_t i = 0; i < tokens->count; i++) {
+        const char *text = tokens->labels[i];
+        if (!is_hidden(options, tokens, i)) continue;
+        bool again = false;
+        for (int64_t j = 0; j < i && !again; j++) again = !strcmp(tokens->labels[j], text);
+        size_t used = strlen(out);
+        if (again || used + 8 > ROOM) continue;
+        out[used] = ' ';
+        out[used + 1] = '\0';
+        append_elided(out, ROOM, text, strlen(text), 40);
+    }
+}
+
+/* The remark, then what was hidden and what it held. */
+static const char *make_footnote(const panel_maker *maker, char *out)
+{
+    const char *remark = maker->options->remark;
+    const mha_maps *maps = maker->maps;
+    if (remark) append_elided(out, FOOTNOTE_BYTES / 2, remark, strlen(remark), FOOTNOTE_BYTES);
+    if (maps->cell > 1) {
+        const size_t at = strlen(out);
+        mha_format(out + at, FOOTNOTE_BYTES - at,
+                   "%sa cell is the largest weight of %" PRId64 " x %" PRId64
+                   " tokens, of %" PRId64,
+                   remark ? "; " : "", maps->cell, maps->cell, maps->tokens.count);
+    }
+    if (!maker->values) return *out ? out : NULL;
+    size_t used = strlen(out);
+    mha_format(out + used, FOOTNOTE_BYTES - used, "%shidden:", remark ? "; " : "");
+    append_hidden(maker->options, &maps->rows, out);
+    if (!(maps->flags & MHA_MAPS_SAME)) append_hidden(maker->options, &maps->cols, out);
+    if (is_contrast(maps)) return out;
+    used = strlen(out);
+    mha_format(out + used, FOOTNOTE_BYTES - used,
+               "; hidden keys hold %.1f %% of the weight of the rows shown (mean over heads)%s",
+               100 * maker->hidden_sum / (double)maker->count,
+               (maker->options->flags & MHA_SHOW_RENORMALISE)
+                   ? "; each row is divided by what is left of it"
+                   : "");
+    return out;
+}
+
+static mha_status name_groups(const panel_maker *maker, mha_figure *figure)
+{
+    const char **names;
+    char *texts;
+    MHA_TRY(ROOM_ALLOC(maker->room, maker->maps->layers, &names));
+    MHA_TRY(mhai_room_alloc(maker->room, maker->maps->layers, NAME_BYTES, &texts));
+    int64_t count = 0;
+    for (int64_t l = 0; l < maker->maps->layers; l++) {
+        if (count_on(maker->maps, l) == 0) continue;
+        char *text = texts + count * NAME_BYTES;
+        mha_format(text, NAME_BYTES, "layer %" PRId64, l);
+        names[count++] = text;
+    }
+    figure->group_names = names;
+    figure->group_count = count;
+    return MHA_OK;
+}
+
+/* Where the second text begins; 0: there is one. */
+static int64_t second_text(const kept_axis *axis)
+{
+    for (int64_t i = 0; i < axis->count; i++)
+        if (axis->tokens->sequence && axis->tokens->sequence[axis->at[i]] == 1) return i;
+    return 0;
+}
+
+/* Where a token is in a figure; -1: hidden. */
+static int64_t place_of(const kept_axis *axis, int64_t token)
+{
+    for (int64_t i = 0; i < axis->count; i++)
+        if (axis->at[i] == token) return i;
+    return -1;
+}
+
+/* The labels of the special tokens, each once; a model has five or so. */
+enum { MOST_SPECIAL = 16 };
+
+static int64_t add_special(const mha_axis *tokens, const char **special, int64_t count)
+{
+    for (int64_t i = 0; i < tokens->count && count < MOST_SPECIAL; i++) {
+        bool known = !is_special(tokens, i);
+        for (int64_t j = 0; j < count; j++) known |= !strcmp(special[j], tokens->labels[i]);
+        if (!known) special[count++] = tokens->labels[i];
+    }
+    return count;
+}
+
+/* The cell that was asked for takes the place of a map's link, unless it is hidden. */
+static void ask_cell(const panel_maker *maker, mha_link *link, int64_t panel)
+{
+    const int64_t cell = maker->maps->cell > 1 ? maker->maps->cell : 1;
+    const int64_t row = place_of(&maker->rows, maker->options->first_row / cell);
+    const int64_t col = place_of(&maker->cols, maker->options->first_col / cell);
+    if (row < 0 || col < 0) return;
+    const int64_t at = row * maker->cols.count + col;
+    *link = (mha_link){.row = row, .col = col, .value = (double)maker->panels[panel].values[at]};
+    for (int64_t i = 0; i < maker->count; i++)
+        link->mean += fabs((double)maker->panels[i].values[at]) / (double)maker->count;
+}
+
+/* What each head says most, in words too, and what a report opens on. */
+static mha_status find_links(const panel_maker *maker, mha_show *show)
+{
+    const mha_show_options *options = maker->options;
+    mha_report *report = &show->report;
+    int64_t first = 0;
+    mha_link *links;
+    MHA_TRY(ROOM_ALLOC(maker->room, maker->count + 1, &links));
+    MHA_TRY(mha_figure_links(&show->figure, report, links, &first));
+    for (int64_t i = 0; i < maker->count && is_contrast(maker->maps); i++) {
+        links[i] = largest_change(maker, &maker->panels[i]);
+        if (i == 0 || links[i].score > links[first].score) first = i;
+    }
+    if (options->flags & MHA_SHOW_FIRST_PANEL) first = options->first_panel;
+    if (options->flags & MHA_SHOW_FIRST_CELL) ask_cell(maker, &links[first], first);
+    for (int64_t i = 0; i < maker->count; i++) MHA_TRY(write_detail(maker, i, &links[i]));
+    show->links = links;
+    report->first_panel = first;
+    report->first_row = links[first].row;
+    report->first_col = links[first].col;
+    report->first_cell = report->first_row >= 0 && report->first_col >= 0;
+    return MHA_OK;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------- */
+
+static mha_status make_figure(panel_maker *maker, mha_figure *figure)
+{
+    const mha_maps *maps = maker->maps;
+    const mha_show_options *options = maker->options;
+    enum { LONG = 64 }; /* the weight of an even row of so many is 4 of 256 steps above black */
+    char *subtitle, *footnote;
+    *figure = (mha_figure){.struct_size = sizeof *figure,
+                           .panel_size = sizeof(mha_panel),
+                           .title = maps->name,
+                           .row_axis = "query (looking)",
+                           .col_axis = "key (looked at)",
+                           .cmap = is_contrast(maps) && options->cmap == MHA_CMAP_VIRIDIS
+                                       ? MHA_CMAP_DIVERGING
+                                       : options->cmap,
+                           .range = options->range,
+                           .lo = options->lo,
+                           .hi = options->hi,
+                           .scale = options->flags & MHA_SHOW_SCALE ? options->scale
+                                    : maps->cols.count > LONG       ? MHA_SCALE_SQRT
+                                                                    : MHA_SCALE_LINEAR,
+                           .dark = options->flags & MHA_SHOW_DARK,
+                           .print_values = options->values,
+                           .value_name = is_contrast(maps) ? "difference"
+                                         : maps->kind      ? "weight"
+                                                           : "value",
+                           .rows = maker->rows.count,
+                           .cols = maker->cols.count,
+                           .row_labels = maker->rows.labels,
+                           .col_labels = maker->cols.labels,
+                           .panels = maker->panels,
+                           .panel_count = maker->count};
+    if (maker->grouped) MHA_TRY(name_groups(maker, figure));
+    MHA_TRY(ROOM_ALLOC(maker->room, SUBTITLE_BYTES, &subtitle));
+    MHA_TRY(ROOM_ALLOC(maker->room, FOOTNOTE_BYTES, &footnote));
+    if (mha_show_texts(maps, maps->text[1] ? 70 : 140, subtitle, SUBTITLE_BYTES))
+        figure->subtitle = subtitle;
+    figure->footnote = make_footnote(maker, footnote);
+    return MHA_OK;
+}
+
+static const char guide[] =
+    "Each square is a head. A row is a token that looks, a column one that it looks at; the "
+    "brighter a cell, the more of the row's attention goes there.";
+static const char guide_contrast[] = "Each square is a head. A row is a token that looks, a column "
+                                     "one that it looks at; red is more "
+                                     "attention in the first text than in the second, blue less.";
+
+static mha_status make_report(const panel_maker *maker, mha_report *report)
+{
+    enum { FACTS = 4, NUMBER_BYTES = 64, TEXT_BYTES = 1 << 14 };
+    const mha_maps *maps = maker->maps;
+    const int64_t tokens = maps->cell > 1 ? maps->tokens.count : maps->rows.count;
+    mha_fact *facts;
+    char *size, *count, *text, *producer;
+    const char **special;
+    MHA_TRY(ROOM_ALLOC(maker->room, FACTS, &facts));
+    MHA_TRY(ROOM_ALLOC(maker->room, NUMBER_BYTES, &size));
+    MHA_TRY(ROOM_ALLOC(maker->room, NUMBER_BYTES, &count));
+    MHA_TRY(ROOM_ALLOC(maker->room, TEXT_BYTES, &text));
+    MHA_TRY(ROOM_ALLOC(maker->room, NUMBER_BYTES, &producer));
+    mha_format(producer, NUMBER_BYTES, "multihead %s", mha_version());
+    MHA_TRY(ROOM_ALLOC(maker->room, MOST_SPECIAL, &special));
+    mha_format(size, NUMBER_BYTES, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
+    mha_format(count, NUMBER_BYTES, "%" PRId64, tokens);
+    facts[0] = (mha_fact){"model", maps->name};
+    facts[1] = (mha_fact){"kind", maps->kind ? maps->kind : "array"};
+    facts[2] = (mha_fact){"layers x heads", size};
+    facts[3] = (mha_fact){"tokens", count};
+    *report = (mha_report){.struct_size = sizeof *report,
+                           .text = mha_show_texts(maps, 2000, text, TEXT_BYTES) ? text : NULL,
+                           .facts = facts,
+                           .fact_count = FACTS,
+                           .producer = producer,
+                           .same_labels = maps->flags & MHA_MAPS_SAME,
+                           .special = special,
+                           .second_row = second_text(&maker->rows),
+                           .second_col = second_text(&maker->cols),
+                           .guide = is_contrast(maps) ? guide_contrast : guide,
+                           .twin_name = "what arrives",
+                           .twin_value = "length"};
+    report->special_count = add_special(&maps->rows, special, 0);
+    report->special_count = add_special(&maps->cols, special, report->special_count);
+    if (maps->cell <= 1) return MHA_OK;
+    report->cell_tokens = maps->cell;
+    report->tokens = maps->tokens.labels;
+    report->token_count = maps->tokens.count;
+    return MHA_OK;
+}
+
+static mha_status make(panel_maker *maker, mha_show *show)
+{
+    MHA_TRY(make_axis(maker->options, &maker->maps->rows, maker->room, &maker->rows));
+    MHA_TRY(make_axis(maker->options, &maker->maps->cols, maker->room, &maker->cols));
+    MHA_TRY(make_mask(maker));
+    MHA_TRY(take_memory(maker));
+    make_panels(maker);
+    MHA_TRY(make_figure(maker, &show->figure));
+    MHA_TRY(make_report(maker, &show->report));
+    MHA_TRY(find_links(maker, show));
+    show->page = show->figure;
+    show->page.subtitle = NULL;
+    return MHA_OK;
+}
+
+mha_status mha_show_make(const mha_maps *maps, const mha_show_options *given, mha_show *show)
+{
+    mha_show_options options = {0};
+    mhai_room room = {0};
+    if (!maps || !show) return mha_fail(MHA_ERR_NULL, "show: maps and show are required");
+    *show = (mha_show){0};
+    MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
+    if (given)
+        MHA_TRY(mha_struct_read("mha_show_options", &options, sizeof options, sizeof options, given,
+                                given->struct_size));
+    panel_maker maker = {.options = &options, .maps = maps, .room = &room};
+    const mha_status status = make(&maker, show);
+    show->memory = room.last;
+    if (status != MHA_OK) mha_show_free(show);
+    return status;
+}
+
+void mha_show_free(mha_show *show)
+{
+    if (!show) return;
+    mhai_room room = {show->memory};
+    mhai_room_free(&room);
+    *show = (mha_show){0};
+}
