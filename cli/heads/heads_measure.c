@@ -422,8 +422,8 @@ static cli_exit show_state(job *j)
     CLI_TRY(heads_state_show(&j->state, j->options, j->found));
     if (!j->found->random) return CLI_OK;
     CLI_TRY(cli_check(HEADS, mha_study_begin_random(j->study)));
-    j->found->random_block = j->is->random_block;
-    j->found->random_repeats = j->is->random_repeats;
+    j->found->random_block = j->is->plan->how.block;
+    j->found->random_repeats = j->is->plan->how.repeats;
     return CLI_OK;
 }
 
