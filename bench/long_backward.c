@@ -39,8 +39,17 @@ static mha_status run(const problem *p, bool everything)
     }
     MHA_TRY(
         mha_attention_forward(p->context, &desc, &p->x[0], &p->x[1], &p->x[2], &p->x[3], &outputs));
-    return mha_attention_backward(p->context, &desc, &p->x[0], &p->x[1], &p->x[2], &p->x[3],
-                                  &p->lse, &p->x[7], &gradients);
+    return mha_attention_backward(
+        p->context,
+        &(mha_attention_backward_call){.struct_size = sizeof(mha_attention_backward_call),
+                                       .attention = &desc,
+                                       .q = &p->x[0],
+                                       .k = &p->x[1],
+                                       .v = &p->x[2],
+                                       .o = &p->x[3],
+                                       .lse = &p->lse,
+                                       .o_gradient = &p->x[7],
+                                       .gradients = &gradients});
 }
 
 /* ---- measuring ------------------------------------------------------------------------------- */

@@ -35,13 +35,9 @@ static mha_status step(mha_context *context, const mha_module *module, mha_kv_ca
     const int64_t shape[] = {1, count, E};
     mha_tensor tokens = mha_tensor_contiguous(x + first * E, MHA_F32, 3, shape);
     mha_tensor rows = mha_tensor_contiguous(steps + first * E, MHA_F32, 3, shape);
-    return mha_module_run(context, module,
-                          &(mha_module_call){.struct_size = sizeof(mha_module_call),
-                                             .query = &tokens,
-                                             .key = &tokens,
-                                             .value = &tokens,
-                                             .out = &rows,
-                                             .cache = cache});
+    mha_module_call call = MHA_INIT(mha_module_call);
+    call.query = call.key = call.value = &tokens, call.out = &rows, call.cache = cache;
+    return mha_module_run(context, module, &call);
 }
 
 static mha_status run(mha_context *context, mha_module *module, mha_kv_cache *cache)
@@ -50,7 +46,9 @@ static mha_status run(mha_context *context, mha_module *module, mha_kv_cache *ca
     mha_tensor X = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){1, T, E});
     mha_tensor Y = mha_tensor_contiguous(whole, MHA_F32, 3, (int64_t[]){1, T, E});
     mha_status status = set_parameters(module);
-    if (!status) status = mha_module_forward(context, module, &causal, &X, &X, &X, &Y, NULL);
+    mha_module_call call = MHA_INIT(mha_module_call);
+    call.query = call.key = call.value = &X, call.out = &Y, call.attention = &causal;
+    if (!status) status = mha_module_run(context, module, &call);
     if (!status) status = step(context, module, cache, 0, PROMPT);
     for (int t = PROMPT; !status && t < T; t++) status = step(context, module, cache, t, 1);
     return status;

@@ -32,7 +32,9 @@ static mha_status run(mha_context *context, mha_module *module)
     if (!status) status = mha_module_set_parameter(module, "in_proj_bias", &in_b);
     if (!status) status = mha_module_set_parameter(module, "out_proj.weight", &out_w);
     if (!status) status = mha_module_set_parameter(module, "out_proj.bias", &out_b);
-    if (!status) status = mha_module_forward(context, module, NULL, &X, &X, &X, &Y, &outputs);
+    mha_module_call call = MHA_INIT(mha_module_call);
+    call.query = call.key = call.value = &X, call.out = &Y, call.outputs = &outputs;
+    if (!status) status = mha_module_run(context, module, &call);
     return status;
 }
 

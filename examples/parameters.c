@@ -38,7 +38,9 @@ static mha_status report(mha_context *context, int64_t width, int64_t heads, int
     if (width == E) {
         mha_tensor X = mha_tensor_contiguous(x, MHA_F32, 3, (int64_t[]){B, T, E});
         mha_tensor Y = mha_tensor_contiguous(out, MHA_F32, 3, (int64_t[]){B, T, E});
-        status = mha_module_forward(context, module, NULL, &X, &X, &X, &Y, NULL);
+        mha_module_call call = MHA_INIT(mha_module_call);
+        call.query = call.key = call.value = &X, call.out = &Y;
+        status = mha_module_run(context, module, &call);
         if (!status) printf("  x (%d, %d, %d): output (%d, %d, %d)\n", B, T, E, B, T, E);
     }
     mha_module_destroy(module);

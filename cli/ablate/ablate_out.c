@@ -2,7 +2,6 @@
 #include "ablate/ablate.h"
 #include "common/arena.h"
 #include "common/files.h"
-#include "common/json_out.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -251,110 +250,99 @@ cli_exit ablate_print(const ablate_effects *e)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_interval(json_out *json, mha_effect_interval x)
+static void put_interval(mha_json *json, const char *name, mha_effect_interval x)
 {
+    static const mha_json_field fields[] = {MHA_JSON_FIELD(NUMBER, mha_effect_interval, mean),
+                                            MHA_JSON_FIELD(NUMBER, mha_effect_interval, low),
+                                            MHA_JSON_FIELD(NUMBER, mha_effect_interval, high),
+                                            MHA_JSON_FIELD(INTEGER, mha_effect_interval, texts),
+                                            {0}};
     if (x.texts == 0) {
-        json_print(json, "null");
+        mha_json_null(json, name);
         return;
     }
-    json_number(json, x.mean, "{\"mean\": ");
-    json_number(json, x.low, ", \"low\": ");
-    json_number(json, x.high, ", \"high\": ");
-    json_print(json, ", \"texts\": %" PRId64 "}", x.texts);
+    mha_json_struct(json, name, fields, &x);
 }
 
-static void put_measures(json_out *json, const ablate_effects *e, told what, int64_t row)
+static void put_measures(mha_json *json, const char *name, const ablate_effects *e, told what,
+                         int64_t row)
 {
-    json_print(json, "{");
-    for (int m = 0; m < e->measure_count; m++) {
-        json_print(json, "%s", m ? ", " : "");
-        json_text(json, e->measures[m].name);
-        json_print(json, ": ");
-        put_interval(json, tell(e, m, what, row));
-    }
-    json_print(json, "}");
+    mha_json_line(json, 7);
+    mha_json_object(json, name);
+    for (int m = 0; m < e->measure_count; m++)
+        put_interval(json, e->measures[m].name, tell(e, m, what, row));
+    mha_json_end(json);
 }
 
-static void put_name(json_out *json, const ablate_effects *e, int64_t head)
+static void put_name(mha_json *json, const char *member, const ablate_effects *e, int64_t head)
 {
     char name[NAME_BYTES];
     name_of(e, head, name, sizeof name);
-    json_text(json, name);
+    mha_json_text(json, member, name);
 }
 
-static void put_head(json_out *json, const ablate_effects *e, int64_t head)
+static void put_head(mha_json *json, const ablate_effects *e, int64_t head)
 {
     const int64_t prompts = e->sets[2].data.texts;
-    json_print(json, "\n      {\"head\": ");
-    put_name(json, e, head);
-    json_print(json, ", \"layer\": %" PRId64 ", \"number\": %" PRId64, head / e->model->heads,
-               head % e->model->heads);
-    json_print(json, ",\n       \"estimate\": ");
-    put_measures(json, e, ESTIMATE, head);
-    json_print(json, ",\n       \"direct\": ");
-    put_measures(json, e, DIRECT, head);
+    mha_json_line(json, 6);
+    mha_json_object(json, NULL);
+    put_name(json, "head", e, head);
+    mha_json_integer(json, "layer", head / e->model->heads);
+    mha_json_integer(json, "number", head % e->model->heads);
+    put_measures(json, "estimate", e, ESTIMATE, head);
+    put_measures(json, "direct", e, DIRECT, head);
     for (int64_t k = 0; k < e->chosen_count; k++)
-        if (e->chosen[k] == head) {
-            json_print(json, ",\n       \"effect\": ");
-            put_measures(json, e, SINGLE, k);
-        }
-    if (e->patched) json_print(json, ",\n       \"restored\": ");
-    if (e->patched) put_interval(json, interval_of(e, e->patched + head * prompts, prompts));
-    if (e->paths) json_print(json, ",\n       \"paths\": ");
-    if (e->paths) put_interval(json, interval_of(e, e->paths + head * prompts, prompts));
-    json_print(json, "}");
+        if (e->chosen[k] == head) put_measures(json, "effect", e, SINGLE, k);
+    mha_json_lines(json, 7);
+    if (e->patched)
+        put_interval(json, "restored", interval_of(e, e->patched + head * prompts, prompts));
+    if (e->paths) put_interval(json, "paths", interval_of(e, e->paths + head * prompts, prompts));
+    mha_json_lines(json, -1);
+    mha_json_end(json);
 }
 
-static void put_pairs(json_out *json, const ablate_effects *e)
+static void put_pairs(mha_json *json, const ablate_effects *e)
 {
-    json_print(json, "],\n    \"pairs\": [");
+    mha_json_line(json, 4);
+    mha_json_array(json, "pairs");
     for (int64_t p = 0; p < e->pair_count; p++) {
-        json_print(json, "%s\n      {\"heads\": [", p ? "," : "");
-        put_name(json, e, e->chosen[e->pairs[2 * p]]);
-        json_print(json, ", ");
-        put_name(json, e, e->chosen[e->pairs[2 * p + 1]]);
-        json_print(json, "],\n       \"effect\": ");
-        put_measures(json, e, BOTH, p);
-        json_print(json, ",\n       \"interaction\": ");
-        put_measures(json, e, INTERACTION, p);
-        json_print(json, "}");
+        mha_json_line(json, 6);
+        mha_json_object(json, NULL);
+        mha_json_array(json, "heads");
+        put_name(json, NULL, e, e->chosen[e->pairs[2 * p]]);
+        put_name(json, NULL, e, e->chosen[e->pairs[2 * p + 1]]);
+        mha_json_end(json);
+        put_measures(json, "effect", e, BOTH, p);
+        put_measures(json, "interaction", e, INTERACTION, p);
+        mha_json_end(json);
     }
-    json_print(json, "]");
+    mha_json_end(json);
 }
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const ablate_effects *e = user;
-    json_out out = {.sink = sink}, *json = &out;
-    bool first = true;
-    json_print(json, "{\n  \"format\": \"multihead-ablate\",\n  \"version\": 1,\n");
-    heads_json_source(json, e->found, e->found->count);
-    json_print(json, "  \"ablation\": \"%s\",\n  \"measures\": {", mha_ablation_name(e->kind));
+    mha_json json = {.sink = sink};
+    heads_json_begin(&json, "multihead-ablate", e->found, e->found->count);
+    mha_json_text(&json, "ablation", mha_ablation_name(e->kind));
+    mha_json_object(&json, "measures");
     for (int m = 0; m < e->measure_count; m++) {
-        json_print(json, "%s\n    ", m ? "," : "");
-        json_text(json, e->measures[m].name);
-        json_print(json, ": {\"definition\": ");
-        json_text(json, e->measures[m].text);
-        json_print(json, ", \"whole\": ");
-        put_interval(json, tell(e, m, WHOLE, 0));
-        json_print(json, "}");
+        mha_json_line(&json, 4);
+        mha_json_object(&json, e->measures[m].name);
+        mha_json_text(&json, "definition", e->measures[m].text);
+        put_interval(&json, "whole", tell(e, m, WHOLE, 0));
+        mha_json_end(&json);
     }
-    json_print(json, "},\n");
-    if (e->paths) {
-        json_print(json, "  \"paths_to\": ");
-        json_text(json, e->paths_to);
-        json_print(json, ",\n");
-    }
-    json_print(json, "  \"heads\": [");
+    mha_json_end(&json);
+    if (e->paths) mha_json_text(&json, "paths_to", e->paths_to);
+    mha_json_array(&json, "heads");
     for (int64_t l = 0; l < e->found->layers; l++)
-        for (int64_t h = 0; h < e->found->heads[l]; h++) {
-            if (!first) json_print(json, ",");
-            put_head(json, e, l * e->model->heads + h);
-            first = false;
-        }
-    put_pairs(json, e);
-    json_print(json, "\n}\n");
-    return out.status;
+        for (int64_t h = 0; h < e->found->heads[l]; h++)
+            put_head(&json, e, l * e->model->heads + h);
+    mha_json_end(&json);
+    put_pairs(&json, e);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 cli_exit ablate_write_json(const ablate_effects *e)

@@ -6,6 +6,7 @@
 #include <multihead/json.h>
 
 #include <jansson.h>
+#include <multihead/json.h>
 
 #include <errno.h>
 #include <math.h>

@@ -246,8 +246,17 @@ static mha_status run_backward(void *user, int64_t i)
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &w->dq, .k = &w->dk, .v = &w->dv};
     (void)i;
-    return mha_attention_backward(w->context, &w->desc, &w->q, &w->k[0], &w->v[0], &w->o, &w->lse,
-                                  &w->dout, &gradients);
+    return mha_attention_backward(
+        w->context,
+        &(mha_attention_backward_call){.struct_size = sizeof(mha_attention_backward_call),
+                                       .attention = &w->desc,
+                                       .q = &w->q,
+                                       .k = &w->k[0],
+                                       .v = &w->v[0],
+                                       .o = &w->o,
+                                       .lse = &w->lse,
+                                       .o_gradient = &w->dout,
+                                       .gradients = &gradients});
 }
 
 static cli_exit make_attention(mha_context *context, bench_work *work)
@@ -295,8 +304,11 @@ static mha_status run_module(void *user, int64_t i)
 {
     module_work *w = user;
     (void)i;
-    return mha_module_forward(w->context, w->module, &w->desc, &w->x, &w->x, &w->x, &w->out,
-                              w->average.data ? &w->outputs : NULL);
+    mha_module_call call = MHA_INIT(mha_module_call);
+    call.attention = &w->desc, call.out = &w->out;
+    call.query = call.key = call.value = &w->x;
+    if (w->average.data) call.outputs = &w->outputs;
+    return mha_module_run(w->context, w->module, &call);
 }
 
 static void destroy_module(void *module)

@@ -28,12 +28,6 @@ static const char *const computes[] = {"f32", "bf16", NULL};
 
 enum { MOST = 1 << 24 };
 
-#define REAL(name_, field_, value_, help_)                                \
-    {                                                                     \
-        .kind = ARGS_REAL, .name = name_, .value = value_, .help = help_, \
-        .field = offsetof(bench_options, field_)                          \
-    }
-
 static const args_option option_table[] = {
     ROW_HEADING("The work (forward, backward, decode, module)"),
     ROW_NUMBER("heads", bench_options, heads, 1, 4096, "query heads; default 8, decode 32"),
@@ -68,14 +62,16 @@ static const args_option option_table[] = {
     ROW_CHOICE("isa", bench_options, isa, isas, "instruction set; default the best"),
     ROW_NUMBER("samples", bench_options, samples, 1, BENCH_MOST_SAMPLES,
                "quiet samples per row; default 15"),
-    REAL("seconds", seconds, "X", "seconds after which 5 samples suffice; default 10"),
-    REAL("patience", patience, "X", "seconds after which a row is ungated; default 600"),
+    ROW_REAL("seconds", bench_options, seconds,
+             "seconds after which 5 samples suffice; default 10"),
+    ROW_REAL("patience", bench_options, patience,
+             "seconds after which a row is ungated; default 600"),
     ROW_HEADING("Output"),
     ROW_FLAG(0, "json", bench_options, json, 1, "everything, raw samples included, as JSON"),
     ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
     ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot"),
     ROW_FLAG('q', "quiet", bench_options, quiet, 1, "no notes on stderr"),
-    ROW_FLAG('h', "help", bench_options, quiet, 0, "this text"),
+    ROW_HELP,
 };
 
 static const char *work_at(int i)

@@ -49,7 +49,7 @@ void circuits_beside(const circuits *c, heads_beside *beside);
 
 /* Which earlier heads a head reads. */
 cli_exit circuits_compose(circuits *c);
-void circuits_writers_json(json_out *json, const circuits *c, const heads_row *row);
+void circuits_writers_json(mha_json *json, const circuits *c, const heads_row *row);
 void circuits_writers_line(const circuits *c, const heads_row *row, char *line, size_t size);
 cli_exit circuits_arrows(const circuits *c, const heads_row *row, mha_heads_card *card);
 

@@ -73,23 +73,25 @@ static int64_t find_writers(const circuits *c, const heads_row *of, int kind,
     return held;
 }
 
-void circuits_writers_json(json_out *json, const circuits *c, const heads_row *row)
+void circuits_writers_json(mha_json *json, const circuits *c, const heads_row *row)
 {
     static const char *const names[HEADS_COMPOSITIONS] = {"q", "k", "v"};
-    json_print(json, ",\n     \"composition\": {");
+    mha_json_line(json, 5);
+    mha_json_object(json, "composition");
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
         writer writers[FEW_WRITERS];
         const int64_t count = find_writers(c, row, n, writers);
-        json_print(json, "%s\"%s\": [", n ? ", " : "", names[n]);
+        mha_json_array(json, names[n]);
         for (int64_t i = 0; i < count; i++) {
-            json_print(json, "%s{\"head\": \"L%" PRId64 "H%" PRId64 "\"", i ? ", " : "",
-                       writers[i].layer, writers[i].head);
-            json_number(json, writers[i].value, ", \"value\": ");
-            json_print(json, "}");
+            mha_json_object(json, NULL);
+            mha_json_format(json, "head", "L%" PRId64 "H%" PRId64, writers[i].layer,
+                            writers[i].head);
+            mha_json_number(json, "value", writers[i].value);
+            mha_json_end(json);
         }
-        json_print(json, "]");
+        mha_json_end(json);
     }
-    json_print(json, "}");
+    mha_json_end(json);
 }
 
 /* "reads keys of L16H0 0.161, ...; queries of ..." below its row. */

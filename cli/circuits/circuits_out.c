@@ -110,49 +110,55 @@ cli_exit circuits_print(const circuits *c)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static cli_exit put_end(json_out *json, const circuits *c, int side, int64_t first)
+static cli_exit put_end(mha_json *json, const char *name, const circuits *c, int side,
+                        int64_t first)
 {
+    mha_json_array(json, name);
     for (int64_t i = 0; i < c->tokens; i++) {
         char *text;
         CLI_TRY(text_model_token(c->found->model, c->ids[side][first + i], &text));
-        json_print(json, "%s{\"id\": %" PRId32 ", \"token\": ", i ? ", " : "",
-                   c->ids[side][first + i]);
-        json_text(json, text);
-        json_number(json, (double)c->scores[side][first + i], ", \"value\": ");
-        json_print(json, "}");
+        mha_json_object(json, NULL);
+        mha_json_integer(json, "id", c->ids[side][first + i]);
+        mha_json_text(json, "token", text);
+        mha_json_number(json, "value", (double)c->scores[side][first + i]);
+        mha_json_end(json);
     }
+    mha_json_end(json);
     return CLI_OK;
 }
 
-static cli_exit put_directions(json_out *json, const circuits *c, const heads_row *row, int circuit)
+static cli_exit put_directions(mha_json *json, const circuits *c, const heads_row *row, int circuit)
 {
+    mha_json_array(json, "directions");
     for (int64_t k = 0; k < c->directions; k++) {
-        json_print(json, "%s\n       {", k ? "," : "");
-        for (int i = 0; i < 2; i++) {
-            const int side = 2 * circuit + i;
-            json_print(json, "%s\"%s\": {\"most\": [", i ? ",\n        " : "", side_names[side]);
-            CLI_TRY(put_end(json, c, side, place(c, row, k, 0)));
-            json_print(json, "],\n         \"least\": [");
-            CLI_TRY(put_end(json, c, side, place(c, row, k, 1)));
-            json_print(json, "]}");
+        mha_json_line(json, 7);
+        mha_json_object(json, NULL);
+        for (int side = 2 * circuit; side < 2 * circuit + 2; side++) {
+            if (side % 2) mha_json_line(json, 8);
+            mha_json_object(json, side_names[side]);
+            CLI_TRY(put_end(json, "most", c, side, place(c, row, k, 0)));
+            mha_json_line(json, 9);
+            CLI_TRY(put_end(json, "least", c, side, place(c, row, k, 1)));
+            mha_json_end(json);
         }
-        json_print(json, "}");
+        mha_json_end(json);
     }
+    mha_json_end(json);
     return CLI_OK;
 }
 
-static cli_exit put_weights(json_out *json, const circuits *c, const heads_row *row)
+static cli_exit put_weights(mha_json *json, const circuits *c, const heads_row *row)
 {
     static const char *const names[2] = {"qk", "ov"};
-    json_number(json, c->copying[at(c, row)], ", \"copying\": ");
-    json_number(json, c->matching[at(c, row)], ", \"matching\": ");
+    mha_json_number(json, "copying", c->copying[at(c, row)]);
+    mha_json_number(json, "matching", c->matching[at(c, row)]);
     for (int circuit = 0; circuit < 2; circuit++) {
-        json_print(json, ",\n      \"%s\": {\"values\": [", names[circuit]);
-        for (int64_t i = 0; i < VALUES && i < c->size; i++)
-            json_number(json, c->values[circuit][at(c, row) * c->size + i], i ? ", " : "");
-        json_print(json, "], \"directions\": [");
+        mha_json_line(json, 6);
+        mha_json_object(json, names[circuit]);
+        mha_json_numbers(json, "values", c->values[circuit] + at(c, row) * c->size,
+                         c->size < VALUES ? c->size : VALUES);
         CLI_TRY(put_directions(json, c, row, circuit));
-        json_print(json, "]}");
+        mha_json_end(json);
     }
     return CLI_OK;
 }
@@ -160,27 +166,28 @@ static cli_exit put_weights(json_out *json, const circuits *c, const heads_row *
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const circuits *c = user;
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-circuits\",\n  \"version\": 1,\n");
-    heads_json_source(&json, c->found, c->found->count);
-    if (c->decomposed)
-        json_print(&json, "  \"offsets\": [%" PRId64 ", %" PRId64 "], \"normed_tokens\": true,\n",
-                   c->first, c->last);
-    if (c->composition[0])
-        json_number(&json, c->composition_chance, "  \"composition_chance\": "),
-            json_print(&json, ",\n");
-    json_print(&json, "  \"heads\": [");
+    mha_json json = {.sink = sink};
+    heads_json_begin(&json, "multihead-circuits", c->found, c->found->count);
+    if (c->decomposed) {
+        mha_json_integers(&json, "offsets", (int64_t[]){c->first, c->last}, 2);
+        mha_json_lines(&json, -1);
+        mha_json_bool(&json, "normed_tokens", true);
+        mha_json_lines(&json, 2);
+    }
+    if (c->composition[0]) mha_json_number(&json, "composition_chance", c->composition_chance);
+    mha_json_array(&json, "heads");
+    mha_json_lines(&json, 4);
     for (int64_t i = 0; i < c->count; i++) {
         const heads_row *row = &c->rows[i];
-        json_print(&json, "%s\n    {\"layer\": %" PRId64 ", \"head\": %" PRId64, i ? "," : "",
-                   row->layer, row->head);
-        json_print(&json, ", \"name\": \"L%" PRId64 "H%" PRId64 "\"", row->layer, row->head);
+        mha_json_object(&json, NULL);
+        heads_json_head(&json, row);
         if (c->decomposed && put_weights(&json, c, row) != CLI_OK) return MHA_ERR_CALLBACK;
         if (c->composition[0]) circuits_writers_json(&json, c, row);
-        json_print(&json, "}");
+        mha_json_end(&json);
     }
-    json_print(&json, "\n  ]\n}\n");
-    return json.status;
+    mha_json_end(&json);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 cli_exit circuits_write_json(const circuits *c)

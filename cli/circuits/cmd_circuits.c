@@ -26,8 +26,9 @@ static const args_option option_table[] = {
                          "highest first",
                          .needs = "--state FILE"),
     ROW_HEADING("Output"),
-    HEADS_ROW_PAGE("a page about all heads: copying and matching, tokens,\narrows from earlier "
-                   "heads"),
+    ROW_OUTPUT(heads_options, page, "FILE.html",
+               "a page about all heads: copying and matching, tokens,\narrows from earlier "
+               "heads"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "a new folder of NumPy arrays, and an index.json"),
     ROW_FLAG(0, "details", heads_options, details, 1,

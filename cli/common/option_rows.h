@@ -20,6 +20,20 @@
         .kind = ARGS_TEXT, .name = name_, .value = value_, .field = offsetof(type_, field_), \
         .help = __VA_ARGS__                                                                  \
     }
+#define ROW_TEXTS(letter_, name_, type_, field_, value_, ...)                  \
+    {                                                                          \
+        .kind = ARGS_TEXTS, .letter = letter_, .name = name_, .value = value_, \
+        .field = offsetof(type_, field_), .help = __VA_ARGS__                  \
+    }
+#define ROW_OUTPUT(type_, field_, value_, ...)                               \
+    {                                                                        \
+        .kind = ARGS_TEXT, .letter = 'o', .name = "output", .value = value_, \
+        .field = offsetof(type_, field_), .help = __VA_ARGS__                \
+    }
+#define ROW_HELP                                                              \
+    {                                                                         \
+        .kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text" \
+    }
 #define ROW_NUMBER(name_, type_, field_, least_, most_, ...)                              \
     {                                                                                     \
         .kind = ARGS_NUMBER, .name = name_, .value = "N", .least = least_, .most = most_, \

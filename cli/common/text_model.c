@@ -184,7 +184,7 @@ static cli_exit encode(const text_model *model, const mha_model *reader, const t
         .model = reader,
         .how = {.flags = limits->truncate ? MHA_TOKENS_TRUNCATE : 0,
                 .max_tokens = limits->most,
-                .advise_long = limits->fixed ? NULL : "or add --truncate"},
+                .advise_long = "or add --truncate"},
         .text = text,
         .bytes = bytes,
         .pair = pair,
@@ -256,9 +256,6 @@ mha_status text_model_run(const text_model *model, const text_tokens *tokens,
     s.input.after_layer = visit->after_layer;
     s.input.after_layer_user = visit->user;
     s.input.gates = visit->gates;
-    s.input.last_hidden = visit->last_hidden;
-    s.input.patches = visit->patches;
-    s.input.patch_count = visit->patch_count;
     return mha_transformer_forward(model->context, model->net, &s.input, NULL, NULL, NULL, NULL);
 }
 

@@ -73,7 +73,6 @@ cli_exit text_read(const text_request *request, mha_tokens **tokens);
 typedef struct text_limits {
     int64_t most;  /* tokens, special ones included; 0: what the model takes */
     bool truncate; /* cut longer texts instead of refusing them */
-    bool fixed;    /* the command has no --truncate */
 } text_limits;
 
 /* The file that the next texts come from, "-" for stdin, and their line; for messages. file NULL:
@@ -97,9 +96,7 @@ typedef struct text_visit {
     const mha_attention_outputs *const *outputs;
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *user;
-    const mha_tensor *gates, *last_hidden;
-    const mha_head_patch *patches;
-    int64_t patch_count;
+    const mha_tensor *gates;
 } text_visit;
 
 /* One text through model.net, which must have no memory (encoder-decoders have). */

@@ -26,32 +26,23 @@ typedef struct generate_options {
 
 static const char *const computes[] = {"f32", "int8", "bf16", NULL}; /* mha_compute */
 
-#define REAL(name_, field_, help_)                                     \
-    {                                                                  \
-        .kind = ARGS_REAL, .name = name_, .value = "X", .help = help_, \
-        .field = offsetof(generate_options, field_)                    \
-    }
-
 static const args_option option_table[] = {
     ROW_HEADING("Sampling (default: greedy, the most likely token)"),
-    REAL("temperature", temperature,
-         "softmax(logits / X): below 1 sharper, above 1\nflatter; 0 is greedy"),
+    ROW_REAL("temperature", generate_options, temperature,
+             "softmax(logits / X): below 1 sharper, above 1\nflatter; 0 is greedy"),
     ROW_NUMBER("top-k", generate_options, top_k, 1, INT64_C(1) << 31,
                "sample from the N most likely tokens only"),
-    REAL("top-p", top_p,
-         "sample from the most likely tokens whose\nprobabilities add up to X, above 0 to 1"),
-    REAL("min-p", min_p, "sample from tokens at least X times as likely as\nthe most likely one"),
+    ROW_REAL("top-p", generate_options, top_p,
+             "sample from the most likely tokens whose\nprobabilities add up to X, above 0 to 1"),
+    ROW_REAL("min-p", generate_options, min_p,
+             "sample from tokens at least X times as likely as\nthe most likely one"),
     ROW_NUMBER(
         "seed", generate_options, seed, 0, INT64_MAX,
         "of the sampling; default 0. The same seed gives the\nsame text for any number of threads"),
     ROW_HEADING("Length"),
     ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
                "new tokens at most; default 64"),
-    {.kind = ARGS_TEXTS,
-     .name = "stop",
-     .value = "TEXT",
-     .help = "end before this text; may be repeated",
-     .field = offsetof(generate_options, stops)},
+    ROW_TEXTS(0, "stop", generate_options, stops, "TEXT", "end before this text; may be repeated"),
     ROW_HEADING("The cache of keys and values"),
     CACHE_ROWS(generate_options, cache, "text"),
     ROW_HEADING("Other"),
@@ -69,7 +60,7 @@ static const args_option option_table[] = {
     ROW_NUMBER("threads", generate_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
-    ROW_FLAG('h', "help", generate_options, quiet, 0, "this text"),
+    ROW_HELP,
 };
 
 const args_page generate_page = {

@@ -17,26 +17,27 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "predict", heads_options, predict, 1,
              "test links in the row before the word, the one that\npredicts it",
              .needs = "--conllu FILE"),
-    HEADS_ROW_TEXTS(0, "without", without, "LIST",
-                    "measure without these heads, L16H0 or 4.11: their\noutput is 0 (what later "
-                    "heads lose)"),
-    HEADS_ROW_TEXTS(0, "attention", attention, "FILE.npy",
-                    "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or "
-                    "[layers,heads,T,T]; each time a text",
-                    .excludes = "--text --example --conllu --random --max-tokens --truncate --cut "
-                                "--without --words --clusters --state --output --npy --headvis "
-                                "--pictures --spread",
-                    .why = "maps have no model to run"),
-    HEADS_ROW_TEXTS(0, "tokens", tokens, "FILE",
-                    "the tokens of each --attention, one a line or a\nJSON list: for separators, "
-                    "duplicates, induction",
-                    .needs = "--attention FILE.npy"),
+    ROW_TEXTS(0, "without", heads_options, without, "LIST",
+              "measure without these heads, L16H0 or 4.11: their\noutput is 0 (what later "
+              "heads lose)"),
+    ROW_TEXTS(0, "attention", heads_options, attention, "FILE.npy",
+              "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or "
+              "[layers,heads,T,T]; each time a text",
+              .excludes = "--text --example --conllu --random --max-tokens --truncate --cut "
+                          "--without --words --clusters --state --output --npy --headvis "
+                          "--pictures --spread",
+              .why = "maps have no model to run"),
+    ROW_TEXTS(0, "tokens", heads_options, tokens, "FILE",
+              "the tokens of each --attention, one a line or a\nJSON list: for separators, "
+              "duplicates, induction",
+              .needs = "--attention FILE.npy"),
     ROW_HEADING("Selection and order"),
     HEADS_ROWS_OF_CHOICE("layer (the default), role, or a score, the highest\nfirst: induction, "
                          "entropy, nsubj-back, ...",
                          .needs = NULL),
     ROW_HEADING("Output"),
-    HEADS_ROW_PAGE("a page about all heads: scatter, cards, the places in\nthe texts"),
+    ROW_OUTPUT(heads_options, page, "FILE.html",
+               "a page about all heads: scatter, cards, the places in\nthe texts"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "a new folder of NumPy arrays, one for each score, and\nan index.json"),
     ROW_TEXT("headvis", heads_options, headvis, "FOLDER",

@@ -5,7 +5,6 @@
 #define CLI_HEADS_H
 
 #include "common/args.h"
-#include "common/json_out.h"
 #include "common/screen.h"
 #include "common/text_model.h"
 #include "heads/conllu.h"
@@ -174,8 +173,8 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
                              int64_t *count);
 
 /* Members of a head's object, and of the whole. */
-cli_exit heads_corpus_json(json_out *json, const heads_found *found, const heads_row *row);
-void heads_corpus_json_luck(json_out *json, const heads_found *found);
+cli_exit heads_corpus_json(mha_json *json, const heads_found *found, const heads_row *row);
+void heads_corpus_json_luck(mha_json *json, const heads_found *found);
 
 /* What 'ablate' and 'circuits' have found of heads beside their scores, for the page and for arrays. */
 enum { HEADS_MOST_BESIDE = 8, HEADS_COMPOSITIONS = 3 };
@@ -201,7 +200,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
                         int64_t *clusters);
 cli_exit heads_print_clusters(const heads_options *options, const heads_found *found);
-cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut);
+cli_exit heads_put_distances(mha_json *json, const heads_found *found, double cut);
 
 /* The folder of --headvis (heads_headvis.c), of the rows: likewise. */
 cli_exit heads_write_headvis(const heads_options *options, text_model *model,
@@ -234,7 +233,10 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
 /* Who made a file, and of what: lines of its JSON. */
-void heads_json_source(json_out *json, const heads_found *found, int64_t heads);
+void heads_json_begin(mha_json *json, const char *format, const heads_found *found, int64_t heads);
+
+/* Members of the open object: which head it is about. */
+void heads_json_head(mha_json *json, const heads_row *row);
 
 cli_exit heads_write_json(const heads_options *options, const heads_found *found,
                           const heads_row *rows, int64_t count);

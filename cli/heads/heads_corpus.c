@@ -3,8 +3,6 @@
 #include "common/arena.h"
 #include "heads/heads.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { FEW_TOKENS = 12 };
@@ -61,96 +59,92 @@ cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_distributions(json_out *json, const heads_found *found, const heads_row *row)
+static void put_distributions(mha_json *json, const heads_found *found, const heads_row *row)
 {
-    bool first = true;
-    json_print(json, ",\n     \"distributions\": {");
+#define SPREAD(type, member) MHA_JSON_FIELD(type, mha_head_distribution, member)
+    static const mha_json_field fields[] = {SPREAD(NUMBER, mean),   SPREAD(NUMBER, low),
+                                            SPREAD(NUMBER, high),   SPREAD(INTEGER, rows),
+                                            SPREAD(INTEGER, texts), {0}};
+#undef SPREAD
+    mha_json_line(json, 5);
+    mha_json_object(json, "distributions");
     for (int n = 0; n < MHA_MEASURES; n++) {
         const mha_head_measure which = (mha_head_measure)n;
         const mha_head_distribution d =
             mha_head_corpus_distribution(found->corpus, row->layer, row->head, which);
         if (d.rows == 0) continue;
-        json_print(json, "%s\n      ", first ? "" : ",");
-        first = false;
-        json_text(json, mha_measure_describe(which).name);
-        json_number(json, d.mean, ": {\"mean\": ");
-        json_number(json, d.low, ", \"low\": ");
-        json_number(json, d.high, ", \"high\": ");
-        json_print(json, ", \"rows\": %" PRId64 ", \"texts\": %" PRId64 ", \"deciles\": [", d.rows,
-                   d.texts);
-        for (int i = 0; i < 11; i++) json_number(json, d.deciles[i], i ? ", " : "");
-        json_print(json, "]}");
+        mha_json_line(json, 6);
+        mha_json_object(json, mha_measure_describe(which).name);
+        mha_json_fields(json, fields, &d);
+        mha_json_numbers(json, "deciles", d.deciles, 11);
+        mha_json_end(json);
     }
-    json_print(json, "}");
+    mha_json_end(json);
 }
 
-static cli_exit put_tokens(json_out *json, const heads_found *found, const heads_row *row,
+static cli_exit put_tokens(mha_json *json, const heads_found *found, const heads_row *row,
                            mha_head_token_list list, const char *name)
 {
+    static const mha_json_field fields[] = {
+        MHA_JSON_NAMED("token", TEXT, heads_token, text),
+        MHA_JSON_NAMED("id", INTEGER, heads_token, id),
+        MHA_JSON_NAMED("mass", NUMBER, heads_token, found.mass),
+        MHA_JSON_NAMED("expected", NUMBER, heads_token, found.expected),
+        MHA_JSON_NAMED("mean", NUMBER, heads_token, found.mean),
+        MHA_JSON_NAMED("count", INTEGER, heads_token, found.count),
+        {0}};
     heads_token tokens[HEADS_MOST_TOKENS];
     int64_t count;
     const size_t mark = arena_mark();
     CLI_TRY(heads_corpus_tokens(found, row->layer, row->head, list, tokens, FEW_TOKENS, &count));
-    json_print(json, ",\n     \"%s\": [", name);
-    for (int64_t i = 0; i < count; i++) {
-        json_print(json, "%s{\"token\": ", i ? ", " : "");
-        json_text(json, tokens[i].text);
-        json_print(json, ", \"id\": %" PRId64, tokens[i].id);
-        json_number(json, tokens[i].found.mass, ", \"mass\": ");
-        json_number(json, tokens[i].found.expected, ", \"expected\": ");
-        json_number(json, tokens[i].found.mean, ", \"mean\": ");
-        json_print(json, ", \"count\": %" PRId64 "}", tokens[i].found.count);
-    }
-    json_print(json, "]");
+    mha_json_line(json, 5);
+    mha_json_structs(json, name, fields, tokens, sizeof *tokens, count);
     arena_release(mark);
     return CLI_OK;
 }
 
-static void put_places(json_out *json, const heads_found *found, const heads_row *row)
+static void put_places(mha_json *json, const heads_found *found, const heads_row *row)
 {
-    bool first = true;
-    json_print(json, ",\n     \"places\": {");
+#define PLACE(type, member) MHA_JSON_FIELD(type, mha_head_place, member)
+    static const mha_json_field fields[] = {
+        PLACE(INTEGER, text), PLACE(INTEGER, row), PLACE(INTEGER, key), PLACE(NUMBER, value), {0}};
+#undef PLACE
+    mha_json_line(json, 5);
+    mha_json_object(json, "places");
     for (int n = 0; n < MHA_MEASURES; n++) {
         mha_head_place places[MHA_HEAD_CORPUS_MOST_PLACES];
         const int64_t count =
             mha_head_corpus_places(found->corpus, row->layer, row->head, (mha_head_measure)n, false,
                                    places, MHA_HEAD_CORPUS_MOST_PLACES);
         if (count == 0) continue;
-        json_print(json, "%s\n      ", first ? "" : ",");
-        first = false;
-        json_text(json, mha_measure_describe((mha_head_measure)n).name);
-        json_print(json, ": [");
-        for (int64_t i = 0; i < count; i++) {
-            json_print(json, "%s{\"text\": %" PRId64 ", \"row\": %" PRId64 ", \"key\": %" PRId64,
-                       i ? ", " : "", places[i].text, places[i].row, places[i].key);
-            json_number(json, places[i].value, ", \"value\": ");
-            json_print(json, "}");
-        }
-        json_print(json, "]");
+        mha_json_line(json, 6);
+        mha_json_structs(json, mha_measure_describe((mha_head_measure)n).name, fields, places,
+                         sizeof *places, count);
     }
-    json_print(json, "}");
+    mha_json_end(json);
 }
 
-static void put_positions(json_out *json, const heads_found *found, const heads_row *row)
+static void put_positions(mha_json *json, const heads_found *found, const heads_row *row)
 {
+#define BIN(type, member) MHA_JSON_FIELD(type, mha_head_position, member)
+    static const mha_json_field fields[] = {BIN(INTEGER, first),   BIN(INTEGER, last),
+                                            BIN(INTEGER, rows),    BIN(NUMBER, entropy),
+                                            BIN(NUMBER, distance), {0}};
+#undef BIN
     mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS];
     const int64_t count = mha_head_corpus_positions(found->corpus, row->layer, row->head, bins);
     const mha_head_rest rest = mha_head_corpus_rest(found->corpus, row->layer, row->head);
-    json_print(json, ",\n     \"positions\": [");
-    for (int64_t i = 0; i < count; i++) {
-        json_print(json, "%s{\"first\": %" PRId64 ", \"last\": %" PRId64 ", \"rows\": %" PRId64,
-                   i ? ", " : "", bins[i].first, bins[i].last, bins[i].rows);
-        json_number(json, bins[i].entropy, ", \"entropy\": ");
-        json_number(json, bins[i].distance, ", \"distance\": ");
-        json_print(json, "}");
-    }
-    json_print(json, "],\n     \"first_token\": {\"rows\": %" PRId64, rest.rows);
-    json_number(json, rest.mass, ", \"mass\": ");
-    json_number(json, rest.moved, ", \"moved\": ");
-    json_print(json, "}");
+    mha_json_line(json, 5);
+    mha_json_structs(json, "positions", fields, bins, sizeof *bins, count);
+    mha_json_line(json, 5);
+    mha_json_object(json, "first_token");
+    mha_json_integer(json, "rows", rest.rows);
+    mha_json_number(json, "mass", rest.mass);
+    mha_json_number(json, "moved", rest.moved);
+    mha_json_end(json);
 }
 
-cli_exit heads_corpus_json(json_out *json, const heads_found *found, const heads_row *row)
+cli_exit heads_corpus_json(mha_json *json, const heads_found *found, const heads_row *row)
 {
     put_distributions(json, found, row);
     CLI_TRY(put_tokens(json, found, row, MHA_HEAD_READS, "reads"));
@@ -160,15 +154,16 @@ cli_exit heads_corpus_json(json_out *json, const heads_found *found, const heads
     return CLI_OK;
 }
 
-void heads_corpus_json_luck(json_out *json, const heads_found *found)
+void heads_corpus_json_luck(mha_json *json, const heads_found *found)
 {
-    json_print(json, ",\n  \"luck\": {");
+    mha_json_line(json, 2);
+    mha_json_object(json, "luck");
     for (int n = 0; n < MHA_MEASURES; n++) {
-        json_print(json, "%s\n    ", n ? "," : "");
-        json_text(json, mha_measure_describe((mha_head_measure)n).name);
-        json_number(json, mha_head_corpus_luck(found->corpus, (mha_head_measure)n), ": ");
+        mha_json_line(json, 4);
+        mha_json_number(json, mha_measure_describe((mha_head_measure)n).name,
+                        mha_head_corpus_luck(found->corpus, (mha_head_measure)n));
     }
-    json_print(json, "}");
+    mha_json_end(json);
 }
 
 /* ---- tokens by name -------------------------------------------------------------------------- */

@@ -126,20 +126,22 @@ cli_exit heads_print_clusters(const heads_options *options, const heads_found *f
 
 /* ---- JSON ---------------------------------------------------------------------------------- */
 
-static void put_matrix(json_out *json, const heads_found *found, int64_t layer, const char *name,
+static void put_matrix(mha_json *json, const heads_found *found, int64_t layer, const char *name,
                        double (*value)(const mha_head_pair *pair))
 {
     const int64_t H = found->heads[layer];
-    json_print(json, ",\n     \"%s\": [", name);
+    mha_json_line(json, 5);
+    mha_json_array(json, name);
     for (int64_t g = 0; g < H; g++) {
-        json_print(json, "%s\n      [", g ? "," : "");
+        mha_json_line(json, 6);
+        mha_json_array(json, NULL);
         for (int64_t h = 0; h < H; h++) {
             const mha_head_pair pair = mha_head_distances_pair(found->distances[layer], g, h);
-            json_number(json, value(&pair), h ? ", " : "");
+            mha_json_number(json, NULL, value(&pair));
         }
-        json_print(json, "]");
+        mha_json_end(json);
     }
-    json_print(json, "]");
+    mha_json_end(json);
 }
 
 static double maps_of(const mha_head_pair *pair)
@@ -157,22 +159,22 @@ static double cka_of(const mha_head_pair *pair)
     return pair->cka;
 }
 
-cli_exit heads_put_distances(json_out *json, const heads_found *found, double cut)
+cli_exit heads_put_distances(mha_json *json, const heads_found *found, double cut)
 {
-    json_number(json, cut, ",\n  \"cut\": ");
-    json_print(json, ",\n  \"distances\": [");
+    mha_json_number(json, "cut", cut);
+    mha_json_array(json, "distances");
+    mha_json_lines(json, 4);
     for (int64_t l = 0; l < found->layers; l++) {
         int64_t *cluster, clusters;
         CLI_TRY(heads_clusters(found, l, cut, &cluster, &clusters));
-        json_print(json, "%s\n    {\"layer\": %" PRId64 ", \"clusters\": [", l ? "," : "", l);
-        for (int64_t h = 0; h < found->heads[l]; h++)
-            json_print(json, "%s%" PRId64, h ? ", " : "", cluster[h]);
-        json_print(json, "]");
+        mha_json_object(json, NULL);
+        mha_json_integer(json, "layer", l);
+        mha_json_integers(json, "clusters", cluster, found->heads[l]);
         put_matrix(json, found, l, "maps", maps_of);
         put_matrix(json, found, l, "cosine", cosine_of);
         put_matrix(json, found, l, "cka", cka_of);
-        json_print(json, "}");
+        mha_json_end(json);
     }
-    json_print(json, "\n  ]");
+    mha_json_end(json);
     return CLI_OK;
 }

@@ -36,7 +36,8 @@ typedef struct shown_head {
     uint8_t *interval; /* [count] 1 .. INTERVALS; 0: not shown */
     double *mass[2];   /* [kinds + 1] by the kind of the query's token, of the key's */
     int64_t distances[EDGES];
-    int64_t written; /* sequences */
+    int64_t written; /* times */
+    mha_json json;   /* of its file */
 } shown_head;
 
 typedef struct headvis {
@@ -122,7 +123,7 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
 
 /* ---- a head's file ---------------------------------------------------------------------------- */
 
-typedef void put_fn(const headvis *v, shown_head *head, json_out *json);
+typedef void put_fn(const headvis *v, shown_head *head);
 
 typedef struct appended {
     const headvis *v;
@@ -133,9 +134,9 @@ typedef struct appended {
 static mha_status draw_appended(const void *user, const mha_sink *sink)
 {
     const appended *a = user;
-    json_out json = {.sink = sink};
-    a->put(a->v, a->head, &json);
-    return json.status;
+    a->head->json.sink = sink;
+    a->put(a->v, a->head);
+    return a->head->json.status;
 }
 
 /* What put prints, after what the head's file has. */
@@ -147,32 +148,45 @@ static cli_exit append(const headvis *v, shown_head *head, put_fn *put)
     return cli_check(HEADS, files_append(path, draw_appended, &(appended){v, head, put}));
 }
 
-static void put_sequence(const headvis *v, shown_head *head, json_out *json)
+static void begin_file(shown_head *head)
+{
+    if (head->written++ > 0) return;
+    mha_json_object(&head->json, NULL);
+    mha_json_array(&head->json, "sequences");
+}
+
+static void put_sequence(const headvis *v, shown_head *head)
 {
     const int64_t h = head->row.head, n = v->tokens, first = h * n * LARGEST;
-    json_print(json, "%s{\"sequence_id\": %" PRId64 ", \"interval\": %d, \"seq_len\": %" PRId64,
-               head->written++ ? ",\n" : "{\"sequences\": [\n", v->texts[v->text],
-               (int)head->interval[v->text], n);
-    json_print(json, ", \"max_activation\": %.4f, \"tokens\": [", (double)head->most[v->text]);
-    for (int64_t i = 0; i < n; i++) {
-        if (i) json_print(json, ", ");
-        json_text(json, v->strings[i]);
-    }
-    json_print(json, "], \"attention_indices\": [");
-    for (int64_t i = 0; i < v->used[h]; i++)
-        json_print(json, "%s%d", i ? "," : "", (int)v->places[first + i]);
-    json_print(json, "], \"attention_values\": [");
+    mha_json *json = &head->json;
+    begin_file(head);
+    mha_json_line(json, 0);
+    mha_json_object(json, NULL);
+    mha_json_integer(json, "sequence_id", v->texts[v->text]);
+    mha_json_integer(json, "interval", head->interval[v->text]);
+    mha_json_integer(json, "seq_len", n);
+    mha_json_decimals(json, "max_activation", (double)head->most[v->text], 4);
+    mha_json_texts(json, "tokens", (const char *const *)v->strings, n);
+    mha_json_array(json, "attention_indices");
+    json->compact = true; /* most of the file */
+    for (int64_t i = 0; i < v->used[h]; i++) mha_json_integer(json, NULL, v->places[first + i]);
+    json->compact = false;
+    mha_json_end(json);
+    mha_json_array(json, "attention_values");
+    json->compact = true;
     for (int64_t i = 0; i < v->used[h]; i++) {
         const int64_t q = v->places[first + i] / n, k = v->places[first + i] % n;
         const double w = (double)v->weights[first + i];
         int64_t distance = q > k ? q - k : k - q, bin = 0;
-        json_print(json, "%s%.4f", i ? "," : "", w);
+        mha_json_decimals(json, NULL, w, 4);
         head->mass[0][v->kinds[q]] += w;
         head->mass[1][v->kinds[k]] += w;
         for (; distance > 0 && bin < EDGES - 2; distance /= 2) bin++;
         head->distances[bin]++;
     }
-    json_print(json, "]}");
+    json->compact = false;
+    mha_json_end(json);
+    mha_json_end(json);
 }
 
 static mha_status look_at_layer(void *user, const mha_activations *kept, int64_t layer)
@@ -295,7 +309,8 @@ static cli_exit deal(headvis *v, shown_head *head)
 
 /* ---- the ends of files, and the others -------------------------------------------------------- */
 
-static void put_tokens(const headvis *v, const shown_head *head, int side, json_out *json)
+static void put_tokens(const headvis *v, const shown_head *head, int side, const char *name,
+                       mha_json *json)
 {
     const int64_t kinds = v->found->kinds + 1;
     double all = 0;
@@ -308,50 +323,57 @@ static void put_tokens(const headvis *v, const shown_head *head, int side, json_
         for (; at > 0 && mass[top[at - 1]] < mass[i]; at--) top[at] = top[at - 1];
         top[at] = i;
     }
-    json_print(json, "[");
-    for (int64_t i = 0; i < held && json->status == MHA_OK; i++) {
+    mha_json_line(json, 0);
+    mha_json_array(json, name);
+    for (int64_t i = 0; i < held && !json->status; i++) {
         const size_t mark = arena_mark();
         char *text = NULL;
         if (top[i] < v->found->kinds &&
             text_model_token(v->model, (int32_t)v->found->id_of[top[i]], &text) != CLI_OK)
             json->status = MHA_ERR_CALLBACK;
-        json_print(json, "%s{\"token\": ", i ? ", " : "");
-        json_text(json, top[i] < v->found->kinds ? text : "(special tokens)");
-        json_print(json, ", \"weight\": %.4f}", mass[top[i]] / all);
+        mha_json_object(json, NULL);
+        mha_json_text(json, "token", text ? text : "(special tokens)");
+        mha_json_decimals(json, "weight", mass[top[i]] / all, 4);
+        mha_json_end(json);
         arena_release(mark);
     }
-    json_print(json, "]");
+    mha_json_end(json);
 }
 
-static void put_bins(json_out *json, const int64_t *values, int64_t count)
+static void put_end(const headvis *v, shown_head *head)
 {
-    json_print(json, "], \"bin_values\": [");
-    for (int64_t i = 0; i < count; i++) json_print(json, "%s%" PRId64, i ? ", " : "", values[i]);
-    json_print(json, "]}");
-}
-
-static void put_end(const headvis *v, shown_head *head, json_out *json)
-{
+    mha_json *json = &head->json;
     int64_t bars[BARS] = {0};
     double sum = 0;
-    json_print(json, "%s],\n\"qk_distance_histogram\": {\"bin_edges\": [0",
-               head->written ? "\n" : "{\"sequences\": [");
-    for (int i = 1; i < EDGES; i++) json_print(json, ", %" PRId64, INT64_C(1) << (i - 1));
-    put_bins(json, head->distances, EDGES - 1);
-    json_print(json, ",\n\"top_query_tokens\": ");
-    put_tokens(v, head, 0, json);
-    json_print(json, ",\n\"top_key_tokens\": ");
-    put_tokens(v, head, 1, json);
+    if (head->written > 0) mha_json_line(json, 0);
+    begin_file(head);
+    mha_json_end(json);
+    mha_json_line(json, 0);
+    mha_json_object(json, "qk_distance_histogram");
+    mha_json_array(json, "bin_edges");
+    for (int i = 0; i < EDGES; i++) mha_json_integer(json, NULL, i ? INT64_C(1) << (i - 1) : 0);
+    mha_json_end(json);
+    mha_json_integers(json, "bin_values", head->distances, EDGES - 1);
+    mha_json_end(json);
+    put_tokens(v, head, 0, "top_query_tokens", json);
+    put_tokens(v, head, 1, "top_key_tokens", json);
     for (int64_t i = 0; i < v->count; i++) {
         const int bar = (int)(head->most[i] * BARS);
         bars[bar < 0 ? 0 : bar < BARS ? bar : BARS - 1]++;
         sum += (double)head->most[i];
     }
-    json_print(json, ",\n\"histogram\": {\"bin_edges\": [0");
-    for (int i = 1; i <= BARS; i++) json_print(json, ", %.2f", (double)i / BARS);
-    put_bins(json, bars, BARS);
-    json_print(json, ",\n\"statistics\": {\"mean_max_activation\": %.4f}}\n",
-               v->count > 0 ? sum / (double)v->count : 0);
+    mha_json_line(json, 0);
+    mha_json_object(json, "histogram");
+    mha_json_array(json, "bin_edges");
+    for (int i = 0; i <= BARS; i++) mha_json_decimals(json, NULL, (double)i / BARS, i ? 2 : 0);
+    mha_json_end(json);
+    mha_json_integers(json, "bin_values", bars, BARS);
+    mha_json_end(json);
+    mha_json_line(json, 0);
+    mha_json_object(json, "statistics");
+    mha_json_decimals(json, "mean_max_activation", v->count > 0 ? sum / (double)v->count : 0, 4);
+    mha_json_end(json);
+    mha_json_end(json);
 }
 
 /* A score is an axis if every head that is shown has it. */
@@ -366,69 +388,94 @@ static bool is_axis(const headvis *v, int64_t score)
 static mha_status draw_scatter(const void *user, const mha_sink *sink)
 {
     const headvis *v = user;
-    json_out json = {.sink = sink};
+    mha_json json = {.sink = sink};
     char name[NAME_BYTES];
+    mha_json_array(&json, NULL);
     for (int64_t i = 0; i < v->head_count; i++) {
         const heads_row *row = &v->heads[i].row;
-        json_print(&json, "%s{\"layer\": %" PRId64 ", \"head\": %" PRId64, i ? ",\n" : "[",
-                   row->layer, row->head);
+        if (i) mha_json_line(&json, 0);
+        mha_json_object(&json, NULL);
+        mha_json_integer(&json, "layer", row->layer);
+        mha_json_integer(&json, "head", row->head);
         for (int64_t s = 0; s < heads_score_count(v->found); s++) {
             if (!is_axis(v, s)) continue;
             heads_score_name(v->found, s, name, sizeof name);
-            json_print(&json, ", ");
-            json_text(&json, name);
-            json_number(&json, heads_score(v->found, row->layer, row->head, s).value, ": ");
+            mha_json_number(&json, name, heads_score(v->found, row->layer, row->head, s).value);
         }
-        json_print(&json, "}");
+        mha_json_end(&json);
     }
-    json_print(&json, "]\n");
-    return json.status;
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 /* Names of all axes, or of all with their definitions. */
-static void put_axes(const headvis *v, json_out *json, bool text)
+static void put_axes(const headvis *v, mha_json *json, bool text)
 {
     char name[NAME_BYTES];
-    bool first = true;
     for (int64_t s = 0; s < heads_score_count(v->found); s++) {
         if (!is_axis(v, s)) continue;
         heads_score_name(v->found, s, name, sizeof name);
-        if (!first) json_print(json, ", ");
-        first = false;
-        json_text(json, name);
-        if (!text) continue;
-        json_print(json, ": ");
-        json_text(json, mha_study_score_text(s));
+        mha_json_text(json, text ? name : NULL, text ? mha_study_score_text(s) : name);
     }
+}
+
+/* What HeadVis shows beside its own: keys of heads' files, and their titles. */
+static void put_titles(mha_json *json, const char *name, const char *const titles[2][2])
+{
+    mha_json_line(json, 1);
+    mha_json_array(json, name);
+    for (int i = 0; i < 2; i++) {
+        if (i) mha_json_line(json, 2);
+        mha_json_object(json, NULL);
+        mha_json_text(json, "key", titles[i][0]);
+        mha_json_text(json, "label", titles[i][1]);
+        mha_json_end(json);
+    }
+    mha_json_end(json);
 }
 
 static mha_status draw_config(const void *user, const mha_sink *sink)
 {
+    static const char *const plots[2][2] = {{"qk_distance_histogram", "Q-K distance"},
+                                            {"histogram", "Largest weight of a text"}};
+    static const char *const tables[2][2] = {{"top_query_tokens", "Top query tokens"},
+                                             {"top_key_tokens", "Top key tokens"}};
     const headvis *v = user;
-    json_out json = {.sink = sink};
-    json_print(&json, "{\"model_name\": ");
-    json_text(&json, v->found->model->name);
-    json_print(&json, ",\n \"heads\": [");
+    mha_json json = {.sink = sink};
+    mha_json_object(&json, NULL);
+    mha_json_text(&json, "model_name", v->found->model->name);
+    mha_json_line(&json, 1);
+    mha_json_array(&json, "heads");
     for (int64_t i = 0; i < v->head_count; i++)
-        json_print(&json, "%s[%" PRId64 ", %" PRId64 "]", i ? ", " : "", v->heads[i].row.layer,
-                   v->heads[i].row.head);
-    json_print(&json, "],\n \"n_layers\": %" PRId64 ", \"n_heads\": %" PRId64, v->found->layers,
-               v->found->model->heads);
-    json_print(&json, ", \"n_intervals\": %d,\n \"metrics\": [", (int)INTERVALS);
+        mha_json_integers(&json, NULL, (int64_t[]){v->heads[i].row.layer, v->heads[i].row.head}, 2);
+    mha_json_end(&json);
+    mha_json_line(&json, 1);
+    mha_json_integer(&json, "n_layers", v->found->layers);
+    mha_json_integer(&json, "n_heads", v->found->model->heads);
+    mha_json_integer(&json, "n_intervals", INTERVALS);
+    mha_json_line(&json, 1);
+    mha_json_array(&json, "metrics");
     put_axes(v, &json, false);
-    json_print(&json, "],\n \"metric_descriptions\": {");
+    mha_json_end(&json);
+    mha_json_line(&json, 1);
+    mha_json_object(&json, "metric_descriptions");
     put_axes(v, &json, true);
-    json_print(&json, "},\n \"head_data_pattern\": \"L{layer}H{head}.json\", \"has_umap\": false, "
-                      "\"umap_heads\": [],\n");
-    json_print(&json, " \"custom_plots\": [{\"key\": \"qk_distance_histogram\", "
-                      "\"label\": \"Q-K distance\"},\n");
-    json_print(&json, "  {\"key\": \"histogram\", \"label\": \"Largest weight of a text\"}],\n");
-    json_print(&json, " \"custom_tables\": [{\"key\": \"top_query_tokens\", "
-                      "\"label\": \"Top query tokens\"},\n");
-    json_print(&json, "  {\"key\": \"top_key_tokens\", \"label\": \"Top key tokens\"}],\n");
-    json_print(&json, " \"statistics_display\": {\"mean_max_activation\": "
-                      "{\"label\": \"Mean max activation\", \"format\": \"default\"}}}\n");
-    return json.status;
+    mha_json_end(&json);
+    mha_json_line(&json, 1);
+    mha_json_text(&json, "head_data_pattern", "L{layer}H{head}.json");
+    mha_json_bool(&json, "has_umap", false);
+    mha_json_integers(&json, "umap_heads", NULL, 0);
+    put_titles(&json, "custom_plots", plots);
+    put_titles(&json, "custom_tables", tables);
+    mha_json_line(&json, 1);
+    mha_json_object(&json, "statistics_display");
+    mha_json_object(&json, "mean_max_activation");
+    mha_json_text(&json, "label", "Mean max activation");
+    mha_json_text(&json, "format", "default");
+    mha_json_end(&json);
+    mha_json_end(&json);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 static mha_status draw_nothing(const void *user, const mha_sink *sink)

@@ -3,7 +3,6 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
-#include "common/json_out.h"
 #include "common/signals.h"
 #include "heads/heads.h"
 #include "heads/heads_folder.h"
@@ -22,8 +21,8 @@ typedef struct arrays {
     const heads_found *found;
     const heads_beside *beside; /* NULL: nothing */
     char *folder;               /* being filled, beside the one asked for; NULL: there is none */
-    mha_buffer index;           /* members of "arrays" */
-    json_out json;              /* into it */
+    mha_buffer index;           /* "arrays", and a line end */
+    mha_json json;              /* into it */
     mha_sink sink;
     int64_t layers, heads, count;
 } arrays;
@@ -39,25 +38,26 @@ static mha_status draw_array(const void *user, const mha_sink *sink)
 static cli_exit put(arrays *a, const char *file, const char *name, const char *part,
                     const mha_tensor *data, const char *axes, const char *definition)
 {
-    json_out *json = &a->json;
+    mha_json *json = &a->json;
     char path[NAME_BYTES + 8];
     snprintf(path, sizeof path, "%s.npy", file);
     CLI_TRY(cli_check(HEADS, files_draw_in(a->folder, path, draw_array, data)));
-    json_print(json, "%s\n    {\"file\": ", a->count++ ? "," : "");
-    json_text(json, path);
-    json_print(json, ", \"name\": ");
-    json_text(json, name);
-    json_print(json, ", \"part\": ");
-    json_text(json, part);
-    json_print(json, ",\n     \"dtype\": \"%s\", \"shape\": [",
-               data->dtype == MHA_I64   ? "int64"
-               : data->dtype == MHA_F32 ? "float32"
-                                        : "float64");
-    for (int i = 0; i < data->ndim; i++)
-        json_print(json, "%s%" PRId64, i ? ", " : "", data->shape[i]);
-    json_print(json, "], \"axes\": %s,\n     \"definition\": ", axes);
-    json_text(json, definition);
-    json_print(json, "}");
+    mha_json_object(json, NULL);
+    mha_json_text(json, "file", path);
+    mha_json_text(json, "name", name);
+    mha_json_text(json, "part", part);
+    mha_json_line(json, 5);
+    mha_json_text(json, "dtype",
+                  data->dtype == MHA_I64   ? "int64"
+                  : data->dtype == MHA_F32 ? "float32"
+                                           : "float64");
+    mha_json_integers(json, "shape", data->shape, data->ndim);
+    mha_json_value(json, "axes");
+    if (!json->status) json->status = a->sink.write(a->sink.user, axes, strlen(axes));
+    mha_json_line(json, 5);
+    mha_json_text(json, "definition", definition);
+    mha_json_end(json);
+    a->count++;
     return cli_check(HEADS, json->status);
 }
 
@@ -235,18 +235,20 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
 {
     const arrays *a = user;
     const heads_found *f = a->found;
-    json_out json = {.sink = sink};
-    json_print(&json, "{\n  \"format\": \"multihead-heads-arrays\",\n  \"version\": 1,\n");
-    heads_json_source(&json, f, a->heads);
-    json_print(&json, "  \"texts\": %" PRId64 ", \"tokens\": %" PRId64 ", \"random\": %" PRId64,
-               f->text_count, f->token_count, f->random_count);
+    mha_json json = {.sink = sink};
+    heads_json_begin(&json, "multihead-heads-arrays", f, a->heads);
+    mha_json_integer(&json, "texts", f->text_count);
+    mha_json_lines(&json, -1);
+    mha_json_integer(&json, "tokens", f->token_count);
+    mha_json_integer(&json, "random", f->random_count);
+    mha_json_lines(&json, 2);
     if (f->corpus) heads_corpus_json_luck(&json, f);
     if (a->beside && a->beside->composition)
-        json_number(&json, a->beside->composition_chance, ",\n  \"composition_chance\": ");
-    json_print(&json, ",\n  \"arrays\": [");
-    json_put(&json, a->index.data, a->index.size);
-    json_print(&json, "\n  ]\n}\n");
-    return json.status;
+        mha_json_number(&json, "composition_chance", a->beside->composition_chance);
+    mha_json_value(&json, "arrays");
+    if (!json.status) json.status = sink->write(sink->user, a->index.data, a->index.size - 1);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }
 
 static cli_exit fill(arrays *a)
@@ -255,6 +257,8 @@ static cli_exit fill(arrays *a)
     if (a->found->corpus) CLI_TRY(put_positions(a));
     if (a->beside && a->beside->composition) CLI_TRY(put_composition(a));
     for (int64_t c = 0; a->beside && c < a->beside->column_count; c++) CLI_TRY(put_column(a, c));
+    mha_json_end(&a->json);
+    CLI_TRY(cli_check(HEADS, mha_json_finish(&a->json)));
     return cli_check(HEADS, files_draw_in(a->folder, "index.json", draw_index, a));
 }
 
@@ -268,6 +272,8 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
                 .heads = found->model->heads};
     a.sink = mha_buffer_sink(&a.index);
     a.json.sink = &a.sink;
+    mha_json_array(&a.json, NULL);
+    mha_json_lines(&a.json, 4);
     signals_hold(); /* it ends in a moment */
     cli_exit result = heads_folder_make(options->npy, &a.folder);
     if (result == CLI_OK) result = fill(&a);

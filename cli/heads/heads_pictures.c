@@ -310,12 +310,28 @@ static cli_exit draw_text(pictures *p)
 
 /* ---- the page --------------------------------------------------------------------------------- */
 
-static void put(json_out *html, const char *text)
+typedef struct html_out {
+    const mha_sink *sink;
+    mha_status status;
+} html_out;
+
+static void put_bytes(html_out *html, const char *bytes, size_t count)
 {
-    json_put(html, text, strlen(text));
+    if (!html->status && count > 0)
+        html->status = html->sink->write(html->sink->user, bytes, count);
 }
 
-static void put_escaped(json_out *html, const char *text)
+static void put(html_out *html, const char *text)
+{
+    put_bytes(html, text, strlen(text));
+}
+
+static const char *entity(char code)
+{
+    return code == '&' ? "&#38;" : code == '<' ? "&#60;" : code == '>' ? "&#62;" : "&#34;";
+}
+
+static void put_escaped(html_out *html, const char *text)
 {
     const char *end = text + strlen(text);
     while (text < end) {
@@ -325,9 +341,9 @@ static void put_escaped(json_out *html, const char *text)
         if (hidden)
             put(html, "\xEF\xBF\xBD");
         else if (*from == '&' || *from == '<' || *from == '>' || *from == '"')
-            json_print(html, "&#%d;", *from);
+            put(html, entity(*from));
         else
-            json_put(html, from, (size_t)(text - from));
+            put_bytes(html, from, (size_t)(text - from));
     }
 }
 
@@ -343,22 +359,26 @@ static const char guide[] = "A row is a token that looks, a column one that it l
                             "most. Tokens count from 0.";
 
 /* A head and a measure, before the first of their pictures. */
-static void put_heading(const pictures *p, const picture *made, json_out *html)
+static void put_heading(const pictures *p, const picture *made, html_out *html)
 {
+    char line[160];
     const mha_measure_info info = mha_measure_describe(made->measure);
     const mha_head_score score =
         heads_score(p->found, made->row.layer, made->row.head, made->measure);
-    json_print(html, "<h2>L%" PRId64 "H%" PRId64 ", %s</h2>\n<p>", made->row.layer, made->row.head,
-               info.name);
+    snprintf(line, sizeof line, "<h2>L%" PRId64 "H%" PRId64 ", %s</h2>\n<p>", made->row.layer,
+             made->row.head, info.name);
+    put(html, line);
     put_escaped(html, info.text);
-    json_print(html, ": mean %.3f, chance %.3f, %" PRId64 " rows</p>\n", score.value, score.chance,
-               score.rows);
+    snprintf(line, sizeof line, ": mean %.3f, chance %.3f, %" PRId64 " rows</p>\n", score.value,
+             score.chance, score.rows);
+    put(html, line);
 }
 
 static mha_status draw_index(const void *user, const mha_sink *sink)
 {
     const pictures *p = user;
-    json_out html = {.sink = sink};
+    char line[160];
+    html_out html = {.sink = sink};
     put(&html, "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n"
                "<meta name=\"viewport\" content=\"width=device-width\">\n<title>Heads of ");
     put_escaped(&html, p->found->model->name);
@@ -366,8 +386,9 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     put(&html, style);
     put(&html, "<h1>Heads of ");
     put_escaped(&html, p->found->model->name);
-    json_print(&html, " in their texts</h1>\n<p>%" PRId64 " texts, %" PRId64 " tokens. ",
-               p->found->text_count, p->found->token_count);
+    snprintf(line, sizeof line, " in their texts</h1>\n<p>%" PRId64 " texts, %" PRId64 " tokens. ",
+             p->found->text_count, p->found->token_count);
+    put(&html, line);
     put(&html, guide);
     put(&html, "</p>\n");
     for (int64_t i = 0; i < p->count; i++) {
@@ -379,8 +400,11 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
         put_escaped(&html, made->title);
         put(&html, "</b>, ");
         put_escaped(&html, made->said);
-        json_print(&html, ".</figcaption>\n<a href=\"%s.svg\">", made->name);
-        json_print(&html, "<img loading=\"lazy\" src=\"%s.svg\" alt=\"", made->name);
+        put(&html, ".</figcaption>\n<a href=\"");
+        put(&html, made->name);
+        put(&html, ".svg\"><img loading=\"lazy\" src=\"");
+        put(&html, made->name);
+        put(&html, ".svg\" alt=\"");
         put_escaped(&html, made->title);
         put(&html, "\"></a>\n</figure>\n");
     }

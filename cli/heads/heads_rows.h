@@ -6,11 +6,6 @@
 #include "common/option_rows.h"
 #include "heads/heads.h"
 
-#define HEADS_ROW_TEXTS(letter_, name_, field_, value_, ...)                   \
-    {                                                                          \
-        .kind = ARGS_TEXTS, .letter = letter_, .name = name_, .value = value_, \
-        .field = offsetof(heads_options, field_), .help = __VA_ARGS__          \
-    }
 #define HEADS_ROWS_OF_TEXTS                                                                       \
     ROW_TEXT("text", heads_options, text_file, "FILE", "texts, one per line; - is stdin"),        \
         ROW_FLAG(0, "whole", heads_options, whole, 1, "--text FILE is one long text",             \
@@ -25,22 +20,17 @@
         ROW_NUMBER("random", heads_options, random, 0, 10000,                                     \
                    "sequences of repeated random tokens, for induction\nand duplicates; default " \
                    "10, 0 for none")
-#define HEADS_ROWS_OF_CHOICE(sort_help_, ...)                                                   \
-    HEADS_ROW_TEXTS('l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),        \
-        HEADS_ROW_TEXTS(0, "head", heads, "LIST",                                               \
-                        "heads of these layers, or with their layer: L4H11"),                   \
-        HEADS_ROW_TEXTS(0, "role", roles, "NAME",                                               \
-                        "only heads with this role: previous-token, nsubj,\nnone, ...; may be " \
-                        "repeated",                                                             \
-                        __VA_ARGS__),                                                           \
-        ROW_TEXT("sort", heads_options, sort, "BY", sort_help_),                                \
-        ROW_REAL("min", heads_options, min, "only heads whose score (of --sort) is at least X", \
+#define HEADS_ROWS_OF_CHOICE(sort_help_, ...)                                                     \
+    ROW_TEXTS('l', "layer", heads_options, layers, "LIST", "layers, counted from 0: 3 or 0,2-4"), \
+        ROW_TEXTS(0, "head", heads_options, heads, "LIST",                                        \
+                  "heads of these layers, or with their layer: L4H11"),                           \
+        ROW_TEXTS(0, "role", heads_options, roles, "NAME",                                        \
+                  "only heads with this role: previous-token, nsubj,\nnone, ...; may be "         \
+                  "repeated",                                                                     \
+                  __VA_ARGS__),                                                                   \
+        ROW_TEXT("sort", heads_options, sort, "BY", sort_help_),                                  \
+        ROW_REAL("min", heads_options, min, "only heads whose score (of --sort) is at least X",   \
                  .needs = "--sort BY")
-#define HEADS_ROW_PAGE(help_)                                                                    \
-    {                                                                                            \
-        .kind = ARGS_TEXT, .letter = 'o', .name = "output", .value = "FILE.html", .help = help_, \
-        .field = offsetof(heads_options, page)                                                   \
-    }
 #define HEADS_ROWS_OF_STATE(...)                                                                \
     ROW_TEXT("state", heads_options, state, "FILE",                                             \
              "keep the scores there: a second run, on any number of\nranks, continues; Ctrl-C " \
@@ -54,7 +44,7 @@
                "default: as many as this process may use"),       \
         ROW_FLAG('q', "quiet", heads_options, quiet, 1,           \
                  "no notes on stderr, only warnings and errors"), \
-        ROW_FLAG('h', "help", heads_options, quiet, 0, "this text")
+        ROW_HELP
 #define HEADS_ROWS_OF_TERMINAL                                                                \
     ROW_NUMBER("width", heads_options, screen.width, 20, 10000, "terminal width in columns"), \
         ROW_FLAG(0, "ascii", heads_options, screen.ascii, 1, "use only ASCII in the table")

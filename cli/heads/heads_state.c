@@ -17,7 +17,7 @@
 
 #define MAGIC UINT64_C(0x53444145484E554D) /* "MUNHEADS" */
 #define FIRST_PRINT UINT64_C(0xCBF29CE484222325)
-enum { VERSION = 2 };
+enum { VERSION = 3 };
 
 /* Invertible in both: no single word can change unseen. */
 uint64_t heads_state_mix(uint64_t print, uint64_t word)
@@ -258,15 +258,16 @@ static cli_exit read_part(const heads_state *state, const heads_found *found, co
 
 static cli_exit take_kinds(const heads_state *state, heads_found *found)
 {
-    const uint8_t *ids = state->were + 8 * (state->was[STATE_TEXTS] + 1);
+    const uint8_t *from = state->were + 8 * (state->was[STATE_TEXTS] + 1);
+    int64_t *ids;
     found->kinds = (int64_t)state->was[STATE_KINDS];
-    int64_t *id_of;
-    CLI_TRY(ARENA_ALLOC(HEADS, found->kinds, &id_of));
-    found->id_of = id_of;
+    CLI_TRY(ARENA_ALLOC(HEADS, found->kinds, &ids));
     for (int64_t k = 0; k < found->kinds; k++) {
-        id_of[k] = (int64_t)get_word(ids + 8 * k);
-        if (get_word(ids + 8 * k) >= (uint64_t)found->model->desc.vocab_size) return damaged(state);
+        ids[k] = (int64_t)get_word(from + 8 * k);
+        if (get_word(from + 8 * k) >= (uint64_t)found->model->desc.vocab_size)
+            return damaged(state);
     }
+    found->id_of = ids;
     return CLI_OK;
 }
 
@@ -275,12 +276,8 @@ static cli_exit take_relations(heads_found *found)
     const char **names;
     while (mha_head_measures_name(found->texts, found->relation_count)) found->relation_count++;
     CLI_TRY(ARENA_ALLOC(HEADS, found->relation_count, &names));
-    for (int64_t r = 0; r < found->relation_count; r++) {
-        const char *name = mha_head_measures_name(found->texts, r);
-        char *copy;
-        CLI_TRY(arena_text(HEADS, name, strlen(name), &copy));
-        names[r] = copy;
-    }
+    for (int64_t r = 0; r < found->relation_count; r++)
+        names[r] = mha_head_measures_name(found->texts, r);
     found->relations = names;
     return CLI_OK;
 }
@@ -290,6 +287,7 @@ cli_exit heads_state_show(const heads_state *state, const heads_options *options
 {
     const uint64_t *was = state->was;
     mha_head_corpus *none = NULL;
+    heads_random plan;
     if (!ranks_first()) return CLI_OK;
     if (!was[STATE_MAGIC])
         return cli_fail(CLI_NO_INPUT, HEADS,
@@ -309,6 +307,10 @@ cli_exit heads_state_show(const heads_state *state, const heads_options *options
     cli_note(options->quiet,
              "%s: %" PRId64 " texts and %" PRId64 " random sequences; nothing is measured",
              state->path, found->text_count, found->random_count);
+    if (!found->random) return CLI_OK;
+    CLI_TRY(heads_random_plan(found->model, &plan));
+    found->random_block = plan.how.block;
+    found->random_repeats = plan.how.repeats;
     return CLI_OK;
 }
 

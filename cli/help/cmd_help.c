@@ -1,6 +1,8 @@
 /* multihead help: the overview, a subcommand's help, and both as man pages and completions. */
 #include "help/help.h"
 
+#include "common/option_rows.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -15,13 +17,10 @@ typedef struct help_options {
 } help_options;
 
 static const args_option option_table[] = {
-    {.kind = ARGS_HEADING, .name = "Options"},
-    {.kind = ARGS_CHOICE,
-     .name = "format",
-     .help = "text (the default), a man page, or the completions of\na shell",
-     .choices = formats,
-     .field = offsetof(help_options, format)},
-    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+    ROW_HEADING("Options"),
+    ROW_CHOICE("format", help_options, format, formats,
+               "text (the default), a man page, or the completions of\na shell"),
+    ROW_HELP,
 };
 
 static const char exit_codes[] = "exit-codes";

@@ -41,7 +41,7 @@ static const args_option option_table[] = {
     ROW_NUMBER("threads", perplexity_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", perplexity_options, quiet, 1, "no progress or notes on stderr"),
-    ROW_FLAG('h', "help", perplexity_options, quiet, 0, "this text"),
+    ROW_HELP,
 };
 
 const args_page perplexity_page = {

@@ -35,15 +35,13 @@ cli_exit perplexity_print(const perplexity_run *r)
 
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
-#define RUN(type, member) MHA_JSON_FIELD(type, perplexity_run, member)
     static const mha_json_field fields[] = {
-        RUN(NUMBER, perplexity),
+        MHA_JSON_FIELD(NUMBER, perplexity_run, perplexity),
         MHA_JSON_NAMED("perplexity_error", NUMBER, perplexity_run, error),
         MHA_JSON_NAMED("loss", NUMBER, perplexity_run, mean),
         MHA_JSON_NAMED("loss_error", NUMBER, perplexity_run, mean_error),
-        RUN(NUMBER, seconds),
+        MHA_JSON_FIELD(NUMBER, perplexity_run, seconds),
         {0}};
-#undef RUN
     const perplexity_run *r = user;
     mha_json json = {.sink = sink};
     files_begin_json(&json, "multihead-perplexity");

@@ -13,12 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define REAL(name_, field_, help_)                                     \
-    {                                                                  \
-        .kind = ARGS_REAL, .name = name_, .value = "X", .help = help_, \
-        .field = offsetof(prune_options, field_)                       \
-    }
-
 static const args_option option_table[] = {
     ROW_HEADING("What the model is measured on"),
     ROW_TEXT("text", prune_options, text, "FILE", "sentences, one per line, UTF-8; - is stdin"),
@@ -40,21 +34,16 @@ static const args_option option_table[] = {
     ROW_NUMBER("seed", prune_options, seed, 0, INT64_MAX, "of the random orders; default 0"),
     ROW_HEADING("How many"),
     ROW_NUMBER("keep", prune_options, keep, 0, 1000000, "keep N heads"),
-    REAL("fraction", fraction, "remove this fraction of the heads, 0 to 1"),
-    REAL("stop", stop,
-         "else: remove heads while accuracy or cosine is at\nleast X times its original value; "
-         "default 0.9"),
+    ROW_REAL("fraction", prune_options, fraction, "remove this fraction of the heads, 0 to 1"),
+    ROW_REAL("stop", prune_options, stop,
+             "else: remove heads while accuracy or cosine is at\nleast X times its original value; "
+             "default 0.9"),
     ROW_NUMBER("min-per-layer", prune_options, least, 0, 1000000,
                "leave at least N heads in every layer; default 0"),
     ROW_NUMBER("kv-heads", prune_options, kv_heads, 1, 1000000,
                "keep all heads; let them share N key/value heads,\neach the mean of its group"),
     ROW_HEADING("Output"),
-    {.kind = ARGS_TEXT,
-     .letter = 'o',
-     .name = "output",
-     .value = "FOLDER",
-     .help = "the smaller model, with the original tokenizer",
-     .field = offsetof(prune_options, folder)},
+    ROW_OUTPUT(prune_options, folder, "FOLDER", "the smaller model, with the original tokenizer"),
     ROW_FLAG(0, "mask", prune_options, mask, 1,
              "keep the model's shape and zero the output of removed\nheads; loads wherever the "
              "original does"),
@@ -68,7 +57,7 @@ static const args_option option_table[] = {
     ROW_NUMBER("threads", prune_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", prune_options, quiet, 1, "no progress or notes on stderr"),
-    ROW_FLAG('h', "help", prune_options, quiet, 0, "this text"),
+    ROW_HELP,
 };
 
 const args_page prune_page = {

@@ -182,9 +182,7 @@ static const mha_json_field quality[] = {MHA_JSON_FIELD(NUMBER, prune_quality, l
 
 static void json_quality(mha_json *json, const char *name, const prune_quality *q)
 {
-    mha_json_object(json, name);
-    mha_json_fields(json, quality, q);
-    mha_json_end(json);
+    mha_json_struct(json, name, quality, q);
 }
 
 static void json_point(mha_json *json, const prune_point *p)

@@ -12,9 +12,9 @@
  * over all problems a cosine with the exact result of 0.999.
  */
 #include "common/arena.h"
-#include "common/args.h"
 #include "common/commands.h"
 #include "common/contexts.h"
+#include "common/option_rows.h"
 #include "common/progress.h"
 #include "common/random.h"
 
@@ -31,28 +31,11 @@ typedef struct test_options {
 } test_options;
 
 static const args_option option_table[] = {
-    {.kind = ARGS_HEADING, .name = "Options"},
-    {.kind = ARGS_NUMBER,
-     .name = "problems",
-     .value = "N",
-     .help = "number of problems; default 60",
-     .field = offsetof(test_options, problems),
-     .least = 1,
-     .most = 1000000},
-    {.kind = ARGS_NUMBER,
-     .name = "seed",
-     .value = "N",
-     .help = "of the random problems; default 1",
-     .field = offsetof(test_options, seed),
-     .least = 0,
-     .most = INT64_MAX},
-    {.kind = ARGS_FLAG,
-     .letter = 'q',
-     .name = "quiet",
-     .help = "no progress on stderr",
-     .field = offsetof(test_options, quiet),
-     .least = 1},
-    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+    ROW_HEADING("Options"),
+    ROW_NUMBER("problems", test_options, problems, 1, 1000000, "number of problems; default 60"),
+    ROW_NUMBER("seed", test_options, seed, 0, INT64_MAX, "of the random problems; default 1"),
+    ROW_FLAG('q', "quiet", test_options, quiet, 1, "no progress on stderr"),
+    ROW_HELP,
 };
 
 const args_page selftest_page = {

@@ -29,7 +29,7 @@ static const args_option option_table[] = {
     ROW_NUMBER("threads", serve_options, threads, 1, 1024,
                "default: as many as this process may use"),
     ROW_FLAG('q', "quiet", serve_options, quiet, 1, "no notes on stderr, only warnings and errors"),
-    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+    ROW_HELP,
 };
 
 const args_page serve_page = {

@@ -1,8 +1,8 @@
 /* multihead train: a small transformer learns a task from nothing, and its heads specialise. */
-#include "common/args.h"
 #include "common/commands.h"
 #include "common/contexts.h"
 #include "common/launched.h"
+#include "common/option_rows.h"
 #include "common/screen.h"
 #include "common/signals.h"
 #include "train/train_print.h"
@@ -33,81 +33,51 @@ typedef struct train_options {
     int64_t print; /* sequences, instead of training */
 } train_options;
 
-#define NUMBER(name_, field_, least_, most_, help_)                                       \
-    {                                                                                     \
-        .kind = ARGS_NUMBER, .name = name_, .value = "N", .help = help_, .least = least_, \
-        .most = most_, .field = offsetof(train_options, field_)                           \
-    }
+#define NUMBER(name, field, ...) ROW_NUMBER(name, train_options, field, __VA_ARGS__)
 
 static const args_option option_table[] = {
-    {.kind = ARGS_HEADING, .name = "The model; defaults are the task's recipe"},
+    ROW_HEADING("The model; defaults are the task's recipe"),
     NUMBER("layers", layers, 1, TRAIN_MOST_LAYERS, "layers"),
     NUMBER("heads", heads, 1, TRAIN_MOST_HEADS, "heads per layer; the width stays the same"),
     NUMBER("embed", embed, 2, 4096, "width of the model"),
     NUMBER("ff", ff, 0, 65536, "width of the feed-forward layers; 0: attention only"),
-    {.kind = ARGS_HEADING, .name = "A text of your own instead of a task"},
-    {.kind = ARGS_TEXT,
-     .name = "text",
-     .value = "FILE",
-     .help = "learn to predict its next word; UTF-8. Punctuation\nmarks are separate words",
-     .field = offsetof(train_options, text)},
-    {.kind = ARGS_FLAG,
-     .name = "chars",
-     .help = "characters instead of words",
-     .least = 1,
-     .field = offsetof(train_options, characters)},
-    NUMBER("context", context, 8, 4096, "tokens per sequence; default 64, characters 128"),
+    ROW_HEADING("A text of your own instead of a task"),
+    ROW_TEXT("text", train_options, text, "FILE",
+             "learn to predict its next word; UTF-8. Punctuation\nmarks are separate words"),
+    ROW_FLAG(0, "chars", train_options, characters, 1, "characters instead of words",
+             .needs = "--text FILE"),
+    NUMBER("context", context, 8, 4096, "tokens per sequence; default 64, characters 128",
+           .needs = "--text FILE"),
     NUMBER("words", words, 8, 65536,
            "maximum vocabulary size; default 4096. Other words,\nand those that occur once, are "
-           "<unk>"),
-    {.kind = ARGS_HEADING, .name = "Training"},
+           "<unk>",
+           .needs = "--text FILE"),
+    ROW_HEADING("Training"),
     NUMBER("seed", seed, 0, INT64_MAX, "of parameters and data; default 0"),
     NUMBER("steps", steps, 1, INT64_C(1) << 40, "per attempt, at most"),
     NUMBER("tries", tries, 1, 1000, "maximum number of attempts; default: the recipe's"),
     NUMBER("seconds", seconds, 1, 1000000, "for all attempts together, at most"),
     NUMBER("batch", batch, 1, 256, "sequences per step"),
     NUMBER("every", every, 1, 1000000, "steps between two evaluations on held-out data"),
-    {.kind = ARGS_REAL,
-     .name = "learning-rate",
-     .value = "X",
-     .help = "of AdamW, after the warm-up",
-     .field = offsetof(train_options, learning_rate)},
-    {.kind = ARGS_REAL,
-     .name = "dropout",
-     .value = "X",
-     .help = "fraction of attention weights dropped in each step,\n0 to 1; off while heads are "
-             "measured",
-     .field = offsetof(train_options, dropout)},
-    {.kind = ARGS_HEADING, .name = "Output"},
-    {.kind = ARGS_TEXT,
-     .letter = 'o',
-     .name = "output",
-     .value = "FOLDER",
-     .help = "the model as a Hugging Face folder, the state of\n"
-             "training, the curve and reports of its heads",
-     .field = offsetof(train_options, folder)},
-    {.kind = ARGS_FLAG,
-     .name = "fresh",
-     .help = "start over even if the folder holds a training run",
-     .least = 1,
-     .field = offsetof(train_options, fresh)},
-    {.kind = ARGS_FLAG,
-     .name = "no-report",
-     .help = "train and save only; no measurements, no pictures",
-     .least = 1,
-     .field = offsetof(train_options, no_report)},
-    {.kind = ARGS_HEADING, .name = "Other"},
+    ROW_REAL("learning-rate", train_options, learning_rate, "of AdamW, after the warm-up"),
+    ROW_REAL("dropout", train_options, dropout,
+             "fraction of attention weights dropped in each step,\n0 to 1; off while heads are "
+             "measured"),
+    ROW_HEADING("Output"),
+    ROW_OUTPUT(train_options, folder, "FOLDER",
+               "the model as a Hugging Face folder, the state of\n"
+               "training, the curve and reports of its heads"),
+    ROW_FLAG(0, "fresh", train_options, fresh, 1,
+             "start over even if the folder holds a training run"),
+    ROW_FLAG(0, "no-report", train_options, no_report, 1,
+             "train and save only; no measurements, no pictures"),
+    ROW_HEADING("Other"),
     NUMBER("print", print, 1, 1000000,
            "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
            "of training"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
-    {.kind = ARGS_FLAG,
-     .letter = 'q',
-     .name = "quiet",
-     .help = "no progress on stderr",
-     .least = 1,
-     .field = offsetof(train_options, quiet)},
-    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+    ROW_FLAG('q', "quiet", train_options, quiet, 1, "no progress on stderr"),
+    ROW_HELP,
 };
 
 static const char *task_at(int i)
@@ -456,12 +426,8 @@ cli_exit cmd_train(int count, char *const *arguments)
     args_texts plain = {0};
     const train_task *task = NULL;
     CLI_TRY(args_parse(&train_page, count, arguments, &options, &plain));
+    CLI_TRY(args_check(&train_page, &options));
     if (options.text) return train_on_text(&options, &plain);
-    if (options.characters || options.context || options.words)
-        return cli_fail(CLI_USAGE, TRAIN, "%s requires --text FILE",
-                        options.characters ? "--chars"
-                        : options.context  ? "--context"
-                                           : "--words");
     CLI_TRY(find_task(&plain, &task));
     if (options.print) return train_print(task, options.print);
     return run_training(&options, task);

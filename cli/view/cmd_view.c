@@ -27,75 +27,70 @@ static const char *const whens[] = {"auto", "always", "never", NULL};          /
 #define FLAG(letter, name, field, ...) ROW_FLAG(letter, name, view_options, field, __VA_ARGS__)
 #define NUMBER(name, field, ...) ROW_NUMBER(name, view_options, field, __VA_ARGS__)
 #define CHOICE(name, field, ...) ROW_CHOICE(name, view_options, field, __VA_ARGS__)
-#define VALUE(kind_, letter_, name_, field_, value_, ...)                 \
-    {                                                                     \
-        .kind = kind_, .letter = letter_, .name = name_, .value = value_, \
-        .field = offsetof(view_options, field_), .help = __VA_ARGS__      \
-    }
+#define TEXT(name, field, ...) ROW_TEXT(name, view_options, field, __VA_ARGS__)
 
 static const args_option option_table[] = {
     ROW_HEADING("Which heads"),
-    VALUE(ARGS_TEXTS, 'l', "layer", layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
-    VALUE(ARGS_TEXTS, 0, "head", heads, "LIST",
-          "heads, counted from 0: 3 or 0,2-4 of every layer\n"
-          "chosen, or with their layer: L4H11 or 4.11"),
+    ROW_TEXTS('l', "layer", view_options, layers, "LIST", "layers, counted from 0: 3 or 0,2-4"),
+    ROW_TEXTS(0, "head", view_options, heads, "LIST",
+              "heads, counted from 0: 3 or 0,2-4 of every layer\n"
+              "chosen, or with their layer: L4H11 or 4.11"),
     ROW_HEADING("Attention from one word to another"),
-    VALUE(ARGS_TEXT, 0, "from", from, "WORD",
-          "rank heads by how they attend from this word, as\n"
-          "written in the text; it:2 is the second \"it\"",
-          .needs = "--to WORD", .excludes = "--attention --contrast"),
-    VALUE(ARGS_TEXT, 0, "to", to, "WORD", "to this one", .needs = "--from WORD"),
+    TEXT("from", from, "WORD",
+         "rank heads by how they attend from this word, as\n"
+         "written in the text; it:2 is the second \"it\"",
+         .needs = "--to WORD", .excludes = "--attention --contrast"),
+    TEXT("to", to, "WORD", "to this one", .needs = "--from WORD"),
     CHOICE("sort", sort, sorts,
            "by weight (the default), by the norm of the weighted\n"
            "value, or by the effect of removing the head",
            .needs = "--from WORD"),
     ROW_HEADING("What heads write"),
-    VALUE(ARGS_TEXT, 0, "desk", desk, "LAYER",
-          "what each head of a layer adds to the residual\n"
-          "stream; files have every term of every head",
-          .excludes = "--attention --contrast --from --layer --head --hide",
-          .why = "it shows all heads of its layer at all tokens of a text"),
+    TEXT("desk", desk, "LAYER",
+         "what each head of a layer adds to the residual\n"
+         "stream; files have every term of every head",
+         .excludes = "--attention --contrast --from --layer --head --hide",
+         .why = "it shows all heads of its layer at all tokens of a text"),
     ROW_HEADING("Output (several at once; one FILE may be -, stdout)"),
-    VALUE(ARGS_TEXT, 'o', "output", html, "FILE.html", "an interactive report in one file"),
+    ROW_OUTPUT(view_options, html, "FILE.html", "an interactive report in one file"),
     FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons",
          .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
-    VALUE(ARGS_TEXT, 0, "svg", svg, "FILE", "a vector image for print or a web page"),
-    VALUE(ARGS_TEXT, 0, "png", png, "FILE", "a bitmap image"),
-    VALUE(ARGS_TEXT, 0, "json", json, "FILE", "tokens and all weights as text"),
-    VALUE(ARGS_TEXT, 0, "npy", npy, "FILE",
-          "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
+    TEXT("svg", svg, "FILE", "a vector image for print or a web page"),
+    TEXT("png", png, "FILE", "a bitmap image"),
+    TEXT("json", json, "FILE", "tokens and all weights as text"),
+    TEXT("npy", npy, "FILE", "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
     ROW_HEADING("The text"),
-    VALUE(ARGS_TEXT, 0, "contrast", contrast, "TEXT",
-          "draw the weights minus those in this text, which\n"
-          "must have the same number of tokens",
-          .excludes = "--attention --renormalise"),
-    VALUE(ARGS_TEXT, 0, "text-file", text_file, "FILE", "read the text from FILE; - is stdin"),
-    VALUE(ARGS_TEXT, 0, "example", example, "NAME",
-          "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
+    TEXT("contrast", contrast, "TEXT",
+         "draw the weights minus those in this text, which\n"
+         "must have the same number of tokens",
+         .excludes = "--attention --renormalise"),
+    TEXT("text-file", text_file, "FILE", "read the text from FILE; - is stdin"),
+    TEXT("example", example, "NAME",
+         "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
     NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
            "refuse longer texts; default: the model's limit"),
     FLAG(0, "truncate", truncate, 1, "cut longer texts instead"),
     ROW_HEADING("Weights from an array, without a model"),
-    VALUE(ARGS_TEXT, 0, "attention", attention, "FILE.npy",
-          "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]", .needs = "--tokens FILE",
-          .excludes = "--text-file --example --max-tokens --truncate",
-          .why = "an array takes no text"),
-    VALUE(ARGS_TEXT, 0, "tokens", tokens, "FILE", "T tokens: one per line, or a JSON list (.json)",
-          .needs = "--attention FILE.npy"),
-    VALUE(ARGS_TEXT, 0, "key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ",
-          .needs = "--attention FILE.npy"),
+    TEXT("attention", attention, "FILE.npy",
+         "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]", .needs = "--tokens FILE",
+         .excludes = "--text-file --example --max-tokens --truncate",
+         .why = "an array takes no text"),
+    TEXT("tokens", tokens, "FILE", "T tokens: one per line, or a JSON list (.json)",
+         .needs = "--attention FILE.npy"),
+    TEXT("key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ",
+         .needs = "--attention FILE.npy"),
     ROW_HEADING("Drawing"),
     CHOICE("cmap", cmap, cmaps, "colour map; default viridis"),
-    VALUE(ARGS_TEXT, 0, "range", range, "RANGE",
-          "range of the colours: shared by all heads (the\n"
-          "default), head: per head, or LO:HI"),
+    TEXT("range", range, "RANGE",
+         "range of the colours: shared by all heads (the\n"
+         "default), head: per head, or LO:HI"),
     CHOICE("scale", scale, scales,
            "mapping from weights to colours; sqrt and log\nemphasise small weights; auto (the "
            "default) is\nlinear, or sqrt beyond 64 tokens"),
-    VALUE(ARGS_TEXTS, 0, "hide", hide, "LIST",
-          "leave tokens out of the picture and report their\n"
-          "weight: special, or tokens by name"),
+    ROW_TEXTS(0, "hide", view_options, hide, "LIST",
+              "leave tokens out of the picture and report their\n"
+              "weight: special, or tokens by name"),
     FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again",
          .needs = "--hide LIST"),
     CHOICE("values", values, values, "numbers in the cells"),
@@ -109,7 +104,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
     FLAG('q', "quiet", quiet, 1, "no notes on stderr, only warnings and errors"),
-    {.kind = ARGS_FLAG, .letter = 'h', .name = "help", .help = "this text"},
+    ROW_HELP,
 };
 
 const args_page view_page = {

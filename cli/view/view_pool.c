@@ -30,7 +30,8 @@ static cli_exit make_block(const maps_token *first, maps_token *block)
     return CLI_OK;
 }
 
-cli_exit view_pool_blocks(int64_t cell, attention_maps *maps)
+/* The tokens so far become those of the text; rows and columns are blocks of cell x cell of them. */
+static cli_exit make_blocks(int64_t cell, attention_maps *maps)
 {
     const maps_tokens all = maps->rows;
     const int64_t blocks = (all.count + cell - 1) / cell;
@@ -86,7 +87,7 @@ cli_exit view_pool_begin(const text_model *model, int64_t cell, progress *shown,
     pool *x;
     CLI_TRY(ARENA_ALLOC(VIEW, 1, &x));
     *x = (pool){.model = model, .maps = maps, .shown = shown};
-    CLI_TRY(view_pool_blocks(cell, maps));
+    CLI_TRY(make_blocks(cell, maps));
     for (int64_t l = 0; l < maps->layers; l++)
         if (maps_picks_in_layer(&maps->picks, l) > 0) CLI_TRY(maps_add_layer(VIEW, maps, l));
     *visit = (text_visit){.after_layer = pool_after, .user = x};

@@ -15,7 +15,4 @@ int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int
 cli_exit view_pool_begin(const text_model *model, int64_t cell, progress *shown,
                          attention_maps *maps, text_visit *visit);
 
-/* The tokens so far become those of the text; rows and columns are blocks of cell x cell of them. */
-cli_exit view_pool_blocks(int64_t cell, attention_maps *maps);
-
 #endif

@@ -91,13 +91,22 @@ typedef struct mha_attention_gradients {
     const mha_tensor *average_probabilities_gradient; /* [B,T,S] */
 } mha_attention_gradients;
 
+/* One call. */
+typedef struct mha_attention_backward_call {
+    uint32_t struct_size;
+    uint32_t reserved;                        /* 0 */
+    const mha_attention_desc *attention;      /* as in the forward call; NULL: all defaults */
+    const mha_tensor *q;                      /* [B,H ,T,D ] in, as in the forward call */
+    const mha_tensor *k;                      /* [B,Hk,S,D ] in, likewise */
+    const mha_tensor *v;                      /* [B,Hk,S,Dv] in, likewise */
+    const mha_tensor *o;                      /* [B,H ,T,Dv] in, from the forward call */
+    const mha_tensor *lse;                    /* [B,H ,T] in, likewise */
+    const mha_tensor *o_gradient;             /* [B,H ,T,Dv] in, last axis contiguous */
+    const mha_attention_gradients *gradients; /* what is wanted: tensors out, f32 */
+} mha_attention_backward_call;
+
 /**
  * Attention backward: the formulas above.
- *
- *   q [B,H ,T,D ] in    k [B,Hk,S,D ] in    v [B,Hk,S,Dv] in    desc: all as in the forward call
- *   o [B,H ,T,Dv] in    lse [B,H,T] in: from the forward call
- *   o_gradient [B,H,T,Dv] in, last axis contiguous
- *   gradients: tensors out, f32
  *
  * q, k, v, o, o_gradient and a bias may each be f32, f16 or bf16: every element is widened exactly,
  * so the bits are those of f32 tensors of the same numbers. (delta is
@@ -117,13 +126,11 @@ typedef struct mha_attention_gradients {
  *          ds the error of o, sum_d |g[d]| |o error|.
  * Since    0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_attention_backward(
-    mha_context *context, const mha_attention_desc *desc, const mha_tensor *q, const mha_tensor *k,
-    const mha_tensor *v, const mha_tensor *o, const mha_tensor *lse, const mha_tensor *o_gradient,
-    const mha_attention_gradients *gradients);
+MHA_API MHA_NODISCARD mha_status mha_attention_backward(mha_context *context,
+                                                        const mha_attention_backward_call *call);
 
 /**
- * Report what mha_attention_backward() would do with the same arguments, with the same checks.
+ * Report what mha_attention_backward() would do with the same call, with the same checks.
  * o, lse and o_gradient may be NULL here; data pointers of tensors are not read (those of
  * key_lengths and q_offsets are). In the plan, flops counts the matrix products that would be
  * computed: gradients of keys and of queries each recompute scores, so it is more than 10 D per
@@ -133,10 +140,7 @@ MHA_API MHA_NODISCARD mha_status mha_attention_backward(
  * Threads  any.           Since   0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_backward_explain(
-    const mha_context *context, const mha_attention_desc *desc, const mha_tensor *q,
-    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o, const mha_tensor *lse,
-    const mha_tensor *o_gradient, const mha_attention_gradients *gradients,
-    mha_attention_plan *plan);
+    const mha_context *context, const mha_attention_backward_call *call, mha_attention_plan *plan);
 
 /* ---- Linear attention ------------------------------------------------------------------------ */
 

@@ -158,7 +158,7 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
 /**
  * Attention backward over all ranks: the gradients of mha_attention_backward().
  *
- *   q, k, v, desc as in mha_distributed_forward()
+ *   attention, q, k, v   as in mha_distributed_forward()
  *   o, lse, o_gradient   rows as q
  *   gradients            q and what is given of lse and probabilities have rows as q (and all S columns);
  *                        k and v as k; bias as the bias: a row for each query here, or one for all;
@@ -197,10 +197,9 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  *          be written in part.
  * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_distributed_backward(
-    mha_context *context, const mha_sequence_split *split, const mha_attention_desc *desc,
-    const mha_tensor *q, const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
-    const mha_tensor *lse, const mha_tensor *o_gradient, const mha_attention_gradients *gradients);
+MHA_API MHA_NODISCARD mha_status mha_distributed_backward(mha_context *context,
+                                                          const mha_sequence_split *split,
+                                                          const mha_attention_backward_call *call);
 
 /* ---- few queries, many keys: decoding -------------------------------------------------------- */
 

@@ -186,6 +186,15 @@ typedef struct mha_json_field {
  * Threads one per writer. Since 0.1 */
 MHA_API void mha_json_fields(mha_json *json, const mha_json_field *fields, const void *data);
 
+/** An object of these members. Memory none. Errors in status. Threads one per writer. Since 0.1 */
+MHA_API void mha_json_struct(mha_json *json, const char *name, const mha_json_field *fields,
+                             const void *data);
+
+/** An array of such objects, of count structs of size bytes each. Memory none. Errors in status.
+ * Threads one per writer. Since 0.1 */
+MHA_API void mha_json_structs(mha_json *json, const char *name, const mha_json_field *fields,
+                              const void *data, size_t size, int64_t count);
+
 /**
  * The next code point of a UTF-8 text that ends before end; *text moves past it. A byte that
  * belongs to no well-formed sequence gives U+FFFD and advances by one. *hidden tells whether

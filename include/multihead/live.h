@@ -75,9 +75,10 @@ MHA_API const mha_live_place *mha_live_find(const char *name);
  *   request [bytes]  a JSON object; ignored where there is none
  *
  * Memory   borrowed for the call; runs stay until other ones take their place, of most_bytes at most.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no such place); MHA_ERR_FORMAT, _UTF8, _SIZE, _MODEL,
- *          _UNSUPPORTED (what is asked cannot be computed; the detail says why); MHA_ERR_CALLBACK (is_over);
- *          MHA_ERR_NOMEM; what the sink returned, and of other calls. The sink may have a part of an answer.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (no such place); MHA_ERR_FORMAT, MHA_ERR_UTF8,
+ *          MHA_ERR_SIZE, MHA_ERR_MODEL, MHA_ERR_UNSUPPORTED (what is asked cannot be computed; the
+ *          detail says why); MHA_ERR_CALLBACK (is_over); MHA_ERR_NOMEM; what the sink returned, and
+ *          of other calls. The sink may have a part of an answer.
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_live_answer(mha_live *live, const mha_live_place *place,

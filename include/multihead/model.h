@@ -157,7 +157,7 @@ typedef struct mha_model_digests {
  *   flags   0, or MHA_MODEL_NO_TOKENIZER: leave the tokenizer's files out
  *
  * Memory   fills *digests; scratch of 256 KiB per thread.
- * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (flags); MHA_ERR_FILE, _FORMAT, _NOMEM.
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (flags); MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_NOMEM.
  * Threads  one call at a time per context.   Cost  that of reading the files once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const char *folder,

@@ -249,17 +249,6 @@ MHA_API MHA_NODISCARD mha_status mha_module_run(mha_context *context, const mha_
                                                 const mha_module_call *call);
 
 /**
- * mha_module_run() of a call with these fields.
- *
- * Memory, Errors, Threads, Accuracy   as there.   Since  0.1
- */
-MHA_API MHA_NODISCARD mha_status mha_module_forward(mha_context *context, const mha_module *module,
-                                                    const mha_attention_desc *attention,
-                                                    const mha_tensor *query, const mha_tensor *key,
-                                                    const mha_tensor *value, const mha_tensor *out,
-                                                    const mha_module_outputs *outputs);
-
-/**
  * The most scratch that mha_module_run() of the same call uses, with the same checks.
  * Data pointers of tensors may be NULL and are not read; out may be NULL.
  *

@@ -80,10 +80,11 @@ typedef struct mha_tokens {
  *
  * Memory   borrows the texts for the call; the caller frees the arrays with mha_tokens_free(); from
  *          the C library, 43 bytes and a label for each token.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size, max_tokens); MHA_ERR_UTF8; MHA_ERR_FORMAT (a word
- *          that a vocabulary does not have; the nearest is named); MHA_ERR_SIZE (more than max_tokens
- *          without MHA_TOKENS_TRUNCATE); MHA_ERR_UNSUPPORTED (a pair for a model that knows none, a
- *          model without tokenizer, unknown flags); MHA_ERR_NOMEM. *tokens is then unchanged.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, max_tokens); MHA_ERR_UTF8; MHA_ERR_FORMAT
+ *          (a word that a vocabulary does not have; the nearest is named); MHA_ERR_SIZE (more than
+ *          max_tokens without MHA_TOKENS_TRUNCATE); MHA_ERR_UNSUPPORTED (a pair for a model that
+ *          knows none, a model without tokenizer, unknown flags); MHA_ERR_NOMEM. *tokens is then
+ *          unchanged.
  * Threads  any.   Cost  linear in the bytes.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokens_read(const mha_model *model,
@@ -159,8 +160,9 @@ MHA_API void mha_text_writer_destroy(mha_text_writer *writer);
  *                        no character become U+FFFD
  *   *stopped out         a stop text is complete, and *text ends before it; add no more
  *
- * Memory   *text lives until the next call.   Errors  MHA_ERR_NULL, _ARGUMENT (no such token),
- * _NOMEM.   Threads  one.   Since  0.1
+ * Memory   *text lives until the next call.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no such token), MHA_ERR_NOMEM.
+ * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_text_writer_add(mha_text_writer *writer, int32_t id,
                                                      const char **text, size_t *bytes,
@@ -192,7 +194,8 @@ enum { MHA_RANDOM_LEAST_BLOCK = 4 };
  * every text, and how many words a sequence repeats how often.
  *
  * Memory   the caller frees *plan with mha_random_tokens_free(); from the C library.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size), _UNSUPPORTED (no tokenizer), _NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (no tokenizer),
+ *          MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_random_tokens_plan(const mha_model *model,
@@ -206,7 +209,7 @@ MHA_API void mha_random_tokens_free(mha_random_tokens *plan);
  * Draw the next sequence. Sequences depend on those before them.
  *
  * Memory   the caller frees *tokens with mha_tokens_free(), which has no labels and no places.
- * Errors   MHA_ERR_NULL, _ARGUMENT (how), _NOMEM.   Threads  any.   Since  0.1
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (how), MHA_ERR_NOMEM.   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_random_tokens_draw(mha_random_tokens *plan,
                                                         mha_tokens *tokens);
@@ -329,9 +332,10 @@ typedef struct mha_study_desc {
  *
  * or mha_study_measure(), which does all of it. desc may be NULL.
  *
- * Memory   the caller owns *study; context, model, and what desc points to, must outlive it. 24 bytes per token of the vocabulary, and what mha_head_measures_create() says.
- * Errors   MHA_ERR_NULL, _ARGUMENT (struct_size), _UNSUPPORTED (flags; an encoder-decoder; a model
- *          without tokenizer), _NOMEM.
+ * Memory   the caller owns *study; context, model, and what desc points to, must outlive it. 32 bytes
+ *          per token of the vocabulary, and what mha_head_measures_create() says.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (flags; an
+ *          encoder-decoder; a model without tokenizer), MHA_ERR_NOMEM.
  * Threads  one call at a time per context, as for all calls of a study.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_create(mha_context *context, mha_model *model,

@@ -181,7 +181,8 @@ static mha_status check_size(const mhai_attn_problem *p)
     return MHA_OK;
 }
 
-static mha_status check(const mhai_backward_call *a, bool need_data, mhai_backward_problem *x)
+static mha_status check(const mha_attention_backward_call *a, const mhai_attn_part *part,
+                        bool need_data, mhai_backward_problem *x)
 {
     const uint32_t known = MHA_GRADIENTS_ACCUMULATE | MHA_GRADIENTS_DROPPED_PROBABILITIES;
     mha_attention_gradients gradients;
@@ -195,9 +196,10 @@ static mha_status check(const mhai_backward_call *a, bool need_data, mhai_backwa
                         (unsigned)(gradients.flags & ~known));
     x->accumulate = gradients.flags & MHA_GRADIENTS_ACCUMULATE;
     const mha_attention_outputs results = {.struct_size = sizeof results, .lse = a->lse};
-    MHA_TRY(mhai_attn_check(a->desc, a->q, a->k, a->v, a->o, &results, need_data, a->part, &x->p));
+    MHA_TRY(
+        mhai_attn_check(a->attention, a->q, a->k, a->v, a->o, &results, need_data, part, &x->p));
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &desc, sizeof desc,
-                             offsetof(mha_attention_desc, left_keys), a->desc));
+                             offsetof(mha_attention_desc, left_keys), a->attention));
     if (x->p.compute != MHA_COMPUTE_F32)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "compute %s has no backward; use MHA_COMPUTE_F32 in both directions",
@@ -445,12 +447,24 @@ void mhai_backward_write_parameters(const mhai_backward_problem *x)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-mha_status mhai_backward_plan_call(const mha_context *context, const mhai_backward_call *a,
-                                   bool need_data, mhai_backward_plan *plan)
+mha_status mhai_backward_copy_call(const char *name, const mha_attention_backward_call *given,
+                                   mha_attention_backward_call *call)
+{
+    if (!given) return mha_fail(MHA_ERR_NULL, "%s: call is NULL", name);
+    MHA_TRY(
+        mhai_struct_copy("mha_attention_backward_call", call, sizeof *call, sizeof *call, given));
+    if (call->reserved == 0) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: reserved is %u, expected 0", name,
+                    (unsigned)call->reserved);
+}
+
+mha_status mhai_backward_plan_call(const mha_context *context, const mha_attention_backward_call *a,
+                                   const mhai_attn_part *part, bool need_data,
+                                   mhai_backward_plan *plan)
 {
     const mhai_attn_problem *p = &plan->x.p;
     mha_attention_plan *account = &plan->account;
-    MHA_TRY(check(a, need_data, &plan->x));
+    MHA_TRY(check(a, part, need_data, &plan->x));
     MHA_TRY(mhai_attn_choose(context, p, true, &plan->backend, &account->reason));
     account->path = plan->backend->path;
     plan->threads = context->num_threads;
@@ -471,16 +485,13 @@ static mha_status run(mha_context *context, mhai_backward_plan *plan)
     return MHA_OK;
 }
 
-mha_status mha_attention_backward(mha_context *context, const mha_attention_desc *desc,
-                                  const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
-                                  const mha_tensor *o, const mha_tensor *lse,
-                                  const mha_tensor *o_gradient,
-                                  const mha_attention_gradients *gradients)
+mha_status mha_attention_backward(mha_context *context, const mha_attention_backward_call *call)
 {
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_attention_backward: context is NULL");
-    const mhai_backward_call a = {desc, q, k, v, o, lse, o_gradient, gradients, NULL};
+    mha_attention_backward_call own;
+    MHA_TRY(mhai_backward_copy_call("mha_attention_backward", call, &own));
     mhai_backward_plan plan = {.threads = 0};
-    MHA_TRY(mhai_backward_plan_call(context, &a, true, &plan));
+    MHA_TRY(mhai_backward_plan_call(context, &own, NULL, true, &plan));
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = run(context, &plan);
     mha_scratch_release(context, mark);
@@ -504,21 +515,18 @@ static double flops_of_pair(const mhai_backward_plan *plan)
 }
 
 mha_status mha_attention_backward_explain(const mha_context *context,
-                                          const mha_attention_desc *desc, const mha_tensor *q,
-                                          const mha_tensor *k, const mha_tensor *v,
-                                          const mha_tensor *o, const mha_tensor *lse,
-                                          const mha_tensor *o_gradient,
-                                          const mha_attention_gradients *gradients,
+                                          const mha_attention_backward_call *call,
                                           mha_attention_plan *plan)
 {
     if (!context || !plan)
         return mha_fail(MHA_ERR_NULL, "mha_attention_backward_explain: %s is NULL",
                         context ? "plan" : "context");
-    const mhai_backward_call a = {desc, q, k, v, o, lse, o_gradient, gradients, NULL};
+    mha_attention_backward_call own;
+    MHA_TRY(mhai_backward_copy_call("mha_attention_backward_explain", call, &own));
     mhai_backward_plan made = {.threads = 0};
     mhai_backward_problem *x = &made.x;
     mha_attention_plan *account = &made.account;
-    MHA_TRY(mhai_backward_plan_call(context, &a, false, &made));
+    MHA_TRY(mhai_backward_plan_call(context, &own, NULL, false, &made));
     const int64_t rows = x->p.q.shape[0] * x->p.q.shape[2] * x->p.H;
     account->visible_pairs = mhai_attn_visible_pairs(&x->p);
     account->flops = flops_of_pair(&made) * (double)account->visible_pairs;

@@ -104,18 +104,16 @@ typedef struct mhai_backward_plan {
     mha_attention_plan account; /* flops, bytes and pairs only if requested */
 } mhai_backward_plan;
 
-/* What the caller gave; part as in mhai_attn_problem. */
-typedef struct mhai_backward_call {
-    const mha_attention_desc *desc;
-    const mha_tensor *q, *k, *v, *o, *lse, *o_gradient;
-    const mha_attention_gradients *gradients;
-    const mhai_attn_part *part;
-} mhai_backward_call;
-
-/* Check a call and plan it, into a plan of zeros. */
+/* Check a call and plan it, into a plan of zeros; part as in mhai_attn_problem. */
 MHA_NODISCARD mha_status mhai_backward_plan_call(const mha_context *context,
-                                                 const mhai_backward_call *call, bool need_data,
+                                                 const mha_attention_backward_call *call,
+                                                 const mhai_attn_part *part, bool need_data,
                                                  mhai_backward_plan *plan);
+
+/* A caller's call, for a function of that name. */
+MHA_NODISCARD mha_status mhai_backward_copy_call(const char *name,
+                                                 const mha_attention_backward_call *given,
+                                                 mha_attention_backward_call *call);
 
 /* Zeros for all sums that are wanted, in one piece of scratch: x->sums points into it. */
 MHA_NODISCARD mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x,

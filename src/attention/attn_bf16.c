@@ -10,12 +10,6 @@
 
 #include <string.h>
 
-/* One chunk of a call. */
-typedef struct bf16_item {
-    const mhai_attn_walk *walk;
-    bool bad_query; /* some query that is finite has no place in bf16 */
-} bf16_item;
-
 const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_problem *p)
 {
     const int takes = MHAI_MASKS | MHAI_BIASES | MHAI_USES(softcap) | MHAI_USES(dropout) |
@@ -36,34 +30,23 @@ const char *mhai_bf16_refuses(const mha_context *context, const mhai_attn_proble
 
 /* ---- the visitor ----------------------------------------------------------------------------- */
 
-static void start_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+/* A query that is finite may have no place in bf16. */
+static void start_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
-    bf16_item *item = user;
-    const mhai_attn_walk *walk = item->walk;
+    const mhai_attn_walk *walk = user;
     const int64_t width = walk->p->D;
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
-    item->bad_query = false;
     for (int64_t r = 0; r < c->rows && width > 0; r++) {
         bool fits;
         walk->kernels->bf16_row(w->q + r * width, width, walk->pairs, &fits);
-        if (fits) continue;
-        w->bad_query[r] = 1;
-        item->bad_query = true;
+        if (!fits) w->bad_query[r] = c->bad_query = true;
     }
-}
-
-static void pack_block(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
-                       mhai_attn_block *block)
-{
-    const bf16_item *item = user;
-    mhai_attn_pack_block(item->walk, c, w, true, block);
-    block->bad |= item->bad_query;
 }
 
 static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_block *block, mhai_attn_strip *s)
 {
-    const mhai_attn_walk *walk = ((const bf16_item *)user)->walk;
+    const mhai_attn_walk *walk = user;
     mhai_dropout dropout;
     s->tile.factor = mhai_attn_factor(walk->p);
     s->tile.pairs = walk->pairs;
@@ -79,9 +62,10 @@ static void forward_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
 static void run_item(void *argument, int64_t at, int worker)
 {
     const mhai_attn_walk *walk = argument;
-    bf16_item item = {.walk = walk};
-    const mhai_attn_visitor visitor = {
-        .user = &item, .chunk = start_chunk, .pack = pack_block, .strip = forward_strip};
+    const mhai_attn_visitor visitor = {.options = MHAI_WALK_VALUES,
+                                       .user = argument,
+                                       .chunk = start_chunk,
+                                       .strip = forward_strip};
     mhai_attn_workspace w = mhai_attn_workspace_of(walk, worker);
     mhai_attn_chunk c = mhai_attn_chunk_of_item(walk, at);
     mhai_attn_walk_chunk(walk, &c, &w, &visitor);

@@ -206,7 +206,7 @@ static void finish_statistics(const outputs_pass *pass, const mhai_attn_chunk *c
 
 /* ---- probabilities --------------------------------------------------------------------------- */
 
-static void start_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+static void start_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const outputs_chunk *x = user;
     mhai_attn_restore_rows(x->pass->kept, x->pass->walk->p, c, w);

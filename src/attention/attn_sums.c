@@ -15,7 +15,7 @@ typedef struct sums_job {
 
 /* ---- the average over heads ------------------------------------------------------------------ */
 
-static void restore_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+static void restore_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const sums_job *job = user;
     mhai_attn_restore_rows(job->kept, job->walk->p, c, w);
@@ -179,7 +179,7 @@ static void go_to_head(column_sums *x, const mhai_attn_workspace *w, int64_t hea
     }
 }
 
-static void start_columns(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+static void start_columns(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const column_sums *x = user;
     mhai_attn_restore_rows(x->job->kept, x->job->walk->p, c, w);

@@ -29,7 +29,7 @@ typedef struct tiled_job {
     bool one_block;      /* attn_one_block.c takes it */
 } tiled_job;
 
-static void start_outputs(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
+static void start_outputs(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_walk *walk = ((const mhai_attn_item *)user)->walk;
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));

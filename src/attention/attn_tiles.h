@@ -99,14 +99,10 @@ typedef struct mhai_attn_visitor {
     unsigned options;
     void *user;
     /* A chunk's rows are placed and its queries loaded; m and l are those of no keys (or the sink).
-     * A later pass puts the final ones there. NULL: nothing to do. */
-    void (*chunk)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w);
+     * A later pass puts the final ones there; bad_query may be set. NULL: nothing to do. */
+    void (*chunk)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
     void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                   const mhai_attn_block *block, mhai_attn_strip *strip);
-    /* Instead of the packing by the walk, when the first strip needs the block; sets its packed and
-     * bad. NULL: the walk packs. */
-    void (*pack)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
-                 mhai_attn_block *block);
     /* Row-major, of a chunk of few rows: all its strips that see something of the block at once,
      * with keys and values as they lie; false if it cannot, and strip() is to follow. NULL: never
      * tried. */
@@ -198,10 +194,6 @@ void mhai_attn_fill_relative(const mhai_attn_problem *p, const mhai_attn_chunk *
 void mhai_attn_set_score_terms(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                                const mhai_attn_workspace *w, const mhai_attn_block *block,
                                mhai_attn_strip *s);
-
-/* A block's keys, and its values if wanted, into panels, unless they are there. */
-void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
-                          mhai_attn_workspace *w, bool values, mhai_attn_block *block);
 
 /* Key-major: items are blocks of MHAI_KEY_BLOCK keys of the key/value heads of all sequences. Each
  * walks all rows that see any of it, head after head and query after query, in chunks that are cut

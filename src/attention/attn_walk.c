@@ -235,8 +235,8 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_run *runs, const mhai_a
 }
 
 /* Pack the block's keys, and its values if wanted, when the first strip needs them. */
-void mhai_attn_pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
-                          mhai_attn_workspace *w, bool values, mhai_attn_block *block)
+static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
+                       bool values, mhai_attn_block *block)
 {
     if (block->packed) return;
     block->packed = true;
@@ -324,10 +324,7 @@ static void walk_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mha
     mhai_attn_strip s;
     for (int64_t first = 0; first < c->rows; first += s.tile.rows) {
         if (make_strip(walk, c, w, block, seen, first, &s)) {
-            if (!visitor->pack)
-                mhai_attn_pack_block(walk, c, w, visitor->options & MHAI_WALK_VALUES, block);
-            else if (!block->packed)
-                visitor->pack(visitor->user, c, w, block);
+            pack_block(walk, c, w, visitor->options & MHAI_WALK_VALUES, block);
             arm_strip(walk, c, w, block, &s);
         } else if (!all) {
             continue;

@@ -324,3 +324,20 @@ void mha_json_fields(mha_json *json, const mha_json_field *fields, const void *d
         put_field(json, fields, (const char *)data + (between ? 0 : fields->offset));
     }
 }
+
+void mha_json_struct(mha_json *json, const char *name, const mha_json_field *fields,
+                     const void *data)
+{
+    mha_json_object(json, name);
+    mha_json_fields(json, fields, data);
+    mha_json_end(json);
+}
+
+void mha_json_structs(mha_json *json, const char *name, const mha_json_field *fields,
+                      const void *data, size_t size, int64_t count)
+{
+    mha_json_array(json, name);
+    for (int64_t i = 0; i < count && !json->status; i++)
+        mha_json_struct(json, NULL, fields, (const char *)data + (size_t)i * size);
+    mha_json_end(json);
+}

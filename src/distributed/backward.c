@@ -162,10 +162,16 @@ static mha_status plan_piece(const back_call *c, const mhai_over_queries *over, 
     }
     k.shape[2] = v.shape[2] = c->split.given.keys;
     k.stride[2] = v.stride[2] = 0;
-    const mhai_backward_call planned = {&s->desc, &s->q,   &k,         &v,      &s->o,
-                                        &cut[0],  &cut[1], &gradients, &s->part};
+    const mha_attention_backward_call planned = {.attention = &s->desc,
+                                                 .q = &s->q,
+                                                 .k = &k,
+                                                 .v = &v,
+                                                 .o = &s->o,
+                                                 .lse = &cut[0],
+                                                 .o_gradient = &cut[1],
+                                                 .gradients = &gradients};
     *plan = (mhai_backward_plan){.threads = 0};
-    MHA_TRY(mhai_backward_plan_call(c->context, &planned, true, plan));
+    MHA_TRY(mhai_backward_plan_call(c->context, &planned, &s->part, true, plan));
     if (mhai_backward_folds(plan)) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "mha_distributed_backward: the plain path (head sizes above "
@@ -399,17 +405,17 @@ static mha_status run(back_call *c)
 }
 
 mha_status mha_distributed_backward(mha_context *context, const mha_sequence_split *split,
-                                    const mha_attention_desc *desc, const mha_tensor *q,
-                                    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
-                                    const mha_tensor *lse, const mha_tensor *o_gradient,
-                                    const mha_attention_gradients *gradients)
+                                    const mha_attention_backward_call *call)
 {
     static const char name[] = "mha_distributed_backward";
-    back_call c = {.context = context, .lse = lse, .o_gradient = o_gradient};
+    mha_attention_backward_call a = {.struct_size = 0};
     MHA_TRY(mhai_slice_arguments(name, context, split));
+    mha_status status = mhai_backward_copy_call(name, call, &a);
+    back_call c = {.context = context, .lse = a.lse, .o_gradient = a.o_gradient};
     const mha_scratch_mark mark = mha_scratch_top(context);
-    c.whole.status = mhai_slice_take(name, desc, q, k, v, o, NULL, &c.whole);
-    mha_status status = begin(&c, split, gradients);
+    c.whole.status =
+        status ? status : mhai_slice_take(name, a.attention, a.q, a.k, a.v, a.o, NULL, &c.whole);
+    status = begin(&c, split, a.gradients);
     if (status == MHA_OK) status = run(&c);
     mha_scratch_release(context, mark);
     return status;

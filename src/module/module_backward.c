@@ -24,7 +24,8 @@ typedef struct call {
     mhai_forward f;
     mha_module_gradients out;
     mha_attention_gradients wanted;
-    mha_tensor out_gradient; /* [B,T,E], as query, key and value below */
+    mha_attention_backward_call attend; /* of the heads */
+    mha_tensor out_gradient;            /* [B,T,E], as query, key and value below */
     mha_tensor query, key, value;
     target projection[MHAI_PROJECTIONS];
     float *vector[MHAI_VECTORS];
@@ -279,10 +280,17 @@ static mha_status prepare_attention(call *c)
         c->sinks = mha_tensor_contiguous(memory, MHA_F32, 1, &H);
         w->sink_logits = &c->sinks;
     }
+    c->attend = (mha_attention_backward_call){.struct_size = sizeof c->attend,
+                                              .attention = &c->f.at.desc,
+                                              .q = &c->f.at.q,
+                                              .k = &c->f.at.k,
+                                              .v = &c->f.at.v,
+                                              .o = &c->f.at.heads,
+                                              .lse = &c->f.lse,
+                                              .o_gradient = &c->view_dheads,
+                                              .gradients = w};
     mha_attention_plan plan;
-    return mha_attention_backward_explain(c->f.context, &c->f.at.desc, &c->f.at.q, &c->f.at.k,
-                                          &c->f.at.v, &c->f.at.heads, &c->f.lse, &c->view_dheads, w,
-                                          &plan);
+    return mha_attention_backward_explain(c->f.context, &c->attend, &plan);
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -418,8 +426,7 @@ static mha_status compute(call *c)
 {
     mhai_forward *f = &c->f;
     MHA_TRY(mix(c));
-    MHA_TRY(mha_attention_backward(f->context, &f->at.desc, &f->at.q, &f->at.k, &f->at.v,
-                                   &f->at.heads, &f->lse, &c->view_dheads, &c->wanted));
+    MHA_TRY(mha_attention_backward(f->context, &c->attend));
     MHA_TRY(mhai_module_extra_backward(f, &c->view_dheads, c->wanted.lse_gradient, &c->view_dq,
                                        c->vector[MHAI_BIAS_K], c->vector[MHAI_BIAS_V]));
     float *sinks = c->vector[MHAI_SINKS];

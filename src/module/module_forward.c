@@ -294,21 +294,6 @@ mha_status mha_module_run(mha_context *context, const mha_module *module,
     return status;
 }
 
-mha_status mha_module_forward(mha_context *context, const mha_module *module,
-                              const mha_attention_desc *attention, const mha_tensor *query,
-                              const mha_tensor *key, const mha_tensor *value, const mha_tensor *out,
-                              const mha_module_outputs *outputs)
-{
-    return mha_module_run(context, module,
-                          &(mha_module_call){.struct_size = sizeof(mha_module_call),
-                                             .attention = attention,
-                                             .query = query,
-                                             .key = key,
-                                             .value = value,
-                                             .out = out,
-                                             .outputs = outputs});
-}
-
 mha_status mha_module_scratch(mha_context *context, const mha_module *module,
                               const mha_module_call *call, size_t *bytes)
 {

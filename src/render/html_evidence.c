@@ -3,23 +3,16 @@
 
 void mhai_html_write_measures(const mha_panel *panel, mha_json *json)
 {
-#define MEASURE(type, member) MHA_JSON_FIELD(type, mha_measure, member)
-    static const mha_json_field fields[] = {MEASURE(TEXT, name),
-                                            MEASURE(NUMBER, value),
-                                            MEASURE(NUMBER, chance),
-                                            MEASURE(NUMBER, most),
-                                            MEASURE(INTEGER, count),
-                                            MEASURE(TEXT, note),
+    static const mha_json_field fields[] = {MHA_JSON_FIELD(TEXT, mha_measure, name),
+                                            MHA_JSON_FIELD(NUMBER, mha_measure, value),
+                                            MHA_JSON_FIELD(NUMBER, mha_measure, chance),
+                                            MHA_JSON_FIELD(NUMBER, mha_measure, most),
+                                            MHA_JSON_FIELD(INTEGER, mha_measure, count),
+                                            MHA_JSON_FIELD(TEXT, mha_measure, note),
                                             {0}};
-#undef MEASURE
     if (!panel->measure_count) return;
-    mha_json_array(json, "measures");
-    for (int64_t i = 0; i < panel->measure_count; i++) {
-        mha_json_object(json, NULL);
-        mha_json_fields(json, fields, &panel->measures[i]);
-        mha_json_end(json);
-    }
-    mha_json_end(json);
+    mha_json_structs(json, "measures", fields, panel->measures, sizeof *panel->measures,
+                     panel->measure_count);
 }
 
 static void write_series(const mha_series *series, mha_json *json)

@@ -208,8 +208,17 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
                                             .gates = dgates ? &gates : NULL,
                                             .sink_logits = sinks ? &dsinks : NULL,
                                             .t5_table = t5 ? &dt5 : NULL};
-    MHA_TRY(mha_attention_backward(c->context, &x->desc, &x->q, &x->k, &x->v, &x->heads,
-                                   &described.lse, &dheads, &wanted));
+    MHA_TRY(mha_attention_backward(
+        c->context,
+        &(mha_attention_backward_call){.struct_size = sizeof(mha_attention_backward_call),
+                                       .attention = &x->desc,
+                                       .q = &x->q,
+                                       .k = &x->k,
+                                       .v = &x->v,
+                                       .o = &x->heads,
+                                       .lse = &described.lse,
+                                       .o_gradient = &dheads,
+                                       .gradients = &wanted}));
     if (dgates) add_gates(c, dgates, layer, count);
     if (sinks) add_numbers(c, place->sinks, &dsinks);
     if (t5) add_numbers(c, place->t5, &dt5);

@@ -4,6 +4,7 @@
  * machines.
  *
  *   bits_digest [ISA]     portable, neon, avx2, avx512; default: the best one */
+#include "support/backward_call.h"
 #include "support/rng.h"
 
 #include <multihead/multihead.h>
@@ -96,8 +97,8 @@ static void attention_both_ways(mha_context *context, attention_data *a, const c
     say(text, a->lse, B * H * T * (int64_t)sizeof(float));
     mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &a->DQ, .k = &a->DK, .v = &a->DV};
-    stop_if(mha_attention_backward(context, desc, &a->Q, &a->K, &a->V, &a->O, &a->L, &a->DO,
-                                   &gradients));
+    stop_if(mha_attention_backward(
+        context, BACKWARD_CALL(desc, &a->Q, &a->K, &a->V, &a->O, &a->L, &a->DO, &gradients)));
     snprintf(text, sizeof text, "%s dq", name);
     say(text, a->dq, B * H * T * D * (int64_t)sizeof(float));
     snprintf(text, sizeof text, "%s dk", name);

@@ -112,7 +112,7 @@ def errors():
     (FOLDER / "there").mkdir()
     for code, arguments, says in (
             (USAGE, [MODEL, "--text", TEXT_FILE, "--pictures", "there"], "exists; name a new folder"),
-            (USAGE, [MODEL, "--pictures", "new"], "requires a model and texts"),
+            (USAGE, [MODEL, "--pictures", "new"], "requires texts"),
             (USAGE, [MODEL, "--text", TEXT_FILE, "--png"], "requires --pictures"),
             (NO_OUTPUT, [MODEL, "--text", TEXT_FILE, "--pictures", "none/new"], "none"),
             (BAD_INPUT, [MODEL, "cat", "--pictures", "new"], "at least 8 tokens")):

@@ -1,5 +1,6 @@
 /* Attention: descriptors of every kind, right and spoiled, forward and backward. */
 #include "fuzz_call.h"
+#include "support/backward_call.h"
 #include "support/extras.h"
 
 #include <multihead/backward.h>
@@ -109,9 +110,10 @@ static mha_status forward(mha_context *context, void *user)
 static mha_status backward(mha_context *context, void *user)
 {
     problem_call *p = user;
-    return mha_attention_backward(context, p->desc, &p->kinds.q.view, &p->kinds.k.view,
-                                  &p->kinds.v.view, &p->outputs.o.view,
-                                  &p->outputs.each[EXTRA_LSE].view, p->o_gradient, &p->gradients);
+    return mha_attention_backward(
+        context, BACKWARD_CALL(p->desc, &p->kinds.q.view, &p->kinds.k.view, &p->kinds.v.view,
+                               &p->outputs.o.view, &p->outputs.each[EXTRA_LSE].view, p->o_gradient,
+                               &p->gradients));
 }
 
 /* Gradients of what is there, or of what is not. */

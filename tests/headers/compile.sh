@@ -28,6 +28,8 @@ for header in include/multihead/*.h; do
     ! grep -q "^| \\[.*/multihead/${header##*/})" docs/stability.md || rule='stable from 1.0'
     grep -Fqx " * Stability: $rule (docs/stability.md)." "$header" ||
         { echo "FAILED: $header: its line Stability differs from docs/stability.md: $rule"; status=1; }
+    ! grep -nE '[ (]_(NULL|ARGUMENT|SHAPE|DTYPE|STRIDE|OVERLAP|SIZE|NOMEM|UNSUPPORTED)\>' "$header" ||
+        { echo "FAILED: $header: an error is not named whole, MHA_ERR_..."; status=1; }
     printf '#include <%s>\n#include <%s>\nint here;\n' "$name" "$name" | compile "$name" -fsyntax-only
     count=$((count + 1))
 done

@@ -7,6 +7,7 @@
  *       least of CALLS (5); the most memory of a rank; a hash of all outputs, the same for any ranks
  *
  * Rank 0 prints a line for each. With one rank `speed` is what to compare with. */
+#include "../support/backward_call.h"
 #include "check.h"
 
 #include <multihead/component.h>
@@ -149,8 +150,9 @@ static void run(work *w)
     CHECK(!mha_distributed_forward(w->context, &w->split, &w->desc, &p->x[Q], &p->x[K], &p->x[V],
                                    &p->x[O], &outputs));
     const double middle = now();
-    CHECK(!mha_distributed_backward(w->context, &w->split, &w->desc, &p->x[Q], &p->x[K], &p->x[V],
-                                    &p->x[O], &p->lse, &p->x[G], &gradients));
+    CHECK(!mha_distributed_backward(w->context, &w->split,
+                                    BACKWARD_CALL(&w->desc, &p->x[Q], &p->x[K], &p->x[V], &p->x[O],
+                                                  &p->lse, &p->x[G], &gradients)));
     const double end = now();
     note_times(w, middle - start, end - middle);
 }
@@ -165,8 +167,9 @@ static void run_whole(work *w, problem *p)
     CHECK(!mha_attention_forward(w->context, &w->desc, &p->x[Q], &p->x[K], &p->x[V], &p->x[O],
                                  &outputs));
     const double middle = now();
-    CHECK(!mha_attention_backward(w->context, &w->desc, &p->x[Q], &p->x[K], &p->x[V], &p->x[O],
-                                  &p->lse, &p->x[G], &gradients));
+    CHECK(!mha_attention_backward(w->context,
+                                  BACKWARD_CALL(&w->desc, &p->x[Q], &p->x[K], &p->x[V], &p->x[O],
+                                                &p->lse, &p->x[G], &gradients)));
     const double end = now();
     note_times(w, middle - start, end - middle);
 }

@@ -4,7 +4,7 @@ import ctypes as C
 
 import numpy as np
 
-from multihead._abi import AttentionGradients, ModuleGradients
+from multihead._abi import AttentionBackwardCall, AttentionGradients, ModuleGradients
 import multihead_ctypes as mha
 
 NAMES = ("q", "k", "v", "bias", "alibi_slopes", "t5_table", "shaw_keys", "shaw_values",
@@ -25,9 +25,10 @@ def attention_backward(q, k, v, o, lse, o_gradient, wanted=("q", "k", "v"), cont
     gradients = AttentionGradients(C.sizeof(AttentionGradients), 0)
     for name, array in found.items():
         setattr(gradients, name, C.pointer(mha.tensor(array)))
-    mha.check(mha.LIBRARY.mha_attention_backward(
-        context.handle, C.byref(desc), *(C.byref(mha.tensor(x)) for x in
-                                         (q, k, v, o, lse, o_gradient)), C.byref(gradients)))
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "o_gradient": o_gradient}
+    call = AttentionBackwardCall(attention=C.pointer(desc), gradients=C.pointer(gradients),
+                                 **{name: C.pointer(mha.tensor(x)) for name, x in tensors.items()})
+    mha.check(mha.LIBRARY.mha_attention_backward(context.handle, C.byref(call)))
     return found
 
 

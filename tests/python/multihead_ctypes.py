@@ -217,10 +217,9 @@ class Module:
         extra = {name: np.full(shapes[name], np.nan, np.float32) for name in outputs}
         wanted = ModuleOutputs(**{name: _pointer(array) for name, array in extra.items()})
         out = np.full((*query.shape[:-1], self.desc.embed_dim), np.nan, np.float32)
-        check(LIBRARY.mha_module_forward((context or self.context).handle, self.handle,
-                                         C.byref(desc), C.byref(tensor(query)),
-                                         C.byref(tensor(key)), C.byref(tensor(value)),
-                                         C.byref(tensor(out)), C.byref(wanted)))
+        call = ModuleCall(attention=C.pointer(desc), query=_pointer(query), key=_pointer(key),
+                          value=_pointer(value), out=_pointer(out), outputs=C.pointer(wanted))
+        check(LIBRARY.mha_module_run((context or self.context).handle, self.handle, C.byref(call)))
         return (out, extra) if outputs else out
 
     def step(self, cache, tokens, counts=None, positions=None, context=None, **keywords):

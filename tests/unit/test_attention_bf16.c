@@ -7,6 +7,7 @@
  * runs the n-th alone. */
 #include "reference/half_reference.h"
 #include "reference/kinds_bounds.h"
+#include "support/backward_call.h"
 #include "support/kinds.h"
 #include "support/machines.h"
 #include "support/plain.h"
@@ -450,9 +451,9 @@ static void refusals(void **state)
     assert_true(plan.compute == MHA_COMPUTE_BF16 && plan.path == MHA_PATH_TILED);
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &x.Q, .k = &x.K, .v = &x.V};
-    assert_int_equal(
-        mha_attention_backward(context, &bf16, &x.Q, &x.K, &x.V, &x.O, &x.L, &x.O, &gradients),
-        MHA_ERR_UNSUPPORTED);
+    assert_int_equal(mha_attention_backward(context, BACKWARD_CALL(&bf16, &x.Q, &x.K, &x.V, &x.O,
+                                                                   &x.L, &x.O, &gradients)),
+                     MHA_ERR_UNSUPPORTED);
     assert_non_null(strstr(mha_error_detail(), "bf16 has no backward"));
     free(x.q);
 }

@@ -5,6 +5,7 @@
  * A sample by default; MHA_TEST_LONG=1 tries 5,000 descriptors. MHA_TEST_CASE=n (with
  * MHA_TEST_SEED) runs the n-th alone. */
 #include "reference/backward_bounds.h"
+#include "support/backward_call.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/machines.h"
@@ -121,8 +122,9 @@ static mha_status run_backward(mha_context *context, const mha_attention_desc *g
 {
     mha_attention_desc desc = *given;
     desc.path = path;
-    return mha_attention_backward(context, &desc, a->q, a->k, a->v, &forward->o.view,
-                                  &forward->lse.view, o_gradient, gradients);
+    return mha_attention_backward(context,
+                                  BACKWARD_CALL(&desc, a->q, a->k, a->v, &forward->o.view,
+                                                &forward->lse.view, o_gradient, gradients));
 }
 
 /* The loss depends on o, and on each of the others in a third of all trials. */

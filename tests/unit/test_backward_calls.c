@@ -2,6 +2,7 @@
  * plans, memory that runs out. */
 #include "reference/half_reference.h"
 #include "reference/kinds_reference.h"
+#include "support/backward_call.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
@@ -76,8 +77,8 @@ static void free_results(call *c)
 
 static mha_status backward(mha_context *context, call *c)
 {
-    return mha_attention_backward(context, &c->desc, &c->q, &c->k, &c->v, &c->o, &c->lse,
-                                  &c->o_gradient, &c->gradients);
+    return mha_attention_backward(context, BACKWARD_CALL(&c->desc, &c->q, &c->k, &c->v, &c->o,
+                                                         &c->lse, &c->o_gradient, &c->gradients));
 }
 
 static void run(mha_context *context, mha_path path, call *c)
@@ -773,17 +774,17 @@ static void misuse_is_refused(void **state)
         make_misuse(&x, context);
         kept = x;
         const expected_refusal wrong = spoil_row(&x, i);
-        expect_row(i,
-                   mha_attention_backward(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
-                                          x.lse_at, x.g_at, x.gradients_at),
-                   wrong.status, wrong.part);
-        mha_status said =
-            mha_attention_backward_explain(x.context, &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at,
-                                           x.lse_at, x.g_at, x.gradients_at, &plan);
+        const mha_attention_backward_call *spoiled = BACKWARD_CALL(
+            &x.c.desc, &x.c.q, &x.c.k, &x.c.v, x.o_at, x.lse_at, x.g_at, x.gradients_at);
+        expect_row(i, mha_attention_backward(x.context, spoiled), wrong.status, wrong.part);
+        mha_status said = mha_attention_backward_explain(x.context, spoiled, &plan);
         if (said != (wrong.data_only ? MHA_OK : wrong.status))
             fail_msg("explain of error %zu: status %d, \"%s\"", i, (int)said, mha_error_detail());
         free_misuse(&kept);
     }
+    const mha_attention_backward_call newer = {.struct_size = sizeof newer, .reserved = 1};
+    expect_error(mha_attention_backward(context, NULL), MHA_ERR_NULL, "call is NULL");
+    expect_error(mha_attention_backward(context, &newer), MHA_ERR_UNSUPPORTED, "reserved is 1");
 }
 
 /* ---- plans ----------------------------------------------------------------------------------- */
@@ -799,8 +800,8 @@ static mha_attention_plan plan_of(const mha_context *context, int64_t n, int64_t
     const mha_attention_gradients wanted = {
         .struct_size = sizeof wanted, .q = &x, .k = &x, .v = &x, .t5_table = &t5};
     mha_attention_plan plan = {.path = MHA_PATH_AUTO};
-    *status = mha_attention_backward_explain(context, &desc, &x, &x, &x, NULL, NULL, NULL, &wanted,
-                                             &plan);
+    *status = mha_attention_backward_explain(
+        context, BACKWARD_CALL(&desc, &x, &x, &x, NULL, NULL, NULL, &wanted), &plan);
     return plan;
 }
 
@@ -816,9 +817,10 @@ static void check_huge(const mha_context *context)
         .struct_size = sizeof desc, .query_starts = queries, .key_starts = keys, .sequences = 8};
     const mha_attention_gradients wanted = {.struct_size = sizeof wanted, .q = &q};
     mha_attention_plan plan;
-    assert_int_equal(mha_attention_backward_explain(context, &desc, &q, &k, &k, NULL, NULL, NULL,
-                                                    &wanted, &plan),
-                     MHA_ERR_SIZE);
+    assert_int_equal(
+        mha_attention_backward_explain(
+            context, BACKWARD_CALL(&desc, &q, &k, &k, NULL, NULL, NULL, &wanted), &plan),
+        MHA_ERR_SIZE);
 }
 
 static void plans(void **state)
@@ -852,8 +854,9 @@ static void plans(void **state)
     const mha_attention_gradients wanted = {
         .struct_size = sizeof wanted, .q = &x, .k = &x, .probabilities_gradient = &p};
     mha_attention_plan of_weights;
-    assert_int_equal(mha_attention_backward_explain(context_with(3), NULL, &x, &x, &x, NULL, NULL,
-                                                    NULL, &wanted, &of_weights),
+    assert_int_equal(mha_attention_backward_explain(
+                         context_with(3),
+                         BACKWARD_CALL(NULL, &x, &x, &x, NULL, NULL, NULL, &wanted), &of_weights),
                      MHA_OK);
     assert_int_equal(of_weights.path, MHA_PATH_TILED);
     assert_true(of_weights.flops == (2 * (4 + 2) + 3 * 2) * 32.0 * 2 * 64 * 64);
@@ -868,9 +871,12 @@ static void check_reserve(call *x)
     mha_attention_plan plan;
     failing_alloc alloc = failing_alloc_make();
     assert_int_equal(failing_context(&alloc, 1, MHA_ISA_AUTO, &context), MHA_OK);
-    assert_int_equal(mha_attention_backward_explain(context, &x->desc, &x->q, &x->k, &x->v, &x->o,
-                                                    &x->lse, &x->o_gradient, &x->gradients, &plan),
-                     MHA_OK);
+    assert_int_equal(
+        mha_attention_backward_explain(context,
+                                       BACKWARD_CALL(&x->desc, &x->q, &x->k, &x->v, &x->o, &x->lse,
+                                                     &x->o_gradient, &x->gradients),
+                                       &plan),
+        MHA_OK);
     assert_int_equal(mha_context_reserve(context, plan.scratch_bytes), MHA_OK);
     alloc.fail_at = alloc.calls;
     alloc.fail_after = true;

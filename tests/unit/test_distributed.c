@@ -1,6 +1,7 @@
 /* Attention over ranks, which are threads here, against one call of the whole: the same bits for
  * random descriptors, ranks and cuts; what is sent is what was said; refusals reach every rank; and a
  * rank that is lost ends the call everywhere. */
+#include "support/backward_call.h"
 #include "support/cuts.h"
 #include "support/extras.h"
 #include "support/failing_alloc.h"
@@ -873,8 +874,9 @@ static void run_back(void *user, const mha_transport *t)
     rank_part *p = &x->j->parts[t->rank];
     back_part *b = &x->parts[t->rank];
     p->split.transport = t;
-    b->status = mha_distributed_backward(p->context, &p->split, &p->desc, &p->q, &p->k, &p->v,
-                                         &b->o, &b->lse, &b->g, &b->gradients);
+    b->status = mha_distributed_backward(
+        p->context, &p->split,
+        BACKWARD_CALL(&p->desc, &p->q, &p->k, &p->v, &b->o, &b->lse, &b->g, &b->gradients));
     if (b->status != MHA_OK) snprintf(p->detail, sizeof p->detail, "%s", mha_error_detail());
 }
 
@@ -924,8 +926,9 @@ static void start_from_rounded(const machine *m, const job *j, const mha_attenti
     wanted &= ~(1u << GRAD_Q | 1u << GRAD_K | 1u << GRAD_V);
     if (wanted == 0) return;
     point_at_gradients(w, wanted, loss & ~ADDED);
-    assert_int_equal(mha_attention_backward(m->context, desc, &j->c.q.view, &j->c.k.view,
-                                            &j->c.v.view, &w->o, &w->lse, &w->g, &w->gradients),
+    assert_int_equal(mha_attention_backward(
+                         m->context, BACKWARD_CALL(desc, &j->c.q.view, &j->c.k.view, &j->c.v.view,
+                                                   &w->o, &w->lse, &w->g, &w->gradients)),
                      MHA_OK);
     for (int i = 0; i < GRADS; i++) {
         int64_t count = wanted >> i & 1;
@@ -1001,7 +1004,8 @@ static void check_back_case(int number)
     }
     point_at_gradients(w, wanted, loss);
     assert_int_equal(
-        mha_attention_backward(m->context, &desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients),
+        mha_attention_backward(m->context,
+                               BACKWARD_CALL(&desc, q, k, v, &w->o, &w->lse, &w->g, &w->gradients)),
         MHA_OK);
     thread_ranks_run(ranks, run_back, x, -1, 0);
     for (int rank = 0; rank < ranks; rank++) {

@@ -1,10 +1,12 @@
 /* Heads over ranks (threads here): pieces of heads have the bits of the whole, in the forward, the
  * backward, a module with its projections, and on a grid with a sequence that is divided too; tensors are
  * brought together exactly; refusals reach every rank; and a lost rank ends the call everywhere. */
+#include "support/backward_call.h"
 #include "support/cuts.h"
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
+#include "support/module_call.h"
 #include "support/rank_contexts.h"
 #include "support/suite.h"
 
@@ -127,7 +129,8 @@ static mha_status run(mha_context *context, const mha_attention_desc *d, const m
     const mha_attention_gradients gradients = {
         .struct_size = sizeof gradients, .q = &x->dq, .k = &x->dk, .v = &x->dv};
     MHA_TRY(mha_attention_forward(context, d, q, k, v, &x->o, &outputs));
-    return back ? mha_attention_backward(context, d, q, k, v, &x->o, &x->lse, back, &gradients)
+    return back ? mha_attention_backward(
+                      context, BACKWARD_CALL(d, q, k, v, &x->o, &x->lse, back, &gradients))
                 : MHA_OK;
 }
 
@@ -587,8 +590,9 @@ static void a_module_on_a_grid(void **state)
         expect_ok(set(module, "out_proj", "weight", &g.weight[O].view));
         if (!(g.desc.flags & MHA_MODULE_NO_OUT_BIAS))
             expect_ok(set(module, "out_proj", "bias", &g.bias[O].view));
-        expect_ok(mha_module_forward(context, module, &g.attention, &g.x.view, &g.x.view, &g.x.view,
-                                     &out, NULL));
+        expect_ok(
+            mha_module_run(context, module,
+                           MODULE_CALL(&g.attention, &g.x.view, &g.x.view, &g.x.view, &out, NULL)));
         thread_ranks_run(g.rows * g.columns, grid_rank, &g, -1, 0);
         for (int rank = 0; rank < g.rows * g.columns; rank++) {
             const mha_tensor rows =

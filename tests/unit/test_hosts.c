@@ -2,6 +2,7 @@
  * and fork while others compute. One piece of work goes through every kind of call; its results are
  * hashed, and are the same wherever it runs. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+#include "support/backward_call.h"
 #include "support/machines.h"
 #include "support/rng.h"
 #include "support/suite.h"
@@ -127,7 +128,8 @@ static void attend(work *w, const mha_attention_desc *desc, int64_t t, int64_t s
         const mha_tensor dv = TAKE(w, B, HK, s, D), g = TAKE(w, B, H, t, D);
         const mha_attention_gradients gradients = {
             .struct_size = sizeof gradients, .q = &dq, .k = &dk, .v = &dv};
-        DO(w, mha_attention_backward(w->context, desc, &q, &k, &v, &o, &lse, &g, &gradients));
+        DO(w, mha_attention_backward(w->context,
+                                     BACKWARD_CALL(desc, &q, &k, &v, &o, &lse, &g, &gradients)));
         hash_tensor(w, &dq), hash_tensor(w, &dk), hash_tensor(w, &dv);
     }
     w->used = before;

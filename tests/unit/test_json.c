@@ -262,14 +262,24 @@ static void structs_by_their_fields(void **state)
         FIELD(KNOWN, unknown),   FIELD(FLOAT, single),
         FIELD(BOOL, flag),       {0}};
 #undef FIELD
-    mha_json_object(&json, NULL);
-    mha_json_fields(&json, fields, &one);
-    mha_json_end(&json);
+    mha_json_struct(&json, NULL, fields, &one);
     expect_text(
         "{\"text\": \"a\", \"chars\": \"b\", \"integer\": -5, \"in\": {\"none\": null, \"some\": "
         "2},\n    "
         "\"int\": 7, \"number\": 0.5, \"whole\": 3000000000, \"unknown\": null, \"single\": "
         "0.25, \"flag\": true}\n");
+}
+
+static void arrays_of_structs(void **state)
+{
+    (void)state;
+    static const struct {
+        int a;
+        bool b;
+    } rows[] = {{1, true}, {2, false}};
+    static const mha_json_field fields[] = {{"a", MHA_JSON_INT, 0}, {0}};
+    mha_json_structs(&json, NULL, fields, rows, sizeof *rows, 2);
+    expect_text("[{\"a\": 1}, {\"a\": 2}]\n");
 }
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
@@ -386,5 +396,5 @@ static void hidden_code_points(void **state)
 #define FRESH(name) cmocka_unit_test_setup_teardown(name, empty, empty)
 RUN_TESTS(FRESH(commas_and_lines), FRESH(compact_form), FRESH(texts_are_whole_and_valid),
           FRESH(numbers), FRESH(every_number_is_json), FRESH(base64),
-          FRESH(structs_by_their_fields), FRESH(misuse_is_kept), FRESH(the_first_failure_is_kept),
-          TEST(hidden_code_points))
+          FRESH(structs_by_their_fields), FRESH(arrays_of_structs), FRESH(misuse_is_kept),
+          FRESH(the_first_failure_is_kept), TEST(hidden_code_points))

@@ -4,6 +4,7 @@
  * test_attention_errors.c, test_kv_cache.c, test_linear_attention.c, test_position.c, ...). */
 #include "support/expect.h"
 #include "support/guarded.h"
+#include "support/module_call.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
 
@@ -135,7 +136,8 @@ static mha_status run_module(call *c)
     mha_module *module = NULL;
     mha_status status = mha_module_create(c->context, &c->module, &module);
     assert_int_equal(status, MHA_OK);
-    status = mha_module_forward(c->context, module, &c->desc, &c->x, &c->k, &c->v, &c->y, NULL);
+    status =
+        mha_module_run(c->context, module, MODULE_CALL(&c->desc, &c->x, &c->k, &c->v, &c->y, NULL));
     mha_module_destroy(module);
     return status;
 }

@@ -4,6 +4,7 @@
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
+#include "support/module_call.h"
 #include "support/problem.h"
 #include "support/suite.h"
 #include "support/tally.h"
@@ -155,8 +156,9 @@ static mha_status forward(mha_context *context, const mha_module *module, const 
 {
     mha_attention_desc desc = s->masks.desc;
     desc.path = path;
-    return mha_module_forward(context, module, &desc, &s->query.view, &s->key.view, &s->value.view,
-                              &x->out.view, &x->wanted);
+    return mha_module_run(
+        context, module,
+        MODULE_CALL(&desc, &s->query.view, &s->key.view, &s->value.view, &x->out.view, &x->wanted));
 }
 
 static void must_forward(mha_context *context, const mha_module *module, const setup *s,
@@ -680,8 +682,9 @@ static void call_make(call *c, mha_context *context, const mha_module *module, s
 
 static mha_status call_run(const call *c)
 {
-    return mha_module_forward(c->context, c->module, &c->desc, c->query_at, c->key_at, c->value_at,
-                              c->out_at, &c->wanted);
+    return mha_module_run(
+        c->context, c->module,
+        MODULE_CALL(&c->desc, c->query_at, c->key_at, c->value_at, c->out_at, &c->wanted));
 }
 
 static void forward_errors(void **state)
@@ -732,8 +735,9 @@ static void huge_broadcast(void **state)
     mha_tensor out = mha_tensor_contiguous(y, MHA_F32, 3, (int64_t[]){4, 1, 4});
     for (int bits = 58; bits <= 62; bits++) {
         key.shape[1] = (int64_t)1 << bits;
-        expect_error(mha_module_forward(context, module, NULL, &query, &key, &key, &out, NULL),
-                     MHA_ERR_SIZE, "");
+        expect_error(
+            mha_module_run(context, module, MODULE_CALL(NULL, &query, &key, &key, &out, NULL)),
+            MHA_ERR_SIZE, "");
     }
     mha_module_destroy(module);
 }

@@ -5,6 +5,7 @@
 #include "support/failing_alloc.h"
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/module_call.h"
 #include "support/suite.h"
 
 #include <multihead/module.h>
@@ -130,7 +131,7 @@ static void run_whole(mha_context *context, const story *s, mha_path path, const
     for (int64_t b = 0; b < s->B; b++) {
         const mha_tensor x = rows_of(&s->x.view, b, 0, s->length[b]);
         const mha_tensor y = rows_of(out, b, 0, s->length[b]);
-        expect_ok(mha_module_forward(context, s->module, &desc, &x, &x, &x, &y, NULL));
+        expect_ok(mha_module_run(context, s->module, MODULE_CALL(&desc, &x, &x, &x, &y, NULL)));
     }
 }
 
@@ -294,8 +295,8 @@ static void cross_attention(void **state)
             }
             assert_memory_equal(mha_kv_cache_lengths(cache), lengths, (size_t)B * sizeof(int64_t));
             desc.key_lengths = lengths;
-            expect_ok(mha_module_forward(context, module, &desc, &x.view, &k.view, &v.view,
-                                         &whole.view, NULL));
+            expect_ok(mha_module_run(
+                context, module, MODULE_CALL(&desc, &x.view, &k.view, &v.view, &whole.view, NULL)));
             assert_true(guarded_same_bits(&whole.view, &rows.view, false));
             mha_kv_cache_destroy(cache);
         }
@@ -332,8 +333,8 @@ static void step_outputs(void **state)
         desc.path = all.each[m].path;
         mha_module_outputs wanted = {
             .struct_size = sizeof wanted, .probabilities = &p.view, .k = &k.view};
-        expect_ok(mha_module_forward(context, module, &desc, &x.view, &x.view, &x.view, &y.view,
-                                     &wanted));
+        expect_ok(mha_module_run(context, module,
+                                 MODULE_CALL(&desc, &x.view, &x.view, &x.view, &y.view, &wanted)));
         for (int part = 0; part < 2; part++) {
             mha_tensor xp = guarded_slice(&x.view, 1, part ? T - LAST : 0, part ? LAST : T - LAST);
             mha_tensor yp = guarded_slice(&y.view, 1, part ? T - LAST : 0, part ? LAST : T - LAST);
@@ -530,15 +531,15 @@ static void sinks(void **state)
         guarded a = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
         guarded b = guarded_make(&r, MHA_F32, 3, (int64_t[]){1, T, E}, 0);
         mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
-        expect_ok(
-            mha_module_forward(context, with, &desc, &x.view, &x.view, &x.view, &a.view, NULL));
+        expect_ok(mha_module_run(context, with,
+                                 MODULE_CALL(&desc, &x.view, &x.view, &x.view, &a.view, NULL)));
         desc.sink_logits = &logits.view;
-        expect_ok(
-            mha_module_forward(context, without, &desc, &x.view, &x.view, &x.view, &b.view, NULL));
+        expect_ok(mha_module_run(context, without,
+                                 MODULE_CALL(&desc, &x.view, &x.view, &x.view, &b.view, NULL)));
         assert_true(guarded_same_bits(&a.view, &b.view, false));
-        expect_error(
-            mha_module_forward(context, with, &desc, &x.view, &x.view, &x.view, &b.view, NULL),
-            MHA_ERR_ARGUMENT, "sinks of its own");
+        expect_error(mha_module_run(context, with,
+                                    MODULE_CALL(&desc, &x.view, &x.view, &x.view, &b.view, NULL)),
+                     MHA_ERR_ARGUMENT, "sinks of its own");
         guarded *tensors[] = {&logits, &x, &a, &b};
         for (int n = 0; n < 4; n++) guarded_free(tensors[n]);
         mha_module_destroy(with);
@@ -617,9 +618,10 @@ static void ragged_errors(void **state)
                                              .query_starts = both ? wrong[i] : right,
                                              .key_starts = wrong[i],
                                              .sequences = 2};
-            expect_error(mha_module_forward(context, module, &desc, &x.view, &x.view, &x.view,
-                                            &y.view, NULL),
-                         MHA_ERR_ARGUMENT, both ? "query_starts" : "key_starts");
+            expect_error(
+                mha_module_run(context, module,
+                               MODULE_CALL(&desc, &x.view, &x.view, &x.view, &y.view, NULL)),
+                MHA_ERR_ARGUMENT, both ? "query_starts" : "key_starts");
             assert_true(guarded_unchanged(&y));
         }
     const mha_positions both = {.start = 1, .starts = wrong[0]};

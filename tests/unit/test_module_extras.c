@@ -5,6 +5,7 @@
 #include "support/failing_alloc.h"
 #include "support/kinds.h"
 #include "support/machines.h"
+#include "support/module_call.h"
 #include "support/suite.h"
 #include "support/tally.h"
 
@@ -167,8 +168,9 @@ static void run(mha_context *context, const trial *x, mha_path path, results *y)
 {
     mha_attention_desc desc = x->c.desc;
     desc.path = path;
-    if (mha_module_forward(context, x->module, &desc, &x->query.view, &x->key.view, &x->value.view,
-                           &y->each[OUT].view, &y->wanted) != MHA_OK)
+    if (mha_module_run(context, x->module,
+                       MODULE_CALL(&desc, &x->query.view, &x->key.view, &x->value.view,
+                                   &y->each[OUT].view, &y->wanted)) != MHA_OK)
         fail_msg("%s: %s", x->c.text, mha_error_detail());
     for (int i = 0; i < RESULTS; i++) assert_true(guarded_gaps_intact(&y->each[i]));
 }
@@ -399,9 +401,9 @@ static void extra_not_finite(void **state)
             .struct_size = sizeof desc, .path = all.each[m].path, .key_lengths = &length};
         mha_module_outputs wanted = {
             .struct_size = sizeof wanted, .probabilities = &p.view, .heads = &heads.view};
-#define FORWARD(o)                                                                              \
-    expect_ok(mha_module_forward(context, module, &desc, &x.view, &y.view, &y.view, &(o)->view, \
-                                 &wanted))
+#define FORWARD(o)                            \
+    expect_ok(mha_module_run(context, module, \
+                             MODULE_CALL(&desc, &x.view, &y.view, &y.view, &(o)->view, &wanted)))
         FORWARD(&out);
         for (int64_t e = 0; e < E; e++)
             *(float *)guarded_element(&y.view, (int64_t[]){0, S - 1, e}) = NAN;
@@ -464,8 +466,10 @@ static void other_shapes(void **state)
     guarded lse = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, H, T}, 0);
     mha_module_outputs wanted = {
         .struct_size = sizeof wanted, .probabilities = &p.view, .lse = &lse.view};
-    expect_ok(mha_module_forward(context, module, NULL, &query, &key, &value, &mixed, &wanted));
-    expect_ok(mha_module_forward(context, module, NULL, &query, &key, &value, &plain, NULL));
+    expect_ok(
+        mha_module_run(context, module, MODULE_CALL(NULL, &query, &key, &value, &mixed, &wanted)));
+    expect_ok(
+        mha_module_run(context, module, MODULE_CALL(NULL, &query, &key, &value, &plain, NULL)));
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++)
             assert_memory_equal(out + (t * B + b) * E, whole + (b * T + t) * E, E * sizeof(float));
@@ -484,8 +488,8 @@ static void other_shapes(void **state)
         const mha_tensor pb = mha_tensor_contiguous(maps, MHA_F32, 3, (int64_t[]){H, T, S + 1});
         const mha_tensor lb = mha_tensor_contiguous(logs, MHA_F32, 2, (int64_t[]){H, T});
         mha_module_outputs each = {.struct_size = sizeof each, .probabilities = &pb, .lse = &lb};
-        expect_ok(
-            mha_module_forward(context, module, NULL, &part[0], &part[1], &part[2], &ob, &each));
+        expect_ok(mha_module_run(context, module,
+                                 MODULE_CALL(NULL, &part[0], &part[1], &part[2], &ob, &each)));
         assert_memory_equal(o, whole + b * T * E, sizeof o);
         assert_memory_equal(maps, guarded_element(&p.view, (int64_t[]){b, 0, 0, 0}), sizeof maps);
         assert_memory_equal(logs, guarded_element(&lse.view, (int64_t[]){b, 0, 0}), sizeof logs);
@@ -520,7 +524,7 @@ static void shape_errors(void **state)
         mha_tensor key, p;
         int64_t head;
     } c = {{.struct_size = sizeof c.wanted}, {.struct_size = sizeof c.inner}, key, p, 1};
-#define FORWARD(q, k, o) mha_module_forward(context, module, NULL, q, k, k, o, &c.wanted)
+#define FORWARD(q, k, o) mha_module_run(context, module, MODULE_CALL(NULL, q, k, k, o, &c.wanted))
 #define FLAT(...) expect_spoiled(c, FORWARD(&query, &c.key, &out), __VA_ARGS__)
 #define ROW(...) expect_spoiled(c, FORWARD(&query3, &key3, &out3), __VA_ARGS__)
     expect_ok(FORWARD(&query, &key, &out));
@@ -610,8 +614,9 @@ static void attention_outputs(void **state)
                                                .attention = &inner};
             mha_attention_desc desc = {.struct_size = sizeof desc, .path = all.each[m].path};
             if (i == 0)
-                expect_ok(mha_module_forward(context, module, &desc, &x.view, &y.view, &y.view,
-                                             &out.view, &wanted));
+                expect_ok(mha_module_run(
+                    context, module,
+                    MODULE_CALL(&desc, &x.view, &y.view, &y.view, &out.view, &wanted)));
             desc.sink_logits = &sinks.view;
             inner.average_probabilities = &some[i][5].view;
             if (i == 1)
@@ -816,9 +821,10 @@ static void grouped_is_repeated(void **state)
     guarded x = guarded_filled(&r, 3, (int64_t[]){B, T, E}, 0, 1);
     guarded a = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
     guarded b = guarded_make(&r, MHA_F32, 3, (int64_t[]){B, T, E}, 0);
-    expect_ok(mha_module_forward(context, grouped, NULL, &x.view, &x.view, &x.view, &a.view, NULL));
-    expect_ok(
-        mha_module_forward(context, repeated, NULL, &x.view, &x.view, &x.view, &b.view, NULL));
+    expect_ok(mha_module_run(context, grouped,
+                             MODULE_CALL(NULL, &x.view, &x.view, &x.view, &a.view, NULL)));
+    expect_ok(mha_module_run(context, repeated,
+                             MODULE_CALL(NULL, &x.view, &x.view, &x.view, &b.view, NULL)));
     assert_true(guarded_same_bits(&a.view, &b.view, false));
     guarded_free(&x);
     guarded_free(&a);

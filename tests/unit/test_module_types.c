@@ -4,6 +4,7 @@
 #include "support/expect.h"
 #include "support/failing_alloc.h"
 #include "support/machines.h"
+#include "support/module_call.h"
 #include "support/rng.h"
 #include "support/suite.h"
 
@@ -364,11 +365,13 @@ static void misuse_is_refused(void **state)
     w.dtype = MHA_F32;
     mha_tensor in = mha_tensor_contiguous(memory, MHA_I32, 3, (int64_t[]){1, 2, 8}), out = in;
     out.data = memory + 32, out.dtype = MHA_F16;
-    expect_error(mha_module_forward(machines_context(1, 0), m, NULL, &in, &in, &in, &out, NULL),
-                 MHA_ERR_DTYPE, "query");
+    expect_error(
+        mha_module_run(machines_context(1, 0), m, MODULE_CALL(NULL, &in, &in, &in, &out, NULL)),
+        MHA_ERR_DTYPE, "query");
     in.dtype = MHA_F16, out.data = memory + 4; /* within the query's 32 bytes */
-    expect_error(mha_module_forward(machines_context(1, 0), m, NULL, &in, &in, &in, &out, NULL),
-                 MHA_ERR_OVERLAP, "out");
+    expect_error(
+        mha_module_run(machines_context(1, 0), m, MODULE_CALL(NULL, &in, &in, &in, &out, NULL)),
+        MHA_ERR_OVERLAP, "out");
 #undef ROW
     mha_module_destroy(m);
 }

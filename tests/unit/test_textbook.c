@@ -2,6 +2,7 @@
  * compared to the formulas. The same as programs are in examples/ (docs/textbook.md). */
 #include "support/guarded.h"
 #include "support/machines.h"
+#include "support/module_call.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
 
@@ -83,14 +84,15 @@ static void weights_of_a_module(void **state)
         mha_module *module;
         assert_int_equal(mha_module_create(context, &desc, &module), MHA_OK);
         assert_int_equal(mha_module_set_parameter(module, "in_proj_weight", &W), MHA_OK);
-        assert_int_equal(mha_module_forward(context, module, &path, &X, &X, &X, &Y, &outputs),
-                         MHA_OK);
+        assert_int_equal(
+            mha_module_run(context, module, MODULE_CALL(&path, &X, &X, &X, &Y, &outputs)), MHA_OK);
         check_weights(p, B * H * T, T);
         for (int axis = 0; axis < 4; axis++) {
             P = tensor(p, 4, (int64_t[]){B, H, T, T});
             P.shape[axis]--;
-            assert_int_equal(mha_module_forward(context, module, &path, &X, &X, &X, &Y, &outputs),
-                             MHA_ERR_SHAPE);
+            assert_int_equal(
+                mha_module_run(context, module, MODULE_CALL(&path, &X, &X, &X, &Y, &outputs)),
+                MHA_ERR_SHAPE);
         }
         mha_module_destroy(module);
     }
@@ -275,7 +277,8 @@ static void grouped_heads(void **state)
     float *x = normal(&r, GB * GT * GE), *y = normal(&r, GB * GT * GE);
     for (int i = 0; i < GB * GT * GE; i++) x[i] = (float)rng_between(&r, -1, 1);
     mha_tensor X = tensor(x, 3, (int64_t[]){GB, GT, GE}), Y = tensor(y, 3, X.shape);
-    assert_int_equal(mha_module_forward(context, module, NULL, &X, &X, &X, &Y, NULL), MHA_OK);
+    assert_int_equal(mha_module_run(context, module, MODULE_CALL(NULL, &X, &X, &X, &Y, NULL)),
+                     MHA_OK);
     check_last_token(x, y, w);
     for (int i = 0; i < 4; i++) test_free(w[i].base);
     test_free(x);

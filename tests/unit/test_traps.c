@@ -2,6 +2,7 @@
  * gives, and the numbers of both are those of the page. Numbers on the page have three digits after
  * the point: NEAR is half of the last one. */
 #include "support/expect.h"
+#include "support/module_call.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
 #include "support/suite.h"
@@ -66,7 +67,7 @@ static void run_module(float x[T][E], float out[T][E], float projected[3][H][T][
     for (int i = 0; i < 3; i++) parts[i] = mha_tensor_contiguous(projected[i], MHA_F32, 4, heads);
     const mha_module_outputs wanted = {
         .struct_size = sizeof wanted, .q = &parts[0], .k = &parts[1], .v = &parts[2]};
-    expect_ok(mha_module_forward(context, module, NULL, &in, &in, &in, &y, &wanted));
+    expect_ok(mha_module_run(context, module, MODULE_CALL(NULL, &in, &in, &in, &y, &wanted)));
     mha_module_destroy(module);
 }
 

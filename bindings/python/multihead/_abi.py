@@ -104,9 +104,9 @@ def _type(text: str, argument: bool = False) -> Any:
     kind: Any
     if "(*" in text:
         return C.c_void_p
-    text, _, sizes = text.partition(" [")
+    text, _, sizes = text.partition("[")
     if sizes:
-        kind = _type(text)
+        kind = _type(text.rstrip())
         for size in reversed(sizes.rstrip("]").split("][")):
             kind *= int(size)
         return kind

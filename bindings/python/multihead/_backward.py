@@ -70,9 +70,10 @@ class _Backward:
             layout = given.get(name) or _tensor.contiguous(shape, "f32")
             setattr(gradients, name, C.pointer(call.add(f"gradient of {name}", layout, ("f32",))))
             self.shapes.append((name, shape))
-        self.arguments = (C.byref(call.desc),
-                          *(C.byref(call.tensors[name]) for name in self.INPUTS),
-                          C.byref(gradients))
+        self.call = _abi.AttentionBackwardCall(
+            attention=C.pointer(call.desc), gradients=C.pointer(gradients),
+            **{name: C.pointer(call.tensors[name]) for name in self.INPUTS})
+        self.arguments = (C.byref(self.call),)
 
 
 @with_options

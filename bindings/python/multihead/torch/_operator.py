@@ -283,9 +283,11 @@ class _Backward(_Call):
         gradients.lse_gradient = self.pointer("lse_gradient")
         gradients.probabilities_gradient = self.pointer("probabilities_gradient")
         gradients.average_probabilities_gradient = self.pointer("average_gradient")
-        self.arguments = (C.byref(call.desc),
-                          *(C.byref(call.tensors[name])
-                            for name in (*MAIN, "o", "lse", "o_gradient")), C.byref(gradients))
+        self.call = _abi.AttentionBackwardCall(
+            attention=C.pointer(call.desc), gradients=C.pointer(gradients),
+            **{_FIELDS.get(name, name): C.pointer(call.tensors[name])
+               for name in (*MAIN, "o", "lse", "o_gradient")})
+        self.arguments = (C.byref(self.call),)
 
 
 def backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, o: torch.Tensor,
