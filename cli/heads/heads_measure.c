@@ -123,15 +123,14 @@ static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sou
 static cli_exit rank_tokens(job *j)
 {
     CLI_TRY(take(j, mha_study_begin(j->study)));
-    const mha_study_vocabulary words = mha_study_words(j->study);
-    uint64_t print = heads_state_mix(1, (uint64_t)words.kinds);
-    for (int64_t id = 0; id < words.size; id++)
-        if (words.counts[id] > 0)
-            print =
-                heads_state_mix(heads_state_mix(print, (uint64_t)id), (uint64_t)words.ranks[id]);
+    const mha_study_found *is = j->is;
+    uint64_t print = heads_state_mix(1, (uint64_t)is->kinds);
+    for (int64_t id = 0; id < is->vocab_size; id++)
+        if (is->counts[id] > 0)
+            print = heads_state_mix(heads_state_mix(print, (uint64_t)id), (uint64_t)is->ranks[id]);
     j->state.word[STATE_RANKS] = print;
-    j->found->kinds = words.kinds;
-    j->found->id_of = words.id_of;
+    j->found->kinds = is->kinds;
+    j->found->id_of = is->id_of;
     return CLI_OK;
 }
 
@@ -295,7 +294,7 @@ static cli_exit measure_drawn(job *j, bool measured)
     mha_tokens *tokens;
     CLI_TRY(ARENA_ALLOC(HEADS, 1, &tokens));
     tokens->struct_size = sizeof *tokens;
-    CLI_TRY(cli_check(HEADS, mha_study_draw(j->study, tokens)));
+    CLI_TRY(cli_check(HEADS, mha_random_tokens_draw(j->is->plan, tokens)));
     CLI_TRY(arena_keep(HEADS, tokens, free_tokens));
     j->state.word[STATE_RANDOM] = print_of_text(j->state.word[STATE_RANDOM], tokens, NULL);
     if (!measured) CLI_TRY(take(j, mha_study_random(j->study, tokens)));
@@ -353,8 +352,8 @@ static cli_exit measure_random(job *j, int64_t sequences)
     j->state.word[STATE_SEQUENCES] = (uint64_t)done;
     if (sequences > 0) CLI_TRY(draw_and_measure(j, sequences));
     j->found->random_count = j->number;
-    j->found->random_block = j->is->random_block;
-    j->found->random_repeats = j->is->random_repeats;
+    j->found->random_block = j->is->plan->how.block;
+    j->found->random_repeats = j->is->plan->how.repeats;
     return CLI_OK;
 }
 
@@ -423,8 +422,8 @@ static cli_exit show_state(job *j)
     CLI_TRY(heads_state_show(&j->state, j->options, j->found));
     if (!j->found->random) return CLI_OK;
     CLI_TRY(cli_check(HEADS, mha_study_begin_random(j->study)));
-    j->found->random_block = j->is->random_block;
-    j->found->random_repeats = j->is->random_repeats;
+    j->found->random_block = j->is->plan->how.block;
+    j->found->random_repeats = j->is->plan->how.repeats;
     return CLI_OK;
 }
 

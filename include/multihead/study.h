@@ -174,6 +174,47 @@ MHA_API MHA_NODISCARD mha_status mha_text_writer_end(mha_text_writer *writer, co
                                                      size_t *bytes);
 
 /* ------------------------------------------------------------------------------------------------
+ * Repeated random tokens
+ * --------------------------------------------------------------------------------------------- */
+
+/* Repeated random tokens of a model's words: at most 25 words, at most four times, as many as its
+ * words and positions allow. */
+typedef struct mha_random_tokens {
+    uint32_t struct_size;    /* in: sizeof(mha_random_tokens) */
+    uint32_t reserved;       /* 0 */
+    mha_repeated_tokens how; /* block below 4: the model has too few words or positions */
+    int32_t *pool;           /* [pool_count] words to draw from */
+    int64_t pool_count;
+} mha_random_tokens;
+
+enum { MHA_RANDOM_LEAST_BLOCK = 4 };
+
+/**
+ * Find the words of a model that may be drawn (mha_token_is_word()), the tokens that it puts around
+ * every text, and how many words a sequence repeats how often.
+ *
+ * Memory   the caller frees *plan with mha_random_tokens_free(); from the C library.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (no tokenizer),
+ *          MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_random_tokens_plan(const mha_model *model,
+                                                        mha_random_tokens *plan);
+
+/** Free the pool and clear the struct, except for struct_size; NULL is fine. Memory frees it. Errors
+ * none. Threads any. Since 0.1 */
+MHA_API void mha_random_tokens_free(mha_random_tokens *plan);
+
+/**
+ * Draw the next sequence. Sequences depend on those before them.
+ *
+ * Memory   the caller frees *tokens with mha_tokens_free(), which has no labels and no places.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (how), MHA_ERR_NOMEM.   Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_random_tokens_draw(mha_random_tokens *plan,
+                                                        mha_tokens *tokens);
+
+/* ------------------------------------------------------------------------------------------------
  * What was measured: scores and roles
  * --------------------------------------------------------------------------------------------- */
 
@@ -188,12 +229,18 @@ typedef struct mha_study_found {
     const char *const *relations; /* [relation_count] names of gold links */
     int64_t relation_count;
     int64_t text_count, token_count; /* texts that were measured, and their tokens */
-    int64_t random_count, random_block,
-        random_repeats;      /* sequences; of each, mha_repeated_tokens */
-    int64_t lost_links;      /* gold links of a word that no token begins in */
-    mha_head_corpus *corpus; /* MHA_STUDY_CORPUS, else NULL */
-    mha_head_distances *
-        *distances; /* [L] MHA_STUDY_DISTANCES, else NULL; of a layer without heads NULL */
+    int64_t random_count;            /* sequences that were measured, of ... */
+    mha_random_tokens *plan;         /* NULL before mha_study_begin_random() */
+    int64_t lost_links;              /* gold links of a word that no token begins in */
+    mha_head_corpus *corpus;         /* MHA_STUDY_CORPUS, else NULL */
+    /* [L] MHA_STUDY_DISTANCES, else NULL; of a layer without heads NULL */
+    mha_head_distances **distances;
+    /* The vocabulary as all texts have it; all 0 before mha_study_begin() */
+    int64_t vocab_size;    /* V, ids of the model */
+    const int64_t *counts; /* [V] how often each id occurs as a word of a text */
+    const int64_t *ranks;  /* [V] 0: the most frequent */
+    int64_t kinds;         /* ids that occur; what a corpus counts are numbers of kinds, ... */
+    const int64_t *id_of;  /* [kinds] ascending; kind `kinds` stands for special tokens */
 } mha_study_found;
 
 enum { MHA_STUDY_NAME_BYTES = 96, MHA_STUDY_MOST_ROLES = 64 };
@@ -267,7 +314,7 @@ typedef struct mha_study_desc {
     uint32_t struct_size;
     uint32_t flags;
     const mha_tensor *gates;      /* [L,H] f32: factors of the heads' outputs; NULL: 1 */
-    const char *const *relations; /* [relation_count] names of gold links; copied */
+    const char *const *relations; /* [relation_count] names of gold links */
     int64_t relation_count;
     /* Called while a text is measured; a status other than MHA_OK (MHA_ERR_CALLBACK) ends the call
      * that measures, and is returned. NULL: not called */
@@ -280,12 +327,13 @@ typedef struct mha_study_desc {
  * all are:
  *
  *   mha_study_count() each text, mha_study_begin(), mha_study_text() each text,
- *   mha_study_begin_random(), mha_study_draw() and mha_study_random() each sequence
+ *   mha_study_begin_random(), mha_random_tokens_draw() of found.plan and mha_study_random() each
+ *   sequence
  *
  * or mha_study_measure(), which does all of it. desc may be NULL.
  *
- * Memory   the caller owns *study; context, model, and what desc points to except names, must outlive
- *          it. 24 bytes per token of the vocabulary, and what mha_head_measures_create() says.
+ * Memory   the caller owns *study; context, model, and what desc points to, must outlive it. 32 bytes
+ *          per token of the vocabulary, and what mha_head_measures_create() says.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (flags; an
  *          encoder-decoder; a model without tokenizer), MHA_ERR_NOMEM.
  * Threads  one call at a time per context, as for all calls of a study.   Since  0.1
@@ -343,52 +391,11 @@ typedef struct mha_study_visit {
 MHA_API MHA_NODISCARD mha_status mha_study_text(mha_study *study, const mha_tokens *tokens,
                                                 const mha_study_visit *visit);
 
-/* Repeated random tokens of a model's words: at most 25 words, at most four times, as many as its
- * words and positions allow. */
-typedef struct mha_random_tokens {
-    uint32_t struct_size;    /* in: sizeof(mha_random_tokens) */
-    uint32_t reserved;       /* 0 */
-    mha_repeated_tokens how; /* block below 4: the model has too few words or positions */
-    int32_t *pool;           /* [pool_count] words to draw from */
-    int64_t pool_count;
-} mha_random_tokens;
-
-enum { MHA_RANDOM_LEAST_BLOCK = 4 };
-
-/**
- * Find the words of a model that may be drawn (mha_token_is_word()), the tokens that it puts around
- * every text, and how many words a sequence repeats how often.
- *
- * Memory   the caller frees *plan with mha_random_tokens_free(); from the C library.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (no tokenizer),
- *          MHA_ERR_NOMEM.
- * Threads  any.   Since  0.1
- */
-MHA_API MHA_NODISCARD mha_status mha_random_tokens_plan(const mha_model *model,
-                                                        mha_random_tokens *plan);
-
-/** Free the pool and clear the struct, except for struct_size; NULL is fine. Memory frees it. Errors
- * none. Threads any. Since 0.1 */
-MHA_API void mha_random_tokens_free(mha_random_tokens *plan);
-
-/**
- * Draw the next sequence. Sequences depend on those before them.
- *
- * Memory   the caller frees *tokens with mha_tokens_free(), which has no labels and no places.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (how), MHA_ERR_NOMEM.   Threads  any.   Since  0.1
- */
-MHA_API MHA_NODISCARD mha_status mha_random_tokens_draw(mha_random_tokens *plan,
-                                                        mha_tokens *tokens);
-
 /** Make found.random, or begin anew; what mha_random_tokens_plan() finds too small leaves it NULL.
  * Memory, Errors as mha_study_begin(). Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 
-/** Draw the study's next sequence: mha_random_tokens_draw(). Memory, Errors as there;
- * MHA_ERR_ARGUMENT (found.random is NULL). Threads one. Since 0.1 */
-MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study, mha_tokens *tokens);
-
-/** Measure a sequence that was drawn. Memory, Errors, Accuracy as mha_study_text(). Threads one.
+/** Measure a sequence that was drawn of found.plan. Memory, Errors, Accuracy as mha_study_text(). Threads one.
  * Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_random(mha_study *study, const mha_tokens *tokens);
 
@@ -407,18 +414,6 @@ MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_t
 /** What was measured until now. Memory belongs to the study, and changes with it. Errors none.
  * Threads one. Since 0.1 */
 MHA_API const mha_study_found *mha_study_results(const mha_study *study);
-
-/* The vocabulary as the texts of a study have it. */
-typedef struct mha_study_vocabulary {
-    int64_t size;          /* V, ids of the model */
-    const int64_t *counts; /* [V] how often each id occurs as a word of a text */
-    const int64_t *ranks;  /* [V] 0: the most frequent; NULL before mha_study_begin() */
-    int64_t kinds;         /* ids that occur; numbers of kinds are what a corpus counts, ... */
-    const int64_t *id_of;  /* [kinds] ascending; kind `kinds` stands for special tokens */
-} mha_study_vocabulary;
-
-/** Memory belongs to the study. Errors none. Threads one. Since 0.1 */
-MHA_API mha_study_vocabulary mha_study_words(const mha_study *study);
 
 /** The kinds of a text's tokens as the corpus of a study numbers them.
  *

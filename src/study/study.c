@@ -20,35 +20,20 @@ struct mha_study {
     int64_t *heads;           /* [L] */
     int64_t *counts, *ranks;  /* [V] */
     int64_t *kind_of, *id_of; /* [V], [kinds] */
-    int64_t kinds, rare_rank;
+    int64_t rare_rank;
     int64_t counted; /* texts */
     mha_study_progress progress;
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static char **copy_names(const char *const *names, int64_t count)
-{
-    char **copies = calloc((size_t)count + 1, sizeof *copies);
-    for (int64_t i = 0; copies && i < count; i++) {
-        const size_t bytes = strlen(names[i]) + 1;
-        copies[i] = malloc(bytes);
-        if (copies[i])
-            memcpy(copies[i], names[i], bytes);
-        else
-            count = i; /* the last one is missing */
-    }
-    return copies;
-}
-
 static mha_status make(mha_study *s)
 {
     const mha_transformer_desc *d = &s->net_desc;
-    const int64_t L = d->num_layers, names = s->desc.relation_count;
-    char **copies = copy_names(s->desc.relations, names);
+    const int64_t L = d->num_layers;
     s->heads = calloc((size_t)L + 1, sizeof *s->heads);
     int64_t **arrays[] = {&s->counts, &s->ranks, &s->kind_of, &s->id_of};
-    bool whole = copies && s->heads && (names == 0 || copies[names - 1]);
+    bool whole = s->heads;
     for (int i = 0; i < 4; i++) {
         *arrays[i] = calloc((size_t)d->vocab_size + 1, sizeof(int64_t));
         whole = whole && *arrays[i];
@@ -56,8 +41,8 @@ static mha_status make(mha_study *s)
     s->found = (mha_study_found){.struct_size = sizeof s->found,
                                  .layers = L,
                                  .heads = s->heads,
-                                 .relations = (const char *const *)copies,
-                                 .relation_count = names};
+                                 .relations = s->desc.relations,
+                                 .relation_count = s->desc.relation_count};
     if (!whole) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
     for (int64_t l = 0; l < L; l++) s->heads[l] = d->layer_heads ? d->layer_heads[l] : d->num_heads;
     return MHA_OK;
@@ -114,9 +99,6 @@ void mha_study_destroy(mha_study *study)
     destroy_texts(study);
     mha_head_measures_destroy(study->found.random);
     mha_random_tokens_free(&study->plan);
-    char **names = (char **)(uintptr_t)study->found.relations;
-    for (int64_t i = 0; names && i < study->found.relation_count; i++) free(names[i]);
-    free(names);
     free(study->heads);
     free(study->counts), free(study->ranks);
     free(study->kind_of), free(study->id_of);
@@ -152,13 +134,17 @@ mha_status mha_study_count(mha_study *study, const mha_tokens *tokens)
  * 1,000 heads would take most of a gigabyte. */
 static mha_status rank(mha_study *s)
 {
-    s->kinds = 0;
+    s->found.kinds = 0;
     for (int64_t id = 0; id < s->net_desc.vocab_size; id++) {
-        s->kind_of[id] = s->kinds;
-        if (s->counts[id] > 0) s->id_of[s->kinds++] = id;
+        s->kind_of[id] = s->found.kinds;
+        if (s->counts[id] > 0) s->id_of[s->found.kinds++] = id;
     }
-    s->rare_rank = s->kinds / 2 < RARE_RANK ? s->kinds / 2 : RARE_RANK;
+    s->rare_rank = s->found.kinds / 2 < RARE_RANK ? s->found.kinds / 2 : RARE_RANK;
     if (s->rare_rank < 1) s->rare_rank = 1;
+    s->found.vocab_size = s->net_desc.vocab_size;
+    s->found.counts = s->counts;
+    s->found.ranks = s->ranks;
+    s->found.id_of = s->id_of;
     return mha_head_pass_ranks(s->context, s->net_desc.vocab_size, s->counts, s->ranks, NULL);
 }
 
@@ -186,7 +172,8 @@ static mha_status create_distances(mha_study *s)
 static mha_status create_corpus(mha_study *s)
 {
     const mha_head_corpus_desc desc = {.struct_size = sizeof desc,
-                                       .vocab_size = s->kinds + 1, /* special ones: the last */
+                                       .vocab_size =
+                                           s->found.kinds + 1, /* special ones: the last */
                                        .seed = CORPUS_SEED};
     MHA_TRY(mha_head_corpus_create(s->context, s->found.texts, &desc, &s->found.corpus));
     return mha_head_corpus_attach(s->found.texts, s->found.corpus);
@@ -340,19 +327,9 @@ mha_status mha_study_begin_random(mha_study *study)
     f->random = NULL;
     f->random_count = 0;
     if (!study->plan.pool) MHA_TRY(mha_random_tokens_plan(study->model, &study->plan));
-    f->random_block = study->plan.how.block;
-    f->random_repeats = study->plan.how.repeats;
-    if (f->random_block < MHA_RANDOM_LEAST_BLOCK) return MHA_OK;
+    f->plan = &study->plan;
+    if (study->plan.how.block < MHA_RANDOM_LEAST_BLOCK) return MHA_OK;
     return create(study, false, &f->random);
-}
-
-mha_status mha_study_draw(mha_study *study, mha_tokens *tokens)
-{
-    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_draw: NULL argument");
-    if (!study->found.random)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_draw: there are no random tokens; call "
-                                          "mha_study_begin_random() before");
-    return mha_random_tokens_draw(&study->plan, tokens);
 }
 
 mha_status mha_study_random(mha_study *study, const mha_tokens *tokens)
@@ -374,7 +351,7 @@ static mha_status draw_and_measure(mha_study *s, int64_t sequences)
     s->progress.count = sequences;
     for (int64_t i = 0; i < sequences && s->found.random; i++) {
         mha_tokens tokens = {.struct_size = sizeof tokens};
-        MHA_TRY(mha_study_draw(s, &tokens));
+        MHA_TRY(mha_random_tokens_draw(&s->plan, &tokens));
         const mha_status status = mha_study_random(s, &tokens);
         mha_tokens_free(&tokens);
         MHA_TRY(status);
@@ -399,17 +376,8 @@ const mha_study_found *mha_study_results(const mha_study *study)
     return &study->found;
 }
 
-mha_study_vocabulary mha_study_words(const mha_study *study)
-{
-    return (mha_study_vocabulary){.size = study->net_desc.vocab_size,
-                                  .counts = study->counts,
-                                  .ranks = study->found.texts ? study->ranks : NULL,
-                                  .kinds = study->kinds,
-                                  .id_of = study->id_of};
-}
-
 void mha_study_kinds(const mha_study *study, const mha_tokens *tokens, int64_t *kinds)
 {
     for (int64_t i = 0; i < tokens->count; i++)
-        kinds[i] = tokens->special[i] ? study->kinds : study->kind_of[tokens->ids[i]];
+        kinds[i] = tokens->special[i] ? study->found.kinds : study->kind_of[tokens->ids[i]];
 }

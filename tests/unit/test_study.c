@@ -255,12 +255,12 @@ static void scores_are_those_of_maps_by_hand(void **state)
                                                              (mha_head_measure)n);
             assert_true(a.value == b.value && a.chance == b.chance && a.rows == b.rows);
         }
-    const mha_study_vocabulary v = mha_study_words(study);
-    assert_int_equal(v.kinds, 9);
-    assert_int_equal(v.counts[8], 3);
-    assert_int_equal(v.counts[0], 0);
-    assert_int_equal(v.ranks[2], 8);
-    assert_int_equal(v.id_of[0], 1);
+    assert_int_equal(found->kinds, 9);
+    assert_int_equal(found->vocab_size, WORDS);
+    assert_int_equal(found->counts[8], 3);
+    assert_int_equal(found->counts[0], 0);
+    assert_int_equal(found->ranks[2], 8);
+    assert_int_equal(found->id_of[0], 1);
     mha_head_measures_destroy(by_hand);
     mha_study_destroy(study);
     for (int i = 0; i < 2; i++) mha_tokens_free(&texts[i]);
@@ -285,7 +285,7 @@ static void steps_are_the_whole(void **state)
     expect_ok(mha_study_begin_random(steps));
     for (int i = 0; i < 2; i++) {
         drawn = (mha_tokens)MHA_INIT(mha_tokens);
-        expect_ok(mha_study_draw(steps, &drawn));
+        expect_ok(mha_random_tokens_draw(mha_study_results(steps)->plan, &drawn));
         expect_ok(mha_study_random(steps, &drawn));
         mha_tokens_free(&drawn);
     }
@@ -452,7 +452,8 @@ static void random_tokens_fit_the_model(void **state)
     expect_ok(mha_study_create(context, model, NULL, &study));
     expect_ok(mha_study_begin_random(study));
     assert_null(mha_study_results(study)->random);
-    expect_error(mha_study_draw(study, &t), MHA_ERR_ARGUMENT, "no random tokens");
+    assert_true(mha_study_results(study)->plan->how.block < MHA_RANDOM_LEAST_BLOCK);
+    expect_error(mha_study_random(study, &t), MHA_ERR_ARGUMENT, "begin_random");
     mha_study_destroy(study);
     mha_model_destroy(model);
 }
