@@ -312,7 +312,7 @@ mha_status mha_module_scratch(mha_context *context, const mha_module *module,
     mha_status status = prepare(&f, &own, &plan);
     mha_scratch_release(context, mark);
     if (status != MHA_OK) return status;
-    if (plan.scratch_bytes > INT64_MAX / 2 ||
+    if ((uint64_t)plan.scratch_bytes > INT64_MAX / 2 ||
         !mhai_add_i64(f.bytes, (int64_t)plan.scratch_bytes + 64, &sum))
         return mha_fail(MHA_ERR_SIZE, "module: its scratch overflows 64 bits");
     *bytes = (size_t)sum;
