@@ -72,17 +72,17 @@ static void tell(mha_head_role *role)
         mha_format(where, sizeof where, " at offset %+lld", (long long)role->offset);
     if (kind == MHA_KIND_SHARE) mha_format(chance, sizeof chance, ", chance %.2f", s->chance);
     mha_format(role->evidence, sizeof role->evidence, "%s%s %.2f%s, %lld %s", info->name, where,
-                s->value, chance, (long long)s->rows, unit);
+               s->value, chance, (long long)s->rows, unit);
 }
 
 static void tell_link(const role_search *x, mha_head_role *role, const mha_head_relation *r)
 {
     const bool back = role->direction == MHA_LINK_BACKWARD;
     mha_format(role->evidence, sizeof role->evidence,
-                "%.64s%s %.2f, best offset %+lld %.2f, chance %.2f, %lld links",
-                x->m->names[role->relation], back ? " (reverse)" : "", r->accuracy.value,
-                (long long)r->baseline_offset, r->baseline, r->accuracy.chance,
-                (long long)r->accuracy.rows);
+               "%.64s%s %.2f, best offset %+lld %.2f, chance %.2f, %lld links",
+               x->m->names[role->relation], back ? " (reverse)" : "", r->accuracy.value,
+               (long long)r->baseline_offset, r->baseline, r->accuracy.chance,
+               (long long)r->accuracy.rows);
 }
 
 /* ---- search

@@ -16,10 +16,8 @@ static serve_site site = {
 static void make_site(void)
 {
     char folder[FUZZ_PATH_BYTES];
-    const mha_live_options options = {.struct_size = sizeof options,
-                                      .name = "fuzzed",
-                                      .max_tokens = 16,
-                                      .most_bytes = 1e6};
+    const mha_live_options options = {
+        .struct_size = sizeof options, .name = "fuzzed", .max_tokens = 16, .most_bytes = 1e6};
     mha_context *context;
     mha_model *model;
     fuzz_make_model(folder);
