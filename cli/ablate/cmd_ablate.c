@@ -65,8 +65,7 @@ const args_page ablate_page = {
              "repeated random tokens, and of a task the log-probability of the right\n"
              "continuation less that of the wrong one. docs/ablation.md has the definitions.\n"
              "Heads count from 0: L0H3 is the fourth head of the first layer.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 static cli_exit show(const ablate_effects *e, const heads_sources *sources)

@@ -99,8 +99,7 @@ const args_page bench_page = {
              "A sample is quiet if short probes of the same kind of work before and after it\n"
              "ran undisturbed. A row with fewer than five quiet samples is marked as ungated:\n"
              "its median is over all samples and reflects other load on the machine as well.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
     .word = work_at,
 };
 

@@ -55,8 +55,7 @@ const args_page circuits_page = {
              "singular values of both circuits; the tokens are those that the strongest\n"
              "direction of the OV circuit reads, and those that it then writes.\n"
              "docs/circuits.md has the definitions. Heads count from 0.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* --sort copying or matching, with --min: known only now. */

@@ -73,6 +73,9 @@ typedef struct args_page {
     const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
 
+/* Its members for an array of options. */
+#define ARGS_OPTIONS(table) .options = (table), .option_count = sizeof(table) / sizeof *(table)
+
 /* A number of digits alone, at most 2^40 or so; *at steps behind it. */
 bool args_digits(const char **at, int64_t *number);
 

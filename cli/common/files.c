@@ -102,14 +102,14 @@ mha_status files_append(const char *path, files_draw_fn *draw, const void *user)
     return status;
 }
 
-static mha_status draw_npy(const void *user, const mha_sink *sink)
+mha_status files_draw_npy(const void *user, const mha_sink *sink)
 {
     return mha_npy_write_to(sink, user);
 }
 
 mha_status files_write_npy(const char *path, const mha_tensor *tensor)
 {
-    return files_draw(path, draw_npy, tensor);
+    return files_draw(path, files_draw_npy, tensor);
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */

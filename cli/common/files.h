@@ -16,6 +16,7 @@ typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
 
 /* Of a mha_figure. */
 files_draw_fn files_draw_svg, files_draw_png, files_draw_pdf;
+files_draw_fn files_draw_npy; /* of a mha_tensor */
 
 /* Begin what a subcommand writes with --json: an object, a line for each member, which says what it is
  * and who wrote it. */

@@ -57,8 +57,7 @@ const args_page count_page = {
                 "multihead count path/to/model-folder",
     .notes = "MODEL is a Hugging Face folder (only config.json is read) or a GGUF file.\n"
              "A multiply and an add are two operations. docs/program.md has the formulas.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- Comparisons ----------------------------------------------------------------------------- */

@@ -101,8 +101,7 @@ const args_page explain_page = {
                 "multihead explain --heads 8 --head-dim 300",
     .notes = "MODEL is a Hugging Face folder (only config.json is read) or a GGUF file.\n"
              "Sizes are per layer; all layers are alike. docs/program.md explains the report.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- The run --------------------------------------------------------------------------------- */

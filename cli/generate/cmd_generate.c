@@ -57,8 +57,7 @@ static const args_option option_table[] = {
         "compute", generate_options, compute, computes,
         "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
         "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
-    ROW_NUMBER("threads", generate_options, threads, 1, 1024,
-               "default: as many as this process may use"),
+    ROW_THREADS(generate_options),
     ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
     ROW_HELP,
 };
@@ -79,8 +78,7 @@ const args_page generate_page = {
              "is generated. Started on several ranks (mpirun), each has the weights of some\n"
              "layers; the text is the same.\n"
              "docs/program.md is the manual.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- A model under way ----------------------------------------------------------------------- */

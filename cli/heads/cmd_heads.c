@@ -112,8 +112,7 @@ const args_page heads_page = {
              "number of rows. A role is a score above a threshold; most are published:\n"
              "docs/heads.md. A head may have several roles, or none. Heads count from 0: L0H3\n"
              "is the fourth head of the first layer. docs/program.md is the manual.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
     .moved = moved,
     .moved_count = sizeof moved / sizeof *moved,
 };

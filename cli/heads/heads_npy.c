@@ -29,11 +29,6 @@ typedef struct arrays {
 
 /* ---- arrays ----------------------------------------------------------------------------------- */
 
-static mha_status draw_array(const void *user, const mha_sink *sink)
-{
-    return mha_npy_write_to(sink, user);
-}
-
 /* A file and its line of the index. axes: JSON; definition may be anything. */
 static cli_exit put(arrays *a, const char *file, const char *name, const char *part,
                     const mha_tensor *data, const char *axes, const char *definition)
@@ -41,7 +36,7 @@ static cli_exit put(arrays *a, const char *file, const char *name, const char *p
     mha_json *json = &a->json;
     char path[NAME_BYTES + 8];
     snprintf(path, sizeof path, "%s.npy", file);
-    CLI_TRY(cli_check(HEADS, files_draw_in(a->folder, path, draw_array, data)));
+    CLI_TRY(cli_check(HEADS, files_draw_in(a->folder, path, files_draw_npy, data)));
     mha_json_object(json, NULL);
     mha_json_text(json, "file", path);
     mha_json_text(json, "name", name);

@@ -40,8 +40,7 @@
                    "seconds between two times; default 60; 0: after each\ntext",                \
                    .needs = "--state FILE")
 #define HEADS_ROWS_AT_END                                         \
-    ROW_NUMBER("threads", heads_options, threads, 1, 1024,        \
-               "default: as many as this process may use"),       \
+    ROW_THREADS(heads_options),                                   \
         ROW_FLAG('q', "quiet", heads_options, quiet, 1,           \
                  "no notes on stderr, only warnings and errors"), \
         ROW_HELP

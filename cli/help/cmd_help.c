@@ -45,8 +45,7 @@ const args_page help_page = {
         "multihead help view --format man | man -l -\n"
         "multihead help --format bash > ~/.local/share/bash-completion/completions/multihead",
     .notes = "An installation has the man pages and the completions already.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
     .word = topic_at,
 };
 

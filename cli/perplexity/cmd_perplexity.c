@@ -38,8 +38,7 @@ static const args_option option_table[] = {
                "tokens of a step; default 128. The result is the\nsame, but for int8-channel"),
     ROW_FLAG(0, "json", perplexity_options, json, 1,
              "one object on stdout, with the loss of each token"),
-    ROW_NUMBER("threads", perplexity_options, threads, 1, 1024,
-               "default: as many as this process may use"),
+    ROW_THREADS(perplexity_options),
     ROW_FLAG('q', "quiet", perplexity_options, quiet, 1, "no progress or notes on stderr"),
     ROW_HELP,
 };
@@ -56,8 +55,7 @@ const args_page perplexity_page = {
              "Hugging Face folder, a GGUF file, or what 'multihead train -o' saved. Ctrl-C\n"
              "ends with what was measured so far. Started on several ranks (mpirun), each has\n"
              "the weights of some layers. docs/program.md is the manual.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- The model and the text ------------------------------------------------------------------ */

@@ -55,8 +55,7 @@ static const args_option option_table[] = {
     ROW_TEXT("html", prune_options, html, "FILE",
              "the curves and every head as an interactive\nreport; - is stdout"),
     ROW_HEADING("Other"),
-    ROW_NUMBER("threads", prune_options, threads, 1, 1024,
-               "default: as many as this process may use"),
+    ROW_THREADS(prune_options),
     ROW_FLAG('q', "quiet", prune_options, quiet, 1, "no progress or notes on stderr"),
     ROW_HELP,
 };
@@ -77,8 +76,7 @@ const args_page prune_page = {
              "cosine of its embeddings (the mean over tokens) to those of the full model. The\n"
              "reversed order and five random ones are measured for comparison.\n"
              "docs/pruning.md has the details.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- options --------------------------------------------------------------------------------- */

@@ -184,8 +184,7 @@ const args_page run_page = {
              "Masks and score terms broadcast to the shape given, as in NumPy. Without output\n"
              "options the result is printed. Letters: B sequences, H heads, Hk key/value\n"
              "heads, T queries, S keys, D the size of a head. docs/program.md is the manual.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- What fits together ---------------------------------------------------------------------- */

@@ -47,8 +47,7 @@ const args_page selftest_page = {
                 "multihead selftest --problems 1000 --seed 7",
     .notes = "Prints what was compared, the largest error, and that error as a fraction of its\n"
              "bound. Exits with 0 if all checks pass, otherwise with 1.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- Random problems ------------------------------------------------------------------------- */

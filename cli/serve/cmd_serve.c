@@ -26,8 +26,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     ROW_NUMBER("max-tokens", serve_options, max_tokens, 3, INT64_C(1) << 20,
                "refuse longer texts; default: 4096, or the model's\nlimit if that is less"),
-    ROW_NUMBER("threads", serve_options, threads, 1, 1024,
-               "default: as many as this process may use"),
+    ROW_THREADS(serve_options),
     ROW_FLAG('q', "quiet", serve_options, quiet, 1, "no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
@@ -42,8 +41,7 @@ const args_page serve_page = {
     .notes = "The address of the page is printed on stdout; it holds a random token, without\n"
              "which nothing is answered. The page loads nothing from elsewhere. Ctrl-C ends\n"
              "the program, and so does the button on the page. docs/serve.md is the manual.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 #ifdef CLI_HAS_SERVE

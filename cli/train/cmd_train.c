@@ -102,8 +102,7 @@ const args_page train_page = {
              "stuck attempt with a derived seed; attempts are counted. The same seed gives the\n"
              "same model for any number of threads. Called again with the same folder,\n"
              "training resumes where it stopped; Ctrl-C saves and stops.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
     .word = task_at,
 };
 

@@ -127,8 +127,7 @@ const args_page view_page = {
              "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
              "'multihead help exit-codes' lists the exit codes. Started on several ranks\n"
              "(mpirun), each has the weights of some layers. docs/program.md is the manual.",
-    .options = option_table,
-    .option_count = sizeof option_table / sizeof *option_table,
+    ARGS_OPTIONS(option_table),
 };
 
 /* ---- What fits together ---------------------------------------------------------------------- */

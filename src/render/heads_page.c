@@ -258,14 +258,6 @@ static void write_data(mhai_writer *w, const mha_heads_page *p)
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-static void element(mhai_writer *w, const char *open, const char *text, const char *close)
-{
-    if (!text || !*text) return;
-    mhai_sink_text(w, open);
-    mhai_sink_escaped(w, text);
-    mhai_sink_text(w, close);
-}
-
 static void write_title(mhai_writer *w, const mha_heads_page *p)
 {
     mhai_sink_escaped(w, p->title && *p->title ? p->title : "Heads");
@@ -276,7 +268,7 @@ static void write_head(mhai_writer *w, const mha_heads_page *p)
     mhai_sink_text(w, "<h1><bdi>");
     write_title(w, p);
     mhai_sink_text(w, "</bdi></h1>\n");
-    element(w, "<p class=\"subtitle\" dir=\"auto\">", p->subtitle, "</p>\n");
+    mhai_sink_element(w, "<p class=\"subtitle\" dir=\"auto\">", p->subtitle, "</p>\n");
     if (p->fact_count > 0) mhai_sink_text(w, "<dl class=\"facts\">\n");
     for (int64_t i = 0; i < p->fact_count; i++) {
         mhai_sink_text(w, "<div><dt>");
@@ -319,7 +311,7 @@ static void write_plain(mhai_writer *w, const mha_heads_page *p)
 
 static void write_foot(mhai_writer *w, const mha_heads_page *p)
 {
-    element(w, "<p class=\"producer\">", p->producer, "</p>\n");
+    mhai_sink_element(w, "<p class=\"producer\">", p->producer, "</p>\n");
 }
 
 static void write_style(mhai_writer *w, const mha_heads_page *p)

@@ -41,14 +41,6 @@ static mha_status survey_panels(mhai_html_page *page)
     return survey_others(page);
 }
 
-static void element(mhai_writer *writer, const char *open, const char *text, const char *close)
-{
-    if (!text || !*text) return;
-    mhai_sink_text(writer, open);
-    mhai_sink_escaped(writer, text);
-    mhai_sink_text(writer, close);
-}
-
 static void write_title(const mhai_html_page *page, mhai_writer *writer)
 {
     const char *title = page->figure.title;
@@ -61,8 +53,9 @@ static void write_head(const mhai_html_page *page, mhai_writer *writer)
     mhai_sink_text(writer, "<h1><bdi>");
     write_title(page, writer);
     mhai_sink_text(writer, "</bdi></h1>\n");
-    element(writer, "<p class=\"text\" dir=\"auto\">", report->text, "</p>\n");
-    element(writer, "<p class=\"subtitle\" dir=\"auto\">", page->figure.subtitle, "</p>\n");
+    mhai_sink_element(writer, "<p class=\"text\" dir=\"auto\">", report->text, "</p>\n");
+    mhai_sink_element(writer, "<p class=\"subtitle\" dir=\"auto\">", page->figure.subtitle,
+                      "</p>\n");
     if (!report->fact_count) return;
     mhai_sink_text(writer, "<dl class=\"facts\">\n");
     for (int64_t i = 0; i < report->fact_count; i++) {
@@ -78,8 +71,9 @@ static void write_head(const mhai_html_page *page, mhai_writer *writer)
 
 static void write_foot(const mhai_html_page *page, mhai_writer *writer)
 {
-    element(writer, "<p class=\"footnote\" dir=\"auto\">", page->figure.footnote, "</p>\n");
-    element(writer, "<p class=\"producer\">", page->report.producer, "</p>\n");
+    mhai_sink_element(writer, "<p class=\"footnote\" dir=\"auto\">", page->figure.footnote,
+                      "</p>\n");
+    mhai_sink_element(writer, "<p class=\"producer\">", page->report.producer, "</p>\n");
 }
 
 /* The theme that the reader's system does not choose. */

@@ -118,6 +118,14 @@ void mhai_sink_escaped(mhai_writer *writer, const char *text)
     }
 }
 
+void mhai_sink_element(mhai_writer *writer, const char *open, const char *text, const char *close)
+{
+    if (!text || !*text) return;
+    mhai_sink_text(writer, open);
+    mhai_sink_escaped(writer, text);
+    mhai_sink_text(writer, close);
+}
+
 void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count)
 {
     const mha_sink sink = mhai_sink_of(writer);

@@ -28,6 +28,9 @@ void mhai_sink_real(mhai_writer *writer, double value);
  * what XML 1.0 cannot hold and controls become U+FFFD. */
 void mhai_sink_escaped(mhai_writer *writer, const char *text);
 
+/* A text between open and close; without one nothing. */
+void mhai_sink_element(mhai_writer *writer, const char *open, const char *text, const char *close);
+
 void mhai_sink_base64(mhai_writer *writer, const void *bytes, size_t count);
 
 /* The writer as a sink, for as long as it stays where it is. */

@@ -1,5 +1,6 @@
 /* A transformer backward: the steps of the forward call in reverse. One buffer holds the gradient
  * of the stream; each step adds what comes back through it. */
+#include "transformer/transformer_call.h"
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -30,15 +31,10 @@ typedef struct call {
     float *t5;            /* the largest table */
 } call;
 
-static int64_t tokens_of(const mha_activations *a)
-{
-    return a->B * a->T;
-}
-
 static mha_tensor stream(const call *c, const float *data)
 {
     const int64_t width = c->t->desc.embed_dim;
-    return mhai_transformer_rows(data, tokens_of(c->a), width, width);
+    return mhai_transformer_rows(data, mhai_tokens(c->a), width, width);
 }
 
 static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory)
@@ -111,7 +107,8 @@ static mha_status end_step(const call *c, const mhai_place_step *place, const mh
 {
     if (mhai_transformer_pre_norm(c->t))
         return norm(c, &place->norm, step->from, c->din, MHA_GRADIENT_ADD, c->dx);
-    mhai_transformer_add(c->context, tokens_of(c->a) * c->t->desc.embed_dim, c->dx, c->din, c->dx);
+    mhai_transformer_add(c->context, mhai_tokens(c->a) * c->t->desc.embed_dim, c->dx, c->din,
+                         c->dx);
     return MHA_OK;
 }
 
@@ -149,7 +146,7 @@ static mha_status position(const call *c, const mhai_place_attention *place,
     mhai_attend_norm q = {&read.q, NULL}, k = {&read.k, NULL};
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     if (x->q_norm) {
-        const int64_t rows = tokens_of(c->a), inputs = place->in.inputs;
+        const int64_t rows = mhai_tokens(c->a), inputs = place->in.inputs;
         float *memory;
         MHA_TRY(take(c, rows, place->in.outputs, &memory));
         mha_tensor in = mhai_transformer_rows(kept->step.in, rows, inputs, inputs);
@@ -178,7 +175,7 @@ static void add_outputs(const call *c, const float *gradient, int64_t layer)
     const mha_tensor *to = c->out.head_outputs;
     const int64_t T = c->a->T, D = c->t->desc.head_dim;
     const int64_t wide = mhai_transformer_heads_of(&c->t->desc, layer, false).q * D;
-    for (int64_t i = 0; i < tokens_of(c->a); i++) {
+    for (int64_t i = 0; i < mhai_tokens(c->a); i++) {
         float *row = (float *)to->data + layer * to->stride[0] + i / T * to->stride[1] +
                      i % T * to->stride[2];
         for (int64_t k = 0; k < wide; k++) row[k * to->stride[3]] += gradient[i * wide + k];
@@ -229,7 +226,7 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
 /* A layer whose heads are gone: the stream's gradient passes by, and the bias has it too. */
 static mha_status only_bias(const call *c, const mhai_place_attention *place)
 {
-    const int64_t width = c->t->desc.embed_dim, rows = tokens_of(c->a);
+    const int64_t width = c->t->desc.embed_dim, rows = mhai_tokens(c->a);
     float *bias = place->out.bias < 0 ? NULL : place_of(c, place->out.bias);
     for (int64_t k = 0; bias && k < width; k++) {
         double sum = 0;
@@ -242,7 +239,7 @@ static mha_status only_bias(const call *c, const mhai_place_attention *place)
 static mha_status attend(const call *c, const mhai_place_attention *place,
                          const mhai_kept_attention *kept, int64_t layer, bool cross)
 {
-    const int64_t rows = tokens_of(c->a);
+    const int64_t rows = mhai_tokens(c->a);
     MHA_TRY(begin_step(c, &place->step, &kept->step));
     if (mhai_transformer_heads_of(&c->t->desc, layer, cross).q == 0) return only_bias(c, place);
     mha_tensor dy = stream(c, c->dy), din = stream(c, c->din), in = stream(c, kept->step.in);
@@ -272,7 +269,7 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
                                const mhai_kept_layer *kept)
 {
     const mha_transformer_desc *d = &c->t->desc;
-    const int64_t rows = tokens_of(c->a), F = d->ff_dim, wide = mhai_transformer_up(c->t);
+    const int64_t rows = mhai_tokens(c->a), F = d->ff_dim, wide = mhai_transformer_up(c->t);
     MHA_TRY(begin_step(c, &place->ff, &kept->ff));
     mha_tensor dy = stream(c, c->dy), din = stream(c, c->din), in = stream(c, kept->ff.in);
     mha_tensor act = mhai_transformer_rows(kept->act, rows, F, F);
@@ -321,7 +318,7 @@ static mha_status through_softcap(const call *c, const mha_tensor *last, mha_ten
 /* From the output's gradient to that of the stream after the last layer. */
 static mha_status begin(const call *c, const mha_tensor *output_gradient)
 {
-    const int64_t rows = tokens_of(c->a);
+    const int64_t rows = mhai_tokens(c->a);
     mha_tensor dlast = stream(c, c->dx), last = stream(c, c->a->last);
     if (mhai_transformer_has(c->t, MHA_TRANSFORMER_NO_OUTPUT)) {
         for (int64_t i = 0; i < rows; i++)
@@ -343,7 +340,7 @@ static mha_status begin(const call *c, const mha_tensor *output_gradient)
 static mha_status finish(const call *c)
 {
     const mha_transformer *t = c->t;
-    const int64_t rows = tokens_of(c->a), width = t->desc.embed_dim;
+    const int64_t rows = mhai_tokens(c->a), width = t->desc.embed_dim;
     if (!c->out.parameters) return MHA_OK;
     if (c->a->embedded) MHA_TRY(norm(c, &t->embed_norm, c->a->embedded, c->dx, 0, c->dx));
     mha_tensor dx = stream(c, c->dx);
@@ -449,7 +446,7 @@ static mha_status check_call(call *c, const mha_transformer_input *input,
 static mha_status take_scratch(call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
-    const int64_t rows = tokens_of(c->a), q = d->num_heads * d->head_dim;
+    const int64_t rows = mhai_tokens(c->a), q = d->num_heads * d->head_dim;
     int64_t kv = 2 * d->kv_heads * d->head_dim, buckets = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
         kv = mhai_max_i64(kv, 2 * d->layer_kv_heads[i] * d->head_dim);
@@ -470,14 +467,14 @@ static mha_status take_scratch(call *c)
 static mha_status backward(call *c, const mha_tensor *output_gradient)
 {
     const mha_transformer_desc *d = &c->t->desc;
-    if (tokens_of(c->a) == 0) return MHA_OK;
+    if (mhai_tokens(c->a) == 0) return MHA_OK;
     MHA_TRY(take_scratch(c));
     MHA_TRY(begin(c, output_gradient));
     for (int64_t i = d->num_layers - 1; i >= 0; i--) {
         const mhai_place_layer *place = &c->t->layers[i];
         const mhai_kept_layer *kept = &c->a->layers[i];
         if (d->flags & MHA_TRANSFORMER_PARALLEL) /* both parts add to the same stream */
-            memcpy(c->dy, c->dx, (size_t)(tokens_of(c->a) * d->embed_dim) * sizeof *c->dy);
+            memcpy(c->dy, c->dx, (size_t)(mhai_tokens(c->a) * d->embed_dim) * sizeof *c->dy);
         if (d->ff_dim > 0) MHA_TRY(feed_forward(c, place, kept));
         if (d->flags & MHA_TRANSFORMER_CROSS)
             MHA_TRY(attend(c, &place->cross, &kept->cross, i, true));
