@@ -294,6 +294,7 @@ static void paper_end_group(void *user)
 static cairo_status_t on_write(void *user, const unsigned char *bytes, unsigned count)
 {
     paper *p = user;
+    mhai_font_note(p->font);
     if (!p->status && count) p->status = p->sink->write(p->sink->user, bytes, count);
     return p->status ? CAIRO_STATUS_WRITE_ERROR : CAIRO_STATUS_SUCCESS;
 }
@@ -303,6 +304,7 @@ static mha_status check(const paper *p)
 {
     cairo_status_t drawn = cairo_status(p->cairo);
     if (!drawn) drawn = cairo_surface_status(p->surface);
+    mhai_font_note(p->font);
     if (p->status) return p->status;
     MHA_TRY(mhai_font_check(p->font));
     if (!drawn) return MHA_OK;
@@ -365,8 +367,8 @@ static mha_status draw(paper *p, const mhai_sheet *sheet)
         p,          paper_rect,  paper_triangle, paper_dot,   paper_line,     paper_path,
         paper_text, paper_image, paper_figure,   paper_group, paper_end_group};
     p->canvas = &canvas;
-    MHA_TRY(p->pdf ? open_pdf(p, sheet, &ratio) : open_png(p, sheet, &ratio));
     MHA_TRY(mhai_font_open(sheet->font_file, &p->font));
+    MHA_TRY(p->pdf ? open_pdf(p, sheet, &ratio) : open_png(p, sheet, &ratio));
     p->cairo = cairo_create(p->surface);
     cairo_font_options_t *options = cairo_font_options_create();
     cairo_font_options_set_hint_style(options, CAIRO_HINT_STYLE_NONE);
