@@ -6,7 +6,6 @@
 #include "common/texts.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +15,7 @@ static const char *const field_names[FIELDS] = {"prompt", "right", "wrong", "cor
 
 /* A line of the file. */
 typedef struct task_line {
-    char *fields[FIELDS]; /* corrupted may be NULL */
+    const char *fields[FIELDS]; /* corrupted may be NULL */
     int64_t number;
 } task_line;
 
@@ -36,21 +35,19 @@ static cli_exit wrong_line(const task_lines *t, int64_t number, const char *what
 static cli_exit take_json(const task_lines *t, const char *text, size_t bytes, task_line *line)
 {
     json_error_t error;
-    json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    cli_exit result = object ? CLI_OK : wrong_line(t, line->number, error.text);
-    if (result == CLI_OK && !json_is_object(object))
-        result = wrong_line(t, line->number, "expected an object with prompt, right and wrong");
-    for (int i = 0; i < FIELDS && result == CLI_OK; i++) {
+    json_t *object;
+    CLI_TRY(texts_json(ABLATE, t->path, text, bytes, JSON_REJECT_DUPLICATES, &object, &error));
+    if (!object) return wrong_line(t, line->number, error.text);
+    if (!json_is_object(object))
+        return wrong_line(t, line->number, "expected an object with prompt, right and wrong");
+    for (int i = 0; i < FIELDS; i++) {
         const json_t *value = json_object_get(object, field_names[i]);
         if (value && !json_is_string(value))
-            result = cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s is no text", t->path,
-                              line->number, field_names[i]);
-        else if (value)
-            result = arena_text(ABLATE, json_string_value(value), json_string_length(value),
-                                &line->fields[i]);
+            return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s is no text", t->path,
+                            line->number, field_names[i]);
+        if (value) line->fields[i] = json_string_value(value);
     }
-    json_decref(object);
-    return result;
+    return CLI_OK;
 }
 
 static cli_exit take_tabs(const task_lines *t, const char *text, size_t bytes, task_line *line)
@@ -58,7 +55,9 @@ static cli_exit take_tabs(const task_lines *t, const char *text, size_t bytes, t
     for (int i = 0; i < FIELDS; i++) {
         const char *end = memchr(text, '\t', bytes);
         const size_t length = end ? (size_t)(end - text) : bytes;
-        CLI_TRY(arena_text(ABLATE, text, length, &line->fields[i]));
+        char *field;
+        CLI_TRY(arena_text(ABLATE, text, length, &field));
+        line->fields[i] = field;
         if (!end) return CLI_OK;
         text += length + 1;
         bytes -= length + 1;

@@ -4,8 +4,8 @@
 #include <multihead/component.h>
 #include <multihead/render.h>
 
+#include <errno.h>
 #include <jansson.h>
-
 #include <string.h>
 
 enum { MOST_HEADS = 1 << 16 };
@@ -141,7 +141,12 @@ mha_status mhai_live_read(const char *json, size_t bytes, mhai_room *room, mhai_
     json_error_t error;
     *state = (mhai_live_request){
         .row = -1, .head = {-1, -1}, .cell_row = -1, .cell_col = -1, .scale = -1};
+    errno = 0; /* jansson goes on where it got no memory, or reports malformed text */
     json_t *root = json_loadb(bytes ? json : "", bytes, JSON_REJECT_DUPLICATES, &error);
+    if (errno == ENOMEM) {
+        json_decref(root);
+        return MHA_NO_MEMORY("the request");
+    }
     if (!root)
         return mha_fail(MHA_ERR_FORMAT, "the request is no JSON: byte %d: %s", error.position,
                         error.text);
