@@ -33,9 +33,11 @@ cli_exit heads_parse(const args_page *page, int count, char *const *arguments, h
     o->named = o->text_file || o->conllu || o->example || o->texts.count > 0;
     if (!o->model && o->attention.count == 0)
         return cli_fail(CLI_USAGE, HEADS, "the model folder is missing: multihead %s MODEL", HEADS);
-    if (o->page && !strcmp(o->page, "-") && (o->json || o->csv))
+    if (o->page && !strcmp(o->page, "-") && (o->json || o->csv || o->details))
         return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
-                        o->json ? "json" : "csv");
+                        o->json  ? "json"
+                        : o->csv ? "csv"
+                                 : "details");
     if (o->state) CLI_TRY(ranks_agree(HEADS, check_state(o)));
     CLI_TRY(heads_folder_check("--npy", o->npy));
     CLI_TRY(heads_folder_check("--headvis", o->headvis));

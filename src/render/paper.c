@@ -3,6 +3,7 @@
 #include "font.h"
 #include "layout.h"
 #include "png.h"
+#include "text.h"
 
 #include <multihead/component.h>
 
@@ -331,6 +332,7 @@ static mha_status open_png(paper *p, const mhai_sheet *sheet, double *ratio)
 static mha_status open_pdf(paper *p, const mhai_sheet *sheet, double *ratio)
 {
     const double width = sheet->width * points_per_unit, height = sheet->height * points_per_unit;
+    mhai_text title;
     *ratio = points_per_unit;
     if (width > most_points || height > most_points)
         return mha_fail(MHA_ERR_SIZE,
@@ -341,7 +343,8 @@ static mha_status open_pdf(paper *p, const mhai_sheet *sheet, double *ratio)
     cairo_pdf_surface_restrict_to_version(p->surface,
                                           CAIRO_PDF_VERSION_1_4); /* publishers take it */
     cairo_pdf_surface_set_metadata(p->surface, CAIRO_PDF_METADATA_CREATE_DATE, "");
-    cairo_pdf_surface_set_metadata(p->surface, CAIRO_PDF_METADATA_TITLE, sheet->title);
+    mhai_text_visible(sheet->title, 0, MHAI_TEXT_PROSE, &title); /* cairo refuses all else */
+    cairo_pdf_surface_set_metadata(p->surface, CAIRO_PDF_METADATA_TITLE, title.text);
     return MHA_OK;
 }
 

@@ -187,7 +187,8 @@ def corpora():
     check_good(heads(MODEL, "-o", page, "--random", "2"), "a page of random tokens alone")
     check("random_induction" in page.read_text(), "it has their scores")
     page.unlink()
-    bad(USAGE, "both write to stdout", arguments=(MODEL, "--text", path, "-o", "-", "--json"))
+    for also in ("--json", "--details"):
+        bad(USAGE, f"-o - and {also} both write to stdout", arguments=(MODEL, "--text", path, "-o", "-", also))
     bad(USAGE, "--corpus requires", arguments=(MODEL, "--text", path, "--corpus"))
     bad(6, str(FOLDER / "none"), arguments=(MODEL, "--text", path, "-o", FOLDER / "none/heads.html"))
     bad(BAD_INPUT, "no head is like that", arguments=(MODEL, "--text", path, "-o", page, "--role", "semantic",

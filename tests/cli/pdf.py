@@ -60,6 +60,9 @@ def others():
         compare(path, path.with_suffix(".svg"))
     check_good(run("explain", "--like", "gpt2", "--pdf", "e.pdf", "--svg", "e.svg"), "explain")
     compare(FOLDER / "e.pdf", FOLDER / "e.svg")
+    odd = FOLDER / os.fsdecode("m\ufffe".encode() + b"\xff")  # its name is the title
+    shutil.copytree(MODEL, odd)
+    check_good(run("explain", odd, "--pdf", "e.pdf"), "a title that is no text")
     check_error(run("explain", "--like", "gpt2", "--pdf", "-", "--json"), 2, "only one of", command="explain")
     check_error(run("heads", MODEL, "--text", "text.txt", "--pdf"), 2, "--pdf requires --pictures", command="heads")
 
