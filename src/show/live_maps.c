@@ -24,7 +24,7 @@ static int64_t map_tokens(const mhai_live_asked *a)
 static int64_t small_cell(int64_t tokens, int64_t heads)
 {
     int64_t cell = 1;
-    for (double side;; cell++) {
+    for (double side; cell < tokens; cell++) {
         side = ceil((double)tokens / (double)cell);
         if ((double)heads * side * side <= SMALL_CELLS) break;
     }

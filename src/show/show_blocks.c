@@ -14,7 +14,8 @@ int64_t mha_show_cell(int64_t heads, int64_t tokens)
     const double n = (double)tokens, maps = (double)heads;
     int64_t cell = 2;
     if (maps * n * n * sizeof(float) <= FULL_BYTES) return 1;
-    while (maps * ceil(n / (double)cell) * ceil(n / (double)cell) > POOLED_CELLS) cell++;
+    while (cell < tokens && maps * ceil(n / (double)cell) * ceil(n / (double)cell) > POOLED_CELLS)
+        cell++;
     return cell;
 }
 

@@ -267,6 +267,7 @@ static void places_are_known(void **state)
     mha_live_destroy(NULL);
     assert_int_equal(mha_show_cell(1, 8000), 1);
     assert_true(mha_show_cell(1, 8001) > 1);
+    assert_int_equal(mha_show_cell(8000000, 100), 100); /* however many heads: a cell of all tokens */
 }
 
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(runs_have_the_bits_of_gates), TEST(heads_are_patched),
