@@ -78,8 +78,8 @@ cli_exit run_check_outputs(const run_options *o)
         if (i < RUN_OUTPUT_COUNT) CLI_TRY(check_name(option, path));
         if (!strcmp(path, "-"))
             on_stdout = option;
-        else if (files_check_place(path) != MHA_OK)
-            return cli_fail_status(RUN, MHA_ERR_WRITE);
+        else
+            CLI_TRY(cli_check(RUN, files_check_place(path)));
     }
     return CLI_OK;
 }
