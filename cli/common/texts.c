@@ -69,10 +69,7 @@ cli_exit texts_read_file(const char *command, const char *path, char **bytes, si
     return ranks_same(command, "text", *bytes, *size, code);
 }
 
-static void free_bytes(void *bytes)
-{
-    mha_file_free(bytes);
-}
+ARENA_RELEASE(free_bytes, mha_file_free)
 
 cli_exit texts_read_regular(const char *command, const char *path, size_t limit, char **bytes,
                             size_t *size)
@@ -95,10 +92,7 @@ cli_exit texts_read_utf8(const char *command, const char *path, const char **tex
     return CLI_OK;
 }
 
-static void free_json(void *root)
-{
-    json_decref(root);
-}
+ARENA_RELEASE(free_json, json_decref)
 
 /* Where jansson gets no memory it drops something and goes on, or reports malformed text. */
 cli_exit texts_json(const char *command, const char *path, const char *text, size_t size,

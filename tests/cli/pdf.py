@@ -62,7 +62,7 @@ def others():
     compare(FOLDER / "e.pdf", FOLDER / "e.svg")
     odd = FOLDER / os.fsdecode("m\ufffe".encode() + b"\xff")  # its name is the title
     shutil.copytree(MODEL, odd)
-    check_good(run("explain", odd, "--pdf", "e.pdf"), "a title that is no text")
+    check_good(run("explain", odd, "--pdf", "e.pdf"), "a title with stray bytes")
     check_error(run("explain", "--like", "gpt2", "--pdf", "-", "--json"), 2, "only one of", command="explain")
     check_error(run("heads", MODEL, "--text", "text.txt", "--pdf"), 2, "--pdf requires --pictures", command="heads")
 
