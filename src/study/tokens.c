@@ -162,7 +162,8 @@ mha_status mhai_tokens_make(int64_t count, size_t labels, mha_tokens *tokens, ch
 {
     const size_t n = (size_t)count, words = 3 * sizeof(int64_t) + sizeof(char *),
                  small = 2 * sizeof(int32_t) + 3;
-    char *at = calloc(1, n * (words + small) + labels + 1);
+    const bool fits = labels < PTRDIFF_MAX && n < (PTRDIFF_MAX - labels) / (words + small);
+    char *at = fits ? calloc(1, n * (words + small) + labels + 1) : NULL;
     if (!at) return mha_fail(MHA_ERR_NOMEM, "out of memory for %" PRId64 " tokens", count);
     *tokens = (mha_tokens){.struct_size = sizeof *tokens, .count = count, .memory = at};
     tokens->begin = (int64_t *)(void *)at, at += n * sizeof(int64_t);
