@@ -105,8 +105,8 @@ typedef struct mha_show {
  *
  * Memory   borrows maps and what options point to until mha_show_free(), which the caller calls; from the
  *          C library. Nothing to free after an error.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, all tokens are hidden); MHA_ERR_NOMEM; those of
- *          mha_figure_links().
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, all tokens are hidden, first_panel);
+ *          MHA_ERR_UNSUPPORTED (flags); MHA_ERR_NOMEM; those of mha_figure_links().
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_show_make(const mha_maps *maps,

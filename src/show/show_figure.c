@@ -345,8 +345,8 @@ bool mha_show_texts(const mha_maps *maps, int most, char *out, size_t size)
     if (!maps->text[0]) return false;
     append_elided(out, size / 2, maps->text[0], maps->text_bytes[0], most);
     if (maps->text[1]) {
-        append_elided(out, size, is_contrast(maps) ? " less" : " |", is_contrast(maps) ? 5 : 2, 5);
-        strcat(out, " "); /* half of the room is left */
+        const size_t used = strlen(out);
+        mha_format(out + used, size - used, is_contrast(maps) ? " less " : " | ");
         append_elided(out, size, maps->text[1], maps->text_bytes[1], most);
     }
     return true;
@@ -472,7 +472,11 @@ static mha_status find_links(const panel_maker *maker, mha_show *show)
         if (i == 0 || links[i].score > links[first].score) first = i;
     }
     if (options->flags & MHA_SHOW_FIRST_PANEL) first = options->first_panel;
-    if (options->flags & MHA_SHOW_FIRST_CELL) ask_cell(maker, &links[first], first);
+    if (first < 0 || (first > 0 && first >= maker->count))
+        return mha_fail(MHA_ERR_ARGUMENT, "show: first_panel is %" PRId64 ", expected 0..%" PRId64,
+                        first, maker->count - 1);
+    if (options->flags & MHA_SHOW_FIRST_CELL && maker->count > 0)
+        ask_cell(maker, &links[first], first);
     for (int64_t i = 0; i < maker->count; i++) MHA_TRY(write_detail(maker, i, &links[i]));
     show->links = links;
     report->first_panel = first;
@@ -590,6 +594,8 @@ static mha_status make(panel_maker *maker, mha_show *show)
 
 mha_status mha_show_make(const mha_maps *maps, const mha_show_options *given, mha_show *show)
 {
+    const int known = MHA_SHOW_DARK | MHA_SHOW_RENORMALISE | MHA_SHOW_SCALE | MHA_SHOW_FIRST_PANEL |
+                      MHA_SHOW_FIRST_CELL;
     mha_show_options options = {0};
     mhai_room room = {0};
     if (!maps || !show) return mha_fail(MHA_ERR_NULL, "show: maps and show are required");
@@ -598,6 +604,9 @@ mha_status mha_show_make(const mha_maps *maps, const mha_show_options *given, mh
     if (given)
         MHA_TRY(mha_struct_read("mha_show_options", &options, sizeof options, sizeof options, given,
                                 given->struct_size));
+    if (maps->flags & ~(uint32_t)(MHA_MAPS_CAUSAL | MHA_MAPS_SAME | MHA_MAPS_CONTRAST) ||
+        options.flags & ~(uint32_t)known)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "show: flags has unknown bits");
     panel_maker maker = {.options = &options, .maps = maps, .room = &room};
     const mha_status status = make(&maker, show);
     show->memory = room.last;
