@@ -144,21 +144,21 @@ MHA_API mha_transformer *mha_model_transformer(mha_model *model);
  * Errors none. Threads any. Since 0.1 */
 MHA_API mha_model *mha_model_encoder(mha_model *model);
 
-/* Digests of the files that a model is made of, as they are; of a GGUF file its header is the
- * configuration, which has the tokenizer. */
+/* Digests of the bytes of a model's files. For a GGUF file, the configuration is its header, which
+ * includes the tokenizer. */
 typedef struct mha_model_digests {
     uint64_t configuration, weights, tokenizer;
 } mha_model_digests;
 
 /**
- * Compute the digests of a model's files: of models that differ they differ, but for a chance of 2^-64.
+ * Compute the digests of a model's files. Different models have equal digests with probability 2^-64.
  * Not collision-resistant.
  *
- *   flags   0, or MHA_MODEL_NO_TOKENIZER: leave the tokenizer's files out
+ *   flags   0, or MHA_MODEL_NO_TOKENIZER: skip the tokenizer's files
  *
  * Memory   fills *digests; scratch of 256 KiB per thread.
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (flags); MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_NOMEM.
- * Threads  one call at a time per context.   Cost  that of reading the files once.   Since  0.1
+ * Threads  one call at a time per context.   Cost  reads the files once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const char *folder,
                                                   uint32_t flags, mha_model_digests *digests);

@@ -31,11 +31,11 @@ typedef struct mha_mpi_desc {
     uint32_t reserved; /* 0 */
     /* The address of an MPI_Comm whose ranks take part; NULL: MPI_COMM_WORLD. It is duplicated */
     const void *communicator;
-    /* Seconds that a wait may last before its rank counts as lost; 0: 300. It must be longer than
-     * any rank ever computes while another waits for it. Where a process ends, mpirun ends all
-     * others within a second and this does not matter: it is for networks that are cut. A rank
-     * that gives up tells all others whom it waited for; those that wait give up too, and each
-     * reports the rank at the end of the chain */
+    /* Seconds to wait for a rank before it counts as lost; 0: 300. It must exceed the longest time
+     * that any rank computes while another waits for it. It is for broken network connections: if a
+     * process ends, mpirun ends all others within a second. A rank that times out sends every other
+     * rank the number of the rank it waited for. Waiting ranks then stop too, and all report the rank
+     * at the end of the chain */
     double deadline;
 } mha_mpi_desc;
 
