@@ -32,7 +32,7 @@ static const args_option option_table[] = {
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "write NumPy arrays and an index.json to a new folder"),
     ROW_FLAG(0, "details", heads_options, details, 1,
-             "print the tokens at both ends of two directions of each\ncircuit",
+             "print the tokens at both ends of two directions of\neach circuit",
              .excludes = "--json"),
     ROW_FLAG(0, "json", heads_options, json, 1, "print everything as JSON"),
     HEADS_ROWS_OF_TERMINAL,
@@ -53,8 +53,8 @@ const args_page circuits_page = {
                 "multihead circuits MODEL --json | jq '.heads[0].copying'",
     .notes = "MODEL is a folder as for 'multihead view'. Copying and matching are the sum of\n"
              "the eigenvalues divided by the sum of their absolute values, -1 to 1. QK and OV\n"
-             "are the largest singular values of the two circuits. The tokens are the ones that\n"
-             "the strongest direction of the OV circuit reads, and the ones that it writes.\n"
+             "are the largest singular values of the two circuits. The tokens are the ones\n"
+             "that the strongest direction of the OV circuit reads and writes.\n"
              "docs/circuits.md has the definitions. Heads count from 0.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,

@@ -66,7 +66,7 @@ static const args_option option_table[] = {
         "the permutation null",
         .needs = "--json"),
     HEADS_ROWS_OF_TERMINAL,
-    ROW_HEADING("Long work"),
+    ROW_HEADING("Long runs"),
     HEADS_ROWS_OF_STATE(.needs = NULL),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
