@@ -166,7 +166,7 @@ def tables():
     rows = [line.split() for line in text.splitlines() if line.startswith("L") and "(" in line]
     check([row for row in rows if row[0] in PAIR], "the pair is in the table")
     check(any("552 tokens" in line for line in result.errors), "says what in-context learning needs")
-    check(any("passes over all of it" in line for line in result.errors), "says the work first")
+    check(any("passes over all tokens" in line for line in result.errors), "says the work first")
     check(any("this takes" in line for line in result.errors), "says the time first")
     check(ablate(*some, "--width", 120, "-q").errors == [], "--quiet")
     for threads in (1, 3):

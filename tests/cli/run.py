@@ -690,7 +690,7 @@ def wrong_lines():
         (["--example", "--module", "--memory", "example", "--cache", "f32"], "--memory conflicts"),
         ([*one, "--trace", "--cache", "f64"], "f32, f16, bf16, int8"),
         ([*INPUTS, "--mask", "keep.npy"], "did you mean '--keep-mask'"),
-        ([*one, "-o", "o.safetensors"], "a .npy file is written"),
+        ([*one, "-o", "o.safetensors"], "must end in .npy"),
         (["--x", "-"], "not read from a pipe"),
         ([*one, "--keep-blocks", "1", "--block-size", "0x2"], "queries 0 and keys 2 must be positive"),
         ([*one, "--window", "3"], "--window 3", "4,0"),
