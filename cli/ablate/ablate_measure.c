@@ -122,36 +122,40 @@ static cli_exit add_texts(effects_job *j, const heads_sources *sources)
     return CLI_OK;
 }
 
+/* What is lost of the second time and those after it. */
+static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
+{
+    const int64_t block = plan->how.block, first = plan->how.first >= 0;
+    const int64_t end = first + block * plan->how.repeats;
+    mha_tokens drawn = {.struct_size = sizeof drawn};
+    int32_t *ids;
+    int64_t *lengths;
+    mha_effect_term *terms;
+    CLI_TRY(cli_check(ABLATE, mha_random_tokens_draw(plan, &drawn)));
+    /* the first token of the second time cannot be known */
+    const cli_exit made = ablate_text(1, drawn.count, end - first - block - 1, &set->texts[i], &ids,
+                                      &lengths, &terms);
+    if (made == CLI_OK) memcpy(ids, drawn.ids, (size_t)drawn.count * sizeof *ids);
+    set->tokens += drawn.count;
+    mha_tokens_free(&drawn);
+    CLI_TRY(made);
+    return cli_check(ABLATE, mha_effect_loss(ids, first + block + 1, end, 1, 0, terms));
+}
+
 static cli_exit add_random(effects_job *j)
 {
-    ablate_effects *e = j->effects;
-    effect_set *set = &e->sets[SET_RANDOM];
-    heads_random plan = {0};
+    effect_set *set = &j->effects->sets[SET_RANDOM];
+    mha_random_tokens plan = {.struct_size = sizeof plan};
     const int64_t count = j->effects->options->heads.random;
     if (count == 0) return CLI_OK;
-    CLI_TRY(heads_random_plan(j->model, &plan));
-    if (plan.how.block < HEADS_LEAST_BLOCK || plan.how.repeats < 2) return CLI_OK;
-    CLI_TRY(make_list(set, count));
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t block = plan.how.block, room = block * plan.how.repeats + 2;
-        const int64_t first = plan.how.first >= 0, end = first + block * plan.how.repeats;
-        int32_t *ids, *drawn;
-        int64_t *lengths, made;
-        uint8_t *special;
-        mha_effect_term *terms;
-        CLI_TRY(ARENA_ALLOC(ABLATE, room, &drawn));
-        CLI_TRY(ARENA_ALLOC(ABLATE, room, &special));
-        plan.how.sequence = (uint64_t)i;
-        CLI_TRY(cli_check(ABLATE, mha_head_pass_repeated(&plan.how, plan.pool_count, plan.pool,
-                                                         drawn, special, &made)));
-        /* the first token of the second repetition cannot be predicted */
-        CLI_TRY(
-            ablate_text(1, made, end - first - block - 1, &set->texts[i], &ids, &lengths, &terms));
-        memcpy(ids, drawn, (size_t)made * sizeof *ids);
-        set->tokens += made;
-        CLI_TRY(cli_check(ABLATE, mha_effect_loss(ids, first + block + 1, end, 1, 0, terms)));
-    }
-    add_measure(e, SET_RANDOM, 0, "repeats",
+    CLI_TRY(cli_check(ABLATE, mha_random_tokens_plan(j->model->model, &plan)));
+    const bool drawn = plan.how.block >= MHA_RANDOM_LEAST_BLOCK && plan.how.repeats >= 2;
+    cli_exit result = drawn ? make_list(set, count) : CLI_OK;
+    for (int64_t i = 0; drawn && i < count && result == CLI_OK; i++)
+        result = add_drawn(set, i, &plan);
+    mha_random_tokens_free(&plan);
+    if (!drawn || result != CLI_OK) return result;
+    add_measure(j->effects, SET_RANDOM, 0, "repeats",
                 "mean loss of repeated random tokens, from the second token of the second time on");
     return CLI_OK;
 }
@@ -238,7 +242,7 @@ static cli_exit add_work(effects_job *j, const mha_head_sets *sets, double *tota
 
 static int64_t head_at(const effects_job *j, int64_t place, int64_t places)
 {
-    const int64_t layer = place * j->effects->found->layers / places;
+    const int64_t layer = place * j->effects->found->of.layers / places;
     return layer * j->model->heads;
 }
 
@@ -294,7 +298,7 @@ static cli_exit find_means(effects_job *j, effect_set *set)
 /* Estimate all heads on a set of texts by gradients, and their direct effects if the norms allow it. */
 static cli_exit estimate(effects_job *j, effect_set *set)
 {
-    const int64_t all = j->effects->found->layers * j->model->heads;
+    const int64_t all = j->effects->found->of.layers * j->model->heads;
     const int64_t numbers = all * set->data.texts * set->data.measures;
     const mha_ablation_desc how = ablation_of(j, set);
     int64_t work = 0;
@@ -353,7 +357,7 @@ static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *
                      int64_t *made)
 {
     const ablate_effects *e = j->effects;
-    const int64_t rows = exact ? e->chosen_count : j->effects->found->layers * j->model->heads;
+    const int64_t rows = exact ? e->chosen_count : j->effects->found->of.layers * j->model->heads;
     double *sizes;
     const size_t mark = arena_mark();
     CLI_TRY(ARENA_ALLOC(ABLATE, rows * e->measure_count + 1, &sizes));
@@ -375,11 +379,11 @@ static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *
 static cli_exit choose(effects_job *j)
 {
     ablate_effects *e = j->effects;
-    const int64_t all = j->effects->found->layers * j->model->heads;
+    const int64_t all = j->effects->found->of.layers * j->model->heads;
     CLI_TRY(ARENA_ALLOC(ABLATE, j->heads + 1, &e->chosen));
     if (e->estimated) return rank(j, false, j->heads, e->chosen, &e->chosen_count);
     for (int64_t k = all - 1; k >= 0 && e->chosen_count < j->heads; k--)
-        if (k % j->model->heads < j->effects->found->heads[k / j->model->heads])
+        if (k % j->model->heads < j->effects->found->of.heads[k / j->model->heads])
             e->chosen[e->chosen_count++] = k;
     return CLI_OK;
 }
@@ -454,7 +458,7 @@ static cli_exit patch_prompt(effects_job *j, int64_t i, bool paths, double *valu
 static cli_exit patch(effects_job *j)
 {
     ablate_effects *e = j->effects;
-    const int64_t all = j->effects->found->layers * j->model->heads,
+    const int64_t all = j->effects->found->of.layers * j->model->heads,
                   prompts = e->sets[SET_TASK].data.texts;
     int64_t with = 0;
     double *values;

@@ -195,7 +195,7 @@ static cli_exit print_pairs(const ablate_effects *e, table_line *line, int m)
 static cli_exit print_patched(const ablate_effects *e, table_line *line, const double *values,
                               const char *title)
 {
-    const int64_t all = e->found->layers * e->model->heads;
+    const int64_t all = e->found->of.layers * e->model->heads;
     const int64_t prompts = e->sets[2].data.texts;
     const size_t mark = arena_mark();
     ranked *heads;
@@ -337,8 +337,8 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     mha_json_end(&json);
     if (e->paths) mha_json_text(&json, "paths_to", e->paths_to);
     mha_json_array(&json, "heads");
-    for (int64_t l = 0; l < e->found->layers; l++)
-        for (int64_t h = 0; h < e->found->heads[l]; h++)
+    for (int64_t l = 0; l < e->found->of.layers; l++)
+        for (int64_t h = 0; h < e->found->of.heads[l]; h++)
             put_head(&json, e, l * e->model->heads + h);
     mha_json_end(&json);
     put_pairs(&json, e);

@@ -218,10 +218,7 @@ static cli_exit check_older(const json_t *root, const char *path)
     return CLI_OK;
 }
 
-static void release_json(void *root)
-{
-    json_decref(root);
-}
+ARENA_RELEASE(release_json, json_decref)
 
 cli_exit bench_older_read(const char *path, bench_older **older)
 {

@@ -202,10 +202,7 @@ static double set_mask(attention_work *w)
     return 0;
 }
 
-static void destroy_cache(void *cache)
-{
-    mha_kv_cache_destroy(cache);
-}
+ARENA_RELEASE(destroy_cache, mha_kv_cache_destroy)
 
 static mha_dtype cache_type(bench_cache cache)
 {
@@ -311,10 +308,7 @@ static mha_status run_module(void *user, int64_t i)
     return mha_module_run(w->context, w->module, &call);
 }
 
-static void destroy_module(void *module)
-{
-    mha_module_destroy(module);
-}
+ARENA_RELEASE(destroy_module, mha_module_destroy)
 
 /* All parameters from one array, which must be as large as the largest. */
 static cli_exit set_parameters(mha_module *module, float *numbers)
@@ -381,10 +375,7 @@ static mha_status run_gemm(void *user, int64_t i)
                               &w->y);
 }
 
-static void destroy_linear(void *linear)
-{
-    mha_linear_destroy(linear);
-}
+ARENA_RELEASE(destroy_linear, mha_linear_destroy)
 
 /* One row waits for its weights, which then come from memory. */
 static cli_exit make_gemm(mha_context *context, bench_work *work)

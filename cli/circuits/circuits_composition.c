@@ -27,8 +27,8 @@ static mha_status show_progress(int64_t done, int64_t total, void *shown)
 cli_exit circuits_compose(circuits *c)
 {
     const heads_found *found = c->found;
-    const int64_t heads = found->model->heads, all = found->layers * heads;
-    const int64_t shape[] = {found->layers, heads, found->layers, heads};
+    const int64_t heads = found->model->heads, all = found->of.layers * heads;
+    const int64_t shape[] = {found->of.layers, heads, found->of.layers, heads};
     mha_tensor view[HEADS_COMPOSITIONS];
     progress shown = progress_begin(c->options->heads.quiet);
     mha_composition out = {
@@ -60,7 +60,7 @@ static bool comes_first(const writer *a, const writer *b)
 static int64_t find_writers(const circuits *c, const heads_row *of, int kind,
                             writer writers[FEW_WRITERS])
 {
-    const int64_t heads = c->found->model->heads, all = c->found->layers * heads;
+    const int64_t heads = c->found->model->heads, all = c->found->of.layers * heads;
     const float *row = c->composition[kind] + (of->layer * heads + of->head) * all;
     int64_t held = 0;
     for (int64_t i = 0; i < of->layer * heads; i++) {

@@ -58,7 +58,7 @@ static cli_exit decompose(circuits_work *w)
 static void gather(circuits_work *w, float *vectors)
 {
     const int64_t size = w->circuits->directions * w->found->model->desc.embed_dim;
-    for (int64_t i = 0; i < w->found->layers * w->circuits->heads; i++)
+    for (int64_t i = 0; i < w->found->of.layers * w->circuits->heads; i++)
         if (w->circuits->row_of[i] >= 0)
             memmove(vectors + w->circuits->row_of[i] * size, vectors + i * size,
                     (size_t)size * sizeof *vectors);
@@ -87,7 +87,7 @@ static cli_exit list_tokens(circuits_work *w, int side)
 static cli_exit work(circuits_work *w)
 {
     circuits *c = w->circuits;
-    const int64_t all = w->found->layers * c->heads, width = w->found->model->desc.embed_dim;
+    const int64_t all = w->found->of.layers * c->heads, width = w->found->model->desc.embed_dim;
     CLI_TRY(ARENA_ALLOC(CIRCUITS, all, &w->chosen));
     CLI_TRY(ARENA_ALLOC(CIRCUITS, all, &c->row_of));
     CLI_TRY(ARENA_ALLOC(CIRCUITS, all, &c->copying));
@@ -110,8 +110,8 @@ cli_exit circuits_decompose(circuits *c)
 #ifdef CLI_HAS_CIRCUITS
     const mha_transformer_desc *d = &c->found->model->desc;
     const int64_t rank = d->head_dim < d->embed_dim ? d->head_dim : d->embed_dim;
-    if (c->found->layers * d->num_heads > INT32_MAX / (DIRECTIONS * d->embed_dim))
-        return cli_fail(CLI_UNSUPPORTED, CIRCUITS, "the model has too many heads of this width");
+    if (c->found->of.layers * d->num_heads > INT32_MAX / (DIRECTIONS * d->embed_dim))
+        return cli_fail(CLI_UNSUPPORTED, CIRCUITS, "too many heads of this width");
     c->heads = d->num_heads, c->size = d->head_dim;
     c->directions = rank < DIRECTIONS ? rank : DIRECTIONS;
     c->tokens = d->vocab_size < CIRCUITS_TOKENS ? d->vocab_size : CIRCUITS_TOKENS;

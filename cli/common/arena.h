@@ -34,6 +34,13 @@ cli_exit arena_text(const char *command, const char *text, size_t bytes, char **
  * thing NULL: nothing to do. Errors are printed. */
 cli_exit arena_keep(const char *command, void *thing, void (*release)(void *thing));
 
+/* Such a release, of a function that takes a pointer of its own type. */
+#define ARENA_RELEASE(name, destroy) \
+    static void name(void *thing)    \
+    {                                \
+        destroy(thing);              \
+    }
+
 /* End one thing, or free one piece of memory, before its time. NULL: nothing to do. */
 void arena_drop(const void *thing);
 

@@ -3,10 +3,7 @@
 
 #include "common/arena.h"
 
-static void destroy(void *context)
-{
-    mha_context_destroy(context);
-}
+ARENA_RELEASE(destroy, mha_context_destroy)
 
 cli_exit context_make(const char *command, mha_isa isa, int64_t threads, mha_context **context)
 {

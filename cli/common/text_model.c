@@ -41,15 +41,8 @@ static mha_status describe(text_model *model)
                     model->folder);
 }
 
-static void destroy_model(void *model)
-{
-    mha_model_destroy(model);
-}
-
-static void destroy_activations(void *activations)
-{
-    mha_activations_destroy(activations);
-}
+ARENA_RELEASE(destroy_model, mha_model_destroy)
+ARENA_RELEASE(destroy_activations, mha_activations_destroy)
 
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
                          text_model *model)
@@ -123,10 +116,7 @@ static cli_exit check_not_empty(const text_model *model, const text_tokens *toke
                                     "it out");
 }
 
-static void free_tokens(void *tokens)
-{
-    mha_tokens_free(tokens);
-}
+ARENA_RELEASE(free_tokens, mha_tokens_free)
 
 /* The columns of the library as rows, for pictures. */
 static cli_exit list_tokens(const text_model *model, text_tokens *tokens)

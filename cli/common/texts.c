@@ -71,10 +71,7 @@ cli_exit texts_read_file(const char *command, const char *path, char **bytes, si
     return ranks_same(command, "text", *bytes, *size, code);
 }
 
-static void free_bytes(void *bytes)
-{
-    mha_file_free(bytes);
-}
+ARENA_RELEASE(free_bytes, mha_file_free)
 
 cli_exit texts_read_regular(const char *command, const char *path, size_t limit, char **bytes,
                             size_t *size)

@@ -68,10 +68,7 @@ static cli_exit malformed_list(const char *command, const char *path, const char
                     unit, at);
 }
 
-static void release_list(void *list)
-{
-    json_decref(list);
-}
+ARENA_RELEASE(release_list, json_decref)
 
 /* A text with a zero character, which no token holds and at which labels end, is refused by
  * jansson, and so are lone surrogates. */

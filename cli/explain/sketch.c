@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static const char *keep(sketch *s, const char *format, va_list arguments)
+static MHA_PRINTF(2, 0) const char *keep(sketch *s, const char *format, va_list arguments)
 {
     if (s->text_count == SKETCH_MOST) return "";
     char *text = s->texts[s->text_count++];

@@ -110,20 +110,9 @@ typedef struct run {
     bool begun;      /* something stands on the line */
 } run;
 
-static void destroy_decoder(void *decoder)
-{
-    mha_decoder_destroy(decoder);
-}
-
-static void destroy_model(void *model)
-{
-    mha_model_destroy(model);
-}
-
-static void destroy_writer(void *writer)
-{
-    mha_text_writer_destroy(writer);
-}
+ARENA_RELEASE(destroy_decoder, mha_decoder_destroy)
+ARENA_RELEASE(destroy_model, mha_model_destroy)
+ARENA_RELEASE(destroy_writer, mha_text_writer_destroy)
 
 /* One token on stdout, at once. */
 static cli_exit show(run *r, int32_t id, bool *stopped)

@@ -155,9 +155,8 @@ static void say_what_next(const heads_options *options, const heads_found *found
         return;
     }
     if (options->csv || options->json || options->details || count == 0) return;
-    if (!found->texts) {
-        cli_note(options->quiet,
-                 "next: give a text, --text FILE or --example all, to fill the columns with -");
+    if (!found->of.texts) {
+        cli_note(options->quiet, "next: a text, --text FILE or --example all, for what is - here");
         return;
     }
     if (options->attention.count > 0) {
@@ -199,7 +198,7 @@ static cli_exit show(const heads_options *options, text_model *model, const head
         heads_print_csv(found, rows, count);
     else if (!options->page || options->details) /* the page has the table */
         heads_print(options, found, rows, count);
-    if (found->distances && !options->json && !options->csv)
+    if (found->of.distances && !options->json && !options->csv)
         CLI_TRY(heads_print_clusters(options, found));
     CLI_TRY(cli_finish_stdout(HEADS, CLI_OK));
     if (count == 0 && !options->page) cli_note(options->quiet, "no head matches the selection");

@@ -71,23 +71,13 @@ cli_exit heads_sources_read(const heads_options *options, text_model *model,
 /* What was found. */
 typedef struct heads_found {
     const text_model *model;
-    int64_t layers, count;        /* count: of heads, all layers together */
-    int64_t *heads;               /* [layers] */
-    mha_head_measures *texts;     /* NULL: no texts */
-    mha_head_measures *random;    /* repeated random tokens; NULL: none */
-    const char *const *relations; /* [relation_count] */
-    int64_t relation_count;
+    mha_study_found of;     /* of all ranks, and with what a state had; for the calls of study.h */
+    int64_t count;          /* of heads, all layers together */
     const mha_study *study; /* whose these are; NULL: of arrays */
-    int64_t text_count, token_count, random_count, random_block, random_repeats;
-    bool spread;                    /* each rank has measured the heads of its own layers */
-    bool stopped;                   /* by a signal, before the last text */
-    int64_t lost_links;             /* whose words have no token */
-    mha_head_distances **distances; /* [layers] of texts; NULL: not asked for */
-    mha_head_corpus *corpus;        /* of texts; NULL: not asked for */
-    cli_exit unsaved;               /* what the state could not be saved for; CLI_OK */
-    float *gates;                   /* [layers, heads] 0: without this head; NULL: with all */
-    int64_t kinds;
-    const int64_t *id_of; /* [kinds] tokens of corpus */
+    bool spread;            /* each rank has measured the heads of its own layers */
+    bool stopped;           /* by a signal, before the last text */
+    cli_exit unsaved;       /* what the state could not be saved for; CLI_OK */
+    float *gates;           /* [layers, heads] 0: without this head; NULL: with all */
 } heads_found;
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
@@ -98,25 +88,9 @@ cli_exit heads_begin(const text_model *model, heads_found *found);
 cli_exit heads_measure(const heads_options *options, text_model *model,
                        const heads_sources *sources, heads_found *found);
 
-/* mha_random_tokens_plan(), in the arena. */
-enum { HEADS_LEAST_BLOCK = MHA_RANDOM_LEAST_BLOCK };
-typedef mha_random_tokens heads_random;
-
-cli_exit heads_random_plan(const text_model *model, heads_random *plan);
-
 /* The same of the maps of --attention. model becomes what found refers to: it names the first file,
  * and has no net. */
 cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found);
-
-/* The calls of study.h on what was found; told: mha_study_score_find() of that. */
-int64_t heads_score_count(const heads_found *found);
-void heads_score_name(const heads_found *found, int64_t score, char *name, size_t size);
-mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head, int64_t score);
-int64_t heads_score_find_told(const heads_found *found, const char *name);
-enum { HEADS_MOST_ROLES = MHA_STUDY_MOST_ROLES };
-int64_t heads_roles(const heads_found *found, int64_t layer, int64_t head,
-                    mha_head_role roles[HEADS_MOST_ROLES]);
-void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size);
 
 /* One head of the table. */
 typedef struct heads_row {

@@ -23,10 +23,7 @@ typedef struct text_maps {
     mha_heads_text text;
 } text_maps;
 
-static void destroy_array(void *array)
-{
-    mha_npy_destroy(array);
-}
+ARENA_RELEASE(destroy_array, mha_npy_destroy)
 
 static cli_exit read_array(const char *path, text_maps *maps)
 {
@@ -127,10 +124,7 @@ static cli_exit describe(const heads_options *options, int number, text_maps *ma
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
-static void destroy_measures(void *measures)
-{
-    mha_head_measures_destroy(measures);
-}
+ARENA_RELEASE(destroy_measures, mha_head_measures_destroy)
 
 /* What the first file says of all. */
 static cli_exit begin(const heads_options *options, const text_maps *first, text_model *model,
@@ -141,31 +135,35 @@ static cli_exit begin(const heads_options *options, const text_maps *first, text
     memcpy(model->architecture, "maps", sizeof "maps");
     model->layers = first->L;
     model->heads = first->H;
-    *found = (heads_found){.model = model, .layers = first->L, .count = first->L * first->H};
-    CLI_TRY(ARENA_ALLOC(HEADS, first->L, &found->heads));
-    for (int64_t l = 0; l < first->L; l++) found->heads[l] = first->H;
+    int64_t *heads;
+    CLI_TRY(ARENA_ALLOC(HEADS, first->L, &heads));
+    for (int64_t l = 0; l < first->L; l++) heads[l] = first->H;
+    *found =
+        (heads_found){.model = model,
+                      .of = {.struct_size = sizeof found->of, .layers = first->L, .heads = heads},
+                      .count = first->L * first->H};
     const mha_head_measures_desc desc = {
-        .struct_size = sizeof desc, .layers = first->L, .heads = found->heads};
-    CLI_TRY(cli_check(HEADS, mha_head_measures_create(model->context, &desc, &found->texts)));
-    return arena_keep(HEADS, found->texts, destroy_measures);
+        .struct_size = sizeof desc, .layers = first->L, .heads = found->of.heads};
+    CLI_TRY(cli_check(HEADS, mha_head_measures_create(model->context, &desc, &found->of.texts)));
+    return arena_keep(HEADS, found->of.texts, destroy_measures);
 }
 
 static cli_exit add(text_maps *maps, heads_found *found)
 {
     const int64_t shape[] = {maps->H, maps->T, maps->T};
-    if (maps->L != found->layers || maps->H != found->model->heads)
+    if (maps->L != found->of.layers || maps->H != found->model->heads)
         return cli_fail(CLI_BAD_INPUT, HEADS,
                         "%s: has %" PRId64 " layers of %" PRId64
                         " heads, the file before it %" PRId64 " of %" PRId64
                         "; give files of one model",
-                        maps->path, maps->L, maps->H, found->layers, found->model->heads);
-    mha_status status = mha_head_measures_begin(found->texts, &maps->text);
+                        maps->path, maps->L, maps->H, found->of.layers, found->model->heads);
+    mha_status status = mha_head_measures_begin(found->of.texts, &maps->text);
     for (int64_t l = 0; l < maps->L && status == MHA_OK; l++) {
         load_layer(maps, l);
         const mha_tensor p = mha_tensor_contiguous(maps->layer, MHA_F32, 3, shape);
-        status = mha_head_measures_rows(found->texts, l, 0, &p);
+        status = mha_head_measures_rows(found->of.texts, l, 0, &p);
     }
-    if (status == MHA_OK) status = mha_head_measures_end(found->texts);
+    if (status == MHA_OK) status = mha_head_measures_end(found->of.texts);
     if (status == MHA_ERR_NUMERIC)
         return cli_fail(CLI_BAD_INPUT, HEADS,
                         "%s: %s; expected attention weights after softmax, whose rows sum to 1",
@@ -185,10 +183,10 @@ cli_exit heads_measure_arrays(const heads_options *options, text_model *model, h
         CLI_TRY(describe(options, i, &maps));
         if (i == 0) CLI_TRY(begin(options, &maps, model, found)); /* outlives the file */
         CLI_TRY(add(&maps, found));
-        found->token_count += maps.T;
+        found->of.token_count += maps.T;
         if (i > 0) arena_release(mark);
     }
     progress_clear(&shown);
-    found->text_count = count;
+    found->of.text_count = count;
     return CLI_OK;
 }

@@ -71,7 +71,7 @@ static void put_distributions(mha_json *json, const heads_found *found, const he
     for (int n = 0; n < MHA_MEASURES; n++) {
         const mha_head_measure which = (mha_head_measure)n;
         const mha_head_distribution d =
-            mha_head_corpus_distribution(found->corpus, row->layer, row->head, which);
+            mha_head_corpus_distribution(found->of.corpus, row->layer, row->head, which);
         if (d.rows == 0) continue;
         mha_json_line(json, 6);
         mha_json_object(json, mha_measure_describe(which).name);
@@ -114,8 +114,8 @@ static void put_places(mha_json *json, const heads_found *found, const heads_row
     for (int n = 0; n < MHA_MEASURES; n++) {
         mha_head_place places[MHA_HEAD_CORPUS_MOST_PLACES];
         const int64_t count =
-            mha_head_corpus_places(found->corpus, row->layer, row->head, (mha_head_measure)n, false,
-                                   places, MHA_HEAD_CORPUS_MOST_PLACES);
+            mha_head_corpus_places(found->of.corpus, row->layer, row->head, (mha_head_measure)n,
+                                   false, places, MHA_HEAD_CORPUS_MOST_PLACES);
         if (count == 0) continue;
         mha_json_line(json, 6);
         mha_json_structs(json, mha_measure_describe((mha_head_measure)n).name, fields, places,
@@ -132,8 +132,8 @@ static void put_positions(mha_json *json, const heads_found *found, const heads_
                                             BIN(NUMBER, distance), {0}};
 #undef BIN
     mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS];
-    const int64_t count = mha_head_corpus_positions(found->corpus, row->layer, row->head, bins);
-    const mha_head_rest rest = mha_head_corpus_rest(found->corpus, row->layer, row->head);
+    const int64_t count = mha_head_corpus_positions(found->of.corpus, row->layer, row->head, bins);
+    const mha_head_rest rest = mha_head_corpus_rest(found->of.corpus, row->layer, row->head);
     mha_json_line(json, 5);
     mha_json_structs(json, "positions", fields, bins, sizeof *bins, count);
     mha_json_line(json, 5);
@@ -161,7 +161,7 @@ void heads_corpus_json_luck(mha_json *json, const heads_found *found)
     for (int n = 0; n < MHA_MEASURES; n++) {
         mha_json_line(json, 4);
         mha_json_number(json, mha_measure_describe((mha_head_measure)n).name,
-                        mha_head_corpus_luck(found->corpus, (mha_head_measure)n));
+                        mha_head_corpus_luck(found->of.corpus, (mha_head_measure)n));
     }
     mha_json_end(json);
 }
@@ -174,11 +174,11 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
                              int64_t *count)
 {
     mha_head_token held[HEADS_MOST_TOKENS];
-    const int64_t least = found->token_count / 10000 > 3 ? found->token_count / 10000 : 3;
-    *count = mha_head_corpus_tokens(found->corpus, layer, head, list, least, held, most);
+    const int64_t least = found->of.token_count / 10000 > 3 ? found->of.token_count / 10000 : 3;
+    *count = mha_head_corpus_tokens(found->of.corpus, layer, head, list, least, held, most);
     for (int64_t i = 0; i < *count; i++) {
-        const bool special = held[i].token >= found->kinds;
-        const int64_t id = special ? -1 : found->id_of[held[i].token];
+        const bool special = held[i].token >= found->of.kinds;
+        const int64_t id = special ? -1 : found->of.id_of[held[i].token];
         char *text = NULL;
         if (!special) CLI_TRY(text_model_token(found->model, (int32_t)id, &text));
         tokens[i] =

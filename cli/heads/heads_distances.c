@@ -19,13 +19,13 @@ enum { LINE_BYTES = 1024 };
 cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int64_t **cluster,
                         int64_t *clusters)
 {
-    const int64_t H = found->heads[layer];
+    const int64_t H = found->of.heads[layer];
     double *distance;
     *clusters = 0;
     CLI_TRY(ARENA_ALLOC(HEADS, H * H, &distance));
     CLI_TRY(ARENA_ALLOC(HEADS, H, cluster));
     for (int64_t i = 0; i < H * H; i++)
-        distance[i] = mha_head_distances_pair(found->distances[layer], i / H, i % H).maps;
+        distance[i] = mha_head_distances_pair(found->of.distances[layer], i / H, i % H).maps;
     if (H == 0) return CLI_OK;
     return cli_check(
         HEADS, mha_head_clusters(found->model->context, H, distance, cut, *cluster, clusters));
@@ -36,11 +36,11 @@ cli_exit heads_clusters(const heads_found *found, int64_t layer, double cut, int
 static bool nearest_pair(const heads_found *found, int64_t layer, int64_t *g, int64_t *h,
                          mha_head_pair *pair)
 {
-    const int64_t H = found->heads[layer];
+    const int64_t H = found->of.heads[layer];
     bool any = false;
     for (int64_t a = 0; a < H; a++)
         for (int64_t b = a + 1; b < H; b++) {
-            const mha_head_pair here = mha_head_distances_pair(found->distances[layer], a, b);
+            const mha_head_pair here = mha_head_distances_pair(found->of.distances[layer], a, b);
             if (any && !(here.maps < pair->maps)) continue;
             any = true;
             *pair = here;
@@ -58,8 +58,8 @@ static void list_clusters(const heads_found *found, int64_t layer, const int64_t
     snprintf(line, LINE_BYTES, "-");
     for (int64_t c = 0; c < clusters; c++) {
         int64_t members = 0, told = 0;
-        for (int64_t h = 0; h < found->heads[layer]; h++) members += cluster[h] == c;
-        for (int64_t h = 0; h < found->heads[layer] && members > 1; h++)
+        for (int64_t h = 0; h < found->of.heads[layer]; h++) members += cluster[h] == c;
+        for (int64_t h = 0; h < found->of.heads[layer] && members > 1; h++)
             if (cluster[h] == c && used + 32 < LINE_BYTES)
                 used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s%" PRId64,
                                          told++ ? " "
@@ -74,10 +74,10 @@ static void print_redundant(const heads_found *found, int64_t width)
     char line[LINE_BYTES] = "redundant pairs (the same maps and outputs): ";
     const size_t begin = strlen(line);
     size_t used = begin;
-    for (int64_t l = 0; l < found->layers; l++)
-        for (int64_t a = 0; a < found->heads[l]; a++)
-            for (int64_t b = a + 1; b < found->heads[l]; b++) {
-                const mha_head_pair pair = mha_head_distances_pair(found->distances[l], a, b);
+    for (int64_t l = 0; l < found->of.layers; l++)
+        for (int64_t a = 0; a < found->of.heads[l]; a++)
+            for (int64_t b = a + 1; b < found->of.heads[l]; b++) {
+                const mha_head_pair pair = mha_head_distances_pair(found->of.distances[l], a, b);
                 if (!mha_head_pair_is_redundant(&pair, FARTHEST, NEAREST)) continue;
                 if (used + 64 > LINE_BYTES) continue; /* --json has them all */
                 used += (size_t)snprintf(line + used, LINE_BYTES - used,
@@ -95,7 +95,7 @@ static cli_exit print_layer(const heads_found *found, int64_t layer, double cut,
     int64_t *cluster, clusters, g = 0, h = 0;
     mha_head_pair pair = {0};
     char name[48], line[LINE_BYTES];
-    if (found->heads[layer] < 2 || !nearest_pair(found, layer, &g, &h, &pair)) return CLI_OK;
+    if (found->of.heads[layer] < 2 || !nearest_pair(found, layer, &g, &h, &pair)) return CLI_OK;
     CLI_TRY(heads_clusters(found, layer, cut, &cluster, &clusters));
     {
         int used = cli_print("%-7" PRId64, layer);
@@ -118,7 +118,7 @@ cli_exit heads_print_clusters(const heads_options *options, const heads_found *f
     cli_print("\n");
     cli_print("layer  %s", wide ? "nearest  maps  cosine   cka  " : "");
     cli_print("clusters\n");
-    for (int64_t l = 0; l < found->layers; l++)
+    for (int64_t l = 0; l < found->of.layers; l++)
         CLI_TRY(print_layer(found, l, cut, wide, &terminal));
     print_redundant(found, terminal.columns);
     return CLI_OK;
@@ -129,14 +129,14 @@ cli_exit heads_print_clusters(const heads_options *options, const heads_found *f
 static void put_matrix(mha_json *json, const heads_found *found, int64_t layer, const char *name,
                        double (*value)(const mha_head_pair *pair))
 {
-    const int64_t H = found->heads[layer];
+    const int64_t H = found->of.heads[layer];
     mha_json_line(json, 5);
     mha_json_array(json, name);
     for (int64_t g = 0; g < H; g++) {
         mha_json_line(json, 6);
         mha_json_array(json, NULL);
         for (int64_t h = 0; h < H; h++) {
-            const mha_head_pair pair = mha_head_distances_pair(found->distances[layer], g, h);
+            const mha_head_pair pair = mha_head_distances_pair(found->of.distances[layer], g, h);
             mha_json_number(json, NULL, value(&pair));
         }
         mha_json_end(json);
@@ -164,12 +164,12 @@ cli_exit heads_put_distances(mha_json *json, const heads_found *found, double cu
     mha_json_number(json, "cut", cut);
     mha_json_array(json, "distances");
     mha_json_lines(json, 4);
-    for (int64_t l = 0; l < found->layers; l++) {
+    for (int64_t l = 0; l < found->of.layers; l++) {
         int64_t *cluster, clusters;
         CLI_TRY(heads_clusters(found, l, cut, &cluster, &clusters));
         mha_json_object(json, NULL);
         mha_json_integer(json, "layer", l);
-        mha_json_integers(json, "clusters", cluster, found->heads[l]);
+        mha_json_integers(json, "clusters", cluster, found->of.heads[l]);
         put_matrix(json, found, l, "maps", maps_of);
         put_matrix(json, found, l, "cosine", cosine_of);
         put_matrix(json, found, l, "cka", cka_of);

@@ -24,7 +24,7 @@ enum {
     EDGES = 20,  /* of distances: 0, 1, 2, 4, ... */
     BARS = 20,   /* of largest weights */
     TOP_TOKENS = 50,
-    NAME_BYTES = 96,
+    NAME_BYTES = MHA_STUDY_NAME_BYTES,
     PATH_BYTES = 4096
 };
 #define LEAST 0.005F
@@ -194,7 +194,7 @@ static mha_status look_at_layer(void *user, const mha_activations *kept, int64_t
     headvis *v = user;
     mha_layer_view view = {.struct_size = sizeof view};
     bool any = false;
-    for (int64_t h = 0; h < v->found->heads[layer]; h++) {
+    for (int64_t h = 0; h < v->found->of.heads[layer]; h++) {
         const shown_head *head = head_of(v, layer, h);
         any = any || (head && (!v->writing || head->interval[v->text]));
         v->used[h] = 0;
@@ -202,7 +202,7 @@ static mha_status look_at_layer(void *user, const mha_activations *kept, int64_t
     if (!any) return MHA_OK;
     progress_show(&v->progress,
                   ((v->writing ? (double)v->count : 0) + (double)v->text +
-                   (double)layer / (double)v->found->layers) /
+                   (double)layer / (double)v->found->of.layers) /
                       (2 * (double)v->count),
                   "HeadVis: %s, text %" PRId64 " of %" PRId64,
                   v->writing ? "weights" : "largest weights", v->text + 1, v->count);
@@ -211,7 +211,7 @@ static mha_status look_at_layer(void *user, const mha_activations *kept, int64_t
     if (status == MHA_OK)
         status = mha_attention_visit_rows(v->found->model->context, &view.attention, &view.q,
                                           &view.k, 0, take_rows, v);
-    for (int64_t h = 0; status == MHA_OK && v->writing && h < v->found->heads[layer]; h++) {
+    for (int64_t h = 0; status == MHA_OK && v->writing && h < v->found->of.heads[layer]; h++) {
         shown_head *head = head_of(v, layer, h);
         if (!head || !head->interval[v->text]) continue;
         v->failed = append(v, head, put_sequence);
@@ -312,7 +312,7 @@ static cli_exit deal(headvis *v, shown_head *head)
 static void put_tokens(const headvis *v, const shown_head *head, int side, const char *name,
                        mha_json *json)
 {
-    const int64_t kinds = v->found->kinds + 1;
+    const int64_t kinds = v->found->of.kinds + 1;
     double all = 0;
     int64_t top[TOP_TOKENS], held = 0;
     const double *mass = head->mass[side];
@@ -328,8 +328,8 @@ static void put_tokens(const headvis *v, const shown_head *head, int side, const
     for (int64_t i = 0; i < held && !json->status; i++) {
         const size_t mark = arena_mark();
         char *text = NULL;
-        if (top[i] < v->found->kinds &&
-            text_model_token(v->model, (int32_t)v->found->id_of[top[i]], &text) != CLI_OK)
+        if (top[i] < v->found->of.kinds &&
+            text_model_token(v->model, (int32_t)v->found->of.id_of[top[i]], &text) != CLI_OK)
             json->status = MHA_ERR_CALLBACK;
         mha_json_object(json, NULL);
         mha_json_text(json, "token", text ? text : "(special tokens)");
@@ -380,7 +380,8 @@ static void put_end(const headvis *v, shown_head *head)
 static bool is_axis(const headvis *v, int64_t score)
 {
     for (int64_t i = 0; i < v->head_count; i++)
-        if (heads_score(v->found, v->heads[i].row.layer, v->heads[i].row.head, score).rows == 0)
+        if (mha_study_score(&v->found->of, v->heads[i].row.layer, v->heads[i].row.head, score)
+                .rows == 0)
             return false;
     return true;
 }
@@ -397,10 +398,11 @@ static mha_status draw_scatter(const void *user, const mha_sink *sink)
         mha_json_object(&json, NULL);
         mha_json_integer(&json, "layer", row->layer);
         mha_json_integer(&json, "head", row->head);
-        for (int64_t s = 0; s < heads_score_count(v->found); s++) {
+        for (int64_t s = 0; s < mha_study_score_count(&v->found->of); s++) {
             if (!is_axis(v, s)) continue;
-            heads_score_name(v->found, s, name, sizeof name);
-            mha_json_number(&json, name, heads_score(v->found, row->layer, row->head, s).value);
+            mha_study_score_name(&v->found->of, s, name);
+            mha_json_number(&json, name,
+                            mha_study_score(&v->found->of, row->layer, row->head, s).value);
         }
         mha_json_end(&json);
     }
@@ -412,9 +414,9 @@ static mha_status draw_scatter(const void *user, const mha_sink *sink)
 static void put_axes(const headvis *v, mha_json *json, bool text)
 {
     char name[NAME_BYTES];
-    for (int64_t s = 0; s < heads_score_count(v->found); s++) {
+    for (int64_t s = 0; s < mha_study_score_count(&v->found->of); s++) {
         if (!is_axis(v, s)) continue;
-        heads_score_name(v->found, s, name, sizeof name);
+        mha_study_score_name(&v->found->of, s, name);
         mha_json_text(json, text ? name : NULL, text ? mha_study_score_text(s) : name);
     }
 }
@@ -450,7 +452,7 @@ static mha_status draw_config(const void *user, const mha_sink *sink)
         mha_json_integers(&json, NULL, (int64_t[]){v->heads[i].row.layer, v->heads[i].row.head}, 2);
     mha_json_end(&json);
     mha_json_line(&json, 1);
-    mha_json_integer(&json, "n_layers", v->found->layers);
+    mha_json_integer(&json, "n_layers", v->found->of.layers);
     mha_json_integer(&json, "n_heads", v->found->model->heads);
     mha_json_integer(&json, "n_intervals", INTERVALS);
     mha_json_line(&json, 1);
@@ -488,11 +490,11 @@ static mha_status draw_nothing(const void *user, const mha_sink *sink)
 
 static cli_exit make_heads(headvis *v, const heads_row *rows)
 {
-    const int64_t all = v->found->layers * v->found->model->heads;
+    const int64_t all = v->found->of.layers * v->found->model->heads;
     CLI_TRY(ARENA_ALLOC(HEADS, all, &v->head_at));
     CLI_TRY(ARENA_ALLOC(HEADS, v->head_count, &v->heads));
     CLI_TRY(ARENA_ALLOC(HEADS, v->count, &v->texts));
-    for (int64_t i = 0; i < v->count; i++) v->texts[i] = i * v->found->text_count / v->count;
+    for (int64_t i = 0; i < v->count; i++) v->texts[i] = i * v->found->of.text_count / v->count;
     for (int64_t i = 0; i < all; i++) v->head_at[i] = -1;
     for (int64_t i = 0; i < v->head_count; i++) {
         shown_head *head = &v->heads[i];
@@ -501,10 +503,10 @@ static cli_exit make_heads(headvis *v, const heads_row *rows)
         CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->most));
         CLI_TRY(ARENA_ALLOC(HEADS, v->count, &head->interval));
         for (int side = 0; side < 2; side++)
-            CLI_TRY(ARENA_ALLOC(HEADS, v->found->kinds + 1, &head->mass[side]));
+            CLI_TRY(ARENA_ALLOC(HEADS, v->found->of.kinds + 1, &head->mass[side]));
     }
     v->gates = mha_tensor_contiguous(v->found->gates, MHA_F32, 2,
-                                     (int64_t[]){v->found->layers, v->found->model->heads});
+                                     (int64_t[]){v->found->of.layers, v->found->model->heads});
     return CLI_OK;
 }
 
@@ -533,7 +535,7 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                  .model = model,
                  .sources = sources,
                  .head_count = count,
-                 .count = found->text_count < MOST_TEXTS ? found->text_count : MOST_TEXTS,
+                 .count = found->of.text_count < MOST_TEXTS ? found->of.text_count : MOST_TEXTS,
                  .progress = progress_begin(options->quiet)};
     char *folder = NULL;
     CLI_TRY(make_heads(&v, rows));

@@ -48,10 +48,10 @@ static void begin_progress(job *j, int64_t count)
 static cli_exit take(job *j, mha_status status)
 {
     progress_clear(&j->progress);
-    j->found->texts = j->is->texts;
-    j->found->random = j->is->random;
-    j->found->corpus = j->is->corpus;
-    j->found->distances = j->is->distances;
+    j->found->of.texts = j->is->texts;
+    j->found->of.random = j->is->random;
+    j->found->of.corpus = j->is->corpus;
+    j->found->of.distances = j->is->distances;
     return cli_check(HEADS, status);
 }
 
@@ -114,7 +114,7 @@ static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sou
         s->prints[i + 1] = print_of_text(s->prints[i], tokens.read, sources->items[i].gold);
         s->lengths[i] = tokens.list.count;
         CLI_TRY(cli_check(HEADS, mha_study_count(j->study, tokens.read)));
-        j->found->token_count += tokens.list.count;
+        j->found->of.token_count += tokens.list.count;
         arena_release(mark);
     }
     return CLI_OK;
@@ -129,8 +129,8 @@ static cli_exit rank_tokens(job *j)
         if (is->counts[id] > 0)
             print = heads_state_mix(heads_state_mix(print, (uint64_t)id), (uint64_t)is->ranks[id]);
     j->state.word[STATE_RANKS] = print;
-    j->found->kinds = is->kinds;
-    j->found->id_of = is->id_of;
+    j->found->of.kinds = is->kinds;
+    j->found->of.id_of = is->id_of;
     return CLI_OK;
 }
 
@@ -153,7 +153,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
         visit.links = &links;
     }
     CLI_TRY(take(j, mha_study_text(j->study, tokens.read, &visit)));
-    j->found->lost_links += j->is->lost_links - lost;
+    j->found->of.lost_links += j->is->lost_links - lost;
     arena_release(mark);
     return CLI_OK;
 }
@@ -167,7 +167,7 @@ static cli_exit next_text(job *j, text_model *model, const heads_sources *source
     }
     s->word[STATE_TOKENS] += (uint64_t)s->lengths[j->number];
     s->word[STATE_TEXTS] = (uint64_t)++j->number;
-    s->word[STATE_LOST_LINKS] = (uint64_t)j->found->lost_links;
+    s->word[STATE_LOST_LINKS] = (uint64_t)j->found->of.lost_links;
     s->kept = false;
     if (!ranks_transport()) heads_state_save_if_due(s, j->found);
     return CLI_OK;
@@ -206,7 +206,7 @@ static cli_exit end_round(job *j, mha_head_measures *measures, mha_head_corpus *
     j->round.seconds = seconds_now() - j->round.began;
     CLI_TRY(heads_ranks_gather(j->found, measures, corpus, result));
     end_by_signal();
-    j->state.word[STATE_LOST_LINKS] = (uint64_t)j->found->lost_links;
+    j->state.word[STATE_LOST_LINKS] = (uint64_t)j->found->of.lost_links;
     if (ranks_transport()) heads_state_save_if_due(&j->state, j->found);
     return CLI_OK;
 }
@@ -218,7 +218,7 @@ static cli_exit measure_round(job *j, text_model *model, const heads_sources *so
     CLI_TRY(heads_ranks_round(f, &j->round, j->state.lengths, sources->count, round_seconds(j)));
     while (result == CLI_OK && j->number < j->round.end && !signals_came())
         result = next_text(j, model, sources);
-    CLI_TRY(end_round(j, f->texts, f->corpus, result));
+    CLI_TRY(end_round(j, f->of.texts, f->of.corpus, result));
     if (ranks_first() || j->number == sources->count) return CLI_OK;
     return take(j, mha_study_begin(j->study));
 }
@@ -253,39 +253,21 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
         result = measure_round(j, model, sources);
     const bool stopped = end_of_measuring(j, result, j->number > 0);
     CLI_TRY(result);
-    j->found->text_count = j->number;
+    j->found->of.text_count = j->number;
     if (stopped) {
         cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
                  sources->count);
         j->found->stopped = true;
-        j->found->token_count = (int64_t)state->word[STATE_TOKENS];
+        j->found->of.token_count = (int64_t)state->word[STATE_TOKENS];
     }
-    j->found->relations = j->is->relations;
-    j->found->relation_count = j->is->relation_count;
+    j->found->of.relations = j->is->relations;
+    j->found->of.relation_count = j->is->relation_count;
     return CLI_OK;
 }
 
 /* ---- Repeated random tokens ------------------------------------------------------------------ */
 
-static void free_plan(void *plan)
-{
-    mha_random_tokens_free(plan);
-}
-
-cli_exit heads_random_plan(const text_model *model, heads_random *plan)
-{
-    mha_random_tokens *own;
-    CLI_TRY(ARENA_ALLOC(HEADS, 1, &own));
-    own->struct_size = sizeof *own;
-    CLI_TRY(cli_check(HEADS, mha_random_tokens_plan(model->model, own)));
-    *plan = *own;
-    return arena_keep(HEADS, own, free_plan);
-}
-
-static void free_tokens(void *tokens)
-{
-    mha_tokens_free(tokens);
-}
+ARENA_RELEASE(free_tokens, mha_tokens_free)
 
 /* A sequence that the file has is drawn all the same: later ones depend on what was drawn. */
 static cli_exit measure_drawn(job *j, bool measured)
@@ -315,7 +297,7 @@ static cli_exit draw_round(job *j, int64_t sequences)
         s->kept = false;
         if (!ranks_transport()) heads_state_save_if_due(s, j->found);
     }
-    CLI_TRY(end_round(j, j->found->random, NULL, result));
+    CLI_TRY(end_round(j, j->found->of.random, NULL, result));
     if (ranks_first() || j->number == sequences) return CLI_OK;
     return take(j, mha_study_begin_random(j->study));
 }
@@ -329,7 +311,7 @@ static cli_exit draw_and_measure(job *j, int64_t sequences)
     signals_hold();
     while (result == CLI_OK && j->number < sequences && !signals_came())
         result = draw_round(j, sequences);
-    const bool stopped = end_of_measuring(j, result, j->number > 0 || j->found->texts);
+    const bool stopped = end_of_measuring(j, result, j->number > 0 || j->found->of.texts);
     CLI_TRY(result);
     if (!stopped) return CLI_OK;
     cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequences were measured",
@@ -351,9 +333,8 @@ static cli_exit measure_random(job *j, int64_t sequences)
     CLI_TRY(agreed(j, heads_state_take_random(&j->state, j->found)));
     j->state.word[STATE_SEQUENCES] = (uint64_t)done;
     if (sequences > 0) CLI_TRY(draw_and_measure(j, sequences));
-    j->found->random_count = j->number;
-    j->found->random_block = j->is->plan->how.block;
-    j->found->random_repeats = j->is->plan->how.repeats;
+    j->found->of.random_count = j->number;
+    j->found->of.plan = j->is->plan;
     return CLI_OK;
 }
 
@@ -374,10 +355,7 @@ static cli_exit make_gates(const heads_options *options, const text_model *model
 
 /* ---- All together ---------------------------------------------------------------------------- */
 
-static void destroy_study(void *study)
-{
-    mha_study_destroy(study);
-}
+ARENA_RELEASE(destroy_study, mha_study_destroy)
 
 static cli_exit begin_study(job *j, const heads_sources *sources)
 {
@@ -385,7 +363,8 @@ static cli_exit begin_study(job *j, const heads_sources *sources)
     heads_found *f = j->found;
     mha_tensor *gates;
     CLI_TRY(ARENA_ALLOC(HEADS, 1, &gates)); /* outlives this call */
-    *gates = mha_tensor_contiguous(f->gates, MHA_F32, 2, (int64_t[]){f->layers, j->model->heads});
+    *gates =
+        mha_tensor_contiguous(f->gates, MHA_F32, 2, (int64_t[]){f->of.layers, j->model->heads});
     const mha_study_desc desc = {
         .struct_size = sizeof desc,
         .flags = (f->spread ? MHA_STUDY_OWN_LAYERS : 0) |
@@ -407,12 +386,16 @@ static cli_exit begin_study(job *j, const heads_sources *sources)
 
 cli_exit heads_begin(const text_model *model, heads_found *found)
 {
-    *found = (heads_found){.model = model, .layers = model->layers};
-    CLI_TRY(ARENA_ALLOC(HEADS, found->layers, &found->heads));
-    for (int64_t l = 0; l < found->layers; l++) {
-        found->heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
-        found->count += found->heads[l];
+    int64_t *heads, count = 0;
+    CLI_TRY(ARENA_ALLOC(HEADS, model->layers, &heads));
+    for (int64_t l = 0; l < model->layers; l++) {
+        heads[l] = model->desc.layer_heads ? model->desc.layer_heads[l] : model->heads;
+        count += heads[l];
     }
+    *found = (heads_found){
+        .model = model,
+        .of = {.struct_size = sizeof found->of, .layers = model->layers, .heads = heads},
+        .count = count};
     return CLI_OK;
 }
 
@@ -420,10 +403,9 @@ cli_exit heads_begin(const text_model *model, heads_found *found)
 static cli_exit show_state(job *j)
 {
     CLI_TRY(heads_state_show(&j->state, j->options, j->found));
-    if (!j->found->random) return CLI_OK;
+    if (!j->found->of.random) return CLI_OK;
     CLI_TRY(cli_check(HEADS, mha_study_begin_random(j->study)));
-    j->found->random_block = j->is->plan->how.block;
-    j->found->random_repeats = j->is->plan->how.repeats;
+    j->found->of.plan = j->is->plan;
     return CLI_OK;
 }
 
@@ -446,10 +428,10 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     if (!found->stopped && found->unsaved == CLI_OK)
         found->unsaved = heads_state_end(&j.state, found);
     arena_drop(j.state.file);
-    if (!options->corpus) found->corpus = NULL; /* kept for the state only */
-    if (found->lost_links > 0)
+    if (!options->corpus) found->of.corpus = NULL; /* kept for the state only */
+    if (found->of.lost_links > 0)
         cli_note(options->quiet,
                  "%" PRId64 " gold links are left out: a word of theirs has no token of its own",
-                 found->lost_links);
+                 found->of.lost_links);
     return CLI_OK;
 }

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAME_BYTES = 96, DECILES = 11 };
+enum { NAME_BYTES = MHA_STUDY_NAME_BYTES, DECILES = 11 };
 
 typedef struct arrays {
     const heads_options *options;
@@ -99,10 +99,10 @@ static cli_exit put_distribution(arrays *a, const char *name, mha_head_measure w
     CLI_TRY(empty(a, 1, &high));
     CLI_TRY(empty(a, DECILES, &deciles));
     for (int64_t l = 0; l < a->layers; l++)
-        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+        for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             const int64_t i = l * a->heads + h;
             const mha_head_distribution d =
-                mha_head_corpus_distribution(a->found->corpus, l, h, which);
+                mha_head_corpus_distribution(a->found->of.corpus, l, h, which);
             if (d.rows == 0) continue;
             low[i] = d.low;
             high[i] = d.high;
@@ -120,20 +120,21 @@ static cli_exit put_distribution(arrays *a, const char *name, mha_head_measure w
 /* Relations are named by files: theirs are numbered. */
 static cli_exit put_score(arrays *a, int64_t score)
 {
-    const int64_t relations = heads_score_count(a->found) - 2 * a->found->relation_count;
+    const int64_t relations =
+        mha_study_score_count(&a->found->of) - 2 * a->found->of.relation_count;
     char name[NAME_BYTES], file[NAME_BYTES];
     double *value, *chance;
     int64_t *rows, all = 0;
-    heads_score_name(a->found, score, name, sizeof name);
+    mha_study_score_name(&a->found->of, score, name);
     snprintf(file, sizeof file, "%s", name);
     if (score >= relations) snprintf(file, sizeof file, "relation_%" PRId64, score - relations);
     CLI_TRY(empty(a, 1, &value));
     CLI_TRY(empty(a, 1, &chance));
     CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads, &rows));
     for (int64_t l = 0; l < a->layers; l++)
-        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+        for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             const int64_t i = l * a->heads + h;
-            const mha_head_score s = heads_score(a->found, l, h, score);
+            const mha_head_score s = mha_study_score(&a->found->of, l, h, score);
             rows[i] = s.rows;
             all += s.rows;
             if (s.rows > 0) value[i] = s.value, chance[i] = s.chance;
@@ -144,7 +145,7 @@ static cli_exit put_score(arrays *a, int64_t score)
     CLI_TRY(put_part(a, file, name, "chance", chance, MHA_F64, 1, HEAD_AXES,
                      "of uniform attention over the same rows"));
     CLI_TRY(put_part(a, file, name, "rows", rows, MHA_I64, 1, HEAD_AXES, "that count"));
-    if (score >= MHA_MEASURES || !a->found->corpus) return CLI_OK;
+    if (score >= MHA_MEASURES || !a->found->of.corpus) return CLI_OK;
     return put_distribution(a, name, (mha_head_measure)score);
 }
 
@@ -160,11 +161,11 @@ static cli_exit put_positions(arrays *a)
     CLI_TRY(empty(a, 1, &moved));
     CLI_TRY(ARENA_ALLOC(HEADS, a->layers * a->heads * BINS, &rows));
     for (int64_t l = 0; l < a->layers; l++)
-        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+        for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             mha_head_position bins[BINS];
             const int64_t i = l * a->heads + h;
-            const int64_t count = mha_head_corpus_positions(a->found->corpus, l, h, bins);
-            const mha_head_rest rest = mha_head_corpus_rest(a->found->corpus, l, h);
+            const int64_t count = mha_head_corpus_positions(a->found->of.corpus, l, h, bins);
+            const mha_head_rest rest = mha_head_corpus_rest(a->found->of.corpus, l, h);
             if (rest.rows > 0) mass[i] = rest.mass;
             if (rest.moved_rows > 0) moved[i] = rest.moved;
             for (int64_t n = 0; n < count; n++) {
@@ -210,7 +211,7 @@ static cli_exit put_column(arrays *a, int64_t c)
     CLI_TRY(empty(a, 1, &low));
     CLI_TRY(empty(a, 1, &high));
     for (int64_t l = 0; l < a->layers; l++)
-        for (int64_t h = 0; h < a->found->heads[l]; h++) {
+        for (int64_t h = 0; h < a->found->of.heads[l]; h++) {
             mha_heads_value values[HEADS_MOST_BESIDE];
             const int64_t i = l * a->heads + h;
             a->beside->values(a->beside->of, &(heads_row){.layer = l, .head = h}, values);
@@ -237,12 +238,12 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     const heads_found *f = a->found;
     mha_json json = {.sink = sink};
     heads_json_begin(&json, "multihead-heads-arrays", f, a->heads);
-    mha_json_integer(&json, "texts", f->text_count);
+    mha_json_integer(&json, "texts", f->of.text_count);
     mha_json_lines(&json, -1);
-    mha_json_integer(&json, "tokens", f->token_count);
-    mha_json_integer(&json, "random", f->random_count);
+    mha_json_integer(&json, "tokens", f->of.token_count);
+    mha_json_integer(&json, "random", f->of.random_count);
     mha_json_lines(&json, 2);
-    if (f->corpus) heads_corpus_json_luck(&json, f);
+    if (f->of.corpus) heads_corpus_json_luck(&json, f);
     if (a->beside && a->beside->composition)
         mha_json_number(&json, "composition_chance", a->beside->composition_chance);
     mha_json_value(&json, "arrays");
@@ -253,8 +254,8 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
 
 static cli_exit fill(arrays *a)
 {
-    for (int64_t s = 0; s < heads_score_count(a->found); s++) CLI_TRY(put_score(a, s));
-    if (a->found->corpus) CLI_TRY(put_positions(a));
+    for (int64_t s = 0; s < mha_study_score_count(&a->found->of); s++) CLI_TRY(put_score(a, s));
+    if (a->found->of.corpus) CLI_TRY(put_positions(a));
     if (a->beside && a->beside->composition) CLI_TRY(put_composition(a));
     for (int64_t c = 0; a->beside && c < a->beside->column_count; c++) CLI_TRY(put_column(a, c));
     mha_json_end(&a->json);
@@ -268,7 +269,7 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
     arrays a = {.options = options,
                 .found = found,
                 .beside = beside,
-                .layers = found->layers,
+                .layers = found->of.layers,
                 .heads = found->model->heads};
     a.sink = mha_buffer_sink(&a.index);
     a.json.sink = &a.sink;

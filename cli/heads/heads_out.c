@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAME_BYTES = 96 };
+enum { NAME_BYTES = MHA_STUDY_NAME_BYTES };
 
 /* ---- CSV ----------------------------------------------------------------------------------- */
 
@@ -18,8 +18,8 @@ static void put_names(csv_out *csv, const heads_found *found)
     csv_text(csv, "layer");
     csv_text(csv, "head");
     csv_text(csv, "roles");
-    for (int64_t s = 0; s < heads_score_count(found); s++) {
-        heads_score_name(found, s, name, sizeof name);
+    for (int64_t s = 0; s < mha_study_score_count(&found->of); s++) {
+        mha_study_score_name(&found->of, s, name);
         for (int i = 0; i < 3; i++) {
             snprintf(cell, sizeof cell, "%s%s", name, suffix[i]);
             csv_text(csv, cell);
@@ -30,12 +30,12 @@ static void put_names(csv_out *csv, const heads_found *found)
 
 static void put_roles(csv_out *csv, const heads_found *found, const heads_row *row)
 {
-    char name[NAME_BYTES], cell[HEADS_MOST_ROLES * NAME_BYTES] = "";
-    mha_head_role roles[HEADS_MOST_ROLES];
-    const int64_t count = heads_roles(found, row->layer, row->head, roles);
+    char name[NAME_BYTES], cell[MHA_STUDY_MOST_ROLES * NAME_BYTES] = "";
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
+    const int64_t count = mha_study_roles(&found->of, row->layer, row->head, roles);
     size_t used = 0;
     for (int64_t r = 0; r < count; r++) {
-        heads_role_name(found, &roles[r], name, sizeof name);
+        mha_study_role_name(&found->of, &roles[r], name);
         used += (size_t)snprintf(cell + used, sizeof cell - used, "%s%s", r ? ";" : "", name);
     }
     csv_text(csv, cell);
@@ -49,8 +49,9 @@ void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t co
         csv_integer(&csv, rows[i].layer);
         csv_integer(&csv, rows[i].head);
         put_roles(&csv, found, &rows[i]);
-        for (int64_t s = 0; s < heads_score_count(found); s++) {
-            const mha_head_score score = heads_score(found, rows[i].layer, rows[i].head, s);
+        for (int64_t s = 0; s < mha_study_score_count(&found->of); s++) {
+            const mha_head_score score =
+                mha_study_score(&found->of, rows[i].layer, rows[i].head, s);
             csv_number(&csv, score.value, 9, score.rows > 0);
             csv_number(&csv, score.chance, 9, score.rows > 0);
             csv_integer(&csv, score.rows);
@@ -86,7 +87,7 @@ static void put_role(mha_json *json, const heads_found *found, const mha_head_ro
 {
     const mha_role_info info = mha_role_describe(role->role);
     char name[NAME_BYTES];
-    heads_role_name(found, role, name, sizeof name);
+    mha_study_role_name(&found->of, role, name);
     mha_json_line(json, 6);
     mha_json_object(json, NULL);
     mha_json_text(json, "role", info.name);
@@ -103,7 +104,7 @@ static void put_relation(mha_json *json, const char *name, const heads_found *fo
                          const heads_row *row, int64_t relation, int direction)
 {
     const mha_head_relation r =
-        mha_head_measures_relation(found->texts, row->layer, row->head, relation, direction);
+        mha_head_measures_relation(found->of.texts, row->layer, row->head, relation, direction);
     mha_json_object(json, name);
     put_score(json, "accuracy", r.accuracy);
     put_score(json, "mass", r.mass);
@@ -116,9 +117,9 @@ static void put_relations(mha_json *json, const heads_found *found, const heads_
 {
     mha_json_line(json, 5);
     mha_json_object(json, "relations");
-    for (int64_t r = 0; r < found->relation_count; r++) {
+    for (int64_t r = 0; r < found->of.relation_count; r++) {
         mha_json_line(json, 6);
-        mha_json_object(json, found->relations[r]);
+        mha_json_object(json, found->of.relations[r]);
         put_relation(json, "forward", found, row, r, MHA_LINK_FORWARD);
         mha_json_line(json, 8);
         put_relation(json, "backward", found, row, r, MHA_LINK_BACKWARD);
@@ -129,21 +130,21 @@ static void put_relations(mha_json *json, const heads_found *found, const heads_
 
 static void put_scores(mha_json *json, const heads_found *found, const heads_row *row)
 {
-    const int64_t count = heads_score_count(found) - 2 * found->relation_count;
+    const int64_t count = mha_study_score_count(&found->of) - 2 * found->of.relation_count;
     char name[NAME_BYTES];
     mha_json_line(json, 5);
     mha_json_object(json, "scores");
     for (int64_t s = 0; s < count; s++) {
-        heads_score_name(found, s, name, sizeof name);
+        mha_study_score_name(&found->of, s, name);
         mha_json_line(json, 6);
-        put_score(json, name, heads_score(found, row->layer, row->head, s));
+        put_score(json, name, mha_study_score(&found->of, row->layer, row->head, s));
     }
     mha_json_end(json);
 }
 
 static void put_details(mha_json *json, const heads_found *found, const heads_row *row)
 {
-    const mha_head_details d = mha_head_measures_details(found->texts, row->layer, row->head);
+    const mha_head_details d = mha_head_measures_details(found->of.texts, row->layer, row->head);
     mha_json_line(json, 5);
     mha_json_integer(json, "diagonal_offset", d.diagonal_offset);
     mha_json_integer(json, "positional_offset", d.positional_offset);
@@ -156,8 +157,8 @@ static void put_details(mha_json *json, const heads_found *found, const heads_ro
 
 static void put_head(mha_json *json, const heads_found *found, const heads_row *row)
 {
-    mha_head_role roles[HEADS_MOST_ROLES];
-    const int64_t count = heads_roles(found, row->layer, row->head, roles);
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
+    const int64_t count = mha_study_roles(&found->of, row->layer, row->head, roles);
     mha_json_object(json, NULL);
     heads_json_head(json, row);
     mha_json_line(json, 5);
@@ -165,9 +166,9 @@ static void put_head(mha_json *json, const heads_found *found, const heads_row *
     for (int64_t r = 0; r < count; r++) put_role(json, found, &roles[r]);
     mha_json_end(json);
     put_scores(json, found, row);
-    if (found->texts) put_details(json, found, row);
-    if (found->relation_count > 0) put_relations(json, found, row);
-    if (found->corpus && heads_corpus_json(json, found, row) != CLI_OK)
+    if (found->of.texts) put_details(json, found, row);
+    if (found->of.relation_count > 0) put_relations(json, found, row);
+    if (found->of.corpus && heads_corpus_json(json, found, row) != CLI_OK)
         json->status = MHA_ERR_CALLBACK;
     mha_json_end(json);
 }
@@ -176,7 +177,7 @@ static void put_without(mha_json *json, const heads_found *found)
 {
     mha_json_line(json, 2);
     mha_json_array(json, "without");
-    for (int64_t i = 0; i < found->layers * found->model->heads; i++)
+    for (int64_t i = 0; i < found->of.layers * found->model->heads; i++)
         if (found->gates[i] == 0)
             mha_json_format(json, NULL, "L%" PRId64 "H%" PRId64, i / found->model->heads,
                             i % found->model->heads);
@@ -196,7 +197,7 @@ void heads_json_begin(mha_json *json, const char *format, const heads_found *fou
     mha_json_object(json, "source");
     mha_json_text(json, "name", found->model->name);
     mha_json_text(json, "architecture", found->model->architecture);
-    mha_json_integer(json, "layers", found->layers);
+    mha_json_integer(json, "layers", found->of.layers);
     mha_json_integer(json, "heads", heads);
     mha_json_end(json);
 }
@@ -218,23 +219,23 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     const heads_found *f = job->found;
     mha_json json = {.sink = sink};
     heads_json_begin(&json, "multihead-heads", f, f->count);
-    mha_json_integer(&json, "texts", f->text_count);
+    mha_json_integer(&json, "texts", f->of.text_count);
     mha_json_lines(&json, -1);
-    mha_json_integer(&json, "tokens", f->token_count);
+    mha_json_integer(&json, "tokens", f->of.token_count);
     mha_json_lines(&json, 2);
     mha_json_object(&json, "random");
-    mha_json_integer(&json, "sequences", f->random_count);
-    mha_json_integer(&json, "tokens", f->random_block);
-    mha_json_integer(&json, "repeats", f->random_repeats);
+    mha_json_integer(&json, "sequences", f->of.random_count);
+    mha_json_integer(&json, "tokens", f->of.plan ? f->of.plan->how.block : 0);
+    mha_json_integer(&json, "repeats", f->of.plan ? f->of.plan->how.repeats : 0);
     mha_json_end(&json);
     put_measures(&json);
-    if (f->corpus) heads_corpus_json_luck(&json, f);
+    if (f->of.corpus) heads_corpus_json_luck(&json, f);
     if (f->gates) put_without(&json, f);
     mha_json_array(&json, "heads");
     mha_json_lines(&json, 4);
     for (int64_t i = 0; i < job->count && !json.status; i++) put_head(&json, f, &job->rows[i]);
     mha_json_end(&json);
-    if (f->distances && heads_put_distances(&json, f, job->options->clusters.value) != CLI_OK)
+    if (f->of.distances && heads_put_distances(&json, f, job->options->clusters.value) != CLI_OK)
         return MHA_ERR_CALLBACK; /* the error is already reported */
     mha_json_end(&json);
     return mha_json_finish(&json);

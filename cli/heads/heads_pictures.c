@@ -21,7 +21,7 @@ enum {
     AROUND_KEY = 2,  /* tokens on each side of a key that is further away */
     MOST_COLUMNS = WINDOW + 2 * AROUND_KEY + 2,
     LARGE_SCALE = 2, /* pixels of PNG per unit */
-    NAME_BYTES = 96,
+    NAME_BYTES = MHA_STUDY_NAME_BYTES,
     TOKEN_BYTES = 64,
     LINE_BYTES = 1024
 };
@@ -61,7 +61,7 @@ static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure m
 {
     mha_head_place places[FEW_PLACES];
     const char *name = mha_measure_describe(measure).name;
-    const int64_t held = mha_head_corpus_places(p->found->corpus, row->layer, row->head, measure,
+    const int64_t held = mha_head_corpus_places(p->found->of.corpus, row->layer, row->head, measure,
                                                 false, places, FEW_PLACES);
     CLI_TRY(arena_grow(HEADS, p->count + FEW_PLACES, sizeof *p->items, &p->items));
     for (int64_t i = 0; i < held && i < FEW_PLACES; i++) {
@@ -78,9 +78,9 @@ static cli_exit add_places(pictures *p, const heads_row *row, mha_head_measure m
 static heads_row best_head(const heads_found *found, mha_head_measure measure)
 {
     heads_row best = {.layer = -1};
-    for (int64_t l = 0; l < found->layers; l++)
-        for (int64_t h = 0; h < found->heads[l]; h++) {
-            const mha_head_score score = heads_score(found, l, h, measure);
+    for (int64_t l = 0; l < found->of.layers; l++)
+        for (int64_t h = 0; h < found->of.heads[l]; h++) {
+            const mha_head_score score = mha_study_score(&found->of, l, h, measure);
             if (score.rows > 0 && (best.layer < 0 || score.value > best.key))
                 best = (heads_row){.layer = l, .head = h, .key = score.value};
         }
@@ -359,7 +359,7 @@ static void put_heading(const pictures *p, const picture *made, html_out *html)
     char line[160];
     const mha_measure_info info = mha_measure_describe(made->measure);
     const mha_head_score score =
-        heads_score(p->found, made->row.layer, made->row.head, made->measure);
+        mha_study_score(&p->found->of, made->row.layer, made->row.head, made->measure);
     snprintf(line, sizeof line, "<h2>L%" PRId64 "H%" PRId64 ", %s</h2>\n<p>", made->row.layer,
              made->row.head, info.name);
     put(html, line);
@@ -382,7 +382,7 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     put(&html, "<h1>Heads of ");
     put_escaped(&html, p->found->model->name);
     snprintf(line, sizeof line, " in their texts</h1>\n<p>%" PRId64 " texts, %" PRId64 " tokens. ",
-             p->found->text_count, p->found->token_count);
+             p->found->of.text_count, p->found->of.token_count);
     put(&html, line);
     put(&html, guide);
     put(&html, "</p>\n");
@@ -431,7 +431,7 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                   .model = model,
                   .sources = sources,
                   .gates = mha_tensor_contiguous(found->gates, MHA_F32, 2,
-                                                 (int64_t[]){found->layers, model->heads}),
+                                                 (int64_t[]){found->of.layers, model->heads}),
                   .progress = progress_begin(options->quiet)};
     char *folder = NULL;
     CLI_TRY(choose(&p, rows, count));

@@ -69,8 +69,8 @@ cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const i
 
 cli_exit heads_ranks_number(heads_found *found, int64_t number)
 {
-    if (!heads_ranks_dealt(found) || !found->corpus) return CLI_OK;
-    return cli_check(HEADS, mha_head_corpus_number(found->corpus, number));
+    if (!heads_ranks_dealt(found) || !found->of.corpus) return CLI_OK;
+    return cli_check(HEADS, mha_head_corpus_number(found->of.corpus, number));
 }
 
 typedef struct sums {
@@ -89,7 +89,7 @@ static mha_status add_ranks(const mha_transport *t, const sums *to, const int64_
         if (status == MHA_OK)
             status = heads_state_merge(to->found, bytes, size, to->measures, to->corpus);
         if (!to->found->spread)
-            to->found->lost_links += all[2 * r + 1]; /* else all lost the same ones */
+            to->found->of.lost_links += all[2 * r + 1]; /* else all lost the same ones */
     }
     return status;
 }
@@ -98,7 +98,7 @@ static mha_status add_ranks(const mha_transport *t, const sums *to, const int64_
 static mha_status gather_sizes(const mha_transport *t, const mha_buffer *own,
                                const heads_found *found, int64_t **all, void **bytes)
 {
-    const int64_t mine[2] = {(int64_t)own->size, found->lost_links};
+    const int64_t mine[2] = {(int64_t)own->size, found->of.lost_links};
     int64_t most = 0;
     *bytes = NULL;
     *all = calloc((size_t)t->size, 2 * sizeof **all);
@@ -123,7 +123,7 @@ static mha_status gather(const mha_transport *t, const mha_buffer *own, const su
                               : mha_transport_send(t, 0, own->data, own->size);
         if (status != MHA_ERR_RANK) status = mha_transport_agree(t, status);
     }
-    if (t->rank != 0) to->found->lost_links = 0;
+    if (t->rank != 0) to->found->of.lost_links = 0;
     free(all);
     free(bytes);
     return status;

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { AROUND = 12, AFTER = 4, FEW_PLACES = 3, FEW_TOKENS = 10, NAME_BYTES = 96 };
+enum { AROUND = 12, AFTER = 4, FEW_PLACES = 3, FEW_TOKENS = 10, NAME_BYTES = MHA_STUDY_NAME_BYTES };
 
 const mha_head_measure heads_placed[HEADS_PLACED] = {
     MHA_MEASURE_PREVIOUS,  MHA_MEASURE_NEXT,     MHA_MEASURE_SELF,    MHA_MEASURE_DUPLICATE,
@@ -25,7 +25,7 @@ typedef struct report {
     const heads_row *rows;
     const heads_beside *beside; /* NULL: scores alone */
     int64_t count, columns;     /* heads; scores */
-    int64_t *column_of;         /* [scores] of heads_score(): its column, or -1 */
+    int64_t *column_of;         /* [scores] of the study: its column, or -1 */
     text_tokens *read;          /* [texts] their tokens, made when a place needs them */
     bool *is_read;
     mha_heads_page page;
@@ -38,7 +38,7 @@ static mha_measure_info info_of(const report *r, int64_t score, const char **on)
     char name[NAME_BYTES];
     *on = score < MHA_MEASURES ? "texts" : "repeated random tokens";
     if (score < MHA_MEASURES) return mha_measure_describe((mha_head_measure)score);
-    heads_score_name(r->found, score, name, sizeof name);
+    mha_study_score_name(&r->found->of, score, name);
     for (int n = 0; n < MHA_MEASURES; n++) {
         const mha_measure_info info = mha_measure_describe((mha_head_measure)n);
         if (!strncmp(name, "random_", 7) && !strcmp(name + 7, info.name)) return info;
@@ -57,7 +57,7 @@ static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
 {
     char name[NAME_BYTES], text[256], *kept;
     const char *on;
-    heads_score_name(r->found, score, name, sizeof name);
+    mha_study_score_name(&r->found->of, score, name);
     const mha_measure_info info = info_of(r, score, &on);
     snprintf(text, sizeof text, "%s; on %s (docs/heads.md)", info.text, on);
     CLI_TRY(text_of(&kept, name));
@@ -69,8 +69,8 @@ static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
                                                   : NULL;
     column->share = info.kind == MHA_KIND_SHARE || info.kind == MHA_KIND_PLAIN;
     column->luck = NAN;
-    if (r->found->corpus && score < MHA_MEASURES) {
-        const double luck = mha_head_corpus_luck(r->found->corpus, (mha_head_measure)score);
+    if (r->found->of.corpus && score < MHA_MEASURES) {
+        const double luck = mha_head_corpus_luck(r->found->of.corpus, (mha_head_measure)score);
         if (luck != 0) column->luck = luck;
     }
     return CLI_OK;
@@ -78,13 +78,13 @@ static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
 
 static void make_value(const report *r, const heads_row *row, int64_t score, mha_heads_value *value)
 {
-    const mha_head_score s = heads_score(r->found, row->layer, row->head, score);
+    const mha_head_score s = mha_study_score(&r->found->of, row->layer, row->head, score);
     *value = (mha_heads_value){
         .value = s.value, .chance = s.chance, .low = NAN, .high = NAN, .rows = s.rows};
     value->deciles[0] = NAN;
-    if (s.rows == 0 || !r->found->corpus || score >= MHA_MEASURES) return;
+    if (s.rows == 0 || !r->found->of.corpus || score >= MHA_MEASURES) return;
     const mha_head_distribution d = mha_head_corpus_distribution(
-        r->found->corpus, row->layer, row->head, (mha_head_measure)score);
+        r->found->of.corpus, row->layer, row->head, (mha_head_measure)score);
     if (d.rows == 0) return;
     value->low = d.low;
     value->high = d.high;
@@ -101,7 +101,7 @@ static int64_t column_named(const report *r, const char *name)
 /* Those that some head has. */
 static cli_exit make_columns(report *r)
 {
-    const int64_t scores = heads_score_count(r->found);
+    const int64_t scores = mha_study_score_count(&r->found->of);
     mha_heads_column *columns;
     mha_heads_value *values;
     CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_MOST_BESIDE, &columns));
@@ -109,7 +109,7 @@ static cli_exit make_columns(report *r)
     for (int64_t s = 0; s < scores; s++) {
         bool any = false;
         for (int64_t h = 0; h < r->count && !any; h++)
-            any = heads_score(r->found, r->rows[h].layer, r->rows[h].head, s).rows > 0;
+            any = mha_study_score(&r->found->of, r->rows[h].layer, r->rows[h].head, s).rows > 0;
         r->column_of[s] = any ? r->columns : -1;
         if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
     }
@@ -239,7 +239,7 @@ static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *car
     CLI_TRY(ARENA_ALLOC(HEADS, HEADS_PLACED * FEW_PLACES, &places));
     for (int n = 0; n < HEADS_PLACED; n++) {
         mha_head_place found[FEW_PLACES];
-        const int64_t held = mha_head_corpus_places(r->found->corpus, row->layer, row->head,
+        const int64_t held = mha_head_corpus_places(r->found->of.corpus, row->layer, row->head,
                                                     heads_placed[n], false, found, FEW_PLACES);
         if (r->column_of[heads_placed[n]] < 0) continue;
         for (int64_t i = 0; i < held && i < FEW_PLACES; i++)
@@ -255,13 +255,13 @@ static cli_exit make_places(report *r, const heads_row *row, mha_heads_card *car
 
 static cli_exit make_roles(const report *r, const heads_row *row, mha_heads_card *card)
 {
-    mha_head_role found[HEADS_MOST_ROLES];
+    mha_head_role found[MHA_STUDY_MOST_ROLES];
     char name[NAME_BYTES], *kept;
     mha_heads_role *roles;
-    card->role_count = heads_roles(r->found, row->layer, row->head, found);
+    card->role_count = mha_study_roles(&r->found->of, row->layer, row->head, found);
     CLI_TRY(ARENA_ALLOC(HEADS, card->role_count, &roles));
     for (int64_t i = 0; i < card->role_count; i++) {
-        heads_role_name(r->found, &found[i], name, sizeof name);
+        mha_study_role_name(&r->found->of, &found[i], name);
         CLI_TRY(text_of(&kept, name));
         roles[i].name = kept;
         CLI_TRY(text_of(&kept, found[i].evidence));
@@ -303,7 +303,8 @@ static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card
     mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS];
     mha_heads_line *lines;
     double *x, *entropy, *distance;
-    const int64_t count = mha_head_corpus_positions(r->found->corpus, row->layer, row->head, bins);
+    const int64_t count =
+        mha_head_corpus_positions(r->found->of.corpus, row->layer, row->head, bins);
     int64_t used = 0;
     CLI_TRY(ARENA_ALLOC(HEADS, 2, &lines));
     CLI_TRY(ARENA_ALLOC(HEADS, count, &x));
@@ -324,7 +325,7 @@ static cli_exit make_lines(const report *r, const heads_row *row, mha_heads_card
 
 static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card *card)
 {
-    const mha_head_rest rest = mha_head_corpus_rest(r->found->corpus, row->layer, row->head);
+    const mha_head_rest rest = mha_head_corpus_rest(r->found->of.corpus, row->layer, row->head);
     char note[256], *kept;
     int used = snprintf(note, sizeof note, "%.0f %% of its attention rests on the first token",
                         100 * rest.mass);
@@ -354,12 +355,12 @@ static cli_exit make_card(report *r, const heads_row *row, mha_heads_card *card)
     CLI_TRY(ARENA_ALLOC(HEADS, 2 + HEADS_MOST_BESIDE, &lists));
     card->lists = lists;
     if (r->beside) CLI_TRY(r->beside->card(r->beside->of, row, lists, card));
-    if (r->found->corpus) {
+    if (r->found->of.corpus) {
         CLI_TRY(make_list(r, row, MHA_HEAD_READS, &lists[card->list_count++]));
         CLI_TRY(make_list(r, row, MHA_HEAD_WRITES, &lists[card->list_count]));
         card->list_count += lists[card->list_count].count > 0;
     }
-    if (!r->found->corpus) return CLI_OK;
+    if (!r->found->of.corpus) return CLI_OK;
     CLI_TRY(make_note(r, row, card));
     CLI_TRY(make_lines(r, row, card));
     return make_places(r, row, card);
@@ -406,10 +407,11 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     CLI_TRY(ARENA_ALLOC(HEADS, count, &cards));
     CLI_TRY(make_columns(&r));
     for (int64_t h = 0; h < count; h++) CLI_TRY(make_card(&r, &rows[h], &cards[h]));
-    snprintf(numbers[0], sizeof numbers[0], "%" PRId64, found->text_count);
-    snprintf(numbers[1], sizeof numbers[1], "%" PRId64, found->token_count);
+    snprintf(numbers[0], sizeof numbers[0], "%" PRId64, found->of.text_count);
+    snprintf(numbers[1], sizeof numbers[1], "%" PRId64, found->of.token_count);
     snprintf(numbers[2], sizeof numbers[2], "%" PRId64 " x %" PRId64 " tokens, %" PRId64 " times",
-             found->random_count, found->random_block, found->random_repeats);
+             found->of.random_count, found->of.plan ? found->of.plan->how.block : 0,
+             found->of.plan ? found->of.plan->how.repeats : 0);
     const mha_fact facts[] = {{"model", model->name},
                               {"kind", model->architecture},
                               {"texts", numbers[0]},
@@ -423,7 +425,7 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     r.page.title = title;
     r.page.producer = "multihead " CLI_VERSION;
     r.page.facts = facts;
-    r.page.fact_count = found->random_count > 0 ? 5 : found->texts ? 4 : 2;
+    r.page.fact_count = found->of.random_count > 0 ? 5 : found->of.texts ? 4 : 2;
     r.page.heads = cards;
     r.page.head_count = count;
     r.page.first_head = first_head(&r);

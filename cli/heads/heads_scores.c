@@ -1,67 +1,12 @@
-/* Scores by number and name, roles, and which heads a table has in which order. */
+/* Which heads a table has, in which order. */
 #include "common/arena.h"
 #include "heads/heads.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { NAME_BYTES = MHA_STUDY_NAME_BYTES };
-
-/* ---- scores and roles: study.h ----------------------------------------------------------------- */
-
-static mha_study_found scored(const heads_found *found)
-{
-    return (mha_study_found){.struct_size = sizeof(mha_study_found),
-                             .layers = found->layers,
-                             .heads = found->heads,
-                             .texts = found->texts,
-                             .random = found->random,
-                             .relations = found->relations,
-                             .relation_count = found->relation_count};
-}
-
-int64_t heads_score_count(const heads_found *found)
-{
-    const mha_study_found of = scored(found);
-    return mha_study_score_count(&of);
-}
-
-void heads_score_name(const heads_found *found, int64_t score, char *name, size_t size)
-{
-    const mha_study_found of = scored(found);
-    char whole[NAME_BYTES];
-    mha_study_score_name(&of, score, whole);
-    snprintf(name, size, "%s", whole);
-}
-
-mha_head_score heads_score(const heads_found *found, int64_t layer, int64_t head, int64_t score)
-{
-    const mha_study_found of = scored(found);
-    return mha_study_score(&of, layer, head, score);
-}
-
-int64_t heads_score_find_told(const heads_found *found, const char *name)
-{
-    const mha_study_found of = scored(found);
-    return mha_study_score_find(&of, name, true);
-}
-
-int64_t heads_roles(const heads_found *found, int64_t layer, int64_t head,
-                    mha_head_role roles[HEADS_MOST_ROLES])
-{
-    const mha_study_found of = scored(found);
-    return mha_study_roles(&of, layer, head, roles);
-}
-
-void heads_role_name(const heads_found *found, const mha_head_role *role, char *name, size_t size)
-{
-    const mha_study_found of = scored(found);
-    char whole[NAME_BYTES];
-    mha_study_role_name(&of, role, whole);
-    snprintf(name, size, "%s", whole);
-}
 
 /* ---- which heads, in which order ----------------------------------------------------------- */
 
@@ -77,15 +22,15 @@ static bool same_name(const char *given, const char *name)
 static bool has_role(const heads_options *options, const heads_found *found, int64_t layer,
                      int64_t head)
 {
-    mha_head_role roles[HEADS_MOST_ROLES];
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
     char name[NAME_BYTES];
     if (options->roles.count == 0) return true;
-    const int64_t count = heads_roles(found, layer, head, roles);
+    const int64_t count = mha_study_roles(&found->of, layer, head, roles);
     for (int i = 0; i < options->roles.count; i++) {
         const char *wanted = options->roles.items[i];
         if (count == 0 && !strcmp(wanted, "none")) return true;
         for (int64_t r = 0; r < count; r++) {
-            heads_role_name(found, &roles[r], name, sizeof name);
+            mha_study_role_name(&found->of, &roles[r], name);
             if (same_name(wanted, name) || same_name(wanted, mha_role_describe(roles[r].role).name))
                 return true;
         }
@@ -95,9 +40,8 @@ static bool has_role(const heads_options *options, const heads_found *found, int
 
 static bool is_role(const heads_found *found, const char *wanted)
 {
-    const mha_study_found of = scored(found);
     bool known =
-        !strcmp(wanted, "none") || mha_study_score_find(&of, wanted, false) >= MHA_MEASURES;
+        !strcmp(wanted, "none") || mha_study_score_find(&found->of, wanted, false) >= MHA_MEASURES;
     for (int r = 0; r < MHA_ROLES; r++)
         known |= same_name(wanted, mha_role_describe((mha_role)r).name);
     return known;
@@ -122,8 +66,8 @@ static cli_exit check_roles(const heads_options *options, const heads_found *fou
 /* By the first role of each, and among those with the same one by its score. */
 static double role_key(const heads_found *found, int64_t layer, int64_t head)
 {
-    mha_head_role roles[HEADS_MOST_ROLES];
-    if (heads_roles(found, layer, head, roles) == 0) return -1;
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
+    if (mha_study_roles(&found->of, layer, head, roles) == 0) return -1;
     double strength = roles[0].score.corrected;
     strength = strength > 0 ? (strength < 1 ? strength : 1) : 0;
     const double rest = mha_study_role_rests(roles[0].role) ? 0 : 2 * MHA_ROLES;
@@ -148,7 +92,7 @@ static cli_exit find_sort(const heads_options *options, const heads_found *found
     *score = -1;
     const bool plain =
         !options->sort || !strcmp(options->sort, "layer") || !strcmp(options->sort, "role");
-    if (!plain) *score = heads_score_find_told(found, options->sort);
+    if (!plain) *score = mha_study_score_find(&found->of, options->sort, true);
     if (!plain && *score < 0)
         return cli_fail(CLI_USAGE, HEADS,
                         "--sort %s: no such score; expected layer, role, a column of --csv or a "
@@ -166,15 +110,15 @@ cli_exit heads_choose(const heads_options *options, const heads_found *found, he
     int64_t score;
     CLI_TRY(find_sort(options, found, &score));
     CLI_TRY(check_roles(options, found));
-    CLI_TRY(maps_pick(HEADS, &options->layers, &options->heads, found->layers, found->model->heads,
-                      &picks));
+    CLI_TRY(maps_pick(HEADS, &options->layers, &options->heads, found->of.layers,
+                      found->model->heads, &picks));
     CLI_TRY(ARENA_ALLOC(HEADS, found->count, rows));
     *count = 0;
     const bool by_role = options->sort && !strcmp(options->sort, "role");
-    for (int64_t l = 0; l < found->layers; l++)
-        for (int64_t h = 0; h < found->heads[l]; h++) {
+    for (int64_t l = 0; l < found->of.layers; l++)
+        for (int64_t h = 0; h < found->of.heads[l]; h++) {
             heads_row row = {.layer = l, .head = h};
-            if (score >= 0) row.key = heads_score(found, l, h, score).value;
+            if (score >= 0) row.key = mha_study_score(&found->of, l, h, score).value;
             if (by_role) row.key = role_key(found, l, h);
             if (!picks.on[l * picks.heads + h] || !has_role(options, found, l, h)) continue;
             if (options->min.given && !(row.key >= options->min.value)) continue;

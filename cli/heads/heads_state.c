@@ -49,7 +49,7 @@ static cli_exit print_of_model(const heads_options *options, const heads_found *
 static uint64_t print_of_gates(const heads_found *found)
 {
     uint64_t print = FIRST_PRINT;
-    for (int64_t i = 0; found->gates && i < found->layers * found->model->heads; i++)
+    for (int64_t i = 0; found->gates && i < found->of.layers * found->model->heads; i++)
         if (found->gates[i] == 0) print = heads_state_mix(print, (uint64_t)i);
     return print;
 }
@@ -211,13 +211,13 @@ cli_exit heads_state_take_texts(heads_state *state, const heads_options *options
     if (state->was[STATE_RANKS] != state->word[STATE_RANKS])
         return refuse(state, "was measured when there were other texts after those that it has: "
                              "ranks of tokens by frequency, for rare words, are of all texts");
-    CLI_TRY(take(state, found, state->of_texts, state->was[STATE_OF_TEXTS], found->texts,
-                 found->corpus));
-    for (int64_t l = 0; l < found->layers; l++)
-        for (int64_t h = 0; h < found->heads[l]; h++)
-            if (!places_are_there(state, found->corpus, l, h, had)) return damaged(state);
+    CLI_TRY(take(state, found, state->of_texts, state->was[STATE_OF_TEXTS], found->of.texts,
+                 found->of.corpus));
+    for (int64_t l = 0; l < found->of.layers; l++)
+        for (int64_t h = 0; h < found->of.heads[l]; h++)
+            if (!places_are_there(state, found->of.corpus, l, h, had)) return damaged(state);
     state->word[STATE_TOKENS] = state->was[STATE_TOKENS];
-    found->lost_links = (int64_t)state->was[STATE_LOST_LINKS];
+    found->of.lost_links = (int64_t)state->was[STATE_LOST_LINKS];
     cli_note(options->quiet,
              "%s: goes on after %" PRId64 " of %" PRId64 " texts and %" PRIu64 " random sequences",
              state->path, had, texts, state->was[STATE_SEQUENCES]);
@@ -229,20 +229,14 @@ cli_exit heads_state_take_random(heads_state *state, heads_found *found)
     if (!state->path || state->was[STATE_SEQUENCES] == 0) return CLI_OK;
     if (state->was[STATE_RANDOM] != state->word[STATE_RANDOM])
         return refuse(state, "was measured on other random tokens");
-    return take(state, found, state->of_random, state->was[STATE_OF_RANDOM], found->random, NULL);
+    return take(state, found, state->of_random, state->was[STATE_OF_RANDOM], found->of.random,
+                NULL);
 }
 
 /* ---- shown as it is --------------------------------------------------------------------------- */
 
-static void destroy_measures(void *measures)
-{
-    mha_head_measures_destroy(measures);
-}
-
-static void destroy_corpus(void *corpus)
-{
-    mha_head_corpus_destroy(corpus);
-}
+ARENA_RELEASE(destroy_measures, mha_head_measures_destroy)
+ARENA_RELEASE(destroy_corpus, mha_head_corpus_destroy)
 
 static cli_exit read_part(const heads_state *state, const heads_found *found, const char *bytes,
                           uint64_t size, mha_head_measures **measures, mha_head_corpus **corpus)
@@ -260,25 +254,26 @@ static cli_exit take_kinds(const heads_state *state, heads_found *found)
 {
     const uint8_t *from = state->were + 8 * (state->was[STATE_TEXTS] + 1);
     int64_t *ids;
-    found->kinds = (int64_t)state->was[STATE_KINDS];
-    CLI_TRY(ARENA_ALLOC(HEADS, found->kinds, &ids));
-    for (int64_t k = 0; k < found->kinds; k++) {
+    found->of.kinds = (int64_t)state->was[STATE_KINDS];
+    CLI_TRY(ARENA_ALLOC(HEADS, found->of.kinds, &ids));
+    for (int64_t k = 0; k < found->of.kinds; k++) {
         ids[k] = (int64_t)get_word(from + 8 * k);
         if (get_word(from + 8 * k) >= (uint64_t)found->model->desc.vocab_size)
             return damaged(state);
     }
-    found->id_of = ids;
+    found->of.id_of = ids;
     return CLI_OK;
 }
 
 static cli_exit take_relations(heads_found *found)
 {
     const char **names;
-    while (mha_head_measures_name(found->texts, found->relation_count)) found->relation_count++;
-    CLI_TRY(ARENA_ALLOC(HEADS, found->relation_count, &names));
-    for (int64_t r = 0; r < found->relation_count; r++)
-        names[r] = mha_head_measures_name(found->texts, r);
-    found->relations = names;
+    while (mha_head_measures_name(found->of.texts, found->of.relation_count))
+        found->of.relation_count++;
+    CLI_TRY(ARENA_ALLOC(HEADS, found->of.relation_count, &names));
+    for (int64_t r = 0; r < found->of.relation_count; r++)
+        names[r] = mha_head_measures_name(found->of.texts, r);
+    found->of.relations = names;
     return CLI_OK;
 }
 
@@ -287,30 +282,26 @@ cli_exit heads_state_show(const heads_state *state, const heads_options *options
 {
     const uint64_t *was = state->was;
     mha_head_corpus *none = NULL;
-    heads_random plan;
     if (!ranks_first()) return CLI_OK;
     if (!was[STATE_MAGIC])
         return cli_fail(CLI_NO_INPUT, HEADS,
                         "%s: holds no scores; 'multihead heads %s --text FILE --state %s' measures "
                         "them",
                         options->state, options->model, options->state);
-    CLI_TRY(read_part(state, found, state->of_texts, was[STATE_OF_TEXTS], &found->texts,
-                      &found->corpus));
-    CLI_TRY(read_part(state, found, state->of_random, was[STATE_OF_RANDOM], &found->random, &none));
+    CLI_TRY(read_part(state, found, state->of_texts, was[STATE_OF_TEXTS], &found->of.texts,
+                      &found->of.corpus));
+    CLI_TRY(
+        read_part(state, found, state->of_random, was[STATE_OF_RANDOM], &found->of.random, &none));
     CLI_TRY(take_kinds(state, found));
     CLI_TRY(take_relations(found));
-    if (!options->corpus) found->corpus = NULL;
-    found->text_count = (int64_t)was[STATE_TEXTS];
-    found->token_count = (int64_t)was[STATE_TOKENS];
-    found->lost_links = (int64_t)was[STATE_LOST_LINKS];
-    found->random_count = (int64_t)was[STATE_SEQUENCES];
+    if (!options->corpus) found->of.corpus = NULL;
+    found->of.text_count = (int64_t)was[STATE_TEXTS];
+    found->of.token_count = (int64_t)was[STATE_TOKENS];
+    found->of.lost_links = (int64_t)was[STATE_LOST_LINKS];
+    found->of.random_count = (int64_t)was[STATE_SEQUENCES];
     cli_note(options->quiet,
              "%s: %" PRId64 " texts and %" PRId64 " random sequences; nothing is measured",
-             state->path, found->text_count, found->random_count);
-    if (!found->random) return CLI_OK;
-    CLI_TRY(heads_random_plan(found->model, &plan));
-    found->random_block = plan.how.block;
-    found->random_repeats = plan.how.repeats;
+             state->path, found->of.text_count, found->of.random_count);
     return CLI_OK;
 }
 
@@ -339,18 +330,20 @@ static mha_status draw(const void *user, const mha_sink *sink)
     const saving *s = user;
     uint64_t word[STATE_WORDS], check = FIRST_PRINT;
     memcpy(word, s->state->word, sizeof word);
-    word[STATE_OF_TEXTS] = (uint64_t)mha_head_state_bytes(s->found->texts);
-    word[STATE_OF_RANDOM] = (uint64_t)mha_head_state_bytes(s->found->random);
-    word[STATE_KINDS] = (uint64_t)s->found->kinds;
+    word[STATE_OF_TEXTS] = (uint64_t)mha_head_state_bytes(s->found->of.texts);
+    word[STATE_OF_RANDOM] = (uint64_t)mha_head_state_bytes(s->found->of.random);
+    word[STATE_KINDS] = (uint64_t)s->found->of.kinds;
     mha_status status = put_words(sink, word, STATE_WORDS, &check);
     const uint64_t none = FIRST_PRINT, *prints = s->state->prints ? s->state->prints : &none;
     if (status == MHA_OK) status = put_words(sink, prints, (int64_t)word[STATE_TEXTS] + 1, &check);
     if (status == MHA_OK)
-        status = put_words(sink, (const uint64_t *)s->found->id_of, s->found->kinds, &check);
+        status = put_words(sink, (const uint64_t *)s->found->of.id_of, s->found->of.kinds, &check);
     const uint64_t whole = check;
     if (status == MHA_OK) status = put_words(sink, &whole, 1, &check);
-    if (status == MHA_OK && s->found->texts) status = mha_head_state_write(s->found->texts, sink);
-    if (status == MHA_OK && s->found->random) status = mha_head_state_write(s->found->random, sink);
+    if (status == MHA_OK && s->found->of.texts)
+        status = mha_head_state_write(s->found->of.texts, sink);
+    if (status == MHA_OK && s->found->of.random)
+        status = mha_head_state_write(s->found->of.random, sink);
     return status;
 }
 

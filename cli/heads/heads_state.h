@@ -45,7 +45,7 @@ uint64_t heads_state_mix(uint64_t print, uint64_t word);
 cli_exit heads_state_begin(const heads_options *options, const heads_found *found,
                            heads_state *state);
 
-/* Texts that the file has, in found->texts and its corpus, which are new; *done of them. The
+/* Texts that the file has, in found->of.texts and its corpus, which are new; *done of them. The
  * fingerprints of this run are known. */
 cli_exit heads_state_take_texts(heads_state *state, const heads_options *options,
                                 heads_found *found, int64_t texts, int64_t *done);

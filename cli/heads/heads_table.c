@@ -6,7 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAME_BYTES = 96, LINE_BYTES = 1024, HEAD_WIDTH = 7, COLUMN_WIDTH = 6, ROLE_WIDTH = 34 };
+enum {
+    NAME_BYTES = MHA_STUDY_NAME_BYTES,
+    LINE_BYTES = 1024,
+    HEAD_WIDTH = 7,
+    COLUMN_WIDTH = 6,
+    ROLE_WIDTH = 34
+};
 
 /* Scores with a column of their own, the most telling first. */
 static const struct {
@@ -27,20 +33,20 @@ static int columns_that_fit(int64_t width)
 /* "previous token 0.94, amod 0.80 (0.62)": what decided, for relations beside the baseline. */
 static void list_roles(const heads_found *found, int64_t layer, int64_t head, char *line)
 {
-    mha_head_role roles[HEADS_MOST_ROLES];
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
     char name[NAME_BYTES];
-    const int64_t count = heads_roles(found, layer, head, roles);
+    const int64_t count = mha_study_roles(&found->of, layer, head, roles);
     size_t used = 0;
     snprintf(line, LINE_BYTES, "-");
     for (int64_t i = 0; i < count && used + NAME_BYTES + 64 < LINE_BYTES; i++) {
         const mha_head_role *r = &roles[i];
-        heads_role_name(found, r, name, sizeof name);
+        mha_study_role_name(&found->of, r, name);
         used += (size_t)snprintf(line + used, LINE_BYTES - used, "%s%s %.2f", i ? ", " : "", name,
                                  r->score.value);
         if (r->role == MHA_ROLE_LINKS)
             used += (size_t)snprintf(
                 line + used, LINE_BYTES - used, " (%.2f)",
-                mha_head_measures_relation(found->texts, layer, head, r->relation, r->direction)
+                mha_head_measures_relation(found->of.texts, layer, head, r->relation, r->direction)
                     .baseline);
         if (r->role == MHA_ROLE_POSITIONAL || r->role == MHA_ROLE_DIAGONAL)
             used += (size_t)snprintf(line + used, LINE_BYTES - used, " at %+" PRId64, r->offset);
@@ -52,15 +58,15 @@ static void print_title(const heads_found *found, int64_t width)
     char line[LINE_BYTES];
     size_t used = (size_t)snprintf(line, 400, "%s: ", found->model->name);
     if (used >= 400) used = 399; /* of a very long name */
-    if (found->texts)
-        used +=
-            (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
-                             words_count(found->text_count).text, found->text_count == 1 ? "" : "s",
-                             words_count(found->token_count).text, found->random ? "; " : "");
-    if (found->random)
+    if (found->of.texts)
+        used += (size_t)snprintf(
+            line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
+            words_count(found->of.text_count).text, found->of.text_count == 1 ? "" : "s",
+            words_count(found->of.token_count).text, found->of.random ? "; " : "");
+    if (found->of.random)
         snprintf(line + used, LINE_BYTES - used,
                  "%" PRId64 " x %" PRId64 " random tokens, %" PRId64 " times over",
-                 found->random_count, found->random_block, found->random_repeats);
+                 found->of.random_count, found->of.plan->how.block, found->of.plan->how.repeats);
     cli_print_wrapped("", line, width);
 }
 
@@ -71,8 +77,9 @@ static void print_row(const heads_found *found, const heads_row *row, int fit, i
     snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
     cli_print("%-*s", HEAD_WIDTH, name);
     for (int i = 0; i < fit; i++) {
-        const mha_head_score s = heads_score(found, row->layer, row->head,
-                                             heads_score_find_told(found, columns[i].score));
+        const mha_head_score s =
+            mha_study_score(&found->of, row->layer, row->head,
+                            mha_study_score_find(&found->of, columns[i].score, true));
         if (s.rows > 0)
             cli_print("%*.2f ", COLUMN_WIDTH - 1, s.value);
         else
@@ -86,9 +93,9 @@ static void print_row(const heads_found *found, const heads_row *row, int fit, i
 /* What decided on each role, in a sentence. */
 static void print_details(const heads_found *found, const heads_row *row, int64_t width)
 {
-    mha_head_role roles[HEADS_MOST_ROLES];
+    mha_head_role roles[MHA_STUDY_MOST_ROLES];
     char line[LINE_BYTES];
-    const int64_t count = heads_roles(found, row->layer, row->head, roles);
+    const int64_t count = mha_study_roles(&found->of, row->layer, row->head, roles);
     for (int64_t i = 0; i < count; i++) {
         snprintf(line, sizeof line, "%s; %s", roles[i].evidence,
                  mha_role_describe(roles[i].role).text);

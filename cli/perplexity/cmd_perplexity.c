@@ -62,15 +62,8 @@ const args_page perplexity_page = {
 
 /* ---- The model and the text ------------------------------------------------------------------ */
 
-static void destroy_decoder(void *decoder)
-{
-    mha_decoder_destroy(decoder);
-}
-
-static void destroy_model(void *model)
-{
-    mha_model_destroy(model);
-}
+ARENA_RELEASE(destroy_decoder, mha_decoder_destroy)
+ARENA_RELEASE(destroy_model, mha_model_destroy)
 
 static cli_exit load(perplexity_run *r)
 {

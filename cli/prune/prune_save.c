@@ -25,10 +25,7 @@ static mha_status silence(prune_job *job, const float *gates)
     return mha_transformer_update(job->model.context, job->made);
 }
 
-static void destroy(void *net)
-{
-    mha_transformer_destroy(net);
-}
+ARENA_RELEASE(destroy, mha_transformer_destroy)
 
 cli_exit prune_keep(mha_transformer *net)
 {

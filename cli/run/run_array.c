@@ -153,15 +153,8 @@ static void name_list(const mha_safetensors *file, char *text, size_t size)
     if (count > most && used < size) snprintf(text + used, size - used, ", ...");
 }
 
-static void close_safetensors(void *file)
-{
-    mha_safetensors_close(file);
-}
-
-static void destroy_npy(void *npy)
-{
-    mha_npy_destroy(npy);
-}
+ARENA_RELEASE(close_safetensors, mha_safetensors_close)
+ARENA_RELEASE(destroy_npy, mha_npy_destroy)
 
 static cli_exit open_safetensors(const char *text, size_t path_bytes, bool head, source *from)
 {

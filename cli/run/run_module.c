@@ -101,10 +101,7 @@ static cli_exit make_weights(run_problem *p)
 
 /* ---- Projections ----------------------------------------------------------------------------- */
 
-static void destroy_linear(void *linear)
-{
-    mha_linear_destroy(linear);
-}
+ARENA_RELEASE(destroy_linear, mha_linear_destroy)
 
 /* y = x W^T; y has the axes of x. */
 static cli_exit project(mha_context *context, const mha_tensor *x, const mha_tensor *weight,

@@ -18,10 +18,7 @@ typedef struct decoding {
     mha_tensor o, scores, weights; /* [B,H,1,..] of one step */
 } decoding;
 
-static void destroy(void *cache)
-{
-    mha_kv_cache_destroy(cache);
-}
+ARENA_RELEASE(destroy, mha_kv_cache_destroy)
 
 /* Token t of [B,H,T,D]. */
 static mha_tensor token(const mha_tensor *tensor, int64_t t)

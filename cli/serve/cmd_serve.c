@@ -83,10 +83,7 @@ static bool is_over(void *user)
     return signals_came() || serve_reader_left();
 }
 
-static void forget(void *live)
-{
-    mha_live_destroy(live);
-}
+ARENA_RELEASE(forget, mha_live_destroy)
 
 static cli_exit run(const serve_options *options)
 {

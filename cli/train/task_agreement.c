@@ -175,10 +175,7 @@ static int class_of(int32_t word)
 
 static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
 {
-    double best = 0;
-    for (int64_t l = 0; l < recipe->model.num_layers; l++)
-        for (int64_t h = 0; h < recipe->model.num_heads; h++)
-            if (train_worst_right(s, l, h) > best) best = train_worst_right(s, l, h);
+    const double best = train_best_right(recipe, s);
     if (train_worst_accuracy(s) >= 0.99 && best >= 0.8) return TRAIN_DONE;
     return step >= 400 && best < 0.3 ? TRAIN_RESTART : TRAIN_GO_ON;
 }
@@ -219,13 +216,7 @@ static const train_recipe recipe = {
               .positions = MHA_ENCODING_ROTARY,
               .feed_forward = MHA_FEED_FORWARD_SWIGLU},
     .init = {.head_grade = 0.3},
-    .learning_rate = 3e-3,
-    .beta1 = 0.9,
-    .beta2 = 0.98,
-    .weight_decay = 0.01,
-    .clip = 1,
-    .warm_up = 50,
-    .batch = 32,
+    TRAIN_USUAL_STEPS,
     .steps = 800,
     .every = 25,
     .tries = 6,

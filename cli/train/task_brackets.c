@@ -59,12 +59,9 @@ static void draw(const train_ask *ask, train_batch *batch)
 
 static train_verdict judge(const train_recipe *recipe, int64_t step, const train_scores *s)
 {
-    double best = 0;
     (void)step;
-    for (int64_t l = 0; l < recipe->model.num_layers; l++)
-        for (int64_t h = 0; h < recipe->model.num_heads; h++)
-            if (train_worst_right(s, l, h) > best) best = train_worst_right(s, l, h);
-    return train_worst_accuracy(s) >= 0.98 && best >= 0.5 ? TRAIN_DONE : TRAIN_GO_ON;
+    return train_worst_accuracy(s) >= 0.98 && train_best_right(recipe, s) >= 0.5 ? TRAIN_DONE
+                                                                                 : TRAIN_GO_ON;
 }
 
 static void baselines(random_source *r)
@@ -108,13 +105,7 @@ static const train_recipe recipe = {
               .norm = MHA_NORM_LAYER,
               .positions = MHA_ENCODING_LEARNED},
     .init = {.embedding_std = 0.25, .position_std = 0.25},
-    .learning_rate = 3e-3,
-    .beta1 = 0.9,
-    .beta2 = 0.98,
-    .weight_decay = 0.01,
-    .clip = 1,
-    .warm_up = 50,
-    .batch = 32,
+    TRAIN_USUAL_STEPS,
     .steps = 3000,
     .every = 50,
     .tries = 1,

@@ -65,6 +65,11 @@ typedef struct train_recipe {
     int64_t probes_to_stop, probes_to_report;
 } train_recipe;
 
+/* Members of a recipe: how most small models are trained. */
+#define TRAIN_USUAL_STEPS                                                                \
+    .learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.98, .weight_decay = 0.01, .clip = 1, \
+    .warm_up = 50, .batch = 32
+
 /* What is measured on held-out data. */
 typedef struct train_scores {
     double loss;  /* mean over all rows that have a target */
@@ -176,7 +181,7 @@ cli_exit train_model_score(train_model *model, train_split split, int64_t count,
 cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *loss);
 
 /* Weight of the head that looks most at what is right, for the kind for which it does worst. */
-double train_best_right(const train_model *model, const train_scores *s);
+double train_best_right(const train_recipe *recipe, const train_scores *s);
 
 /* Operations of a step: 6 for each parameter of a matrix and row that it meets (forward, and twice
  * backward), 12 D for each head and pair of tokens that sees each other. Of the batch of the first

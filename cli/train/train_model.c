@@ -9,15 +9,8 @@ enum { PROBE_SEQUENCES = 60 };
 
 /* ---- making -------------------------------------------------------------------------------- */
 
-static void destroy_net(void *net)
-{
-    mha_transformer_destroy(net);
-}
-
-static void destroy_trainer(void *trainer)
-{
-    mha_trainer_destroy(trainer);
-}
+ARENA_RELEASE(destroy_net, mha_transformer_destroy)
+ARENA_RELEASE(destroy_trainer, mha_trainer_destroy)
 
 static cli_exit part_make(train_model *model, const mha_transformer_desc *desc, uint64_t seed,
                           mha_transformer **net)

@@ -403,7 +403,7 @@ cli_exit train_save_point(train_run *run, const train_scores *scores)
         run->best_step = run->model.step;
     }
     run->done = run->done || train_save_out_of_patience(run);
-    point[TRAIN_CURVE_BEST] = train_best_right(&run->model, scores);
+    point[TRAIN_CURVE_BEST] = train_best_right(&run->model.recipe, scores);
     CLI_TRY(train_frames_record(&run->model, run->looks, &run->frames));
     return run->folder ? save_state(run) : CLI_OK;
 }

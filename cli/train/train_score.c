@@ -169,13 +169,11 @@ cli_exit train_model_score(train_model *model, train_split split, int64_t count,
     return CLI_OK;
 }
 
-double train_best_right(const train_model *model, const train_scores *s)
+double train_best_right(const train_recipe *recipe, const train_scores *s)
 {
-    mha_transformer_desc d;
     double best = 0;
-    mha_transformer_describe(model->decoder, &d);
-    for (int64_t l = 0; l < d.num_layers; l++)
-        for (int64_t h = 0; h < d.num_heads; h++)
+    for (int64_t l = 0; l < recipe->model.num_layers; l++)
+        for (int64_t h = 0; h < recipe->model.num_heads; h++)
             if (train_worst_right(s, l, h) > best) best = train_worst_right(s, l, h);
     return best;
 }

@@ -135,10 +135,7 @@ static cli_exit read_heads(const view_options *options, const mha_tensor *tensor
     return ARENA_ALLOC(VIEW, shape[0], &maps->layer);
 }
 
-static void destroy_array(void *array)
-{
-    mha_npy_destroy(array);
-}
+ARENA_RELEASE(destroy_array, mha_npy_destroy)
 
 static cli_exit read_maps(const view_options *options, const mha_tensor *head, attention_maps *maps)
 {

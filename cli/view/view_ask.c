@@ -27,10 +27,7 @@ static mha_status show_progress(int64_t done, int64_t total, void *shown)
     return MHA_OK;
 }
 
-static void forget(void *answer)
-{
-    mha_answer_free(answer);
-}
+ARENA_RELEASE(forget, mha_answer_free)
 
 static cli_exit measure(const view_options *options, const text_model *model,
                         const text_tokens *tokens, const maps_picks *picks, view_ask *ask)

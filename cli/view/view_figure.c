@@ -108,10 +108,7 @@ static cli_exit make_roles(const view_options *options, const mha_show_role **ou
     return CLI_OK;
 }
 
-static void forget(void *show)
-{
-    mha_show_free(show);
-}
+ARENA_RELEASE(forget, mha_show_free)
 
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
                    mha_show **show)

@@ -109,10 +109,7 @@ static mha_status show_progress(void *user, const mha_study_progress *at)
     return MHA_OK;
 }
 
-static void destroy_study(void *study)
-{
-    mha_study_destroy(study);
-}
+ARENA_RELEASE(destroy_study, mha_study_destroy)
 
 cli_exit view_roles_make(const view_options *options, const text_model *model,
                          const text_tokens *tokens, const text_visit *visit, view_roles *roles)

@@ -95,6 +95,7 @@ static void limits_hold(void **state)
     mha_model *model = whole_words(32);
     mha_tokens_options how = {.struct_size = sizeof how, .max_tokens = 4};
     mha_tokens t = MHA_INIT(mha_tokens);
+    const char *second = "a";
 #define READ(text, pair) mha_tokens_read(model, &how, text, strlen(text), pair, pair ? 1 : 0, &t)
     expect_error(READ(text, NULL), MHA_ERR_SIZE, "limit is 4; shorten it");
     how.advise_long = "or cut";
@@ -112,7 +113,7 @@ static void limits_hold(void **state)
                  "'cta' is not one of the model's 10 words; did you mean 'cat'?");
     how.advise_words = "ask me";
     expect_error(READ("zebra", NULL), MHA_ERR_FORMAT, "10 words; ask me");
-    expect_error(READ(text, "a"), MHA_ERR_UNSUPPORTED, "no second text; give one");
+    expect_error(READ(text, second), MHA_ERR_UNSUPPORTED, "no second text; give one");
     expect_error(READ("\xFF", NULL), MHA_ERR_UTF8, "byte 0");
     how.max_tokens = -2;
     expect_error(READ(text, NULL), MHA_ERR_ARGUMENT, "max_tokens is -2");
