@@ -122,7 +122,7 @@ static cli_exit add_texts(effects_job *j, const heads_sources *sources)
     return CLI_OK;
 }
 
-/* What is lost of the second time and those after it. */
+/* The loss on the second and later repetitions. */
 static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
 {
     const int64_t block = plan->how.block, first = plan->how.first >= 0;
@@ -132,7 +132,7 @@ static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
     int64_t *lengths;
     mha_effect_term *terms;
     CLI_TRY(cli_check(ABLATE, mha_random_tokens_draw(plan, &drawn)));
-    /* the first token of the second time cannot be known */
+    /* the first token of the second repetition cannot be predicted */
     const cli_exit made = ablate_text(1, drawn.count, end - first - block - 1, &set->texts[i], &ids,
                                       &lengths, &terms);
     if (made == CLI_OK) memcpy(ids, drawn.ids, (size_t)drawn.count * sizeof *ids);

@@ -156,7 +156,8 @@ static void say_what_next(const heads_options *options, const heads_found *found
     }
     if (options->csv || options->json || options->details || count == 0) return;
     if (!found->of.texts) {
-        cli_note(options->quiet, "next: a text, --text FILE or --example all, for what is - here");
+        cli_note(options->quiet,
+                 "next: give a text, --text FILE or --example all, to fill the columns with -");
         return;
     }
     if (options->attention.count > 0) {
