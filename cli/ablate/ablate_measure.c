@@ -72,21 +72,21 @@ static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
 {
     const heads_options *o = &j->effects->options->heads;
     const text_limits limits = {.most = o->max_tokens, .truncate = o->truncate};
-    text_tokens tokens;
+    mha_tokens *tokens;
     int32_t *ids;
     int64_t *lengths;
     mha_effect_term *terms;
     text_model_where(j->model, source->file, source->line);
     CLI_TRY(text_model_encode(j->model, &limits, source->text, source->bytes, NULL, 0, &tokens));
-    int64_t end = tokens.list.count;
-    while (end > 0 && tokens.list.items[end - 1].special) end--;
+    int64_t end = tokens->count;
+    while (end > 0 && tokens->special[end - 1]) end--;
     const bool whole = end >= EFFECT_LATE_END;
     const int64_t early = EFFECT_EARLY_END - EFFECT_EARLY, rest = EFFECT_LATE_END - EFFECT_LATE;
     const int64_t losses = end > 1 ? end - 1 : 0;
-    CLI_TRY(ablate_text(1, tokens.list.count, losses + (whole ? early + rest : 0), &set->texts[i],
-                        &ids, &lengths, &terms));
-    memcpy(ids, tokens.ids, (size_t)tokens.list.count * sizeof *ids);
-    set->tokens += tokens.list.count;
+    CLI_TRY(ablate_text(1, tokens->count, losses + (whole ? early + rest : 0), &set->texts[i], &ids,
+                        &lengths, &terms));
+    memcpy(ids, tokens->ids, (size_t)tokens->count * sizeof *ids);
+    set->tokens += tokens->count;
     if (losses > 0) CLI_TRY(cli_check(ABLATE, mha_effect_loss(ids, 1, end, 1, 0, terms)));
     if (!whole) return CLI_OK;
     ++*late;

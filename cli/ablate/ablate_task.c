@@ -116,16 +116,16 @@ static cli_exit encode(text_model *model, const char *path, const task_line *lin
 {
     const text_limits limits = {0};
     const size_t first = strlen(prompt), second = strlen(more);
-    text_tokens tokens;
+    mha_tokens *tokens;
     char *text;
     CLI_TRY(ARENA_ALLOC(ABLATE, (int64_t)(first + second + 1), &text));
     memcpy(text, prompt, first);
     memcpy(text + first, more, second);
     text_model_where(model, path, line->number);
     CLI_TRY(text_model_encode(model, &limits, text, first + second, NULL, 0, &tokens));
-    ids->ids = tokens.ids;
-    ids->count = tokens.list.count;
-    while (ids->count > 0 && tokens.list.items[ids->count - 1].special) ids->count--;
+    ids->ids = tokens->ids;
+    ids->count = tokens->count;
+    while (ids->count > 0 && tokens->special[ids->count - 1]) ids->count--;
     return CLI_OK;
 }
 

@@ -9,6 +9,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+cli_exit maps_make_tokens(const char *command, int64_t count, mha_tokens *tokens)
+{
+    mha_tokens *t = tokens;
+    *t = (mha_tokens){.struct_size = sizeof *t, .count = count};
+    CLI_TRY(ARENA_ALLOC(command, count, &t->ids));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->types));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->begin));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->end));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->sequence));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->special));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->separators));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->sentences));
+    CLI_TRY(ARENA_ALLOC(command, count, &t->labels));
+    for (int64_t i = 0; i < count; i++) {
+        t->ids[i] = t->types[i] = t->sequence[i] = -1;
+        t->begin[i] = t->end[i] = -1;
+    }
+    return CLI_OK;
+}
+
 cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer)
 {
     int64_t shape[] = {maps->heads, maps->rows.count, maps->cols.count}, count;

@@ -8,21 +8,9 @@
 
 #include "common/args.h"
 
+#include <multihead/study.h>
+
 #include <stdint.h>
-
-typedef struct maps_token {
-    char *text;
-    char *label;        /* what pictures write; NULL: text */
-    int32_t id, type;   /* -1: not known */
-    int64_t begin, end; /* bytes of its text; -1: none */
-    int sequence;       /* 0 text, 1 pair, -1 neither */
-    bool special;
-} maps_token;
-
-typedef struct maps_tokens {
-    maps_token *items; /* [count] */
-    int64_t count;
-} maps_tokens;
 
 /* Which heads are wanted. */
 typedef struct maps_picks {
@@ -37,7 +25,8 @@ typedef struct attention_maps {
     size_t text_bytes[2];
     int64_t layers, heads;   /* L, H of the source */
     maps_picks picks;        /* the heads that are wanted */
-    maps_tokens rows, cols;  /* T, S; cols.items is rows.items where they are the same tokens */
+    mha_tokens rows, cols;   /* T, S; cols.labels is rows.labels where they are the same tokens */
+    const char **shown;      /* [T] what pictures write of rows; NULL, as each may be: the label */
     float **layer;           /* [L] each [H,T,S], or NULL: not requested */
     float **twin;            /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
     float **queries, **keys; /* [L] each [H,T,channels] and [H,S,channels], or NULL; NULL: none */
@@ -45,10 +34,13 @@ typedef struct attention_maps {
     double *score_scales; /* [L] of q . k before softmax; 0: 1 / sqrt(channels); NULL: none */
     bool causal;          /* a row cannot see the columns behind it */
     int64_t cell;         /* a cell is the largest weight of cell x cell tokens; 0: one token */
-    maps_tokens tokens;   /* those of the text, where cell > 1 */
+    mha_tokens tokens;    /* those of the text, where cell > 1 */
     bool contrast;        /* weights in text[0] less those in text[1], whose tokens are other */
-    maps_tokens other;    /* as many as rows; else empty */
+    mha_tokens other;     /* as many as rows; else empty */
 } attention_maps;
+
+/* Tokens of no model: no label yet, -1 for whatever may be unknown. */
+cli_exit maps_make_tokens(const char *command, int64_t count, mha_tokens *tokens);
 
 /* Make the [H,T,S] array of a layer. */
 cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer);

@@ -102,11 +102,11 @@ void text_model_where(text_model *model, const char *file, int64_t line)
     if (file) snprintf(model->where, sizeof model->where, "%.120s: %s", file, number);
 }
 
-static cli_exit check_not_empty(const text_model *model, const text_tokens *tokens, int sequence)
+static cli_exit check_not_empty(const text_model *model, const mha_tokens *tokens, int sequence)
 {
-    for (int64_t i = 0; i < tokens->list.count; i++)
-        if (tokens->list.items[i].sequence == sequence) return CLI_OK;
-    if (tokens->read->dropped[sequence] > 0)
+    for (int64_t i = 0; i < tokens->count; i++)
+        if (tokens->sequence[i] == sequence) return CLI_OK;
+    if (tokens->dropped[sequence] > 0)
         return cli_fail(CLI_USAGE, model->command,
                         "%s--truncate leaves no token of the %s text; raise --max-tokens",
                         model->where, sequence == 0 ? "first" : "second");
@@ -117,26 +117,6 @@ static cli_exit check_not_empty(const text_model *model, const text_tokens *toke
 }
 
 ARENA_RELEASE(free_tokens, mha_tokens_free)
-
-/* The columns of the library as rows, for pictures. */
-static cli_exit list_tokens(const text_model *model, text_tokens *tokens)
-{
-    const mha_tokens *from = tokens->read;
-    CLI_TRY(ARENA_ALLOC(model->command, from->count, &tokens->list.items));
-    for (int64_t i = 0; i < from->count; i++)
-        tokens->list.items[i] = (maps_token){.text = (char *)(uintptr_t)from->labels[i],
-                                             .id = from->ids[i],
-                                             .type = from->types[i],
-                                             .begin = from->begin[i],
-                                             .end = from->end[i],
-                                             .sequence = from->sequence[i],
-                                             .special = from->special[i]};
-    tokens->list.count = from->count;
-    tokens->ids = from->ids;
-    tokens->types = from->types;
-    tokens->dropped = from->dropped[0] + from->dropped[1];
-    return CLI_OK;
-}
 
 cli_exit text_read(const text_request *request, mha_tokens **tokens)
 {
@@ -165,7 +145,7 @@ cli_exit text_read(const text_request *request, mha_tokens **tokens)
 
 static cli_exit encode(const text_model *model, const mha_model *reader, const text_limits *limits,
                        const char *text, size_t bytes, const char *pair, size_t pair_bytes,
-                       text_tokens *tokens)
+                       mha_tokens **tokens)
 {
     const text_request request = {
         .command = model->command,
@@ -180,25 +160,23 @@ static cli_exit encode(const text_model *model, const mha_model *reader, const t
         .pair = pair,
         .pair_bytes = pair_bytes,
     };
-    *tokens = (text_tokens){0};
     if (limits->most > model->max_length)
         return cli_fail(CLI_USAGE, model->command,
                         "--max-tokens %" PRId64 ": the model takes at most %" PRId64, limits->most,
                         model->max_length);
-    CLI_TRY(text_read(&request, &tokens->read));
-    CLI_TRY(list_tokens(model, tokens));
-    CLI_TRY(check_not_empty(model, tokens, 0));
-    return pair ? check_not_empty(model, tokens, 1) : CLI_OK;
+    CLI_TRY(text_read(&request, tokens));
+    CLI_TRY(check_not_empty(model, *tokens, 0));
+    return pair ? check_not_empty(model, *tokens, 1) : CLI_OK;
 }
 
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
-                           size_t bytes, const char *pair, size_t pair_bytes, text_tokens *tokens)
+                           size_t bytes, const char *pair, size_t pair_bytes, mha_tokens **tokens)
 {
     return encode(model, model->model, limits, text, bytes, pair, pair_bytes, tokens);
 }
 
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
-                                  const char *text, size_t bytes, text_tokens *tokens)
+                                  const char *text, size_t bytes, mha_tokens **tokens)
 {
     return encode(model, mha_model_encoder(model->model), limits, text, bytes, NULL, 0, tokens);
 }
@@ -226,9 +204,9 @@ typedef struct sequence {
     mha_transformer_input input;
 } sequence;
 
-static void make_sequence(const text_tokens *tokens, const mha_transformer_desc *desc, sequence *s)
+static void make_sequence(const mha_tokens *tokens, const mha_transformer_desc *desc, sequence *s)
 {
-    const int64_t shape[] = {1, tokens->list.count};
+    const int64_t shape[] = {1, tokens->count};
     s->ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape);
     s->types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
     s->input = (mha_transformer_input){.struct_size = sizeof s->input,
@@ -237,7 +215,7 @@ static void make_sequence(const text_tokens *tokens, const mha_transformer_desc 
                                            desc->type_count && tokens->types ? &s->types : NULL};
 }
 
-mha_status text_model_run(const text_model *model, const text_tokens *tokens,
+mha_status text_model_run(const text_model *model, const mha_tokens *tokens,
                           const text_visit *visit)
 {
     sequence s;
@@ -257,19 +235,19 @@ cli_exit text_model_activations(const text_model *model, int64_t tokens, mha_act
     return arena_keep(model->command, *room, destroy_activations);
 }
 
-cli_exit text_model_keep(const text_model *model, const text_tokens *tokens, mha_activations **kept)
+cli_exit text_model_keep(const text_model *model, const mha_tokens *tokens, mha_activations **kept)
 {
     sequence s;
     make_sequence(tokens, &model->desc, &s);
-    CLI_TRY(text_model_activations(model, tokens->list.count, kept));
+    CLI_TRY(text_model_activations(model, tokens->count, kept));
     return cli_check(model->command, mha_transformer_forward(model->context, model->net, &s.input,
                                                              *kept, NULL, NULL, NULL));
 }
 
-cli_exit text_model_run_cross(const text_model *model, const text_tokens *source,
-                              const text_tokens *target, const mha_tensor *cross_probabilities)
+cli_exit text_model_run_cross(const text_model *model, const mha_tokens *source,
+                              const mha_tokens *target, const mha_tensor *cross_probabilities)
 {
-    const int64_t shape[] = {1, source->list.count, model->encoder_desc.embed_dim};
+    const int64_t shape[] = {1, source->count, model->encoder_desc.embed_dim};
     float *memory;
     sequence first, second;
     CLI_TRY(arena_alloc(model->command, shape[1], (size_t)shape[2] * sizeof(float), &memory));

@@ -49,14 +49,6 @@ cli_exit text_model_pick(const text_model *model, const args_texts *layers, cons
 /* mha_token_label(), in the arena. */
 cli_exit text_model_token(const text_model *model, int32_t id, char **text);
 
-/* The tokens of a text, as the library reads them and, for pictures, as a list. */
-typedef struct text_tokens {
-    mha_tokens *read;
-    maps_tokens list;
-    int32_t *ids, *types; /* those of read */
-    int64_t dropped;      /* tokens that were cut off */
-} text_tokens;
-
 /* A text to read. */
 typedef struct text_request {
     const char *command, *folder; /* for messages */
@@ -81,11 +73,11 @@ void text_model_where(text_model *model, const char *file, int64_t line);
 
 /* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed. */
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
-                           size_t bytes, const char *pair, size_t pair_bytes, text_tokens *tokens);
+                           size_t bytes, const char *pair, size_t pair_bytes, mha_tokens **tokens);
 
 /* The same for what model.encoder reads. */
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
-                                  const char *text, size_t bytes, text_tokens *tokens);
+                                  const char *text, size_t bytes, mha_tokens **tokens);
 
 /* How far a study is, on a progress. */
 struct progress;
@@ -100,19 +92,18 @@ typedef struct text_visit {
 } text_visit;
 
 /* One text through model.net, which must have no memory (encoder-decoders have). */
-mha_status text_model_run(const text_model *model, const text_tokens *tokens,
+mha_status text_model_run(const text_model *model, const mha_tokens *tokens,
                           const text_visit *visit);
 
 /* Room for what model.net leaves behind after so many tokens. */
 cli_exit text_model_activations(const text_model *model, int64_t tokens, mha_activations **room);
 
 /* The same, and everything is kept for mha_activations_layer(). */
-cli_exit text_model_keep(const text_model *model, const text_tokens *tokens,
-                         mha_activations **kept);
+cli_exit text_model_keep(const text_model *model, const mha_tokens *tokens, mha_activations **kept);
 
 /* A source through model.encoder, then a target through model.net. cross_probabilities
  * [L,1,H,T,S]. */
-cli_exit text_model_run_cross(const text_model *model, const text_tokens *source,
-                              const text_tokens *target, const mha_tensor *cross_probabilities);
+cli_exit text_model_run_cross(const text_model *model, const mha_tokens *source,
+                              const mha_tokens *target, const mha_tensor *cross_probabilities);
 
 #endif

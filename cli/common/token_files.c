@@ -25,35 +25,32 @@ static bool looks_special(const char *text)
     return false;
 }
 
-static cli_exit append(const char *command, maps_tokens *tokens, const char *text, size_t bytes)
+typedef struct token_list {
+    char **items;
+    int64_t count;
+} token_list;
+
+static cli_exit append(const char *command, token_list *list, const char *text, size_t bytes)
 {
-    const int64_t count = tokens->count;
-    char *copy;
+    const int64_t count = list->count;
     /* Room doubles whenever the count is a power of two. */
     if ((count & (count - 1)) == 0)
-        CLI_TRY(
-            arena_grow(command, count > 0 ? 2 * count : 1, sizeof *tokens->items, &tokens->items));
-    CLI_TRY(arena_text(command, text, bytes, &copy));
+        CLI_TRY(arena_grow(command, count > 0 ? 2 * count : 1, sizeof *list->items, &list->items));
+    char **copy = &list->items[list->count++];
+    CLI_TRY(arena_text(command, text, bytes, copy));
     /* Never longer: "the" of a piece with a space in front. */
-    mha_text_piece(copy, copy, bytes + 1);
-    tokens->items[tokens->count++] = (maps_token){.text = copy,
-                                                  .id = -1,
-                                                  .type = -1,
-                                                  .begin = -1,
-                                                  .end = -1,
-                                                  .sequence = -1,
-                                                  .special = looks_special(copy)};
+    mha_text_piece(*copy, *copy, bytes + 1);
     return CLI_OK;
 }
 
-static cli_exit take_lines(const char *command, const char *text, size_t size, maps_tokens *tokens)
+static cli_exit take_lines(const char *command, const char *text, size_t size, token_list *list)
 {
     size_t at = 0;
     while (at < size) {
         const char *end = memchr(text + at, '\n', size - at);
         size_t length = end ? (size_t)(end - text) - at : size - at;
         size_t shown = length > 0 && text[at + length - 1] == '\r' ? length - 1 : length;
-        CLI_TRY(append(command, tokens, text + at, shown));
+        CLI_TRY(append(command, list, text + at, shown));
         at += length + 1;
     }
     return CLI_OK;
@@ -73,7 +70,7 @@ ARENA_RELEASE(release_list, json_decref)
 /* A text with a zero character, which no token holds and at which labels end, is refused by
  * jansson, and so are lone surrogates. */
 static cli_exit take_json(const char *command, const char *path, const char *text, size_t size,
-                          maps_tokens *tokens)
+                          token_list *read)
 {
     json_error_t error;
     size_t index;
@@ -89,17 +86,24 @@ static cli_exit take_json(const char *command, const char *path, const char *tex
     json_array_foreach(list, index, item)
     {
         if (!json_is_string(item)) return malformed_list(command, path, "item", index + 1);
-        CLI_TRY(append(command, tokens, json_string_value(item), json_string_length(item)));
+        CLI_TRY(append(command, read, json_string_value(item), json_string_length(item)));
     }
     return CLI_OK;
 }
 
-cli_exit token_files_read(const char *command, const char *path, maps_tokens *tokens)
+cli_exit token_files_read(const char *command, const char *path, mha_tokens *tokens)
 {
     const char *text;
     size_t size, length = strlen(path);
+    token_list list = {0};
     CLI_TRY(texts_read_utf8(command, path, &text, &size));
-    if (length > 5 && !strcmp(path + length - 5, ".json"))
-        return take_json(command, path, text, size, tokens);
-    return take_lines(command, text, size, tokens);
+    CLI_TRY(length > 5 && !strcmp(path + length - 5, ".json")
+                ? take_json(command, path, text, size, &list)
+                : take_lines(command, text, size, &list));
+    CLI_TRY(maps_make_tokens(command, list.count, tokens));
+    for (int64_t i = 0; i < list.count; i++) {
+        tokens->labels[i] = list.items[i];
+        tokens->special[i] = looks_special(list.items[i]);
+    }
+    return CLI_OK;
 }

@@ -198,7 +198,7 @@ void heads_report_where(const heads_source *source, const mha_head_place *place,
                         size_t size);
 
 /* A token as its text has it, with the spaces in front. */
-cli_exit heads_report_spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
+cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
                               char **text);
 
 /* The folder of --npy (heads_npy.c), of all heads; beside may be NULL. */

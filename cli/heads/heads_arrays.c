@@ -19,7 +19,7 @@ typedef struct text_maps {
     mha_tensor array;
     int64_t L, H, T;
     float *layer; /* [H,T,T] the one at hand */
-    maps_tokens tokens;
+    mha_tokens tokens;
     mha_heads_text text;
 } text_maps;
 
@@ -60,45 +60,28 @@ static bool is_causal(const text_maps *maps)
     return true;
 }
 
-static int by_text(const void *a, const void *b)
+/* A token's label, and where it stands. */
+typedef struct place_of {
+    const char *label;
+    int64_t at;
+} place_of;
+
+static int by_label(const void *a, const void *b)
 {
-    return strcmp((*(maps_token *const *)a)->text, (*(maps_token *const *)b)->text);
+    return strcmp(((const place_of *)a)->label, ((const place_of *)b)->label);
 }
 
 /* Tokens of the same text have the same id: all that duplicates and induction ask for. */
-static cli_exit number_tokens(maps_tokens *tokens, int64_t **ids)
+static cli_exit number_tokens(const mha_tokens *tokens, int64_t **ids)
 {
-    maps_token **order;
+    place_of *order;
     CLI_TRY(ARENA_ALLOC(HEADS, tokens->count, ids));
-    CLI_TRY(arena_alloc(HEADS, tokens->count, sizeof *order, &order));
-    for (int64_t i = 0; i < tokens->count; i++) order[i] = &tokens->items[i];
-    qsort(order, (size_t)tokens->count, sizeof *order, by_text);
-    for (int64_t i = 0; i < tokens->count; i++)
-        order[i]->id =
-            i == 0 ? 0 : order[i - 1]->id + (strcmp(order[i]->text, order[i - 1]->text) != 0);
-    for (int64_t i = 0; i < tokens->count; i++) (*ids)[i] = tokens->items[i].id;
-    return CLI_OK;
-}
-
-/* Separators and sentences, as texts of a model have them. */
-static cli_exit find_sentences(const maps_tokens *tokens, mha_heads_text *text)
-{
-    const int64_t n = tokens->count;
-    const char **labels;
-    uint8_t *special, *separators;
-    int64_t *sentences;
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &labels));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &special));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &separators));
-    CLI_TRY(ARENA_ALLOC(HEADS, n, &sentences));
-    for (int64_t i = 0; i < n; i++) {
-        labels[i] = tokens->items[i].text;
-        special[i] = tokens->items[i].special;
-    }
-    mha_tokens_sentences(n, labels, special, separators, sentences);
-    text->separators = separators;
-    text->special = special;
-    text->segments = sentences;
+    CLI_TRY(ARENA_ALLOC(HEADS, tokens->count, &order));
+    for (int64_t i = 0; i < tokens->count; i++) order[i] = (place_of){tokens->labels[i], i};
+    qsort(order, (size_t)tokens->count, sizeof *order, by_label);
+    for (int64_t i = 1; i < tokens->count; i++)
+        (*ids)[order[i].at] =
+            (*ids)[order[i - 1].at] + (strcmp(order[i].label, order[i - 1].label) != 0);
     return CLI_OK;
 }
 
@@ -114,7 +97,11 @@ static cli_exit describe(const heads_options *options, int number, text_maps *ma
                             "%s: has %" PRId64 " rows, but %s has %" PRId64 " tokens", maps->path,
                             maps->T, path, maps->tokens.count);
         CLI_TRY(number_tokens(&maps->tokens, &ids));
-        CLI_TRY(find_sentences(&maps->tokens, &maps->text));
+        const mha_tokens *t = &maps->tokens;
+        mha_tokens_sentences(t->count, t->labels, t->special, t->separators, t->sentences);
+        maps->text.separators = t->separators;
+        maps->text.special = t->special;
+        maps->text.segments = t->sentences;
         maps->text.ids = ids;
     }
     maps->text.queries = maps->text.keys = maps->T;

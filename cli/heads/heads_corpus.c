@@ -17,13 +17,12 @@ size_t heads_whole_characters(const char *text, size_t bytes, size_t most)
 }
 
 /* Where the last token of the text that fits ends. */
-static size_t end_of(const text_tokens *tokens, const char *text, size_t bytes)
+static size_t end_of(const mha_tokens *tokens, const char *text, size_t bytes)
 {
     size_t end = 0;
-    for (int64_t i = 0; i < tokens->list.count; i++) {
-        const maps_token *token = &tokens->list.items[i];
-        if (!token->special && token->end > 0 && (size_t)token->end > end) end = (size_t)token->end;
-    }
+    for (int64_t i = 0; i < tokens->count; i++)
+        if (!tokens->special[i] && tokens->end[i] > 0 && (size_t)tokens->end[i] > end)
+            end = (size_t)tokens->end[i];
     return heads_whole_characters(text, bytes, end);
 }
 
@@ -40,11 +39,11 @@ cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
             (size_t)options->cut < whole->bytes / 16 ? (size_t)options->cut * 16 : whole->bytes;
         const size_t bytes = heads_whole_characters(text, whole->bytes - at, most);
         const size_t mark = arena_mark();
-        text_tokens tokens;
+        mha_tokens *tokens;
         size_t end = strspn(text, " \t\r\n\f\v");
         if (end >= whole->bytes - at) return CLI_OK;
         CLI_TRY(text_model_encode(model, &limits, text, bytes, NULL, 0, &tokens));
-        end = end_of(&tokens, text, bytes);
+        end = end_of(tokens, text, bytes);
         arena_release(mark);
         if (end == 0) end = bytes;
         CLI_TRY(heads_sources_add(into, (heads_source){.text = text,

@@ -54,7 +54,7 @@ typedef struct headvis {
     /* of the present text */
     bool writing;
     int64_t text, tokens;
-    const text_tokens *read;
+    mha_tokens *read;
     int64_t *kinds; /* [tokens] */
     char **strings; /* [tokens] */
     int64_t layer;
@@ -229,28 +229,27 @@ static bool is_shown(const headvis *v)
     return false;
 }
 
-static cli_exit read_text(headvis *v, text_tokens *tokens)
+static cli_exit read_text(headvis *v)
 {
     const heads_source *source = &v->sources->items[v->texts[v->text]];
     const text_limits limits = {.most = v->options->max_tokens, .truncate = v->options->truncate};
     const int64_t heads = v->found->model->heads;
     text_model_where(v->model, source->file, source->line);
-    CLI_TRY(text_model_encode(v->model, &limits, source->text, source->bytes, NULL, 0, tokens));
-    v->read = tokens;
-    v->tokens = tokens->list.count;
+    CLI_TRY(text_model_encode(v->model, &limits, source->text, source->bytes, NULL, 0, &v->read));
+    v->tokens = v->read->count;
     if (v->tokens > INT16_MAX)
         return cli_fail(CLI_UNSUPPORTED, HEADS,
                         "--headvis: a text has %" PRId64 " tokens, at most %d; cut it with --cut",
                         v->tokens, INT16_MAX);
     CLI_TRY(ARENA_ALLOC(HEADS, heads, &v->used));
     if (!v->writing) return CLI_OK;
-    CLI_TRY(ARENA_ALLOC(HEADS, tokens->list.count, &v->kinds));
-    mha_study_kinds(v->found->study, tokens->read, v->kinds);
+    CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->kinds));
+    mha_study_kinds(v->found->study, v->read, v->kinds);
     CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->places));
     CLI_TRY(ARENA_ALLOC(HEADS, heads * v->tokens * LARGEST, &v->weights));
     CLI_TRY(ARENA_ALLOC(HEADS, v->tokens, &v->strings));
     for (int64_t i = 0; i < v->tokens; i++)
-        CLI_TRY(heads_report_spelled(source, tokens, i, &v->strings[i]));
+        CLI_TRY(heads_report_spelled(source, v->read, i, &v->strings[i]));
     return CLI_OK;
 }
 
@@ -259,13 +258,12 @@ static cli_exit run_texts(headvis *v, bool writing)
     v->writing = writing;
     for (v->text = 0; v->text < v->count; v->text++) {
         const size_t mark = arena_mark();
-        text_tokens tokens;
         const text_visit visit = {
             .after_layer = look_at_layer, .user = v, .gates = v->found->gates ? &v->gates : NULL};
         if (signals_came()) return cli_fail_status(HEADS, MHA_ERR_CALLBACK); /* silent */
         if (writing && !is_shown(v)) continue;
-        CLI_TRY(read_text(v, &tokens));
-        const mha_status status = text_model_run(v->model, &tokens, &visit);
+        CLI_TRY(read_text(v));
+        const mha_status status = text_model_run(v->model, v->read, &visit);
         progress_clear(&v->progress);
         CLI_TRY(v->failed);
         CLI_TRY(cli_check(HEADS, status));

@@ -57,7 +57,7 @@ static cli_exit take(job *j, mha_status status)
 
 /* ---- Texts ----------------------------------------------------------------------------------- */
 
-static cli_exit encode(job *j, text_model *model, const heads_source *source, text_tokens *tokens)
+static cli_exit encode(job *j, text_model *model, const heads_source *source, mha_tokens **tokens)
 {
     const text_limits limits = {.most = j->options->max_tokens, .truncate = j->options->truncate};
     text_model_where(model, source->file, source->line);
@@ -109,12 +109,12 @@ static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sou
     s->prints[0] = print_of_relations(j, &sources->gold);
     for (int64_t i = 0; i < sources->count; i++) {
         const size_t mark = arena_mark();
-        text_tokens tokens;
+        mha_tokens *tokens;
         CLI_TRY(encode(j, model, &sources->items[i], &tokens));
-        s->prints[i + 1] = print_of_text(s->prints[i], tokens.read, sources->items[i].gold);
-        s->lengths[i] = tokens.list.count;
-        CLI_TRY(cli_check(HEADS, mha_study_count(j->study, tokens.read)));
-        j->found->of.token_count += tokens.list.count;
+        s->prints[i + 1] = print_of_text(s->prints[i], tokens, sources->items[i].gold);
+        s->lengths[i] = tokens->count;
+        CLI_TRY(cli_check(HEADS, mha_study_count(j->study, tokens)));
+        j->found->of.token_count += tokens->count;
         arena_release(mark);
     }
     return CLI_OK;
@@ -141,7 +141,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
     const int64_t lost = j->is->lost_links;
     mha_study_links links;
     mha_study_visit visit = {.struct_size = sizeof visit};
-    text_tokens tokens;
+    mha_tokens *tokens;
     CLI_TRY(encode(j, model, source, &tokens));
     if (gold) {
         links = (mha_study_links){.begin = gold->begin,
@@ -152,7 +152,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
                                   .predict = j->options->predict};
         visit.links = &links;
     }
-    CLI_TRY(take(j, mha_study_text(j->study, tokens.read, &visit)));
+    CLI_TRY(take(j, mha_study_text(j->study, tokens, &visit)));
     j->found->of.lost_links += j->is->lost_links - lost;
     arena_release(mark);
     return CLI_OK;

@@ -195,10 +195,9 @@ static mha_status look_at_layer(void *user, const mha_activations *kept, int64_t
 
 /* ---- drawing ---------------------------------------------------------------------------------- */
 
-static const char *label_of(const text_tokens *tokens, int64_t at)
+static const char *label_of(const mha_tokens *tokens, int64_t at)
 {
-    const maps_token *token = at < 0 ? NULL : &tokens->list.items[at];
-    return !token ? ELLIPSIS : token->label ? token->label : token->text ? token->text : "?";
+    return at < 0 ? ELLIPSIS : tokens->labels[at];
 }
 
 static int label_bytes(const char *label)
@@ -207,7 +206,7 @@ static int label_bytes(const char *label)
 }
 
 /* What stands above and below the picture. */
-static void describe(const pictures *p, const text_tokens *tokens, picture *made)
+static void describe(const pictures *p, const mha_tokens *tokens, picture *made)
 {
     const mha_measure_info info = mha_measure_describe(made->measure);
     const heads_source *source = &p->sources->items[made->place.text];
@@ -229,7 +228,7 @@ static void describe(const pictures *p, const text_tokens *tokens, picture *made
     snprintf(made->shown, sizeof made->shown,
              "tokens %" PRId64 " to %" PRId64 " of %" PRId64 "; %.0f %% of the marked row's "
              "attention is on the columns shown",
-             made->first, made->end - 1, tokens->list.count, 100 * made->seen);
+             made->first, made->end - 1, tokens->count, 100 * made->seen);
 }
 
 static cli_exit draw_as(const pictures *p, const picture *made, const char *ending,
@@ -240,7 +239,7 @@ static cli_exit draw_as(const pictures *p, const picture *made, const char *endi
     return cli_check(HEADS, files_draw_in(p->folder, file, draw, figure));
 }
 
-static cli_exit draw_picture(pictures *p, const text_tokens *tokens, picture *made)
+static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *made)
 {
     const int64_t rows = made->end - made->first, columns = made->columns;
     const char **row_labels, **col_labels;
@@ -286,20 +285,20 @@ static cli_exit draw_text(pictures *p)
     const text_limits limits = {.most = p->options->max_tokens, .truncate = p->options->truncate};
     const text_visit visit = {
         .after_layer = look_at_layer, .user = p, .gates = p->found->gates ? &p->gates : NULL};
-    text_tokens tokens;
+    mha_tokens *tokens;
     text_model_where(p->model, source->file, source->line);
     CLI_TRY(text_model_encode(p->model, &limits, source->text, source->bytes, NULL, 0, &tokens));
     for (int64_t i = 0; i < p->count; i++) {
         picture *made = &p->items[i];
         if (made->place.text != p->text) continue;
-        set_window(made, tokens.list.count, p->model->causal);
+        set_window(made, tokens->count, p->model->causal);
         CLI_TRY(ARENA_ALLOC(HEADS, (made->end - made->first) * made->columns, &made->weights));
     }
-    const mha_status status = text_model_run(p->model, &tokens, &visit);
+    const mha_status status = text_model_run(p->model, tokens, &visit);
     progress_clear(&p->progress);
     CLI_TRY(cli_check(HEADS, status));
     for (int64_t i = 0; i < p->count; i++)
-        if (p->items[i].place.text == p->text) CLI_TRY(draw_picture(p, &tokens, &p->items[i]));
+        if (p->items[i].place.text == p->text) CLI_TRY(draw_picture(p, tokens, &p->items[i]));
     return CLI_OK;
 }
 

@@ -26,8 +26,7 @@ typedef struct report {
     const heads_beside *beside; /* NULL: scores alone */
     int64_t count, columns;     /* heads; scores */
     int64_t *column_of;         /* [scores] of the study: its column, or -1 */
-    text_tokens *read;          /* [texts] their tokens, made when a place needs them */
-    bool *is_read;
+    mha_tokens **read;          /* [texts] their tokens, made when a place needs them */
     mha_heads_page page;
 } report;
 
@@ -145,32 +144,28 @@ static cli_exit make_columns(report *r)
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
-static cli_exit tokens_of(report *r, int64_t text, const text_tokens **tokens)
+static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens)
 {
     const heads_source *source = &r->sources->items[text];
     const text_limits limits = {.most = r->options->max_tokens, .truncate = r->options->truncate};
-    if (!r->is_read[text]) {
-        text_model_where(r->model, source->file, source->line);
+    text_model_where(r->model, source->file, source->line);
+    if (!r->read[text])
         CLI_TRY(text_model_encode(r->model, &limits, source->text, source->bytes, NULL, 0,
                                   &r->read[text]));
-        r->is_read[text] = true;
-    }
-    *tokens = &r->read[text];
+    *tokens = r->read[text];
     return CLI_OK;
 }
 
 /* The bytes of the text from one token to the next, so that spaces stay; a special token's name. */
-cli_exit heads_report_spelled(const heads_source *source, const text_tokens *tokens, int64_t i,
+cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
                               char **text)
 {
-    const maps_token *token = &tokens->list.items[i];
-    if (token->special || token->begin < 0 || token->end < token->begin ||
-        (size_t)token->end > source->bytes)
-        return text_of(text, token->text ? token->text : "?");
-    int64_t begin = token->begin;
-    if (i > 0 && tokens->list.items[i - 1].end >= 0 && tokens->list.items[i - 1].end < begin)
-        begin = tokens->list.items[i - 1].end;
-    return arena_text(HEADS, source->text + begin, (size_t)(token->end - begin), text);
+    int64_t begin = tokens->begin[i];
+    const int64_t end = tokens->end[i];
+    if (tokens->special[i] || begin < 0 || end < begin || (size_t)end > source->bytes)
+        return text_of(text, tokens->labels[i]);
+    if (i > 0 && tokens->end[i - 1] >= 0 && tokens->end[i - 1] < begin) begin = tokens->end[i - 1];
+    return arena_text(HEADS, source->text + begin, (size_t)(end - begin), text);
 }
 
 /* The tokens from first to end, and the key by itself where it is further away. */
@@ -178,9 +173,9 @@ static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
                             mha_heads_place *place)
 {
     const heads_source *source = &r->sources->items[found->text];
-    const text_tokens *tokens;
+    const mha_tokens *tokens;
     CLI_TRY(tokens_of(r, found->text, &tokens));
-    const int64_t n = tokens->list.count, key = found->key < n ? found->key : -1;
+    const int64_t n = tokens->count, key = found->key < n ? found->key : -1;
     int64_t first = row - AROUND, end = row + AFTER + 1, count = 0;
     if (key >= 0 && key < first && row - key < 2 * AROUND) first = key;
     if (key >= end && key - row < 2 * AROUND) end = key + 1;
@@ -400,7 +395,6 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     mha_heads_card *cards;
     char numbers[3][32], title[512];
     CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
-    CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.is_read));
     if (count == 0)
         return cli_fail(CLI_BAD_INPUT, HEADS,
                         "%s: no head is like that, so there is no page to write", options->page);

@@ -197,11 +197,10 @@ static cli_exit add_line(prune_job *job, sequences *list, const char *line, size
 {
     const text_limits limits = {.truncate = true};
     const size_t mark = arena_mark();
-    text_tokens tokens;
+    mha_tokens *tokens;
     CLI_TRY(text_model_encode(&job->model, &limits, line, bytes, NULL, 0, &tokens));
-    job->data.cut += tokens.dropped;
-    if (tokens.list.count > 1 || !job->data.predicts)
-        CLI_TRY(add(list, tokens.ids, tokens.list.count));
+    job->data.cut += tokens->dropped[0];
+    if (tokens->count > 1 || !job->data.predicts) CLI_TRY(add(list, tokens->ids, tokens->count));
     arena_release(mark);
     return CLI_OK;
 }

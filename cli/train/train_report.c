@@ -209,15 +209,13 @@ cli_exit train_report_set_text(train_model *model, const char *text)
 }
 
 static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t count,
-                           maps_tokens *tokens)
+                           mha_tokens *tokens)
 {
-    CLI_TRY(ARENA_ALLOC(TRAIN, count, &tokens->items));
-    tokens->count = count;
+    CLI_TRY(maps_make_tokens(TRAIN, count, tokens));
     for (int64_t i = 0; i < count; i++) {
-        const char *word = task->words[ids[i]];
-        tokens->items[i] = (maps_token){
-            .id = ids[i], .begin = -1, .end = -1, .sequence = -1, .special = word[0] == '<'};
-        CLI_TRY(arena_text(TRAIN, word, strlen(word), &tokens->items[i].text));
+        tokens->ids[i] = ids[i];
+        tokens->labels[i] = task->words[ids[i]];
+        tokens->special[i] = task->words[ids[i]][0] == '<';
     }
     return CLI_OK;
 }

@@ -224,7 +224,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     drawn.first_row = found->from.at.first + found->from.at.count - 1;
     drawn.first_col = found->to.at.first;
     text_model_close(model);
-    CLI_TRY(view_warn_of_idle_names(&drawn, &maps));
+    view_warn_of_idle_names(&drawn, &maps);
     return view_write_files(&drawn, &maps);
 }
 
@@ -257,7 +257,7 @@ static cli_exit view(const view_options *options)
     text_model_close(&model);
     ranks_release();
     if (!ranks_first()) return CLI_OK;
-    CLI_TRY(view_warn_of_idle_names(options, &maps));
+    view_warn_of_idle_names(options, &maps);
     CLI_TRY(view_write_files(&drawn, &maps));
     if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));

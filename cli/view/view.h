@@ -85,8 +85,8 @@ cli_exit view_contrast_maps(const view_options *options, text_model *model, atte
 /* Maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, attention_maps *maps);
 
-/* Maps as the library shows them: borrowed, and arrays in the arena. */
-cli_exit view_maps(const char *command, const attention_maps *from, mha_maps *maps);
+/* Maps as the library shows them, borrowed. */
+mha_maps view_maps(const attention_maps *from);
 
 /* Their figure and report, in the arena. A remark goes to the footnote; NULL: none. */
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
@@ -96,7 +96,7 @@ cli_exit view_show(const view_options *options, const mha_maps *maps, const char
 bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size);
 
 /* Warn of names in --hide that are no token: most likely they are misspelt. */
-cli_exit view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
+void view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
 
 /* Check what of the options can be checked before any work; fill *lo and *hi for a fixed range. */
 cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi);

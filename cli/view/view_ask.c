@@ -9,12 +9,12 @@
 #include <stdio.h>
 
 /* "it" or "it:2". option is what messages call it. */
-static cli_exit find_word(const char *option, const char *given, const text_tokens *tokens,
+static cli_exit find_word(const char *option, const char *given, const mha_tokens *tokens,
                           const attention_maps *source, ask_word *word)
 {
     word->given = given;
-    const mha_status status = mha_tokens_find_word(tokens->read, source->text[0],
-                                                   source->text_bytes[0], given, &word->at);
+    const mha_status status =
+        mha_tokens_find_word(tokens, source->text[0], source->text_bytes[0], given, &word->at);
     if (status == MHA_OK) return CLI_OK;
     return cli_fail(status == MHA_ERR_ARGUMENT ? CLI_USAGE : CLI_BAD_INPUT, VIEW, "%s %s", option,
                     mha_error_detail());
@@ -30,7 +30,7 @@ static mha_status show_progress(int64_t done, int64_t total, void *shown)
 ARENA_RELEASE(forget, mha_answer_free)
 
 static cli_exit measure(const view_options *options, const text_model *model,
-                        const text_tokens *tokens, const maps_picks *picks, view_ask *ask)
+                        const mha_tokens *tokens, const maps_picks *picks, view_ask *ask)
 {
     progress shown = progress_begin(options->quiet);
     const mha_question question = {.struct_size = sizeof question,
@@ -41,7 +41,7 @@ static cli_exit measure(const view_options *options, const text_model *model,
                                    .progress_user = &shown};
     CLI_TRY(ARENA_ALLOC(VIEW, 1, &ask->answer));
     const mha_status status =
-        mha_question_ask(model->context, model->net, tokens->read, &question, ask->answer);
+        mha_question_ask(model->context, model->net, tokens, &question, ask->answer);
     progress_clear(&shown);
     CLI_TRY(cli_check(VIEW, status));
     CLI_TRY(arena_keep(VIEW, ask->answer, forget));
@@ -63,7 +63,7 @@ static cli_exit open_model(const view_options *options, text_model *model, atten
 cli_exit view_ask_measure(const view_options *options, text_model *model, view_ask *ask)
 {
     attention_maps *source = &ask->source;
-    text_tokens tokens;
+    mha_tokens *tokens;
     maps_picks picks;
     *ask = (view_ask){0};
     const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
@@ -73,14 +73,14 @@ cli_exit view_ask_measure(const view_options *options, text_model *model, view_a
         maps_pick(VIEW, &options->layers, &options->heads, model->layers, model->heads, &picks));
     CLI_TRY(text_model_encode(model, &limits, source->text[0], source->text_bytes[0], NULL, 0,
                               &tokens));
-    source->rows = source->cols = tokens.list;
-    CLI_TRY(find_word("--from", options->from, &tokens, source, &ask->from));
-    CLI_TRY(find_word("--to", options->to, &tokens, source, &ask->to));
+    source->rows = source->cols = *tokens;
+    CLI_TRY(find_word("--from", options->from, tokens, source, &ask->from));
+    CLI_TRY(find_word("--to", options->to, tokens, source, &ask->to));
     if (model->causal && ask->to.at.first >= ask->from.at.first + ask->from.at.count)
         return cli_fail(
             CLI_USAGE, VIEW,
             "--to %s comes after --from %s, and this model attends only to earlier tokens: "
             "ask the other way round",
             ask->to.given, ask->from.given);
-    return measure(options, model, &tokens, &picks, ask);
+    return measure(options, model, tokens, &picks, ask);
 }

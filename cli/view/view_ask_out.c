@@ -167,7 +167,7 @@ mha_status view_ask_write_json(const view_ask *ask, const mha_sink *sink)
     mha_json_bytes(&json, "text", ask->source.text[0], ask->source.text_bytes[0]);
     mha_json_array(&json, "tokens");
     for (int64_t i = 0; i < ask->source.rows.count; i++)
-        mha_json_text(&json, NULL, ask->source.rows.items[i].text);
+        mha_json_text(&json, NULL, ask->source.rows.labels[i]);
     mha_json_end(&json);
     put_word(&json, "from", &ask->from);
     put_word(&json, "to", &ask->to);

@@ -17,15 +17,15 @@ static view_options other_options(const view_options *options)
 }
 
 /* Where the tokens first part; -1: nowhere. */
-static int64_t first_difference(const maps_tokens *a, const maps_tokens *b)
+static int64_t first_difference(const mha_tokens *a, const mha_tokens *b)
 {
     const int64_t most = a->count < b->count ? a->count : b->count;
     for (int64_t i = 0; i < most; i++)
-        if (strcmp(a->items[i].text, b->items[i].text) != 0) return i;
+        if (strcmp(a->labels[i], b->labels[i]) != 0) return i;
     return -1;
 }
 
-static cli_exit check_lengths(const maps_tokens *a, const maps_tokens *b)
+static cli_exit check_lengths(const mha_tokens *a, const mha_tokens *b)
 {
     const int64_t at = first_difference(a, b);
     if (a->count == b->count) return CLI_OK;
@@ -38,18 +38,21 @@ static cli_exit check_lengths(const maps_tokens *a, const maps_tokens *b)
                     "--contrast: the text has %" PRId64 " tokens, the other %" PRId64
                     ": both must have the same number; they part at token %" PRId64
                     ", '%.40s' against '%.40s'",
-                    a->count, b->count, at, a->items[at].text, b->items[at].text);
+                    a->count, b->count, at, a->labels[at], b->labels[at]);
 }
 
 /* "tired/wide" where the texts differ. */
-static cli_exit label(maps_tokens *a, const maps_tokens *b)
+static cli_exit label(attention_maps *maps, const mha_tokens *b)
 {
+    const mha_tokens *a = &maps->rows;
+    CLI_TRY(ARENA_ALLOC(VIEW, a->count, &maps->shown));
     for (int64_t i = 0; i < a->count; i++) {
-        const char *one = a->items[i].text, *two = b->items[i].text;
-        const size_t bytes = strlen(one) + strlen(two) + 2;
-        if (!strcmp(one, two)) continue;
-        CLI_TRY(ARENA_ALLOC(VIEW, (int64_t)bytes, &a->items[i].label));
-        snprintf(a->items[i].label, bytes, "%s/%s", one, two);
+        const size_t bytes = strlen(a->labels[i]) + strlen(b->labels[i]) + 2;
+        char *both;
+        if (!strcmp(a->labels[i], b->labels[i])) continue;
+        CLI_TRY(ARENA_ALLOC(VIEW, (int64_t)bytes, &both));
+        snprintf(both, bytes, "%s/%s", a->labels[i], b->labels[i]);
+        maps->shown[i] = both;
     }
     return CLI_OK;
 }
@@ -65,7 +68,7 @@ static void subtract(attention_maps *maps, const attention_maps *other)
 /* Maps become differences, and keep the other's text and tokens. */
 static cli_exit join(attention_maps *maps, const attention_maps *other)
 {
-    if (maps->cols.items != maps->rows.items)
+    if (maps->cols.labels != maps->rows.labels)
         return cli_fail(CLI_UNSUPPORTED, VIEW,
                         "--contrast compares texts that look at themselves; give an "
                         "encoder-decoder's encoder");
@@ -74,7 +77,7 @@ static cli_exit join(attention_maps *maps, const attention_maps *other)
                         "--contrast: so many heads of so long a text are kept in blocks of tokens, "
                         "which cannot be compared; choose heads with --layer and --head");
     CLI_TRY(check_lengths(&maps->rows, &other->rows));
-    CLI_TRY(label(&maps->rows, &other->rows));
+    CLI_TRY(label(maps, &other->rows));
     if (first_difference(&maps->rows, &other->rows) < 0)
         cli_warn(VIEW, "--contrast: both texts have the same tokens, all differences are 0");
     subtract(maps, other);

@@ -23,7 +23,7 @@ enum { NAME_BYTES = 32, DETAIL_BYTES = 160 };
 typedef struct desk {
     const view_options *options;
     text_model model;
-    text_tokens tokens;
+    mha_tokens *tokens;
     attention_maps source; /* name, texts, tokens; no maps */
     mha_activations *kept;
     int64_t layer, H, T, E, D;
@@ -112,7 +112,7 @@ static cli_exit run(desk *d)
     CLI_TRY(check_layer(d));
     CLI_TRY(text_model_encode(&d->model, &limits, d->source.text[0], d->source.text_bytes[0], NULL,
                               0, &d->tokens));
-    CLI_TRY(text_model_keep(&d->model, &d->tokens, &d->kept));
+    CLI_TRY(text_model_keep(&d->model, d->tokens, &d->kept));
     CLI_TRY(look(d));
     CLI_TRY(take_memory(d));
     return cli_check(VIEW, measure(d));
@@ -174,7 +174,7 @@ static cli_exit make_figure(const desk *d, desk_figure *f)
     CLI_TRY(ARENA_ALLOC(VIEW, d->T, &f->rows));
     CLI_TRY(ARENA_ALLOC(VIEW, d->E, &f->cols));
     CLI_TRY(arena_alloc(VIEW, d->E, NAME_BYTES, &f->numbers));
-    for (int64_t t = 0; t < d->T; t++) f->rows[t] = d->tokens.list.items[t].text;
+    for (int64_t t = 0; t < d->T; t++) f->rows[t] = d->tokens->labels[t];
     for (int64_t e = 0; e < d->E; e++) {
         snprintf(f->numbers + e * NAME_BYTES, NAME_BYTES, "%" PRId64, e);
         f->cols[e] = f->numbers + e * NAME_BYTES;
@@ -260,7 +260,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     mha_json_end(&json);
     mha_json_integer(&json, "layer", d->layer);
     mha_json_array(&json, "tokens");
-    for (int64_t t = 0; t < d->T; t++) mha_json_text(&json, NULL, d->tokens.list.items[t].text);
+    for (int64_t t = 0; t < d->T; t++) mha_json_text(&json, NULL, d->tokens->labels[t]);
     mha_json_end(&json);
     put_rows(&json, "before", d->before, d->T, d->H * d->D);
     put_rows(&json, "after", d->after, d->T, d->E);
@@ -336,7 +336,7 @@ static void print_table(const desk *d, int64_t width)
                      (double)d->cosines[h * d->H + near]);
         cli_print("%-7s %7.3f %7.3f %9s", name, length, mean_share(d, h), other);
         if (wide)
-            cli_print("  %.30s (%.2f)", d->tokens.list.items[loud].text,
+            cli_print("  %.30s (%.2f)", d->tokens->labels[loud],
                       (double)d->shares[h * d->T + loud]);
         cli_print("\n");
     }

@@ -26,71 +26,51 @@ cli_exit view_check_range(const view_options *options, mha_range *range, double 
 
 bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size)
 {
-    const mha_maps texts = {.flags = maps->contrast ? MHA_MAPS_CONTRAST : 0,
-                            .text = {maps->text[0], maps->text[1]},
-                            .text_bytes = {maps->text_bytes[0], maps->text_bytes[1]}};
+    const mha_maps texts = view_maps(maps);
     return mha_show_texts(&texts, most, out, size);
 }
 
-cli_exit view_warn_of_idle_names(const view_options *options, const attention_maps *from)
+void view_warn_of_idle_names(const view_options *options, const attention_maps *from)
 {
     size_t bytes;
     const char *name;
-    mha_maps maps;
-    CLI_TRY(view_maps(options->command, from, &maps));
+    const mha_maps maps = view_maps(from);
     for (int i = 0; i < options->hide.count; i++)
         for (const char *at = options->hide.items[i]; (name = mha_show_idle(&maps, at, &bytes));
              at = name + bytes)
             cli_warn(options->command,
                      "--hide: no token is '%.*s'; write tokens as the picture labels them",
                      (int)bytes, name);
-    return CLI_OK;
 }
 
-static cli_exit make_axis(const char *command, const maps_tokens *tokens, mha_axis *axis)
+static mha_axis axis_of(const mha_tokens *tokens, const char *const *shown)
 {
-    const char **labels, **shown;
-    uint8_t *special;
-    int8_t *sequence;
-    CLI_TRY(ARENA_ALLOC(command, tokens->count, &labels));
-    CLI_TRY(ARENA_ALLOC(command, tokens->count, &shown));
-    CLI_TRY(ARENA_ALLOC(command, tokens->count, &special));
-    CLI_TRY(ARENA_ALLOC(command, tokens->count, &sequence));
-    for (int64_t i = 0; i < tokens->count; i++) {
-        const maps_token *token = &tokens->items[i];
-        labels[i] = token->text;
-        shown[i] = token->label;
-        special[i] = token->special;
-        sequence[i] = (int8_t)token->sequence;
-    }
-    *axis = (mha_axis){tokens->count, labels, shown, special, sequence};
-    return CLI_OK;
+    return (mha_axis){tokens->count, tokens->labels, shown, tokens->special, tokens->sequence};
 }
 
-cli_exit view_maps(const char *command, const attention_maps *from, mha_maps *maps)
+mha_maps view_maps(const attention_maps *from)
 {
-    const bool same = from->rows.items == from->cols.items;
-    *maps = (mha_maps){.struct_size = sizeof *maps,
-                       .flags = (from->causal ? MHA_MAPS_CAUSAL : 0) | (same ? MHA_MAPS_SAME : 0) |
-                                (from->contrast ? MHA_MAPS_CONTRAST : 0),
-                       .name = from->name,
-                       .kind = from->architecture,
-                       .text = {from->text[0], from->text[1]},
-                       .text_bytes = {from->text_bytes[0], from->text_bytes[1]},
-                       .layers = from->layers,
-                       .heads = from->heads,
-                       .on = from->picks.on,
-                       .cell = from->cell,
-                       .layer = from->layer,
-                       .twin = from->twin,
-                       .queries = from->queries,
-                       .keys = from->keys,
-                       .channels = from->channels,
-                       .score_scales = from->score_scales};
-    CLI_TRY(make_axis(command, &from->rows, &maps->rows));
-    maps->cols = maps->rows;
-    if (!same) CLI_TRY(make_axis(command, &from->cols, &maps->cols));
-    return from->cell > 1 ? make_axis(command, &from->tokens, &maps->tokens) : CLI_OK;
+    const bool same = from->rows.labels == from->cols.labels;
+    return (mha_maps){.struct_size = sizeof(mha_maps),
+                      .flags = (from->causal ? MHA_MAPS_CAUSAL : 0) | (same ? MHA_MAPS_SAME : 0) |
+                               (from->contrast ? MHA_MAPS_CONTRAST : 0),
+                      .name = from->name,
+                      .kind = from->architecture,
+                      .text = {from->text[0], from->text[1]},
+                      .text_bytes = {from->text_bytes[0], from->text_bytes[1]},
+                      .layers = from->layers,
+                      .heads = from->heads,
+                      .on = from->picks.on,
+                      .rows = axis_of(&from->rows, from->shown),
+                      .cols = axis_of(&from->cols, from->shown),
+                      .cell = from->cell,
+                      .tokens = axis_of(&from->tokens, NULL),
+                      .layer = from->layer,
+                      .twin = from->twin,
+                      .queries = from->queries,
+                      .keys = from->keys,
+                      .channels = from->channels,
+                      .score_scales = from->score_scales};
 }
 
 static cli_exit make_roles(const view_options *options, const mha_show_role **out)

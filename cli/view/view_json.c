@@ -14,20 +14,19 @@ static void put_count(mha_json *json, const char *name, int64_t value)
         mha_json_integer(json, name, value);
 }
 
-static void put_tokens(mha_json *json, const char *name, const maps_tokens *tokens)
+static void put_tokens(mha_json *json, const char *name, const mha_tokens *tokens)
 {
     mha_json_array(json, name);
     mha_json_lines(json, 4);
     for (int64_t i = 0; i < tokens->count; i++) {
-        const maps_token *token = &tokens->items[i];
         mha_json_object(json, NULL);
-        mha_json_text(json, "token", token->text);
-        put_count(json, "id", token->id);
-        put_count(json, "type", token->type);
-        put_count(json, "text", token->sequence);
-        put_count(json, "begin", token->begin);
-        put_count(json, "end", token->end);
-        mha_json_bool(json, "special", token->special);
+        mha_json_text(json, "token", tokens->labels[i]);
+        put_count(json, "id", tokens->ids[i]);
+        put_count(json, "type", tokens->types[i]);
+        put_count(json, "text", tokens->sequence[i]);
+        put_count(json, "begin", tokens->begin[i]);
+        put_count(json, "end", tokens->end[i]);
+        mha_json_bool(json, "special", tokens->special[i]);
         mha_json_end(json);
     }
     mha_json_end(json);
@@ -72,7 +71,7 @@ mha_status view_write_json(const attention_maps *maps, const mha_sink *sink)
         mha_json_bytes(&json, NULL, maps->text[i], maps->text_bytes[i]);
     mha_json_end(&json);
     put_tokens(&json, "tokens", &maps->rows);
-    if (maps->cols.items != maps->rows.items) put_tokens(&json, "key_tokens", &maps->cols);
+    if (maps->cols.labels != maps->rows.labels) put_tokens(&json, "key_tokens", &maps->cols);
     if (maps->contrast) put_tokens(&json, "contrast_tokens", &maps->other);
     mha_json_text(&json, "quantity", maps->contrast ? "difference" : "weight");
     mha_json_array(&json, "layers");

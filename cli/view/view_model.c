@@ -63,24 +63,24 @@ cli_exit view_take_texts(const view_options *options, attention_maps *maps)
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
 
-static void note_truncation(const view_options *options, const text_tokens *tokens)
+static void note_truncation(const view_options *options, const mha_tokens *tokens)
 {
-    if (tokens->dropped > 0)
-        cli_note(options->quiet,
-                 "truncated: the last %" PRId64 " of %" PRId64 " tokens are left out",
-                 tokens->dropped, tokens->dropped + tokens->list.count);
+    const int64_t dropped = tokens->dropped[0] + tokens->dropped[1];
+    cli_note(options->quiet || dropped == 0,
+             "truncated: the last %" PRId64 " of %" PRId64 " tokens are left out", dropped,
+             dropped + tokens->count);
 }
 
 /* Rows and columns; those of an encoder-decoder are the target's and the source's. */
 static cli_exit tokenise(const view_options *options, const text_model *model, attention_maps *maps,
-                         text_tokens *rows, text_tokens *cols)
+                         mha_tokens **rows, mha_tokens **cols)
 {
     const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
     char *const *text = maps->text;
     const size_t *bytes = maps->text_bytes;
     if (!model->encoder) {
         CLI_TRY(text_model_encode(model, &limits, text[0], bytes[0], text[1], bytes[1], rows));
-        maps->rows = maps->cols = rows->list;
+        *cols = *rows;
     } else if (!text[1]) {
         return cli_fail(CLI_USAGE, VIEW,
                         "%s: an encoder-decoder takes two texts, a source and a target; %s/encoder "
@@ -89,11 +89,11 @@ static cli_exit tokenise(const view_options *options, const text_model *model, a
     } else {
         CLI_TRY(text_model_encode_source(model, &limits, text[0], bytes[0], cols));
         CLI_TRY(text_model_encode(model, &limits, text[1], bytes[1], NULL, 0, rows));
-        maps->rows = rows->list;
-        maps->cols = cols->list;
     }
-    note_truncation(options, rows);
-    note_truncation(options, cols);
+    maps->rows = **rows;
+    maps->cols = **cols;
+    note_truncation(options, *rows);
+    if (model->encoder) note_truncation(options, *cols);
     return CLI_OK;
 }
 
@@ -145,7 +145,7 @@ static cli_exit begin_self(const text_model *model, progress *shown, attention_m
 }
 
 /* Cross-attention of all layers at once; maps then keeps those that are wanted. */
-static cli_exit run_cross(const text_model *model, const text_tokens *rows, const text_tokens *cols,
+static cli_exit run_cross(const text_model *model, const mha_tokens *rows, const mha_tokens *cols,
                           attention_maps *maps)
 {
     const int64_t T = maps->rows.count, S = maps->cols.count;
@@ -202,7 +202,7 @@ cli_exit view_open_model(const view_options *options, text_model *model)
 }
 
 /* One run of the text gives the maps, and roles where they are wanted. */
-static cli_exit run_self(const view_options *options, text_model *model, const text_tokens *tokens,
+static cli_exit run_self(const view_options *options, text_model *model, const mha_tokens *tokens,
                          const text_visit *visit, attention_maps *maps, view_roles *roles)
 {
     maps->causal = model->causal;
@@ -212,14 +212,14 @@ static cli_exit run_self(const view_options *options, text_model *model, const t
     return cli_check(VIEW, text_model_run(model, tokens, visit));
 }
 
-static cli_exit run(const view_options *options, text_model *model, const text_tokens *rows,
-                    const text_tokens *cols, progress *shown, attention_maps *maps,
+static cli_exit run(const view_options *options, text_model *model, const mha_tokens *rows,
+                    const mha_tokens *cols, progress *shown, attention_maps *maps,
                     view_roles *roles)
 {
     text_visit visit;
     CLI_TRY(view_want_neurons(options, model, maps));
     if (model->encoder) return run_cross(model, rows, cols, maps);
-    const int64_t cell = view_pool_cell(options, &maps->picks, rows->list.count);
+    const int64_t cell = view_pool_cell(options, &maps->picks, rows->count);
     if (cell > 1) {
         CLI_TRY(view_pool_begin(model, cell, shown, maps, &visit));
     } else {
@@ -234,7 +234,7 @@ static cli_exit run(const view_options *options, text_model *model, const text_t
 cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
                          view_roles *roles)
 {
-    text_tokens rows = {0}, cols = {0};
+    mha_tokens *rows, *cols;
     if (!maps->text[0]) CLI_TRY(view_take_texts(options, maps));
     if (!model->model) CLI_TRY(view_open_model(options, model));
     CLI_TRY(view_name_source(model, maps));
@@ -243,7 +243,7 @@ cli_exit view_model_maps(const view_options *options, text_model *model, attenti
     CLI_TRY(tokenise(options, model, maps, &rows, &cols));
     /* Roles are measured in the same run, which then has a line of its own. */
     progress shown = progress_begin(options->quiet || (roles && view_roles_wanted(options, maps)));
-    CLI_TRY(run(options, model, &rows, &cols, &shown, maps, roles));
+    CLI_TRY(run(options, model, rows, cols, &shown, maps, roles));
     warn_of_not_finite(options, maps);
     return CLI_OK;
 }

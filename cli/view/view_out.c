@@ -206,9 +206,8 @@ static cli_exit write_one(const output_job *job, int i)
 
 cli_exit view_write_files(const view_options *options, const attention_maps *maps)
 {
-    output_job job = {.options = options, .maps = maps};
+    output_job job = {.options = options, .maps = maps, .shown = view_maps(maps)};
     CLI_TRY(view_check_picks(options, &maps->picks));
-    CLI_TRY(view_maps(options->command, maps, &job.shown));
     for (int i = 0; i < OUTPUT_COUNT; i++)
         if (path_of(options, i)) CLI_TRY(write_one(&job, i));
     return CLI_OK;
@@ -228,8 +227,7 @@ static cli_exit print_picks(const view_options *options, const mha_maps *maps, c
 cli_exit view_print(const view_options *options, const attention_maps *from)
 {
     mha_terminal terminal = screen_of(&options->screen);
-    mha_maps maps;
-    CLI_TRY(view_maps(options->command, from, &maps));
+    mha_maps maps = view_maps(from);
     if (options->layers.count > 0 || options->heads.count > 0)
         return print_picks(options, &maps, NULL, &terminal);
     maps_picks few;

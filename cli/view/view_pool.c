@@ -20,26 +20,22 @@ int64_t view_pool_cell(const view_options *options, const maps_picks *picks, int
 
 /* ---- tokens -------------------------------------------------------------------------------- */
 
-/* A block is called by its first token: "the...". */
-static cli_exit make_block(const maps_token *first, maps_token *block)
-{
-    const size_t bytes = strlen(first->text) + 4;
-    *block = (maps_token){.id = -1, .type = -1, .begin = first->begin, .end = -1, .sequence = -1};
-    CLI_TRY(ARENA_ALLOC(VIEW, (int64_t)bytes, &block->text));
-    snprintf(block->text, bytes, "%s\xE2\x80\xA6", first->text);
-    return CLI_OK;
-}
-
-/* The tokens so far become those of the text; rows and columns are blocks of cell x cell of them. */
+/* The tokens so far become those of the text; rows and columns are blocks of cell x cell of them,
+ * which are called by their first token: "the...". */
 static cli_exit make_blocks(int64_t cell, attention_maps *maps)
 {
-    const maps_tokens all = maps->rows;
-    const int64_t blocks = (all.count + cell - 1) / cell;
+    const mha_tokens all = maps->rows;
+    CLI_TRY(maps_make_tokens(VIEW, (all.count + cell - 1) / cell, &maps->rows));
+    for (int64_t i = 0; i < maps->rows.count; i++) {
+        const char *first = all.labels[i * cell];
+        const size_t bytes = strlen(first) + 4;
+        char *name;
+        CLI_TRY(ARENA_ALLOC(VIEW, (int64_t)bytes, &name));
+        snprintf(name, bytes, "%s\xE2\x80\xA6", first);
+        maps->rows.labels[i] = name;
+        maps->rows.begin[i] = all.begin[i * cell];
+    }
     maps->tokens = all;
-    maps->rows.count = blocks;
-    CLI_TRY(ARENA_ALLOC(VIEW, blocks, &maps->rows.items));
-    for (int64_t i = 0; i < blocks; i++)
-        CLI_TRY(make_block(&all.items[i * cell], &maps->rows.items[i]));
     maps->cols = maps->rows;
     maps->cell = cell;
     return CLI_OK;

@@ -35,7 +35,7 @@ static const struct {
 bool view_roles_wanted(const view_options *options, const attention_maps *maps)
 {
     return options->html && options->model && maps->text[0] && !maps->text[1] && !maps->contrast &&
-           maps->rows.items == maps->cols.items;
+           maps->rows.labels == maps->cols.labels;
 }
 
 /* Half of the weight: a head that rests does at least as much of it as of all else. */
@@ -112,7 +112,7 @@ static mha_status show_progress(void *user, const mha_study_progress *at)
 ARENA_RELEASE(destroy_study, mha_study_destroy)
 
 cli_exit view_roles_make(const view_options *options, const text_model *model,
-                         const text_tokens *tokens, const text_visit *visit, view_roles *roles)
+                         const mha_tokens *tokens, const text_visit *visit, view_roles *roles)
 {
     measuring m = {.shown = progress_begin(options->quiet), .quiet = options->quiet};
     const mha_study_desc how = {
@@ -129,7 +129,7 @@ cli_exit view_roles_make(const view_options *options, const text_model *model,
     CLI_TRY(ARENA_ALLOC(VIEW, VIEW_ROLES_MEASURES * all, &roles->columns));
     CLI_TRY(cli_check(VIEW, mha_study_create(model->context, model->model, &how, &study)));
     CLI_TRY(arena_keep(VIEW, study, destroy_study));
-    const mha_status status = mha_study_measure(study, tokens->read, 1, visits, RANDOM_SEQUENCES);
+    const mha_status status = mha_study_measure(study, tokens, 1, visits, RANDOM_SEQUENCES);
     progress_clear(&m.shown);
     if (status == MHA_OK) fill(mha_study_results(study), model->heads, roles);
     arena_drop(study);

@@ -31,7 +31,7 @@ bool view_roles_wanted(const view_options *options, const attention_maps *maps);
 /* Measure, and give visit what it asks for in the same run of the text. *roles is left empty where
  * weights are not finite: visit may then lack layers. */
 cli_exit view_roles_make(const view_options *options, const text_model *model,
-                         const text_tokens *tokens, const text_visit *visit, view_roles *roles);
+                         const mha_tokens *tokens, const text_visit *visit, view_roles *roles);
 
 /* Columns for the heads that are on; returns how many. */
 int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,
