@@ -19,8 +19,8 @@ VIEW, HEADS = ["view", MODEL, TEXT], ["heads", MODEL, "--text", FOLDER / "texts.
 # The command, the files that it replaces, the folder that it makes.
 WRITERS = [
     ([*VIEW, "-o", "a.html"], ["a.html"], None),
-    ([*VIEW, "--svg", "a.svg", "--png", "a.png", "--json", "a.json", "--npy", "a.npy"],
-     ["a.svg", "a.png", "a.json", "a.npy"], None),
+    ([*VIEW, "--svg", "a.svg", "--png", "a.png", "--pdf", "a.pdf", "--json", "a.json", "--npy", "a.npy"],
+     ["a.svg", "a.png", "a.pdf", "a.json", "a.npy"], None),
     ([*VIEW, "--contrast", "The dog sat on the mat", "-o", "a.html"], ["a.html"], None),
     ([*VIEW, "--from", "cat", "--to", "sat", "--json", "a.json", "-o", "a.html"], ["a.json", "a.html"], None),
     ([*VIEW, "--desk", "1", "--json", "a.json", "--svg", "a.svg"], ["a.json", "a.svg"], None),
@@ -28,6 +28,8 @@ WRITERS = [
     ([*HEADS, "--npy", "folder"], [], "folder"),
     ([*HEADS, "--pictures", "folder"], [], "folder"),
     ([*HEADS, "--headvis", "folder"], [], "folder"),
+    (["circuits", MODEL, "-o", "a.html"], ["a.html"], None),
+    (["circuits", MODEL, "--npy", "folder"], [], "folder"),
     (["prune", MODEL, "--text", FOLDER / "texts.txt", "--step", "4", "--csv", "a.csv", "--json", "a.json", "--svg",
       "a.svg", "--html", "a.html", "--keep", "4", "-o", "folder"], ["a.csv", "a.json", "a.svg", "a.html"], "folder"),
     (["run", "--example", "--json", "a.json", "--out", "a.npy"], ["a.json", "a.npy"], None),
