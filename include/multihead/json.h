@@ -95,7 +95,8 @@ MHA_API void mha_json_bool(mha_json *json, const char *name, bool value);
 /** Write null. Memory none. Errors in status. Threads one per writer. Since 0.1 */
 MHA_API void mha_json_null(mha_json *json, const char *name);
 
-/** Write bytes as a base64 string, in quotes. Memory none. Errors in status. Threads one per writer. Since 0.1 */
+/** Write bytes as a base64 string, in quotes. Memory none. Errors in status. Threads one per writer.
+ * Since 0.1 */
 MHA_API void mha_json_base64(mha_json *json, const char *name, const void *bytes, size_t count);
 
 /** Write bytes as base64 to a sink, without quotes. Memory none. Errors those of the sink. Threads any.

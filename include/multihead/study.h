@@ -64,13 +64,11 @@ typedef struct mha_tokens {
     int64_t *begin, *end; /* [T] byte range of each token in its text; -1: none */
     int8_t *sequence;     /* [T] 0: text, 1: pair, -1: neither */
     uint8_t *special;     /* [T] 1: a token that is not in the text, such as [CLS] */
-    uint8_t
-        *separators; /* [T] 1: ends a sentence: . ! ? ; or a special token after the first token */
-    int64_t
-        *sentences; /* [T] sentence numbers, from 0; a separator belongs to the sentence it ends */
-    const char **labels; /* [T] mha_token_label(); NULL with MHA_TOKENS_PLAIN */
-    int64_t dropped[2];  /* tokens truncated from the text and from the pair */
-    void *memory;        /* the block that holds all arrays, for mha_tokens_free() */
+    uint8_t *separators;  /* [T] 1: ends a sentence: . ! ? ; or a special token but the first */
+    int64_t *sentences;   /* [T] sentence numbers, from 0; a separator is in the one it ends */
+    const char **labels;  /* [T] mha_token_label(); NULL with MHA_TOKENS_PLAIN */
+    int64_t dropped[2];   /* tokens truncated from the text and from the pair */
+    void *memory;         /* the block that holds all arrays, for mha_tokens_free() */
 } mha_tokens;
 
 /**
@@ -239,8 +237,8 @@ typedef struct mha_study_found {
     int64_t text_count, token_count; /* measured texts, and their tokens */
     int64_t random_count;            /* measured sequences of random tokens */
     mha_random_tokens *plan;         /* of these; NULL before mha_study_begin_random() */
-    int64_t lost_links;      /* gold links dropped because no token begins in one of their words */
-    mha_head_corpus *corpus; /* with MHA_STUDY_CORPUS, else NULL */
+    int64_t lost_links;              /* gold links with a word in which no token begins */
+    mha_head_corpus *corpus;         /* with MHA_STUDY_CORPUS, else NULL */
     /* [L] with MHA_STUDY_DISTANCES, else NULL; the element of a layer without heads is NULL */
     mha_head_distances **distances;
     /* Word counts over all counted texts; all 0 before mha_study_begin() */
@@ -248,20 +246,20 @@ typedef struct mha_study_found {
     const int64_t *counts; /* [V] occurrences of each id in the texts, special tokens excluded */
     const int64_t *ranks;  /* [V] 0: the most frequent */
     int64_t kinds;         /* distinct ids that occur; the corpus numbers tokens by these kinds */
-    const int64_t *
-        id_of; /* [kinds] the id of each kind, ascending; kind number `kinds` is every special token */
+    /* [kinds] the id of each kind, ascending. Kind number `kinds` is every special token */
+    const int64_t *id_of;
 } mha_study_found;
 
 enum { MHA_STUDY_NAME_BYTES = 96, MHA_STUDY_MOST_ROLES = 64 };
 
-/** The number of scores: the MHA_MEASURES scores of texts, numbered as mha_head_measure; then duplicate,
- * induction and induction_mean on random tokens; then two per relation. Memory none.
- * Errors none. Threads any. Since 0.1 */
+/** The number of scores: the MHA_MEASURES scores of texts, numbered as mha_head_measure; then
+ * duplicate, induction and induction_mean on random tokens; then two per relation. Memory none. Errors
+ * none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_count(const mha_study_found *found);
 
 /** The name of a score: "induction"; "random_induction". A relation has two: "amod" for the dependent
- * that attends to its head word, "amod-back" for the head word that attends to its dependent. Memory writes name. Errors none. Threads any.
- * Since 0.1 */
+ * that attends to its head word, "amod-back" for the head word that attends to its dependent. Memory
+ * writes name. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_study_score_name(const mha_study_found *found, int64_t score,
                                   char name[MHA_STUDY_NAME_BYTES]);
 
@@ -269,8 +267,8 @@ MHA_API void mha_study_score_name(const mha_study_found *found, int64_t score,
 MHA_API const char *mha_study_score_text(int64_t score);
 
 /** The number of the score with this name, or -1. With `told`, and if random tokens were measured,
- * "induction" and "duplicate" name the scores on random tokens, which repeat words for no other reason. Memory none. Errors
- * none. Threads any. Since 0.1 */
+ * "induction" and "duplicate" are the scores on random tokens, where nothing else repeats words. Memory
+ * none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool told);
 
 /** The score of a head; zeros if it was not measured. Memory none. Errors none. Threads any while no
