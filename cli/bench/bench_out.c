@@ -2,13 +2,10 @@
 #include "bench/bench.h"
 #include "common/arena.h"
 #include "common/commands.h"
+#include "common/texts.h"
 
 #include <multihead/json.h>
 
-#include <jansson.h>
-#include <multihead/json.h>
-
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -218,24 +215,19 @@ static cli_exit check_older(const json_t *root, const char *path)
     return CLI_OK;
 }
 
-ARENA_RELEASE(release_json, json_decref)
-
 cli_exit bench_older_read(const char *path, bench_older **older)
 {
     json_error_t error;
+    json_t *root;
+    char *text;
+    size_t size;
     *older = NULL;
     if (!path) return CLI_OK;
-    FILE *file = fopen(path, "rb");
-    json_t *root = file ? json_loadf(file, 0, &error) : NULL;
-    const int reason = !file || ferror(file) ? errno : 0;
-    if (file) fclose(file);
-    if (!root && reason)
-        return cli_fail(CLI_NO_INPUT, BENCH, "--compare: '%s' cannot be read: %s", path,
-                        strerror(reason));
+    CLI_TRY(texts_read_file(BENCH, path, &text, &size));
+    CLI_TRY(texts_json(BENCH, path, text, size, 0, &root, &error));
     if (!root)
         return cli_fail(CLI_BAD_INPUT, BENCH, "--compare: '%s', line %d: %s", path, error.line,
                         error.text);
-    CLI_TRY(arena_keep(BENCH, root, release_json));
     CLI_TRY(check_older(root, path));
     CLI_TRY(ARENA_ALLOC(BENCH, 1, older));
     **older = (bench_older){root, path};

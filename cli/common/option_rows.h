@@ -39,8 +39,6 @@
         .kind = ARGS_NUMBER, .name = name_, .value = "N", .least = least_, .most = most_, \
         .field = offsetof(type_, field_), .help = __VA_ARGS__                             \
     }
-#define ROW_THREADS(type_) \
-    ROW_NUMBER("threads", type_, threads, 1, 1024, "default: as many as this process may use")
 #define ROW_REAL(name_, type_, field_, ...)                                               \
     {                                                                                     \
         .kind = ARGS_REAL, .name = name_, .value = "X", .field = offsetof(type_, field_), \

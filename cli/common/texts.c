@@ -7,8 +7,6 @@
 
 #include <multihead/io.h>
 
-#include <multihead/io.h>
-
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -92,6 +90,21 @@ cli_exit texts_read_utf8(const char *command, const char *path, const char **tex
     *text = bytes + mark;
     *size -= mark;
     return CLI_OK;
+}
+
+ARENA_RELEASE(free_json, json_decref)
+
+/* Where jansson gets no memory it drops something and goes on, or reports malformed text. */
+cli_exit texts_json(const char *command, const char *path, const char *text, size_t size,
+                    size_t flags, json_t **root, json_error_t *error)
+{
+    errno = 0;
+    *root = json_loadb(text, size, flags, error);
+    if (errno == ENOMEM) {
+        json_decref(*root);
+        return cli_fail(CLI_NO_MEMORY, command, "out of memory: %s", path);
+    }
+    return arena_keep(command, *root, free_json);
 }
 
 /* ---- examples ------------------------------------------------------------------------------ */

@@ -4,6 +4,7 @@
 
 #include "common/exits.h"
 
+#include <jansson.h>
 #include <stddef.h>
 
 /* A whole file, or stdin for "-", whatever kind of file it is; ends with a NUL that *size does not
@@ -16,6 +17,11 @@ cli_exit texts_read_regular(const char *command, const char *path, size_t limit,
 
 /* The same of text that must be UTF-8; a byte order mark at its beginning is left out. */
 cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size);
+
+/* A JSON value, in the arena; *root NULL: malformed, as *error says, and the caller prints it. flags are
+ * jansson's. */
+cli_exit texts_json(const char *command, const char *path, const char *text, size_t size,
+                    size_t flags, json_t **root, json_error_t *error);
 
 /* The built-in sentence of a name, or of a number from 1; static text. Errors are printed. */
 cli_exit texts_example(const char *command, const char *name, const char **text);

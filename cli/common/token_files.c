@@ -6,9 +6,7 @@
 
 #include <multihead/render.h>
 
-#include <errno.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -65,8 +63,6 @@ static cli_exit malformed_list(const char *command, const char *path, const char
                     unit, at);
 }
 
-ARENA_RELEASE(release_list, json_decref)
-
 /* A text with a zero character, which no token holds and at which labels end, is refused by
  * jansson, and so are lone surrogates. */
 static cli_exit take_json(const char *command, const char *path, const char *text, size_t size,
@@ -74,14 +70,9 @@ static cli_exit take_json(const char *command, const char *path, const char *tex
 {
     json_error_t error;
     size_t index;
-    errno = 0; /* jansson goes on where it got no memory; without numbers only that sets it */
-    json_t *item, *list = json_loadb(text, size, 0, &error);
-    if (errno == ENOMEM) {
-        json_decref(list);
-        return cli_fail(CLI_NO_MEMORY, command, "out of memory: %s", path);
-    }
+    json_t *item, *list;
+    CLI_TRY(texts_json(command, path, text, size, 0, &list, &error));
     if (!list) return malformed_list(command, path, "byte", (size_t)error.position);
-    CLI_TRY(arena_keep(command, list, release_list));
     if (!json_is_array(list)) return malformed_list(command, path, "byte", 0);
     json_array_foreach(list, index, item)
     {

@@ -1,4 +1,5 @@
-/* The command line of 'heads', 'ablate' and 'circuits': what it names is checked before hours of work. */
+/* The command line of 'heads', 'ablate' and 'circuits'. Files and folders are checked before the work,
+ * which may take hours. */
 #include "common/files.h"
 #include "common/launched.h"
 #include "heads/heads.h"
@@ -12,9 +13,10 @@ enum { DEFAULT_RANDOM = 10 };
 static cli_exit check_state(const heads_options *o)
 {
     struct stat status;
-    if (!ranks_first()) return CLI_OK; /* it alone has the file */
+    if (!ranks_first()) return CLI_OK; /* only the first rank reads and writes the file */
     if (!strcmp(o->state, "-") || (stat(o->state, &status) == 0 && !S_ISREG(status.st_mode)))
-        return cli_fail(CLI_USAGE, HEADS, "--state %s: is no regular file", o->state);
+        return cli_fail(CLI_USAGE, HEADS, "--state %s is not a regular file; name a file on disk",
+                        o->state);
     if ((o->page && files_same(o->state, o->page)) ||
         (o->text_file && files_same(o->state, o->text_file)))
         return cli_fail(CLI_USAGE, HEADS, "--state and %s are the same file: %s",
@@ -33,9 +35,11 @@ cli_exit heads_parse(const args_page *page, int count, char *const *arguments, h
     o->named = o->text_file || o->conllu || o->example || o->texts.count > 0;
     if (!o->model && o->attention.count == 0)
         return cli_fail(CLI_USAGE, HEADS, "the model folder is missing: multihead %s MODEL", HEADS);
-    if (o->page && !strcmp(o->page, "-") && (o->json || o->csv))
+    if (o->page && !strcmp(o->page, "-") && (o->json || o->csv || o->details))
         return cli_fail(CLI_USAGE, HEADS, "-o - and --%s both write to stdout",
-                        o->json ? "json" : "csv");
+                        o->json  ? "json"
+                        : o->csv ? "csv"
+                                 : "details");
     if (o->state) CLI_TRY(ranks_agree(HEADS, check_state(o)));
     CLI_TRY(heads_folder_check("--npy", o->npy));
     CLI_TRY(heads_folder_check("--headvis", o->headvis));

@@ -11,6 +11,7 @@
 #include <cairo-ft.h>
 #include FT_OUTLINE_H
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,10 +28,16 @@ struct mhai_font {
 
 enum { HOW = FT_LOAD_NO_HINTING | FT_LOAD_NO_BITMAP };
 
+void mhai_font_note(mhai_font *font)
+{
+    if (errno == ENOMEM) font->no_memory = true;
+}
+
 /* Whether FreeType did what it should. A face may lack something, memory must not. */
 static bool done(mhai_font *font, FT_Error error)
 {
     if (FT_ERROR_BASE(error) == FT_Err_Out_Of_Memory) font->no_memory = true;
+    mhai_font_note(font); /* before another call sets errno */
     return error == 0;
 }
 
@@ -73,13 +80,15 @@ static mha_status open_face(mhai_font *font, const char *file)
 mha_status mhai_font_open(const char *file, mhai_font **font)
 {
     *font = NULL;
+    errno = 0;
     mhai_font *made = calloc(1, sizeof *made);
     if (!made || FT_Init_FreeType(&made->library) != 0) {
         free(made);
         return mha_fail(MHA_ERR_NOMEM, "PNG, PDF: cannot start FreeType");
     }
+    mhai_font_note(made); /* it leaves out modules that it got no memory for */
     mha_status status = open_face(made, file);
-    if (status && made->no_memory) status = mhai_font_check(made);
+    if (made->no_memory) status = mhai_font_check(made);
     if (status)
         mhai_font_close(made);
     else
@@ -105,8 +114,10 @@ void mhai_font_close(mhai_font *font)
 
 mha_status mhai_font_check(const mhai_font *font)
 {
-    return font->no_memory ? mha_fail(MHA_ERR_NOMEM, "picture: out of memory for its text")
-                           : MHA_OK;
+    const mhai_font *mono = font->mono;
+    return font->no_memory || (mono && mono->no_memory)
+               ? mha_fail(MHA_ERR_NOMEM, "picture: out of memory")
+               : MHA_OK;
 }
 
 /* The glyph of a code point in the slot, an outline; false if there is nothing to draw (marks and
@@ -184,7 +195,10 @@ static void open_mono(mhai_font *font)
         return;
     snprintf(path, sizeof path, "%.*sMono.ttf", (int)(length - 4), font->path);
     mhai_font *mono;
-    if (mhai_font_open(path, &mono) == MHA_OK) font->mono = mono;
+    mhai_font_note(font);
+    const mha_status status = mhai_font_open(path, &mono);
+    if (status == MHA_OK) font->mono = mono;
+    if (status == MHA_ERR_NOMEM) font->no_memory = true;
 }
 
 cairo_font_face_t *mhai_font_face(mhai_font *font, bool mono)

@@ -21,6 +21,10 @@ typedef void (*mhai_font_blend)(void *user, int64_t x, int64_t y, int width, int
 void mhai_font_draw(mhai_font *font, const mhai_pen *pen, const char *text, mhai_font_blend blend,
                     void *user);
 
+/* FreeType and cairo leave out what they get no memory for and report success; errno, which
+ * mhai_font_open() clears, is the trace of it. To be called before something else sets errno. */
+void mhai_font_note(mhai_font *font);
+
 /* MHA_ERR_NOMEM if something was left out because memory was short. */
 mha_status mhai_font_check(const mhai_font *font);
 

@@ -1,4 +1,4 @@
-/* Repeated random tokens of a model's words. */
+/* Sequences of random words of a model, repeated. */
 #include "study/study.h"
 
 #include <multihead/component.h>
@@ -8,7 +8,7 @@
 
 enum { BLOCK = 25, REPEATS = 4, SEED = 1 };
 
-/* The tokens that a model puts around every text. */
+/* Find the special tokens around every text of a model. */
 static mha_status find_ends(const mhai_reader *reader, mha_repeated_tokens *how)
 {
     mha_encoding none = {.struct_size = sizeof none};
@@ -61,7 +61,11 @@ mha_status mha_random_tokens_draw(mha_random_tokens *plan, mha_tokens *tokens)
     if (!plan || !tokens) return mha_fail(MHA_ERR_NULL, "mha_random_tokens_draw: NULL argument");
     MHA_TRY(mha_struct_check_size("mha_tokens", tokens->struct_size, sizeof *tokens));
     mha_tokens made = {.struct_size = sizeof made};
-    MHA_TRY(mhai_tokens_make(plan->how.block * plan->how.repeats + 2, 0, &made, NULL));
+    int64_t many;
+    if (__builtin_mul_overflow(plan->how.block, plan->how.repeats, &many) || many < 0 ||
+        many > INT64_MAX - 2)
+        many = 0; /* refused below */
+    MHA_TRY(mhai_tokens_make(many + 2, 0, &made, NULL));
     const mha_status status = mha_head_pass_repeated(&plan->how, plan->pool_count, plan->pool,
                                                      made.ids, made.special, &made.count);
     if (status != MHA_OK) {

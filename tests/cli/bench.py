@@ -129,7 +129,7 @@ def outputs(folder):
                     command="bench")
     for missing in ("/none", ""):
         check_error(run("bench", *work, *QUICK, "--compare", folder + missing), NO_INPUT,
-                    "cannot be read: ", command="bench")
+                    "cannot read: ", command="bench")
     with open(broken, "wb") as file:
         file.write(older + b"2}")
     check_error(run("bench", *work, *QUICK, "--compare", broken), UNSUPPORTED, "version 2",

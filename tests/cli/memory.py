@@ -23,6 +23,7 @@ COMMANDS = (  # and the files that they replace
     (["heads", MODEL, "--text", LINES, "--random", "1", "-o", "a.html", "--json"], ["a.html"]),
     (["circuits", WORDS, "--composition", "--details"], []),
     (["ablate", WORDS, "--text", FOLDER / "names.txt", "--random", "1", "--heads", "2", "-o", "a.html"], ["a.html"]),
+    (["ablate", WORDS, "--task", FOLDER / "task.jsonl", "--heads", "1"], []),
     (["heads", MODEL, "--text", LINES, "--random", "1", "--npy", "folder"], []),
     (["prune", MODEL, "--text", LINES, "--step", "4", "--keep", "4", "--svg", "a.svg", "-o", "folder"], ["a.svg"]),
     (["perplexity", WORDS, "--text", FOLDER / "names.txt"], []),
@@ -82,6 +83,8 @@ if SANITIZED:
     sys.exit(77)
 LINES.write_text("The cat sat on the mat .\nThe dog ran across the street .\n" * 4)
 (FOLDER / "names.txt").write_text("Ada Bob Cem\n" * 4)
+(FOLDER / "task.jsonl").write_text(json.dumps(  # most allocations are those of JSON
+    {"prompt": "Ada Bob", "right": " Cem", "wrong": " Ada", "notes": ["note"] * 3000}))
 write_npy(FOLDER / "maps.npy", (1, 2, 3, 3), [1.0 if i % 4 == 0 else 0.0 for i in range(9)] * 2)
 (FOLDER / "tokens.json").write_text(json.dumps(["a longer token than sixteen bytes", "b", "c"]))
 check_good(run("train", "ioi", "--steps", 2, "--every", 1, "--tries", 1, "--embed", 16, "-q", "--no-report", "-o", WORDS),

@@ -1,11 +1,13 @@
 """PDF of view, heads --pictures and explain: one page of the SVG's size at 3/4 point a unit, its
-fonts embedded, its texts those of the SVG as pdftotext reads them; the same bytes again; errors."""
+fonts embedded, its texts those of the SVG as pdftotext reads them; the same bytes again; errors; memory
+that is refused while fonts are written, which cairo reports as success."""
 import sys
 import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
+from watch import SANITIZED, allocating  # noqa: E402
 
 POPPLER = all(shutil.which(tool) for tool in ("pdfinfo", "pdffonts", "pdftotext"))
 
@@ -58,12 +60,30 @@ def others():
         compare(path, path.with_suffix(".svg"))
     check_good(run("explain", "--like", "gpt2", "--pdf", "e.pdf", "--svg", "e.svg"), "explain")
     compare(FOLDER / "e.pdf", FOLDER / "e.svg")
+    odd = FOLDER / os.fsdecode("m\ufffe".encode() + b"\xff")  # its name is the title
+    shutil.copytree(MODEL, odd)
+    check_good(run("explain", odd, "--pdf", "e.pdf"), "a title with stray bytes")
     check_error(run("explain", "--like", "gpt2", "--pdf", "-", "--json"), 2, "only one of", command="explain")
     check_error(run("heads", MODEL, "--text", "text.txt", "--pdf"), 2, "--pdf requires --pictures", command="heads")
 
 
+def short_of_memory():
+    def explain(**settings):
+        return run("explain", "--like", "gpt2", "--pdf", "m.pdf", **allocating(**settings))
+
+    check_good(explain(count=FOLDER / "count"), "undisturbed")
+    last = int((FOLDER / "count").read_text())
+    for fail in (last - 200, last - 100, last - 40):
+        (FOLDER / "m.pdf").write_bytes(b"older")
+        result = explain(fail=fail)
+        check(result.code == 7 and (FOLDER / "m.pdf").read_bytes() == b"older",
+              f"allocation {fail} of {last}: exit {result.code}, {result.errors}")
+
+
 maps()
 others()
+if not SANITIZED:
+    short_of_memory()
 if not POPPLER:
     print("no poppler-utils: sizes, fonts and texts were not read")
 finish()

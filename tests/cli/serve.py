@@ -17,7 +17,7 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
-from watch import LIBRARIES, set_clock, watched  # noqa: E402
+from watch import LIBRARIES, SANITIZED, allocating, set_clock, watched  # noqa: E402
 
 USAGE, NO_INPUT, BAD_INPUT, UNSUPPORTED, NO_OUTPUT = 2, 3, 4, 5, 6
 ADDRESS = re.compile(r"http://(127\.0\.0\.1|127\.0\.0\.2|\[::1\]):([0-9]+)/([0-9a-f]{32})/(#.*)?\n")
@@ -368,10 +368,10 @@ def test_slow(model):
 # ---- what is said about the request ------------------------------------------------------------
 
 def test_bad_requests(s):
-    for body, part in ((b"", "no JSON"), (b"{", "no JSON"), (b"[]", "a JSON object"), (b"{}", "text"),
+    for body, part in ((b"", "not JSON"), (b"{", "not JSON"), (b"[]", "a JSON object"), (b"{}", "text"),
                        (b'{"text":1}', "text"), (b'{"text":""}', "empty"), (b'{"text":"  "}', "empty"),
-                       (b'{"text":"a","text":"b"}', "no JSON"), (b'{"text":"\\u0000"}', "no JSON"),
-                       (b'{"text":"\xff"}', "no JSON"), (b'{"text":"it","x":1}', "no such field"),
+                       (b'{"text":"a","text":"b"}', "not JSON"), (b'{"text":"\\u0000"}', "not JSON"),
+                       (b'{"text":"\xff"}', "not JSON"), (b'{"text":"it","x":1}', "no such field"),
                        (b'{"text":"it","off":["L9H0"]}', "no head L9H0"),
                        (b'{"text":"it","off":["L0H99999999"]}', "no head"),
                        (b'{"text":"it","off":["L0H1","L1H0","L0H1"]}', "L0H1 is given twice"),
@@ -383,7 +383,7 @@ def test_bad_requests(s):
                        (b'{"text":"it","patched":["L0H1"]}', "second text"),
                        (b'{"text":"it","at":"first"}', "at"), (b'{"text":"it","maps":1}', "maps"),
                        (b'{"text":"' + b"it " * 400 + b'"}', "the limit is"),
-                       (b"[" * 100_000, "no JSON")):
+                       (b"[" * 100_000, "not JSON")):
         status, headers, reply = s.ask("POST", "look", body)
         check(status == 422 and part in error_of(reply), f"{body[:60]!r}: {status} {reply[:200]!r}")
         check(headers["Content-Type"] == "application/json", "errors are JSON")
@@ -487,6 +487,20 @@ def test_other_carrier(s, model):
         check(seconds.sub(b"", answer) == seconds.sub(b"", reply), f"{place} {body}: other bytes")
 
 
+def test_request_without_memory(model):
+    """An allocation that is refused while a request is read: no memory, not malformed."""
+    body, count = json.dumps({"text": 1, "off": ["L0H0"] * 3000}).encode(), FOLDER / "count"
+
+    def carried(**settings):
+        return subprocess.run([LIBRARIES / "live_carrier", model, "m"], check=True, capture_output=True,
+                              input=b"look %d\n%s" % (len(body), body), env=environment(**allocating(**settings)))
+
+    check(carried(count=count).stdout.endswith(b"text: expected a text"), "undisturbed")
+    for before in (200, 2000):
+        answer = carried(fail=int(count.read_text()) - before).stdout
+        check(answer.startswith(b"40 "), f"{before} before the end: {answer[:100]}")
+
+
 def long_model(layers, heads, length):
     folder = FOLDER / f"long-{layers}-{heads}"
     folder.mkdir()
@@ -548,6 +562,8 @@ def main():
         return
     model = train_model()
     test_misuse(model)
+    if not SANITIZED:
+        test_request_without_memory(model)
     with Server(model, "-q") as s:
         test_strangers(s)
         test_places(s)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import multihead
-from multihead import _library, _tensor
+from multihead import _abi, _library, _tensor
 from shared import HANGS, LIBRARY_DIR, ROOT
 
 
@@ -53,6 +53,21 @@ def test_addresses_are_read_where_numpy_has_them():
     assert _tensor._address is _tensor._read_address or sys.implementation.name != "cpython"
     for array in (np.zeros((3, 4)), np.zeros((3, 4))[1:, 1:], np.zeros((0, 4)), np.zeros(())):
         assert _tensor.look(array, "x")[1] == array.ctypes.data
+
+
+def test_other_threads_see_whole_structs_and_functions(monkeypatch):
+    whole, kind = [], _abi._type
+    library = _abi.Library(_library.library._name)
+
+    def watch(text, argument=False):  # in the midst of making them
+        assert "mha_context_create" not in vars(library) and ("mha_figure" not in _abi._named or whole)
+        return kind(text, argument)
+
+    monkeypatch.setattr(_abi, "_named", {})
+    monkeypatch.setattr(_abi, "_type", watch)
+    assert _abi.Figure().struct_size == _abi.C.sizeof(_abi.Figure)
+    whole.append("mha_figure")
+    assert library.mha_context_create.argtypes
 
 
 def test_nothing_is_copied():

@@ -538,6 +538,12 @@ static void floats_are_tensors(void **state)
     small.flags = 0, small.kv_heads = -1;
     expect_error(mha_attention_floats(context, &small, x, x, x, o), MHA_ERR_SHAPE,
                  "k: dim 1 is -1");
+    small = (mha_attention_sizes){.struct_size = sizeof small,
+                                  .flags = MHA_ATTENTION_CAUSAL,
+                                  .queries = T,
+                                  .keys = INT64_MIN,
+                                  .head_dim = D};
+    expect_error(mha_attention_floats(context, &small, x, x, x, o), MHA_ERR_SHAPE, "dim 2 is -");
 }
 
 RUN_TESTS(TEST(floats_are_tensors), TEST(parts_equal_the_whole), TEST(one_query_at_a_time),

@@ -148,7 +148,7 @@ static void heads_are_patched(void **state)
     assert_int_equal(patched, 1);
     mha_trials_destroy(trials);
     trials = trials_of(m, 1, &s);
-    expect_error(mha_trials_run(trials, &trial, -1, NULL, NULL, NULL), MHA_ERR_MODEL, "take more");
+    expect_error(mha_trials_run(trials, &trial, -1, NULL, NULL, NULL), MHA_ERR_MODEL, "need more");
     mha_trials_destroy(trials);
     small_model_free(m);
 }
@@ -248,6 +248,31 @@ static void hidden_tokens_are_counted(void **state)
     options.hide = all;
     expect_error(mha_show_make(&maps, &options, &show), MHA_ERR_ARGUMENT, "all 3 tokens");
     mha_show_free(&show);
+    options.hide_count = 0;
+    for (int64_t panel = -1; panel < 2; panel += 2) {
+        options.first_panel = panel, options.flags = MHA_SHOW_FIRST_PANEL | MHA_SHOW_FIRST_CELL;
+        expect_error(mha_show_make(&maps, &options, &show), MHA_ERR_ARGUMENT, "expected 0..0");
+    }
+    options.flags = 1U << 9;
+    expect_error(mha_show_make(&maps, &options, &show), MHA_ERR_UNSUPPORTED, "unknown bits");
+}
+
+/* In the bytes that there are, and not one more. */
+static void texts_fit(void **state)
+{
+    (void)state;
+    float *layer;
+    mha_maps maps = three_tokens(&layer);
+    maps.text[0] = maps.text[1] = "the cat", maps.text_bytes[0] = maps.text_bytes[1] = 7;
+    for (size_t size = 1; size < 40; size++) {
+        char text[41];
+        memset(text, '#', sizeof text);
+        assert_true(mha_show_texts(&maps, 20, text, size) && strlen(text) < size);
+        assert_int_equal(text[size], '#');
+    }
+    char whole[80];
+    assert_true(mha_show_texts(&maps, 20, whole, sizeof whole));
+    assert_string_equal(whole, "the cat | the cat");
 }
 
 /* ---- places ---------------------------------------------------------------------------------- */
@@ -267,8 +292,10 @@ static void places_are_known(void **state)
     mha_live_destroy(NULL);
     assert_int_equal(mha_show_cell(1, 8000), 1);
     assert_true(mha_show_cell(1, 8001) > 1);
+    assert_int_equal(mha_show_cell(8000000, 100),
+                     100); /* however many heads: a cell of all tokens */
 }
 
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(runs_have_the_bits_of_gates), TEST(heads_are_patched),
                   TEST(runs_end_when_they_are_to), TEST(misuse_of_trials),
-                  TEST(hidden_tokens_are_counted), TEST(places_are_known))
+                  TEST(hidden_tokens_are_counted), TEST(texts_fit), TEST(places_are_known))

@@ -447,6 +447,11 @@ static void random_tokens_fit_the_model(void **state)
     assert_true(t.special[0] && !t.special[1] && !t.separators[0] && t.begin[5] == -1);
     mha_tokens_free(&t);
     assert_int_equal(plan.how.sequence, 1);
+    plan.how.block = 1,
+    plan.how.repeats = INT64_C(428994048225803524); /* 43 times it is 2^64 + 2 */
+    expect_error(mha_random_tokens_draw(&plan, &t), MHA_ERR_NOMEM, "tokens");
+    plan.how.block = 2, plan.how.repeats = INT64_MAX;
+    expect_error(mha_random_tokens_draw(&plan, &t), MHA_ERR_SIZE, "too many");
     mha_random_tokens_free(&plan);
     mha_model_destroy(model);
     model = whole_words(9); /* 3 words, twice */

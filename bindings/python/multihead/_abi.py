@@ -10,6 +10,7 @@ import ctypes as C
 import pathlib
 import re
 import sys
+import threading
 from typing import Any
 
 
@@ -135,21 +136,38 @@ def _signature(text: str) -> tuple[Any, list[Any]]:
 
 
 _named: dict[str, Any] = {}
+_begun: dict[str, Any] = {}  # those that the outermost call makes, which may point to each other
+_making = threading.RLock()
+
+
+def _make(name: str) -> None:
+    if name in _callbacks:
+        result, arguments = _signature(_callbacks[name])
+        _begun[name] = C.CFUNCTYPE(result, *arguments)
+    elif name in _fields:
+        _begun[name] = type(name, (Struct,), {})  # before its fields, which may point to it
+        _begun[name]._fields_ = [(field, _type(text)) for field, text in _fields[name]]
+    else:
+        raise AttributeError(f"abi/ lists no struct or callback {name}")
 
 
 def named(name: str) -> Any:
-    """The class of a struct or callback, by its name in C."""
+    """The class of a struct or callback, by its name in C. Other threads see it when it has its fields."""
     if name in _named:
         return _named[name]
-    if name in _callbacks:
-        result, arguments = _signature(_callbacks[name])
-        _named[name] = C.CFUNCTYPE(result, *arguments)
-    elif name in _fields:
-        _named[name] = type(name, (Struct,), {})  # before its fields, which may point to it
-        _named[name]._fields_ = [(field, _type(text)) for field, text in _fields[name]]
-    else:
-        raise AttributeError(f"abi/ lists no struct or callback {name}")
-    return _named[name]
+    with _making:
+        known = {**_begun, **_named}
+        if name in known:
+            return known[name]
+        outermost = not _begun
+        try:
+            _make(name)
+            if outermost:
+                _named.update(_begun)
+            return _begun[name]
+        finally:
+            if outermost:
+                _begun.clear()
 
 
 def __getattr__(name: str) -> Any:
@@ -162,11 +180,12 @@ class Library(C.CDLL):
     """A shared library whose functions have the types that abi/ lists."""
 
     def __getattr__(self, name: str) -> Any:
-        function = super().__getattr__(name)
-        if name in _functions:
-            function.restype, function.argtypes = _signature(_functions[name])
+        if name not in _functions:
+            return super().__getattr__(name)
+        function = self[name]
+        function.restype, function.argtypes = _signature(_functions[name])
+        setattr(self, name, function)  # last, for other threads find it from now on
         return function
-
 
 Int64Pointer = C.POINTER(C.c_int64)
 TensorPointer = C.POINTER(named("mha_tensor"))
