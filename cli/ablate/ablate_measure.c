@@ -70,14 +70,11 @@ static cli_exit make_list(effect_set *set, int64_t texts)
 static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
                          const heads_source *source, int64_t *late)
 {
-    const heads_options *o = &j->effects->options->heads;
-    const text_limits limits = {.most = o->max_tokens, .truncate = o->truncate};
     mha_tokens *tokens;
     int32_t *ids;
     int64_t *lengths;
     mha_effect_term *terms;
-    text_model_where(j->model, source->file, source->line);
-    CLI_TRY(text_model_encode(j->model, &limits, source->text, source->bytes, NULL, 0, &tokens));
+    CLI_TRY(heads_source_encode(&j->effects->options->heads, j->model, source, &tokens));
     int64_t end = tokens->count;
     while (end > 0 && tokens->special[end - 1]) end--;
     const bool whole = end >= EFFECT_LATE_END;

@@ -82,6 +82,10 @@ typedef struct heads_found {
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 
+/* text_model_encode() of it, as the options limit texts. */
+cli_exit heads_source_encode(const heads_options *options, text_model *model,
+                             const heads_source *source, mha_tokens **tokens);
+
 /* Nothing is found yet: the model's heads. */
 cli_exit heads_begin(const text_model *model, heads_found *found);
 

@@ -232,10 +232,8 @@ static bool is_shown(const headvis *v)
 static cli_exit read_text(headvis *v)
 {
     const heads_source *source = &v->sources->items[v->texts[v->text]];
-    const text_limits limits = {.most = v->options->max_tokens, .truncate = v->options->truncate};
     const int64_t heads = v->found->model->heads;
-    text_model_where(v->model, source->file, source->line);
-    CLI_TRY(text_model_encode(v->model, &limits, source->text, source->bytes, NULL, 0, &v->read));
+    CLI_TRY(heads_source_encode(v->options, v->model, source, &v->read));
     v->tokens = v->read->count;
     if (v->tokens > INT16_MAX)
         return cli_fail(CLI_UNSUPPORTED, HEADS,

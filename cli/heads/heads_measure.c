@@ -57,9 +57,10 @@ static cli_exit take(job *j, mha_status status)
 
 /* ---- Texts ----------------------------------------------------------------------------------- */
 
-static cli_exit encode(job *j, text_model *model, const heads_source *source, mha_tokens **tokens)
+cli_exit heads_source_encode(const heads_options *options, text_model *model,
+                             const heads_source *source, mha_tokens **tokens)
 {
-    const text_limits limits = {.most = j->options->max_tokens, .truncate = j->options->truncate};
+    const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
     text_model_where(model, source->file, source->line);
     return text_model_encode(model, &limits, source->text, source->bytes, NULL, 0, tokens);
 }
@@ -110,7 +111,7 @@ static cli_exit count_tokens(job *j, text_model *model, const heads_sources *sou
     for (int64_t i = 0; i < sources->count; i++) {
         const size_t mark = arena_mark();
         mha_tokens *tokens;
-        CLI_TRY(encode(j, model, &sources->items[i], &tokens));
+        CLI_TRY(heads_source_encode(j->options, model, &sources->items[i], &tokens));
         s->prints[i + 1] = print_of_text(s->prints[i], tokens, sources->items[i].gold);
         s->lengths[i] = tokens->count;
         CLI_TRY(cli_check(HEADS, mha_study_count(j->study, tokens)));
@@ -142,7 +143,7 @@ static cli_exit measure_text(job *j, text_model *model, const heads_source *sour
     mha_study_links links;
     mha_study_visit visit = {.struct_size = sizeof visit};
     mha_tokens *tokens;
-    CLI_TRY(encode(j, model, source, &tokens));
+    CLI_TRY(heads_source_encode(j->options, model, source, &tokens));
     if (gold) {
         links = (mha_study_links){.begin = gold->begin,
                                   .end = gold->end,

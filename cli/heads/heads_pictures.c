@@ -281,13 +281,10 @@ static cli_exit draw_picture(pictures *p, const mha_tokens *tokens, picture *mad
 /* All pictures of a text. */
 static cli_exit draw_text(pictures *p)
 {
-    const heads_source *source = &p->sources->items[p->text];
-    const text_limits limits = {.most = p->options->max_tokens, .truncate = p->options->truncate};
     const text_visit visit = {
         .after_layer = look_at_layer, .user = p, .gates = p->found->gates ? &p->gates : NULL};
     mha_tokens *tokens;
-    text_model_where(p->model, source->file, source->line);
-    CLI_TRY(text_model_encode(p->model, &limits, source->text, source->bytes, NULL, 0, &tokens));
+    CLI_TRY(heads_source_encode(p->options, p->model, &p->sources->items[p->text], &tokens));
     for (int64_t i = 0; i < p->count; i++) {
         picture *made = &p->items[i];
         if (made->place.text != p->text) continue;

@@ -146,12 +146,9 @@ static cli_exit make_columns(report *r)
 
 static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens)
 {
-    const heads_source *source = &r->sources->items[text];
-    const text_limits limits = {.most = r->options->max_tokens, .truncate = r->options->truncate};
-    text_model_where(r->model, source->file, source->line);
     if (!r->read[text])
-        CLI_TRY(text_model_encode(r->model, &limits, source->text, source->bytes, NULL, 0,
-                                  &r->read[text]));
+        CLI_TRY(
+            heads_source_encode(r->options, r->model, &r->sources->items[text], &r->read[text]));
     *tokens = r->read[text];
     return CLI_OK;
 }
