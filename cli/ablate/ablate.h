@@ -66,6 +66,8 @@ typedef struct ablate_effects {
     const char *paths_to;
     mha_path_receiver *receivers; /* of the paths; none: the logits */
     int64_t receiver_count;
+    double *row;        /* room for a number of each text of a set */
+    mha_status *failed; /* the first failure of what is told */
 } ablate_effects;
 
 /* What it is measured on; refuses what cannot be measured, before any work. */
@@ -83,6 +85,9 @@ cli_exit ablate_read_paths(ablate_effects *effects);
 /* Room for a text of B sequences of T tokens with so many terms; ids [B T], lengths [B] to be filled. */
 cli_exit ablate_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text, int32_t **ids,
                      int64_t **lengths, mha_effect_term **list);
+
+/* No memory while effects were told: then exit 7. */
+cli_exit ablate_told(const ablate_effects *effects);
 
 cli_exit ablate_print(const ablate_effects *effects);
 cli_exit ablate_write_json(const ablate_effects *effects);
