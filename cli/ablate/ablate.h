@@ -1,6 +1,6 @@
-/* multihead ablate: what is lost without heads. The texts, repeated random tokens and prompts it is
- * measured on, and what was found. Options are in cmd_ablate.c, the work in ablate_measure.c, task files
- * are read in ablate_task.c, and ablate_out.c prints. */
+/* multihead ablate: the effects of ablating heads, measured on texts, repeated random tokens and the
+ * prompts of a task. cmd_ablate.c has the options, ablate_measure.c the work, ablate_task.c reads task
+ * files, ablate_out.c prints. */
 #ifndef CLI_ABLATE_H
 #define CLI_ABLATE_H
 
@@ -11,14 +11,14 @@
 #define ABLATE "ablate"
 
 typedef struct ablate_options {
-    heads_options heads;                  /* the first: texts, outputs */
+    heads_options heads;                  /* must be first: texts, outputs */
     int kind;                             /* mha_ablation */
     const char *task, *paths;             /* FILE of prompts; receivers */
     int64_t head_count, pairs, max_texts; /* head_count -1: not given */
 } ablate_options;
 
-/* Tokens whose mean losses make in-context learning: those around the 50th less those around the
- * 500th, as bench/ablation.py has it. */
+/* In-context learning is the mean loss of the tokens around the 50th minus that of the tokens around
+ * the 500th, as in bench/ablation.py. */
 enum {
     EFFECT_EARLY = 41,
     EFFECT_EARLY_END = 62,
@@ -28,21 +28,21 @@ enum {
     EFFECT_MEASURES = 4
 };
 
-/* Texts that have the same measures: those given, repeated random tokens, prompts. */
+/* A set of texts with the same measures: the given texts, repeated random tokens, or prompts. */
 typedef struct effect_set {
     mha_effect_data data;
     mha_effect_text *texts; /* [data.texts] */
     const mha_effect_text **list;
-    int64_t tokens;                   /* of all of them */
-    mha_tensor means;                 /* of MEAN */
-    double *estimates, *direct;       /* [L H, texts, measures]; direct NULL: has none */
+    int64_t tokens;                   /* total */
+    mha_tensor means;                 /* for mean ablation */
+    double *estimates, *direct;       /* [L H, texts, measures]; direct NULL: no direct effects */
     double *whole, *single, *without; /* [texts, m], [chosen, ..], [pairs, ..] */
 } effect_set;
 
-/* A prompt of a task, of which corrupted has as many tokens as text. */
+/* A prompt of a task; its corrupted form has the same number of tokens. */
 typedef struct effect_prompt {
     mha_tensor corrupted; /* ndim 0: none */
-    double clean, other;  /* the measure of both */
+    double clean, other;  /* the measure on the prompt and on the corrupted one */
 } effect_prompt;
 
 typedef struct effect_measure {
@@ -53,36 +53,38 @@ typedef struct effect_measure {
 typedef struct ablate_effects {
     const ablate_options *options;
     text_model *model;
-    heads_found *found; /* the model's heads, and their scores if these were measured */
+    heads_found *found; /* the model's heads, and their scores if measured */
     mha_ablation kind;
     effect_set sets[EFFECT_SETS];
     effect_measure measures[EFFECT_MEASURES];
     int measure_count;
-    bool estimated;                /* there are estimates */
-    int64_t *chosen, chosen_count; /* heads measured exactly, layer * H + head, the best first */
-    int64_t *pairs, pair_count;    /* [pair_count, 2] places in chosen */
+    bool estimated;                /* estimates exist */
+    int64_t *chosen, chosen_count; /* heads measured exactly, layer * H + head, best first */
+    int64_t *pairs, pair_count;    /* [pair_count, 2] indices into chosen */
     effect_prompt *prompts;        /* of the task */
-    double *patched, *paths; /* [L H, prompts] what is restored; what changes. NULL: not asked */
+    double *patched,
+        *paths; /* [L H, prompts] restored share; change by paths. NULL: not requested */
     const char *paths_to;
-    mha_path_receiver *receivers; /* of the paths; none: the logits */
+    mha_path_receiver *receivers; /* of path patching; none: the logits */
     int64_t receiver_count;
     double *row;        /* room for a number of each text of a set */
     mha_status *failed; /* the first failure of what is told */
 } ablate_effects;
 
-/* What it is measured on; refuses what cannot be measured, before any work. */
+/* Prepare the texts and validate the options, before any work. */
 cli_exit ablate_begin(ablate_effects *effects, const heads_sources *sources);
 
-/* All of it. */
+/* Measure all effects. */
 cli_exit ablate_measure(ablate_effects *effects);
 
-/* Prompts of --task: their terms and, where they have them, their corrupted forms. */
+/* Read the prompts of --task: their terms and their corrupted forms, if any. */
 cli_exit ablate_read_task(ablate_effects *effects);
 
-/* Receivers of --paths; none: the logits. */
+/* Parse the receivers of --paths; none: the logits. */
 cli_exit ablate_read_paths(ablate_effects *effects);
 
-/* Room for a text of B sequences of T tokens with so many terms; ids [B T], lengths [B] to be filled. */
+/* Allocate a text of B sequences of T tokens with so many terms; the caller fills ids [B T] and
+ * lengths [B]. */
 cli_exit ablate_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text, int32_t **ids,
                      int64_t **lengths, mha_effect_term **list);
 
@@ -92,9 +94,8 @@ cli_exit ablate_told(const ablate_effects *effects);
 cli_exit ablate_print(const ablate_effects *effects);
 cli_exit ablate_write_json(const ablate_effects *effects);
 
-/* For the page and arrays: of each measure the gradient's estimate of all heads, if there is one, and the
- * effect of those measured exactly; and on a head's card the pairs with it, the largest interaction
- * first. */
+/* Columns and cards for the page and arrays: per measure, the gradient estimates of all heads, if any, and
+ * the exact effects of the measured heads. A head's card lists its pairs, largest interaction first. */
 cli_exit ablate_beside(const ablate_effects *effects, heads_beside *beside);
 
 #endif

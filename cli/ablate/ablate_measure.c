@@ -1,5 +1,5 @@
-/* See ablate.h: a gradient of every measure estimates all heads; the best of them are measured
- * exactly, each measure naming its heads in turn, and pairs of the best of these. */
+/* See ablate.h. The gradient of every measure estimates the effects of all heads. The best heads, taken
+ * from each measure in turn, and pairs of them are then measured exactly. */
 #include "ablate/ablate.h"
 
 #include "common/arena.h"
@@ -31,8 +31,8 @@ static cli_exit check_model(const text_model *m)
         return CLI_OK;
     return cli_fail(
         CLI_UNSUPPORTED, ABLATE,
-        "%s: does not predict next tokens, on which ablation is measured; 'multihead prune' "
-        "measures what an encoder's embeddings lose",
+        "%s does not predict next tokens, which ablation is measured on; 'multihead prune' "
+        "measures an encoder by its embeddings",
         m->folder);
 }
 
@@ -66,7 +66,7 @@ static cli_exit make_list(effect_set *set, int64_t texts)
     return CLI_OK;
 }
 
-/* Its loss, and if it is long enough in-context learning. */
+/* Its loss, and in-context learning if it is long enough. */
 static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
                          const heads_source *source, int64_t *late)
 {
@@ -122,7 +122,7 @@ static cli_exit add_texts(effects_job *j, const heads_sources *sources)
     return CLI_OK;
 }
 
-/* What is lost of the second time and those after it. */
+/* The loss on the second and later repetitions. */
 static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
 {
     const int64_t block = plan->how.block, first = plan->how.first >= 0;
@@ -132,7 +132,7 @@ static cli_exit add_drawn(effect_set *set, int64_t i, mha_random_tokens *plan)
     int64_t *lengths;
     mha_effect_term *terms;
     CLI_TRY(cli_check(ABLATE, mha_random_tokens_draw(plan, &drawn)));
-    /* the first token of the second time cannot be known */
+    /* the first token of the second repetition cannot be predicted */
     const cli_exit made = ablate_text(1, drawn.count, end - first - block - 1, &set->texts[i], &ids,
                                       &lengths, &terms);
     if (made == CLI_OK) memcpy(ids, drawn.ids, (size_t)drawn.count * sizeof *ids);
@@ -171,7 +171,7 @@ static cli_exit add_task(effects_job *j)
 
 /* ---- work ------------------------------------------------------------------------------------ */
 
-/* "45 s", "12 min", "2.5 h": said once, when the first texts have shown how fast this machine is. */
+/* "45 s", "12 min", "2.5 h": reported once, when the first texts have shown the speed of the machine. */
 static void say_time(effects_job *j, double seconds)
 {
     if (seconds < 5)
@@ -182,7 +182,7 @@ static void say_time(effects_job *j, double seconds)
         cli_note(j->effects->options->heads.quiet, "this takes about %.0f min", seconds / 60);
     else
         cli_note(j->effects->options->heads.quiet,
-                 "this takes about %.1f h; fewer --max-texts, --heads or --pairs take less",
+                 "this takes about %.1f h; reduce --max-texts, --heads or --pairs to shorten it",
                  seconds / 3600);
 }
 
@@ -200,7 +200,7 @@ static mha_status show_progress(int64_t done, int64_t total, void *user)
     return MHA_OK;
 }
 
-/* The end of a call that was reckoned as `work`. */
+/* End a call whose cost was estimated as `work`. */
 static cli_exit finish(effects_job *j, int64_t work, mha_status status)
 {
     j->done += (double)work;
@@ -246,7 +246,7 @@ static int64_t head_at(const effects_job *j, int64_t place, int64_t places)
     return layer * j->model->heads;
 }
 
-/* Before any head is chosen: heads spread evenly over the layers. */
+/* For the time estimate, before heads are chosen: heads spread evenly over the layers. */
 static cli_exit reckon(effects_job *j)
 {
     const size_t mark = arena_mark();
@@ -273,7 +273,7 @@ static cli_exit reckon(effects_job *j)
     for (int s = 0; s < EFFECT_SETS; s++) texts += (double)j->effects->sets[s].data.texts;
     cli_note(j->effects->options->heads.quiet,
              "%s ablation on %.0f text%s: %s%" PRId64 " heads and %" PRId64
-             " pairs exactly; as much work as %.0f passes over all of it",
+             " pairs exactly; equivalent to %.0f passes over all tokens",
              mha_ablation_name(j->effects->kind), texts, texts > 1 ? "s" : "",
              j->effects->estimated ? "a gradient for all heads, then " : "", j->heads, pairs,
              j->total / once);
@@ -295,7 +295,7 @@ static cli_exit find_means(effects_job *j, effect_set *set)
                      mha_effect_means(j->model->context, j->model->net, &set->data, &set->means));
 }
 
-/* All heads of a set of texts by gradients, and their direct effects where norms allow that. */
+/* Estimate all heads on a set of texts by gradients, and their direct effects if the norms allow it. */
 static cli_exit estimate(effects_job *j, effect_set *set)
 {
     const int64_t all = j->effects->found->of.layers * j->model->heads;
@@ -352,7 +352,7 @@ static double mean_of(const effect_set *set, const double *numbers, int index, c
     return texts > 0 ? sum / (double)texts : NAN;
 }
 
-/* Rows of measures: of all heads their estimates, or of those chosen their effects. */
+/* Rows of measures: the estimates of all heads, or the effects of the chosen ones. */
 static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *places,
                      int64_t *made)
 {
@@ -374,8 +374,8 @@ static cli_exit rank(const effects_job *j, bool exact, int64_t wanted, int64_t *
     return cli_check(ABLATE, status);
 }
 
-/* Without estimates: all heads, as many as are wanted, from the last layer on backwards, which costs
- * least; by default that is every head. */
+/* Without estimates, choose the requested number of heads, by default all, from the last layer backwards,
+ * which costs least. */
 static cli_exit choose(effects_job *j)
 {
     ablate_effects *e = j->effects;
@@ -417,7 +417,7 @@ static cli_exit measure_pairs(effects_job *j)
 
 /* ---- patching -------------------------------------------------------------------------------- */
 
-/* Runs count 1, paths, which run twice, 2; j->done are those of prompts and kinds that are over. */
+/* A run counts 1, a path 2, because it runs twice; j->done counts finished prompts and kinds. */
 static mha_status show_patching(int64_t done, int64_t total, void *user)
 {
     effects_job *j = user;
@@ -427,7 +427,8 @@ static mha_status show_patching(int64_t done, int64_t total, void *user)
     return MHA_OK;
 }
 
-/* Prompt i: the clean prompt's heads in the corrupted one (restored), or paths the other way round. */
+/* Prompt i: patch the clean prompt's heads into the corrupted run (restored share), or paths from the
+ * corrupted prompt into the clean run. */
 static cli_exit patch_prompt(effects_job *j, int64_t i, bool paths, double *values)
 {
     ablate_effects *e = j->effects;
@@ -487,7 +488,7 @@ static cli_exit patch(effects_job *j)
 
 /* ---- all together ---------------------------------------------------------------------------- */
 
-/* What excludes what was asked for, before any work. */
+/* Reject unusable requests before any work. */
 static cli_exit check_sets(const effects_job *j)
 {
     const ablate_effects *e = j->effects;
@@ -499,14 +500,15 @@ static cli_exit check_sets(const effects_job *j)
     for (int s = 0; s < EFFECT_SETS; s++)
         if (e->sets[s].data.texts == 1 && e->kind == MHA_ABLATION_RESAMPLE)
             return cli_fail(CLI_USAGE, ABLATE,
-                            "--with resample takes heads from another %s, and there is only one",
+                            "--with resample takes outputs from another %s; give at least two",
                             s == SET_TASK     ? "prompt"
                             : s == SET_RANDOM ? "of --random"
                                               : "text");
     for (int64_t i = 0; i < e->sets[SET_TASK].data.texts; i++)
         corrupted |= e->prompts[i].corrupted.ndim > 0;
     if (corrupted || !j->effects->options->paths) return CLI_OK;
-    return cli_fail(CLI_USAGE, ABLATE, "--paths: %s has no corrupted prompts (a fourth column)",
+    return cli_fail(CLI_USAGE, ABLATE,
+                    "--paths: %s has no corrupted prompts; add them as a fourth column",
                     j->effects->options->task);
 }
 
@@ -522,8 +524,8 @@ cli_exit ablate_begin(ablate_effects *e, const heads_sources *sources)
     CLI_TRY(ablate_read_paths(e));
     if (e->sets[SET_TEXTS].data.measures == 1)
         cli_note(e->options->heads.quiet,
-                 "in-context learning is not measured: no text has %d tokens; --cut %d makes such "
-                 "texts of a book",
+                 "in-context learning is not measured: no text has %d tokens; --cut %d cuts a book "
+                 "into such texts",
                  EFFECT_LATE_END, EFFECT_LATE_END);
     return CLI_OK;
 }
@@ -565,8 +567,9 @@ cli_exit ablate_measure(ablate_effects *e)
     }
     e->estimated = has_gradient(&e->model->desc);
     if (!e->estimated)
-        cli_note(o->heads.quiet, "this model's norm of queries and keys has no gradient: heads are "
-                                 "not chosen by one");
+        cli_note(o->heads.quiet,
+                 "the gradient of this model's query and key norm is not supported: "
+                 "heads are not chosen by estimates");
     const int64_t heads = e->estimated ? DEFAULT_HEADS : e->found->count;
     j.heads = o->head_count >= 0 ? o->head_count : heads;
     if (j.heads > e->found->count) j.heads = e->found->count;

@@ -1,4 +1,4 @@
-/* What is lost without heads: as a table, as JSON, and for the page and arrays. */
+/* The effects of ablation as a table, as JSON, and for the page and arrays. */
 #include "ablate/ablate.h"
 #include "common/arena.h"
 #include "common/files.h"
@@ -51,8 +51,8 @@ static void add_row(const ablate_effects *e, int m, const double *numbers, int64
         to[i] += factor * numbers[(row * texts + i) * measures + e->measures[m].index];
 }
 
-/* What is told of a measure: the whole model (row -1), the effect of a head chosen, of a pair, the
- * interaction of a pair, or a head's estimate or direct effect. */
+/* The quantities reported per measure: the whole model (row -1), the effect of a chosen head or of a pair,
+ * the interaction of a pair, a head's estimate or direct effect. */
 typedef enum told { WHOLE, SINGLE, BOTH, INTERACTION, ESTIMATE, DIRECT } told;
 
 static mha_effect_interval tell(const ablate_effects *e, int m, told what, int64_t row)
@@ -81,7 +81,7 @@ static mha_effect_interval tell(const ablate_effects *e, int m, told what, int64
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* A line of the table, cut to the terminal where it is printed. */
+/* A line of the table, truncated to the terminal's width. */
 typedef struct table_line {
     mha_terminal terminal;
     char text[LINE_BYTES];
@@ -125,7 +125,7 @@ static void name_of(const ablate_effects *e, int64_t head, char *name, size_t si
     snprintf(name, size, "L%" PRId64 "H%" PRId64, head / e->model->heads, head % e->model->heads);
 }
 
-/* A number, and what it belongs to: rows in the order of their sizes. */
+/* A value and the index of its row, to sort rows by absolute value. */
 typedef struct ranked {
     int64_t row;
     mha_effect_interval found;
@@ -194,7 +194,7 @@ static cli_exit print_pairs(const ablate_effects *e, table_line *line, int m)
     return CLI_OK;
 }
 
-/* The heads of the largest values [L H, prompts]. */
+/* The heads with the largest values of [L H, prompts]. */
 static cli_exit print_patched(const ablate_effects *e, table_line *line, const double *values,
                               const char *title)
 {
@@ -224,10 +224,11 @@ static cli_exit print_patched(const ablate_effects *e, table_line *line, const d
 static void print_title(const ablate_effects *e, int64_t width)
 {
     char text[LINE_BYTES];
-    snprintf(text, sizeof text,
-             "%s ablation: how much each measure changes without a head; mean over texts and 95 %% "
-             "interval",
-             mha_ablation_name(e->kind));
+    snprintf(
+        text, sizeof text,
+        "%s ablation: change of each measure when a head is ablated; mean over texts and 95 %% "
+        "confidence interval",
+        mha_ablation_name(e->kind));
     cli_print_wrapped("", text, width);
     for (int m = 0; m < e->measure_count; m++) {
         snprintf(text, sizeof text, "%s: %s; %" PRId64 " texts", e->measures[m].name,
@@ -355,7 +356,7 @@ cli_exit ablate_write_json(const ablate_effects *e)
 
 /* ---- the page ------------------------------------------------------------------------------- */
 
-/* There are estimates of a measure, as where its set is large enough for a gradient. */
+/* Whether a measure has estimates: its set must be large enough for a gradient. */
 static bool has(const ablate_effects *e, int m, told what)
 {
     return what == ESTIMATE ? set_of(e, m)->estimates != NULL : e->chosen_count > 0;
@@ -374,10 +375,10 @@ static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
             snprintf(name, sizeof name, "%s_%s", exact ? "effect" : "estimate",
                      e->measures[m].name);
             snprintf(text, sizeof text,
-                     "change without the head (%s ablation) of: %s; %s, mean over %" PRId64
+                     "change by %s ablation of the head in: %s; %s, mean over %" PRId64
                      " texts (docs/ablation.md)",
                      mha_ablation_name(e->kind), e->measures[m].text,
-                     exact ? "measured" : "estimated by a gradient, which tells where to measure",
+                     exact ? "measured" : "estimated by a gradient, to select heads to measure",
                      set_of(e, m)->data.texts);
             CLI_TRY(arena_text(ABLATE, name, strlen(name), &kept[0]));
             CLI_TRY(arena_text(ABLATE, text, strlen(text), &kept[1]));
@@ -387,7 +388,7 @@ static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
     return CLI_OK;
 }
 
-/* Rows are texts; a head that was not measured has none. */
+/* Rows are texts; an unmeasured head has none. */
 static void take_values(const void *of, const heads_row *row,
                         mha_heads_value values[HEADS_MOST_BESIDE])
 {
@@ -436,7 +437,8 @@ static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_hea
     char *kept;
     CLI_TRY(arena_text(ABLATE, title, strlen(title), &kept));
     list->title = kept;
-    list->text = "change without both heads, less the changes without each (docs/ablation.md)";
+    list->text =
+        "effect of ablating both heads minus the effects of ablating each (docs/ablation.md)";
     list->names = (const char *const *)names;
     list->values = values;
     return CLI_OK;
@@ -459,6 +461,6 @@ cli_exit ablate_beside(const ablate_effects *e, heads_beside *beside)
 {
     *beside = (heads_beside){.values = take_values, .card = make_card, .of = e};
     CLI_TRY(make_columns(e, beside));
-    beside->x = beside->column_count > 1; /* an effect, behind its estimate */
+    beside->x = beside->column_count > 1; /* an effect, after its estimate */
     return CLI_OK;
 }

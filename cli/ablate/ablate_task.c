@@ -1,5 +1,5 @@
-/* Task files: prompts with a right and a wrong continuation, and perhaps a corrupted prompt to patch
- * from. A line is an object of JSON, or has its fields between tabs. And the receivers of --paths. */
+/* Task files: prompts with a right and a wrong continuation, and optionally a corrupted prompt to patch
+ * from. A line is a JSON object or tab-separated fields. Also parses the receivers of --paths. */
 #include "ablate/ablate.h"
 
 #include "common/arena.h"
@@ -43,8 +43,8 @@ static cli_exit take_json(const task_lines *t, const char *text, size_t bytes, t
     for (int i = 0; i < FIELDS; i++) {
         const json_t *value = json_object_get(object, field_names[i]);
         if (value && !json_is_string(value))
-            return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s is no text", t->path,
-                            line->number, field_names[i]);
+            return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: line %" PRId64 ": %s must be a string",
+                            t->path, line->number, field_names[i]);
         if (value) line->fields[i] = json_string_value(value);
     }
     return CLI_OK;
@@ -74,8 +74,8 @@ static cli_exit take_line(task_lines *t, const char *text, size_t bytes, int64_t
     for (int i = 0; i < FIELDS - 1; i++)
         if (!line.fields[i] || !line.fields[i][0])
             return cli_fail(CLI_BAD_INPUT, ABLATE,
-                            "%s: line %" PRId64 ": has no %s; expected prompt, right and wrong "
-                            "continuation between tabs, or as JSON",
+                            "%s: line %" PRId64 ": %s is missing; expected prompt, right and wrong "
+                            "continuation, separated by tabs or as JSON",
                             t->path, number, field_names[i]);
     if (line.fields[3] && !line.fields[3][0]) line.fields[3] = NULL;
     if (t->count == t->room) {
@@ -99,7 +99,7 @@ static cli_exit read_lines(task_lines *t)
         at += bytes + 1;
     }
     if (t->count > 0) return CLI_OK;
-    return cli_fail(CLI_BAD_INPUT, ABLATE, "%s: holds no prompt", t->path);
+    return cli_fail(CLI_BAD_INPUT, ABLATE, "%s has no prompts", t->path);
 }
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ typedef struct ids_of {
     int64_t count;
 } ids_of;
 
-/* The tokens of a prompt and what follows it, without special ones at the end. */
+/* The tokens of a prompt and its continuation, without special tokens at the end. */
 static cli_exit encode(text_model *model, const char *path, const task_line *line,
                        const char *prompt, const char *more, ids_of *ids)
 {
@@ -128,7 +128,7 @@ static cli_exit encode(text_model *model, const char *path, const task_line *lin
     return CLI_OK;
 }
 
-/* A continuation begins where the prompt ends: no token may reach across. */
+/* The continuation must begin a new token: no token may span the end of the prompt. */
 static cli_exit check_joint(const char *path, const task_line *line, const ids_of *prompt,
                             const ids_of *whole, int field)
 {
@@ -136,8 +136,8 @@ static cli_exit check_joint(const char *path, const task_line *line, const ids_o
     for (int64_t i = 0; i < prompt->count && same; i++) same = whole->ids[i] == prompt->ids[i];
     if (same) return CLI_OK;
     return cli_fail(CLI_BAD_INPUT, ABLATE,
-                    "%s: line %" PRId64 ": %s \"%s\" does not begin a token after the prompt; most "
-                    "models want the space in front of a word: \" word\"",
+                    "%s: line %" PRId64 ": %s \"%s\" does not begin a token after the prompt; for "
+                    "most models a word begins with a space: \" word\"",
                     path, line->number, field_names[field], line->fields[field]);
 }
 
@@ -149,7 +149,8 @@ static void add_terms(const ids_of *prompt, const ids_of *whole, int64_t first_r
             (mha_effect_term){.factor = factor, .row = first_row + t - 1, .token = whole->ids[t]};
 }
 
-/* One sequence that ends with the prompt if both continuations are one token, else one for each. */
+/* One sequence ending with the prompt if both continuations are single tokens; otherwise one per
+ * continuation. */
 static cli_exit fill(const ids_of *prompt, const ids_of whole[2], mha_effect_text *text,
                      int32_t **ids)
 {
@@ -169,7 +170,7 @@ static cli_exit fill(const ids_of *prompt, const ids_of whole[2], mha_effect_tex
     return CLI_OK;
 }
 
-/* The corrupted prompt in the place of the prompt, with the same continuations. */
+/* The corrupted prompt in place of the prompt, with the same continuations. */
 static cli_exit corrupt(text_model *model, const char *path, const task_line *line,
                         const ids_of *prompt, const int32_t *ids, mha_effect_text *text,
                         effect_prompt *made)
@@ -182,7 +183,7 @@ static cli_exit corrupt(text_model *model, const char *path, const task_line *li
     if (other.count != prompt->count)
         return cli_fail(CLI_BAD_INPUT, ABLATE,
                         "%s: line %" PRId64 ": the prompt has %" PRId64
-                        " tokens, the corrupted one %" PRId64 "; patching needs as many in both",
+                        " tokens, the corrupted one %" PRId64 "; patching needs equal numbers",
                         path, line->number, prompt->count, other.count);
     CLI_TRY(ARENA_ALLOC(ABLATE, shape[0] * shape[1], &copy));
     memcpy(copy, ids, (size_t)(shape[0] * shape[1]) * sizeof *copy);
@@ -227,7 +228,7 @@ cli_exit ablate_read_task(ablate_effects *effects)
 
 /* ---- receivers ------------------------------------------------------------------------------- */
 
-/* "L18H6.k": a head of queries; keys and values are those of the key/value head that it reads. */
+/* "L18H6.k" names a query head; its keys and values are those of the key/value head that it reads. */
 static bool take_receiver(const text_model *model, const char *text, size_t bytes,
                           mha_path_receiver *receiver)
 {
@@ -262,7 +263,7 @@ cli_exit ablate_read_paths(ablate_effects *effects)
         mha_path_receiver *next = &effects->receivers[effects->receiver_count++];
         if (!take_receiver(effects->model, at, bytes, next))
             return cli_fail(CLI_USAGE, ABLATE,
-                            "--paths %s: expected logits, or parts of heads that the model has, "
+                            "--paths %s: expected logits, or inputs of heads that the model has, "
                             "such as L18H6.k,L18H6.q",
                             paths);
         more = end;

@@ -1,5 +1,5 @@
-/* multihead ablate: what is lost without heads. Options and their help are the table below; the work is
- * in ablate_*.c, and what is shown beside effects is that of 'heads'. */
+/* multihead ablate: the effects of ablating heads. The table below holds the options and their help;
+ * ablate_*.c does the work. Texts, selection and page are shared with 'heads'. */
 #include "ablate/ablate.h"
 #include "common/arena.h"
 #include "common/commands.h"
@@ -9,40 +9,42 @@
 
 enum { DEFAULT_PAIRS = 12, DEFAULT_TEXTS = 10 };
 
-static const char *const kinds[] = {"zero", "mean", "resample", NULL}; /* as mha_ablation */
+static const char *const kinds[] = {"zero", "mean", "resample",
+                                    NULL}; /* in the order of mha_ablation */
 
-_Static_assert(offsetof(ablate_options, heads) == 0, "rows of 'heads' fill its beginning");
+_Static_assert(offsetof(ablate_options, heads) == 0, "the rows of 'heads' fill heads_options");
 
 static const args_option option_table[] = {
     ROW_HEADING("Input (may be combined; models that predict the next token)"),
     HEADS_ROWS_OF_TEXTS,
     ROW_TEXT("task", ablate_options, task, "FILE",
-             "prompts with right and wrong continuations, TSV or\nJSON lines (docs/ablation.md); "
-             "with corrupted prompts\nheads are patched from one to the other; --random is\nthen 0 "
-             "unless it "
-             "is given"),
+             "read prompts with right and wrong continuations, TSV\nor JSON lines "
+             "(docs/ablation.md); with corrupted\nprompts, patch heads from them; --random is 0 "
+             "unless\ngiven"),
     ROW_NUMBER("max-texts", ablate_options, max_texts, 1, 1000000,
-               "of the texts, evenly spread; default 10"),
+               "use at most N of the texts, evenly spaced; default 10"),
     ROW_HEADING("Ablation"),
     ROW_CHOICE("with", ablate_options, kind, kinds,
-               "what takes the place of a head: 0; its mean, the\ndefault; or what it does in "
+               "replace a head's output by 0, by its mean (the\ndefault), or by its output in "
                "another text"),
     ROW_NUMBER("heads", ablate_options, head_count, 0, 1000000,
-               "measure N heads exactly, the best by a gradient;\ndefault 40"),
+               "measure N heads exactly, those with the largest\ngradient estimates; default 40"),
     ROW_NUMBER("pairs", ablate_options, pairs, 0, 10000,
-               "measure all pairs of the best N of these; default 12"),
+               "measure all pairs of the best N of them; default 12"),
     ROW_TEXT("paths", ablate_options, paths, "LIST",
-             "of a task with corrupted prompts: what each head\nchanges by its paths to these "
-             "only: logits, or\nqueries, keys, values of heads: L18H6.k,L18H6.q",
+             "path patching with corrupted prompts: measure each\nhead's effect through its paths "
+             "to these receivers\nonly: logits, or queries, keys or values of heads:\n"
+             "L18H6.k,L18H6.q",
              .needs = "--task FILE"),
     ROW_HEADING("Output"),
-    ROW_OUTPUT(heads_options, page, "FILE.html",
-               "a page about all heads: effects, pairs, and scores as\nof 'multihead heads'"),
+    ROW_OUTPUT(
+        heads_options, page, "FILE.html",
+        "write a page about all heads: effects, pairs, and the\nscores of 'multihead heads'"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
-             "a new folder of NumPy arrays: effects and scores, and\nan index.json"),
-    ROW_FLAG(0, "json", heads_options, json, 1, "effects and pairs as JSON"),
+             "write NumPy arrays to a new folder: effects, scores,\nand an index.json"),
+    ROW_FLAG(0, "json", heads_options, json, 1, "print effects and pairs as JSON"),
     HEADS_ROWS_OF_TERMINAL,
-    ROW_HEADING("Long work (of the scores of --output and --npy)"),
+    ROW_HEADING("Long runs (scores for --output and --npy)"),
     HEADS_ROWS_OF_STATE(.needs = "--output FILE.html or --npy FOLDER"),
     ROW_HEADING("Other"),
     HEADS_ROWS_AT_END,
@@ -50,7 +52,7 @@ static const args_option option_table[] = {
 
 const args_page ablate_page = {
     .command = ABLATE,
-    .summary = "measure what a model loses without each of its heads",
+    .summary = "measure the effect of ablating each head of a model",
     .usage = "ablate [options] MODEL \"text\" ...\n"
              "ablate [options] MODEL --text FILE\n"
              "ablate [options] MODEL --task FILE",
@@ -60,10 +62,10 @@ const args_page ablate_page = {
                 "multihead ablate MODEL --task prompts.tsv --with resample --pairs 0\n"
                 "multihead ablate MODEL --task prompts.tsv --paths logits\n"
                 "multihead ablate MODEL --text letters.txt --json | jq '.pairs[0]'",
-    .notes = "MODEL is a folder as for 'multihead view'. An effect is a measure without the\n"
-             "head less the measure with it: the loss, in-context learning, the loss of\n"
-             "repeated random tokens, and of a task the log-probability of the right\n"
-             "continuation less that of the wrong one. docs/ablation.md has the definitions.\n"
+    .notes = "MODEL is a folder as for 'multihead view'. An effect is the change of a measure\n"
+             "when the head is ablated. The measures are the loss, in-context learning, the\n"
+             "loss on repeated random tokens, and for a task the log-probability of the right\n"
+             "continuation minus that of the wrong one. docs/ablation.md has the definitions.\n"
              "Heads count from 0: L0H3 is the fourth head of the first layer.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,

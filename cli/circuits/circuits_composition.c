@@ -1,4 +1,4 @@
-/* Which earlier heads a head reads: composition of their weights (attribution.h). */
+/* Which earlier heads a head reads: Q-, K- and V-composition of the weights (attribution.h). */
 #include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/progress.h"
@@ -10,7 +10,7 @@
 
 enum { FEW_WRITERS = 3 };
 
-/* An earlier head, and how much of what it writes is read. */
+/* An earlier head, and the composition score of its output. */
 typedef struct writer {
     int64_t layer, head;
     double value;
@@ -35,8 +35,8 @@ cli_exit circuits_compose(circuits *c)
         .struct_size = sizeof out, .progress = show_progress, .progress_user = &shown};
     const mha_tensor **to[HEADS_COMPOSITIONS] = {&out.q, &out.k, &out.v};
     if (all > INT32_MAX / 4)
-        return cli_fail(CLI_UNSUPPORTED, CIRCUITS, "--composition: %" PRId64 " heads are too many",
-                        all);
+        return cli_fail(CLI_UNSUPPORTED, CIRCUITS,
+                        "--composition: the model has too many heads (%" PRId64 ")", all);
     for (int n = 0; n < HEADS_COMPOSITIONS; n++) {
         CLI_TRY(ARENA_ALLOC(CIRCUITS, all * all, &c->composition[n]));
         view[n] = mha_tensor_contiguous(c->composition[n], MHA_F32, 4, shape);
@@ -55,7 +55,8 @@ static bool comes_first(const writer *a, const writer *b)
     return a->layer != b->layer ? a->layer < b->layer : a->head < b->head;
 }
 
-/* Those that a head reads most into its queries (kind 0), keys (1) or values (2); how many they are. */
+/* List the earlier heads that a head reads most in its queries (kind 0), keys (1) or values (2). Returns
+ * their number. */
 static int64_t find_writers(const circuits *c, const heads_row *of, int kind,
                             writer writers[FEW_WRITERS])
 {

@@ -1,5 +1,5 @@
-/* What heads read and write by their weights alone: copying, matching, singular values, and tokens at
- * both ends of the leading directions (docs/circuits.md). */
+/* Copying, matching, singular values, and the tokens at both ends of the leading directions, from the
+ * weights alone (docs/circuits.md). */
 #include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/progress.h"
@@ -54,7 +54,7 @@ static cli_exit decompose(circuits_work *w)
                                                         w->found->model->net, &desc, &out));
 }
 
-/* The chosen heads' vectors side by side, in place: places only move down. */
+/* Pack the chosen heads' vectors in place: they only move to lower addresses. */
 static void gather(circuits_work *w, float *vectors)
 {
     const int64_t size = w->circuits->directions * w->found->model->desc.embed_dim;
@@ -127,8 +127,8 @@ cli_exit circuits_decompose(circuits *c)
     if (c->options->composition && !c->options->heads.sort) return CLI_OK; /* needs no LAPACK */
     return cli_fail(
         CLI_UNSUPPORTED, CIRCUITS,
-        "this program was built without LAPACK (cmake -DMHA_CIRCUITS=ON); --composition "
-        "needs none");
+        "this program was built without LAPACK; build it with cmake -DMHA_CIRCUITS=ON, or "
+        "use --composition, which needs none");
 #endif
 }
 
@@ -140,7 +140,8 @@ cli_exit circuits_offsets(const char *text, int64_t offsets[2])
     if (got == 1) last = first;
     if (got < 1 || text[end] || first < 0 || last < first || last - first >= 1 << 20)
         return cli_fail(CLI_USAGE, CIRCUITS,
-                        "--offset %s: expected a number of tokens, or two: 1, 0-63", text);
+                        "--offset %s: expected a distance in tokens or a range, such as 1 or 0-63",
+                        text);
     offsets[0] = first, offsets[1] = last;
     return CLI_OK;
 }

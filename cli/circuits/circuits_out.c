@@ -1,4 +1,4 @@
-/* What heads read and write by their weights: as a table, as JSON, and for the page and arrays. */
+/* The results of circuits as a table, as JSON, and for the page and arrays. */
 #include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/files.h"
@@ -11,7 +11,7 @@
 enum { ENDS = CIRCUITS_ENDS, SIDES = CIRCUITS_SIDES, VALUES = 8 };
 enum { LINE_BYTES = 1024, END_BYTES = LINE_BYTES / 2 - 64 };
 
-/* Of the pairs of sides, the first two are of the QK circuit. */
+/* The first two sides are of the QK circuit, the others of the OV circuit. */
 static const char *const side_names[SIDES] = {"queries", "keys", "reads", "writes"};
 
 /* ---- the table ------------------------------------------------------------------------------------ */
@@ -26,7 +26,7 @@ static int64_t place(const circuits *c, const heads_row *row, int64_t direction,
     return ((c->row_of[at(c, row)] * c->directions + direction) * ENDS + end) * c->tokens;
 }
 
-/* "cat dog ...": the first tokens of an end. */
+/* "cat dog ...": the first tokens at an end of a direction. */
 static cli_exit spell(const circuits *c, int side, int64_t first, int64_t count, char *line,
                       size_t size)
 {
@@ -54,7 +54,7 @@ static cli_exit print_row(const circuits *c, const heads_row *row, int64_t width
     return CLI_OK;
 }
 
-/* Each direction of a circuit in a line for each end. */
+/* One line per direction of a circuit and end. */
 static cli_exit print_details(const circuits *c, const heads_row *row, int64_t width)
 {
     static const char *const verbs[2][2] = {{"queries", "find keys"}, {"reads", "writes"}};
@@ -204,8 +204,8 @@ static cli_exit make_list(const circuits *c, const heads_row *row, int side, mha
     static const char *const texts[SIDES] = {
         "tokens along the QK circuit's first direction, query side, without a text",
         "tokens along the QK circuit's first direction, key side, without a text",
-        "tokens whose embeddings lie along what the OV circuit reads most strongly",
-        "tokens whose logits rise by what the OV circuit then writes"};
+        "tokens whose embeddings lie along the direction that the OV circuit reads most strongly",
+        "tokens whose logits rise with the direction that the OV circuit then writes"};
     char **names;
     double *values;
     CLI_TRY(ARENA_ALLOC(CIRCUITS, c->tokens, &names));
@@ -229,7 +229,7 @@ static cli_exit make_card(const void *of, const heads_row *row,
     return c->composition[0] ? circuits_arrows(c, row, card) : CLI_OK;
 }
 
-/* They rest on no rows of a text; random matrices have about 0. */
+/* These scores have no rows of a text. Random matrices score about 0. */
 static void take_values(const void *of, const heads_row *row,
                         mha_heads_value values[HEADS_MOST_BESIDE])
 {
@@ -247,13 +247,14 @@ void circuits_beside(const circuits *c, heads_beside *beside)
 {
     static const mha_heads_column columns[2] = {
         {.name = "copying",
-         .text = "sum of the eigenvalues of the OV circuit from tokens to logits over the sum of "
-                 "their sizes (Elhage et al. 2021): 1 raises the token that is read, -1 lowers it; "
-                 "from the weights (docs/circuits.md)",
+         .text =
+             "sum of the eigenvalues of the OV circuit from tokens to logits over the sum of "
+             "their absolute values (Elhage et al. 2021): 1 raises the token read, -1 lowers it; "
+             "from the weights (docs/circuits.md)",
          .luck = NAN},
         {.name = "matching",
-         .text = "the same of the QK circuit from tokens to tokens: 1 finds keys of the query's "
-                 "own kind; from the weights (docs/circuits.md)",
+         .text = "the same for the QK circuit from tokens to tokens: 1 finds keys equal to the "
+                 "query's token; from the weights (docs/circuits.md)",
          .luck = NAN}};
     *beside = (heads_beside){.column_count = c->decomposed ? 2 : 0,
                              .values = take_values,

@@ -1,5 +1,5 @@
-/* multihead circuits: what heads read and write by their weights alone. Options and their help are the
- * table below; the work is in circuits_*.c, and scores beside it are those of 'heads'. */
+/* multihead circuits: analyse the QK and OV circuits of heads from the weights alone. The table below
+ * holds the options and their help; circuits_*.c does the work. Scores come from a state of 'heads'. */
 #include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/commands.h"
@@ -9,31 +9,32 @@
 #include <inttypes.h>
 #include <string.h>
 
-_Static_assert(offsetof(circuits_options, heads) == 0, "rows of 'heads' fill its beginning");
+_Static_assert(offsetof(circuits_options, heads) == 0, "the rows of 'heads' fill heads_options");
 
 static const args_option option_table[] = {
-    ROW_HEADING("What is read"),
+    ROW_HEADING("Input"),
     ROW_TEXT("offset", circuits_options, offset, "N",
-             "with rotary positions: keys N tokens before their\nquery, or averaged over N-M; "
+             "with rotary positions: take keys N tokens before the\nquery, or average over N-M; "
              "default 0-63"),
     ROW_FLAG(0, "composition", circuits_options, composition, 1,
-             "also which earlier heads each head reads"),
+             "also show which earlier heads each head reads"),
     ROW_TEXT("state", heads_options, state, "FILE",
-             "scores that 'multihead heads --state' has measured:\non the page, for --sort and "
+             "read the scores that 'multihead heads --state' saved,\nfor the page, --sort and "
              "--role"),
     ROW_HEADING("Selection and order"),
-    HEADS_ROWS_OF_CHOICE("layer (the default), copying, matching, or a score of\nthe state, the "
-                         "highest first",
+    HEADS_ROWS_OF_CHOICE("sort by layer (the default), copying, matching, or a\nscore of the "
+                         "state, highest first",
                          .needs = "--state FILE"),
     ROW_HEADING("Output"),
     ROW_OUTPUT(heads_options, page, "FILE.html",
-               "a page about all heads: copying and matching, tokens,\narrows from earlier "
+               "write a page about all heads: copying and matching,\ntokens, arrows from earlier "
                "heads"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
-             "a new folder of NumPy arrays, and an index.json"),
+             "write NumPy arrays and an index.json to a new folder"),
     ROW_FLAG(0, "details", heads_options, details, 1,
-             "tokens at both ends of two directions of each circuit", .excludes = "--json"),
-    ROW_FLAG(0, "json", heads_options, json, 1, "all of it as JSON"),
+             "print the tokens at both ends of two directions of\neach circuit",
+             .excludes = "--json"),
+    ROW_FLAG(0, "json", heads_options, json, 1, "print everything as JSON"),
     HEADS_ROWS_OF_TERMINAL,
     ROW_HEADING("Other"),
     HEADS_ROWS_AT_END,
@@ -41,7 +42,7 @@ static const args_option option_table[] = {
 
 const args_page circuits_page = {
     .command = CIRCUITS,
-    .summary = "show what heads read and write by their weights alone",
+    .summary = "show what heads read and write, from the weights alone",
     .usage = "circuits [options] MODEL",
     .examples = "multihead circuits MODEL\n"
                 "multihead circuits MODEL --sort copying --min 0.9\n"
@@ -50,16 +51,16 @@ const args_page circuits_page = {
                 "multihead circuits MODEL --state book.state --sort induction --min 0.3\n"
                 "multihead circuits MODEL --state book.state --composition -o circuits.html\n"
                 "multihead circuits MODEL --json | jq '.heads[0].copying'",
-    .notes = "MODEL is a folder as for 'multihead view'. Copying and matching are sums of\n"
-             "eigenvalues over the sum of their sizes, -1 to 1; QK and OV are the largest\n"
-             "singular values of both circuits; the tokens are those that the strongest\n"
-             "direction of the OV circuit reads, and those that it then writes.\n"
+    .notes = "MODEL is a folder as for 'multihead view'. Copying and matching are the sum of\n"
+             "the eigenvalues divided by the sum of their absolute values, -1 to 1. QK and OV\n"
+             "are the largest singular values of the two circuits. The tokens are the ones\n"
+             "that the strongest direction of the OV circuit reads and writes.\n"
              "docs/circuits.md has the definitions. Heads count from 0.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* --sort copying or matching, with --min: known only now. */
+/* Apply --sort copying or matching, and --min: these scores exist only after the decomposition. */
 static void sort_by_weights(circuits *c, heads_row *rows, const double *score)
 {
     const args_real min = c->options->heads.min;
@@ -107,10 +108,10 @@ static cli_exit show(const circuits *c, text_model *model)
     if (o->page && strcmp(o->page, "-") != 0)
         cli_note(o->quiet, "next: open %s in a browser", o->page);
     else if (c->count == 0)
-        cli_note(o->quiet, "no head is like that");
+        cli_note(o->quiet, "no head matches the selection");
     else if (!o->json && !o->details)
         cli_note(o->quiet,
-                 "next: --details for both ends; multihead view %s \"text\" --head L%" PRId64
+                 "next: --details shows both ends; multihead view %s \"text\" --head L%" PRId64
                  "H%" PRId64 " to see a head",
                  o->model, c->rows[0].layer, c->rows[0].head);
     return cli_finish_stdout(CIRCUITS, CLI_OK);
@@ -126,14 +127,14 @@ cli_exit cmd_circuits(int count, char *const *arguments)
     CLI_TRY(heads_parse(&circuits_page, count, arguments, o));
     if (o->named)
         return cli_fail(CLI_USAGE, CIRCUITS,
-                        "reads no text; 'multihead heads' measures heads on one");
+                        "circuits takes no text; use 'multihead heads' to measure heads on texts");
     if (options.offset) CLI_TRY(circuits_offsets(options.offset, options.offsets));
     CLI_TRY(text_model_open(CIRCUITS, o->model, o->threads, true, &model));
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, CIRCUITS,
-                        "%s: is an encoder-decoder; circuits reads self-attention: give %s/encoder",
+                        "%s is an encoder-decoder; circuits reads self-attention: give %s/encoder",
                         o->model, o->model);
-    o->random = 0; /* of a state, what it has */
+    o->random = 0; /* measure nothing: a state has its own random tokens */
     CLI_TRY(o->state ? heads_measure(o, &model, &(heads_sources){0}, &found)
                      : heads_begin(&model, &found));
     ranks_release();

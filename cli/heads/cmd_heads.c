@@ -13,68 +13,70 @@ static const args_option option_table[] = {
     ROW_HEADING("Input (may be combined)"),
     HEADS_ROWS_OF_TEXTS,
     ROW_TEXT("conllu", heads_options, conllu, "FILE",
-             "sentences with gold links to score heads against"),
+             "read sentences with gold links to score heads against"),
     ROW_FLAG(0, "predict", heads_options, predict, 1,
-             "test links in the row before the word, the one that\npredicts it",
+             "test links in the row that predicts the word, the one\nbefore it",
              .needs = "--conllu FILE"),
     ROW_TEXTS(0, "without", heads_options, without, "LIST",
-              "measure without these heads, L16H0 or 4.11: their\noutput is 0 (what later "
-              "heads lose)"),
+              "ablate these heads during the measurement (output 0):\nL16H0 or 4.11; shows what "
+              "later heads lose"),
     ROW_TEXTS(0, "attention", heads_options, attention, "FILE.npy",
-              "maps from elsewhere in place of MODEL: [T,T],\n[heads,T,T] or "
-              "[layers,heads,T,T]; each time a text",
+              "measure maps from a file in place of MODEL: [T,T],\n[heads,T,T] or "
+              "[layers,heads,T,T]; one text each;\nmay be repeated",
               .excludes = "--text --example --conllu --random --max-tokens --truncate --cut "
                           "--without --words --clusters --state --output --npy --headvis "
                           "--pictures --spread",
               .why = "maps have no model to run"),
     ROW_TEXTS(0, "tokens", heads_options, tokens, "FILE",
-              "the tokens of each --attention, one a line or a\nJSON list: for separators, "
+              "name the tokens of each --attention, one per line or\na JSON list: for separators, "
               "duplicates, induction",
               .needs = "--attention FILE.npy"),
     ROW_HEADING("Selection and order"),
-    HEADS_ROWS_OF_CHOICE("layer (the default), role, or a score, the highest\nfirst: induction, "
-                         "entropy, nsubj-back, ...",
-                         .needs = NULL),
+    HEADS_ROWS_OF_CHOICE(
+        "sort by layer (the default), role, or a score, highest\nfirst: induction, "
+        "entropy, nsubj-back, ...",
+        .needs = NULL),
     ROW_HEADING("Output"),
     ROW_OUTPUT(heads_options, page, "FILE.html",
-               "a page about all heads: scatter, cards, the places in\nthe texts"),
+               "write a page about all heads: scatter plot, cards,\nplaces in the texts"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
-             "a new folder of NumPy arrays, one for each score, and\nan index.json"),
+             "write NumPy arrays to a new folder, one per score,\nand an index.json"),
     ROW_TEXT("headvis", heads_options, headvis, "FOLDER",
-             "a new folder for HeadVis: the selected heads in up to\n200 of the texts"),
-    ROW_TEXT("pictures", heads_options, pictures, "FOLDER",
-             "a new folder of pictures around the places with most\nof a score: of its best head, "
-             "or of up to 10 that are\nselected"),
-    ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: PNG beside SVG",
+             "write a new folder for HeadVis: the selected heads in\nup to 200 of the texts"),
+    ROW_TEXT(
+        "pictures", heads_options, pictures, "FOLDER",
+        "write pictures of the places with the highest scores\nto a new folder: of the best head, "
+        "or of up to 10\nselected heads"),
+    ROW_FLAG(0, "png", heads_options, png, 1, "with --pictures: write PNG as well as SVG",
              .needs = "--pictures FOLDER"),
-    ROW_FLAG(0, "pdf", heads_options, pdf, 1, "likewise PDF, for papers",
+    ROW_FLAG(0, "pdf", heads_options, pdf, 1, "with --pictures: write PDF as well, for papers",
              .needs = "--pictures FOLDER"),
-    ROW_REAL(
-        "clusters", heads_options, clusters,
-        "which heads of a layer are similar: clusters whose\nmembers are at most X apart (0 to "
-        "1; try 0.2)",
-        .excludes = "--csv --state", .why = "it has no room for distances"),
-    ROW_FLAG(0, "details", heads_options, details, 1, "a sentence of evidence for each role",
+    ROW_REAL("clusters", heads_options, clusters,
+             "print clusters of similar heads of a layer: members\nare at most X apart (0 to "
+             "1; try 0.2)",
+             .excludes = "--csv --state", .why = "it does not hold distances"),
+    ROW_FLAG(0, "details", heads_options, details, 1, "print a sentence of evidence for each role",
              .excludes = "--csv --json"),
-    ROW_FLAG(0, "csv", heads_options, csv, 1, "all scores, chance levels and row counts",
+    ROW_FLAG(0, "csv", heads_options, csv, 1, "print all scores, chance levels and row counts",
              .excludes = "--json"),
-    ROW_FLAG(0, "json", heads_options, json, 1, "the same as JSON, with the evidence"),
-    ROW_FLAG(0, "corpus", heads_options, corpus, 1,
-             "with --json: intervals, deciles, places, tokens, and\nwhat the best head reaches by "
-             "luck",
-             .needs = "--json"),
+    ROW_FLAG(0, "json", heads_options, json, 1, "print the same as JSON, with the evidence"),
+    ROW_FLAG(
+        0, "corpus", heads_options, corpus, 1,
+        "with --json: add intervals, deciles, places, tokens,\nand the best head's score under "
+        "the permutation null",
+        .needs = "--json"),
     HEADS_ROWS_OF_TERMINAL,
-    ROW_HEADING("Long work"),
+    ROW_HEADING("Long runs"),
     HEADS_ROWS_OF_STATE(.needs = NULL),
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
-             "list the words or tokens that MODEL reads, one a\nline by id, instead",
+             "list the words or tokens of MODEL instead, one per\nline, by id",
              .excludes = "--state --output --npy --headvis --pictures --clusters"),
     ROW_FLAG(0, "spread", heads_options, spread, 1,
-             "started on several ranks (mpirun): each has some of\nMODEL's layers, so that one "
-             "machine need not hold all;\nelse each has all layers, and some of the texts",
+             "on several ranks (mpirun): divide MODEL's layers among\nthem, so that no machine "
+             "holds all; otherwise each has\nall layers, and the texts are divided",
              .excludes = "--words --state --headvis --pictures",
-             .why = "that takes the whole model in one process"),
+             .why = "it needs the whole model in one process"),
     HEADS_ROWS_AT_END,
 };
 
@@ -118,20 +120,20 @@ const args_page heads_page = {
     .moved_count = sizeof moved / sizeof *moved,
 };
 
-/* What depends on values, or on what is not an option. */
+/* Checks of values, and of arguments other than options. */
 static cli_exit check(const heads_options *o)
 {
     const int maps = o->attention.count;
     if (maps > 0 && o->model)
-        return cli_fail(CLI_USAGE, HEADS,
-                        "'%s' and --attention: give a model or maps from elsewhere", o->model);
+        return cli_fail(CLI_USAGE, HEADS, "'%s' and --attention: give either a model or maps",
+                        o->model);
     if (o->tokens.count > 0 && o->tokens.count != maps)
         return cli_fail(CLI_USAGE, HEADS,
-                        "%d times --tokens for %d times --attention; give one for each, in the "
-                        "same order, or none",
+                        "--tokens is given %d times and --attention %d times; give one --tokens "
+                        "per --attention, in the same order, or none",
                         o->tokens.count, maps);
     if (o->clusters.given && (o->clusters.value < 0 || o->clusters.value > 1))
-        return cli_fail(CLI_USAGE, HEADS, "--clusters is %g, expected 0 to 1", o->clusters.value);
+        return cli_fail(CLI_USAGE, HEADS, "--clusters %g: expected 0 to 1", o->clusters.value);
     if (o->clusters.given && ranks_transport())
         return cli_fail(CLI_USAGE, HEADS,
                         "--clusters runs on one rank; start it without a launcher");
@@ -154,7 +156,8 @@ static void say_what_next(const heads_options *options, const heads_found *found
     }
     if (options->csv || options->json || options->details || count == 0) return;
     if (!found->of.texts) {
-        cli_note(options->quiet, "next: a text, --text FILE or --example all, for what is - here");
+        cli_note(options->quiet,
+                 "next: give a text, --text FILE or --example all, to fill the columns with -");
         return;
     }
     if (options->attention.count > 0) {
@@ -199,12 +202,12 @@ static cli_exit show(const heads_options *options, text_model *model, const head
     if (found->of.distances && !options->json && !options->csv)
         CLI_TRY(heads_print_clusters(options, found));
     CLI_TRY(cli_finish_stdout(HEADS, CLI_OK));
-    if (count == 0 && !options->page) cli_note(options->quiet, "no head is like that");
+    if (count == 0 && !options->page) cli_note(options->quiet, "no head matches the selection");
     say_what_next(options, found, rows, count);
     return CLI_OK;
 }
 
-/* What the tokenizer knows; of an encoder-decoder what its decoder writes. */
+/* List the tokenizer's vocabulary; for an encoder-decoder, the decoder's. */
 static cli_exit list_words(const text_model *model)
 {
     const int64_t count =
@@ -231,12 +234,13 @@ static cli_exit heads(const heads_options *options)
         return show(options, &model, &sources, &found);
     }
     cli_note(options->quiet || !options->spread || ranks_transport(),
-             "--spread: one process has all layers; 'mpirun -n 4 multihead heads' starts more");
+             "--spread: a single process has all layers; start several with 'mpirun -n 4 multihead "
+             "heads'");
     CLI_TRY(text_model_open(HEADS, options->model, options->threads, options->spread, &model));
     if (options->words) return list_words(&model);
     if (model.encoder)
         return cli_fail(CLI_UNSUPPORTED, HEADS,
-                        "%s: is an encoder-decoder; heads measures self-attention: give %s/encoder",
+                        "%s is an encoder-decoder; heads measures self-attention: give %s/encoder",
                         options->model, options->model);
     CLI_TRY(heads_sources_read(options, &model, &sources));
     CLI_TRY(heads_measure(options, &model, &sources, &found));

@@ -1,4 +1,5 @@
-/* The command line of 'heads', 'ablate' and 'circuits': what it names is checked before hours of work. */
+/* The command line of 'heads', 'ablate' and 'circuits'. Files and folders are checked before the work,
+ * which may take hours. */
 #include "common/files.h"
 #include "common/launched.h"
 #include "heads/heads.h"
@@ -12,9 +13,10 @@ enum { DEFAULT_RANDOM = 10 };
 static cli_exit check_state(const heads_options *o)
 {
     struct stat status;
-    if (!ranks_first()) return CLI_OK; /* it alone has the file */
+    if (!ranks_first()) return CLI_OK; /* only the first rank reads and writes the file */
     if (!strcmp(o->state, "-") || (stat(o->state, &status) == 0 && !S_ISREG(status.st_mode)))
-        return cli_fail(CLI_USAGE, HEADS, "--state %s: is no regular file", o->state);
+        return cli_fail(CLI_USAGE, HEADS, "--state %s is not a regular file; name a file on disk",
+                        o->state);
     if ((o->page && files_same(o->state, o->page)) ||
         (o->text_file && files_same(o->state, o->text_file)))
         return cli_fail(CLI_USAGE, HEADS, "--state and %s are the same file: %s",

@@ -1,5 +1,5 @@
-/* multihead run: attention of arrays in files. Options and their help are the table below; the work
- * is in run_*.c. */
+/* multihead run: attention of arrays in files. The table below holds the options and their help;
+ * run_*.c does the work. */
 #include "common/commands.h"
 #include "common/contexts.h"
 #include "common/option_rows.h"
@@ -24,10 +24,10 @@ const char *const run_caches[] = {"none", "f32", "f16", "bf16", "int8", "int8-ch
 
 #define PICKED "--probabilities FILE or --scores FILE"
 
-/* What the other options ask of one: it suits --linear; it does not suit --cache; it is written. */
+/* Properties of an option: allowed with --linear; not allowed with --cache; an output file. */
 enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4 };
 
-/* Marks, and behind them what else a row says. */
+/* Rows with marks, and further fields of the option after them. */
 #define FLAG(name, field, help, ...) \
     ROW_FLAG(0, name, run_options, field, 1, help, .marks = __VA_ARGS__)
 #define TEXT(name, field, value, help, ...) \
@@ -38,7 +38,7 @@ enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4 };
 #define CHOICE(name, field, choices, help, ...) \
     ROW_CHOICE(name, run_options, field, choices, help, .marks = __VA_ARGS__)
 
-/* Rows of the two lists of run.h. A cache has no room for what is [B,H,T,S] or the like. */
+/* Rows from the two lists of run.h. Masks and biases of shape [B,H,T,S] are not allowed with a cache. */
 #define CALL(macro, ...) macro(__VA_ARGS__)
 #define INPUT(field, type, axes, stage) CALL(INPUT_ROW, field, type, axes, stage, RUN_INPUT_##field)
 #define INPUT_ROW(field, type, axes, stage, name, value, text, needs_) \
@@ -56,16 +56,17 @@ enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4 };
 
 static const args_option option_table[] = {
     ROW_HEADING("Inputs"),
-    TEXT("q", q, "FILE", "queries [B,H,T,D], [H,T,D] or [T,D]", LINEAR),
-    TEXT("k", k, "FILE", "keys [B,Hk,S,D]; H is a multiple of Hk", LINEAR),
-    TEXT("v", v, "FILE", "values [B,Hk,S,Dv]", LINEAR),
-    TEXT("x", x, "FILE", "one array as all three", LINEAR),
+    TEXT("q", q, "FILE", "read queries [B,H,T,D], [H,T,D] or [T,D]", LINEAR),
+    TEXT("k", k, "FILE", "read keys [B,Hk,S,D]; H is a multiple of Hk", LINEAR),
+    TEXT("v", v, "FILE", "read values [B,Hk,S,Dv]", LINEAR),
+    TEXT("x", x, "FILE", "use one array as queries, keys and values", LINEAR),
     NUMBER("heads", heads, 1, 1 << 20, "split the last axis of [B,T,H*D] into heads", LINEAR),
-    NUMBER("kv-heads", kv_heads, 1, 1 << 20, "the same for keys and values; default: as --heads",
+    NUMBER("kv-heads", kv_heads, 1, 1 << 20, "the same for keys and values; default: --heads",
            LINEAR, .needs = "--heads"),
-    CHOICE("layout", layout, layouts, "order of the axes; default bhtd", LINEAR),
-    CHOICE("dtype", dtype, dtypes, "of q, k, v and o; default: the files', o float32", LINEAR),
-    FLAG("example", example, "a built-in problem of three tokens, traced", LINEAR),
+    CHOICE("layout", layout, layouts, "set the order of the axes; default bhtd", LINEAR),
+    CHOICE("dtype", dtype, dtypes,
+           "set the type of q, k, v and o; default: the type in\nthe files, o float32", LINEAR),
+    FLAG("example", example, "trace a built-in problem of three tokens", LINEAR),
     ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
     FLAG("module", module,
          "x is [B,T,E]: project it to q, k and v, and the\nconcatenated heads by W_o", LINEAR,
@@ -78,86 +79,94 @@ static const args_option option_table[] = {
     ROW_HEADING("Mask (ARRAY: a file, or a list such as 3,5)"),
     FLAG("causal", causal, "hide keys after the query's position", LINEAR),
     NUMBER("offset", offset, INT64_MIN / 4, INT64_MAX / 4, "query t is at key position t + N",
-           LINEAR | NO_CACHE, .excludes = "--offsets", .why = "one for all, or one for each"),
-    TEXT("offsets", offsets, "ARRAY", "one offset per sequence", LINEAR | NO_CACHE),
-    TEXT("lengths", lengths, "ARRAY", "valid keys per sequence; the rest is padding",
+           LINEAR | NO_CACHE, .excludes = "--offsets",
+           .why = "give one for all sequences or one for each"),
+    TEXT("offsets", offsets, "ARRAY", "set one offset per sequence", LINEAR | NO_CACHE),
+    TEXT("lengths", lengths, "ARRAY", "set valid keys per sequence; the rest is padding",
          LINEAR | NO_CACHE),
-    TEXT("begins", begins, "ARRAY", "first valid key per sequence: padding on the left", NO_CACHE),
-    TEXT("window", window, "L,R", "keys visible before and after; -1: all of them", 0),
-    NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4, "first keys that the window does not hide", 0),
-    TEXT("documents", documents, "ARRAY", "[B,T] ids: a query sees its own document only", NO_CACHE,
-         .excludes = "--query-documents", .why = "the first names queries and keys"),
-    TEXT("block-size", block_size, "QxK", "queries and keys per block, such as 64x64", 0,
+    TEXT("begins", begins, "ARRAY", "set the first valid key per sequence (left padding)",
+         NO_CACHE),
+    TEXT("window", window, "L,R", "show L keys before and R after a query; -1: all", 0),
+    NUMBER("sink-keys", sink_keys, 0, INT64_MAX / 4,
+           "keep the first N keys visible outside the window", 0),
+    TEXT("documents", documents, "ARRAY", "[B,T] ids: hide keys of other documents", NO_CACHE,
+         .excludes = "--query-documents", .why = "--documents is for both queries and keys"),
+    TEXT("block-size", block_size, "QxK", "set queries and keys per block, such as 64x64", 0,
          .needs = "--keep-blocks FILE"),
     TEXT("query-starts", query_starts, "ARRAY",
-         "sequences packed without padding: 0,3,8 means two,\nof 3 and 5 queries",
+         "pack sequences without padding: 0,3,8 is two\nsequences of 3 and 5 queries",
          LINEAR | NO_CACHE),
-    TEXT("key-starts", key_starts, "ARRAY", "the same for keys; default: as --query-starts", LINEAR,
+    TEXT("key-starts", key_starts, "ARRAY", "the same for keys; default: --query-starts", LINEAR,
          .needs = "--query-starts"),
     ROW_HEADING("Scores and weights"),
-    REAL("scale", scale, "factor of q.k; default 1/sqrt(D)", 0),
-    REAL("softcap", softcap, "X tanh(score / X)", 0),
-    FLAG("alibi", alibi, "ALiBi with the published slopes", 0, .excludes = "--alibi-slopes"),
-    NUMBER("t5-max-distance", t5_max_distance, 1, INT64_MAX / 4, "default 128", 0,
-           .needs = "--t5-table FILE"),
-    FLAG("t5-one-sided", t5_one_sided, "one-sided buckets, as in decoders", 0,
+    REAL("scale", scale, "multiply q.k by X; default 1/sqrt(D)", 0),
+    REAL("softcap", softcap, "cap scores: X tanh(score / X)", 0),
+    FLAG("alibi", alibi, "add ALiBi with the published slopes", 0, .excludes = "--alibi-slopes"),
+    NUMBER("t5-max-distance", t5_max_distance, 1, INT64_MAX / 4,
+           "set the largest bucketed distance; default 128", 0, .needs = "--t5-table FILE"),
+    FLAG("t5-one-sided", t5_one_sided, "use one-sided buckets, as in decoders", 0,
          .needs = "--t5-table FILE"),
     REAL("dropout", dropout, "drop weights with this probability", NO_CACHE),
-    NUMBER("seed", seed, 0, INT64_MAX, "of dropout, random arrays and weights; default 0", LINEAR),
-    FLAG("linear", linear, "linear attention (elu + 1) instead of softmax", LINEAR | NO_CACHE),
+    NUMBER("seed", seed, 0, INT64_MAX, "seed dropout, random arrays and weights; default 0",
+           LINEAR),
+    FLAG("linear", linear, "use linear attention (elu + 1) instead of softmax", LINEAR | NO_CACHE),
     ROW_HEADING("Arrays of masks, scores and outputs; they broadcast"),
     MHA_ATTENTION_INPUTS(INPUT) ROW_HEADING("Transforms of q and k"),
-    CHOICE("qk-norm", qk_norm, norms, "divide each by its root mean square or length", LINEAR),
-    REAL("qk-epsilon", qk_epsilon, "of that norm; default 1e-6", LINEAR, .needs = "--qk-norm rms"),
-    FLAG("rope", rope, "rotary position embedding", LINEAR),
+    CHOICE("qk-norm", qk_norm, norms, "divide each vector by its root mean square or length",
+           LINEAR),
+    REAL("qk-epsilon", qk_epsilon, "set the epsilon of that norm; default 1e-6", LINEAR,
+         .needs = "--qk-norm rms"),
+    FLAG("rope", rope, "apply rotary position embedding", LINEAR),
     CHOICE("rope-pairing", rope_pairing, pairings,
-           "elements rotated together; default interleaved, as\npublished; Llama uses halves",
+           "pair the elements to rotate; default interleaved, as\npublished; Llama uses halves",
            LINEAR, .needs = "--rope"),
-    REAL("rope-base", rope_base, "default 10000", LINEAR, .needs = "--rope"),
-    NUMBER("rope-dim", rope_dim, 2, 1 << 20, "elements to rotate; default: all of D", LINEAR,
+    REAL("rope-base", rope_base, "set the base of the frequencies; default 10000", LINEAR,
+         .needs = "--rope"),
+    NUMBER("rope-dim", rope_dim, 2, 1 << 20, "rotate N elements; default: all of D", LINEAR,
            .needs = "--rope"),
-    REAL("rope-scale", rope_scale, "positions are divided by X", LINEAR, .needs = "--rope"),
+    REAL("rope-scale", rope_scale, "divide positions by X", LINEAR, .needs = "--rope"),
     TEXT("positions", positions, "ARRAY", "[T] or [B,T]; default 0, 1, 2, ... from the offset",
          LINEAR, .needs = "--rope"),
     TEXT("key-positions", key_positions, "ARRAY", "[S] or [B,S]; default 0, 1, 2, ...", LINEAR,
          .needs = "--rope"),
     ROW_HEADING("Outputs (.npy; FILE may be - for stdout)"),
-    TEXT("out", out, "FILE", "o, with the axes of q", LINEAR | WRITTEN, .letter = 'o'),
+    TEXT("out", out, "FILE", "write o, with the axes of q", LINEAR | WRITTEN, .letter = 'o'),
     RUN_OUTPUTS(OUTPUT)
-        TEXT("json", json, "FILE", "what ran and what was written, as JSON", LINEAR | WRITTEN),
+        TEXT("json", json, "FILE", "write a report of the computation as JSON", LINEAR | WRITTEN),
     CHOICE("score-stage", score_stage, stages,
-           "of --scores; raw: scale q.k, capped: after softcap;\ndefault biased", 0,
+           "write --scores raw (scale q.k), capped (after softcap)\nor biased (the default)", 0,
            .needs = "--scores FILE"),
-    TEXT("pick-heads", pick_heads, "LIST", "heads of weights and scores to write: 0,2-4", 0,
+    TEXT("pick-heads", pick_heads, "LIST", "write weights and scores of these heads: 0,2-4", 0,
          .needs = PICKED),
-    TEXT("pick-rows", pick_rows, "LIST", "queries of weights and scores to write", 0,
+    TEXT("pick-rows", pick_rows, "LIST", "write weights and scores of these queries", 0,
          .needs = PICKED),
-    FLAG("after-dropout", after_dropout, "weights after dropout", 0,
+    FLAG("after-dropout", after_dropout, "write weights after dropout", 0,
          .needs = "--probabilities FILE or --average FILE"),
-    TEXT("mass-offsets", mass_offsets, "ARRAY", "the n offsets; default -1, the previous key", 0,
-         .needs = "--offset-mass FILE"),
-    NUMBER("top", top, 1, 1 << 30, "K; default 5", 0,
+    TEXT("mass-offsets", mass_offsets, "ARRAY", "set the n offsets; default -1, the previous key",
+         0, .needs = "--offset-mass FILE"),
+    NUMBER("top", top, 1, 1 << 30, "set K, the number of keys; default 5", 0,
            .needs = "--top-keys FILE or --top-weights FILE"),
     ROW_HEADING("Trace"),
-    FLAG("trace", trace, "print each step, as on a blackboard", 0),
-    TEXT("trace-head", trace_heads, "LIST", "heads, counted from 0: 3 or 0,2-4", 0,
+    FLAG("trace", trace, "print each step with its numbers", 0),
+    TEXT("trace-head", trace_heads, "LIST", "trace these heads, counted from 0: 3 or 0,2-4", 0,
          .needs = "--trace"),
-    TEXT("trace-row", trace_rows, "LIST", "queries, likewise", 0, .needs = "--trace"),
-    TEXT("trace-key", trace_keys, "LIST", "keys, likewise", 0, .needs = "--trace"),
-    NUMBER("trace-sequence", trace_sequence, 0, INT64_MAX / 4, "of the batch; default 0", 0,
-           .needs = "--trace"),
-    NUMBER("trace-limit", trace_limit, 1, 1000, "rows and columns shown at most; default 16", 0,
+    TEXT("trace-row", trace_rows, "LIST", "trace these queries", 0, .needs = "--trace"),
+    TEXT("trace-key", trace_keys, "LIST", "trace these keys", 0, .needs = "--trace"),
+    NUMBER("trace-sequence", trace_sequence, 0, INT64_MAX / 4,
+           "trace sequence N of the batch; default 0", 0, .needs = "--trace"),
+    NUMBER("trace-limit", trace_limit, 1, 1000, "show at most N rows and columns; default 16", 0,
            .needs = "--trace"),
     CHOICE("cache", cache, run_caches,
-           "decode the tokens one by one from a KV cache of this\ntype; causal", 0,
+           "decode the tokens one by one with a KV cache of this\ntype; causal", 0,
            .needs = "--trace, which shows each step"),
     ROW_HEADING("Execution"),
-    CHOICE("path", path, paths, "default auto: tiled where possible", 0),
-    CHOICE("compute", compute, computes, "default f32; bf16 is faster, less accurate", 0),
+    CHOICE("path", path, paths, "select the path; default auto: tiled if possible", 0),
+    CHOICE("compute", compute, computes,
+           "set the arithmetic; default f32; bf16 is faster and\nless accurate", 0),
     FLAG("strict", strict, "fail instead of falling back to another path", 0),
-    CHOICE("isa", isa, isas, "instruction set; default the best", LINEAR),
-    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use", LINEAR),
-    ROW_FLAG('q', "quiet", run_options, quiet, 1, "no notes on stderr", .marks = LINEAR),
+    CHOICE("isa", isa, isas, "select the instruction set; default: the best", LINEAR),
+    NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use", LINEAR),
+    ROW_FLAG('q', "quiet", run_options, quiet, 1, "print no notes on stderr", .marks = LINEAR),
     ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR),
 };
 
@@ -182,13 +191,13 @@ const args_page run_page = {
     .notes = "FILE is a .npy file, FILE.safetensors:NAME, or random:SHAPE, such as random:5x8:\n"
              "halves from -2 to 2. Computation is in float32.\n"
              "Masks and score terms broadcast to the shape given, as in NumPy. Without output\n"
-             "options the result is printed. Letters: B sequences, H heads, Hk key/value\n"
+             "options it prints the result. Letters: B sequences, H heads, Hk key/value\n"
              "heads, T queries, S keys, D the size of a head. docs/program.md is the manual.",
     .options = option_table,
     .option_count = sizeof option_table / sizeof *option_table,
 };
 
-/* ---- What fits together ---------------------------------------------------------------------- */
+/* ---- Conflicts of options -------------------------------------------------------------------- */
 
 static const char *text_of(const run_options *o, const args_option *option)
 {
@@ -204,7 +213,7 @@ static bool any_random(const run_options *o)
     return any;
 }
 
-/* What an option that is given asks of the others. */
+/* Check a given option against the others. */
 static cli_exit check_option(const run_options *o, const args_option *option)
 {
     const char *text = text_of(o, option);
@@ -217,7 +226,7 @@ static cli_exit check_option(const run_options *o, const args_option *option)
             "--%s conflicts with --cache, which decodes causal self-attention token by "
             "token: leave one out",
             option->name);
-    /* Results must not take the place of what they were made from. */
+    /* An output must not overwrite an input. */
     if (output)
         return RUN_USAGE("%s writes to %s, the file of --%s: name another one", output, text,
                          option->name);
@@ -230,18 +239,18 @@ static cli_exit check_inputs(const run_options *o)
     const char *const files[] = {o->q, o->k, o->v};
     const char *first = o->q ? "q" : o->k ? "k" : o->v ? "v" : NULL;
     if (o->example && (first || o->x))
-        return RUN_USAGE("--example has arrays of its own: leave it or --%s out",
+        return RUN_USAGE("--example has its own arrays: leave out --example or --%s",
                          o->x ? "x" : first);
     if (o->x && first)
-        return RUN_USAGE("--x is queries, keys and values at once: leave it or --%s out", first);
+        return RUN_USAGE("--x replaces --q, --k and --v: leave out --x or --%s", first);
     if (o->module && (first || o->layout || o->dtype))
-        return RUN_USAGE("--module projects x to q, k and v in float32: leave --%s out",
+        return RUN_USAGE("--module projects --x to q, k and v in float32: leave out --%s",
                          o->layout  ? "layout"
                          : o->dtype ? "dtype"
                                     : first);
     if (!o->module && (o->example || o->x) && o->kv_heads && o->kv_heads != o->heads)
         return RUN_USAGE("--kv-heads %" PRId64
-                         ": the keys are the queries here, and have their %" PRId64
+                         ": without --module, --x gives queries and keys the same %" PRId64
                          " heads; give --q, --k and --v, or --module",
                          o->kv_heads, o->heads);
     if (o->example || o->x) return CLI_OK;
@@ -249,7 +258,7 @@ static cli_exit check_inputs(const run_options *o)
         return RUN_USAGE("no arrays: give --q, --k and --v, or --x for all three, or --example");
     for (int i = 0; i < 3; i++)
         if (!files[i])
-            return RUN_USAGE("--%c FILE.npy is missing; --x FILE.npy is one array as queries, keys "
+            return RUN_USAGE("--%c FILE.npy is missing; give it, or --x FILE.npy for queries, keys "
                              "and values",
                              names[i]);
     return CLI_OK;

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Words of the library besides its inputs, and what says the same here: an option, or words. Those
- * with a text in run_options have a shape, which is not worth saying. */
+/* The library's words besides its inputs, and the option or words that replace them. Entries with a text
+ * in run_options have a shape, which messages omit. */
 #define TEXT(word_, option_, field_)                                                         \
     {                                                                                        \
         .word = word_, .option = option_, .shape = "", .text = offsetof(run_options, field_) \
@@ -54,7 +54,7 @@ static bool is_letter(char c)
     return isalnum((unsigned char)c) || c == '_';
 }
 
-/* What stands at text as a whole word, or NULL. */
+/* The entry for the whole word at text, or NULL. */
 static const run_input *find_word(const char *text)
 {
     for (int i = 0; i < RUN_INPUT_COUNT + WORD_COUNT; i++) {
@@ -66,7 +66,7 @@ static const run_input *find_word(const char *text)
     return NULL;
 }
 
-/* A growing line; what does not fit is cut. */
+/* A growing line; the excess is truncated. */
 typedef struct line {
     char text[1024];
     size_t used;
@@ -83,8 +83,8 @@ static void append(line *l, const char *format, ...)
     l->used += strlen(l->text + l->used);
 }
 
-/* "k: dim 3 ..." begins with an input: its file, and what it was taken for. Returns the bytes of
- * detail that are said by it. */
+/* Replace the input at the beginning of "k: dim 3 ..." by its file and its interpretation. Returns the
+ * number of replaced bytes of detail. */
 static size_t say_array(const run_problem *p, const char *detail, line *out)
 {
     static const char letters[] = "qkv";
@@ -97,8 +97,8 @@ static size_t say_array(const run_problem *p, const char *detail, line *out)
     return 2;
 }
 
-/* The option of a word; at the beginning of a message with its file or list, and "[1]" behind it,
- * which names an entry, set apart. Returns the bytes of detail that are said by it. */
+/* Replace a word by its option; at the beginning of a message with its file or list, and with an index
+ * "[1]" as an entry number. Returns the number of replaced bytes of detail. */
 static size_t say_word(const run_options *o, const run_input *word, const char *detail, bool first,
                        line *out)
 {

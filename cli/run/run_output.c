@@ -50,7 +50,7 @@ static cli_exit check_name(const char *option, const char *path)
     const char *end = strrchr(path, '.');
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (end && end > path && !strcmp(end, others[i]))
-            return RUN_USAGE("%s %s: a .npy file is written; name it so", option, path);
+            return RUN_USAGE("%s: \"%s\" must end in .npy", option, path);
     if (!strcmp(path, "-") && isatty(STDOUT_FILENO))
         return RUN_USAGE("%s -: stdout is a terminal; name a file, or use a pipe", option);
     return CLI_OK;

@@ -57,7 +57,7 @@ static const args_option option_table[] = {
          .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
     TEXT("svg", svg, "FILE", "a vector image for print or a web page"),
     TEXT("png", png, "FILE", "a bitmap image"),
-    TEXT("pdf", pdf, "FILE", "a page of PDF for a paper, its font embedded"),
+    TEXT("pdf", pdf, "FILE", "one PDF page for a paper, with embedded font"),
     TEXT("json", json, "FILE", "tokens and all weights as text"),
     TEXT("npy", npy, "FILE", "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),

@@ -62,8 +62,8 @@ typedef struct mha_model_options {
  * are stored and are converted where a product uses them (mha_transformer_create_from()), with the
  * bits that converted weights have. The prefix "bert." of weight names is optional; weights that
  * the encoder does not need (pooler, classifier) are ignored. options may be NULL. With a transport all
- * ranks return the same status, that of the lowest rank that failed; MHA_ERR_ARGUMENT says which rank's
- * configuration, weights or tokenizer are not those of rank 0.
+ * ranks return the same status, that of the lowest rank that failed; the detail of MHA_ERR_ARGUMENT
+ * names the rank whose configuration, weights or tokenizer differ from those of rank 0.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
  *          the model (the context need not); the tokenizer and what is only needed while loading
@@ -87,7 +87,7 @@ MHA_API MHA_NODISCARD mha_status mha_model_load(mha_context *context, const char
  * thread may be using it. Since 0.1 */
 MHA_API void mha_model_destroy(mha_model *model);
 
-/* What a model is. */
+/* The description of a model. */
 typedef struct mha_model_info {
     uint32_t struct_size; /* in: sizeof(mha_model_info) */
     uint32_t reserved;
@@ -123,11 +123,11 @@ MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
 MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
 
 /**
- * The tokens that end a text, each once; their number is returned. They are those that any of its files
- * names: of a folder eos_token_id of config.json and of generation_config.json, a number or a list, and
- * the tokenizer's eos_token; of a GGUF file tokenizer.ggml.eos_token_id, eot_token_id and eom_token_id,
- * and the tokens that llama.cpp knows by their text, such as "<|eot_id|>", "<|im_end|>" and
- * "<end_of_turn>". Numbers of no token are left out. Without a tokenizer those of the other files.
+ * The tokens that end a text, each once, and their number as the return value. They come from the model's
+ * files. For a folder: eos_token_id of config.json and of generation_config.json, a number or a list, and
+ * the tokenizer's eos_token. For a GGUF file: tokenizer.ggml.eos_token_id, eot_token_id and eom_token_id,
+ * and the tokens that llama.cpp recognizes by their text, such as "<|eot_id|>", "<|im_end|>" and
+ * "<end_of_turn>". Ids outside the vocabulary are skipped. Without a tokenizer only the other files count.
  *
  *   *ids   [the number returned]; ids may be NULL
  *
@@ -144,21 +144,21 @@ MHA_API mha_transformer *mha_model_transformer(mha_model *model);
  * Errors none. Threads any. Since 0.1 */
 MHA_API mha_model *mha_model_encoder(mha_model *model);
 
-/* Digests of the files that a model is made of, as they are; of a GGUF file its header is the
- * configuration, which has the tokenizer. */
+/* Digests of the bytes of a model's files. For a GGUF file, the configuration is its header, which
+ * includes the tokenizer. */
 typedef struct mha_model_digests {
     uint64_t configuration, weights, tokenizer;
 } mha_model_digests;
 
 /**
- * Compute the digests of a model's files: of models that differ they differ, but for a chance of 2^-64.
+ * Compute the digests of a model's files. Different models have equal digests with probability 2^-64.
  * Not collision-resistant.
  *
- *   flags   0, or MHA_MODEL_NO_TOKENIZER: leave the tokenizer's files out
+ *   flags   0, or MHA_MODEL_NO_TOKENIZER: skip the tokenizer's files
  *
  * Memory   fills *digests; scratch of 256 KiB per thread.
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (flags); MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_NOMEM.
- * Threads  one call at a time per context.   Cost  that of reading the files once.   Since  0.1
+ * Threads  one call at a time per context.   Cost  reads the files once.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const char *folder,
                                                   uint32_t flags, mha_model_digests *digests);

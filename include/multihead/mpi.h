@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-/* A communicator of the library's own, and what is on its way in it. */
+/* The library's own communicator, and its messages in flight. */
 typedef struct mha_mpi mha_mpi;
 
 typedef struct mha_mpi_desc {
@@ -31,42 +31,42 @@ typedef struct mha_mpi_desc {
     uint32_t reserved; /* 0 */
     /* The address of an MPI_Comm whose ranks take part; NULL: MPI_COMM_WORLD. It is duplicated */
     const void *communicator;
-    /* Seconds that a wait may last before its rank counts as lost; 0: 300. It must be longer than
-     * any rank ever computes while another waits for it. Where a process ends, mpirun ends all
-     * others within a second and this does not matter: it is for networks that are cut. A rank
-     * that gives up tells all others whom it waited for; those that wait give up too, and each
-     * reports the rank at the end of the chain */
+    /* Seconds to wait for a rank before it counts as lost; 0: 300. It must exceed the longest time
+     * that any rank computes while another waits for it. It is for broken network connections: if a
+     * process ends, mpirun ends all others within a second. A rank that times out sends every other
+     * rank the number of the rank it waited for. Waiting ranks then stop too, and all report the rank
+     * at the end of the chain */
     double deadline;
 } mha_mpi_desc;
 
 /**
  * Join the ranks. All of them make the call.
  *
- * MPI is initialised if it is not, and then mha_mpi_finish() finalises it; a program that calls
- * MPI_Init() itself does so before and finalises afterwards.
+ * If MPI is not initialised, the call initialises it and mha_mpi_finish() finalises it. A program that
+ * calls MPI_Init() itself must do so before, and finalise MPI afterwards.
  *
  *   desc   NULL: all defaults
  *
  * Memory   the caller owns *mpi.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (deadline), MHA_ERR_UNSUPPORTED (reserved); MHA_ERR_RANK
- *          (an error of MPI, with its text; MPI is finalised); MHA_ERR_NOMEM. MPI_Init() itself
- *          ends the process where it fails: MPI has no other way before it is initialised.
+ *          (an error of MPI, with its text; MPI is finalised); MHA_ERR_NOMEM. If MPI_Init()
+ *          fails, it ends the process: before initialisation MPI has no other error handling.
  * Threads  one thread of a process, the same for all calls with this transport.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_mpi_start(const mha_mpi_desc *desc, mha_mpi **mpi);
 
 /**
- * The transport. An error of it (MHA_ERR_RANK: an error of MPI, a wait beyond the deadline; with the
- * other rank's number) is final: every call after it fails at once, and the memory of transfers that
- * are not complete must stay until the process ends.
+ * The transport of the ranks. An error of the transport is final (MHA_ERR_RANK, with the other rank's number:
+ * an error of MPI, or a wait beyond the deadline). Every later call fails immediately, and the memory of
+ * incomplete transfers must stay valid until the process ends.
  *
  * Memory   lives as long as mpi.   Errors  none; NULL for NULL.   Threads  as mha_mpi_start().
  * Since  0.1
  */
 MHA_API const mha_transport *mha_mpi_transport(const mha_mpi *mpi);
 
-/** What MPI calls itself: "Open MPI v4.1.4, ...", one line. Memory lives as long as mpi. Errors
+/** The version string of the MPI library in one line: "Open MPI v4.1.4, ...". Memory lives as long as mpi. Errors
  * none; "" for NULL. Threads any. Since 0.1 */
 MHA_API const char *mha_mpi_library(const mha_mpi *mpi);
 
@@ -80,9 +80,8 @@ MHA_API const char *mha_mpi_library(const mha_mpi *mpi);
 MHA_API void mha_mpi_finish(mha_mpi *mpi);
 
 /**
- * End the processes of all ranks, wherever they are, this one included, with an exit status: what
- * a program does when a rank is lost and the others may be waiting. It does not return, unless mpi is
- * NULL.
+ * End the processes of all ranks on all machines, this one included, with an exit status. A program calls it
+ * when a rank is lost and the others may be waiting. It returns only if mpi is NULL.
  *
  * Memory   none.   Errors  none.   Threads  as mha_mpi_start().   Since  0.1
  */

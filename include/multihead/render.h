@@ -206,22 +206,23 @@ MHA_API MHA_NODISCARD mha_status mha_render_svg(const mha_figure *figure, const 
  * The same picture as PNG, 8-bit RGB. Characters that the font does not have are drawn as its box;
  * there is no shaping (Arabic, Indic) and no second font.
  *
- * Memory   as mha_render_svg(); 4 bytes a pixel during the call.
- * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail names what
- *          to install); MHA_ERR_SIZE (more than 2^26 pixels, or 32767 on a side: draw fewer panels).
+ * Memory   as mha_render_svg(); 4 bytes per pixel during the call.
+ * Errors   as mha_render_svg(); MHA_ERR_FILE (no font found or readable; the detail names the
+ *          package to install); MHA_ERR_SIZE (more than 2^26 pixels, or more than 32767 on a side:
+ *          draw fewer panels).
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_png(const mha_figure *figure, const mha_sink *sink);
 
 /**
- * The same picture as a PDF of one page, 3/4 point a unit: text is text, in an embedded subset of the
- * font, and cells are shapes where they are in SVG. There is no date in it: the same figure gives
- * the same bytes with the same versions of cairo and FreeType.
+ * The same picture as a one-page PDF, 3/4 point per unit. Text is selectable, in an embedded subset of
+ * the font; cells are vector shapes wherever they are in SVG. The file holds no date: with the same
+ * versions of cairo and FreeType, the same figure gives the same bytes.
  *
- * Memory   as mha_render_svg(); about a kilobyte for each shape during the call. cairo keeps the
- *          last fonts that it drew with: some 15 MB at most.
- * Errors   as mha_render_png(), but MHA_ERR_SIZE for a side of more than 14400 points, which is the
- *          most that readers of PDF take.
+ * Memory   as mha_render_svg(); about 1 KB per shape during the call. cairo caches the fonts used last,
+ *          at most about 15 MB.
+ * Errors   as mha_render_png(), with MHA_ERR_SIZE for a side above 14400 points, the limit of PDF
+ *          readers.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_pdf(const mha_figure *figure, const mha_sink *sink);
@@ -296,12 +297,12 @@ typedef struct mha_diagram {
     const char *footnote;            /* likewise */
     const mha_diagram_panel *panels; /* [panel_count], in rows from left to right */
     int64_t panel_count;
-    bool pdf; /* as mha_render_pdf() writes figures; SVG otherwise */
+    bool pdf; /* write PDF, as mha_render_pdf() does; otherwise SVG */
 } mha_diagram;
 
 /**
- * Draw a diagram: as SVG 1.1 with no script, no font file and nothing fetched, or as PDF. Texts too wide for their box
- * shrink, then are truncated. The same diagram always gives the same bytes.
+ * Draw a diagram as SVG 1.1, without scripts, font files or network access, or as PDF. Texts too wide for
+ * their box shrink, then are truncated. The same diagram always gives the same bytes.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (sizes not set, an unknown kind or ink, a number that is
@@ -345,14 +346,14 @@ typedef struct mha_chart {
     double height;          /* of the plot; legend, title and caption add to it; 0: 280 */
     bool dark;
     bool x_falls; /* from left to right, as the number of heads left does */
-    bool pdf;     /* as mha_render_pdf() writes figures; SVG otherwise */
+    bool pdf;     /* write PDF, as mha_render_pdf() does; otherwise SVG */
 } mha_chart;
 
 /**
- * Draw a line chart: axes with ticks at round numbers, lines distinguished by colour and dashes, a
- * legend, title and caption; as SVG 1.1 with no script, no font file and nothing fetched, or as PDF. A series without a
- * name is not in the legend and looks like the one before it. The y axis begins at 0 if the
- * numbers come close to it. The same chart always gives the same bytes.
+ * Draw a line chart as SVG 1.1, without scripts, font files or network access, or as PDF. It has axes
+ * with ticks at round numbers, lines distinguished by colour and dashes, a legend, title and caption. A
+ * series without a name is not in the legend and has the style of the one before it. The y axis begins
+ * at 0 if the values come close to 0. The same chart always gives the same bytes.
  *
  * Memory   everything is borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (curve_size is not set, a width outside 160 .. 10^4 or a

@@ -1,10 +1,11 @@
-/* multihead: the study of a model: its texts as labelled tokens, and what its heads do over them.
+/* multihead: study a model: tokenize texts with labels, and measure the heads over them.
  *
- * What the program, its server and the Python package say about a model they say by these calls:
+ * The program, its server and the Python package use these calls for everything that they report about
+ * a model:
  *
- *   tokens    a text becomes ids with labels, places, kinds and sentences; ids become text
- *   scores    texts and repeated random tokens run through a model, and each head has scores,
- *             chance levels and roles (heads.h)
+ *   tokens    tokenize a text into ids with labels, byte ranges, kinds and sentences; detokenize ids
+ *   scores    run texts and repeated random tokens through a model, and compute the scores, chance
+ *             levels and roles of each head (heads.h)
  *
  *   mha_tokens tokens = MHA_INIT(mha_tokens);
  *   mha_study *study;
@@ -30,61 +31,62 @@ extern "C" {
 #endif
 
 /* ------------------------------------------------------------------------------------------------
- * A text becomes tokens
+ * From a text to tokens
  * --------------------------------------------------------------------------------------------- */
 
 /* mha_tokens_options.flags */
 enum {
-    MHA_TOKENS_TRUNCATE = 1 << 0, /* cut a text of more than max_tokens, of a pair the longer */
-    MHA_TOKENS_PLAIN = 1 << 1, /* no labels, for long texts: only special tokens are separators */
-    /* A text to continue: without the end-of-text token that a tokenizer puts behind every text, and
-     * with the beginning-of-text token where nothing else is left */
+    MHA_TOKENS_TRUNCATE = 1 << 0, /* truncate to max_tokens; of a pair, truncate the longer text */
+    MHA_TOKENS_PLAIN = 1 << 1, /* no labels, for long texts; only special tokens are separators */
+    /* A prompt to continue: drop the end-of-text tokens that the tokenizer appends. If no token is
+     * left, the beginning-of-text token is the prompt. */
     MHA_TOKENS_PROMPT = 1 << 2
 };
 
 typedef struct mha_tokens_options {
     uint32_t struct_size;
     uint32_t flags;
-    int64_t max_tokens; /* special ones included; 0: the model's positions, -1: any number */
-    const char
-        *advise_long; /* ends the error of too many tokens: "or pass truncate"; NULL: nothing */
-    const char
-        *advise_words; /* ends that of an unknown word: "'words' lists them"; NULL: nothing */
+    /* Including special tokens; 0: the model's positions, -1: no limit */
+    int64_t max_tokens;
+    /* Advice appended to the error for too many tokens: "or pass truncate"; NULL: none */
+    const char *advise_long;
+    /* Advice appended to the error for an unknown word: "'words' lists them"; NULL: none */
+    const char *advise_words;
 } mha_tokens_options;
 
-/* The tokens of a text, or of a text and its pair. The caller may change what the arrays hold. */
+/* The tokens of a text, or of a text and its pair. The caller may modify the arrays' elements. */
 typedef struct mha_tokens {
     uint32_t struct_size; /* in: sizeof(mha_tokens) */
     uint32_t reserved;    /* 0 */
     int64_t count;        /* T, special tokens included */
     int32_t *ids;         /* [T] */
-    int32_t *types;       /* [T] segments as the model is told: 0, and 1 for the pair */
-    int64_t *begin, *end; /* [T] bytes of its text that a token stands for; -1: none */
+    int32_t *types;       /* [T] segment ids for the model: 0, and 1 for the pair */
+    int64_t *begin, *end; /* [T] byte range of each token in its text; -1: none */
     int8_t *sequence;     /* [T] 0: text, 1: pair, -1: neither */
-    uint8_t *special;     /* [T] 1: a token that the text does not have, such as [CLS] */
-    uint8_t *separators;  /* [T] 1: ends a sentence: a special token but the first, or . ! ? ; */
-    int64_t *sentences;   /* [T] numbers of sentences, from 0; a separator ends its own */
+    uint8_t *special;     /* [T] 1: a token that is not in the text, such as [CLS] */
+    uint8_t *separators;  /* [T] 1: ends a sentence: . ! ? ; or a special token but the first */
+    int64_t *sentences;   /* [T] sentence numbers, from 0; a separator is in the one it ends */
     const char **labels;  /* [T] mha_token_label(); NULL with MHA_TOKENS_PLAIN */
-    int64_t dropped[2];   /* tokens of text and pair that were cut off, or more */
-    void *memory;         /* of all arrays, for mha_tokens_free() */
+    int64_t dropped[2];   /* tokens truncated from the text and from the pair */
+    void *memory;         /* the block that holds all arrays, for mha_tokens_free() */
 } mha_tokens;
 
 /**
- * Read a text, and its pair if there is one, as the model does: by its tokenizer, or word by word
- * where mha_checkpoint_save() wrote it. For the encoder of an encoder-decoder pass
+ * Tokenize a text, and its pair if there is one, as the model does: with its tokenizer, or word by
+ * word for a model that mha_checkpoint_save() wrote. For the encoder of an encoder-decoder, pass
  * mha_model_encoder().
  *
- *   text [bytes], pair [pair_bytes]   UTF-8; pair NULL: there is none. An empty text is fine
+ *   text [bytes], pair [pair_bytes]   UTF-8; pair may be NULL. The text may be empty
  *
  * options may be NULL.
  *
- * Memory   borrows the texts for the call; the caller frees the arrays with mha_tokens_free(); from
- *          the C library, 43 bytes and a label for each token.
+ * Memory   borrows the texts for the call; the caller frees the arrays with mha_tokens_free(). They
+ *          are allocated with calloc(): 43 bytes and the label per token.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, max_tokens); MHA_ERR_UTF8; MHA_ERR_FORMAT
- *          (a word that a vocabulary does not have; the nearest is named); MHA_ERR_SIZE (more than
- *          max_tokens without MHA_TOKENS_TRUNCATE); MHA_ERR_UNSUPPORTED (a pair for a model that
- *          knows none, a model without tokenizer, unknown flags); MHA_ERR_NOMEM. *tokens is then
- *          unchanged.
+ *          (a word that is not in the vocabulary; the detail names the nearest one); MHA_ERR_SIZE
+ *          (more than max_tokens without MHA_TOKENS_TRUNCATE); MHA_ERR_UNSUPPORTED (a pair for a
+ *          model that takes a single text, a model without tokenizer, unknown flags);
+ *          MHA_ERR_NOMEM. After an error *tokens is unchanged.
  * Threads  any.   Cost  linear in the bytes.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokens_read(const mha_model *model,
@@ -92,12 +94,12 @@ MHA_API MHA_NODISCARD mha_status mha_tokens_read(const mha_model *model,
                                                  const char *text, size_t bytes, const char *pair,
                                                  size_t pair_bytes, mha_tokens *tokens);
 
-/** Free the arrays and clear the struct, except for struct_size; NULL and all zero are fine. Memory
- * frees them. Errors none. Threads any. Since 0.1 */
+/** Free the arrays and clear the struct, except for struct_size. NULL and a zeroed struct are allowed.
+ * Memory frees them. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_tokens_free(mha_tokens *tokens);
 
 /**
- * Find separators and sentences of tokens that come from elsewhere.
+ * Find the separators and sentences of tokens from another tokenizer.
  *
  *   labels [count] in, each may be NULL    special [count] in
  *   separators, sentences [count] out
@@ -108,40 +110,41 @@ MHA_API void mha_tokens_sentences(int64_t count, const char *const *labels, cons
                                   uint8_t *separators, int64_t *sentences);
 
 /**
- * A token as a reader knows it: of WordPiece and of whole words its text, "##ing"; of BPE what it adds
- * to a text, without the space in front, spaces that are all of it as U+2423, line ends as "\n", and
- * bytes of a part of a character as "<0x9F>"; of special tokens their names; "?" for an id that is
- * none.
+ * Write the readable label of a token. A WordPiece token or a whole word is its text: "##ing". A BPE
+ * token is the text that it adds, without a leading space; a token of spaces only is U+2423 for each,
+ * a line feed is "\n", and bytes of an incomplete character are "<0x9F>". A special token is its name.
+ * An id that is not in the vocabulary is "?".
  *
- *   label [size] out   cut to size bytes with its NUL, as by snprintf(); may be NULL with size 0
+ *   label [size] out   truncated to size bytes including the NUL, as by snprintf(); may be NULL if
+ *                      size is 0
  *
- * Returns the bytes of the whole label without its NUL.
+ * Returns the length of the whole label in bytes, without the NUL.
  *
  * Memory  none.   Errors  none.   Threads  any.   Since  0.1
  */
 MHA_API size_t mha_token_label(const mha_model *model, int32_t id, char *label, size_t size);
 
-/** The number of ids of a model that stand for tokens, from 0 on: a vocabulary may be padded with ids
- * that stand for nothing. 0 without tokenizer. Memory none. Errors none. Threads any. Since 0.1 */
+/** The number of ids of a model that are tokens, counted from 0. The vocabulary may be padded with ids
+ * beyond them. Returns 0 without a tokenizer. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_token_count(const mha_model *model);
 
-/** Whether a token is a word of at least two letters a-z, of BPE behind a space; of a vocabulary of
- * whole words whether it does not begin with "<". Memory none. Errors none. Threads any. Since 0.1 */
+/** Whether a token is a word: at least two letters a-z, with a leading space for BPE. In a vocabulary of
+ * whole words, every token that does not begin with "<". Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_token_is_word(const mha_model *model, int32_t id);
 
 /* ------------------------------------------------------------------------------------------------
- * Tokens become a text
+ * From tokens to a text
  * --------------------------------------------------------------------------------------------- */
 
-/* A text that grows by tokens: whole characters as they are certain, and nothing of a stop text. */
+/* An incremental detokenizer: it emits whole characters, and no byte of a stop text. */
 typedef struct mha_text_writer mha_text_writer;
 
 /**
  * Create a writer.
  *
- *   stops [stop_count]   texts that end the text and are no part of it; copied. "" is left out
+ *   stops [stop_count]   texts that end the output and are not part of it; copied. "" is ignored
  *
- * Memory   the caller owns *writer; it borrows the model. From the C library.
+ * Memory   the caller owns *writer, which borrows the model; allocated with malloc().
  * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (a model without tokenizer); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
@@ -150,17 +153,18 @@ MHA_API MHA_NODISCARD mha_status mha_text_writer_create(const mha_model *model,
                                                         int64_t stop_count,
                                                         mha_text_writer **writer);
 
-/** Destroy; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
+/** Destroy a writer; NULL is allowed. Memory frees all. Errors none. Threads one. Since 0.1 */
 MHA_API void mha_text_writer_destroy(mha_text_writer *writer);
 
 /**
- * Append a token, of which special ones add nothing; whole words are parted by spaces.
+ * Append a token. A special token adds no text; whole words are separated by spaces.
  *
- *   *text [*bytes] out   what is certain now and was not given before: UTF-8, may be empty. Bytes of
- *                        no character become U+FFFD
- *   *stopped out         a stop text is complete, and *text ends before it; add no more
+ *   *text [*bytes] out   the new complete characters, UTF-8; may be empty. Bytes that belong to no
+ *                        character become U+FFFD. The writer holds back bytes that may still begin a
+ *                        stop text
+ *   *stopped out         a stop text is complete, and *text ends before it; append no more tokens
  *
- * Memory   *text lives until the next call.
+ * Memory   *text is valid until the next call.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no such token), MHA_ERR_NOMEM.
  * Threads  one.   Since  0.1
  */
@@ -168,8 +172,8 @@ MHA_API MHA_NODISCARD mha_status mha_text_writer_add(mha_text_writer *writer, in
                                                      const char **text, size_t *bytes,
                                                      bool *stopped);
 
-/** What was held back; a character that was begun becomes U+FFFD. Memory, Errors, Threads as
- * mha_text_writer_add(). Since 0.1 */
+/** Return the bytes that the writer held back; an incomplete character becomes U+FFFD. Memory, Errors,
+ * Threads as mha_text_writer_add(). Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_text_writer_end(mha_text_writer *writer, const char **text,
                                                      size_t *bytes);
 
@@ -177,12 +181,12 @@ MHA_API MHA_NODISCARD mha_status mha_text_writer_end(mha_text_writer *writer, co
  * Repeated random tokens
  * --------------------------------------------------------------------------------------------- */
 
-/* Repeated random tokens of a model's words: at most 25 words, at most four times, as many as its
- * words and positions allow. */
+/* Sequences of a model's words in random order, repeated: a block of at most 25 words, at most four
+ * times, fewer if the model has too few words or positions. */
 typedef struct mha_random_tokens {
     uint32_t struct_size;    /* in: sizeof(mha_random_tokens) */
     uint32_t reserved;       /* 0 */
-    mha_repeated_tokens how; /* block below 4: the model has too few words or positions */
+    mha_repeated_tokens how; /* a block below 4: the model is too small to measure */
     int32_t *pool;           /* [pool_count] words to draw from */
     int64_t pool_count;
 } mha_random_tokens;
@@ -190,10 +194,10 @@ typedef struct mha_random_tokens {
 enum { MHA_RANDOM_LEAST_BLOCK = 4 };
 
 /**
- * Find the words of a model that may be drawn (mha_token_is_word()), the tokens that it puts around
- * every text, and how many words a sequence repeats how often.
+ * Plan the sequences of a model: the words to draw from (mha_token_is_word()), the special tokens around
+ * every text, the size of the block and the number of its repeats.
  *
- * Memory   the caller frees *plan with mha_random_tokens_free(); from the C library.
+ * Memory   the caller frees *plan with mha_random_tokens_free(); allocated with calloc().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (no tokenizer),
  *          MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
@@ -201,24 +205,26 @@ enum { MHA_RANDOM_LEAST_BLOCK = 4 };
 MHA_API MHA_NODISCARD mha_status mha_random_tokens_plan(const mha_model *model,
                                                         mha_random_tokens *plan);
 
-/** Free the pool and clear the struct, except for struct_size; NULL is fine. Memory frees it. Errors
+/** Free the pool and clear the struct, except for struct_size; NULL is allowed. Memory frees it. Errors
  * none. Threads any. Since 0.1 */
 MHA_API void mha_random_tokens_free(mha_random_tokens *plan);
 
 /**
- * Draw the next sequence. Sequences depend on those before them.
+ * Draw the next sequence. It depends on all earlier draws from the plan.
  *
- * Memory   the caller frees *tokens with mha_tokens_free(), which has no labels and no places.
+ *   *tokens out   without labels; begin and end are -1
+ *
+ * Memory   the caller frees *tokens with mha_tokens_free().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (how), MHA_ERR_NOMEM.   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_random_tokens_draw(mha_random_tokens *plan,
                                                         mha_tokens *tokens);
 
 /* ------------------------------------------------------------------------------------------------
- * What was measured: scores and roles
+ * Results: scores and roles
  * --------------------------------------------------------------------------------------------- */
 
-/* What a study has measured, or what somebody else has (mha_head_measures of maps). */
+/* The results of a study, or of mha_head_measures that the caller filled with maps. */
 typedef struct mha_study_found {
     uint32_t struct_size;
     uint32_t reserved;            /* 0 */
@@ -228,51 +234,52 @@ typedef struct mha_study_found {
     mha_head_measures *random;    /* repeated random tokens; NULL: none */
     const char *const *relations; /* [relation_count] names of gold links */
     int64_t relation_count;
-    int64_t text_count, token_count; /* texts that were measured, and their tokens */
-    int64_t random_count;            /* sequences that were measured, of ... */
-    mha_random_tokens *plan;         /* NULL before mha_study_begin_random() */
-    int64_t lost_links;              /* gold links of a word that no token begins in */
-    mha_head_corpus *corpus;         /* MHA_STUDY_CORPUS, else NULL */
-    /* [L] MHA_STUDY_DISTANCES, else NULL; of a layer without heads NULL */
+    int64_t text_count, token_count; /* measured texts, and their tokens */
+    int64_t random_count;            /* measured sequences of random tokens */
+    mha_random_tokens *plan;         /* of these; NULL before mha_study_begin_random() */
+    int64_t lost_links;              /* gold links with a word in which no token begins */
+    mha_head_corpus *corpus;         /* with MHA_STUDY_CORPUS, else NULL */
+    /* [L] with MHA_STUDY_DISTANCES, else NULL; the element of a layer without heads is NULL */
     mha_head_distances **distances;
-    /* The vocabulary as all texts have it; all 0 before mha_study_begin() */
+    /* Word counts over all counted texts; all 0 before mha_study_begin() */
     int64_t vocab_size;    /* V, ids of the model */
-    const int64_t *counts; /* [V] how often each id occurs as a word of a text */
+    const int64_t *counts; /* [V] occurrences of each id in the texts, special tokens excluded */
     const int64_t *ranks;  /* [V] 0: the most frequent */
-    int64_t kinds;         /* ids that occur; what a corpus counts are numbers of kinds, ... */
-    const int64_t *id_of;  /* [kinds] ascending; kind `kinds` stands for special tokens */
+    int64_t kinds;         /* distinct ids that occur; the corpus numbers tokens by these kinds */
+    /* [kinds] the id of each kind, ascending. Kind number `kinds` is every special token */
+    const int64_t *id_of;
 } mha_study_found;
 
 enum { MHA_STUDY_NAME_BYTES = 96, MHA_STUDY_MOST_ROLES = 64 };
 
-/** The number of scores: those of texts (MHA_MEASURES), by the numbers of mha_head_measure; then
- * duplicate, induction and induction_mean on random tokens; then two for each relation. Memory none.
- * Errors none. Threads any. Since 0.1 */
+/** The number of scores: the MHA_MEASURES scores of texts, numbered as mha_head_measure; then
+ * duplicate, induction and induction_mean on random tokens; then two per relation. Memory none. Errors
+ * none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_count(const mha_study_found *found);
 
-/** The name of a score: "induction"; "random_induction"; of a relation, "amod" where the word looks at
- * what it depends on, "amod-back" where it is looked at. Memory writes name. Errors none. Threads any.
- * Since 0.1 */
+/** The name of a score: "induction"; "random_induction". A relation has two: "amod" for the dependent
+ * that attends to its head word, "amod-back" for the head word that attends to its dependent. Memory
+ * writes name. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_study_score_name(const mha_study_found *found, int64_t score,
                                   char name[MHA_STUDY_NAME_BYTES]);
 
-/** What a score counts. Memory static text. Errors none. Threads any. Since 0.1 */
+/** The definition of a score in a sentence. Memory static text. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_study_score_text(int64_t score);
 
-/** The number of the score of that name, or -1. told: where random tokens were measured, "induction"
- * and "duplicate" are those of random tokens, in which nothing else repeats words. Memory none. Errors
- * none. Threads any. Since 0.1 */
+/** The number of the score with this name, or -1. With `told`, and if random tokens were measured,
+ * "induction" and "duplicate" are the scores on random tokens, where nothing else repeats words. Memory
+ * none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool told);
 
-/** A score of a head; zeros where it was not measured. Memory none. Errors none. Threads any while
- * nothing is added. Since 0.1 */
+/** The score of a head; zeros if it was not measured. Memory none. Errors none. Threads any while no
+ * measurement is in progress. Since 0.1 */
 MHA_API mha_head_score mha_study_score(const mha_study_found *found, int64_t layer, int64_t head,
                                        int64_t score);
 
 /**
- * The roles of a head: those on texts, but duplicate token and induction on random tokens where there
- * are any. Specific ones come first, in the order of MHA_ROLE_LIST, relations by what they are above
- * their baselines; last come those of heads that rest (mha_study_role_rests()).
+ * Determine the roles of a head on texts. Duplicate token and induction are determined on random tokens
+ * if these were measured. Specific roles come first, in the order of MHA_ROLE_LIST, with relations by
+ * their margin above the baseline. Resting roles come last (mha_study_role_rests()).
  *
  * Returns the number of roles, at most MHA_STUDY_MOST_ROLES.
  *
@@ -281,11 +288,11 @@ MHA_API mha_head_score mha_study_score(const mha_study_found *found, int64_t lay
 MHA_API int64_t mha_study_roles(const mha_study_found *found, int64_t layer, int64_t head,
                                 mha_head_role roles[MHA_STUDY_MOST_ROLES]);
 
-/** Whether a role says that a head finds nothing: it rests on the first token, on separators, on all.
+/** Whether a role is a resting one: the head attends to the first token, to separators, or uniformly.
  * Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API bool mha_study_role_rests(mha_role role);
 
-/** What a role is called: "previous token"; of a relation its name, "amod-back". Memory writes name.
+/** The name of a role: "previous token"; of a relation, "amod-back". Memory writes name.
  * Errors none. Threads any. Since 0.1 */
 MHA_API void mha_study_role_name(const mha_study_found *found, const mha_head_role *role,
                                  char name[MHA_STUDY_NAME_BYTES]);
@@ -300,62 +307,63 @@ typedef struct mha_study mha_study;
 enum {
     MHA_STUDY_OWN_LAYERS = 1 << 0, /* MHA_HEAD_PASS_OWN_LAYERS */
     MHA_STUDY_CORPUS = 1 << 1,     /* keep a mha_head_corpus of texts */
-    MHA_STUDY_DISTANCES = 1 << 2   /* and the distances between the heads of each layer */
+    MHA_STUDY_DISTANCES = 1 << 2   /* measure the distances between the heads of each layer */
 };
 
-/* How far a measurement is. */
+/* The progress of a measurement. */
 typedef struct mha_study_progress {
-    bool random;           /* a sequence of random tokens, else a text */
-    int64_t number, count; /* from 0, of so many */
+    bool random;           /* true: a sequence of random tokens; false: a text */
+    int64_t number, count; /* of the current text or sequence, from 0; their total */
     int64_t layer, layers, row, rows;
 } mha_study_progress;
 
 typedef struct mha_study_desc {
     uint32_t struct_size;
     uint32_t flags;
-    const mha_tensor *gates;      /* [L,H] f32: factors of the heads' outputs; NULL: 1 */
+    const mha_tensor *gates;      /* [L,H] f32: factors of the heads' outputs; NULL: all 1 */
     const char *const *relations; /* [relation_count] names of gold links */
     int64_t relation_count;
-    /* Called while a text is measured; a status other than MHA_OK (MHA_ERR_CALLBACK) ends the call
-     * that measures, and is returned. NULL: not called */
+    /* Called during a measurement; the measuring call stops and returns any status other than MHA_OK
+     * (use MHA_ERR_CALLBACK). NULL: not called */
     mha_status (*progress)(void *user, const mha_study_progress *progress);
     void *progress_user;
 } mha_study_desc;
 
 /**
- * Create a study of a model's heads. Texts are counted first, since which words are rare is known when
- * all are:
+ * Create a study of a model's heads. Count all texts before measuring the first one: which words are
+ * rare depends on all of them. Call in this order:
  *
  *   mha_study_count() each text, mha_study_begin(), mha_study_text() each text,
  *   mha_study_begin_random(), mha_random_tokens_draw() of found.plan and mha_study_random() each
  *   sequence
  *
- * or mha_study_measure(), which does all of it. desc may be NULL.
+ * or call mha_study_measure(), which does all of it. desc may be NULL.
  *
- * Memory   the caller owns *study; context, model, and what desc points to, must outlive it. 32 bytes
- *          per token of the vocabulary, and what mha_head_measures_create() says.
+ * Memory   the caller owns *study. The context, the model and everything desc points to must outlive
+ *          it. 32 bytes per token of the vocabulary, plus that of mha_head_measures_create().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (flags; an
  *          encoder-decoder; a model without tokenizer), MHA_ERR_NOMEM.
- * Threads  one call at a time per context, as for all calls of a study.   Since  0.1
+ * Threads  one call at a time per context; so do all calls on a study.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_create(mha_context *context, mha_model *model,
                                                   const mha_study_desc *desc, mha_study **study);
 
-/** Destroy it and what it has measured; NULL is fine. Memory frees all. Errors none. Threads one.
+/** Destroy a study and its results; NULL is allowed. Memory frees all. Errors none. Threads one.
  * Since 0.1 */
 MHA_API void mha_study_destroy(mha_study *study);
 
-/** Count the tokens of a text that will be measured. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT
- * (mha_study_begin() was called, an id that the model does not have). Threads one. Since 0.1 */
+/** Count the tokens of a text to be measured. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (after
+ * mha_study_begin(), or an id outside the vocabulary). Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tokens *tokens);
 
 /**
- * Rank the tokens that were counted, and make found.texts, with its corpus and distances; again: begin
- * anew with nothing measured, of the same counts.
+ * Rank the counted tokens by frequency, and create found.texts with its corpus and distances. A second
+ * call discards the results and keeps the counts.
  *
- * A word is rare from the 500th kind of token on, in a small corpus from the median kind.
+ * A word is rare if its kind ranks 500th or later by frequency, in a small corpus at the median or later.
  *
- * Memory   that of mha_head_measures_create() and the like.   Errors  those of these calls.
+ * Memory   that of mha_head_measures_create(), mha_head_corpus_create(), mha_head_pass_distances().
+ * Errors   those of these calls.
  * Threads  one.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_begin(mha_study *study);
@@ -364,17 +372,17 @@ MHA_API MHA_NODISCARD mha_status mha_study_begin(mha_study *study);
 typedef struct mha_study_links {
     const int64_t *begin, *end; /* [words] bytes of the text, ascending */
     int64_t words;
-    const mha_heads_link *links; /* [count] between numbers of words */
+    const mha_heads_link *links; /* [count] between words, by number */
     int64_t count;
     bool predict; /* MHA_HEADS_QUERY_PREDICTS */
 } mha_study_links;
 
-/* What a text's run does besides. */
+/* Additions to the run of a text. */
 typedef struct mha_study_visit {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
-    /* Outputs, after_layer, patches and whatever else of the run; its tokens, token_types and gates are
-     * the study's. NULL: nothing */
+    /* Outputs, after_layer, patches and other fields of the run; the study sets tokens, token_types and
+     * gates. NULL: none */
     const mha_transformer_input *run;
     const mha_study_links *links; /* NULL: none */
 } mha_study_visit;
@@ -384,23 +392,24 @@ typedef struct mha_study_visit {
  *
  * Memory   scratch from the context; borrows everything for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (mha_study_begin() was not called, an id that the model does
- *          not have, tokens without kinds); those of mha_head_pass_run(), MHA_ERR_NUMERIC among them
- *          for weights that are not finite; what progress or after_layer returned.
+ *          not have, a link of a word that does not exist); those of mha_head_pass_run(), including
+ *          MHA_ERR_NUMERIC for attention weights that are not finite; the status that progress or after_layer
+ *          returned.
  * Threads  one.   Accuracy  as mha_head_pass_run().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_text(mha_study *study, const mha_tokens *tokens,
                                                 const mha_study_visit *visit);
 
-/** Make found.random, or begin anew; what mha_random_tokens_plan() finds too small leaves it NULL.
- * Memory, Errors as mha_study_begin(). Threads one. Since 0.1 */
+/** Create found.random, or discard its results. It stays NULL if the model is too small for
+ * MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 
-/** Measure a sequence that was drawn of found.plan. Memory, Errors, Accuracy as mha_study_text(). Threads one.
+/** Measure a sequence drawn from found.plan. Memory, Errors, Accuracy as mha_study_text(). Threads one.
  * Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_random(mha_study *study, const mha_tokens *tokens);
 
 /**
- * Count, begin and measure texts, then sequences of random tokens.
+ * Count and measure all texts, then so many sequences of random tokens.
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *
@@ -411,15 +420,15 @@ MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_t
                                                    const mha_study_visit *const *visit,
                                                    int64_t sequences);
 
-/** What was measured until now. Memory belongs to the study, and changes with it. Errors none.
+/** The results so far. Memory the study owns and updates them. Errors none.
  * Threads one. Since 0.1 */
 MHA_API const mha_study_found *mha_study_results(const mha_study *study);
 
-/** The kinds of a text's tokens as the corpus of a study numbers them.
+/** The kinds of a text's tokens, numbered as in the corpus of the study (found.id_of).
  *
  *   kinds [T] out
  *
- * Memory none. Errors none; tokens are of the model. Threads one. Since 0.1 */
+ * Memory none. Errors none; every id must be in the vocabulary. Threads one. Since 0.1 */
 MHA_API void mha_study_kinds(const mha_study *study, const mha_tokens *tokens, int64_t *kinds);
 
 #ifdef __cplusplus

@@ -1,9 +1,10 @@
-/* multihead: one text through a transformer again and again, with heads switched off or patched from
- * another text (libmultihead-model): what a reader asks who tries what heads are for.
+/* multihead: interventions on a transformer (libmultihead-model): run one text repeatedly, with heads
+ * ablated (switched off) or patched from another text.
  *
- * A run keeps the queries and keys of all layers, from which any map of the text follows, and what the
- * output reads, from which the prediction at any token follows. It stays until another text, or other
- * heads, are asked for. The same text with all heads as they are stays beside it, to compare with.
+ * A run keeps the queries and keys of all layers, from which mha_trials_run() computes any map of the
+ * text, and the last hidden states, from which mha_trials_predict() computes the prediction at any token.
+ * It is kept until a call requests another text or another intervention. The baseline, the same text
+ * without intervention, is kept as well, for comparison.
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -23,30 +24,31 @@ typedef struct mha_trial_head {
 
 /* mha_trial.flags */
 enum {
-    /* Patched at the last token, from the last one of the other text; else at each token that both texts
-     * have, from its own place */
+    /* Patch the last token, from the last token of the other text. Without it, patch every position that
+     * both texts have, from the same position */
     MHA_TRIAL_AT_LAST = 1 << 0
 };
 
-/* What a run is a run of. Zero but for the tokens: all heads as they are. */
+/* A text and an intervention. With all fields but the tokens zero: the baseline. */
 typedef struct mha_trial {
     uint32_t struct_size;
     uint32_t flags;
     const int32_t *tokens, *types; /* [count]; types NULL: all 0 */
     int64_t count;
-    const mha_trial_head *off;     /* heads whose output is 0 */
-    const mha_trial_head *patched; /* heads whose output is that in the other text */
+    const mha_trial_head *off;     /* ablated heads: their output is 0 */
+    const mha_trial_head *patched; /* patched heads: their output comes from the other text */
     int64_t off_count, patched_count;
-    const int32_t *other, *other_types; /* [other_count]; required if heads are patched */
+    const int32_t *other, *other_types; /* [other_count]; required for patched heads */
     int64_t other_count;
 } mha_trial;
 
 typedef struct mha_trials_options {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
-    /* For queries and keys, or for patches. A run that needs more keeps none: its maps take another run */
+    /* Limit for the queries and keys of a run, and for its patches. If queries and keys exceed it, the
+     * run keeps none, and its maps take another run */
     double most_bytes;
-    /* Asked often: whether the work is to end, with MHA_ERR_CALLBACK. NULL: it is not */
+    /* Called often; if it returns true, the call stops with MHA_ERR_CALLBACK. NULL: not called */
     bool (*is_over)(void *user);
     void *user;
 } mha_trials_options;
@@ -54,9 +56,10 @@ typedef struct mha_trials_options {
 typedef struct mha_trials mha_trials;
 
 /**
- * What runs are kept in, for a transformer without memory (no encoder-decoder).
+ * Create the store that runs and keeps trials of a transformer without cross-attention (an encoder or a
+ * decoder).
  *
- * Memory   borrows context, transformer and user until mha_trials_destroy().
+ * Memory   borrows context, transformer and user until mha_trials_destroy(); the caller owns *trials.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_NOMEM.   Threads  one call per context.
  * Since    0.1
  */
@@ -65,28 +68,29 @@ MHA_API MHA_NODISCARD mha_status mha_trials_create(mha_context *context,
                                                    const mha_trials_options *options,
                                                    mha_trials **trials);
 
-/** Free a trials; NULL is fine. Memory frees. Errors none. Threads one. Since 0.1 */
+/** Destroy trials and all kept runs; NULL is allowed. Memory frees all. Errors none. Threads one. Since
+ * 0.1 */
 MHA_API void mha_trials_destroy(mha_trials *trials);
 
-/* Probabilities of a layer's heads, as mha_rows_fn (heads.h) gets them: p [H,R,T] of the queries
- * row .. row+R-1. */
+/* Receives the attention probabilities of a layer's heads, as mha_rows_fn (heads.h) does: p [H,R,T] of
+ * the queries row .. row+R-1. */
 typedef mha_status (*mha_trial_rows_fn)(void *user, int64_t layer, int64_t row,
                                         const mha_tensor *p);
 
 /**
- * Let the transformer run, unless the last run was the same; then fn for the rows of the layers in
- * order, those without heads left out.
+ * Run the transformer, unless the last run was the same. Then call fn for the rows of each layer, in
+ * order; layers without heads are skipped.
  *
- *   layer    the only one whose rows are wanted; -1: all
- *   fn       NULL: none are
- *   patched  out: tokens at which heads were patched; may be NULL
+ *   layer    the only layer to pass to fn; -1: all
+ *   fn       NULL: not called
+ *   patched  out: number of tokens at which heads were patched; may be NULL
  *
- * Memory   the run stays, as above; scratch from the context. A run that fails leaves none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT; MHA_ERR_MODEL (no such head, or twice the same; patches beyond
- *          most_bytes); MHA_ERR_CALLBACK (is_over); MHA_ERR_NOMEM; those of
- *          mha_transformer_forward() and mha_attention_visit_rows(); what fn returned.
+ * Memory   the run is kept until the next one; scratch from the context. A failed run is not kept.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT; MHA_ERR_MODEL (a head that the model does not have, or one
+ *          given twice; patches beyond most_bytes); MHA_ERR_CALLBACK (is_over); MHA_ERR_NOMEM; those of
+ *          mha_transformer_forward() and mha_attention_visit_rows(); any status that fn returned.
  * Threads  one call per context.
- * Accuracy the bits of mha_transformer_forward() with gates and patches.   Since  0.1
+ * Accuracy bit-identical to mha_transformer_forward() with the same gates and patches.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trials_run(mha_trials *trials, const mha_trial *run,
                                                 int64_t layer, mha_trial_rows_fn fn, void *user,
@@ -94,7 +98,7 @@ MHA_API MHA_NODISCARD mha_status mha_trials_run(mha_trials *trials, const mha_tr
 
 enum { MHA_TRIAL_TOP = 10 };
 
-/* A token, its logit and probability in the run, and with all heads as they are. */
+/* A candidate for the next token: its logit and probability in the run, and in the baseline (_whole). */
 typedef struct mha_trial_choice {
     int32_t id;
     float logit, logit_whole;
@@ -102,21 +106,22 @@ typedef struct mha_trial_choice {
 } mha_trial_choice;
 
 typedef struct mha_trial_next {
-    int64_t row;       /* the token that looks */
-    bool changed;      /* heads are off or patched; else both are the same */
-    double divergence; /* of the run from the whole one, KL(whole || run), in nats */
-    int64_t count;     /* 0: the transformer predicts nothing */
-    /* the MHA_TRIAL_TOP most likely of the run, then those of the whole that are not among them */
+    int64_t row;       /* the query position that predicts */
+    bool changed;      /* an intervention is set; otherwise run and baseline are the same */
+    double divergence; /* KL(baseline || run), in nats */
+    int64_t count;     /* of tokens; 0: the transformer does not predict the next token */
+    /* The MHA_TRIAL_TOP most likely tokens of the run, then those of the baseline not among them */
     mha_trial_choice tokens[2 * MHA_TRIAL_TOP];
 } mha_trial_next;
 
 /**
- * The most likely tokens behind a token. Only causal transformers with an output predict.
+ * Predict the most likely next tokens after a position. Only causal transformers with an output layer
+ * predict; for others next->count is 0.
  *
- *   row   -1: the last
+ *   row   the position; -1: the last
  *
  * Memory   as mha_trials_run().
- * Errors   as there; MHA_ERR_MODEL (no such row; logits that are not finite).
+ * Errors   as mha_trials_run(); MHA_ERR_MODEL (no such row; logits that are not finite).
  * Threads  one call per context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_trials_predict(mha_trials *trials, const mha_trial *run,

@@ -3,6 +3,7 @@
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "nn/nn_check.h"
 
@@ -58,11 +59,7 @@ static mha_status take_means(mhai_effect_run *r, const mha_tensor *means)
 mha_status mha_effect_means(mha_context *context, const mha_transformer *transformer,
                             const mha_effect_data *data, const mha_tensor *means)
 {
-    if (!context || !transformer || !means)
-        return mha_fail(MHA_ERR_NULL, "mha_effect_means: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "means");
+    MHAI_NEED("mha_effect_means", context, transformer, means);
     const mha_scratch_mark mark = mha_scratch_top(context);
     mhai_effect_run r;
     mha_status status = mhai_effect_begin(&r, context, transformer, data);
@@ -207,11 +204,7 @@ mha_status mha_effect_sets(mha_context *context, const mha_transformer *transfor
                            const mha_ablation_desc *desc, const mha_effect_data *data,
                            const mha_head_sets *sets, double *whole, double *without)
 {
-    if (!context || !transformer || !sets)
-        return mha_fail(MHA_ERR_NULL, "mha_effect_sets: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "sets");
+    MHAI_NEED("mha_effect_sets", context, transformer, sets);
     const mha_scratch_mark mark = mha_scratch_top(context);
     sets_job job = {.whole = whole, .without = without};
     mhai_effect_run r;
@@ -234,9 +227,7 @@ mha_status mha_effect_work(const mha_transformer *transformer, const mha_ablatio
     mha_ablation_desc how;
     mha_head_sets checked = {0};
     int64_t all = 0;
-    if (!transformer || !work)
-        return mha_fail(MHA_ERR_NULL, "mha_effect_work: %s is NULL",
-                        transformer ? "work" : "transformer");
+    MHAI_NEED("mha_effect_work", transformer, work);
     const mha_transformer_desc *d = &transformer->desc;
     MHA_TRY(mhai_struct_copy("mha_effect_data", &own, sizeof own, sizeof own, data));
     MHA_TRY(mhai_struct_copy("mha_ablation_desc", &how, sizeof how, sizeof how, desc));

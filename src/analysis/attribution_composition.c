@@ -12,6 +12,7 @@
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <math.h>
@@ -288,11 +289,7 @@ static mha_status run(composer *c)
 mha_status mha_transformer_composition(mha_context *context, const mha_transformer *transformer,
                                        mha_composition *out)
 {
-    if (!context || !transformer || !out)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_composition: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "out");
+    MHAI_NEED("mha_transformer_composition", context, transformer, out);
     const mha_transformer_desc *d = &transformer->desc;
     composer c = {.context = context,
                   .t = transformer,

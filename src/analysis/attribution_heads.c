@@ -4,6 +4,7 @@
 #include "analysis/row_source.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <multihead/component.h>
@@ -246,12 +247,7 @@ mha_status mha_transformer_head_attribution(mha_context *context,
                                             const mha_head_attribution_desc *desc,
                                             mha_head_attribution *found)
 {
-    if (!context || !transformer || !desc || !found)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_head_attribution: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                        : !desc        ? "desc"
-                                       : "found");
+    MHAI_NEED("mha_transformer_head_attribution", context, transformer, desc, found);
     mha_head_attribution_desc own;
     mha_head_attribution out;
     MHA_TRY(mhai_struct_copy("mha_head_attribution_desc", &own, sizeof own, sizeof own, desc));

@@ -7,6 +7,7 @@
  * (without the means for RMS norms). Since it is linear once frozen, all terms sum to the logit. */
 #include "analysis/attribution.h"
 
+#include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <math.h>
@@ -249,11 +250,7 @@ mha_status mha_logit_attribution(mha_context *context, const mha_transformer *tr
                                  const mha_attribution_target *target, mha_attribution *out)
 {
     mha_attribution_target own;
-    if (!context || !target || !out)
-        return mha_fail(MHA_ERR_NULL, "mha_logit_attribution: %s is NULL",
-                        !context  ? "context"
-                        : !target ? "target"
-                                  : "out");
+    MHAI_NEED("mha_logit_attribution", context, target, out);
     MHA_TRY(mhai_attribution_check(transformer, activations, MHA_PART_SELF_ATTENTION));
     MHA_TRY(mhai_struct_copy("mha_attribution_target", &own, sizeof own, sizeof own, target));
     logit_job job = {

@@ -3,6 +3,7 @@
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <math.h>
@@ -44,8 +45,7 @@ mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *
 mha_status mhai_attribution_check(const mha_transformer *t, const mha_activations *a,
                                   mha_layer_part part)
 {
-    if (!t || !a)
-        return mha_fail(MHA_ERR_NULL, "attribution: %s is NULL", t ? "activations" : "transformer");
+    MHAI_NEED_AS("attribution", "transformer, activations", t, a);
     if (a->transformer != t)
         return mha_fail(MHA_ERR_ARGUMENT, "activations: made for another transformer");
     if (part != MHA_PART_SELF_ATTENTION && part != MHA_PART_CROSS_ATTENTION)

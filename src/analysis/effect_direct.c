@@ -5,6 +5,7 @@
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 
 #include <math.h>
 #include <string.h>
@@ -159,11 +160,7 @@ static mha_status run(mhai_effect_run *r, double *direct)
 mha_status mha_effect_direct(mha_context *context, const mha_transformer *transformer,
                              const mha_effect_data *data, double *direct)
 {
-    if (!context || !transformer || !direct)
-        return mha_fail(MHA_ERR_NULL, "mha_effect_direct: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "direct");
+    MHAI_NEED("mha_effect_direct", context, transformer, direct);
     const mha_scratch_mark mark = mha_scratch_top(context);
     mhai_effect_run r;
     mha_status status = mhai_effect_begin(&r, context, transformer, data);

@@ -1,5 +1,6 @@
 /* Effects of all heads by one gradient of each measure: sum over rows (r - z) . dM / dz. */
 #include "analysis/effect_parts.h"
+#include "base/need.h"
 
 #include <math.h>
 #include <string.h>
@@ -165,11 +166,7 @@ mha_status mha_effect_gradients(mha_context *context, const mha_transformer *tra
                                 const mha_ablation_desc *desc, const mha_effect_data *data,
                                 double *estimates)
 {
-    if (!context || !transformer || !estimates)
-        return mha_fail(MHA_ERR_NULL, "mha_effect_gradients: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "estimates");
+    MHAI_NEED("mha_effect_gradients", context, transformer, estimates);
     const mha_scratch_mark mark = mha_scratch_top(context);
     gradient_job job = {.estimates = estimates};
     mhai_effect_run r;

@@ -3,6 +3,7 @@
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/split_mix.h"
 #include "base/struct_copy.h"
 #include "nn/cross_entropy.h"
@@ -227,8 +228,7 @@ mha_status mhai_effect_score(mhai_effect_run *r, const mha_effect_text *text, do
 mha_status mha_effect_loss(const int32_t *tokens, int64_t first, int64_t end, double factor,
                            int32_t measure, mha_effect_term *terms)
 {
-    if (!tokens || !terms)
-        return mha_fail(MHA_ERR_NULL, "mha_effect_loss: %s is NULL", tokens ? "terms" : "tokens");
+    MHAI_NEED("mha_effect_loss", tokens, terms);
     if (first < 1 || end <= first || !isfinite(factor))
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_effect_loss: tokens %lld..%lld and factor %g; the first token is "

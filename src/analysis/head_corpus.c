@@ -2,6 +2,7 @@
 #include "analysis/head_corpus.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/split_mix.h"
 #include "base/struct_copy.h"
 
@@ -105,12 +106,7 @@ mha_status mha_head_corpus_create(mha_context *context, const mha_head_measures 
                                   const mha_head_corpus_desc *desc, mha_head_corpus **corpus)
 {
     mha_head_corpus_desc d;
-    if (!context || !measures || !desc || !corpus)
-        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_create: %s is NULL",
-                        !context    ? "context"
-                        : !measures ? "measures"
-                        : !desc     ? "desc"
-                                    : "corpus");
+    MHAI_NEED("mha_head_corpus_create", context, measures, desc, corpus);
     MHA_TRY(mhai_struct_copy("mha_head_corpus_desc", &d, sizeof d, sizeof d, desc));
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
@@ -401,8 +397,7 @@ static mha_status merge(mha_head_corpus *c, const mha_head_corpus *from)
 
 mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from)
 {
-    if (!c || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_merge: %s is NULL", c ? "from" : "corpus");
+    MHAI_NEED_AS("mha_head_corpus_merge", "corpus, from", c, from);
     MHA_TRY(merge(c, from));
     c->texts += from->texts;
     return MHA_OK;
@@ -410,9 +405,7 @@ mha_status mha_head_corpus_merge(mha_head_corpus *c, const mha_head_corpus *from
 
 mha_status mha_head_corpus_merge_layers(mha_head_corpus *c, const mha_head_corpus *from)
 {
-    if (!c || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_merge_layers: %s is NULL",
-                        c ? "from" : "corpus");
+    MHAI_NEED_AS("mha_head_corpus_merge_layers", "corpus, from", c, from);
     if (c->texts != from->texts)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_corpus_merge_layers: of %lld and %lld texts; expected the same",

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <math.h>
@@ -230,8 +231,7 @@ mha_status mha_head_corpus_values(mha_head_corpus *c, int64_t layer, const mha_t
                                   const mha_tensor *weight)
 {
     void *work;
-    if (!c || !v)
-        return mha_fail(MHA_ERR_NULL, "mha_head_corpus_values: %s is NULL", c ? "v" : "corpus");
+    MHAI_NEED_AS("mha_head_corpus_values", "corpus, v", c, v);
     if (!c->open || layer < 0 || layer >= c->layers)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_corpus_values: layer %lld, %s",
                         (long long)layer,

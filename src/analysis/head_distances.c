@@ -10,6 +10,7 @@
 #include "analysis/exact_sum.h"
 #include "base/checked.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "base/tensor.h"
 
 #include <multihead/component.h>
@@ -164,9 +165,7 @@ mha_status mha_head_distances_create(mha_context *context, int64_t heads, int64_
                                      const mha_tensor *weight, mha_head_distances **distances)
 {
     mha_status status;
-    if (!context || !distances)
-        return mha_fail(MHA_ERR_NULL, "mha_head_distances_create: %s is NULL",
-                        context ? "distances" : "context");
+    MHAI_NEED("mha_head_distances_create", context, distances);
     if (heads < 1 || heads > MOST_HEADS || width < 0 || width > MOST_WIDTH ||
         (weight && width == 0))
         return mha_fail(MHA_ERR_ARGUMENT,
@@ -259,8 +258,7 @@ mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
 {
     int64_t count;
     void *memory;
-    if (!d || !p)
-        return mha_fail(MHA_ERR_NULL, "mha_head_distances_rows: %s is NULL", d ? "p" : "distances");
+    MHAI_NEED_AS("mha_head_distances_rows", "distances, p", d, p);
     MHA_TRY(mhai_tensor_check("p", p, MHA_F32, 3, (int64_t[]){d->heads, -1, -1}));
     MHA_TRY(check_finite("p", p, true));
     if (!mhai_mul_i64(d->heads, p->shape[1], &count))
@@ -347,9 +345,7 @@ mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z
     void *norms, *copies;
     int64_t count;
     mha_status status;
-    if (!d || !z)
-        return mha_fail(MHA_ERR_NULL, "mha_head_distances_outputs: %s is NULL",
-                        d ? "z" : "distances");
+    MHAI_NEED_AS("mha_head_distances_outputs", "distances, z", d, z);
     if (d->width == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_distances_outputs: made with width 0, for maps");
@@ -429,9 +425,7 @@ static bool alike(const mha_head_distances *d, const mha_head_distances *from)
 
 mha_status mha_head_distances_merge(mha_head_distances *d, const mha_head_distances *from)
 {
-    if (!d || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_head_distances_merge: %s is NULL",
-                        d ? "from" : "distances");
+    MHAI_NEED_AS("mha_head_distances_merge", "distances, from", d, from);
     if (d == from || d->open || from->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_distances_merge: %s",
                         d == from ? "both are the same object"

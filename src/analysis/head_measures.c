@@ -8,6 +8,7 @@
 #include "analysis/head_corpus.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -158,11 +159,7 @@ mha_status mha_head_measures_create(mha_context *context, const mha_head_measure
 {
     mha_head_measures_desc d;
     mha_status status;
-    if (!context || !desc || !measures)
-        return mha_fail(MHA_ERR_NULL, "mha_head_measures_create: %s is NULL",
-                        !context ? "context"
-                        : !desc  ? "desc"
-                                 : "measures");
+    MHAI_NEED("mha_head_measures_create", context, desc, measures);
     MHA_TRY(mhai_struct_copy("mha_head_measures_desc", &d, sizeof d, sizeof d, desc));
     MHA_TRY(check_desc(&d));
     const mha_allocator a = mha_context_allocator(context);
@@ -192,9 +189,7 @@ fail:
 mha_status mha_head_measures_begin(mha_head_measures *m, const mha_heads_text *text)
 {
     mha_status status;
-    if (!m || !text)
-        return mha_fail(MHA_ERR_NULL, "mha_head_measures_begin: %s is NULL",
-                        m ? "text" : "measures");
+    MHAI_NEED_AS("mha_head_measures_begin", "measures, text", m, text);
     if (m->open)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_measures_begin: a text is open; end it first");
     MHA_TRY(mhai_head_text_open(m, text));
@@ -474,17 +469,13 @@ static mha_status merge(mha_head_measures *m, const mha_head_measures *from, int
 
 mha_status mha_head_measures_merge(mha_head_measures *m, const mha_head_measures *from)
 {
-    if (!m || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_head_measures_merge: %s is NULL",
-                        m ? "from" : "measures");
+    MHAI_NEED_AS("mha_head_measures_merge", "measures, from", m, from);
     return merge(m, from, m->texts);
 }
 
 mha_status mha_head_measures_merge_layers(mha_head_measures *m, const mha_head_measures *from)
 {
-    if (!m || !from)
-        return mha_fail(MHA_ERR_NULL, "mha_head_measures_merge_layers: %s is NULL",
-                        m ? "from" : "measures");
+    MHAI_NEED_AS("mha_head_measures_merge_layers", "measures, from", m, from);
     if (m->texts != from->texts)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_measures_merge_layers: of %lld and %lld texts; expected the same",

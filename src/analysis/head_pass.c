@@ -1,6 +1,7 @@
 /* A text through a transformer, its heads into measures and distances layer by layer. */
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "transformer/transformer_parts.h"
@@ -154,11 +155,7 @@ mha_status mha_head_pass_run(mha_context *context, const mha_transformer *transf
                              const mha_transformer_input *input, const mha_heads_text *text,
                              const mha_head_pass *to)
 {
-    if (!context || !transformer || !to)
-        return mha_fail(MHA_ERR_NULL, "mha_head_pass_run: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "pass");
+    MHAI_NEED_AS("mha_head_pass_run", "context, transformer, pass", context, transformer, to);
     pass x = {.context = context,
               .transformer = transformer,
               .causal = transformer->desc.flags & MHA_TRANSFORMER_CAUSAL};
@@ -175,11 +172,7 @@ mha_status mha_head_pass_run(mha_context *context, const mha_transformer *transf
 mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *transformer,
                                    int64_t layer, mha_head_distances **distances)
 {
-    if (!context || !transformer || !distances)
-        return mha_fail(MHA_ERR_NULL, "mha_head_pass_distances: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "distances");
+    MHAI_NEED("mha_head_pass_distances", context, transformer, distances);
     const mha_transformer_desc *d = &transformer->desc;
     if (layer < 0 || layer >= d->num_layers)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_pass_distances: layer %lld, expected 0..%lld",

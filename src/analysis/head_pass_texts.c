@@ -1,5 +1,6 @@
 /* What a corpus pass needs of texts: ranks of tokens, words of tokens, repeated random tokens. */
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/split_mix.h"
 #include "base/struct_copy.h"
 
@@ -38,11 +39,7 @@ mha_status mha_head_pass_ranks(mha_context *context, int64_t vocab_size, const i
                                int64_t *ranks, int64_t *kinds)
 {
     void *all;
-    if (!context || !counts || !ranks)
-        return mha_fail(MHA_ERR_NULL, "mha_head_pass_ranks: %s is NULL",
-                        !context  ? "context"
-                        : !counts ? "counts"
-                                  : "ranks");
+    MHAI_NEED("mha_head_pass_ranks", context, counts, ranks);
     if (vocab_size < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_pass_ranks: vocab_size is %lld, expected 0 or more",

@@ -3,6 +3,7 @@
 #include "analysis/importance_parts.h"
 
 #include "base/hash.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "nn/nn_check.h"
 #include "transformer/transformer_parts.h"
@@ -164,11 +165,7 @@ mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
                                  const mha_importance_data *data)
 {
     *r = (mhai_importance_run){.context = context, .t = t};
-    if (!context || !t || !data)
-        return mha_fail(MHA_ERR_NULL, "importance: %s is NULL",
-                        !context ? "context"
-                        : !t     ? "transformer"
-                                 : "data");
+    MHAI_NEED_AS("importance", "context, transformer, data", context, t, data);
     mha_transformer_describe(t, &r->d);
     r->width = r->d.flags & MHA_TRANSFORMER_NO_OUTPUT ? r->d.embed_dim : r->d.vocab_size;
     MHA_TRY(mhai_struct_copy("mha_importance_data", &r->data, sizeof r->data,
@@ -423,8 +420,7 @@ mha_status mhai_importance_score(mhai_importance_run *r, double *loss)
 mha_status mha_gated_loss(mha_context *context, const mha_transformer *transformer,
                           const mha_importance_data *data, const mha_tensor *gates, double *loss)
 {
-    if (!context || !loss)
-        return mha_fail(MHA_ERR_NULL, "mha_gated_loss: %s is NULL", context ? "loss" : "context");
+    MHAI_NEED("mha_gated_loss", context, loss);
     const mha_importance_desc desc = {
         .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = gates};
     mha_scratch_mark mark = mha_scratch_top(context);
@@ -442,8 +438,7 @@ mha_status mha_gated_loss(mha_context *context, const mha_transformer *transform
 mha_status mha_head_means(mha_context *context, const mha_transformer *transformer,
                           const mha_importance_data *data, const mha_tensor *means)
 {
-    if (!context || !means)
-        return mha_fail(MHA_ERR_NULL, "mha_head_means: %s is NULL", context ? "means" : "context");
+    MHAI_NEED("mha_head_means", context, means);
     const mha_importance_desc desc = {.struct_size = sizeof desc,
                                       .kind = MHA_IMPORTANCE_MEAN_ABLATION};
     mha_scratch_mark mark = mha_scratch_top(context);
@@ -464,9 +459,7 @@ mha_status mha_head_importance(mha_context *context, const mha_transformer *tran
                                const mha_importance_desc *desc, const mha_importance_data *data,
                                double *scores, double *loss)
 {
-    if (!context || !scores)
-        return mha_fail(MHA_ERR_NULL, "mha_head_importance: %s is NULL",
-                        context ? "scores" : "context");
+    MHAI_NEED("mha_head_importance", context, scores);
     mha_scratch_mark mark = mha_scratch_top(context);
     mhai_importance_run r;
     double found = 0;

@@ -1,5 +1,6 @@
 /* The order in which heads go: the least important ones first, the rest measured again. */
 #include "analysis/importance_parts.h"
+#include "base/need.h"
 
 #include <string.h>
 
@@ -74,11 +75,7 @@ mha_status mha_head_order(mha_context *context, const mha_transformer *transform
                           int64_t step, int64_t least, int64_t *order, int64_t *count,
                           double *scores)
 {
-    if (!context || !order || !count)
-        return mha_fail(MHA_ERR_NULL, "mha_head_order: %s is NULL",
-                        !context ? "context"
-                        : !order ? "order"
-                                 : "count");
+    MHAI_NEED("mha_head_order", context, order, count);
     if (step < 1 || least < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_order: step is %lld, expected 1 or more; least is %lld, expected "

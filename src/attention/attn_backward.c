@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -518,9 +519,7 @@ mha_status mha_attention_backward_explain(const mha_context *context,
                                           const mha_attention_backward_call *call,
                                           mha_attention_plan *plan)
 {
-    if (!context || !plan)
-        return mha_fail(MHA_ERR_NULL, "mha_attention_backward_explain: %s is NULL",
-                        context ? "plan" : "context");
+    MHAI_NEED("mha_attention_backward_explain", context, plan);
     mha_attention_backward_call own;
     MHA_TRY(mhai_backward_copy_call("mha_attention_backward_explain", call, &own));
     mhai_backward_plan made = {.threads = 0};

@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/need.h"
 
 #include <multihead/component.h>
 
@@ -163,9 +164,7 @@ mha_status mha_attention_explain(const mha_context *context, const mha_attention
                                  const mha_tensor *o, const mha_attention_outputs *outputs,
                                  mha_attention_plan *plan)
 {
-    if (!context || !plan)
-        return mha_fail(MHA_ERR_NULL, "mha_attention_explain: %s is NULL",
-                        context ? "plan" : "context");
+    MHAI_NEED("mha_attention_explain", context, plan);
     return mhai_attn_explain(context, &(mhai_attn_call){desc, q, k, v, o, outputs, NULL, NULL},
                              plan);
 }

@@ -10,6 +10,8 @@
  * shared by several machines a lock may be local to one of them: there new files have names that
  * are never removed, not even by the server, for which the file system is local. */
 #define _GNU_SOURCE /* realpath, flock, fstatfs, O_PATH */
+#include "need.h"
+
 #include <multihead/component.h>
 #include <multihead/sink.h>
 
@@ -356,8 +358,7 @@ mha_status mha_file_create_in(const char *folder, const char *name, mha_file **f
 {
     if (!file) return mha_fail(MHA_ERR_NULL, "mha_file_create_in: file is NULL");
     *file = NULL;
-    if (!folder || !name)
-        return mha_fail(MHA_ERR_NULL, "mha_file_create_in: %s is NULL", folder ? "name" : "folder");
+    MHAI_NEED("mha_file_create_in", folder, name);
     if (!*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
         return mha_fail(MHA_ERR_ARGUMENT, "mha_file_create_in: '%.100s' is not the name of a file",
                         name);

@@ -2,6 +2,7 @@
  *
  * The detail is set once, where a failure is detected, and passed up unchanged. */
 #include "format.h"
+#include "need.h"
 
 #include <multihead/component.h>
 
@@ -56,4 +57,10 @@ mha_status mha_fail(mha_status status, const char *format, ...)
         if ((unsigned char)*c < 0x20 || *c == 0x7F) *c = '?';
     memcpy(detail, text, sizeof detail);
     return status;
+}
+
+mha_status mhai_need_fail(const char *function, const char *names, size_t index)
+{
+    for (; index > 0; index--) names = strchr(names, ',') + 2;
+    return mha_fail(MHA_ERR_NULL, "%s: %.*s is NULL", function, (int)strcspn(names, ","), names);
 }

@@ -4,6 +4,7 @@
 #include "attention/attn_plan.h"
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -206,8 +207,7 @@ mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc, mha_kv_cache_sizes 
     mha_kv_cache_desc d;
     mha_kv_cache_sizes all;
     parts at;
-    if (!desc || !sizes)
-        return mha_fail(MHA_ERR_NULL, "mha_kv_cache_count: %s is NULL", desc ? "sizes" : "desc");
+    MHAI_NEED("mha_kv_cache_count", desc, sizes);
     if (sizes->struct_size != sizeof all)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_kv_cache_sizes: struct_size is %u, expected %zu",
                         (unsigned)sizes->struct_size, sizeof all);
@@ -261,11 +261,7 @@ static void clear_empty_page(const mha_kv_cache *cache)
 mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *desc,
                                mha_kv_cache **cache)
 {
-    if (!context || !desc || !cache)
-        return mha_fail(MHA_ERR_NULL, "mha_kv_cache_create: %s is NULL",
-                        !context ? "context"
-                        : !desc  ? "desc"
-                                 : "cache");
+    MHAI_NEED("mha_kv_cache_create", context, desc, cache);
     mha_kv_cache_desc d;
     mha_kv_cache_sizes sizes;
     parts at;
@@ -512,9 +508,7 @@ mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
                                 const mha_tensor *q, const mha_tensor *o,
                                 const mha_attention_outputs *outputs)
 {
-    if (!context || !cache)
-        return mha_fail(MHA_ERR_NULL, "mha_kv_cache_attention: %s is NULL",
-                        context ? "cache" : "context");
+    MHAI_NEED("mha_kv_cache_attention", context, cache);
     mha_attention_desc d;
     mha_attention_outputs wanted;
     void *memory;

@@ -2,6 +2,7 @@
  * module_forward.c, its parameters by name in module_parameters.c. */
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "module/module_parts.h"
 
@@ -103,11 +104,7 @@ static mha_status create_vectors(mha_module *module)
 
 mha_status mha_module_create(mha_context *context, const mha_module_desc *desc, mha_module **module)
 {
-    if (!context || !desc || !module)
-        return mha_fail(MHA_ERR_NULL, "mha_module_create: %s is NULL",
-                        !context ? "context"
-                        : !desc  ? "desc"
-                                 : "module");
+    MHAI_NEED("mha_module_create", context, desc, module);
     mha_module_desc d;
     MHA_TRY(mhai_struct_copy("mha_module_desc", &d, sizeof d,
                              offsetof(mha_module_desc, rope_pairing), desc));

@@ -4,6 +4,7 @@
  * nothing but a norm's input is computed again. */
 #include "base/checked.h"
 #include "base/convert.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "module/module_parts.h"
@@ -455,13 +456,8 @@ mha_status mha_module_backward(mha_context *context, const mha_module *module,
                                const mha_module_call *given, const mha_tensor *out_gradient,
                                const mha_module_gradients *gradients)
 {
-    if (!context || !module || !given || !out_gradient || !gradients)
-        return mha_fail(MHA_ERR_NULL, "mha_module_backward: %s is NULL",
-                        !context        ? "context"
-                        : !module       ? "module"
-                        : !given        ? "call"
-                        : !out_gradient ? "out_gradient"
-                                        : "gradients");
+    MHAI_NEED_AS("mha_module_backward", "context, module, call, out_gradient, gradients", context,
+                 module, given, out_gradient, gradients);
     call c = {.f = {.context = context, .module = module}};
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = run(&c, given, out_gradient, gradients);

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/convert.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "module/module_parts.h"
 
@@ -278,11 +279,7 @@ static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_atte
 mha_status mha_module_run(mha_context *context, const mha_module *module,
                           const mha_module_call *call)
 {
-    if (!context || !module || !call)
-        return mha_fail(MHA_ERR_NULL, "mha_module_run: %s is NULL",
-                        !context  ? "context"
-                        : !module ? "module"
-                                  : "call");
+    MHAI_NEED("mha_module_run", context, module, call);
     mhai_forward f = {.context = context, .module = module};
     mha_module_call own;
     mha_attention_plan plan;
@@ -297,12 +294,7 @@ mha_status mha_module_run(mha_context *context, const mha_module *module,
 mha_status mha_module_scratch(mha_context *context, const mha_module *module,
                               const mha_module_call *call, size_t *bytes)
 {
-    if (!context || !module || !call || !bytes)
-        return mha_fail(MHA_ERR_NULL, "mha_module_scratch: %s is NULL",
-                        !context  ? "context"
-                        : !module ? "module"
-                        : !call   ? "call"
-                                  : "bytes");
+    MHAI_NEED("mha_module_scratch", context, module, call, bytes);
     mhai_forward f = {.context = context, .module = module, .measuring = true};
     mha_module_call own;
     mha_attention_plan plan;

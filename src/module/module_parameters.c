@@ -6,6 +6,7 @@
  * Which of them a state_dict has is PyTorch's rule: in_proj_weight if the three have one shape,
  * else the separate weights; biases are always joined. */
 #include "base/convert.h"
+#include "base/need.h"
 #include "base/tensor.h"
 #include "module/module_parts.h"
 
@@ -171,9 +172,7 @@ static mha_status take_panels(mha_module *module, const entry *e)
 
 mha_status mha_module_set_parameter(mha_module *module, const char *name, const mha_tensor *value)
 {
-    if (!module || !name)
-        return mha_fail(MHA_ERR_NULL, "mha_module_set_parameter: %s is NULL",
-                        module ? "name" : "module");
+    MHAI_NEED("mha_module_set_parameter", module, name);
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
     MHA_TRY(mhai_tensor_check_real(name, value));
@@ -195,9 +194,7 @@ mha_status mha_module_set_parameter(mha_module *module, const char *name, const 
 mha_status mha_module_borrow_parameter(mha_module *module, const char *name,
                                        const mha_tensor *value)
 {
-    if (!module || !name)
-        return mha_fail(MHA_ERR_NULL, "mha_module_borrow_parameter: %s is NULL",
-                        module ? "name" : "module");
+    MHAI_NEED("mha_module_borrow_parameter", module, name);
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
     MHA_TRY(mhai_tensor_check_real(name, value));
@@ -218,9 +215,7 @@ mha_status mha_module_borrow_parameter(mha_module *module, const char *name,
 mha_status mha_module_get_parameter(const mha_module *module, const char *name,
                                     const mha_tensor *value)
 {
-    if (!module || !name)
-        return mha_fail(MHA_ERR_NULL, "mha_module_get_parameter: %s is NULL",
-                        module ? "name" : "module");
+    MHAI_NEED("mha_module_get_parameter", module, name);
     const entry *e;
     MHA_TRY(find(module, name, value, &e));
     MHA_TRY(mhai_tensor_check(name, value, MHA_F32, value->ndim, NULL));

@@ -2,6 +2,7 @@
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <multihead/component.h>
@@ -84,9 +85,7 @@ static mha_status check_adamw(mha_adamw *s)
 mha_status mha_adamw_step(mha_context *context, const mha_adamw *settings, int64_t count,
                           float *parameter, const float *gradient, float *m, float *v)
 {
-    if (!context || !settings)
-        return mha_fail(MHA_ERR_NULL, "mha_adamw_step: %s is NULL",
-                        context ? "settings" : "context");
+    MHAI_NEED("mha_adamw_step", context, settings);
     mha_adamw s;
     MHA_TRY(mhai_struct_copy("mha_adamw", &s, sizeof s, sizeof s, settings));
     MHA_TRY(check_adamw(&s));
@@ -135,8 +134,7 @@ static void sgd_piece(void *argument, int64_t piece, int worker)
 mha_status mha_sgd_step(mha_context *context, const mha_sgd *settings, int64_t count,
                         float *parameter, const float *gradient, float *velocity)
 {
-    if (!context || !settings)
-        return mha_fail(MHA_ERR_NULL, "mha_sgd_step: %s is NULL", context ? "settings" : "context");
+    MHAI_NEED("mha_sgd_step", context, settings);
     mha_sgd s;
     MHA_TRY(mhai_struct_copy("mha_sgd", &s, sizeof s, sizeof s, settings));
     if (s.reserved != 0)
@@ -197,9 +195,7 @@ static void norm_pieces(void *argument, int64_t item, int worker)
 mha_status mha_gradient_norm(mha_context *context, int64_t count, const float *gradient,
                              double *norm)
 {
-    if (!context || !norm)
-        return mha_fail(MHA_ERR_NULL, "mha_gradient_norm: %s is NULL",
-                        context ? "norm" : "context");
+    MHAI_NEED("mha_gradient_norm", context, norm);
     MHA_TRY(check_count("mha_gradient_norm", count, gradient, gradient));
     const int64_t pieces = mhai_ceil_div(count, PIECE);
     void *memory;
@@ -216,9 +212,7 @@ mha_status mha_gradient_norm(mha_context *context, int64_t count, const float *g
 
 mha_status mha_learning_rate(const mha_schedule *schedule, int64_t step, double *rate)
 {
-    if (!schedule || !rate)
-        return mha_fail(MHA_ERR_NULL, "mha_learning_rate: %s is NULL",
-                        schedule ? "rate" : "schedule");
+    MHAI_NEED("mha_learning_rate", schedule, rate);
     mha_schedule s;
     MHA_TRY(mhai_struct_copy("mha_schedule", &s, sizeof s, sizeof s, schedule));
     if (s.reserved != 0)

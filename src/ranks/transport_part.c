@@ -1,4 +1,5 @@
 /* Some ranks of a transport as a transport: their numbers are translated, messages are the whole's. */
+#include "base/need.h"
 #include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
@@ -51,9 +52,7 @@ static int32_t place_in(const mha_transport *whole, const int32_t *ranks, int32_
 mha_status mha_transport_part_make(const mha_transport *whole, const int32_t *ranks, int32_t count,
                                    mha_transport_part *part)
 {
-    if (!ranks || !part)
-        return mha_fail(MHA_ERR_NULL, "mha_transport_part_make: %s is NULL",
-                        ranks ? "part" : "ranks");
+    MHAI_NEED("mha_transport_part_make", ranks, part);
     MHA_TRY(mhai_ranks_check(whole));
     const int32_t place = place_in(whole, ranks, count);
     if (place < 0)

@@ -1,4 +1,4 @@
-/* What every back end shares. */
+/* Shared by all back ends. */
 #include "canvas.h"
 #include "sink.h"
 
@@ -18,7 +18,7 @@ mhai_theme mhai_canvas_theme(const mha_figure *figure)
         {0x15171B, 0xECEDEF, 0xA8ACB4, 0x6A6E77, 0x2A2D33, 0x4A4E57, 0xFF00E0, 0xFF5C8D}};
     mhai_color c[8];
     for (int i = 0; i < 8; i++) c[i] = mhai_color_of(all[figure->dark][i]);
-    if (figure->cmap == MHA_CMAP_GREYS) { /* a neutral grey would be one of its values */
+    if (figure->cmap == MHA_CMAP_GREYS) { /* a neutral grey would look like a value */
         c[4] = mhai_color_of(figure->dark ? 0x332A1A : 0xF6EBD3);
         c[5] = mhai_color_of(figure->dark ? 0x66532C : 0xDFC58D);
     }

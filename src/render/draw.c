@@ -17,7 +17,7 @@ enum {
     GROUP_NAME = 13
 };
 
-/* Where the middle of lower-case letters lies above the baseline, in em of the face. */
+/* Height of the middle of lower-case letters above the baseline, in em. */
 static const double middle_of_text = 0.36;
 
 static void write_text(const mhai_canvas *canvas, double x, double y, double size,
@@ -83,7 +83,7 @@ static void draw_foot(const mhai_layout *l, const mhai_canvas *canvas)
         write_text(canvas, MARGIN, y, SMALL, MHAI_START, l->grid.theme.muted, l->remarks[i].text);
 }
 
-/* The numbers under the bar. With a range for every panel only what all share can be said. */
+/* The numbers under the colour bar. If every panel has its own range, it has only what all share. */
 static void draw_ticks(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
                        double width)
 {
@@ -126,7 +126,7 @@ static void draw_bar(const mhai_layout *l, const mhai_canvas *canvas, double x, 
     if (l->grid.ranges.extent.clipped_hi) canvas->triangle(canvas->user, right, high);
 }
 
-/* A swatch with its word; returns where the next one may begin. */
+/* A swatch with its label; returns the position of the next one. */
 static double draw_key(const mhai_layout *l, const mhai_canvas *canvas, double x, double y,
                        bool masked, const char *word)
 {
@@ -205,7 +205,7 @@ static void draw_col_labels(const mhai_layout *l, const mhai_canvas *canvas, dou
     }
 }
 
-/* "0 to 0.93", for ranges of their own. */
+/* "0 to 0.93", for panels with their own ranges. */
 static void own_range_text(const mhai_layout *l, int64_t i, char text[2 * MHAI_NUMBER_BYTES + 8])
 {
     const mha_extent *e = &mhai_ranges_at(&l->grid.ranges, i)->extent;
@@ -215,8 +215,8 @@ static void own_range_text(const mhai_layout *l, int64_t i, char text[2 * MHAI_N
     snprintf(text, 2 * MHAI_NUMBER_BYTES + 8, "%s to %s", lo, hi);
 }
 
-/* Name and note of a panel stand right above its map, which begins at y. A map that stands alone in
- * its row may be narrower than they are. */
+/* Draw name and note of a panel directly above its map, which begins at y. They may be wider than a map
+ * that is alone in its row. */
 static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i, double x,
                       double y)
 {
@@ -245,7 +245,7 @@ static void draw_head(const mhai_layout *l, const mhai_canvas *canvas, int64_t i
     }
 }
 
-/* A number for each look. */
+/* A number per appearance of a cell. */
 static int look_of(const mhai_map *map, int64_t at)
 {
     uint8_t kind = map->cells->kind[at];
@@ -261,7 +261,7 @@ static int64_t run_of(const mhai_map *map, int64_t row, int64_t col)
     return end;
 }
 
-/* A rectangle for each run of cells that look alike; for each cell if it has a tooltip. */
+/* One rectangle per run of cells with the same appearance, or per cell if cells have tooltips. */
 static void draw_map(const mhai_canvas *canvas, const mhai_map *map)
 {
     const mhai_cells *cells = map->cells;
@@ -358,7 +358,7 @@ static void draw_panel(const mhai_layout *l, const mhai_canvas *canvas, int64_t 
     if (l->grid.places[i].grid_col == 0) draw_row_labels(l, canvas, y, panel.mark);
 }
 
-/* The name of a group stands beside the middle of its grid rows. */
+/* Draw the name of a group next to the middle of its grid rows. */
 static void draw_groups(const mhai_layout *l, const mhai_canvas *canvas)
 {
     for (int64_t first = 0, next; l->named_groups && first < l->grid.rows; first = next) {

@@ -1,5 +1,5 @@
-/* The cairo back end: PNG and PDF. In PNG edges of cells, of the colour bar and of upright lines fall
- * on pixels; other edges and text are anti-aliased. In a PDF text is text, with the face embedded. */
+/* The cairo back end: PNG and PDF. In PNG, edges of cells, of the colour bar and of axis-aligned lines are
+ * snapped to pixels; other edges and text are anti-aliased. In PDF, text stays text, with the font embedded. */
 #include "font.h"
 #include "layout.h"
 #include "png.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 static const double most_pixels = 1 << 26, pixels_for_ratio_2 = 1 << 25;
-/* Of a side: cairo's limit, and that of PDF readers. */
+/* Limits of a side: cairo's, and that of PDF readers. */
 static const double most_side = 32767, most_points = 14400;
 static const double points_per_unit = 0.75;
 
@@ -23,7 +23,7 @@ typedef struct paper {
     cairo_surface_t *surface;
     mhai_font *font;
     const mha_sink *sink;
-    mha_status status; /* of the sink, or of memory */
+    mha_status status; /* error of the sink, or out of memory */
     mhai_color ink;    /* of the text being drawn into pixels */
     bool pdf, crisp;
     const mhai_canvas *canvas;
@@ -63,7 +63,7 @@ static void mix(const paper *p, int64_t x, int64_t y, mhai_color color, unsigned
     memcpy(at, &mixed, sizeof mixed);
 }
 
-/* Diagonals every 6 units of the drawing, whichever cell they cross. */
+/* Diagonals every 6 units of the drawing, continuous across cells. */
 static void hatch_pixels(paper *p, const mhai_box *box)
 {
     double x0 = box->x, y0 = box->y, x1 = x0 + box->width, y1 = y0 + box->height, unit = 1,
@@ -96,8 +96,8 @@ static void hatch_lines(paper *p, const mhai_box *b)
     cairo_restore(p->cairo);
 }
 
-/* Viewers of PDF show hairs between shapes that only touch, so crisp ones, which stand side by side,
- * reach a little under the next. */
+/* PDF viewers show hairlines between adjacent shapes, so crisp shapes extend slightly under the next
+ * one. */
 static void paper_rect(void *user, const mhai_box *box)
 {
     paper *p = user;
@@ -198,7 +198,7 @@ static void text_pixels(paper *p, const mhai_pen *pen, const char *text)
     cairo_surface_mark_dirty(p->surface);
 }
 
-/* Bold is text with its outlines drawn over it. */
+/* Bold text is filled and stroked. */
 static void paper_text(void *user, const mhai_pen *pen, const char *text)
 {
     paper *p = user;
@@ -240,7 +240,8 @@ static void paper_image(void *user, const mhai_map *map)
         p->status = mha_fail(MHA_ERR_NOMEM, "picture: no memory for the image of a panel");
         return;
     }
-    for (int64_t i = (int64_t)width * height - 1; i >= 0; i--) { /* to cairo's words, in place */
+    for (int64_t i = (int64_t)width * height - 1; i >= 0;
+         i--) { /* convert to cairo's 32-bit words, in place */
         const uint8_t *rgb = pixels + 3 * i;
         const uint32_t word = (uint32_t)rgb[0] << 16 | (uint32_t)rgb[1] << 8 | rgb[2];
         memcpy(pixels + 4 * i, &word, sizeof word);
@@ -257,7 +258,7 @@ static void paper_image(void *user, const mhai_map *map)
     cairo_pattern_set_filter(cairo_get_source(p->cairo), CAIRO_FILTER_NEAREST);
     cairo_fill(p->cairo);
     cairo_restore(p->cairo);
-    cairo_surface_finish(image); /* the PDF has its copy, or refuses it */
+    cairo_surface_finish(image); /* the PDF has copied the image, or failed */
     cairo_surface_destroy(image);
     free(pixels);
 }
@@ -300,7 +301,7 @@ static cairo_status_t on_write(void *user, const unsigned char *bytes, unsigned 
     return p->status ? CAIRO_STATUS_WRITE_ERROR : CAIRO_STATUS_SUCCESS;
 }
 
-/* The first error of drawing, whoever had it. */
+/* The first error of drawing, from the sink, cairo or memory. */
 static mha_status check(const paper *p)
 {
     cairo_status_t drawn = cairo_status(p->cairo);
@@ -328,7 +329,7 @@ static mha_status open_png(paper *p, const mhai_sheet *sheet, double *ratio)
     return MHA_OK;
 }
 
-/* No date, so that the same drawing gives the same bytes. */
+/* Omit the date, so that the same drawing gives the same bytes. */
 static mha_status open_pdf(paper *p, const mhai_sheet *sheet, double *ratio)
 {
     const double width = sheet->width * points_per_unit, height = sheet->height * points_per_unit;
@@ -341,14 +342,14 @@ static mha_status open_pdf(paper *p, const mhai_sheet *sheet, double *ratio)
                         width, height, most_points);
     p->surface = cairo_pdf_surface_create_for_stream(on_write, p, width, height);
     cairo_pdf_surface_restrict_to_version(p->surface,
-                                          CAIRO_PDF_VERSION_1_4); /* publishers take it */
+                                          CAIRO_PDF_VERSION_1_4); /* accepted by publishers */
     cairo_pdf_surface_set_metadata(p->surface, CAIRO_PDF_METADATA_CREATE_DATE, "");
     mhai_text_visible(sheet->title, 0, MHAI_TEXT_PROSE, &title); /* cairo refuses all else */
     cairo_pdf_surface_set_metadata(p->surface, CAIRO_PDF_METADATA_TITLE, title.text);
     return MHA_OK;
 }
 
-/* From cairo's words to bytes, in place. */
+/* Convert cairo's 32-bit words to bytes, in place. */
 static mha_status write_png(paper *p)
 {
     cairo_surface_flush(p->surface);
@@ -391,7 +392,7 @@ mha_status mhai_paper_sheet(const mhai_sheet *sheet, const mha_sink *sink)
 {
     paper p = {.sink = sink, .pdf = sheet->picture == MHAI_PDF};
     const mha_status status = draw(&p, sheet);
-    p.status = status; /* a PDF that is given up writes nothing more */
+    p.status = status; /* stop writing an abandoned PDF */
     cairo_destroy(p.cairo);
     cairo_surface_destroy(p.surface);
     mhai_font_close(p.font);

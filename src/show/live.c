@@ -1,4 +1,4 @@
-/* Requests of a live page become answers: the text as tokens, a trial of the model, what follows from it. */
+/* Answer the requests of a live page: tokenize the text, run a trial of the model, write its results. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "show/live.h"
 
@@ -12,7 +12,7 @@
 
 enum { DEFAULT_TOKENS = 4096 };
 
-/* ---- what is asked --------------------------------------------------------------------------- */
+/* ---- the request ----------------------------------------------------------------------------- */
 
 static mha_status read_text(const mha_live *live, const char *text, size_t bytes,
                             mha_tokens *tokens)
@@ -202,7 +202,7 @@ mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const ch
     int i = 0;
     while (i < PLACES && place != &places[i].place) i++;
     if (i == PLACES)
-        return mha_fail(MHA_ERR_ARGUMENT, "live: the place is none of mha_live_find()");
+        return mha_fail(MHA_ERR_ARGUMENT, "live: the place is not from mha_live_find()");
     mha_status status = MHA_OK;
     if (place->asks) status = mhai_live_read(request, bytes, &a.room, &a.request);
     if (status == MHA_OK) status = places[i].answer(&a);
@@ -219,10 +219,12 @@ static mha_status prepare(mha_live *live)
     mha_live_options *o = &live->options;
     const int64_t most = live->info.max_positions;
     if (mha_model_encoder(live->model))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "live: an encoder-decoder needs two texts");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "live: an encoder-decoder needs two texts; pass its mha_model_encoder()");
     if (o->max_tokens < 0 || o->max_tokens > most)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "live: max_tokens %" PRId64 ", the model takes at most %" PRId64,
+                        "live: max_tokens %" PRId64 ", expected at most %" PRId64
+                        ", the model's positions",
                         o->max_tokens, most);
     if (o->max_tokens == 0) o->max_tokens = most < DEFAULT_TOKENS ? most : DEFAULT_TOKENS;
     if (o->most_bytes == 0) o->most_bytes = 0x1p30; /* 11,000 tokens of 135 million parameters */

@@ -1,4 +1,4 @@
-/* What answers share: the model, a request as a trial, pieces of JSON. */
+/* Shared by all answers: the model, a request as a trial, parts of the JSON. */
 #ifndef MHAI_SHOW_LIVE_H
 #define MHAI_SHOW_LIVE_H
 
@@ -17,7 +17,7 @@ struct mha_live {
     mha_trials *trials;
 };
 
-/* A request that is being answered. */
+/* The request being answered. */
 typedef struct mhai_live_asked {
     mha_live *live;
     mhai_room room;
@@ -27,8 +27,8 @@ typedef struct mhai_live_asked {
     const mha_sink *sink;
 } mhai_live_asked;
 
-/* live_maps.c: small maps of all heads; the map of the head that is looked at as numbers, and in JSON if it
- * is small enough to go with the others; a report. */
+/* live_maps.c: small maps of all heads; the map of the selected head as floats, and in JSON if it is small
+ * enough to send with the others; a report. */
 MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json);

@@ -1,4 +1,4 @@
-/* Maps from a trial: all heads small, one head large, and the report of what is seen. */
+/* Maps of a trial: all heads small, one head large, and the report. */
 #include "show/live.h"
 
 #include <multihead/component.h>
@@ -10,12 +10,13 @@
 #include <math.h>
 #include <string.h>
 
-/* Small maps are as fine as 270 of 60 x 60 cells; a large one as a screen has points, 4 MB. */
+/* Limits: small maps together have the cells of 270 maps of 60 x 60; a large one has those of a screen,
+ * 4 MB. */
 static const double SMALL_CELLS = 1e6;
-/* A reply to a key press: 8 bits a cell where that is more than half a megabyte in 32. */
+/* For a fast reply to a key press, use 8 bits per cell if 32 bits need more than half a megabyte. */
 enum { LARGE_SIDE = 1024, LIVE_BYTES = 500000, WITH_REPLY_SIDE = 160 };
 
-/* Tokens of a cell of a large map. */
+/* Tokens per cell of a large map. */
 static int64_t map_tokens(const mhai_live_asked *a)
 {
     return (a->trial.count + LARGE_SIDE - 1) / LARGE_SIDE;
@@ -35,9 +36,9 @@ static int64_t small_cell(int64_t tokens, int64_t heads)
 
 typedef struct pooling {
     mha_context *context;
-    float **layers; /* all heads; NULL: one */
+    float **layers; /* maps of all heads; NULL: one head */
     int64_t cell, head;
-    float *map; /* of one head, [side,side] */
+    float *map; /* [side,side] of one head */
 } pooling;
 
 static mha_status pool_rows(void *user, int64_t layer, int64_t row, const mha_tensor *p)
@@ -63,7 +64,7 @@ static mha_axis axis_of(const mha_tokens *tokens)
                       .sequence = tokens->sequence};
 }
 
-/* Heads that the layers have: 1. */
+/* Mark the heads that exist with 1. */
 static mha_status list_heads(mhai_live_asked *a, uint8_t **on)
 {
     const mha_transformer_desc *d = &a->live->desc;
@@ -73,7 +74,7 @@ static mha_status list_heads(mhai_live_asked *a, uint8_t **on)
     return MHA_OK;
 }
 
-/* All maps of the text with cells of so many tokens. */
+/* Compute all maps of the text, with cells of so many tokens. */
 static mha_status make_maps(mhai_live_asked *a, int64_t cell, mha_maps *maps)
 {
     const mha_transformer_desc *d = &a->live->desc;
@@ -112,8 +113,8 @@ mha_status mhai_live_maps(mhai_live_asked *a)
     MHA_TRY(make_maps(a, cell, &maps));
     MHA_TRY(mha_show_make(&maps, NULL, &show));
     show.report.text = NULL;
-    /* 8 bits where all do not fit, but never fewer cells. Texts around the maps: some 200 bytes a head, 30 a
-     * token, and the page's colours. */
+    /* Use 8 bits if 32 do not fit, but never fewer cells. The text around the maps takes about 200 bytes per
+     * head and 30 per token, plus the page's colours. */
     show.report.most_bytes = heads * side * side * 4 / 3 + 300 * heads + 60 * count + 200000;
     if (show.report.most_bytes < LIVE_BYTES) show.report.most_bytes = LIVE_BYTES;
     const mha_status status =
@@ -124,7 +125,7 @@ mha_status mhai_live_maps(mhai_live_asked *a)
 
 /* ---- one map --------------------------------------------------------------------------------- */
 
-/* As the page's data has them: what a causal model cannot see is a NaN of its own. */
+/* As in the page's data, cells hidden by a causal mask are a particular NaN. */
 static void mask_future(float *map, int64_t side)
 {
     const uint32_t masked = UINT32_C(0x7FC0A5A5);
@@ -132,7 +133,7 @@ static void mask_future(float *map, int64_t side)
         for (int64_t c = r + 1; c < side; c++) memcpy(&map[r * side + c], &masked, sizeof masked);
 }
 
-/* The map of the head that is looked at. */
+/* Compute the map of the selected head. */
 static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
 {
     const mha_transformer_desc *d = &a->live->desc;
@@ -188,8 +189,8 @@ static mha_status name_heads(mhai_live_asked *a, const mhai_live_heads *heads, c
     return MHA_OK;
 }
 
-/* "quite 12.0 % (11.5), very 7.0 % (9.1)": with heads changed beside all of them on; NULL: the model
- * predicts nothing. */
+/* "quite 12.0 % (11.5), very 7.0 % (9.1)": the run, and in parentheses the baseline. NULL: the model does
+ * not predict tokens. */
 static mha_status name_next(mhai_live_asked *a, char **words)
 {
     enum { FEW = 5, LABEL = 60, ROOM = FEW * (LABEL + 40) };
@@ -211,7 +212,7 @@ static mha_status name_next(mhai_live_asked *a, char **words)
     return MHA_OK;
 }
 
-/* What a report says of the request beside what it says of the maps. */
+/* The facts about the request, added to those about the maps. */
 enum { MOST_FACTS = 16, OWN_FACTS = 4 };
 
 static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *report,
@@ -241,7 +242,7 @@ static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *rep
     return MHA_OK;
 }
 
-/* The place of the head that is looked at among those that the model has. */
+/* The index of the selected head among the existing heads. */
 static int64_t panel_of(const mha_maps *maps, const mha_trial_head *head)
 {
     int64_t panel = 0;

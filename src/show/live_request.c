@@ -70,14 +70,14 @@ static mha_status take_flag(const json_t *value, const char *name, bool *flag)
     return json_is_boolean(value) ? MHA_OK : wrong(name, "true or false");
 }
 
-/* The place of a text in a list that ends with NULL. */
+/* The index of a text in a NULL-terminated list. */
 static mha_status take_choice(const json_t *value, const char *name, const char *const *choices,
                               int *choice)
 {
     const char *text = json_string_value(value);
     for (*choice = 0; text && choices[*choice]; ++*choice)
         if (!strcmp(choices[*choice], text)) return MHA_OK;
-    return wrong(name, "one of the names that the page has");
+    return wrong(name, "one of the names on the page");
 }
 
 static mha_status take_cell(const json_t *value, mhai_live_request *state)
@@ -148,7 +148,7 @@ mha_status mhai_live_read(const char *json, size_t bytes, mhai_room *room, mhai_
         return MHA_NO_MEMORY("the request");
     }
     if (!root)
-        return mha_fail(MHA_ERR_FORMAT, "the request is no JSON: byte %d: %s", error.position,
+        return mha_fail(MHA_ERR_FORMAT, "the request is not JSON: byte %d: %s", error.position,
                         error.text);
     const mha_status code = take_all(room, root, state);
     json_decref(root);

@@ -1,4 +1,4 @@
-/* What a reader of the page has chosen: a text, heads that are off or patched, and what to look at. */
+/* The state of the page: a text, ablated and patched heads, and the selection. */
 #ifndef MHAI_SHOW_LIVE_REQUEST_H
 #define MHAI_SHOW_LIVE_REQUEST_H
 
@@ -12,14 +12,14 @@ typedef struct mhai_live_heads {
 } mhai_live_heads;
 
 typedef struct mhai_live_request {
-    const char *text, *other; /* other: what patches come from; NULL: none */
+    const char *text, *other; /* other: the source of patches; NULL: none */
     size_t text_bytes, other_bytes;
     mhai_live_heads off, patched;
-    bool at_last;               /* patched at the last token, not at all of them */
-    int64_t row;                /* whose next token is predicted; -1: the last */
+    bool at_last;               /* patch the last token only */
+    int64_t row;                /* position whose next token is predicted; -1: the last */
     bool no_maps;               /* predictions only */
-    mha_trial_head head;        /* looked at; layer -1: none */
-    int64_t cell_row, cell_col; /* of a report; -1: where it likes */
+    mha_trial_head head;        /* selected; layer -1: none */
+    int64_t cell_row, cell_col; /* opens a report; -1: chosen automatically */
     int view, cmap, scale; /* of a report: mha_view, mha_cmap, mha_scale; scale -1: automatic */
     bool dark;
 } mhai_live_request;

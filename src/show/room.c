@@ -27,7 +27,7 @@ mha_status mhai_room_alloc(mhai_room *room, int64_t count, size_t size, void *po
     piece->before = room->last;
     room->last = piece;
     void *memory = piece->memory;
-    memcpy(pointer, &memory, sizeof memory); /* pointers of all types look alike */
+    memcpy(pointer, &memory, sizeof memory); /* pointers of all types have one representation */
     return MHA_OK;
 }
 

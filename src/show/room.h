@@ -5,18 +5,18 @@
 #include <multihead/show.h>
 
 typedef struct mhai_room {
-    struct mhai_piece *last; /* NULL: nothing */
+    struct mhai_piece *last; /* NULL: empty */
 } mhai_room;
 
-/* Zeros for count elements of size bytes, one at least; pointer is the address of a pointer of any type.
- * Errors: MHA_ERR_NOMEM. */
+/* Allocate count zeroed elements of size bytes, at least one; pointer is the address of a pointer of any
+ * type. Errors: MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_room_alloc(mhai_room *room, int64_t count, size_t size,
                                          void *pointer);
 
-/* The same for elements of the type that *pointer leads to. */
+/* The same for elements of the pointer's type. */
 #define ROOM_ALLOC(room, count, pointer) mhai_room_alloc(room, count, sizeof **(pointer), pointer)
 
-/* A copy of bytes with a NUL behind it. */
+/* Copy bytes and append a NUL. */
 MHA_NODISCARD mha_status mhai_room_text(mhai_room *room, const char *text, size_t bytes,
                                         char **copy);
 

@@ -1,4 +1,4 @@
-/* Maps of long texts: how large their cells are, and what blocks of tokens are called. */
+/* Maps of long texts: the size of cells, and the labels of blocks of tokens. */
 #include "show/room.h"
 
 #include <multihead/component.h>
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Maps beyond FULL_BYTES are pooled, to as many cells as a report of 10 MB holds in 8 bits. */
+/* Pool maps beyond FULL_BYTES, to the number of 8-bit cells that a report of 10 MB holds. */
 static const double FULL_BYTES = 256e6, POOLED_CELLS = 7e6;
 
 int64_t mha_show_cell(int64_t heads, int64_t tokens)
@@ -19,7 +19,7 @@ int64_t mha_show_cell(int64_t heads, int64_t tokens)
     return cell;
 }
 
-/* A block is called by its first token: "the...". */
+/* The label of a block is its first token: "the...". */
 mha_status mhai_show_blocks(mhai_room *room, int64_t cell, mha_maps *maps)
 {
     const mha_axis all = maps->rows;

@@ -1,4 +1,4 @@
-/* From maps to a figure and its report: which heads, which tokens, what is hidden and what that hides. */
+/* From maps to a figure and its report: selected heads, shown tokens, and the weight on hidden tokens. */
 #include "show/room.h"
 
 #include <multihead/component.h>
@@ -16,7 +16,7 @@ static bool is_contrast(const mha_maps *maps)
 
 /* ---- Hiding ---------------------------------------------------------------------------------- */
 
-/* The tokens of an axis that stay. */
+/* The tokens of an axis that are shown. */
 typedef struct kept_axis {
     const mha_axis *tokens;
     int64_t *at; /* [count] indices into tokens */
@@ -24,7 +24,7 @@ typedef struct kept_axis {
     const char **labels; /* [count] */
 } kept_axis;
 
-/* One name in a list "special,the,##ing". A list that is "," alone names the comma. */
+/* Take one name from a list "special,the,##ing". The list "," names the comma. */
 static bool next_name(const char **at, const char **name, size_t *length)
 {
     if (!**at) return false;
@@ -99,7 +99,7 @@ typedef struct panel_text {
     char name[NAME_BYTES], note[NOTE_BYTES];
 } panel_text;
 
-/* Everything that making panels needs. */
+/* The state shared by all panels. */
 typedef struct panel_maker {
     const mha_show_options *options;
     const mha_maps *maps;
@@ -108,16 +108,16 @@ typedef struct panel_maker {
     mha_panel *panels;
     panel_text *texts;
     const mha_show_role **roles; /* [panels]; NULL: none */
-    float *values;               /* [panels, rows, cols] where tokens are hidden, else NULL */
+    float *values;               /* [panels, rows, cols] if tokens are hidden, else NULL */
     float *twins;                /* likewise */
-    float *queries, *keys;       /* likewise, of the rows and columns that stay */
+    float *queries, *keys;       /* likewise, of the shown rows and columns */
     uint8_t *masked;             /* [rows, cols] cells that no query can see; NULL: none */
     int64_t count;
-    bool grouped;      /* by layer; not where each has one head only, whose name says it */
+    bool grouped;      /* by layer, unless each layer has a single head */
     double hidden_sum; /* over panels, of the mean hidden mass of their rows */
 } panel_maker;
 
-/* Copy the cells that stay; returns the mean over rows of the weight that goes. */
+/* Copy the shown cells. Returns the mean over rows of the weight on hidden columns. */
 static double copy_cells(const panel_maker *maker, const float *map, bool renormalise, float *out)
 {
     double hidden = 0;
@@ -134,7 +134,7 @@ static double copy_cells(const panel_maker *maker, const float *map, bool renorm
     return hidden / (double)maker->rows.count;
 }
 
-/* Of a contrast: the largest change between tokens that both texts have. */
+/* For a contrast: the largest change between tokens that both texts have. */
 static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
 {
     const mha_axis *rows = &maker->maps->rows;
@@ -172,10 +172,10 @@ static int write_link(const panel_maker *maker, const mha_link *link, char *out,
                          : mha_format(out ? out + used : NULL, size - used, "."));
 }
 
-/* What a head does, its link, where it rests: what is most specific comes first. */
+/* The role of a head, its link, and its resting place, the most specific first. */
 static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_link *link)
 {
-    const double telling = 0.1; /* more than others, or more than is worth a line beside a role */
+    const double telling = 0.1; /* minimum excess over other heads for a line next to a role */
     const mha_show_role none = {0}, *role = maker->roles[i] ? maker->roles[i] : &none;
     const bool idle = role->badge && maker->count > 1 && link->value - link->mean < telling;
     const size_t room = link->row < 0 || idle ? 0 : (size_t)write_link(maker, link, NULL, 0);
@@ -220,7 +220,7 @@ static void take_neurons(const panel_maker *maker, int64_t layer, int64_t head, 
     panel->keys = own_keys;
 }
 
-/* Badge and bars of a panel, where they are known. */
+/* Badge and bars of a panel, if known. */
 static void dress(panel_maker *maker, int64_t layer, int64_t head, mha_panel *panel)
 {
     if (!maker->options->roles) return;
@@ -264,7 +264,7 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
     maker->count++;
 }
 
-/* In a causal map what lies behind a token. */
+/* Mask the columns after each token of a causal map. */
 static mha_status make_mask(panel_maker *maker)
 {
     const int64_t rows = maker->rows.count, cols = maker->cols.count;
@@ -320,8 +320,8 @@ static void make_panels(panel_maker *maker)
 
 enum { SUBTITLE_BYTES = 1200, FOOTNOTE_BYTES = 500 };
 
-/* Append at most `most` characters of text, with an ellipsis for the rest; white space at its end
- * goes, line ends in it become spaces. */
+/* Append at most `most` characters of text, with an ellipsis if truncated. Trailing white space is removed,
+ * line breaks become spaces. */
 static void append_elided(char *out, size_t size, const char *text, size_t bytes, int most)
 {
     while (bytes > 0 && strchr(" \n\r\t", text[bytes - 1])) bytes--;
@@ -369,7 +369,7 @@ static void append_hidden(const mha_show_options *options, const mha_axis *token
     }
 }
 
-/* The remark, then what was hidden and what it held. */
+/* The remark, then the hidden tokens and their weight. */
 static const char *make_footnote(const panel_maker *maker, char *out)
 {
     const char *remark = maker->options->remark;
@@ -416,7 +416,7 @@ static mha_status name_groups(const panel_maker *maker, mha_figure *figure)
     return MHA_OK;
 }
 
-/* Where the second text begins; 0: there is one. */
+/* The first token of the second text; 0: there is only one text. */
 static int64_t second_text(const kept_axis *axis)
 {
     for (int64_t i = 0; i < axis->count; i++)
@@ -424,7 +424,7 @@ static int64_t second_text(const kept_axis *axis)
     return 0;
 }
 
-/* Where a token is in a figure; -1: hidden. */
+/* The index of a token in the figure; -1: hidden. */
 static int64_t place_of(const kept_axis *axis, int64_t token)
 {
     for (int64_t i = 0; i < axis->count; i++)
@@ -432,7 +432,7 @@ static int64_t place_of(const kept_axis *axis, int64_t token)
     return -1;
 }
 
-/* The labels of the special tokens, each once; a model has five or so. */
+/* The distinct labels of special tokens; a model has about five. */
 enum { MOST_SPECIAL = 16 };
 
 static int64_t add_special(const mha_axis *tokens, const char **special, int64_t count)
@@ -445,7 +445,7 @@ static int64_t add_special(const mha_axis *tokens, const char **special, int64_t
     return count;
 }
 
-/* The cell that was asked for takes the place of a map's link, unless it is hidden. */
+/* Replace a map's link by the requested cell, unless it is hidden. */
 static void ask_cell(const panel_maker *maker, mha_link *link, int64_t panel)
 {
     const int64_t cell = maker->maps->cell > 1 ? maker->maps->cell : 1;
@@ -458,7 +458,7 @@ static void ask_cell(const panel_maker *maker, mha_link *link, int64_t panel)
         link->mean += fabs((double)maker->panels[i].values[at]) / (double)maker->count;
 }
 
-/* What each head says most, in words too, and what a report opens on. */
+/* The strongest link of each head, also as a sentence, and the panel on which a report opens. */
 static mha_status find_links(const panel_maker *maker, mha_show *show)
 {
     const mha_show_options *options = maker->options;
@@ -486,13 +486,13 @@ static mha_status find_links(const panel_maker *maker, mha_show *show)
     return MHA_OK;
 }
 
-/* ---- All of it ------------------------------------------------------------------------------- */
+/* ---- Figure and report ----------------------------------------------------------------------- */
 
 static mha_status make_figure(panel_maker *maker, mha_figure *figure)
 {
     const mha_maps *maps = maker->maps;
     const mha_show_options *options = maker->options;
-    enum { LONG = 64 }; /* the weight of an even row of so many is 4 of 256 steps above black */
+    enum { LONG = 64 }; /* a uniform row of so many columns is 4 of 256 steps above black */
     char *subtitle, *footnote;
     *figure = (mha_figure){.struct_size = sizeof *figure,
                            .panel_size = sizeof(mha_panel),

@@ -1,4 +1,4 @@
-/* Which heads look from one word at another: what the library measures of each head becomes a ranking. */
+/* Rank heads by their attention from one word to another, from the library's measures. */
 #include <multihead/attribution.h>
 #include <multihead/component.h>
 #include <multihead/question.h>
@@ -14,8 +14,9 @@ static mha_status check(const mha_question *q, int64_t tokens, bool causal)
             return mha_fail(MHA_ERR_ARGUMENT, "question: a word is not in the text of %lld tokens",
                             (long long)tokens);
     if (!causal || q->to.first < q->from.first + q->from.count) return MHA_OK;
-    return mha_fail(MHA_ERR_ARGUMENT, "question: the word that is looked at comes later, and this "
-                                      "model attends only to earlier tokens");
+    return mha_fail(MHA_ERR_ARGUMENT,
+                    "question: `to` comes after `from`, and this model attends only "
+                    "to earlier tokens; swap the words");
 }
 
 static double chance(const mha_question *q, int64_t tokens, bool causal)
@@ -30,7 +31,7 @@ static double chance(const mha_question *q, int64_t tokens, bool causal)
     return sum;
 }
 
-/* A value that is not finite goes last. */
+/* Values that are not finite come last. */
 static bool comes_before(double a, double b)
 {
     return isfinite(a) && (!isfinite(b) || a > b);
@@ -39,7 +40,7 @@ static bool comes_before(double a, double b)
 static void rank(mha_answer *a, int by)
 {
     int64_t *at = a->order[by];
-    for (int64_t i = 0; i < a->count; i++) { /* insertion: some hundreds of heads */
+    for (int64_t i = 0; i < a->count; i++) { /* insertion sort: some hundreds of heads */
         int64_t j = i;
         for (; j > 0 && comes_before(a->heads[i].value[by], a->heads[at[j - 1]].value[by]); j--)
             at[j] = at[j - 1];
@@ -48,7 +49,7 @@ static void rank(mha_answer *a, int by)
     for (int64_t i = 0; i < a->count; i++) a->heads[at[i]].rank[by] = i + 1;
 }
 
-/* The heads that are asked about and that their layer has. */
+/* List the requested heads that exist in their layer. */
 static void list_heads(const mha_transformer_desc *d, const uint8_t *wanted, const double *values,
                        mha_answer *a)
 {

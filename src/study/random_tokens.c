@@ -1,4 +1,4 @@
-/* Repeated random tokens of a model's words. */
+/* Sequences of random words of a model, repeated. */
 #include "study/study.h"
 
 #include <multihead/component.h>
@@ -8,7 +8,7 @@
 
 enum { BLOCK = 25, REPEATS = 4, SEED = 1 };
 
-/* The tokens that a model puts around every text. */
+/* Find the special tokens around every text of a model. */
 static mha_status find_ends(const mhai_reader *reader, mha_repeated_tokens *how)
 {
     mha_encoding none = {.struct_size = sizeof none};

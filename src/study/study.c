@@ -1,4 +1,4 @@
-/* Texts and repeated random tokens run through a model, and its heads are measured. */
+/* Run texts and repeated random tokens through a model, and measure its heads. */
 #include "study/study.h"
 
 #include <multihead/component.h>
@@ -21,7 +21,7 @@ struct mha_study {
     int64_t *counts, *ranks;  /* [V] */
     int64_t *kind_of, *id_of; /* [V], [kinds] */
     int64_t rare_rank;
-    int64_t counted; /* texts */
+    int64_t counted; /* number of counted texts */
     mha_study_progress progress;
 };
 
@@ -61,7 +61,8 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
     if (own.flags & ~known)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_study_create: flags has unknown bits");
     if (mha_model_encoder(model))
-        return mha_fail(MHA_ERR_UNSUPPORTED, "an encoder-decoder has two texts; study its encoder");
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "an encoder-decoder has two texts; pass its mha_model_encoder()");
     MHA_TRY(mhai_reader_make(model, &reader));
     mha_study *made = calloc(1, sizeof *made);
     if (!made) return mha_fail(MHA_ERR_NOMEM, "out of memory for a study");
@@ -122,7 +123,8 @@ mha_status mha_study_count(mha_study *study, const mha_tokens *tokens)
 {
     if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_count: NULL argument");
     if (study->found.texts)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_count: mha_study_begin() was called");
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_study_count: count all texts before mha_study_begin()");
     MHA_TRY(check_ids(study, tokens));
     for (int64_t i = 0; i < tokens->count; i++)
         study->counts[tokens->ids[i]] += !tokens->special[i];
@@ -130,8 +132,8 @@ mha_status mha_study_count(mha_study *study, const mha_tokens *tokens)
     return MHA_OK;
 }
 
-/* Kinds are numbered without the tokens that do not occur: a corpus of a vocabulary of 50,000 and of
- * 1,000 heads would take most of a gigabyte. */
+/* Number only the tokens that occur: for 1,000 heads, a corpus over a vocabulary of 50,000 would take
+ * most of a gigabyte. */
 static mha_status rank(mha_study *s)
 {
     s->found.kinds = 0;
@@ -173,7 +175,7 @@ static mha_status create_corpus(mha_study *s)
 {
     const mha_head_corpus_desc desc = {.struct_size = sizeof desc,
                                        .vocab_size =
-                                           s->found.kinds + 1, /* special ones: the last */
+                                           s->found.kinds + 1, /* the last is for special tokens */
                                        .seed = CORPUS_SEED};
     MHA_TRY(mha_head_corpus_create(s->context, s->found.texts, &desc, &s->found.corpus));
     return mha_head_corpus_attach(s->found.texts, s->found.corpus);
@@ -227,7 +229,7 @@ static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_te
     return mha_head_pass_run(s->context, s->net, &input, text, &pass);
 }
 
-/* ---- what the tokens of a text are ----------------------------------------------------------- */
+/* ---- the words and links of a text ----------------------------------------------------------- */
 
 static mha_status numbers(mha_study *s, int64_t count, int64_t **array)
 {
@@ -251,7 +253,7 @@ static mha_status add_words(mha_study *s, const mha_tokens *tokens, mha_heads_te
     return MHA_OK;
 }
 
-/* Links between the words that have tokens. */
+/* Add the links between words that have tokens. */
 static mha_status add_links(mha_study *s, const mha_tokens *tokens, const mha_study_links *links,
                             mha_heads_text *text)
 {
@@ -267,7 +269,8 @@ static mha_status add_links(mha_study *s, const mha_tokens *tokens, const mha_st
         const mha_heads_link *link = &links->links[i];
         if (link->query < 0 || link->query >= links->words || link->key < 0 ||
             link->key >= links->words)
-            return mha_fail(MHA_ERR_ARGUMENT, "mha_study_text: link %" PRId64 " is of no word", i);
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "mha_study_text: link %" PRId64 " names a word that does not exist", i);
         if (number[link->query] < 0 || number[link->key] < 0)
             s->found.lost_links++;
         else
@@ -308,7 +311,7 @@ mha_status mha_study_text(mha_study *study, const mha_tokens *tokens, const mha_
                             visit ? visit->struct_size : 0));
     mha_study_found *f = &study->found;
     if (!f->texts)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_text: call mha_study_begin() before");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_text: call mha_study_begin() first");
     study->progress.number = f->text_count;
     study->progress.count = study->counted;
     MHA_TRY(measure(study, tokens, &own, false));
@@ -336,14 +339,14 @@ mha_status mha_study_random(mha_study *study, const mha_tokens *tokens)
 {
     if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_random: NULL argument");
     if (!study->found.random)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_random: call mha_study_begin_random() before");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_random: call mha_study_begin_random() first");
     study->progress.number = study->found.random_count;
     MHA_TRY(measure(study, tokens, NULL, true));
     study->found.random_count++;
     return MHA_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- all at once ----------------------------------------------------------------------------- */
 
 static mha_status draw_and_measure(mha_study *s, int64_t sequences)
 {

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What repeated random tokens are for. */
+/* The measures taken on repeated random tokens. */
 static const mha_head_measure on_random[] = {MHA_MEASURE_DUPLICATE, MHA_MEASURE_INDUCTION,
                                              MHA_MEASURE_INDUCTION_MEAN};
 
@@ -101,7 +101,7 @@ static bool comes_first(const mha_study_found *found, int64_t layer, int64_t hea
 static void sort_roles(const mha_study_found *found, int64_t layer, int64_t head,
                        mha_head_role *roles, int64_t count)
 {
-    for (int64_t i = 1; i < count; i++) { /* a few: by insertion */
+    for (int64_t i = 1; i < count; i++) { /* insertion sort: a few roles */
         const mha_head_role moved = roles[i];
         int64_t at = i;
         for (; at > 0 && comes_first(found, layer, head, &moved, &roles[at - 1]); at--)
@@ -110,7 +110,7 @@ static void sort_roles(const mha_study_found *found, int64_t layer, int64_t head
     }
 }
 
-/* Those of measures that random tokens tell, or that they do not, behind count roles. */
+/* Append to count roles the roles that random tokens determine, or the other ones. */
 static int64_t add_roles(const mha_head_measures *measures, int64_t layer, int64_t head,
                          bool random, bool all, mha_head_role *roles, int64_t count)
 {

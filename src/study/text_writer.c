@@ -1,4 +1,4 @@
-/* A text that grows by tokens: what is certain of it, whole characters and nothing of a stop text. */
+/* An incremental detokenizer: emits whole characters, and no byte of a stop text. */
 #include "study/study.h"
 
 #include <multihead/component.h>
@@ -13,9 +13,9 @@ struct mha_text_writer {
     char *stops; /* each with its NUL */
     int64_t stop_count;
     const char *joint; /* in front of the next token */
-    char *rest;        /* [rest_room] what was not given */
+    char *rest;        /* [rest_room] bytes held back */
     size_t used, rest_room;
-    char *text; /* [text_room] what was given last */
+    char *text; /* [text_room] the last output */
     size_t text_room;
 };
 
@@ -71,8 +71,8 @@ static void append(mha_text_writer *w, const char *bytes, size_t count)
     w->used += count;
 }
 
-/* Where the first stop text stands in what was not given; used: nowhere. *held: bytes at the end
- * that begin one. */
+/* The offset of the first stop text in the bytes held back; `used` if there is none. *held is the number of
+ * trailing bytes that may begin one. */
 static size_t find_stop(const mha_text_writer *w, size_t *held)
 {
     size_t first = w->used;
@@ -90,7 +90,7 @@ static size_t find_stop(const mha_text_writer *w, size_t *held)
     return first;
 }
 
-/* Give what is before end; bytes of no character become U+FFFD, unless they may still become one. */
+/* Emit the bytes before end. Bytes of no character become U+FFFD, unless later bytes may complete them. */
 static mha_status give(mha_text_writer *w, size_t end, bool last, const char **text, size_t *bytes)
 {
     static const char unknown[] = "\uFFFD";

@@ -1,4 +1,4 @@
-/* Texts become tokens: ids, places and kinds by a model's tokenizer or its whole words, and labels. */
+/* From texts to tokens: ids, byte ranges and kinds by a model's tokenizer or whole words, and labels. */
 #include "study/study.h"
 
 #include <multihead/component.h>
@@ -56,7 +56,7 @@ mhai_piece mhai_piece_of(const mhai_reader *reader, int32_t id)
 
 /* ---- labels ---------------------------------------------------------------------------------- */
 
-/* What is written as by snprintf(). */
+/* Output with the semantics of snprintf(). */
 typedef struct written {
     char *to;
     size_t room, used;
@@ -75,7 +75,7 @@ static bool all_spaces(const char *bytes, size_t count)
     return at == count;
 }
 
-/* Whole characters, of which blanks are made visible. */
+/* Write whole characters, and white space as visible symbols. */
 static void put_text(written *out, const char *text, size_t count, bool spaces)
 {
     static const char *const shown[][2] = {{"\n", "\\n"}, {"\t", "\\t"}, {"\r", "\\r"}};
@@ -87,7 +87,7 @@ static void put_text(written *out, const char *text, size_t count, bool spaces)
     }
 }
 
-/* Spaces that are all of a token can be seen; bytes of a part of a character are numbers. */
+/* A token of spaces only becomes visible; bytes of an incomplete character become numbers. */
 static void put_label(written *out, const mhai_piece *piece)
 {
     const char *at = piece->bytes, *end = at + piece->count;
@@ -187,7 +187,7 @@ void mha_tokens_free(mha_tokens *tokens)
     *tokens = (mha_tokens){.struct_size = tokens->struct_size};
 }
 
-/* Special tokens but the first token, and the marks that end a sentence. */
+/* Special tokens after the first token, and the marks that end a sentence. */
 static bool is_separator(const char *text, bool special, int64_t index)
 {
     if (special) return index > 0;
@@ -212,12 +212,12 @@ typedef struct reading {
     int64_t most; /* tokens; 0: any number */
 } reading;
 
-/* What a tokenizer or a vocabulary found. */
+/* The result of a tokenizer or a vocabulary. */
 typedef struct columns {
     int64_t count;
     const int32_t *ids, *types; /* types NULL: 0 */
     const int64_t *begin, *end;
-    const int8_t *sequence; /* NULL: -1 where begin is, else 0 */
+    const int8_t *sequence; /* NULL: -1 where begin is -1, else 0 */
 } columns;
 
 static bool has(const reading *r, uint32_t flag)
@@ -225,7 +225,7 @@ static bool has(const reading *r, uint32_t flag)
     return r->how.flags & flag;
 }
 
-/* Nobody counts the rest. */
+/* The tokenizer stops at the limit, so the number of tokens is unknown. */
 static mha_status too_long(const reading *r)
 {
     const char *advice = r->how.advise_long;
@@ -296,7 +296,7 @@ static mha_status read_pieces(const reading *r, const char *text, size_t bytes, 
     return status;
 }
 
-/* Words are divided by a byte at least, and one token more may stand in front. */
+/* At least one byte separates words, and one more token may precede them. */
 static mha_status read_words(const reading *r, const char *text, size_t bytes, mha_tokens *tokens)
 {
     const bool truncate = has(r, MHA_TOKENS_TRUNCATE);
@@ -332,7 +332,7 @@ static mha_status check_pair(const reading *r, const mha_model *model)
     if (r->reader.pieces && r->reader.info.type_vocab_size > 1) return MHA_OK;
     mha_transformer_describe(mha_model_transformer((mha_model *)(uintptr_t)model), &desc);
     const bool types = r->reader.pieces && !(desc.flags & MHA_TRANSFORMER_CAUSAL);
-    return mha_fail(MHA_ERR_UNSUPPORTED, "the model knows no second text%s; give one",
+    return mha_fail(MHA_ERR_UNSUPPORTED, "the model takes no second text%s; give one text",
                     types ? " (one type of token: its type_vocab_size is 1)" : "");
 }
 

@@ -1,22 +1,22 @@
-/* The runs that trials keep. */
+/* The runs kept by mha_trials. */
 #ifndef MHAI_TRIAL_H
 #define MHAI_TRIAL_H
 
 #include <multihead/trial.h>
 
-/* The queries and keys of a layer, and how its heads follow from them. */
+/* The queries and keys of a layer, and the descriptor of its attention. */
 typedef struct mhai_kept_layer {
     mha_attention_desc attention;
     mha_tensor q, k; /* contiguous; ndim 0: the layer has no heads */
 } mhai_kept_layer;
 
 typedef struct mhai_kept_run {
-    void *key; /* what it is a run of; NULL: nothing */
+    void *key; /* identifies text and intervention; NULL: no run is kept */
     size_t key_bytes;
-    int64_t patched;         /* tokens that another text's heads went into */
-    float *hidden;           /* [T,E] what the output reads */
-    mhai_kept_layer *layers; /* [L]; NULL: no room, and maps take another run */
-    float *memory;           /* theirs */
+    int64_t patched;         /* number of patched tokens */
+    float *hidden;           /* [T,E] input of the output layer */
+    mhai_kept_layer *layers; /* [L]; NULL: beyond most_bytes, so maps take another run */
+    float *memory;           /* of the layers */
 } mhai_kept_run;
 
 struct mha_trials {
@@ -24,14 +24,14 @@ struct mha_trials {
     const mha_transformer *transformer;
     mha_trials_options options;
     mha_transformer_desc desc;
-    mhai_kept_run now, whole; /* as asked for; the same text with all heads as they are */
+    mhai_kept_run now, whole; /* the last run; the baseline of the same text */
 };
 
-/* A run's arguments, checked. */
+/* Read and validate the arguments of a run. */
 MHA_NODISCARD mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given,
                                          mha_trial *run);
 
-/* The same text with all heads as they are, in trials->whole, or trials->now if no head differs. */
+/* Provide the baseline of a run: trials->whole, or trials->now if the run has no intervention. */
 MHA_NODISCARD mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run,
                                           const mhai_kept_run **whole);
 

@@ -1,4 +1,4 @@
-/* What follows from a run: the next token, with the change and without it. */
+/* Next-token predictions of a run and of its baseline. */
 #include "study/trial.h"
 
 #include <multihead/component.h>
@@ -29,8 +29,8 @@ static mha_status predict(const mha_trials *trials, const mhai_kept_run *run, in
     for (int64_t v = 0; v < vocab; v++) {
         if (!isfinite(out->logits[v]))
             return mha_fail(MHA_ERR_MODEL,
-                            "the model gives logits that are not finite: its weights are damaged, "
-                            "or too large for 32 bits");
+                            "the model's logits are not finite: its weights are damaged or "
+                            "overflow float32");
         most = fmax(most, (double)out->logits[v]);
     }
     for (int64_t v = 0; v < vocab; v++) sum += mha_exp((double)out->logits[v] - most);
@@ -43,7 +43,7 @@ static double log_chance(const prediction *p, int32_t token)
     return (double)p->logits[token] - p->log_sum;
 }
 
-/* The largest logits; of equal ones the lower token first. Returns how many. */
+/* Find the largest logits, ties by token id. Returns their number. */
 static int find_top(const prediction *p, int64_t vocab, int32_t top[MHA_TRIAL_TOP])
 {
     int count = 0;

@@ -1,5 +1,5 @@
-/* Runs of one text: with heads switched off (gates), or patched from another text, and what of a run stays
- * in memory. */
+/* Runs of one text with heads ablated by gates or patched from another text, and the data kept of a
+ * run. */
 #include "study/trial.h"
 
 #include <multihead/component.h>
@@ -15,9 +15,9 @@ static mha_status check_over(const mha_trials *trials)
     return mha_fail(MHA_ERR_CALLBACK, "the work was interrupted");
 }
 
-/* ---- what a run is a run of ------------------------------------------------------------------ */
+/* ---- text and intervention ------------------------------------------------------------------- */
 
-/* Heads that the model has, each once: the memory that a list asks for is that of the model's heads. */
+/* Every head must exist and be given once, which bounds the memory of a list. */
 static mha_status check_heads(const mha_trials *trials, const mha_trial_head *heads, int64_t count)
 {
     const mha_transformer_desc *d = &trials->desc;
@@ -83,7 +83,7 @@ static void add_heads(run_key *key, const mha_trial_head *heads, int64_t count)
     add(key, heads, (size_t)count * sizeof *heads);
 }
 
-/* Everything that the model's numbers depend on; the caller frees the bytes. */
+/* Make the key of a run: everything that its results depend on. The caller frees the bytes. */
 static mha_status make_key(const mha_trial *r, run_key *key)
 {
     const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
@@ -115,7 +115,7 @@ static void forget(mhai_kept_run *run)
     *run = (mhai_kept_run){0};
 }
 
-/* Numbers of queries and keys of all layers, at most. */
+/* An upper bound of the number of elements in the queries and keys of all layers. */
 static double count_kept(const mha_trials *trials, int64_t tokens)
 {
     const mha_transformer_desc *d = &trials->desc;
@@ -123,7 +123,7 @@ static double count_kept(const mha_trials *trials, int64_t tokens)
     return (double)tokens * (double)d->num_layers * (double)most * (double)d->head_dim;
 }
 
-/* Room for a run; without layers where their queries and keys do not fit into most_bytes. */
+/* Allocate a run; without layers if their queries and keys exceed most_bytes. */
 static mha_status make_room(const mha_trials *trials, int64_t tokens, bool layers,
                             mhai_kept_run *run)
 {
@@ -173,18 +173,18 @@ static mha_status forward(const mha_trials *trials, const sequence *s)
                                    NULL, NULL);
 }
 
-/* ---- heads that differ ----------------------------------------------------------------------- */
+/* ---- interventions --------------------------------------------------------------------------- */
 
-/* The outputs of some heads in the second text, on their way into the first. */
+/* The outputs of the patched heads, from the second text to the first. */
 typedef struct patching {
     const mha_trials *trials;
     const mha_trial *run;
-    int64_t first, taken; /* rows of the second text: so many from first on */
+    int64_t first, taken; /* rows of the second text: `taken` rows from first on */
     int64_t room, size;   /* tokens of the first text, or 1; D */
     float *memory;        /* [heads, room, size] */
     mha_tensor *values;
     mha_head_patch *patches;
-    uint8_t *rows; /* of the first text: those that are patched */
+    uint8_t *rows; /* of the first text: 1 where patched */
 } patching;
 
 static void free_patches(patching *p)
@@ -212,7 +212,8 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
     return MHA_OK;
 }
 
-/* At every token that both texts have its own row, or at the last one the last row of the second text. */
+/* Patch every position of both texts from the same row, or the last token from the last row of the second
+ * text. */
 static void aim_patches(patching *p)
 {
     const mha_trial *r = p->run;
@@ -232,7 +233,7 @@ static void aim_patches(patching *p)
     }
 }
 
-/* free_patches() in any case. */
+/* The caller calls free_patches() in any case. */
 static mha_status make_patches(const mha_trials *trials, const mha_trial *r, patching *p)
 {
     sequence other;
@@ -245,7 +246,7 @@ static mha_status make_patches(const mha_trials *trials, const mha_trial *r, pat
     if ((double)numbers * sizeof(float) > trials->options.most_bytes)
         return mha_fail(MHA_ERR_MODEL,
                         "patched: %" PRId64 " heads of %" PRId64
-                        " tokens take more than %.0f MiB; patch fewer heads, or shorten the text",
+                        " tokens need more than %.0f MiB; patch fewer heads, or shorten the text",
                         r->patched_count, p->room, trials->options.most_bytes / 0x1p20);
     p->memory = calloc(numbers, sizeof *p->memory);
     p->values = calloc((size_t)r->patched_count, sizeof *p->values);
@@ -260,7 +261,7 @@ static mha_status make_patches(const mha_trials *trials, const mha_trial *r, pat
     return forward(trials, &other);
 }
 
-/* Gates that are 0 where a head is off; NULL in *memory if there is no room. */
+/* Gates that are 0 for ablated heads. *memory is NULL if out of memory. */
 static mha_tensor make_gates(const mha_trials *trials, const mha_trial *r, float **memory)
 {
     const mha_transformer_desc *d = &trials->desc;
@@ -277,12 +278,12 @@ static mha_tensor make_gates(const mha_trials *trials, const mha_trial *r, float
 
 typedef struct running {
     const mha_trials *trials;
-    mhai_kept_run *run; /* NULL: nothing is kept of it */
-    int64_t only;       /* the layer whose rows are wanted; -1: all */
+    mhai_kept_run *run; /* NULL: the run is not kept */
+    int64_t only;       /* the only layer to visit; -1: all */
     mha_trial_rows_fn fn;
     void *user;
     int64_t layer;
-    float *free; /* of the run's memory */
+    float *free; /* the unused part of the run's memory */
 } running;
 
 static mha_status give_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
@@ -359,7 +360,7 @@ static mha_status run_text(const mha_trials *trials, const mha_trial *run, runni
     return status;
 }
 
-/* A run that fails leaves nothing, so that nothing is mistaken for it. The run takes the key. */
+/* A failed run is cleared, so that no later call can use it. The run takes ownership of the key. */
 static mha_status run_anew(const mha_trials *trials, const mha_trial *run, bool layers,
                            run_key *key, running *r)
 {

@@ -1,4 +1,4 @@
-/* Words of a text and the tokens that they are: "it", "didn't" (three tokens), "it:2". */
+/* Find the tokens of a word in a text: "it", "didn't" (three tokens), "it:2". */
 #include <multihead/component.h>
 #include <multihead/question.h>
 
@@ -6,13 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes beyond ASCII belong to letters of any script, which words need not end at. */
+/* ASCII only: bytes beyond it may belong to scripts that do not separate words. */
 static bool is_word_byte(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* A place where a word of the text begins or ends: at an end of it, or next to something else. */
+/* Whether a word of the text may begin or end at a byte: at an end of the text, or next to a byte that
+ * belongs to no word. */
 static bool is_boundary(const char *text, int64_t bytes, int64_t at)
 {
     return at <= 0 || at >= bytes || !is_word_byte(text[at - 1]) || !is_word_byte(text[at]);
@@ -37,7 +38,7 @@ typedef struct source {
     int64_t bytes;
 } source;
 
-/* The tokens from i on whose bytes are the word; 0 if they are not. */
+/* The number of tokens from i on that spell the word; 0 if they do not. */
 static int64_t match_at(const source *from, int64_t i, const char *word, size_t length)
 {
     const mha_tokens *t = from->tokens;
@@ -79,7 +80,7 @@ static word_places find_places(const source *from, const char *word, size_t leng
     return places;
 }
 
-/* "it:2" -> 2, and *length that of "it"; 0 if no number is behind a colon. */
+/* "it:2" returns 2 and sets *length to that of "it"; returns 0 without a number after a colon. */
 static int64_t take_number(const char *given, size_t *length)
 {
     const char *colon = strrchr(given, ':');
@@ -98,10 +99,11 @@ static mha_status missing(const char *word, const char *text, size_t bytes)
     while (bytes > 0 && strchr(" \n\r\t", text[bytes - 1])) bytes--;
     for (int i = 0; i < SHOWN && end < bytes; i++)
         for (end++; end < bytes && ((unsigned char)text[end] & 0xC0) == 0x80;) end++;
-    return mha_fail(MHA_ERR_FORMAT,
-                    "%s: no such word in the text '%.*s%s'; give it as it stands there, or a token "
-                    "such as [CLS]",
-                    word, (int)end, text, end < bytes ? "\u2026" : "");
+    return mha_fail(
+        MHA_ERR_FORMAT,
+        "%s: no such word in the text '%.*s%s'; write it as in the text, or give a token "
+        "such as [CLS]",
+        word, (int)end, text, end < bytes ? "\u2026" : "");
 }
 
 mha_status mha_tokens_find_word(const mha_tokens *tokens, const char *text, size_t bytes,
@@ -124,7 +126,7 @@ mha_status mha_tokens_find_word(const mha_tokens *tokens, const char *text, size
     if (places.count == 0) return missing(word, text, bytes);
     if (places.count > 1 && wanted == 0)
         return mha_fail(MHA_ERR_ARGUMENT,
-                        "%s: the text has the word %" PRId64 " times, at tokens %s; say which: "
+                        "%s: the text has the word %" PRId64 " times, at tokens %s; choose one: "
                         "%s:1 .. %s:%" PRId64,
                         word, places.count, places.list, word, word, places.count);
     *span = places.chosen;

@@ -2,6 +2,7 @@
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "ranks/rank_messages.h"
 
@@ -235,12 +236,7 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
                               mha_trainer **trainer)
 {
     mha_trainer_desc d;
-    if (!context || !transformer || !desc || !trainer)
-        return mha_fail(MHA_ERR_NULL, "mha_trainer_create: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                        : !desc        ? "desc"
-                                       : "trainer");
+    MHAI_NEED("mha_trainer_create", context, transformer, desc, trainer);
     MHA_TRY(mhai_struct_copy("mha_trainer_desc", &d, sizeof d,
                              offsetof(mha_trainer_desc, transport), desc));
     if (d.transport) MHA_TRY(mhai_ranks_check(d.transport));

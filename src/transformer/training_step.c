@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/hash.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 
@@ -321,8 +322,7 @@ mha_status mha_trainer_step(mha_trainer *t, const mha_training_batch *batch, dou
 {
     mhai_views v;
     double found = 0, rate = 0, norm = 0;
-    if (!t || !batch)
-        return mha_fail(MHA_ERR_NULL, "mha_trainer_step: %s is NULL", t ? "batch" : "trainer");
+    MHAI_NEED_AS("mha_trainer_step", "trainer, batch", t, batch);
     mha_status status = see(t, batch, true, &v);
     if (status == MHA_OK) status = check_outputs(&v.input);
     if (status == MHA_OK && v.batch.source) status = check_outputs(&v.source);
@@ -342,8 +342,7 @@ mha_status mha_trainer_evaluate(mha_trainer *t, const mha_training_batch *batch,
                                 double *loss)
 {
     mhai_views v;
-    if (!t || !batch)
-        return mha_fail(MHA_ERR_NULL, "mha_trainer_evaluate: %s is NULL", t ? "batch" : "trainer");
+    MHAI_NEED_AS("mha_trainer_evaluate", "trainer, batch", t, batch);
     MHA_TRY(see(t, batch, loss, &v));
     MHA_TRY(
         forward(t, &v.input, &v.source, &v.memory, &v.logits, probabilities, cross_probabilities));

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "nn/linear.h"
 #include "ranks/rank_messages.h"
@@ -429,9 +430,7 @@ static mha_status make_linears(mha_context *context, mha_transformer *t)
 
 mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
 {
-    if (!context || !t)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_update: %s is NULL",
-                        context ? "transformer" : "context");
+    MHAI_NEED_AS("mha_transformer_update", "context, transformer", context, t);
     for (int64_t i = 0; t->source.read && i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
         if (t->held_at[i] >= 0)
@@ -558,11 +557,7 @@ static mha_status make(mha_context *context, const mha_transformer_desc *desc,
 mha_status mha_transformer_create(mha_context *context, const mha_transformer_desc *desc,
                                   mha_transformer **transformer)
 {
-    if (!context || !desc || !transformer)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_create: %s is NULL",
-                        !context ? "context"
-                        : !desc  ? "desc"
-                                 : "transformer");
+    MHAI_NEED("mha_transformer_create", context, desc, transformer);
     return make(context, desc, NULL, transformer);
 }
 
@@ -570,12 +565,7 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
                                        const mha_transformer_source *source,
                                        mha_transformer **transformer)
 {
-    if (!context || !desc || !source || !transformer)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_create_from: %s is NULL",
-                        !context  ? "context"
-                        : !desc   ? "desc"
-                        : !source ? "source"
-                                  : "transformer");
+    MHAI_NEED("mha_transformer_create_from", context, desc, source, transformer);
     mha_transformer_source own;
     MHA_TRY(mhai_struct_copy("mha_transformer_source", &own, sizeof own,
                              offsetof(mha_transformer_source, compute), source));
@@ -649,9 +639,7 @@ int64_t mha_transformer_size(const mha_transformer *t)
 mha_status mha_transformer_parameter(const mha_transformer *t, int64_t index,
                                      mha_parameter *parameter)
 {
-    if (!t || !parameter)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_parameter: %s is NULL",
-                        t ? "parameter" : "transformer");
+    MHAI_NEED_AS("mha_transformer_parameter", "transformer, parameter", t, parameter);
     if (index < 0 || index >= t->parameter_count)
         return mha_fail(MHA_ERR_ARGUMENT, "there is no parameter %lld, the last is %lld",
                         (long long)index, (long long)t->parameter_count - 1);

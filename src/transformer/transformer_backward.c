@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/nn_check.h"
@@ -490,12 +491,7 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                                     mha_activations *activations, const mha_tensor *output_gradient,
                                     const mha_transformer_gradients *gradients)
 {
-    if (!context || !transformer || !activations || !gradients)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_backward: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                        : !activations ? "activations"
-                                       : "gradients");
+    MHAI_NEED("mha_transformer_backward", context, transformer, activations, gradients);
     if (transformer->source.compute != MHA_COMPUTE_F32)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: compute %s is forward only; load the model with "

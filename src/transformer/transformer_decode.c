@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "cache/kv_cache.h"
@@ -263,11 +264,7 @@ static mha_status make(mha_context *context, const mha_transformer *t, const mha
 mha_status mha_decoder_create(mha_context *context, const mha_transformer *transformer,
                               const mha_decoder_desc *desc, mha_decoder **decoder)
 {
-    if (!context || !transformer || !decoder)
-        return mha_fail(MHA_ERR_NULL, "mha_decoder_create: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "decoder");
+    MHAI_NEED("mha_decoder_create", context, transformer, decoder);
     mha_decoder_desc own;
     mha_decoder *made = NULL;
     mha_status status = check_desc(transformer, desc, &own);
@@ -316,9 +313,7 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
     mha_decoder_sizes all = {.struct_size = sizeof all};
     mha_decoder_desc own;
     mha_kv_cache_desc cache;
-    if (!transformer || !sizes)
-        return mha_fail(MHA_ERR_NULL, "mha_decoder_count: %s is NULL",
-                        transformer ? "sizes" : "transformer");
+    MHAI_NEED("mha_decoder_count", transformer, sizes);
     if (sizes->struct_size != sizeof all)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_decoder_sizes: struct_size is %u, expected %zu",
                         (unsigned)sizes->struct_size, sizeof all);
@@ -484,9 +479,7 @@ static mha_status store_memory(mha_context *context, mha_decoder *d, const mha_t
 mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *d, const mha_tensor *memory,
                                   const int64_t *memory_lengths)
 {
-    if (!context || !d)
-        return mha_fail(MHA_ERR_NULL, "mha_decoder_set_memory: %s is NULL",
-                        context ? "decoder" : "context");
+    MHAI_NEED_AS("mha_decoder_set_memory", "context, decoder", context, d);
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = store_memory(context, d, memory, memory_lengths);
     mha_scratch_release(context, mark);
@@ -623,9 +616,7 @@ mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *d, const mha
                                  const int64_t *firsts, const int64_t *counts,
                                  const mha_tensor *output)
 {
-    if (!context || !d)
-        return mha_fail(MHA_ERR_NULL, "mha_decoder_step: %s is NULL",
-                        context ? "decoder" : "context");
+    MHAI_NEED_AS("mha_decoder_step", "context, decoder", context, d);
     const mhai_kv_rows rows = {tokens ? tokens->shape[1] : 0, firsts, counts};
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = take_rows(context, d, tokens, &rows, output);

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/math.h"
+#include "base/need.h"
 #include "nn/matmul.h"
 #include "nn/nn_check.h"
 
@@ -636,9 +637,7 @@ mha_status mha_transformer_forward(mha_context *context, const mha_transformer *
                                    const mha_tensor *output, const mha_tensor *probabilities,
                                    const mha_tensor *cross_probabilities)
 {
-    if (!context || !transformer)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_forward: %s is NULL",
-                        context ? "transformer" : "context");
+    MHAI_NEED("mha_transformer_forward", context, transformer);
     mhai_call c = {.context = context,
                    .t = transformer,
                    .a = activations,

@@ -3,6 +3,7 @@
 #include "transformer/transformer_parts.h"
 
 #include "base/math.h"
+#include "base/need.h"
 #include "base/philox.h"
 #include "base/struct_copy.h"
 
@@ -66,11 +67,7 @@ static void draw(mha_transformer *t, const mha_transformer_init *init, const mha
 mha_status mha_transformer_initialise(mha_context *context, mha_transformer *t,
                                       const mha_transformer_init *init)
 {
-    if (!context || !t || !init)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_initialise: %s is NULL",
-                        !context ? "context"
-                        : !t     ? "transformer"
-                                 : "init");
+    MHAI_NEED_AS("mha_transformer_initialise", "context, transformer, init", context, t, init);
     if (!t->data)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_initialise: the transformer's numbers "

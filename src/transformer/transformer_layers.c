@@ -3,6 +3,7 @@
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <math.h>
@@ -280,9 +281,7 @@ static mha_layer_desc usual_layer(const mha_transformer_desc *d)
 mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
                                     mha_layer_rotation *rotation)
 {
-    if (!t || !rotation)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_rotation: %s is NULL",
-                        t ? "rotation" : "transformer");
+    MHAI_NEED_AS("mha_transformer_rotation", "transformer, rotation", t, rotation);
     if (rotation->struct_size != sizeof *rotation)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_layer_rotation: struct_size is %u, set it to "

@@ -3,6 +3,7 @@
 #include "transformer/transformer_parts.h"
 
 #include "base/context.h"
+#include "base/need.h"
 #include "nn/nn_check.h"
 
 #include <string.h>
@@ -322,11 +323,7 @@ static mha_status check_keep(const mha_transformer *t, const mha_tensor *keep)
 mha_status mha_transformer_prune(mha_context *context, const mha_transformer *transformer,
                                  const mha_tensor *keep, mha_transformer **pruned)
 {
-    if (!context || !transformer || !pruned)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_prune: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "pruned");
+    MHAI_NEED("mha_transformer_prune", context, transformer, pruned);
     MHA_TRY(check_keep(transformer, keep));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
@@ -338,11 +335,7 @@ mha_status mha_transformer_prune(mha_context *context, const mha_transformer *tr
 mha_status mha_transformer_copy(mha_context *context, const mha_transformer *transformer,
                                 mha_transformer **copy)
 {
-    if (!context || !transformer || !copy)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_copy: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "copy");
+    MHAI_NEED("mha_transformer_copy", context, transformer, copy);
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
@@ -369,11 +362,7 @@ static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t k
 mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer *transformer,
                                     int64_t kv_heads, mha_transformer **shared)
 {
-    if (!context || !transformer || !shared)
-        return mha_fail(MHA_ERR_NULL, "mha_transformer_share_kv: %s is NULL",
-                        !context       ? "context"
-                        : !transformer ? "transformer"
-                                       : "shared");
+    MHAI_NEED("mha_transformer_share_kv", context, transformer, shared);
     pruning *x = NULL;
     mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)

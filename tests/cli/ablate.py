@@ -166,7 +166,7 @@ def tables():
     rows = [line.split() for line in text.splitlines() if line.startswith("L") and "(" in line]
     check([row for row in rows if row[0] in PAIR], "the pair is in the table")
     check(any("552 tokens" in line for line in result.errors), "says what in-context learning needs")
-    check(any("passes over all of it" in line for line in result.errors), "says the work first")
+    check(any("passes over all tokens" in line for line in result.errors), "says the work first")
     check(any("this takes" in line for line in result.errors), "says the time first")
     check(ablate(*some, "--width", 120, "-q").errors == [], "--quiet")
     for threads in (1, 3):
@@ -247,20 +247,20 @@ def bad_input():
     bad(USAGE, "--state requires --output FILE.html or --npy FOLDER", arguments=[*some, "--state", "x.state"])
     bad(USAGE, "both write to stdout", arguments=[*some, "-o", "-", "--json"])
     bad(USAGE, "nothing to measure on", arguments=[DEMO, "--random", 0])
-    bad(USAGE, "there is only one",
+    bad(USAGE, "give at least two",
         arguments=[DEMO, TEXTS[0], "--random", 0, "--with", "resample"])
     bad(UNSUPPORTED, "does not predict next tokens", arguments=[MODEL, "the cat"])
     base = [DEMO, "--task"]
     for wrong in ("", "L1H1", "L1H1.x", "L1H9.k", "L7H0.k", "l1h1.k", "L1H1.k,", "L1H1.kk"):
         bad(USAGE, "--paths", arguments=[*base, task, "--paths", wrong])
     bad(NO_INPUT, "nowhere", arguments=[*base, FOLDER / "nowhere"])
-    for text, parts in (("", ["holds no prompt"]),
-                        ("w1 w2\t w3\n", ["line 1", "no wrong"]),
+    for text, parts in (("", ["has no prompts"]),
+                        ("w1 w2\t w3\n", ["line 1", "wrong is missing"]),
                         ("# x\nw1\t w2\t w3\tw4\t w5\n", ["line 2", "more than four"]),
-                        ("{\"prompt\": 3}\n", ["line 1", "prompt is no text"]),
+                        ("{\"prompt\": 3}\n", ["line 1", "prompt must be a string"]),
                         ("{nonsense\n", ["line 1"]),
                         ("w1 w2\tw3\t w4\n", ["line 1", "w2w3"]),
-                        ("w1 w2\t w3\t w4\tw5 w6 w7\n", ["line 1", "as many in both"])):
+                        ("w1 w2\t w3\t w4\tw5 w6 w7\n", ["line 1", "equal numbers"])):
         bad(BAD_INPUT, *parts, arguments=[*base, written("bad.tsv", text)])
     no_corrupted = written("plain.tsv", "w1 w2 w1\t w2\t w3\n")
     bad(USAGE, "no corrupted prompts", arguments=[*base, no_corrupted, "--paths", "logits"])

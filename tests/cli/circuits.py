@@ -117,7 +117,7 @@ def rotated():
 def bad_input():
     for offset in ("x", "3-1", "-1", "1-", "0-2000000", "1 ", ""):
         bad(USAGE, "--offset", arguments=(MODEL, f"--offset={offset}"))
-    bad(USAGE, "reads no text", arguments=(MODEL, "a text"))
+    bad(USAGE, "takes no text", arguments=(MODEL, "a text"))
     bad(USAGE, "--role requires --state", arguments=(MODEL, "--role", "induction"))
     bad(USAGE, "expected copying or matching", arguments=(MODEL, "--sort", "induction"))
     bad(USAGE, "--details and --json", arguments=(MODEL, "--details", "--json"))

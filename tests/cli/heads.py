@@ -256,7 +256,7 @@ def clusters():
           "each its own")
     plain = json.loads(few("--text", path, "--json").out)
     check(plain["heads"] == found["heads"], "scores do not depend on --clusters")
-    bad(USAGE, "--clusters is 2", arguments=[MODEL, "a", "--clusters", "2"])
+    bad(USAGE, "--clusters 2: expected", arguments=[MODEL, "a", "--clusters", "2"])
     bad(USAGE, "--clusters requires texts", arguments=[MODEL, "--clusters", "0.2"])
     bad(USAGE, "--clusters and --csv", arguments=[MODEL, "a", "--clusters", "0.2", "--csv"])
 
@@ -359,7 +359,7 @@ def maps_from_elsewhere():
     bad(NO_INPUT, "none.npy", arguments=["--attention", "none.npy"])
     bad(USAGE, "a model or maps", arguments=[MODEL, "--attention", maps])
     bad(USAGE, "requires --attention", arguments=[MODEL, "--tokens", few])
-    bad(USAGE, "one for each", arguments=["--attention", maps, "--attention", half, "--tokens", few])
+    bad(USAGE, "one --tokens per --attention", arguments=["--attention", maps, "--attention", half, "--tokens", few])
     for option in (["--text", few], ["--random", 3], ["--clusters", 0.2], ["--truncate"], ["--words"]):
         bad(USAGE, "no model to run", arguments=["--attention", maps, *option])
 

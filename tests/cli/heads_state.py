@@ -286,9 +286,9 @@ def places():
         check_error(heads(MODEL, "--text", text, *arguments, "--state", state), code, *parts,
                     command="heads")
 
-    refused("/dev/full", USAGE, "no regular file")
-    refused("-", USAGE, "no regular file")
-    refused(FOLDER, USAGE, "no regular file")
+    refused("/dev/full", USAGE, "not a regular file")
+    refused("-", USAGE, "not a regular file")
+    refused(FOLDER, USAGE, "not a regular file")
     refused(FOLDER / "none" / "x", NO_OUTPUT, "no such folder")
     refused(text, USAGE, "the same file")
     refused("page.html", USAGE, "the same file", arguments=["-o", "./page.html"])

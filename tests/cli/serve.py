@@ -368,10 +368,10 @@ def test_slow(model):
 # ---- what is said about the request ------------------------------------------------------------
 
 def test_bad_requests(s):
-    for body, part in ((b"", "no JSON"), (b"{", "no JSON"), (b"[]", "a JSON object"), (b"{}", "text"),
+    for body, part in ((b"", "not JSON"), (b"{", "not JSON"), (b"[]", "a JSON object"), (b"{}", "text"),
                        (b'{"text":1}', "text"), (b'{"text":""}', "empty"), (b'{"text":"  "}', "empty"),
-                       (b'{"text":"a","text":"b"}', "no JSON"), (b'{"text":"\\u0000"}', "no JSON"),
-                       (b'{"text":"\xff"}', "no JSON"), (b'{"text":"it","x":1}', "no such field"),
+                       (b'{"text":"a","text":"b"}', "not JSON"), (b'{"text":"\\u0000"}', "not JSON"),
+                       (b'{"text":"\xff"}', "not JSON"), (b'{"text":"it","x":1}', "no such field"),
                        (b'{"text":"it","off":["L9H0"]}', "no head L9H0"),
                        (b'{"text":"it","off":["L0H99999999"]}', "no head"),
                        (b'{"text":"it","off":["L0H1","L1H0","L0H1"]}', "L0H1 is given twice"),
@@ -383,7 +383,7 @@ def test_bad_requests(s):
                        (b'{"text":"it","patched":["L0H1"]}', "second text"),
                        (b'{"text":"it","at":"first"}', "at"), (b'{"text":"it","maps":1}', "maps"),
                        (b'{"text":"' + b"it " * 400 + b'"}', "the limit is"),
-                       (b"[" * 100_000, "no JSON")):
+                       (b"[" * 100_000, "not JSON")):
         status, headers, reply = s.ask("POST", "look", body)
         check(status == 422 and part in error_of(reply), f"{body[:60]!r}: {status} {reply[:200]!r}")
         check(headers["Content-Type"] == "application/json", "errors are JSON")

@@ -222,7 +222,7 @@ def test_effects(folder, open_page):
     page.locator(f"#layers [data-head='{measured[0]}']").click()
     card = page.locator(".hcard")
     card.get_by_role("button", name="effect on repeats", exact=True).click()
-    expect(card.locator(".measure .about")).to_contain_text("change without the head (zero ablation)")
+    expect(card.locator(".measure .about")).to_contain_text("change by zero ablation of the head")
     expect(card.locator(".measure .about")).to_contain_text("95 %")
     other = next(h for h in range(len(data["heads"])) if h not in measured)
     page.locator(f"#layers [data-head='{other}']").click()

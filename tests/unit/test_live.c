@@ -148,7 +148,7 @@ static void heads_are_patched(void **state)
     assert_int_equal(patched, 1);
     mha_trials_destroy(trials);
     trials = trials_of(m, 1, &s);
-    expect_error(mha_trials_run(trials, &trial, -1, NULL, NULL, NULL), MHA_ERR_MODEL, "take more");
+    expect_error(mha_trials_run(trials, &trial, -1, NULL, NULL, NULL), MHA_ERR_MODEL, "need more");
     mha_trials_destroy(trials);
     small_model_free(m);
 }

@@ -129,6 +129,11 @@ MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_
     MHAI_NAME("self_attn_norm", "input_layernorm"), \
         MHAI_NAME("mlp_norm", "post_attention_layernorm")
 
+/* Members of a family whose files are laid out as Llama's. */
+#define MHAI_LLAMA_FILES(names_)                                                        \
+    .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
+    .names = names_, .ignores = mhai_decoder_ignores
+
 /* Llama's description: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon,
  * tied embeddings. With `whole` num_key_value_heads is required: for these families transformers has
  * another default than one for each head. */

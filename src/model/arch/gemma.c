@@ -100,28 +100,18 @@ static mha_status read_gemma3(const mhai_config *config, mhai_family_plan *plan)
 }
 
 const mhai_family mhai_family_gemma = {.model_type = "gemma",
-                                       .keys = &mhai_usual_keys,
+                                       MHAI_LLAMA_FILES(names),
                                        .shape = MHA_MODEL_SHAPE_CAUSAL,
                                        .bias_key = "attention_bias",
-                                       .grouped = true,
                                        .tied = true,
-                                       .layers = "layers.",
-                                       .prefix = "model.",
-                                       .names = names,
-                                       .read = read_gemma,
-                                       .ignores = mhai_decoder_ignores};
+                                       .read = read_gemma};
 
 #define LATER(number, type)                                                         \
     const mhai_family mhai_family_gemma##number = {.model_type = type,              \
-                                                   .keys = &mhai_usual_keys,        \
+                                                   MHAI_LLAMA_FILES(later_names),   \
                                                    .shape = MHA_MODEL_SHAPE_CAUSAL, \
                                                    .bias_key = "attention_bias",    \
-                                                   .grouped = true,                 \
                                                    .tied = true,                    \
-                                                   .layers = "layers.",             \
-                                                   .prefix = "model.",              \
-                                                   .names = later_names,            \
-                                                   .read = read_gemma##number,      \
-                                                   .ignores = mhai_decoder_ignores}
+                                                   .read = read_gemma##number}
 LATER(2, "gemma2");
 LATER(3, "gemma3_text");

@@ -58,14 +58,9 @@ static mha_status read_llama(const mhai_config *config, mhai_family_plan *plan)
 }
 
 const mhai_family mhai_family_llama = {.model_type = "llama",
-                                       .keys = &mhai_usual_keys,
+                                       MHAI_LLAMA_FILES(names),
                                        .shape = MHA_MODEL_SHAPE_CAUSAL,
                                        .bias_key = "attention_bias",
-                                       .grouped = true,
-                                       .layers = "layers.",
-                                       .prefix = "model.",
-                                       .names = names,
                                        .fits = fits_llama,
                                        .write = write_llama,
-                                       .read = read_llama,
-                                       .ignores = mhai_decoder_ignores};
+                                       .read = read_llama};

@@ -16,11 +16,6 @@ static mha_status read_mistral(const mhai_config *config, mhai_family_plan *plan
 }
 
 const mhai_family mhai_family_mistral = {.model_type = "mistral",
-                                         .keys = &mhai_usual_keys,
+                                         MHAI_LLAMA_FILES(names),
                                          .shape = MHA_MODEL_SHAPE_CAUSAL,
-                                         .grouped = true,
-                                         .layers = "layers.",
-                                         .prefix = "model.",
-                                         .names = names,
-                                         .read = read_mistral,
-                                         .ignores = mhai_decoder_ignores};
+                                         .read = read_mistral};

@@ -23,12 +23,7 @@ static mha_status read_phi3(const mhai_config *config, mhai_family_plan *plan)
 }
 
 const mhai_family mhai_family_phi3 = {.model_type = "phi3",
-                                      .keys = &mhai_usual_keys,
+                                      MHAI_LLAMA_FILES(names),
                                       .shape = MHA_MODEL_SHAPE_CAUSAL,
-                                      .grouped = true,
                                       .partial = true,
-                                      .layers = "layers.",
-                                      .prefix = "model.",
-                                      .names = names,
-                                      .read = read_phi3,
-                                      .ignores = mhai_decoder_ignores};
+                                      .read = read_phi3};

@@ -44,22 +44,12 @@ static mha_status read_qwen3(const mhai_config *config, mhai_family_plan *plan)
 }
 
 const mhai_family mhai_family_qwen2 = {.model_type = "qwen2",
-                                       .keys = &mhai_usual_keys,
+                                       MHAI_LLAMA_FILES(names),
                                        .shape = MHA_MODEL_SHAPE_CAUSAL | MHA_MODEL_SHAPE_QKV_BIAS,
-                                       .grouped = true,
-                                       .layers = "layers.",
-                                       .prefix = "model.",
-                                       .names = names,
-                                       .read = read_qwen2,
-                                       .ignores = mhai_decoder_ignores};
+                                       .read = read_qwen2};
 
 const mhai_family mhai_family_qwen3 = {.model_type = "qwen3",
-                                       .keys = &mhai_usual_keys,
+                                       MHAI_LLAMA_FILES(names),
                                        .shape = MHA_MODEL_SHAPE_CAUSAL,
                                        .bias_key = "attention_bias",
-                                       .grouped = true,
-                                       .layers = "layers.",
-                                       .prefix = "model.",
-                                       .names = names,
-                                       .read = read_qwen3,
-                                       .ignores = mhai_decoder_ignores};
+                                       .read = read_qwen3};

@@ -1,0 +1,19 @@
+/* Pointers that a call must have. */
+#ifndef MHAI_BASE_NEED_H
+#define MHAI_BASE_NEED_H
+
+#include <multihead/component.h>
+
+/* MHA_ERR_NULL, "function: name is NULL", of the name at an index of "name, name". */
+mha_status mhai_need_fail(const char *function, const char *names, size_t index);
+
+/* Return that for the first of these variables that is NULL; NEED_AS: of pointers by other names. */
+#define MHAI_NEED(function, ...) MHAI_NEED_AS(function, #__VA_ARGS__, __VA_ARGS__)
+#define MHAI_NEED_AS(function, names, ...)                                    \
+    do {                                                                      \
+        const void *const need_[] = {__VA_ARGS__};                            \
+        for (size_t at_ = 0; at_ < sizeof need_ / sizeof *need_; at_++)       \
+            if (!need_[at_]) return mhai_need_fail((function), (names), at_); \
+    } while (0)
+
+#endif
