@@ -67,6 +67,8 @@ typedef struct ablate_effects {
     const char *paths_to;
     mha_path_receiver *receivers; /* of path patching; none: the logits */
     int64_t receiver_count;
+    double *row;        /* room for a number of each text of a set */
+    mha_status *failed; /* the first failure of what is told */
 } ablate_effects;
 
 /* Prepare the texts and validate the options, before any work. */
@@ -85,6 +87,9 @@ cli_exit ablate_read_paths(ablate_effects *effects);
  * lengths [B]. */
 cli_exit ablate_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text, int32_t **ids,
                      int64_t **lengths, mha_effect_term **list);
+
+/* No memory while effects were told: then exit 7. */
+cli_exit ablate_told(const ablate_effects *effects);
 
 cli_exit ablate_print(const ablate_effects *effects);
 cli_exit ablate_write_json(const ablate_effects *effects);

@@ -571,6 +571,11 @@ cli_exit ablate_measure(ablate_effects *e)
     j.heads = o->head_count >= 0 ? o->head_count : heads;
     if (j.heads > e->found->count) j.heads = e->found->count;
     j.pairs = o->pairs < j.heads ? o->pairs : j.heads;
+    int64_t most = 0;
+    for (int s = 0; s < EFFECT_SETS; s++)
+        if (e->sets[s].data.texts > most) most = e->sets[s].data.texts;
+    CLI_TRY(ARENA_ALLOC(ABLATE, most, &e->row));
+    CLI_TRY(ARENA_ALLOC(ABLATE, 1, &e->failed));
     CLI_TRY(measure(&j));
     return patch(&j);
 }

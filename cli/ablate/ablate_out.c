@@ -27,7 +27,13 @@ static mha_effect_interval interval_of(const ablate_effects *e, const double *va
     mha_effect_interval x = {NAN, NAN, NAN, 0};
     const mha_status status =
         mha_effect_bootstrap(e->model->context, values, count, 1, 0, SEED, &x);
+    if (status == MHA_ERR_NOMEM) *e->failed = status;
     return status == MHA_OK ? x : (mha_effect_interval){NAN, NAN, NAN, 0};
+}
+
+cli_exit ablate_told(const ablate_effects *e)
+{
+    return cli_check(ABLATE, *e->failed);
 }
 
 static const effect_set *set_of(const ablate_effects *e, int m)
@@ -52,11 +58,10 @@ typedef enum told { WHOLE, SINGLE, BOTH, INTERACTION, ESTIMATE, DIRECT } told;
 static mha_effect_interval tell(const ablate_effects *e, int m, told what, int64_t row)
 {
     const effect_set *set = set_of(e, m);
-    double *x = NULL;
-    const size_t mark = arena_mark();
-    mha_effect_interval none = {NAN, NAN, NAN, 0};
-    if ((what == ESTIMATE && !set->estimates) || (what == DIRECT && !set->direct)) return none;
-    if (ARENA_ALLOC(ABLATE, set->data.texts, &x) != CLI_OK) return none;
+    double *x = e->row;
+    if ((what == ESTIMATE && !set->estimates) || (what == DIRECT && !set->direct))
+        return (mha_effect_interval){NAN, NAN, NAN, 0};
+    for (int64_t i = 0; i < set->data.texts; i++) x[i] = 0;
     switch (what) {
     case WHOLE: add_row(e, m, set->whole, 0, 1, x); break;
     case SINGLE: add_row(e, m, set->single, row, 1, x); break;
@@ -71,9 +76,7 @@ static mha_effect_interval tell(const ablate_effects *e, int m, told what, int64
         add_row(e, m, set->single, e->pairs[2 * row + 1], -1, x);
         add_row(e, m, set->whole, 0, 1, x);
     }
-    const mha_effect_interval result = interval_of(e, x, set->data.texts);
-    arena_release(mark);
-    return result;
+    return interval_of(e, x, set->data.texts);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -343,7 +346,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     mha_json_end(&json);
     put_pairs(&json, e);
     mha_json_end(&json);
-    return mha_json_finish(&json);
+    return *e->failed ? *e->failed : mha_json_finish(&json);
 }
 
 cli_exit ablate_write_json(const ablate_effects *e)

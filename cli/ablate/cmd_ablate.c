@@ -82,6 +82,7 @@ static cli_exit show(const ablate_effects *e, const heads_sources *sources)
     if (o->npy) CLI_TRY(heads_write_npy(o, e->found, &beside));
     if (o->json) CLI_TRY(ablate_write_json(e));
     if (!o->json && !o->page) CLI_TRY(ablate_print(e)); /* the page has the table */
+    CLI_TRY(ablate_told(e));
     if (o->page && strcmp(o->page, "-") != 0)
         cli_note(o->quiet, "next: open %s in a browser", o->page);
     return cli_finish_stdout(ABLATE, CLI_OK);

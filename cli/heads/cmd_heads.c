@@ -71,7 +71,9 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens of MODEL instead, one per\nline, by id",
-             .excludes = "--state --output --npy --headvis --pictures --clusters"),
+             .excludes = "--text --example --conllu --without --state --output --npy --headvis "
+                         "--pictures --clusters --csv --json",
+             .why = "it lists words and measures nothing"),
     ROW_FLAG(0, "spread", heads_options, spread, 1,
              "on several ranks (mpirun): divide MODEL's layers among\nthem, so that no machine "
              "holds all; otherwise each has\nall layers, and the texts are divided",

@@ -59,15 +59,17 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
                         (long long)count, (long long)stride, (long long)replicates,
                         LEAST_REPLICATES);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof(double), &memory[0]));
-    MHA_TRY(mha_scratch_alloc(context, replicates, sizeof(double), &memory[1]));
-    double *kept = memory[0];
-    for (int64_t i = 0; i < count; i++)
-        if (!isnan(values[i * stride])) kept[found.texts++] = values[i * stride];
-    find_interval(kept, replicates, seed, memory[1], &found);
+    mha_status status = mha_scratch_alloc(context, count, sizeof(double), &memory[0]);
+    if (!status) status = mha_scratch_alloc(context, replicates, sizeof(double), &memory[1]);
+    if (!status) {
+        double *kept = memory[0];
+        for (int64_t i = 0; i < count; i++)
+            if (!isnan(values[i * stride])) kept[found.texts++] = values[i * stride];
+        find_interval(kept, replicates, seed, memory[1], &found);
+        *interval = found;
+    }
     mha_scratch_release(context, mark);
-    *interval = found;
-    return MHA_OK;
+    return status;
 }
 
 /* The head with the largest size of an effect that is not chosen yet; -1: none. */

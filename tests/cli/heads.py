@@ -369,6 +369,8 @@ def bad_input():
     bad(USAGE, "folder is missing", arguments=["--text", "x"])
     bad(USAGE, "nothing to measure on", arguments=[MODEL, "--random", "0"])
     bad(USAGE, "--csv and --json", arguments=[MODEL, "--csv", "--json"])
+    for also in (["--json"], ["--csv"], ["--text", "x"], ["--without", "L0H0"]):
+        bad(USAGE, f"--words and {also[0]} exclude each other", arguments=[MODEL, "--words", *also])
     bad(USAGE, "--whole", arguments=[MODEL, "--whole"])
     bad(USAGE, "--predict", arguments=[MODEL, "--predict"])
     bad(USAGE, "no such score", arguments=[MODEL, "a", "--sort", "beauty"])

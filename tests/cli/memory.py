@@ -67,6 +67,15 @@ def refused(arguments, files, whole, out, fail):
     check(not [path for path in PLACE.rglob("*") if ".part" in path.name], f"{what}: {sorted(found)}")
 
 
+def last_of_ablate():
+    """Those of writing, where numbers are drawn from the texts."""
+    arguments, count = ["ablate", WORDS, "--text", FOLDER / "names.txt", "--heads", "4", "--json"], FOLDER / "count"
+    result, whole = started(arguments, [], **allocating(count=count))
+    last = int(count.read_text())
+    for k in range(last - 24, last + 1, 3):
+        refused(arguments, [], whole, result.out, k)
+
+
 def every_command(most):
     for arguments, files in COMMANDS:
         count = FOLDER / "count"
@@ -89,5 +98,6 @@ write_npy(FOLDER / "maps.npy", (1, 2, 3, 3), [1.0 if i % 4 == 0 else 0.0 for i i
 (FOLDER / "tokens.json").write_text(json.dumps(["a longer token than sixteen bytes", "b", "c"]))
 check_good(run("train", "ioi", "--steps", 2, "--every", 1, "--tries", 1, "--embed", 16, "-q", "--no-report", "-o", WORDS),
            "a model")
+last_of_ablate()
 every_command(2000 if LONG else 160)
 finish()

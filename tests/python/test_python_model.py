@@ -248,6 +248,10 @@ def test_errors_say_what_is_wrong(model, tmp_path):
         model.heads([], random=1)["nothing"]
     with pytest.raises(ValueError, match="there is none"):
         model.heads([], random=0)
+    for wrong, error in ((2**64, ValueError), (1.5, TypeError)):  # not cut to the C type
+        for name in ("random", "max_tokens"):
+            with pytest.raises(error, match=f"^{name}: "):
+                model.heads(TEXTS[0], **{name: wrong})
     if not model.predicts:
         for call in (model.generate, lambda: model.logits("the"), model.decoder):
             with pytest.raises(NotImplementedError, match="does not predict"):
@@ -303,6 +307,9 @@ def test_tokens_that_do_not_fit_together_are_refused():
             multihead.Tokens(**parts | {name: parts[name][:1]})
     with pytest.raises(ValueError, match="ids: whole numbers"):
         multihead.Tokens(**parts | {"ids": np.ones(30)})
+    for name in ("ids", "segments"):
+        with pytest.raises(ValueError, match=f"{name}: a number is beyond 32 bits"):
+            multihead.Tokens(**parts | {name: np.full(30, 2**40)})
 
 
 def test_a_path_is_not_cut_at_a_nul():

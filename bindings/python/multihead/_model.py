@@ -228,9 +228,10 @@ class Model:
         return read(self._handle, text, pair, *self._limit(max_tokens, truncate))
 
     def _limit(self, max_tokens: int | None, truncate: bool) -> list[Any]:
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens from 1 on")
-        return [max_tokens or 0, *["truncate"] * truncate]
+        most = 0 if max_tokens is None else integer(max_tokens, "max_tokens")
+        if max_tokens is not None and most < 1:
+            raise ValueError(f"max_tokens: {most} is not a number of tokens from 1 on")
+        return [most, *["truncate"] * truncate]
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text that tokens stand for, without special ones. A word of WordPiece is not separated
@@ -397,7 +398,7 @@ class Model:
         """
         several = [texts] if isinstance(texts, str) else list(texts)
         limit, *flags = self._limit(max_tokens, truncate)
-        return measure_heads(self, several, random, limit, flags, context or default_context(),
+        return measure_heads(self, several, integer(random, "random"), limit, flags, context or default_context(),
                              self._gates(without))
 
     # ---- What it says ----------------------------------------------------------------------------

@@ -35,6 +35,10 @@ class Tokens:
     def __post_init__(self) -> None:
         if np.ndim(self.ids) != 1 or len(self.ids) and np.asarray(self.ids).dtype.kind not in "iu":
             raise ValueError("ids: whole numbers [T] are expected")
+        for name in ("ids", "segments"):
+            numbers = np.asarray(getattr(self, name))
+            if numbers.size and not -2**31 <= numbers.min() <= numbers.max() < 2**31:
+                raise ValueError(f"{name}: a number is beyond 32 bits")
         for name in ("texts", "special", "segments", "spans"):
             if len(getattr(self, name)) != len(self.ids):
                 raise ValueError(f"{name}: {len(getattr(self, name))} for {len(self.ids)} tokens")
