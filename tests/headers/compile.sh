@@ -47,7 +47,7 @@ usage() { # HEADER FIRST LAST PARAMETERS: its lines from the one that has FIRST 
 }
 usage attention.h Usage: 'A program' 'float *q, float *k, float *v, float *o, int64_t B, int64_t H, int64_t Hk,
     int64_t T, int64_t S, int64_t D'
-usage multihead.h 'names is the' Stability: 'float *q, float *k, float *v, float *o, mha_tensor weight,
+usage multihead.h 'is the manual of its part' Stability: 'float *q, float *k, float *v, float *o, mha_tensor weight,
     mha_tensor tokens, mha_tensor out'
 
 structs=$(cat include/multihead/*.h | awk '/^typedef struct .* {$/ { name = $3; next }

@@ -36,6 +36,14 @@ REPEATS = 5
 TRAIN = ("train", "sentences", "--threads", "1", "--no-report", "--every", "5", "--tries", "1")
 
 
+def runs(process):
+    """The program of a process; None if it has ended."""
+    try:
+        return os.readlink(f"/proc/{process}/exe")
+    except OSError:
+        return None
+
+
 class Machines:
     """Two namespaces, their link, and what runs in them."""
 
@@ -94,7 +102,7 @@ class Machines:
         """Of one side, by id; program: only those that run it."""
         told = subprocess.run(["ip", "netns", "pids", self.names[side]], capture_output=True, text=True).stdout
         return [int(number) for number in told.split()
-                if not program or os.path.realpath(f"/proc/{number}/exe") == os.path.realpath(program)]
+                if not program or runs(number) == os.path.realpath(program)]
 
     def kill(self):
         for side in SIDES:
