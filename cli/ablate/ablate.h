@@ -68,7 +68,7 @@ typedef struct ablate_effects {
     mha_path_receiver *receivers; /* of path patching; none: the logits */
     int64_t receiver_count;
     double *row;        /* room for a number of each text of a set */
-    mha_status *failed; /* the first failure of what is told */
+    mha_status *failed; /* the first failure while effects are written */
 } ablate_effects;
 
 /* Prepare the texts and validate the options, before any work. */
@@ -83,12 +83,12 @@ cli_exit ablate_read_task(ablate_effects *effects);
 /* Parse the receivers of --paths; none: the logits. */
 cli_exit ablate_read_paths(ablate_effects *effects);
 
-/* Allocate a text of B sequences of T tokens with so many terms; the caller fills ids [B T] and
+/* Allocate a text of B sequences of T tokens with `terms` terms; the caller fills ids [B T] and
  * lengths [B]. */
 cli_exit ablate_text(int64_t B, int64_t T, int64_t terms, mha_effect_text *text, int32_t **ids,
                      int64_t **lengths, mha_effect_term **list);
 
-/* No memory while effects were told: then exit 7. */
+/* Return CLI_NO_MEMORY if memory ran out while effects were written. */
 cli_exit ablate_told(const ablate_effects *effects);
 
 cli_exit ablate_print(const ablate_effects *effects);

@@ -204,7 +204,7 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
     return CLI_OK;
 }
 
-/* ---- What was given -------------------------------------------------------------------------- */
+/* ---- Options given ---------------------------------------------------------------------------- */
 
 bool args_is_given(const args_option *option, const void *fields)
 {

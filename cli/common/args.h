@@ -49,8 +49,8 @@ typedef struct args_option {
     const char *const *choices; /* NULL at its end */
     int64_t least, most;
     const char *needs;    /* "--scores FILE or --lse FILE": meaningless without one of these */
-    const char *excludes; /* "--csv --json": likewise with one of these */
-    const char *why;      /* of what it excludes, for the message; NULL: as is plain */
+    const char *excludes; /* "--csv --json": an error together with one of these */
+    const char *why;      /* reason of the exclusion, for the message; NULL: it needs none */
     unsigned marks;       /* whatever the subcommand wants to know of it */
 } args_option;
 

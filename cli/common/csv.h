@@ -17,12 +17,12 @@ typedef struct csv_out {
 /* The row of names, with commas between them. */
 void csv_names(csv_out *csv, const char *names);
 
-/* A cell: quoted where it must be, with ' before what a spreadsheet would take for a formula (OWASP, CSV
- * injection), and hidden characters as cli_print() writes them. NULL is an empty cell. */
+/* Write a cell, quoted if necessary. A text that a spreadsheet would read as a formula gets a leading ' (OWASP,
+ * CSV injection). Hidden characters are escaped as by cli_print(). NULL is an empty cell. */
 void csv_text(csv_out *csv, const char *text);
 void csv_integer(csv_out *csv, int64_t value);
 
-/* A number with so many digits; an empty cell unless it is known. */
+/* Write a number with `digits` significant digits; an unknown one is an empty cell. */
 void csv_number(csv_out *csv, double value, int digits, bool known);
 
 void csv_end_row(csv_out *csv);

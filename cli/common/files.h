@@ -18,8 +18,8 @@ typedef mha_status files_draw_fn(const void *user, const mha_sink *sink);
 files_draw_fn files_draw_svg, files_draw_png, files_draw_pdf;
 files_draw_fn files_draw_npy; /* of a mha_tensor */
 
-/* Begin what a subcommand writes with --json: an object, a line for each member, which says what it is
- * and who wrote it. */
+/* Begin the object that a subcommand writes with --json, one line for each member. Its first members are the
+ * format, its version and the producer. */
 void files_begin_json(mha_json *json, const char *format);
 
 /* Let draw write to path, or to stdout if that is "-". */

@@ -15,8 +15,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* What is written for the code point at *text, which moves on. Doing it again to what is written
- * changes nothing. */
+/* Write the visible form of the code point at *text, and advance *text. The operation is idempotent. */
 enum { CLI_SHOWN_BYTES = 16 };
 void cli_show(const char **text, const char *end, char shown[CLI_SHOWN_BYTES]);
 

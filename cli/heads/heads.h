@@ -35,16 +35,16 @@ typedef struct heads_options {
     int png, pdf;              /* as these too */
     int corpus;                /* distributions, places, tokens */
     args_texts without;        /* heads whose output is 0 */
-    int64_t cut;               /* texts into pieces of so many tokens; 0: not */
-    const char *state;         /* FILE that keeps what was measured; NULL: none */
+    int64_t cut;               /* tokens of each piece of a text; 0: texts are whole */
+    const char *state;         /* FILE of --state; NULL: none */
     int64_t save_every;        /* seconds; -1: not given */
     screen_options screen;
     int spread; /* over ranks: the model's layers, not the texts */
     int64_t threads;
 } heads_options;
 
-/* Options of a page into a struct that begins with *options, and MODEL and texts; what they name is
- * checked. */
+/* Parse options into a struct that begins with *options, and MODEL and texts. Check the names of files and
+ * folders. */
 cli_exit heads_parse(const args_page *page, int count, char *const *arguments,
                      heads_options *options);
 

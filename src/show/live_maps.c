@@ -74,7 +74,7 @@ static mha_status list_heads(mhai_live_asked *a, uint8_t **on)
     return MHA_OK;
 }
 
-/* Compute all maps of the text, with cells of so many tokens. */
+/* Compute all maps of the text, with `cell` tokens per cell. */
 static mha_status make_maps(mhai_live_asked *a, int64_t cell, mha_maps *maps)
 {
     const mha_transformer_desc *d = &a->live->desc;
