@@ -97,8 +97,13 @@ const args_page bench_page = {
              "first, in the same run and with the same number of threads.\n"
              "\n"
              "A sample is quiet if short probes of the same kind of work before and after it\n"
-             "ran undisturbed. A row with fewer than five quiet samples is marked as ungated:\n"
-             "its median is over all samples and reflects other load on the machine as well.",
+             "took at most 5 % longer than the third fastest probe of the row. A row with\n"
+             "fewer than five quiet samples is ungated: its median is over all samples and\n"
+             "includes other load. Bytes are compared with the bandwidth of a\n"
+             "sample's probes, operations with the peak measured first; a row reports if the\n"
+             "machine later gave less than nine tenths of it. A row above 102 % means that it\n"
+             "was busy then. decode and gemm of one row read from memory: calls alternate\n"
+             "between copies.",
     ARGS_OPTIONS(option_table),
     .word = work_at,
 };
