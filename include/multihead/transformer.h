@@ -396,7 +396,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context
 
 /* ---- forward, backward ----------------------------------------------------------------------- */
 
-/* What a forward call keeps for a backward call and for the inspection of heads. */
+/* The results that a forward call keeps for a backward call and for inspection of heads. */
 typedef struct mha_activations mha_activations;
 
 /* The tensor of mha_layer_view that a patch replaces. */
@@ -700,39 +700,38 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_copy(mha_context *context,
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 
-/* The state of a causal transformer while decoding: each layer's keys and values of the tokens so
- * far, of several sequences, each of which has its own length. With MHA_TRANSFORMER_CROSS also those of
- * the memory, which are computed once. */
+/* The state of a causal transformer while decoding: the keys and values of each layer for several
+ * sequences of different lengths. With MHA_TRANSFORMER_CROSS also the keys and values of the
+ * memory, which are computed once. */
 typedef struct mha_decoder mha_decoder;
 
 /* mha_decoder_desc.flags */
 enum {
-    /* Layers whose attention has a window of its own keep no more than that (Gemma, Mistral):
-     * mha_kv_cache_desc.window. Results are the same */
+    /* Layers with a sliding window cache only that window (Gemma, Mistral):
+     * mha_kv_cache_desc.window. Results are bit-identical */
     MHA_DECODER_WINDOWS = 1 << 0,
-    /* Positions count in the cache (StreamingLLM, Xiao et al. 2024): sinks stay next to the window, as
-     * if what was discarded had never been there, so that a text may be longer than max_length. A token
-     * at position i sees sink j at distance min(i, sink_keys + window - 1) - j. Models with rotary
-     * positions, whose window and sink_keys are at most max_length together. Steps of any sizes
-     * give the same bits; a step beyond the window attends token by token. No forks. */
+    /* Positions are those in the cache (StreamingLLM, Xiao et al. 2024): sinks stay adjacent to the
+     * window, as if the discarded tokens had never existed, so that a text may be longer than
+     * max_length. A token at position i sees sink j at distance min(i, sink_keys + window - 1) - j.
+     * Requires rotary positions and window + sink_keys <= max_length. Steps of any sizes give the
+     * same bits; a step beyond the window attends token by token. Does not support forks. */
     MHA_DECODER_STREAMING = 1 << 1
 };
 
 typedef struct mha_decoder_desc {
     uint32_t struct_size;
     uint32_t flags;
-    int64_t batch;    /* B, sequences; 0: 1 */
-    int64_t capacity; /* most tokens of a sequence, up to max_length; 0: max_length */
-    int64_t max_step; /* most tokens of a sequence in one step; 0: capacity */
-    mha_dtype
-        cache_type; /* in which keys and values are kept (cache.h); MHA_F32 (0), MHA_F16, MHA_BF16
+    int64_t batch;        /* B, sequences; 0: 1 */
+    int64_t capacity;     /* most tokens of a sequence, up to max_length; 0: max_length */
+    int64_t max_step;     /* most tokens of a sequence in one step; 0: capacity */
+    mha_dtype cache_type; /* of cached keys and values (cache.h); MHA_F32 (0), MHA_F16, MHA_BF16
                              or MHA_I8 */
-    uint32_t reserved2; /* 0 */
-    int64_t page_size;  /* positions of a page of the caches; 0: capacity */
-    int64_t pages;      /* of each layer, for all sequences; 0: as many as they can hold */
-    /* A token attends to the last `window` tokens, itself included, and to the first sink_keys of its
-     * sequence; what no later one sees is discarded. Layers that have a smaller window keep theirs.
-     * 0: none */
+    uint32_t reserved2;   /* 0 */
+    int64_t page_size;    /* positions of a page of the caches; 0: capacity */
+    int64_t pages;        /* of each layer, for all sequences; 0: as many as they can hold */
+    /* A token attends to the last `window` tokens, itself included, and to the first sink_keys of
+     * its sequence. Tokens that no later token sees are discarded. Layers with a smaller window
+     * keep it. 0: none */
     int64_t window;
     int64_t sink_keys;
     /* Most rows of a sequence's memory: required with MHA_TRANSFORMER_CROSS, else 0. Its caches have
@@ -742,7 +741,7 @@ typedef struct mha_decoder_desc {
     uint32_t reserved3;       /* 0 */
 } mha_decoder_desc;
 
-/* What the caches of a decoder take, in bytes; over ranks those of all together. */
+/* The memory of a decoder's caches, in bytes; over ranks, the sum of all. */
 typedef struct mha_decoder_sizes {
     uint32_t struct_size;
     uint32_t reserved;
@@ -755,8 +754,8 @@ typedef struct mha_decoder_sizes {
 /**
  * Create a decoder. desc may be NULL.
  *
- * Memory   the caller owns *decoder; what mha_decoder_count() says, touched as it is used, and
- *          activations of two layers for B max_step tokens; from the context's allocator, which
+ * Memory   the caller owns *decoder; the bytes of mha_decoder_count(), touched as they are used,
+ *          and activations of two layers for B max_step tokens; from the context's allocator, which
  *          must outlive it. The transformer must outlive it too.
  * Errors   MHA_ERR_NULL, MHA_ERR_DTYPE; MHA_ERR_ARGUMENT (a number; sink_keys without window;
  *          memory_capacity without cross-attention, or 0 with it); MHA_ERR_UNSUPPORTED (not causal,
@@ -769,10 +768,10 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     mha_decoder **decoder);
 
 /**
- * What the caches of a decoder of this description take, before it is made.
+ * The memory of the caches of a decoder of this description, before it is created.
  *
  * Memory   fills *sizes, whose struct_size must be set.
- * Errors   as mha_decoder_create(), but MHA_ERR_NOMEM.
+ * Errors   as mha_decoder_create(), except MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_count(const mha_transformer *transformer,
@@ -795,12 +794,13 @@ MHA_API int64_t mha_decoder_length(const mha_decoder *decoder);
 MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 
 /**
- * Cut every sequence that is longer to its first `length` tokens: a rejected draft, or with 0 all, for
- * new sequences. A memory stays.
+ * Truncate every longer sequence to its first `length` tokens: after a rejected draft, or to 0 for
+ * new sequences. The memory of cross-attention is kept.
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if no sequence holds as many, or if a sequence has discarded
- *          what its window would show after that. Every sequence is then unchanged.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if every sequence is shorter, or if a sequence has
+ *          discarded tokens that its window would show afterwards. Every sequence is then
+ *          unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
@@ -812,8 +812,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate_sequence(mha_decoder *deco
 
 /**
  * Sequence `to` becomes the first `length` tokens of sequence `from`, with its memory
- * (mha_kv_cache_fork()): a branch, or a prompt that several sequences share. What `to` held is
- * discarded.
+ * (mha_kv_cache_fork()): a branch, or a prompt that several sequences share. The previous content
+ * of `to` is discarded.
  *
  * Memory   none.   Errors   as mha_decoder_truncate_sequence(); MHA_ERR_ARGUMENT if both are the same.
  * Threads  no other thread may be using the decoder.   Since  0.1
@@ -822,15 +822,15 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_fork(mha_decoder *decoder, int64_t 
                                                   int64_t length);
 
 /**
- * Set what every later step attends to, of a transformer with MHA_TRANSFORMER_CROSS: each layer's keys
- * and values of it are computed here, once. At any time; it replaces the one before, while tokens
- * stay as they are, keys and values computed with the memory of their time.
+ * Set the memory that later steps attend to (MHA_TRANSFORMER_CROSS). The keys and values of each
+ * layer are computed here, once. A later call replaces the memory; cached self-attention keys and
+ * values of earlier tokens remain as computed with the memory at their time.
  *
  *   memory f32 [B,S,memory_dim], S <= memory_capacity    memory_lengths [B], 0 .. S; NULL: S
  *
  * Memory   scratch from the context; memory is not used afterwards.
- * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (no cross-attention); MHA_ERR_SIZE (S). The
- *          memory before is then kept.
+ * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (no cross-attention); MHA_ERR_SIZE (S).
+ *          The previous memory is then kept.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *decoder,
@@ -852,10 +852,10 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); rows of padding are unspecified;
  *                  NULL: not computed
  *
- * A row's position is that in its sequence: padding has none and is never stored. Results of a
- * sequence have the bits of a decoder that has this sequence alone, however its tokens are divided
- * into steps; with caches in f32 those of mha_transformer_forward() of the whole sequence. (With
- * MHA_KV_SCALES_CHANNEL they depend on the steps, as cache.h says.)
+ * Positions count the tokens of a sequence; padding has none and is never stored. The results of a
+ * sequence are bit-identical to a decoder with this sequence alone, however its tokens are divided
+ * into steps, and with f32 caches to mha_transformer_forward() of the whole sequence. With
+ * MHA_KV_SCALES_CHANNEL they depend on the steps (cache.h).
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);
