@@ -29,6 +29,15 @@
  * it counts as one row of its histogram, and its place has no row. `diagonal` and `positional`
  * belong to the best offset of all texts and are not included.
  *
+ * Example, given mha_context *context, mha_head_measures *measures:
+ *
+ *   mha_head_corpus *corpus = NULL;
+ *   mha_status status = mha_head_corpus_create(context, measures, NULL, &corpus);
+ *   if (!status) status = mha_head_corpus_attach(measures, corpus);
+ *   // measure the texts, then:
+ *   mha_head_distribution found = mha_head_corpus_distribution(corpus, 0, 3, MHA_MEASURE_INDUCTION);
+ *   if (!status) printf("%g, %g to %g\n", found.mean, found.low, found.high);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -12,6 +12,14 @@
  *
  * Letters: L layers, H heads, D size of a head, B sequences of T tokens in a batch.
  *
+ * Example, given mha_context *context, const mha_transformer *transformer,
+ * mha_importance_data data, double *scores:
+ *
+ *   mha_importance_desc desc = MHA_INIT(mha_importance_desc);
+ *   desc.kind = MHA_IMPORTANCE_GRADIENT;
+ *   data.loss = mha_loss_targets; // with data.user, data.inputs and data.batches set
+ *   mha_status status = mha_head_importance(context, transformer, &desc, &data, scores, NULL);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
