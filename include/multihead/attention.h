@@ -15,8 +15,8 @@
  *   if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
  *   mha_context_destroy(context);
  *
- * A program creates one context and uses it for all its calls. Arrays laid out as [B, T, H, D]:
- * mha_tensor_bthd() in place of mha_tensor_contiguous(). docs/engineer.md builds a program.
+ * A program creates one context and uses it for all its calls. For arrays laid out as [B, T, H, D]
+ * use mha_tensor_bthd() instead of mha_tensor_contiguous(). docs/engineer.md builds a program.
  *
  * Letters used in all comments of this header:
  *   B   batch                      T   queries per sequence (rows)
@@ -94,7 +94,7 @@ typedef enum mha_path {
 } mha_path;
 
 /* The two products, Q K^T and P V, in arithmetic other than f32 (mha_compute in base.h), on
- * request; MHA_COMPUTE_INT8 is of linear layers only, and MHA_ERR_ARGUMENT here.
+ * request; MHA_COMPUTE_INT8 applies to linear layers only and is MHA_ERR_ARGUMENT here.
  *
  * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k
  * and v of any type are rounded to bf16, which changes nothing in tensors of bf16; weights
@@ -185,8 +185,8 @@ typedef struct mha_attention_desc {
 
     const int64_t *key_begins; /* [B], 0 .. S; NULL: 0 for all. A batch padded on the left: its
                                   sequences begin there, and end at S or key_lengths */
-    /* Where heads are divided, q's first one among all: dropout and keep_callback count from it.
-     * 0 .. 2^32 - H */
+    /* Global index of q's first head, where heads are divided over calls: dropout and keep_callback
+     * count from it. 0 .. 2^32 - H */
     int64_t first_head;
 } mha_attention_desc;
 
@@ -328,12 +328,12 @@ typedef struct mha_attention_sizes {
 } mha_attention_sizes;
 
 /**
- * mha_attention_forward() of arrays of floats in memory one after the other.
+ * mha_attention_forward() of contiguous arrays of floats.
  *
  *   q [B,H,T,D] in    k [B,Hk,S,D] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out
  *
- * With MHA_ATTENTION_CAUSAL the last query sees all keys, and each one before it a key less
- * (q_offset is S - T), so that the queries may be the last ones of a longer text.
+ * With MHA_ATTENTION_CAUSAL q_offset is S - T: the queries are the last T positions of the keys'
+ * sequence, and the last query sees all keys.
  *
  * Memory, Threads, Accuracy   as mha_attention_forward().
  * Errors   as there; MHA_ERR_UNSUPPORTED (another flag).

@@ -102,11 +102,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_outputs(mha_head_distances *
 MHA_API MHA_NODISCARD mha_status mha_head_distances_end(mha_head_distances *distances);
 
 /**
- * Add what another object has measured on other texts, for example on another machine or in another
- * process's share of a corpus. `from` is unchanged.
+ * Add the measurements of other texts, for example of another process's share of a corpus. `from`
+ * is unchanged.
  *
- * Pairs have the bits that one object would have after all texts, however these were divided and in
- * any order of merging.
+ * Results are bit-identical to one object that measured all texts, for any division of the texts
+ * and any order of merging.
  *
  * Memory   as mha_head_distances_end().
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, heads, width or weight
