@@ -13,6 +13,15 @@
  * only: the same bits for any number of threads and instruction set. docs/attribution.md has the
  * definitions with their sources and limits.
  *
+ * Example, given mha_context *context, const mha_transformer *transformer, const mha_activations
+ * *activations, double *heads, int64_t last, int32_t right, int32_t wrong:
+ *
+ *   mha_attribution_target target = MHA_INIT(mha_attribution_target);
+ *   target.position = last, target.token = right, target.against = wrong;
+ *   mha_attribution terms = MHA_INIT(mha_attribution);
+ *   terms.heads = heads; // [L,H] out: the term of each head in logit[right] - logit[wrong]
+ *   mha_status status = mha_logit_attribution(context, transformer, activations, &target, &terms);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

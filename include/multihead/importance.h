@@ -1,5 +1,5 @@
-/* multihead: which heads matter: how much a loss changes when a head's gate changes or the head is
- * removed; in which order heads can be removed, and how the loss changes as they are.
+/* multihead: importance of heads: the change of a loss when a head's gate changes or the head is
+ * removed; the order in which to remove heads, and the loss as they are removed.
  *
  *   gate gradient     I(h) = mean over examples of |dL / dgate(h)|      (Michel et al. 2019, 4.1)
  *   ablation          I(h) = L(gate(h) = 0) - L
@@ -7,10 +7,18 @@
  *
  * The gradient takes one backward pass for all heads and is a linear estimate; ablation takes one
  * forward pass per head and is exact for each head by itself; mean ablation likewise, without
- * inputs that later layers never saw. None of them accounts for heads that replace each other:
- * mha_head_order() removes heads and measures again.
+ * inputs that later layers never saw. None of them accounts for heads that compensate for each
+ * other: mha_head_order() removes heads and measures again.
  *
  * Letters: L layers, H heads, D size of a head, B sequences of T tokens in a batch.
+ *
+ * Example, given mha_context *context, const mha_transformer *transformer,
+ * mha_importance_data data, double *scores:
+ *
+ *   mha_importance_desc desc = MHA_INIT(mha_importance_desc);
+ *   desc.kind = MHA_IMPORTANCE_GRADIENT;
+ *   data.loss = mha_loss_targets; // with data.user, data.inputs and data.batches set
+ *   mha_status status = mha_head_importance(context, transformer, &desc, &data, scores, NULL);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -38,7 +46,7 @@ typedef mha_status (*mha_loss_fn)(mha_context *context, int64_t batch,
 /* Called between passes; a status other than MHA_OK (MHA_ERR_CALLBACK) ends the call. */
 typedef mha_status (*mha_progress_fn)(int64_t done, int64_t total, void *user);
 
-/* What importance is measured on. */
+/* The data on which importance is measured. */
 typedef struct mha_importance_data {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -49,10 +57,11 @@ typedef struct mha_importance_data {
     void *user;
     mha_progress_fn progress; /* NULL: none */
     void *progress_user;
-    /* Ranks that share the passes of mha_head_importance(), mha_head_order() and mha_head_curve(), each with the
-     * whole transformer and all data. All make the same calls and get the same results, with the bits of one: a
-     * pass, or a batch's gradient, is of one rank, and sums are added in the order of batches. loss and progress
-     * are called for the passes of this rank, a gradient being one of each; `done` counts those of all. NULL: none. Since 0.1 */
+    /* Ranks that share the passes of mha_head_importance(), mha_head_order() and mha_head_curve(),
+     * each with the whole transformer and all data. All make the same calls and get results
+     * bit-identical to one process: each pass, or gradient of a batch, runs on one rank, and sums
+     * are added in the order of batches. loss and progress are called for the passes of this rank;
+     * `done` counts those of all ranks. NULL: none */
     const mha_transport *transport;
 } mha_importance_data;
 

@@ -6,6 +6,14 @@
  * MHA_GRADIENT_ADD. NULL: not requested. Sums over rows are taken in a fixed order: bits do not
  * depend on the number of threads.
  *
+ * Example, given mha_context *context, mha_tensor weight, mha_tensor bias, mha_tensor x, mha_tensor
+ * y:
+ *
+ *   mha_linear *linear = NULL;
+ *   mha_status status = mha_linear_create(context, &weight, &bias, &linear);
+ *   if (!status) status = mha_linear_forward(context, linear, MHA_ACTIVATION_GELU, &x, &y);
+ *   mha_linear_destroy(linear);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -7,14 +7,19 @@
  *   scores    run texts and repeated random tokens through a model, and compute the scores, chance
  *             levels and roles of each head (heads.h)
  *
- *   mha_tokens tokens = MHA_INIT(mha_tokens);
- *   mha_study *study;
- *   mha_tokens_read(model, NULL, text, bytes, NULL, 0, &tokens);
- *   mha_study_create(context, model, NULL, &study);
- *   mha_study_measure(study, &tokens, 1, NULL, 4);
- *   mha_study_roles(mha_study_results(study), layer, head, roles, most);
- *
  * Letters: L layers, H heads of the largest layer, T tokens of a text.
+ *
+ * Example, given mha_context *context, mha_model *model, const char *text:
+ *
+ *   mha_tokens tokens = MHA_INIT(mha_tokens);
+ *   mha_head_role roles[MHA_STUDY_MOST_ROLES];
+ *   mha_study *study = NULL;
+ *   mha_status status = mha_tokens_read(model, NULL, text, strlen(text), NULL, 0, &tokens);
+ *   if (!status) status = mha_study_create(context, model, NULL, &study);
+ *   if (!status) status = mha_study_measure(study, &tokens, 1, NULL, 4);
+ *   if (!status) printf("%d\n", (int)mha_study_roles(mha_study_results(study), 0, 3, roles)); // L0H3
+ *   mha_study_destroy(study);
+ *   mha_tokens_free(&tokens);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
