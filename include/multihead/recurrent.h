@@ -53,8 +53,7 @@
 #ifndef MULTIHEAD_RECURRENT_H
 #define MULTIHEAD_RECURRENT_H
 
-#include <multihead/base.h>
-#include <multihead/heads.h>
+#include <multihead/attention.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -185,8 +184,8 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
 /* ---- The map --------------------------------------------------------------------------------- */
 
 /**
- * Visit rows of M, a block at a time, in the order of b and t: p [H,R,T] f32 of a mha_rows_fn
- * (heads.h). Entries may be negative, and rows do not sum to 1.
+ * Visit rows of M, a block at a time, in the order of b and t: p [H,R,T] f32 of a mha_rows_fn. Entries
+ * may be negative, and rows do not sum to 1.
  *
  *   q, k, desc   as for mha_recurrent_forward(), from a state of 0
  *

@@ -388,7 +388,7 @@ static void nothing_of_later_tokens_reaches_earlier_ones(void **unused)
     }
 }
 
-/* A snapshot returns to its token; another object goes on with the same bits. */
+/* A snapshot returns to its token; another object continues with the same bits. */
 static void states_are_copied_written_and_reset(void **unused)
 {
     (void)unused;
