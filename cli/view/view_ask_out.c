@@ -3,14 +3,13 @@
 #include "common/files.h"
 #include "common/words.h"
 #include "view/view_ask.h"
-#include "view/view_desk.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
+cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
                           mha_column columns[MHA_ANSWER_MEASURES])
 {
     static const struct {
@@ -20,15 +19,16 @@ cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
         {"arrives", "What of the length of all that arrives at the word comes from the other one."},
         {"effect", "What changes at the word when the head is removed."}};
     double *values;
-    CLI_TRY(ARENA_ALLOC(VIEW, MHA_ANSWER_MEASURES * picks->count, &values));
+    const int64_t count = maps_count(maps);
+    CLI_TRY(ARENA_ALLOC(VIEW, MHA_ANSWER_MEASURES * count, &values));
     for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
-        double *column = values + by * picks->count;
+        double *column = values + by * count;
         int64_t panel = 0, next = 0;
-        for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
-            if (!picks->on[i]) continue;
+        for (int64_t i = 0; i < maps->layers * maps->heads; i++) {
+            if (!maps->on[i]) continue;
             const mha_answer_head *head =
                 next < ask->answer->count ? &ask->answer->heads[next] : NULL;
-            const bool found = head && head->layer * picks->heads + head->head == i;
+            const bool found = head && head->layer * maps->heads + head->head == i;
             column[panel++] = found ? head->value[by] : NAN; /* a layer may have fewer heads */
             next += found;
         }
@@ -160,7 +160,7 @@ mha_status view_ask_write_json(const view_ask *ask, const mha_sink *sink)
     files_begin_json(&json, "multihead-ask");
     mha_json_object(&json, "source");
     mha_json_text(&json, "name", ask->source.name);
-    mha_json_text(&json, "architecture", ask->source.architecture);
+    mha_json_text(&json, "architecture", ask->source.kind);
     mha_json_integer(&json, "layers", ask->source.layers);
     mha_json_integer(&json, "heads", ask->source.heads);
     mha_json_end(&json);
