@@ -1,13 +1,16 @@
 /* multihead: the attention maps of a text (libmultihead-model): the weights of every head as a matrix,
  * whole or pooled over blocks of tokens, and what each head of a layer writes to the residual stream.
  *
- *   mha_maps maps = MHA_INIT(mha_maps);
- *   const mha_maps_desc desc = {.struct_size = sizeof desc, .tokens = &tokens};
- *   mha_status status = mha_maps_run(context, model, &desc, &maps);
- *   if (!status) status = mha_maps_write_json(&maps, &sink);
- *   mha_maps_free(&maps);
- *
  * Letters: L layers, H heads of the largest layer, T rows (queries), S columns (keys).
+ *
+ * Example, given mha_context *context, mha_model *model, const mha_tokens *tokens, const mha_sink *sink:
+ *
+ *   mha_maps maps = MHA_INIT(mha_maps);
+ *   mha_maps_desc desc = MHA_INIT(mha_maps_desc);
+ *   desc.tokens = tokens;
+ *   mha_status status = mha_maps_run(context, model, &desc, &maps);
+ *   if (!status) status = mha_maps_write_json(&maps, sink);
+ *   mha_maps_free(&maps);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
