@@ -179,7 +179,7 @@ static cli_exit make_cards(const mha_study *study, mha_cards **cards)
 
 enum { RANDOM_SEQUENCES = 4 };
 
-/* Blocks of tokens where maps cannot be kept whole, and nobody asks for the weights themselves. */
+/* Blocks of tokens where maps cannot be kept whole, and no output has the weights themselves. */
 static int64_t cell_of(const view_options *options, int64_t heads, int64_t tokens)
 {
     const bool whole = options->json || options->npy || options->hide.count > 0;
