@@ -102,8 +102,8 @@ static const args_option option_table[] = {
     NUMBER("width", screen.width, 20, 10000, "terminal width in columns"),
     FLAG(0, "ascii", screen.ascii, 1, "use only ASCII in the terminal"),
     ROW_HEADING("Other"),
-    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
-    FLAG('q', "quiet", quiet, 1, "no notes on stderr, only warnings and errors"),
+    ROW_THREADS(view_options),
+    ROW_QUIET(view_options, "no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 

@@ -4,6 +4,7 @@
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/launched.h"
+#include "common/table.h"
 #include "common/text_model.h"
 
 #include <inttypes.h>
@@ -125,29 +126,35 @@ static int64_t nearest(const mha_desk *d, int64_t head)
     return best;
 }
 
-/* 33 columns, and 18 more where there is room for the token. */
+/* 33 columns, and the token where there is room for it. */
 static void print_table(const desk *of, int64_t width)
 {
     const mha_desk *d = &of->of;
     const bool wide = width >= 60;
-    cli_print("%-7s %7s %7s %9s%s\n", "head", "length", "share", "nearest",
-              wide ? "  loudest at" : "");
+    const table_column columns[] = {{"head", -7, 0, TABLE_PLAIN, {0}},
+                                    {"length", 8, 3, TABLE_PLAIN, {0}},
+                                    {"share", 8, 3, TABLE_PLAIN, {0}},
+                                    {"nearest", 10, 0, TABLE_PLAIN, {0}},
+                                    {wide ? "  loudest at" : NULL, 0, 0, TABLE_PLAIN, {0}}};
+    table t = {.columns = columns, .limit = width, .ascii = of->options->screen.ascii};
+    table_head(&t, sizeof columns / sizeof *columns);
     for (int64_t h = 0; h < d->heads; h++) {
         double length = 0;
         int64_t loud = 0, near = nearest(d, h);
         const float *norms = d->norms + h * d->tokens, *shares = d->shares + h * d->tokens;
-        char name[32], other[48] = "-";
-        for (int64_t t = 0; t < d->tokens; t++) {
-            length += (double)norms[t] / (double)d->tokens;
-            if (shares[t] > shares[loud]) loud = t;
+        for (int64_t i = 0; i < d->tokens; i++) {
+            length += (double)norms[i] / (double)d->tokens;
+            if (shares[i] > shares[loud]) loud = i;
         }
-        snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, d->layer, h);
-        if (near >= 0)
-            snprintf(other, sizeof other, "H%" PRId64 " %.2f", near,
-                     (double)d->cosines[h * d->heads + near]);
-        cli_print("%-7s %7.3f %7.3f %9s", name, length, mha_desk_share(d, h), other);
-        if (wide) cli_print("  %.30s (%.2f)", of->source.rows.labels[loud], (double)shares[loud]);
-        cli_print("\n");
+        table_text(&t, "L%" PRId64 "H%" PRId64, d->layer, h);
+        table_number(&t, length);
+        table_number(&t, mha_desk_share(d, h));
+        if (near < 0)
+            table_text(&t, "-");
+        else
+            table_text(&t, "H%" PRId64 " %.2f", near, (double)d->cosines[h * d->heads + near]);
+        if (wide) table_text(&t, "  %s (%.2f)", of->source.rows.labels[loud], (double)shares[loud]);
+        table_end(&t);
     }
 }
 
