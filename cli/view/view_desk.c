@@ -136,7 +136,7 @@ static void print_table(const desk *of, int64_t width)
                                     {"share", 8, 3, TABLE_PLAIN, {0}},
                                     {"nearest", 10, 0, TABLE_PLAIN, {0}},
                                     {wide ? "  loudest at" : NULL, 0, 0, TABLE_PLAIN, {0}}};
-    table t = {.columns = columns, .limit = width, .ascii = of->options->screen.ascii};
+    table t = {.columns = columns, .limit = wide ? width : 0, .ascii = of->options->screen.ascii};
     table_head(&t, sizeof columns / sizeof *columns);
     for (int64_t h = 0; h < d->heads; h++) {
         double length = 0;
@@ -186,5 +186,8 @@ cli_exit view_desk(const view_options *options)
     if (!ranks_first()) return CLI_OK;
     if (view_has_files(options)) CLI_TRY(write_files(d));
     if (options->terminal || !view_has_files(options)) print_desk(d);
-    return cli_finish_stdout(VIEW, CLI_OK);
+    CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
+    if (!view_has_files(options))
+        cli_note(options->quiet, "next: add -o desk.html for every term of every head");
+    return CLI_OK;
 }
