@@ -13,6 +13,17 @@
  * size of a head, E width of the stream, M measures; a head's number is layer * H + head. Results
  * are bit-identical for any number of threads.
  *
+ * Example, given mha_context *context, const mha_transformer *transformer, mha_effect_data data,
+ * double *whole, double *without:
+ *
+ *   const int64_t first[] = {0, 1, 3}, heads[] = {5, 5, 11}; // without head 5; without 5 and 11
+ *   mha_head_sets sets = MHA_INIT(mha_head_sets);
+ *   sets.count = 2, sets.first = first, sets.heads = heads;
+ *   mha_ablation_desc desc = MHA_INIT(mha_ablation_desc);
+ *   desc.kind = MHA_ABLATION_MEAN;
+ *   mha_status status =
+ *       mha_effect_sets(context, transformer, &desc, &data, &sets, whole, without);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -1,23 +1,5 @@
 /* multihead: scaled dot-product attention.
  *
- * Usage: causal attention of q on k and v, f32, each a contiguous array.
- *
- *   const int64_t queries[] = {B, H, T, D}, keys[] = {B, Hk, S, D};
- *   mha_tensor Q = mha_tensor_contiguous(q, MHA_F32, 4, queries);
- *   mha_tensor K = mha_tensor_contiguous(k, MHA_F32, 4, keys);
- *   mha_tensor V = mha_tensor_contiguous(v, MHA_F32, 4, keys);
- *   mha_tensor O = mha_tensor_contiguous(o, MHA_F32, 4, queries);
- *   mha_attention_desc desc = MHA_INIT(mha_attention_desc);
- *   desc.flags = MHA_ATTENTION_CAUSAL;
- *   mha_context *context = NULL;
- *   mha_status status = mha_context_create(NULL, &context);
- *   if (!status) status = mha_attention_forward(context, &desc, &Q, &K, &V, &O, NULL);
- *   if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
- *   mha_context_destroy(context);
- *
- * A program creates one context and uses it for all its calls. For arrays laid out as [B, T, H, D]
- * use mha_tensor_bthd() instead of mha_tensor_contiguous(). docs/engineer.md builds a program.
- *
  * Letters used in all comments of this header:
  *   B   batch                      T   queries per sequence (rows)
  *   H   query heads                S   keys per sequence (columns)
@@ -73,6 +55,21 @@
  * Reproducibility: the bits of every output are the same for any number of threads, any batch size
  * and any amount of padding, and with or without optional outputs. docs/numerics.md explains how
  * and derives the bounds quoted here.
+ *
+ * Example, given mha_context *context, float *q, float *k, float *v, float *o, int64_t B, int64_t H,
+ * int64_t Hk, int64_t T, int64_t S, int64_t D:
+ *
+ *   const int64_t queries[] = {B, H, T, D}, keys[] = {B, Hk, S, D};
+ *   mha_tensor Q = mha_tensor_contiguous(q, MHA_F32, 4, queries);
+ *   mha_tensor K = mha_tensor_contiguous(k, MHA_F32, 4, keys);
+ *   mha_tensor V = mha_tensor_contiguous(v, MHA_F32, 4, keys);
+ *   mha_tensor O = mha_tensor_contiguous(o, MHA_F32, 4, queries);
+ *   mha_attention_desc desc = MHA_INIT(mha_attention_desc);
+ *   desc.flags = MHA_ATTENTION_CAUSAL;
+ *   mha_status status = mha_attention_forward(context, &desc, &Q, &K, &V, &O, NULL);
+ *
+ * For arrays laid out as [B, T, H, D] use mha_tensor_bthd() instead of mha_tensor_contiguous().
+ * docs/engineer.md builds a program.
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT

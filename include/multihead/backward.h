@@ -47,6 +47,14 @@
  * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
  * any strides, and whichever other gradients are requested; those of q, k, v for any batch size.
  *
+ * Example, given mha_context *context, mha_attention_backward_call call, mha_tensor dq, mha_tensor
+ * dk, mha_tensor dv:
+ *
+ *   mha_attention_gradients gradients = MHA_INIT(mha_attention_gradients);
+ *   gradients.q = &dq, gradients.k = &dk, gradients.v = &dv;
+ *   call.gradients = &gradients; // with q, k, v, o, lse and o_gradient set
+ *   mha_status status = mha_attention_backward(context, &call);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

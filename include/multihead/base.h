@@ -13,6 +13,16 @@
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
  *
+ * Example, given float *q, const int64_t shape[4]:
+ *
+ *   mha_context *context = NULL;
+ *   mha_status status = mha_context_create(NULL, &context);
+ *   int64_t count = 0;
+ *   mha_tensor tensor = mha_tensor_contiguous(q, MHA_F32, 4, shape);
+ *   if (!status) status = mha_tensor_count(&tensor, &count);
+ *   if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
+ *   mha_context_destroy(context);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

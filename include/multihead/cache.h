@@ -4,9 +4,6 @@
  * sequence has its own length. Generation appends the keys and values of its new tokens and attends
  * with their queries; cross-attention appends once and attends at every step.
  *
- *   mha_kv_cache_append(cache, &k, &v, NULL);                          n new positions
- *   mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL);     their n queries
- *
  * Pages. Memory is a pool of pages of `page_size` positions; each sequence has a table of the pages
  * that it holds. By default a page is as long as the capacity, and each sequence has one. Small
  * pages let sequences of different lengths share a pool that is smaller than all of them at their
@@ -54,6 +51,18 @@
  *
  * The layout inside a page is private. Keys are stored as given: apply RoPE before appending.
  * Letters as in attention.h.
+ *
+ * Example, given mha_context *context, mha_tensor k, mha_tensor v, mha_tensor q, mha_tensor o:
+ *
+ *   mha_kv_cache_desc desc = MHA_INIT(mha_kv_cache_desc);
+ *   desc.batch = 1, desc.kv_heads = 8, desc.capacity = 4096, desc.head_dim = 64;
+ *   mha_attention_desc causal = MHA_INIT(mha_attention_desc);
+ *   causal.flags = MHA_ATTENTION_CAUSAL;
+ *   mha_kv_cache *cache = NULL;
+ *   mha_status status = mha_kv_cache_create(context, &desc, &cache);
+ *   if (!status) status = mha_kv_cache_append(cache, &k, &v, NULL); // n new positions
+ *   if (!status) status = mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL); // n queries
+ *   mha_kv_cache_destroy(cache);
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT

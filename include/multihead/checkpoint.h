@@ -15,6 +15,13 @@
  *
  * docs/model-folders.md lists every field and name.
  *
+ * Example, given mha_context *context:
+ *
+ *   mha_transformer *transformer = NULL;
+ *   mha_status status = mha_checkpoint_load(context, "demo", &transformer);
+ *   if (!status) status = mha_checkpoint_save("copy", transformer, NULL);
+ *   mha_transformer_destroy(transformer);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -26,6 +26,12 @@
  * Bits depend on the installed LAPACK, and not on the number of threads.
  * docs/circuits.md has the definitions with their sources and limits.
  *
+ * Example, given mha_context *context, const mha_transformer *transformer, double *copying:
+ *
+ *   mha_circuits circuits = MHA_INIT(mha_circuits);
+ *   circuits.copying = copying; // [L,H] out: -1 .. 1
+ *   mha_status status = mha_transformer_circuits(context, transformer, NULL, &circuits);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -29,6 +29,15 @@
  * it counts as one row of its histogram, and its place has no row. `diagonal` and `positional`
  * belong to the best offset of all texts and are not included.
  *
+ * Example, given mha_context *context, mha_head_measures *measures:
+ *
+ *   mha_head_corpus *corpus = NULL;
+ *   mha_status status = mha_head_corpus_create(context, measures, NULL, &corpus);
+ *   if (!status) status = mha_head_corpus_attach(measures, corpus);
+ *   // measure the texts, then:
+ *   mha_head_distribution found = mha_head_corpus_distribution(corpus, 0, 3, MHA_MEASURE_INDUCTION);
+ *   if (!status) printf("%g, %g to %g\n", found.mean, found.low, found.high);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -67,8 +76,7 @@ typedef struct mha_head_corpus_desc {
  *
  * Memory   the caller owns *corpus and calls mha_head_corpus_destroy(); the context must outlive
  *          it. Of each head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per
- *          replicate and permutation; of each head 16 bytes per token id: mha_head_corpus_bytes()
- *          returns the total.
+ *          replicate and permutation; of each head 16 bytes per token id.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED (flags), MHA_ERR_SIZE,
  *          MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
@@ -81,9 +89,6 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_create(mha_context *context,
 
 /** Free it, detached or not; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
 MHA_API void mha_head_corpus_destroy(mha_head_corpus *corpus);
-
-/** Bytes that it holds; 0 for NULL. Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API int64_t mha_head_corpus_bytes(const mha_head_corpus *corpus);
 
 /**
  * Attach corpus: it receives the rows of the texts that begin afterwards; NULL: detach.

@@ -13,6 +13,14 @@
  * with out_h = z_h W_O[h], z_h = A_h V_h: what the head writes to the residual stream. No map
  * and no array of all rows is kept.
  *
+ * Example, given mha_context *context, int64_t heads, mha_tensor p:
+ *
+ *   mha_head_distances *distances = NULL;
+ *   mha_status status = mha_head_distances_create(context, heads, 0, NULL, &distances); // maps only
+ *   if (!status) status = mha_head_distances_rows(distances, &p);
+ *   if (!status) printf("%g\n", mha_head_distances_pair(distances, 0, 1).maps);
+ *   mha_head_distances_destroy(distances);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

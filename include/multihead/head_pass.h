@@ -10,6 +10,15 @@
  * Helpers for a corpus: ranks of tokens by frequency, the words in which tokens begin, and repeated
  * random tokens.
  *
+ * Example, given mha_context *context, const mha_transformer *transformer, mha_head_measures
+ * *measures, mha_tensor tokens:
+ *
+ *   mha_transformer_input input = MHA_INIT(mha_transformer_input);
+ *   input.tokens = &tokens; // i32 [1,T]
+ *   mha_head_pass pass = MHA_INIT(mha_head_pass);
+ *   pass.measures = measures;
+ *   mha_status status = mha_head_pass_run(context, transformer, &input, NULL, &pass);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

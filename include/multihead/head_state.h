@@ -4,9 +4,6 @@
  * the mha_head_corpus attached to it. Every sum is restored with the same bits, so that resuming or
  * merging from a state is bit-identical to doing so without one.
  *
- *   mha_head_state_write(measures, mha_file_sink(file))        save
- *   mha_head_state_read(context, bytes, size, NULL, &measures, &corpus)        resume
- *
  * Format: 8-byte little-endian integers: "MHAHEADS", version 1, total bytes, descriptions, sums,
  * and a checksum h of all before it. h begins as 0xCBF29CE484222325; each integer w makes h = (h ^
  * w) 0x9E3779B97F4A7C15, then h = h ^ (h >> 32), modulo 2^64. Each step is invertible, so that any
@@ -15,6 +12,14 @@
  * have equal bytes.
  *
  * Other versions of the format are rejected.
+ *
+ * Example, given mha_context *context, const mha_head_measures *measures, const mha_sink *sink,
+ * const void *bytes, size_t size:
+ *
+ *   mha_head_measures *resumed = NULL;
+ *   mha_head_corpus *corpus = NULL;
+ *   mha_status status = mha_head_state_write(measures, sink); // save
+ *   if (!status) status = mha_head_state_read(context, bytes, size, NULL, &resumed, &corpus); // load
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

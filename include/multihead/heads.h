@@ -22,6 +22,23 @@
  *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
+ * Example, given mha_context *context, mha_tensor q, mha_tensor k, const int64_t *heads, int64_t
+ * tokens:
+ *
+ *   mha_head_measures_desc desc = MHA_INIT(mha_head_measures_desc);
+ *   desc.layers = 1, desc.heads = heads;
+ *   mha_heads_text text = MHA_INIT(mha_heads_text);
+ *   text.flags = MHA_HEADS_CAUSAL, text.queries = text.keys = tokens;
+ *   mha_attention_desc causal = MHA_INIT(mha_attention_desc);
+ *   causal.flags = MHA_ATTENTION_CAUSAL;
+ *   mha_head_measures *measures = NULL;
+ *   mha_status status = mha_head_measures_create(context, &desc, &measures);
+ *   if (!status) status = mha_head_measures_begin(measures, &text);
+ *   if (!status) status = mha_head_measures_attention(measures, 0, &causal, &q, &k);
+ *   if (!status) status = mha_head_measures_end(measures);
+ *   if (!status) printf("%g\n", mha_head_measures_score(measures, 0, 0, MHA_MEASURE_PREVIOUS).value);
+ *   mha_head_measures_destroy(measures);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -7,6 +7,15 @@
  *
  * Memory here comes from the C library; no function needs a context.
  *
+ * Example, given float *weights, int64_t count, mha_tensor view:
+ *
+ *   mha_safetensors *file = NULL;
+ *   mha_status status = mha_safetensors_open("model.safetensors", &file);
+ *   int64_t index = mha_safetensors_find(file, "embed_tokens.weight");
+ *   if (!status) status = mha_safetensors_read(file, index, MHA_F32, count, weights);
+ *   if (!status) status = mha_npy_write("embeddings.npy", &view); // of weights
+ *   mha_safetensors_close(file);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

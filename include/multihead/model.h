@@ -14,6 +14,17 @@
  *   a_l = norm(x_l + attention_l(x_l))                      l = 0 .. L-1
  *   x_{l+1} = norm(a_l + W2 gelu(W1 a_l + b1) + b2)
  *
+ * Example, given mha_context *context, const int32_t *ids, int64_t count, mha_tensor hidden:
+ *
+ *   mha_model *model = NULL;
+ *   mha_status status = mha_model_load(context, "all-MiniLM-L6-v2", NULL, &model);
+ *   mha_batch batch = MHA_INIT(mha_batch);
+ *   batch.batch = 1, batch.length = count, batch.ids = ids;
+ *   mha_model_outputs outputs = MHA_INIT(mha_model_outputs);
+ *   outputs.last_hidden = &hidden;
+ *   if (!status) status = mha_model_forward(context, model, &batch, &outputs);
+ *   mha_model_destroy(model);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -7,6 +7,19 @@
  * Weights are stored as PyTorch stores them, [outputs, inputs]. Letters as in attention.h, and
  *   E   width of query and out (embed_dim)      Ek, Ev   widths of key and value
  *
+ * Example, given mha_context *context, mha_tensor weight, mha_tensor tokens, mha_tensor out:
+ *
+ *   mha_module_desc desc = MHA_INIT(mha_module_desc);
+ *   desc.flags = MHA_MODULE_NO_QKV_BIAS | MHA_MODULE_NO_OUT_BIAS;
+ *   desc.embed_dim = 256, desc.num_heads = 8;
+ *   mha_module *module = NULL;
+ *   mha_status status = mha_module_create(context, &desc, &module);
+ *   if (!status) status = mha_module_set_parameter(module, "in_proj_weight", &weight); // ...
+ *   mha_module_call call = MHA_INIT(mha_module_call);
+ *   call.query = call.key = call.value = &tokens, call.out = &out; // self-attention
+ *   if (!status) status = mha_module_run(context, module, &call);
+ *   mha_module_destroy(module);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

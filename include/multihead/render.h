@@ -3,16 +3,21 @@
  * A figure is a list of panels (heat maps of one size) with labels on both axes and one colour bar.
  * The renderer does not interpret the numbers: maps may hold attention weights or any other values.
  *
- *   mha_figure figure = {.struct_size = sizeof figure, .panel_size = sizeof(mha_panel),
- *                        .rows = n, .cols = n, .row_labels = tokens, .col_labels = tokens,
- *                        .panels = panels, .panel_count = 12};
- *   mha_file *file;
- *   mha_status status = mha_file_create("maps.svg", &file);
- *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
- *   status = mha_file_finish(file, status);       a half-written file is never left behind
- *
  * Texts are UTF-8 and end with NUL; invalid bytes are drawn as U+FFFD, spaces in labels as a middle
  * dot, control characters as their visible symbols. The same figure always gives the same bytes.
+ *
+ * Example, given const float *weights, const char *const *tokens, int64_t n:
+ *
+ *   mha_panel panel;
+ *   memset(&panel, 0, sizeof panel);
+ *   panel.values = weights, panel.name = "L0H3"; // [n, n]
+ *   mha_figure figure = MHA_INIT(mha_figure);
+ *   figure.panel_size = sizeof panel, figure.panels = &panel, figure.panel_count = 1;
+ *   figure.rows = figure.cols = n, figure.row_labels = figure.col_labels = tokens;
+ *   mha_file *file = NULL;
+ *   mha_status status = mha_file_create("maps.svg", &file);
+ *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
+ *   status = mha_file_finish(file, status); // on failure, no file is left behind
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -49,10 +54,6 @@ typedef enum mha_cmap {
 /** "viridis", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_cmap_name(mha_cmap cmap);
 
-/** Find a colour map by its name, upper or lower case; false and *cmap untouched if there is none.
- * Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_cmap_from_name(const char *name, mha_cmap *cmap);
-
 /**
  * The colour at t, which is clipped to 0..1 (NaN gives 0): rgb[0..2] are sRGB bytes.
  * blues and greys run from white to dark; with dark they run from dark to light, so that low
@@ -87,10 +88,6 @@ typedef enum mha_scale {
 
 /** "linear", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_scale_name(mha_scale scale);
-
-/** Find a scale by its name, upper or lower case; false and *scale untouched if there is none.
- * Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_scale_from_name(const char *name, mha_scale *scale);
 
 typedef enum mha_values {
     MHA_VALUES_AUTO = 0, /* numbers in the cells of small figures */

@@ -4,6 +4,18 @@
  * Strings are UTF-8 ending in NUL and may be untrusted (tokens, file names): they are escaped,
  * and invalid bytes become U+FFFD. NULL strings are empty. All memory is borrowed for the call.
  *
+ * Example, given mha_heads_page page, const mha_heads_card *heads, const mha_heads_column *columns,
+ * const mha_heads_value *values, int64_t count:
+ *
+ *   page.heads = heads, page.head_count = count;
+ *   page.columns = columns, page.column_count = 2, page.values = values; // [count][2]
+ *   page.x = 0, page.y = 1, page.first_head = -1;
+ *   mha_buffer html;
+ *   memset(&html, 0, sizeof html);
+ *   mha_sink sink = mha_buffer_sink(&html);
+ *   mha_status status = mha_render_heads_page(&page, &sink);
+ *   mha_buffer_free(&html);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

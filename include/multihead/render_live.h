@@ -9,6 +9,14 @@
  *
  * and answers the requests of the script, listed in docs/serve.md.
  *
+ * Example, given const mha_sink *sink:
+ *
+ *   mha_figure figure = MHA_INIT(mha_figure);
+ *   mha_report report = MHA_INIT(mha_report);
+ *   figure.panel_size = sizeof(mha_panel), figure.title = "all-MiniLM-L6-v2";
+ *   mha_status status = mha_render_live_page(&figure, &report, sink);
+ *   if (!status) status = mha_render_live_file(MHA_LIVE_SCRIPT, sink);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

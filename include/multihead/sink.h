@@ -2,10 +2,13 @@
  *
  * Writers of pictures, arrays and model files take a sink.
  *
- *   mha_file *file;
- *   mha_status status = mha_file_create("maps.svg", &file);
- *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
- *   status = mha_file_finish(file, status);       a half-written file is never left behind
+ * Example, given const void *bytes, size_t size:
+ *
+ *   mha_file *file = NULL;
+ *   mha_status status = mha_file_create("out.bin", &file);
+ *   const mha_sink *sink = status ? NULL : mha_file_sink(file);
+ *   if (sink) status = sink->write(sink->user, bytes, size);
+ *   status = mha_file_finish(file, status); // on failure, out.bin keeps its old content
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

@@ -13,6 +13,18 @@
  *
  * Text is UTF-8 with its length in bytes, so it may hold zero bytes; all offsets are in bytes.
  *
+ * Example, given const char *text:
+ *
+ *   mha_tokenizer *tokenizer = NULL;
+ *   mha_encoding encoding = MHA_INIT(mha_encoding);
+ *   mha_status status = mha_tokenizer_load("all-MiniLM-L6-v2", NULL, &tokenizer);
+ *   if (!status)
+ *       status = mha_tokenizer_encode(tokenizer, NULL, text, strlen(text), NULL, 0, &encoding);
+ *   for (int64_t i = 0; !status && i < encoding.count; i++)
+ *       printf("%s ", mha_tokenizer_token(tokenizer, encoding.ids[i]));
+ *   mha_encoding_free(&encoding);
+ *   mha_tokenizer_destroy(tokenizer);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

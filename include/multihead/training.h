@@ -8,12 +8,17 @@
  *
  * The caller provides the data and decides when to stop:
  *
- *   mha_trainer_desc desc = {.struct_size = sizeof desc, .max_tokens = 1024,
- *                            .learning_rate = 1e-3};
- *   mha_trainer_create(context, transformer, NULL, &desc, &trainer);
- *   for (...) mha_trainer_step(trainer, &batch, &loss);
- *
  * Letters: B sequences of T tokens, S of a source; V words; E width.
+ *
+ * Example, given mha_context *context, mha_transformer *transformer, mha_training_batch batch:
+ *
+ *   mha_trainer_desc desc = MHA_INIT(mha_trainer_desc);
+ *   desc.max_tokens = 1024, desc.learning_rate = 1e-3;
+ *   mha_trainer *trainer = NULL;
+ *   double loss = 0;
+ *   mha_status status = mha_trainer_create(context, transformer, NULL, &desc, &trainer);
+ *   for (int step = 0; !status && step < 100; step++) status = mha_trainer_step(trainer, &batch, &loss);
+ *   mha_trainer_destroy(trainer);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

@@ -18,6 +18,22 @@
  * read from it as needed (mha_transformer_create_from()). Gradients are an array of the same form.
  * Bits do not depend on the number of threads.
  *
+ * Example, given mha_context *context, mha_tensor tokens, mha_tensor logits:
+ *
+ *   mha_transformer_desc desc = MHA_INIT(mha_transformer_desc);
+ *   desc.flags = MHA_TRANSFORMER_CAUSAL, desc.norm = MHA_NORM_RMS;
+ *   desc.positions = MHA_ENCODING_ROTARY, desc.feed_forward = MHA_FEED_FORWARD_SWIGLU;
+ *   desc.vocab_size = 1000, desc.max_length = 256, desc.embed_dim = 128;
+ *   desc.num_layers = 4, desc.num_heads = 8, desc.ff_dim = 512;
+ *   mha_transformer_init init = MHA_INIT(mha_transformer_init);
+ *   mha_transformer_input input = MHA_INIT(mha_transformer_input);
+ *   input.tokens = &tokens;
+ *   mha_transformer *model = NULL;
+ *   mha_status status = mha_transformer_create(context, &desc, &model);
+ *   if (!status) status = mha_transformer_initialise(context, model, &init);
+ *   if (!status) status = mha_transformer_forward(context, model, &input, NULL, &logits, NULL, NULL);
+ *   mha_transformer_destroy(model);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -6,6 +6,12 @@
  * mpi.h (libmultihead-mpi) is a transport over MPI. Any other message layer may implement these
  * contracts.
  *
+ * Example, given const mha_transport *transport, const char *options, size_t size:
+ *
+ *   mha_status status = mha_transport_same(transport, "options", options, size, MHA_OK);
+ *   double sums[4] = {0};
+ *   if (!status) status = mha_transport_broadcast(transport, 0, sums, sizeof sums); // from rank 0
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
