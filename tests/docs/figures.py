@@ -55,7 +55,7 @@ FIGURES = [
     ("README.md", r"in float(32), both against float(64)", None, "names of types", None),
     ("README.md", r"of one Zen (4) core", None, "a name", None),
     ("README.md", r"full attention over (65,536) keys", None, "the row that is compared above", None),
-    ("README.md", r"maps of BERT's (72) heads", "docs/heads-minilm.md", r"\b(72) heads", 0),
+    ("README.md", r"maps of a small BERT's (72) heads", "docs/heads-minilm.md", r"\b(72) heads", 0),
 ]
 
 
