@@ -71,7 +71,7 @@ static const args_option option_table[] = {
     ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
     ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot"),
     ROW_TEXT("pdf", bench_options, pdf, "FILE", "the same for a paper"),
-    ROW_FLAG('q', "quiet", bench_options, quiet, 1, "no notes on stderr"),
+    ROW_QUIET(bench_options, "no notes on stderr"),
     ROW_HELP,
 };
 

@@ -82,7 +82,7 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background",
              .needs = "--svg FILE or --pdf FILE"),
     ROW_FLAG(0, "json", explain_options, json, 1, "the report as JSON"),
-    ROW_FLAG('q', "quiet", explain_options, quiet, 1, "no notes on stderr"),
+    ROW_QUIET(explain_options, "no notes on stderr"),
     ROW_FLAG('h', "help", explain_options, json, 0, "this text"),
 };
 

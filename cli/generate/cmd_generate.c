@@ -57,9 +57,8 @@ static const args_option option_table[] = {
         "compute", generate_options, compute, computes,
         "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
         "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
-    ROW_NUMBER("threads", generate_options, threads, 1, 1024,
-               "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
+    ROW_THREADS(generate_options),
+    ROW_QUIET(generate_options, "no notes on stderr, only errors"),
     ROW_HELP,
 };
 

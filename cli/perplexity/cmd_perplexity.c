@@ -38,9 +38,8 @@ static const args_option option_table[] = {
                "tokens of a step; default 128. The result is the\nsame, but for int8-channel"),
     ROW_FLAG(0, "json", perplexity_options, json, 1,
              "one object on stdout, with the loss of each token"),
-    ROW_NUMBER("threads", perplexity_options, threads, 1, 1024,
-               "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", perplexity_options, quiet, 1, "no progress or notes on stderr"),
+    ROW_THREADS(perplexity_options),
+    ROW_QUIET(perplexity_options, "no progress or notes on stderr"),
     ROW_HELP,
 };
 

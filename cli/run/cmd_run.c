@@ -166,7 +166,7 @@ static const args_option option_table[] = {
     FLAG("strict", strict, "fail instead of falling back to another path", 0),
     CHOICE("isa", isa, isas, "select the instruction set; default: the best", LINEAR),
     NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use", LINEAR),
-    ROW_FLAG('q', "quiet", run_options, quiet, 1, "print no notes on stderr", .marks = LINEAR),
+    ROW_QUIET(run_options, "print no notes on stderr", .marks = LINEAR),
     ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR),
 };
 

@@ -75,8 +75,8 @@ static const args_option option_table[] = {
     NUMBER("print", print, 1, 1000000,
            "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
            "of training"),
-    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", train_options, quiet, 1, "no progress on stderr"),
+    ROW_THREADS(train_options),
+    ROW_QUIET(train_options, "no progress on stderr"),
     ROW_HELP,
 };
 

@@ -7,7 +7,6 @@
 #include "view/view.h"
 #include "view/view_ask.h"
 #include "view/view_desk.h"
-#include "view/view_roles.h"
 
 #include <multihead/io.h>
 
@@ -110,8 +109,8 @@ static const args_option option_table[] = {
     NUMBER("width", screen.width, 20, 10000, "terminal width in columns"),
     FLAG(0, "ascii", screen.ascii, 1, "use only ASCII in the terminal"),
     ROW_HEADING("Other"),
-    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
-    FLAG('q', "quiet", quiet, 1, "no notes on stderr, only warnings and errors"),
+    ROW_THREADS(view_options),
+    ROW_QUIET(view_options, "no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 
@@ -190,9 +189,9 @@ static cli_exit check(const view_options *options)
 
 /* ---- The run --------------------------------------------------------------------------------- */
 
-static void say_what_next(const view_options *options, const maps_picks *picks)
+static void say_what_next(const view_options *options, const mha_maps *maps)
 {
-    int64_t last = picks->layers - 1;
+    int64_t last = maps->layers - 1;
     if (options->html && strcmp(options->html, "-") != 0)
         cli_note(options->quiet, "next: open %s in a browser", options->html);
     else if (view_has_files(options) && !options->html)
@@ -201,7 +200,7 @@ static void say_what_next(const view_options *options, const maps_picks *picks)
         cli_note(options->quiet,
                  "next: add --layer %" PRId64 " for a layer, --head L%" PRId64 "H0 for one head, "
                  "-o report.html for all %" PRId64 " heads in one file",
-                 last, last, picks->layers * picks->heads);
+                 last, last, maps->layers * maps->heads);
 }
 
 static mha_status draw_answer(const void *user, const mha_sink *sink)
@@ -212,15 +211,17 @@ static mha_status draw_answer(const void *user, const mha_sink *sink)
 /* The files of a question: its own JSON, and the maps otherwise. */
 static cli_exit write_answer(const view_options *options, text_model *model, const view_ask *found)
 {
-    attention_maps maps = {.text = {found->source.text[0]},
-                           .text_bytes = {found->source.text_bytes[0]}};
+    mha_maps *maps;
     view_options drawn = *options;
+    CLI_TRY(maps_new(VIEW, &maps));
+    maps->text[0] = found->source.text[0];
+    maps->text_bytes[0] = found->source.text_bytes[0];
     drawn.json = NULL;
     drawn.ask = found;
     const bool has_maps = view_has_files(&drawn);
     if (has_maps) { /* before a file is written: --npy may be impossible */
-        CLI_TRY(view_model_maps(&drawn, model, &maps, NULL));
-        CLI_TRY(view_check_picks(&drawn, &maps.picks));
+        CLI_TRY(view_model_maps(&drawn, model, maps, NULL));
+        CLI_TRY(view_check_picks(&drawn, maps));
     }
     ranks_release();
     if (!ranks_first()) return CLI_OK;
@@ -236,8 +237,8 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     drawn.first_row = found->from.at.first + found->from.at.count - 1;
     drawn.first_col = found->to.at.first;
     text_model_close(model);
-    view_warn_of_idle_names(&drawn, &maps);
-    return view_write_files(&drawn, &maps);
+    view_warn_of_idle_names(&drawn, maps);
+    return view_write_files(&drawn, maps);
 }
 
 static cli_exit ask(const view_options *options)
@@ -257,23 +258,24 @@ static cli_exit ask(const view_options *options)
 
 static cli_exit view(const view_options *options)
 {
-    attention_maps maps = {0};
-    view_roles roles = {0};
+    mha_maps *maps;
+    mha_cards *cards = NULL;
     text_model model = {0};
     view_options drawn = *options;
-    drawn.roles = &roles;
+    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(options->attention  ? view_array_maps(options, maps)
+            : options->contrast ? view_contrast_maps(options, &model, maps)
+                                : view_model_maps(options, &model, maps, &cards));
+    drawn.cards = cards;
     drawn.first_panel = -1;
-    CLI_TRY(options->attention  ? view_array_maps(options, &maps)
-            : options->contrast ? view_contrast_maps(options, &model, &maps)
-                                : view_model_maps(options, &model, &maps, &roles));
     text_model_close(&model);
     ranks_release();
     if (!ranks_first()) return CLI_OK;
-    view_warn_of_idle_names(options, &maps);
-    CLI_TRY(view_write_files(&drawn, &maps));
-    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps));
+    view_warn_of_idle_names(options, maps);
+    CLI_TRY(view_write_files(&drawn, maps));
+    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, maps));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
-    say_what_next(options, &maps.picks);
+    say_what_next(options, maps);
     return CLI_OK;
 }
 

@@ -28,7 +28,7 @@ FIGURES = [
     ("README.md", r"forward over ([\d,]+) tokens; ([\d.]+) to ([\d.]+) times as fast as the fastest of torch",
      "docs/speed.md", r"attention over ([\d,]+) tokens and is ([\d.]+) to ([\d.]+) times as fast", 0),
     ("README.md", r"\*\*([\d.]+) MB\*\* \| beyond the tensors, for full attention over 65,536 keys",
-     "docs/long-sequences.md", r"\| full \| 65,536 \| [\d.]+ \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|", 0),
+     "docs/long-sequences.md", r"\| full \| 65,536 \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|", 0),
     ("README.md", r"fetches (\d+) MB; needs python3-venv", "tools/get-minilm", r"size='(\d+) MB'", 0),
     ("README.md", r"SmolLM2-135M, fetches (\d+) MB", "tools/get-smollm2", r"size='(\d+) MB'", 0),
     ("script/demo", r"fetches (\d+) MB", "tools/get-minilm", r"size='(\d+) MB'", 0),
@@ -55,7 +55,7 @@ FIGURES = [
     ("README.md", r"in float(32), both against float(64)", None, "names of types", None),
     ("README.md", r"of one Zen (4) core", None, "a name", None),
     ("README.md", r"full attention over (65,536) keys", None, "the row that is compared above", None),
-    ("README.md", r"maps of BERT's (72) heads", "docs/heads-minilm.md", r"\b(72) heads", 0),
+    ("README.md", r"maps of a small BERT's (72) heads", "docs/heads-minilm.md", r"\b(72) heads", 0),
 ]
 
 
