@@ -206,7 +206,7 @@ def main(arguments):
             errors += check(name, text, PATTERNS + DIALECT_PATTERNS)
         print("\n".join(errors))
         return 0
-    if arguments:
+    if arguments[:1] and arguments[0].startswith("-"):
         sys.exit(__doc__.strip())
     count, new = 0, new_lines()
     for name, path in names():
