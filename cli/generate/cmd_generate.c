@@ -77,7 +77,10 @@ const args_page generate_page = {
              "eot, eom, as llama.cpp); --stats lists them. The text is written to stdout as it\n"
              "is generated. Started on several ranks (mpirun), each has the weights of some\n"
              "layers; the text is the same.\n"
-             "docs/program.md is the manual.",
+             "\n"
+             "Sampling applies temperature, top k, top p and min p in this order; with one of\n"
+             "the last three alone the temperature is 1. --chat takes no system turn:\n"
+             "write one into TEXT, without --chat. docs/caches.md compares the types of cache.",
     ARGS_OPTIONS(option_table),
 };
 

@@ -54,7 +54,12 @@ const args_page perplexity_page = {
              "before it in its context; a context's first token is not predicted. MODEL is a\n"
              "Hugging Face folder, a GGUF file, or what 'multihead train -o' saved. Ctrl-C\n"
              "ends with what was measured so far. Started on several ranks (mpirun), each has\n"
-             "the weights of some layers. docs/program.md is the manual.",
+             "the weights of some layers.\n"
+             "\n"
+             "The number after +- is the standard error of the mean loss, as if the losses of\n"
+             "tokens were independent; that of the perplexity is the perplexity times it.\n"
+             "Losses are sums in double precision over f32 logits. All numbers but the speed\n"
+             "are the same for any number of threads.",
     ARGS_OPTIONS(option_table),
 };
 

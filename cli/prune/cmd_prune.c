@@ -15,7 +15,9 @@
 
 static const args_option option_table[] = {
     ROW_HEADING("What the model is measured on"),
-    ROW_TEXT("text", prune_options, text, "FILE", "sentences, one per line, UTF-8; - is stdin"),
+    ROW_TEXT(
+        "text", prune_options, text, "FILE",
+        "sentences, one per line, UTF-8; - is stdin. Longer\nlines than the model takes are cut"),
     ROW_TEXT("task", prune_options, task, "NAME",
              "held-out sentences of a task of 'multihead train',\nfor models that know its words"),
     ROW_NUMBER(

@@ -52,13 +52,18 @@ static const args_option option_table[] = {
          .why = "it shows all heads of its layer at all tokens of a text"),
     ROW_HEADING("Output (several at once; one FILE may be -, stdout)"),
     ROW_OUTPUT(view_options, html, "FILE.html", "an interactive report in one file"),
-    FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons",
+    FLAG(0, "neurons", neurons, 1,
+         "with -o: queries and keys, for the view of neurons;\n"
+         "exact if they fit in a quarter of the file, else in 16\n"
+         "or 8 bits",
          .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
     TEXT("svg", svg, "FILE", "a vector image for print or a web page"),
     TEXT("png", png, "FILE", "a bitmap image"),
     TEXT("pdf", pdf, "FILE", "one PDF page for a paper, with embedded font"),
     TEXT("json", json, "FILE", "tokens and all weights as text"),
-    TEXT("npy", npy, "FILE", "the weights for NumPy: float32\n[layers, heads, tokens, tokens]"),
+    TEXT("npy", npy, "FILE",
+         "the weights for NumPy: float32\n[layers, heads, tokens, tokens]; the same heads\nof each "
+         "layer"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
     ROW_HEADING("The text"),
     TEXT("contrast", contrast, "TEXT",
@@ -70,7 +75,7 @@ static const args_option option_table[] = {
          "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
     NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
            "refuse longer texts; default: the model's limit"),
-    FLAG(0, "truncate", truncate, 1, "cut longer texts instead"),
+    FLAG(0, "truncate", truncate, 1, "cut longer texts instead, and report by how much"),
     ROW_HEADING("Weights from an array, without a model"),
     TEXT("attention", attention, "FILE.npy",
          "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]", .needs = "--tokens FILE",
@@ -90,11 +95,13 @@ static const args_option option_table[] = {
            "default) is\nlinear, or sqrt beyond 64 tokens"),
     ROW_TEXTS(0, "hide", view_options, hide, "LIST",
               "leave tokens out of the picture and report their\n"
-              "weight: special, or tokens by name"),
+              "weight: special, or tokens by name; may be repeated.\n"
+              "--json and --npy keep all tokens"),
     FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again",
          .needs = "--hide LIST"),
-    CHOICE("values", values, values, "numbers in the cells"),
-    FLAG(0, "dark", paper, PAPER_DARK, "for a dark background"),
+    CHOICE("values", values, values, "numbers in the cells; default auto: in small maps"),
+    FLAG(0, "dark", paper, PAPER_DARK,
+         "for a dark background; in the terminal the default\nis that of COLORFGBG, else dark"),
     FLAG(0, "light", paper, PAPER_LIGHT, "for a light one; the default for files"),
     CHOICE("color", screen.color, whens,
            "colours in the terminal; NO_COLOR, TERM=dumb,\n"
@@ -121,11 +128,17 @@ const args_page view_page = {
                 "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
                 "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
     .notes = "MODEL is a Hugging Face folder (config.json, model.safetensors, vocab.txt or\n"
-             "tokenizer.json), or one written by 'multihead train -o'. Rows are queries,\n"
-             "columns are keys, and each row sums to 1. Heads count from 0: L0H3 is the\n"
-             "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
-             "'multihead help exit-codes' lists the exit codes. Started on several ranks\n"
-             "(mpirun), each has the weights of some layers. docs/program.md is the manual.",
+             "tokenizer.json), a GGUF file, or a folder written by 'multihead train -o'. Rows\n"
+             "are queries, columns are keys, and each row sums to 1. Heads count from 0: L0H3\n"
+             "is the fourth head of the first layer. Files show all heads. The terminal shows\n"
+             "one head per layer: the one with the largest mean, over the rows of text tokens,\n"
+             "of the largest weight on another text token; with --contrast, the one whose rows\n"
+             "change most.\n"
+             "\n"
+             "--contrast draws more attention in the first text red, less blue. Files are\n"
+             "written whole or not at all. 'multihead help exit-codes' lists the exit codes.\n"
+             "On several ranks (mpirun), each rank has the weights of some layers.\n"
+             "docs/program.md has the formats, docs/report.md the HTML report.",
     ARGS_OPTIONS(option_table),
 };
 
