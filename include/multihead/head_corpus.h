@@ -76,8 +76,7 @@ typedef struct mha_head_corpus_desc {
  *
  * Memory   the caller owns *corpus and calls mha_head_corpus_destroy(); the context must outlive
  *          it. Of each head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per
- *          replicate and permutation; of each head 16 bytes per token id: mha_head_corpus_bytes()
- *          returns the total.
+ *          replicate and permutation; of each head 16 bytes per token id.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED (flags), MHA_ERR_SIZE,
  *          MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
@@ -90,9 +89,6 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_create(mha_context *context,
 
 /** Free it, detached or not; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
 MHA_API void mha_head_corpus_destroy(mha_head_corpus *corpus);
-
-/** Bytes that it holds; 0 for NULL. Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API int64_t mha_head_corpus_bytes(const mha_head_corpus *corpus);
 
 /**
  * Attach corpus: it receives the rows of the texts that begin afterwards; NULL: detach.

@@ -201,13 +201,20 @@ MHA_API MHA_NODISCARD mha_status mha_head_importance(mha_context *context,
                                                      const mha_importance_data *data,
                                                      double *scores, double *loss);
 
+/* A call of mha_head_order(). */
+typedef struct mha_head_order_call {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    int64_t step;      /* in: heads to close before the rest is measured again; 1 or more */
+    int64_t least;     /* in: every layer keeps at least this many heads */
+    int64_t *order;    /* out: [L H] order[k] = layer * H + head is the k-th to be removed */
+    double *scores;    /* out: [L H] the score of each when it was removed; NULL: not requested */
+    int64_t count;     /* out: heads in the order */
+} mha_head_order_call;
+
 /**
  * The order in which to remove heads: the `step` least important ones of all layers are closed, the
  * rest is measured again, and so on. (Among equal scores the earlier head goes first.)
- *
- *   least     every layer keeps at least this many heads
- *   order     [L H] out: order[k] = layer * H + head is the k-th to be removed, *count of them
- *   scores    [L H] out, the score of each when it was removed; NULL: not requested
  *
  * Heads that desc->gates closes from the beginning are not in the order. The means of mean ablation
  * are measured on the full model; removed heads output 0.
@@ -219,9 +226,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_importance(mha_context *context,
 MHA_API MHA_NODISCARD mha_status mha_head_order(mha_context *context,
                                                 const mha_transformer *transformer,
                                                 const mha_importance_desc *desc,
-                                                const mha_importance_data *data, int64_t step,
-                                                int64_t least, int64_t *order, int64_t *count,
-                                                double *scores);
+                                                const mha_importance_data *data,
+                                                mha_head_order_call *call);
 
 /**
  * Another order for comparison, such as a random one, under the limit of mha_head_order(): `from`
@@ -252,14 +258,21 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
                                                         int64_t least, int64_t *reversed,
                                                         int64_t *made);
 
+/* A call of mha_head_curve(). */
+typedef struct mha_head_curve_call {
+    uint32_t struct_size;
+    uint32_t reserved;       /* 0 */
+    const mha_tensor *gates; /* in: f32 [L,H] heads already closed; NULL: all open */
+    const int64_t *order;    /* in: [count] layer * H + head, each at most once */
+    int64_t count;           /* in */
+    const int64_t *removed;  /* in: [points] 0 .. count each, in any order */
+    int64_t points;          /* in */
+    double *losses;          /* out: [points] */
+} mha_head_curve_call;
+
 /**
  * The loss as heads are removed: losses[p] is mha_gated_loss() with the first removed[p] heads of
  * an order closed, to the bit.
- *
- *   gates f32 [L,H] in     heads already closed; NULL: all open
- *   order [count] in       layer * H + head, each at most once
- *   removed [points] in    0 .. count each, in any order
- *   losses [points] out
  *
  * data->progress is called after each point, done being its number + 1: other sums of a loss
  * function (correct answers, rows) can be read there, point by point.
@@ -273,9 +286,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
 MHA_API MHA_NODISCARD mha_status mha_head_curve(mha_context *context,
                                                 const mha_transformer *transformer,
                                                 const mha_importance_data *data,
-                                                const mha_tensor *gates, const int64_t *order,
-                                                int64_t count, const int64_t *removed,
-                                                int64_t points, double *losses);
+                                                const mha_head_curve_call *call);
 
 #ifdef __cplusplus
 }

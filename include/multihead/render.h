@@ -54,10 +54,6 @@ typedef enum mha_cmap {
 /** "viridis", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_cmap_name(mha_cmap cmap);
 
-/** Find a colour map by its name, upper or lower case; false and *cmap untouched if there is none.
- * Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_cmap_from_name(const char *name, mha_cmap *cmap);
-
 /**
  * The colour at t, which is clipped to 0..1 (NaN gives 0): rgb[0..2] are sRGB bytes.
  * blues and greys run from white to dark; with dark they run from dark to light, so that low
@@ -92,10 +88,6 @@ typedef enum mha_scale {
 
 /** "linear", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_scale_name(mha_scale scale);
-
-/** Find a scale by its name, upper or lower case; false and *scale untouched if there is none.
- * Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_scale_from_name(const char *name, mha_scale *scale);
 
 typedef enum mha_values {
     MHA_VALUES_AUTO = 0, /* numbers in the cells of small figures */

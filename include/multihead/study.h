@@ -133,10 +133,6 @@ MHA_API size_t mha_token_label(const mha_model *model, int32_t id, char *label, 
  * beyond them. Returns 0 without a tokenizer. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_token_count(const mha_model *model);
 
-/** Whether a token is a word: at least two letters a-z, with a leading space for BPE. In a vocabulary of
- * whole words, every token that does not begin with "<". Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_token_is_word(const mha_model *model, int32_t id);
-
 /* ------------------------------------------------------------------------------------------------
  * From tokens to a text
  * --------------------------------------------------------------------------------------------- */
@@ -199,8 +195,9 @@ typedef struct mha_random_tokens {
 enum { MHA_RANDOM_LEAST_BLOCK = 4 };
 
 /**
- * Plan the sequences of a model: the words to draw from (mha_token_is_word()), the special tokens around
- * every text, the size of the block and the number of its repeats.
+ * Plan the sequences of a model: the words to draw from, the special tokens around every text, the size of
+ * the block and the number of its repeats. A word is a token of at least two letters a-z, with a leading
+ * space for BPE; in a vocabulary of whole words, every token that does not begin with "<".
  *
  * Memory   the caller frees *plan with mha_random_tokens_free(); allocated with calloc().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (no tokenizer),
