@@ -11,23 +11,19 @@
 
 enum { RANDOM_SEQUENCES = 4 };
 
-/* What is shown of a head: a score of heads.h, how a bar and a column are called. */
+/* The scores that are shown of a head, by name, and the heading of their column. */
 static const struct {
-    const char *score, *bar, *column, *about;
+    const char *score, *column;
 } shown[VIEW_ROLES_MEASURES] = {
-    {"previous", "on the token before", "before", "weight on the token just before"},
-    {"next", "on the token after", "after", "weight on the token just after"},
-    {"self", "on the token itself", "itself", "weight on the token itself"},
-    {"first", "on the first token", "first", "weight on the first token"},
-    {"separator", "on separators", "separators",
-     "weight on separators: special tokens but the first, . ! ? ;"},
-    {"random_duplicate", "on the same token elsewhere", "same token",
-     "weight on other places of the same token, among random tokens repeated"},
-    {"random_induction", "on what followed it earlier", "induction",
-     "weight on what followed earlier places of the same token, among random tokens repeated"},
-    {"confidence", "largest weight of a row", "largest",
-     "mean over rows of the largest weight on a token that is no separator"},
-    {"evenness", "evenness", "evenness", "entropy of a row over that of equal weights"},
+    {"previous", "previous"},
+    {"next", "next"},
+    {"self", "itself"},
+    {"first", "first"},
+    {"separator", "separators"},
+    {"random_duplicate", "duplicates"},
+    {"random_induction", "induction"},
+    {"confidence", "confidence"},
+    {"evenness", "evenness"},
 };
 
 /* ---- measuring ----------------------------------------------------------------------------- */
@@ -70,14 +66,15 @@ static void describe(const mha_study_found *found, int64_t layer, int64_t head, 
     }
 }
 
-static void measure_head(const mha_study_found *found, int64_t layer, int64_t head, view_role *role)
+static void measure_head(const mha_study_found *found, int64_t layer, int64_t head,
+                         const view_roles *roles, view_role *role)
 {
     describe(found, layer, head, role);
     for (int i = 0; i < VIEW_ROLES_MEASURES; i++) {
         const int64_t score = mha_study_score_find(found, shown[i].score, false);
         const mha_head_score s = mha_study_score(found, layer, head, score);
         const bool even = !strcmp(shown[i].score, "evenness"); /* its chance is always 1 */
-        role->measures[i] = (mha_measure){.name = shown[i].bar,
+        role->measures[i] = (mha_measure){.name = roles->labels[i],
                                           .value = s.rows ? s.value : (double)NAN,
                                           .chance = s.rows && !even ? s.chance : 0,
                                           .count = s.rows,
@@ -89,9 +86,14 @@ static void fill(const mha_study_found *found, int64_t heads, view_roles *roles)
 {
     roles->layers = found->layers;
     roles->heads = heads;
+    for (int i = 0; i < VIEW_ROLES_MEASURES; i++) {
+        const int64_t score = mha_study_score_find(found, shown[i].score, false);
+        mha_study_score_label(found, score, roles->labels[i]);
+        roles->about[i] = mha_study_score_text(score);
+    }
     for (int64_t l = 0; l < found->layers; l++)
         for (int64_t h = 0; h < found->heads[l]; h++)
-            measure_head(found, l, h, &roles->items[l * heads + h]);
+            measure_head(found, l, h, roles, &roles->items[l * heads + h]);
 }
 
 /* Texts, then random tokens, on a line of their own each. */
@@ -149,7 +151,7 @@ int64_t view_roles_columns(const view_roles *roles, const maps_picks *picks,
         for (int64_t at = 0; at < picks->layers * picks->heads; at++)
             if (picks->on[at]) values[count++] = roles->items[at].measures[i].value;
         columns[i] =
-            (mha_column){.name = shown[i].column, .about = shown[i].about, .values = values};
+            (mha_column){.name = shown[i].column, .about = roles->about[i], .values = values};
     }
     return VIEW_ROLES_MEASURES;
 }

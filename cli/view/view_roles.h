@@ -23,6 +23,8 @@ struct view_roles {
     int64_t layers, heads; /* 0: not measured */
     view_role *items;      /* [layers, heads] */
     double *columns;       /* [VIEW_ROLES_MEASURES, heads of a report] */
+    char labels[VIEW_ROLES_MEASURES][VIEW_ROLES_NAME];
+    const char *about[VIEW_ROLES_MEASURES]; /* definitions */
 };
 
 /* Whether a report of a model is wanted that looks at one text. */
