@@ -271,10 +271,11 @@ static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_
     list->title = kind == MHA_HEAD_READS ? "Reads most from" : "Writes most at";
     list->text =
         kind == MHA_HEAD_READS
-            ? "tokens by the attention that they receive, the first token of a text apart; "
-              "the number: times what uniform attention gives them"
-            : "tokens at which the head adds most (the norms of what arrives, the first "
-              "token's apart), among frequent ones; the number: times the head's mean";
+            ? "tokens by attention received, except the first token of a text; number: ratio to "
+              "uniform attention"
+            : "frequent tokens in whose rows the norms of weighted values are largest, without the "
+              "first "
+              "token's; number: ratio to the head's mean";
     return CLI_OK;
 }
 

@@ -320,7 +320,7 @@ static int64_t nearest(const desk *d, int64_t head)
 static void print_table(const desk *d, int64_t width)
 {
     const bool wide = width >= 60;
-    cli_print("%-7s %7s %7s %9s%s\n", "head", "length", "share", "nearest",
+    cli_print("%-7s %7s %7s %9s%s\n", "head", "norm", "share", "nearest",
               wide ? "  loudest at" : "");
     for (int64_t h = 0; h < d->H; h++) {
         double length = 0;

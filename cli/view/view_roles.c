@@ -89,7 +89,8 @@ static void fill(const mha_study_found *found, int64_t heads, view_roles *roles)
     for (int i = 0; i < VIEW_ROLES_MEASURES; i++) {
         const int64_t score = mha_study_score_find(found, shown[i].score, false);
         mha_study_score_label(found, score, roles->labels[i]);
-        roles->about[i] = mha_study_score_text(score);
+        snprintf(roles->about[i], sizeof roles->about[i], "%s: %s", roles->labels[i],
+                 mha_study_score_text(score));
     }
     for (int64_t l = 0; l < found->layers; l++)
         for (int64_t h = 0; h < found->heads[l]; h++)

@@ -24,7 +24,7 @@ struct view_roles {
     view_role *items;      /* [layers, heads] */
     double *columns;       /* [VIEW_ROLES_MEASURES, heads of a report] */
     char labels[VIEW_ROLES_MEASURES][VIEW_ROLES_NAME];
-    const char *about[VIEW_ROLES_MEASURES]; /* definitions */
+    char about[VIEW_ROLES_MEASURES][2 * VIEW_ROLES_NAME]; /* label and definition */
 };
 
 /* Whether a report of a model is wanted that looks at one text. */

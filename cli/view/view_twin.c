@@ -1,4 +1,4 @@
-/* The norm-based twin of each map of a report: ||alpha f(x)||, the length of what arrives. */
+/* The norm-based twin of each map of a report: ||alpha f(x)||, the norm of the weighted value. */
 #include "common/arena.h"
 #include "common/text_model.h"
 #include "view/view.h"

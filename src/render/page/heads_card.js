@@ -82,7 +82,7 @@ function placesOf(h) {
     choice.setAttribute("aria-label", "Which places");
     show();
     return [make("h3", "", "Places in the texts"), choice, make("p", "keys", make("span", "",
-        "dark: the token that looks; underlined: what it looks at most")), box];
+        "dark: the query; underlined: the key with the largest weight")), box];
 }
 
 function listsOf(h) {
