@@ -116,7 +116,7 @@ const args_page heads_page = {
              "number of rows. A role is a score above a threshold; most are published.\n"
              "'multihead help scores' lists both. A head may have several roles, or none.\n"
              "Heads count from 0: L0H3 is the fourth head of the first layer.\n"
-             "docs/program.md is the manual.",
+             "docs/program.md has the formats.",
     ARGS_OPTIONS(option_table),
     .moved = moved,
     .moved_count = sizeof moved / sizeof *moved,

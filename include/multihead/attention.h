@@ -341,6 +341,10 @@ MHA_API MHA_NODISCARD mha_status mha_attention_floats(mha_context *context,
                                                       const float *q, const float *k,
                                                       const float *v, float *o);
 
+/* Takes rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all heads. An error stops
+ * the visit and is returned. It may call the library on the same context. */
+typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_tensor *p);
+
 /* mha_attention_plan.flags */
 enum {
     /* Keys and values are read in place; otherwise blocks of them are packed. A block with a

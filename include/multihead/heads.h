@@ -53,10 +53,6 @@ extern "C" {
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Takes rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all heads. An error stops
- * the visit and is returned. It may call the library on the same context. */
-typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_tensor *p);
-
 /**
  * Visit the probabilities of attention, a block of query rows at a time, in the order of b and t.
  *

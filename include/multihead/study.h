@@ -266,7 +266,7 @@ MHA_API void mha_study_score_name(const mha_study_found *found, int64_t score,
                                   char name[MHA_STUDY_NAME_BYTES]);
 
 /** The name of a score for readers: "previous token"; "induction on repeated random tokens"; "amod",
- * "amod, reversed". Memory writes label. Errors none. Threads any. Since 0.1 */
+ * "amod, reversed". found may be NULL for scores without a relation. Memory writes label. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
                                    char label[MHA_STUDY_NAME_BYTES]);
 

@@ -86,7 +86,7 @@ MHA_API MHA_NODISCARD mha_status mha_trials_create(mha_context *context,
  * 0.1 */
 MHA_API void mha_trials_destroy(mha_trials *trials);
 
-/* Receives the attention probabilities of a layer's heads, as mha_rows_fn (heads.h) does: p [H,R,T] of
+/* Receives the attention probabilities of a layer's heads, as mha_rows_fn (attention.h) does: p [H,R,T] of
  * the queries row .. row+R-1. */
 typedef mha_status (*mha_trial_rows_fn)(void *user, int64_t layer, int64_t row,
                                         const mha_tensor *p);

@@ -35,19 +35,18 @@ for header in include/multihead/*.h; do
 done
 
 # Each header's example is the body of a function whose parameters its text names.
-example() { # HEADER PARAMETERS: the code from stdin
-    {
-        printf '#include <multihead/model.h>\n#include <multihead/multihead.h>\n#include <multihead/%s>\n#include <stdio.h>\n#include <string.h>\n' "$1"
-        printf 'mha_status example(%s);\nmha_status example(%s)\n{\n' "$2" "$2"
-        cat
+{
+    for header in include/multihead/*.h; do echo "#include <multihead/${header##*/}>"; done
+    printf '#include <stdio.h>\n#include <string.h>\n'
+    for header in include/multihead/*.h; do
+        name=$(basename "$header" .h)
+        given=$(awk '/^ \* Example, given /, /:$/ { print }' "$header" | sed 's/^ \* //; s/^Example, given //; s/:$//')
+        printf 'mha_status %s_example(%s);\nmha_status %s_example(%s)\n{\n#line 1 "%s: example"\n' \
+            "$name" "$given" "$name" "$given" "$header"
+        sed -n '/^ \* Example, given /,/^ \* Stability: /{ s/^ \*   //p; }' "$header"
         printf 'return status;\n}\n'
-    } | compile "the example of $1" -fsyntax-only
-}
-for header in include/multihead/*.h; do
-    given=$(awk '/^ \* Example, given /, /:$/ { print }' "$header" | sed 's/^ \* //; s/^Example, given //; s/:$//')
-    [ -n "$given" ] || { echo "FAILED: $header has no example"; status=1; continue; }
-    sed -n '/^ \* Example, given /,/^ \* Stability: /{ s/^ \*   //p; }' "$header" | example "${header##*/}" "$given"
-done
+    done
+} | compile "the headers' examples" -fsyntax-only
 
 structs=$(cat include/multihead/*.h | awk '/^typedef struct .* {$/ { name = $3; next }
     /^    uint32_t struct_size;/ { print name }
