@@ -42,9 +42,9 @@ def options_of(program, command):
 
 
 def commands_in(text):
-    """(line, subcommand, options) of the program's commands, continued ones as one."""
+    """(line, subcommand, options) of the program's commands, also of `heads --sort X`; continued ones as one."""
     text = re.sub(r"\\\n", "  ", text)
-    for match in re.finditer(r"(?:^|[`\s/])multihead ([a-z]+)((?: [^\n`|;>#)]*)?)", text):
+    for match in re.finditer(r"(?:(?:^|[`\s/])multihead |`)([a-z]+)((?: [^\n`|;>#)]*)?)", text):
         yield text.count("\n", 0, match.start()) + 1, match[1], words(r"(?<= )--[a-z][\w-]*", match[2])
 
 
@@ -52,11 +52,11 @@ def unknown_options(program, documents):
     everywhere = text_of("script", "tools", "tests", "bench", ".ci") + text_of("cli", pattern="*.c")
     for name, text in documents:
         for line, command, options in commands_in(text):
-            known = options_of(program, command)
+            known = options and options_of(program, command)
             for option in sorted(options - known if known else ()):
                 yield f"{name}:{line}: multihead {command} has no option {option}"
         for match in re.finditer(r"`(--[a-z][\w-]*)", text):
-            if match[1] not in OF_OTHERS and f"{match[1]}" not in everywhere and \
+            if match[1] not in OF_OTHERS and match[1] not in everywhere and \
                     not re.search(rf'"{match[1][2:]}"', everywhere):
                 yield f"{name}:{text.count(chr(10), 0, match.start()) + 1}: no program here has {match[1]}"
 
