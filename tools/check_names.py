@@ -22,8 +22,17 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ("include", "src", "cli", "bindings", "cmake", "tests", "bench", "tools", "script", "examples", ".ci")
 # Options of other programs that pages name between backquotes.
 OF_OTHERS = {"--cache-type-k", "--functional", "--keep", "--map-by"}
+# A page in which every name is wrong, one a line; "_" is added so that none is named here.
+BAD = """call mha+nothing()
+and mha+nomodule+*
+with MHA+NOTHING
+multihead.no+such+call(q)
+multihead view MODEL --no-such-option
+`heads MODEL --no-such-option`
+`--no+such+option`""".replace("+", "_")
 
 
+@functools.lru_cache
 def text_of(*folders, pattern="*"):
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob(pattern))]
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths
@@ -45,7 +54,7 @@ def commands_in(text):
     """(line, subcommand, options) of the program's commands, also of `heads --sort X`; continued ones as one."""
     text = re.sub(r"\\\n", "  ", text)
     for match in re.finditer(r"(?:(?:^|[`\s/])multihead |`)([a-z]+)((?: [^\n`|;>#)]*)?)", text):
-        yield text.count("\n", 0, match.start()) + 1, match[1], words(r"(?<= )--[a-z][\w-]*", match[2])
+        yield text.count("\n", 0, match.start(1)) + 1, match[1], words(r"(?<= )--[a-z][\w-]*", match[2])
 
 
 def unknown_options(program, documents):
@@ -108,12 +117,14 @@ def undocumented(documents):
 
 
 def main():
-    documents = [(name, (ROOT / name).read_text(encoding="utf-8")) for name in check_links.documents()]
-    errors = list(unknown_names(documents))
-    errors += [f"{where} does not mention {what}" for where, what in undocumented(documents)]
     program = pathlib.Path(sys.argv[1]) / "multihead"
-    if program.exists():
-        errors += list(unknown_options(str(program), documents))
+    checks = [unknown_names] + [functools.partial(unknown_options, str(program))] * program.exists()
+    found = {int(error.split(":")[1]) for check in checks for error in check([("BAD", BAD)])}
+    missed = set(range(1, 8 if program.exists() else 5)) - found
+    documents = [(name, (ROOT / name).read_text(encoding="utf-8")) for name in check_links.documents()]
+    errors = [f"self-test: line {line} of BAD is not found" for line in sorted(missed)]
+    errors += [error for check in checks for error in check(documents)]
+    errors += [f"{where} does not mention {what}" for where, what in undocumented(documents)]
     print("\n".join(errors) or f"{len(documents)} documents: every name exists, and what exists is named")
     return 1 if errors else 0
 
