@@ -7,8 +7,8 @@ Names in *.md that must exist: mha_... in the headers (`mha_module_*` is a prefi
 options or in the environment, options of the program in a command of a subcommand or between backquotes, modules
 and names of the Python package. What must be in a document: every public header, variable of the
 environment, option of CMake, family of models, name that the Python package exports and option of its attention.
-tests/cli/help.py compares each subcommand's options with the manual; check_style.py requires the words of every public
-function. Options are left out where BUILD_DIR has no program.
+tests/cli/help.py compares the manual with the help; check_style.py requires a comment of every public function.
+Options are left out where BUILD_DIR has no program.
 """
 import functools
 import pathlib
