@@ -66,15 +66,10 @@ enum { MHA_SPLIT_ROWS = 112 };
 MHA_API MHA_NODISCARD mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size,
                                                   int64_t folds, mha_piece *pieces, int64_t *count);
 
-/* mha_sequence_split.flags, the same at all ranks */
-enum {
-    MHA_SEQUENCE_KEEP_HEADS = 1 << 0 /* the forward does not exchange heads (below) */
-};
-
 /* What this rank has of the whole. The pieces of all ranks together are each row once. */
 typedef struct mha_sequence_split {
     uint32_t struct_size;
-    uint32_t flags;
+    uint32_t flags; /* 0 */
     const mha_transport *transport;
     int64_t queries, keys;         /* T and S; of a ragged batch the packed axes */
     const mha_piece *query_pieces; /* ascending; q and o have the rows of the first, then those of
@@ -134,14 +129,12 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_forward(mha_context *context,
 
 /* What a call of this rank would do; o is taken to be f32. */
 typedef struct mha_distributed_plan {
-    bool streamed;      /* keys pass through; false: they are gathered, or all here */
-    const char *reason; /* why, one sentence, static text */
-    int64_t parcels;    /* blocks of keys that travel as one message, of all ranks */
-    int64_t messages_sent, messages_received; /* by this rank: rows, keys, values, column sums */
+    const char *reason; /* who computes what, one sentence, static text */
+    int64_t head_parts; /* C, into which heads are divided */
+    int64_t messages_sent, messages_received; /* by this rank: rows, keys, values, results */
     double bytes_sent, bytes_received;        /* likewise */
     double pairs; /* that this rank computes: visible_pairs of its rows and heads */
     size_t scratch_bytes;
-    int64_t head_parts; /* ranks that exchange heads with each other; 1: none do */
 } mha_distributed_plan;
 
 /**
