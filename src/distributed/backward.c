@@ -103,7 +103,7 @@ static mha_status agree_on_bias(back_call *c)
     int64_t by_row = rows != 1;
     if (!c->given.gradients.bias) return MHA_OK;
     MHA_TRY(mhai_ranks_most(c->split.t, &by_row, 1));
-    c->bias_by_row = by_row;
+    c->bias_by_row = by_row && c->split.given.queries > 0;
     return MHA_OK;
 }
 

@@ -103,7 +103,7 @@ mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split
     MHA_TRY(mhai_ranks_most(split->t, most, NUMBERS));
     for (int i = 0; i < MHAI_ROW_INPUTS; i++) {
         memcpy(m->shape[i], most + i * AXES, sizeof m->shape[i]);
-        m->by_row[i] = m->shape[i][2] > 1 || most[ROWS] <= 1;
+        m->by_row[i] = m->shape[i][2] > 1 || most[ROWS] == 1;
         m->shape[i][2] = 1;
     }
     return MHA_OK;
