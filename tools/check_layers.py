@@ -23,7 +23,7 @@ ALLOWED = {
     "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"},
                       {"attention", "backward", "linear_attention", "merge", "patterns",
-                       "position", "base", "component"}),
+                       "position", "recurrent", "base", "component"}),
     "src/distributed": ({"distributed", "cache", "attention", "nn", "ranks", "base"},
                         {"distributed", "transport", "attention", "backward", "nn", "base", "component"}),
     "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),

@@ -35,7 +35,7 @@ mha_status view_make_twin(const text_model *model, const mha_activations *kept, 
     const int64_t T = view.q.shape[2], shape[] = {1, view.q.shape[1], T, T};
     const mha_tensor from = mha_tensor_contiguous(maps->layer[layer], MHA_F32, 4, shape);
     const mha_tensor to = mha_tensor_contiguous(maps->twin[layer], MHA_F32, 4, shape);
-    const mha_norm_maps made = {.struct_size = sizeof made, .heads = &to};
+    const mha_norm_maps made = {.struct_size = sizeof made, .probabilities = &from, .heads = &to};
     return mha_layer_norm_maps(model->context, model->net, kept, layer, MHA_PART_SELF_ATTENTION,
-                               NULL, &from, &made);
+                               &made);
 }

@@ -4,6 +4,15 @@
  * For the library's own companions (model, render) and for callbacks that report errors. Users who
  * only compute attention do not need it.
  *
+ * Example, given mha_context *context, const float *x, int64_t count, float *y:
+ *
+ *   double *e = NULL;
+ *   const mha_scratch_mark mark = mha_scratch_top(context);
+ *   mha_status status = mha_scratch_alloc(context, count, sizeof *e, (void **)&e);
+ *   for (int64_t i = 0; !status && i < count; i++) e[i] = mha_exp(x[i]);
+ *   for (int64_t i = 0; !status && i < count; i++) y[i] = (float)e[i];
+ *   mha_scratch_release(context, mark);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -3,12 +3,15 @@
  * sentence. The renderer (render.h) knows nothing of attention, and the code that computes maps knows
  * nothing of figures; this library connects them.
  *
- *   mha_show show;
- *   mha_status status = mha_show_make(&maps, NULL, &show);
- *   if (!status) status = mha_render_html(&show.page, &show.report, &sink);
- *   mha_show_free(&show);
- *
  * Letters: L layers, H heads of a layer, T rows (queries), S columns (keys).
+ *
+ * Example, given const mha_maps *maps, const mha_sink *sink:
+ *
+ *   mha_show show;
+ *   memset(&show, 0, sizeof show);
+ *   mha_status status = mha_show_make(maps, NULL, &show);
+ *   if (!status) status = mha_render_html(&show.page, &show.report, sink);
+ *   mha_show_free(&show);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
