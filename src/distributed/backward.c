@@ -54,7 +54,7 @@ typedef struct back_call {
     bool bias_by_row; /* the bias whose gradient is wanted */
     mhai_backward_share *shares; /* of the pieces of the group */
     int64_t share_count;
-    mhai_backward_problem problem; /* of none of the queries: the parameters, at any rank */
+    mhai_backward_problem problem; /* of all heads and the caller's rows: parameters */
     mhai_sums sums;
     float *dk, *dv; /* of this rank's keys of a head, rows padded */
     mhai_backward_block *blocks;
@@ -159,66 +159,58 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
                     "256) is not over ranks");
 }
 
-/* Gradients against what the pieces' plans do not see: keys, values, each other, and rows of other
- * pieces. */
+/* Gradients against what the plan does not see: keys, values, and their gradients. */
 static mha_status check_apart(const back_call *c)
 {
-    const mha_attention_gradients *g = &c->given.gradients;
-    const mhai_attn_named gradients[] = {{"gradients.q", g->q},
-                                         {"gradients.k", g->k},
-                                         {"gradients.v", g->v},
-                                         {"gradients.bias", g->bias},
-                                         {"gradients.alibi_slopes", g->alibi_slopes},
-                                         {"gradients.t5_table", g->t5_table},
-                                         {"gradients.shaw_keys", g->shaw_keys},
-                                         {"gradients.shaw_values", g->shaw_values},
-                                         {"gradients.sink_logits", g->sink_logits},
-                                         {"gradients.gates", g->gates},
-                                         {"gradients.scale", g->scale}};
-    const mhai_attn_named inputs[] = {
-        {"q", c->given.call.q},
-        {"k", c->given.call.k},
-        {"v", c->given.call.v},
-        {"o", c->given.call.o},
-        {"lse", c->given.lse},
-        {"o_gradient", c->given.o_gradient},
+    const side *s = &c->given;
+    const mha_attention_gradients *g = &s->gradients;
+    const mhai_attn_named keys[] = {
+        {"gradients.k", g->k}, {"gradients.v", g->v}, {"k", s->call.k}, {"v", s->call.v}};
+    const mhai_attn_named others[] = {
+        {"gradients.q", g->q},
+        {"gradients.bias", g->bias},
+        {"gradients.alibi_slopes", g->alibi_slopes},
+        {"gradients.t5_table", g->t5_table},
+        {"gradients.shaw_keys", g->shaw_keys},
+        {"gradients.shaw_values", g->shaw_values},
+        {"gradients.sink_logits", g->sink_logits},
+        {"gradients.gates", g->gates},
+        {"gradients.scale", g->scale},
+        {"q", s->call.q},
+        {"o", s->call.o},
+        {"lse", s->lse},
+        {"o_gradient", s->o_gradient},
         {"lse_gradient", g->lse_gradient},
         {"probabilities_gradient", g->probabilities_gradient},
         {"average_probabilities_gradient", g->average_probabilities_gradient}};
-    for (size_t i = 0; i < sizeof gradients / sizeof *gradients; i++) {
-        const mhai_attn_named *x = &gradients[i];
-        if (!x->tensor) continue;
-        MHA_TRY(mhai_attn_check_apart(&c->given.call.desc, x->name, x->tensor));
-        for (size_t j = 0; j < sizeof inputs / sizeof *inputs; j++)
-            if (inputs[j].tensor)
-                MHA_TRY(mhai_tensor_check_disjoint(x->name, x->tensor, inputs[j].name,
-                                                   inputs[j].tensor));
-        for (size_t j = 0; j < i; j++)
-            if (gradients[j].tensor)
-                MHA_TRY(mhai_tensor_check_disjoint(x->name, x->tensor, gradients[j].name,
-                                                   gradients[j].tensor));
+    enum { GRADIENTS = 9, OTHERS = 16 };
+    for (int i = 0; i < 4; i++) {
+        if (!keys[i].tensor) continue;
+        if (i < 2) MHA_TRY(mhai_attn_check_apart(&s->call.desc, keys[i].name, keys[i].tensor));
+        for (int j = 0; j < (i < 2 ? OTHERS : GRADIENTS); j++)
+            if (others[j].tensor)
+                MHA_TRY(mhai_tensor_check_disjoint(others[j].name, others[j].tensor, keys[i].name,
+                                                   keys[i].tensor));
+        for (int j = 0; j < i && j < 2; j++)
+            if (keys[j].tensor)
+                MHA_TRY(mhai_tensor_check_disjoint(keys[j].name, keys[j].tensor, keys[i].name,
+                                                   keys[i].tensor));
     }
     return MHA_OK;
 }
 
-/* All pieces; and none of the rows, which is what ranks without any have: keys and parameters. */
-static mha_status check_pieces(back_call *c)
+/* The caller's rows as if they were one piece. */
+static mha_status check_rows(back_call *c)
 {
-    const mha_piece none = {0, 0};
+    const mha_piece piece = {0, c->split.rows};
     const int64_t rows = bias_axis(c->given.call.desc.bias, 2);
     mhai_backward_plan plan;
     mhai_slice s;
-    int64_t first = 0;
     if (c->bias_by_row && rows == 1 && c->split.rows > 1)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "bias: is one for all queries here and has a row for each of "
                         "them at another rank; its gradient needs either at all ranks");
-    for (int64_t i = 0; i < c->split.given.query_piece_count; i++) {
-        const mha_piece *piece = &c->split.given.query_pieces[i];
-        MHA_TRY(plan_piece(c, &c->given, c->split.rows, piece, first, &s, &plan));
-        first += piece->end - piece->begin;
-    }
-    MHA_TRY(plan_piece(c, &c->given, c->split.rows, &none, 0, &s, &plan));
+    MHA_TRY(plan_piece(c, &c->given, c->split.rows, &piece, 0, &s, &plan));
     c->problem = plan.x;
     c->problem.p.part = NULL; /* it goes with the slice */
     return check_apart(c);
@@ -307,35 +299,33 @@ static mha_status choose(back_call *c)
 
 /* ---- the call of this rank ------------------------------------------------------------------- */
 
-static void replace_masks(const back_call *c, const mhai_exchange *e, const int *at,
-                          mha_attention_desc *d)
+static void replace_masks(const mhai_exchange *e, const int *at, mha_attention_desc *d)
 {
-    (void)c;
     for (int i = 0; i < MHAI_ROW_INPUTS; i++)
         if (at[MASKS + i] >= 0) *mhai_slice_mask(d, i) = mhai_exchange_at(e, at[MASKS + i]);
 }
 
 /* Gradients by head, cut as what they are of. */
-static mha_status cut_gradients(back_call *c, mha_attention_gradients *g)
+static void cut_heads(back_call *c, mha_attention_gradients *g)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
     mha_attention_desc by_head = {.alibi_slopes = g->alibi_slopes,
                                   .t5_table = g->t5_table,
                                   .sink_logits = g->sink_logits,
                                   .gates = g->gates};
-    MHA_TRY(mhai_slice_heads(&by_head, c->roles.heads, piece.begin, piece.end, c->gradient_inputs));
+    mhai_slice_heads(&by_head, piece.begin, piece.end, c->gradient_inputs);
     g->alibi_slopes = by_head.alibi_slopes, g->t5_table = by_head.t5_table;
     g->sink_logits = by_head.sink_logits, g->gates = by_head.gates;
-    return mhai_slice_heads(&c->own.call.desc, c->roles.heads, piece.begin, piece.end, c->inputs);
+    mhai_slice_heads(&c->own.call.desc, piece.begin, piece.end, c->inputs);
 }
 
-static mha_status make_own(back_call *c)
+static void make_own(back_call *c)
 {
     const mhai_exchange *e = &c->rows;
     const int *at = c->rows_at;
     mha_attention_gradients *g = &c->own.gradients;
     c->own = c->given;
-    if (c->roles.parts > 1) MHA_TRY(cut_gradients(c, g));
+    if (c->roles.parts > 1) cut_heads(c, g);
     c->own.call.q = mhai_exchange_at(e, at[Q]);
     c->own.call.o = mhai_exchange_at(e, at[O]);
     c->own.call.k = mhai_exchange_at(e, c->kv_at[K]);
@@ -349,8 +339,7 @@ static mha_status make_own(back_call *c)
     g->k = mhai_exchange_at(&c->keys, c->keys_at[DK]);
     g->v = mhai_exchange_at(&c->keys, c->keys_at[DV]);
     if (c->bias_by_row) g->bias = mhai_exchange_at(e, at[DBIAS]);
-    replace_masks(c, e, at, &c->own.call.desc);
-    return MHA_OK;
+    replace_masks(e, at, &c->own.call.desc);
 }
 
 static mha_attention_backward_call own_call(const back_call *c)
@@ -479,8 +468,8 @@ static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *sh
     mha_tensor inputs[MHAI_HEAD_INPUTS];
     mhai_backward_plan plan = {.threads = 0};
     void *memory;
-    MHA_TRY(mhai_slice_heads(&desc, c->common.heads, h, h + 1, inputs));
-    replace_masks(c, e, at, &desc);
+    mhai_slice_heads(&desc, h, h + 1, inputs);
+    replace_masks(e, at, &desc);
     const int64_t sequences = desc.query_starts ? desc.sequences : c->common.batch;
     MHA_TRY(mha_scratch_alloc(c->context, sequences, sizeof(int64_t), &memory));
     memset(memory, 0, (size_t)sequences * sizeof(int64_t));
@@ -599,7 +588,7 @@ static mha_status make(back_call *c)
     mhai_exchange *const all[] = {&c->rows, &c->step, &c->keys};
     mhai_backward_share rehearsed;
     for (int i = 0; i < 3; i++) MHA_TRY(mhai_exchange_take(c->context, all[i]));
-    MHA_TRY(make_own(c));
+    make_own(c);
     if (c->alone) return reserve_alone(c);
     MHA_TRY(take_shares(c));
     c->sums = (mhai_sums){.context = c->context,
@@ -630,7 +619,7 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
     MHA_TRY(mha_transport_same(t, "description", &c->common, sizeof c->common, status));
     MHA_TRY(mhai_split_make(c->context, &c->split));
     MHA_TRY(agree_on_bias(c));
-    status = check_pieces(c);
+    status = check_rows(c);
     if (status == MHA_OK) status = take_delta(c);
     MHA_TRY(mha_transport_agree(t, status));
     MHA_TRY(mhai_slice_masks(w, &c->split, &c->masks));

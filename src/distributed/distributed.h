@@ -91,10 +91,10 @@ MHA_NODISCARD mha_status mhai_slice_masks(const mhai_slice_call *call, const mha
 /* A tensor with the axes [.,.,rows,columns]; those that broadcast have a stride of 0. */
 mha_tensor mhai_slice_view(const mha_tensor *x, bool columns);
 
-/* Of a descriptor for so many heads, some: what is over heads is cut, in `inputs`. */
+/* Some heads of a checked descriptor: what is over heads is cut, in `inputs`. */
 enum { MHAI_HEAD_INPUTS = 7 };
-MHA_NODISCARD mha_status mhai_slice_heads(mha_attention_desc *desc, int64_t heads, int64_t begin,
-                                          int64_t end, mha_tensor inputs[MHAI_HEAD_INPUTS]);
+void mhai_slice_heads(mha_attention_desc *desc, int64_t begin, int64_t end,
+                      mha_tensor inputs[MHAI_HEAD_INPUTS]);
 
 /* The rows of a slice of a tensor whose axis has this rank's rows. */
 MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis,

@@ -277,51 +277,39 @@ static size_t message_bytes(const mhai_exchange *e, int32_t owner, int32_t rank,
     return bytes;
 }
 
-/* The heads that a rank computes, as its owner has them. */
-static mha_tensor owned_heads(const mhai_exchange *e, const mhai_moved *m, int32_t rank)
+/* Where rows lie: at their owner, at the rank that computes, in a message. */
+typedef enum place { OWNED, LOCAL, MESSAGE } place;
+
+static mha_tensor tensor_at(const mhai_exchange *e, const mhai_moved *m, int32_t rank, place at)
 {
-    mha_tensor x = m->owned;
+    mha_tensor x = at == OWNED ? m->owned : mhai_slice_view(&m->local, m->columns);
     int64_t first;
     heads_of(e, m, rank, &first);
-    if (x.data) x.data = (char *)x.data + first * x.stride[1] * (int64_t)mha_dtype_size(x.dtype);
+    if (at == OWNED && x.data)
+        x.data = (char *)x.data + first * x.stride[1] * (int64_t)mha_dtype_size(x.dtype);
     return x;
 }
 
-/* Rows of all tensors that go from or to a rank's message. at_owner: from where their owner has them. */
-static void copy_message(const mhai_exchange *e, int32_t owner, int32_t rank, bool back,
-                         bool at_owner, bool packs, unsigned char *room)
+/* What a rank computes of an owner's rows, of all tensors, from place to place. */
+static void copy(const mhai_exchange *e, int32_t owner, int32_t rank, bool back, place from,
+                 place to, unsigned char *message)
 {
     for (int i = 0; i < e->count; i++) {
         const mhai_moved *m = &e->moved[i];
         int64_t first;
-        if (!travels(m, back)) continue;
-        const mha_tensor x =
-            at_owner ? owned_heads(e, m, rank) : mhai_slice_view(&m->local, m->columns);
         const int64_t heads = heads_of(e, m, rank, &first);
+        mha_tensor in = tensor_at(e, m, rank, from), out = tensor_at(e, m, rank, to);
+        if (!travels(m, back)) continue;
         for (run r = {0}; next_run(e, m, owner, rank, &r);) {
             const int64_t shape[] = {m->shape[0], heads, r.rows, m->shape[3]};
-            const mha_tensor packed = mha_tensor_contiguous(room, x.dtype, 4, shape);
-            const int64_t row = at_owner ? r.owned : r.local;
-            mhai_copy_rows(packs ? &packed : &x, packs ? 0 : row, packs ? &x : &packed,
-                           packs ? row : 0, shape, r.rows);
-            room += (size_t)(shape[0] * shape[1] * shape[2] * shape[3]) * mha_dtype_size(x.dtype);
+            const int64_t rows[] = {[OWNED] = r.owned, [LOCAL] = r.local, [MESSAGE] = 0};
+            const mha_tensor packed = mha_tensor_contiguous(message, m->owned.dtype, 4, shape);
+            if (from == MESSAGE) in = packed;
+            if (to == MESSAGE) out = packed;
+            mhai_copy_rows(&out, rows[to], &in, rows[from], shape, r.rows);
+            if (message)
+                message += shape[0] * heads * r.rows * shape[3] * (int64_t)mha_dtype_size(in.dtype);
         }
-    }
-}
-
-static void copy_own(const mhai_exchange *e, bool back)
-{
-    const int32_t rank = e->roles->s->t->rank;
-    for (int i = 0; i < e->count; i++) {
-        const mhai_moved *m = &e->moved[i];
-        const mha_tensor owned = owned_heads(e, m, rank),
-                         local = mhai_slice_view(&m->local, m->columns);
-        int64_t first;
-        const int64_t shape[] = {m->shape[0], heads_of(e, m, rank, &first), 0, m->shape[3]};
-        if (!travels(m, back)) continue;
-        for (run r = {0}; next_run(e, m, rank, rank, &r);)
-            mhai_copy_rows(back ? &owned : &local, back ? r.owned : r.local, back ? &local : &owned,
-                           back ? r.local : r.owned, shape, r.rows);
     }
 }
 
@@ -357,8 +345,8 @@ static mha_status move_round(mhai_exchange *e, int32_t n, bool back)
     mha_status status = MHA_OK;
     if (at.received > 0) MHA_TRY(t->receive(t->user, at.from, 0, e->room[1], at.received, &in));
     if (at.sent > 0) {
-        copy_message(e, back ? at.to : t->rank, back ? t->rank : at.to, back, !back, true,
-                     e->room[0]);
+        copy(e, back ? at.to : t->rank, back ? t->rank : at.to, back, back ? LOCAL : OWNED, MESSAGE,
+             e->room[0]);
         status = t->send(t->user, at.to, 0, e->room[0], at.sent, &out);
         if (status == MHA_OK) status = t->wait(t->user, &out);
     }
@@ -368,15 +356,16 @@ static mha_status move_round(mhai_exchange *e, int32_t n, bool back)
         return status;
     }
     MHA_TRY(t->wait(t->user, &in));
-    copy_message(e, back ? t->rank : at.from, back ? at.from : t->rank, back, back, false,
-                 e->room[1]);
+    copy(e, back ? t->rank : at.from, back ? at.from : t->rank, back, MESSAGE, back ? OWNED : LOCAL,
+         e->room[1]);
     return MHA_OK;
 }
 
 /* A rank sends to one other at a time, so that each message has the whole link. */
 mha_status mhai_exchange_move(mhai_exchange *e, bool back)
 {
-    copy_own(e, back);
+    const int32_t own = e->roles->s->t->rank;
+    copy(e, own, own, back, back ? LOCAL : OWNED, back ? OWNED : LOCAL, NULL);
     for (int32_t n = 1; n < e->roles->s->t->size; n++) MHA_TRY(move_round(e, n, back));
     return MHA_OK;
 }

@@ -40,19 +40,7 @@ enum { Q, K, V, O, COLUMNS, MASKS, OUTPUTS = MASKS + MHAI_ROW_INPUTS };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* A slice of the caller's tensors; rows of keys and values are those of the whole: only their number counts. */
-static mha_status check_slice(const call *c, const mhai_slice *slice, bool need_data)
-{
-    mhai_attn_call made = mhai_slice_call_of(slice);
-    mha_tensor k = *c->whole.k, v = *c->whole.v;
-    mhai_attn_plan plan;
-    k.shape[2] = v.shape[2] = c->split.given.keys;
-    k.stride[2] = v.stride[2] = 0;
-    made.k = &k, made.v = &v;
-    return mhai_attn_plan_call(c->context, &made, need_data, &plan);
-}
-
-/* As mha_attention_forward() checks it. What is over queries is compared with it slice by slice. */
+/* As mha_attention_forward() checks it. What is over queries is compared with it by the slice. */
 static mha_status check_columns(const mhai_slice_call *w, bool need_data)
 {
     const mha_attention_outputs *o = &w->outputs;
@@ -71,15 +59,20 @@ static mha_status check_columns(const mhai_slice_call *w, bool need_data)
     return mhai_attn_check_apart(&w->desc, "column_sums", &to);
 }
 
-static mha_status check(call *c, bool need_data)
+/* The caller's rows as if they were one piece; of keys and values only their number counts. */
+static mha_status check(const call *c, bool need_data)
 {
-    const mha_sequence_split *given = &c->split.given;
+    const mha_piece piece = {0, c->split.rows};
     const mha_scratch_mark mark = mha_scratch_top(c->context);
-    mhai_slice *slices;
-    mha_status status = mhai_slice_make(c->context, &c->whole, &c->split, given->query_pieces,
-                                        given->query_piece_count, &slices);
-    for (int64_t i = 0; status == MHA_OK && i < given->query_piece_count; i++)
-        status = check_slice(c, &slices[i], need_data);
+    mhai_slice slice;
+    mhai_attn_plan plan;
+    MHA_TRY(mhai_slice_piece(c->context, &c->whole, &c->split, c->split.rows, &piece, 0, &slice));
+    mhai_attn_call made = mhai_slice_call_of(&slice);
+    mha_tensor k = *c->whole.k, v = *c->whole.v;
+    k.shape[2] = v.shape[2] = c->split.given.keys;
+    k.stride[2] = v.stride[2] = 0;
+    made.k = &k, made.v = &v;
+    const mha_status status = mhai_attn_plan_call(c->context, &made, need_data, &plan);
     mha_scratch_release(c->context, mark);
     return status == MHA_OK ? check_columns(&c->whole, need_data) : status;
 }
@@ -147,12 +140,11 @@ static void replace(const call *c, int i, const mha_tensor **x)
 }
 
 /* Tensors of the exchange in place of the caller's, and some heads of what all ranks have. */
-static mha_status make_own(call *c)
+static void make_own(call *c)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
     c->own = c->whole;
-    if (c->roles.parts > 1)
-        MHA_TRY(mhai_slice_heads(&c->own.desc, c->roles.heads, piece.begin, piece.end, c->inputs));
+    if (c->roles.parts > 1) mhai_slice_heads(&c->own.desc, piece.begin, piece.end, c->inputs);
     replace(c, Q, &c->own.q);
     replace(c, K, &c->own.k);
     replace(c, V, &c->own.v);
@@ -162,7 +154,6 @@ static mha_status make_own(call *c)
         replace(c, MASKS + i, mhai_slice_mask(&c->own.desc, i));
     for (int i = 0; i < MHAI_ROW_OUTPUTS; i++)
         replace(c, OUTPUTS + i, mhai_slice_output(&c->own.outputs, i));
-    return MHA_OK;
 }
 
 /* The pieces of the group. */
@@ -308,7 +299,7 @@ static mha_status reserve(call *c)
 static mha_status make(call *c, bool need_data)
 {
     if (need_data) MHA_TRY(mhai_exchange_take(c->context, &c->exchange));
-    MHA_TRY(make_own(c));
+    make_own(c);
     c->alone = c->roles.parts == c->split.t->size;
     c->count = c->alone;
     if (!c->alone) MHA_TRY(make_slices(c));

@@ -120,34 +120,25 @@ static void cut(const mha_tensor *x, int axis, int64_t first, int64_t rows, mha_
 
 /* ---- some heads ------------------------------------------------------------------------------ */
 
-mha_status mhai_slice_heads(mha_attention_desc *d, int64_t heads, int64_t begin, int64_t end,
-                            mha_tensor inputs[MHAI_HEAD_INPUTS])
+void mhai_slice_heads(mha_attention_desc *d, int64_t begin, int64_t end,
+                      mha_tensor inputs[MHAI_HEAD_INPUTS])
 {
     const struct {
-        const char *name;
         const mha_tensor **x;
         int from_last;
         bool broadcasts;
-    } each[MHAI_HEAD_INPUTS] = {{"keep_mask", &d->keep_mask, 2, true},
-                                {"bias", &d->bias, 2, true},
-                                {"keep_blocks", &d->keep_blocks, 2, true},
-                                {"alibi_slopes", &d->alibi_slopes, 0, true},
-                                {"t5_table", &d->t5_table, 0, false},
-                                {"sink_logits", &d->sink_logits, 0, false},
-                                {"gates", &d->gates, 0, true}};
+    } each[MHAI_HEAD_INPUTS] = {{&d->keep_mask, 2, true},   {&d->bias, 2, true},
+                                {&d->keep_blocks, 2, true}, {&d->alibi_slopes, 0, true},
+                                {&d->t5_table, 0, false},   {&d->sink_logits, 0, false},
+                                {&d->gates, 0, true}};
     d->first_head += begin;
     for (int i = 0; i < MHAI_HEAD_INPUTS; i++) {
         const mha_tensor *x = *each[i].x;
         const int axis = x ? x->ndim - 1 - each[i].from_last : -1;
-        if (axis < 0 || axis >= MHA_MAX_DIMS || (each[i].broadcasts && x->shape[axis] == 1))
-            continue;
-        if (x->shape[axis] != heads)
-            return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, expected %lld heads", each[i].name,
-                            axis, (long long)x->shape[axis], (long long)heads);
+        if (axis < 0 || (each[i].broadcasts && x->shape[axis] == 1)) continue;
         cut(x, axis, begin, end - begin, &inputs[i]);
         *each[i].x = &inputs[i];
     }
-    return MHA_OK;
 }
 
 /* ---- what all ranks have alike --------------------------------------------------------------- */

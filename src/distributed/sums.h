@@ -11,7 +11,7 @@ typedef struct mhai_sums {
     mha_context *context;
     const mhai_roles *roles;
     const mha_attention_desc *desc;
-    mhai_backward_problem *x;    /* of all heads and none of the queries */
+    mhai_backward_problem *x;    /* of all heads */
     mhai_backward_share *shares; /* of this rank's pieces, computed */
     bool shares_bias;            /* its gradient is wanted, and queries share it */
     double *parameters;          /* what x->sums points into */

@@ -1224,8 +1224,8 @@ static void every_field_is_compared(void **state)
 #undef DIFFERS
 }
 
-/* A rank without queries, whose descriptor only the call of its heads checks. */
-static void refusals_of_exchanged_heads(void **state)
+/* A rank without queries. */
+static void a_rank_without_queries_refuses(void **state)
 {
     (void)state;
     job *j = make_even(100, 1200, PLAIN_RANKS, KIND_SINK_LOGITS, 0);
@@ -1235,7 +1235,7 @@ static void refusals_of_exchanged_heads(void **state)
     wrong.shape[0] = 1;
     j->parts[rank].split.query_piece_count = 0;
     j->parts[rank].desc.sink_logits = &wrong;
-    expect_refusal(j, MHA_ERR_SHAPE, "sink_logits: dim 0 is 1, expected 3 heads");
+    expect_refusal(j, MHA_ERR_SHAPE, "sink_logits: dim 0 is 1, expected 3");
 }
 
 #define BACK_REFUSED_OF(made, status_, words, ...)                         \
@@ -1433,7 +1433,7 @@ RUN_TESTS_BETWEEN(NULL, rank_contexts_destroy, TEST(the_bits_of_one_call),
                   TEST(all_outputs), TEST(column_sums), TEST(gradients_have_the_bits_of_one_call),
                   TEST(without_a_description), TEST(refusals_reach_every_rank),
                   TEST(every_field_is_compared), TEST(scratch_is_what_plans_say),
-                  TEST(refusals_of_exchanged_heads), TEST(a_lost_rank_ends_the_call),
+                  TEST(a_rank_without_queries_refuses), TEST(a_lost_rank_ends_the_call),
                   TEST(a_lost_rank_ends_an_exchange), TEST(a_lost_rank_ends_column_sums),
                   TEST(the_forward_is_short_of_memory), TEST(a_lost_rank_ends_the_backward),
                   TEST(the_backward_is_short_of_memory), TEST(refusals_of_the_backward),
