@@ -623,6 +623,7 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
     if (status == MHA_OK) status = take_delta(c);
     MHA_TRY(mha_transport_agree(t, status));
     MHA_TRY(mhai_slice_masks(w, &c->split, &c->masks));
+    if (c->given.gradients.bias) c->masks.by_row[MHAI_ROW_BIAS] = c->bias_by_row;
     status = choose(c);
     if (status == MHA_OK) status = make(c);
     return status == MHA_ERR_RANK ? status : mha_transport_agree(t, status);

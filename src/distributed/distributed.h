@@ -37,7 +37,7 @@ typedef struct mhai_slice_common {
 
 /* Inputs over queries: keep_mask, bias, global_queries, query_documents. Ranks have their rows of them, and some
  * may broadcast an axis that others do not. */
-enum { MHAI_ROW_INPUTS = 4 };
+enum { MHAI_ROW_BIAS = 1, MHAI_ROW_INPUTS = 4 };
 typedef struct mhai_masks {
     int64_t shape[MHAI_ROW_INPUTS][4]; /* of a row [.,.,1,.], of all ranks */
     bool by_row[MHAI_ROW_INPUTS];      /* they differ by row */
