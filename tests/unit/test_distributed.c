@@ -364,7 +364,7 @@ enum { PLANNED = 4 };
 /* A call by hand: rows of queries and keys that each rank has, and what its plan must say. */
 typedef struct planned {
     int ranks;
-    int64_t H, Hk, queries[PLANNED], keys[PLANNED];
+    int64_t H, Hk, D, Dv, queries[PLANNED], keys[PLANNED];
     uint32_t flags;
     bool entropy;
     int64_t parts; /* of heads */
@@ -372,18 +372,15 @@ typedef struct planned {
     double bytes_sent[PLANNED], bytes_received[PLANNED], pairs[PLANNED];
 } planned;
 
-enum { KEY_D = 8, VALUE_D = 24 };
-enum {
-    KEY = (KEY_D + VALUE_D) * 4,
-    QUERY = KEY_D * 4,
-    RESULT = VALUE_D * 4
-}; /* bytes of a row of one head */
+enum { KEY = (8 + 24) * 4, QUERY = 8 * 4, RESULT = 24 * 4 }; /* bytes of a row of one head */
 
 static const planned plans[] = {
     /* Three do not divide two heads: all keys to all. */
     {.ranks = 3,
      .H = 2,
      .Hk = 1,
+     .D = 8,
+     .Dv = 24,
      .queries = {100, 30, 7},
      .keys = {512, 512, 100},
      .flags = MHA_ATTENTION_CAUSAL,
@@ -397,6 +394,8 @@ static const planned plans[] = {
     {.ranks = 2,
      .H = 2,
      .Hk = 1,
+     .D = 8,
+     .Dv = 24,
      .queries = {100, 200},
      .keys = {200, 100},
      .parts = 1,
@@ -409,6 +408,8 @@ static const planned plans[] = {
     {.ranks = 2,
      .H = 2,
      .Hk = 2,
+     .D = 8,
+     .Dv = 24,
      .queries = {300, 724},
      .keys = {700, 324},
      .entropy = true,
@@ -424,6 +425,8 @@ static const planned plans[] = {
     {.ranks = 2,
      .H = 2,
      .Hk = 2,
+     .D = 8,
+     .Dv = 24,
      .queries = {1024, 0},
      .keys = {2048, 0},
      .parts = 2,
@@ -436,6 +439,8 @@ static const planned plans[] = {
     {.ranks = 4,
      .H = 2,
      .Hk = 2,
+     .D = 8,
+     .Dv = 24,
      .queries = {256, 256, 256, 256},
      .keys = {256, 256, 256, 256},
      .parts = 2,
@@ -450,6 +455,8 @@ static const planned plans[] = {
     {.ranks = 1,
      .H = 2,
      .Hk = 1,
+     .D = 8,
+     .Dv = 24,
      .queries = {3},
      .keys = {5},
      .flags = MHA_ATTENTION_CAUSAL,
@@ -478,9 +485,9 @@ static void plan_rank(void *user, const mha_transport *t)
     const int64_t T = p->queries[t->rank], S = p->keys[t->rank];
     const int64_t row = rows_before(p->queries, t->rank), key = rows_before(p->keys, t->rank);
     const mha_piece queries = {row, row + T}, keys = {key, key + S};
-    const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->H, T, KEY_D});
-    const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, KEY_D});
-    const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, VALUE_D});
+    const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->H, T, p->D});
+    const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, p->D});
+    const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, p->Dv});
     const mha_tensor entropy = mha_tensor_contiguous(NULL, MHA_F32, 3, q.shape);
     const mha_attention_desc desc = {.struct_size = sizeof desc, .flags = p->flags};
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs,
