@@ -211,8 +211,8 @@ def test_effects(folder, open_page):
     measured = [h for h, value in enumerate(effects["effect_repeats"]) if value]
     assert 0 < len(measured) < len(data["heads"]) and all(effects["estimate_repeats"])
     page = open_page(path, *SIZES[2])
-    page.select_option("#x", label="estimated effect on repeats")
-    page.select_option("#y", label="effect on repeats")
+    page.select_option("#x", label="estimated effect on loss on repeated random tokens")
+    page.select_option("#y", label="effect on loss on repeated random tokens")
     dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
     assert sorted(h for h, _, _ in dots) == measured  # who was not measured has no place
     by_x = [h for h, _, _ in sorted(dots, key=lambda d: d[1])]
@@ -221,12 +221,12 @@ def test_effects(folder, open_page):
     assert by_y == sorted(measured, key=lambda h: effects["effect_repeats"][h][0])
     page.locator(f"#layers [data-head='{measured[0]}']").click()
     card = page.locator(".hcard")
-    card.get_by_role("button", name="effect on repeats", exact=True).click()
+    card.get_by_role("button", name="effect on loss on repeated random tokens", exact=True).click()
     expect(card.locator(".measure .about")).to_contain_text("change by zero ablation of the head")
     expect(card.locator(".measure .about")).to_contain_text("95 %")
     other = next(h for h in range(len(data["heads"])) if h not in measured)
     page.locator(f"#layers [data-head='{other}']").click()
     names = page.locator(".hcard .measure button").all_text_contents()
-    assert "estimated effect on repeats" in names and "effect on repeats" not in names
+    assert "estimated effect on loss on repeated random tokens" in names and "effect on repeats" not in names
     page.reload()
-    assert page.locator("#x").evaluate("e => e.selectedOptions[0].textContent") == "estimated effect on repeats"
+    assert page.locator("#x").evaluate("e => e.selectedOptions[0].textContent") == "estimated effect on loss on repeated random tokens"
