@@ -5,12 +5,12 @@
  * with their queries; cross-attention appends once and attends at every step.
  *
  * Pages. Memory is a pool of pages of `page_size` positions; each sequence has a table of the pages
- * that it holds. By default a page is as long as the capacity, and each sequence has one. Small
- * pages let sequences of different lengths share a pool that is smaller than all of them at their
- * longest, and let sequences share what they have in common: mha_kv_cache_fork() copies a table,
- * not the pages, and a shared page is copied when one of its owners writes to it (copy-on-write).
- * Results have the same bits for every page size and every order of pages. 16 and multiples of it
- * are read in place; other sizes are gathered first.
+ * that it holds. By default a page is as long as the capacity, and each sequence has one. With
+ * small pages, sequences of different lengths share a pool that is smaller than the sum of their
+ * capacities. They can also share a prefix: mha_kv_cache_fork() copies a table, not the pages, and
+ * a shared page is copied when one of its owners writes to it (copy-on-write). Results are
+ * bit-identical for every page size and order of pages. Pages of a multiple of 16 positions are
+ * read in place; others are gathered first.
  *
  * Windows. With `window` W a cache keeps the last W positions, including the query's own, and the
  * first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append frees the pages that no
@@ -32,15 +32,15 @@
  * is not finite all are NaN; if all are below 2^-100 in size they are 0. Every call reads what is
  * stored, so that the result is bit-identical to an f32 cache of those numbers.
  *
- * Keys whose channels differ much in size, as those of many models do, lose most with one scale for
- * all. With MHA_KV_SCALES_CHANNEL each channel of a run of 16 positions, the first of which is a
- * multiple of 16, has a scale 2^e of its own: x_i is read as n_i 2^e, with the least e in -126 ..
+ * One scale per position loses most accuracy if the channels of the keys differ much in size, as in
+ * many models. With MHA_KV_SCALES_CHANNEL each channel of an aligned run of 16 positions has its
+ * own scale 2^e: x_i is read as n_i 2^e, with the least e in -126 ..
  * 121 for which all |n_i| are at most 127 (per-channel key scales: Liu et al. 2024, KIVI).
  * Appending a larger number to a run rounds its earlier positions again:
  *
  *   |n_i 2^e - x_i| < 2^e <= max_i |x_i| / 63.75 or 2^-126      the maximum over the run so far
  *
- * if no |x_i| is above 127 * 2^121. So the last 15 positions depend on what is appended after them:
+ * if no |x_i| is above 127 * 2^121. The last 15 positions therefore depend on later appends:
  * decoding is not bit-identical to the full pass, but stays within that bound. An element that is
  * not finite makes its channel of the run NaN. A run keeps its scales when a part of it is
  * truncated. Values have a scale per position. page_size is a multiple of 16, or the capacity.

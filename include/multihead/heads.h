@@ -2,19 +2,18 @@
  *
  * Three parts, each usable on its own:
  *
- *   - a source of rows: mha_attention_visit_rows() hands out the probabilities of all heads, a
- *     block of query rows at a time, from q and k; no T x S array is kept. Its rows can be pooled
- *     into smaller maps;
- *   - mha_head_measures, which takes such rows (or whole maps from anywhere) of any number of texts
- *     and yields scores: where a head's attention goes, each score with its chance level and number
- *     of rows;
+ *   - a source of rows: mha_attention_visit_rows() computes the probabilities of all heads from q
+ *     and k, a block of query rows at a time; no T x S array is kept. Rows can be pooled into
+ *     smaller maps;
+ *   - mha_head_measures, which computes scores from such rows, or from whole maps, of any number of
+ *     texts. Each score has a chance level and a number of rows;
  *   - roles: names for heads whose scores reach a threshold, with the evidence.
  *
  * Letters: H heads of a layer, T query rows t, S keys j. Query t is at key i = t + q_offset;
  * the row is A[j], N its number of visible keys. Logarithms are natural.
  *
- * A row counts for a score only if it is eligible: it sees at least two keys, of which at least
- * one is a target of the score and at least one is not. Rows whose weights are all 0 never count.
+ * A row counts for a score only if it is eligible: at least one visible key is a target of the
+ * score, and at least one is not. Rows whose weights are all 0 never count.
  * A row's chance is the score of uniform attention over its N keys: the number of visible
  * targets / N. value and chance are means over the same eligible rows, of all texts together, and
  *
@@ -59,7 +58,7 @@ extern "C" {
  *   q [B,H,T,D] in    k [B,Hk,S,D] in    as for mha_attention_forward(); values are not needed
  *
  * desc may be NULL; its dropout, gates and shaw_values are ignored. block_rows 0 chooses a number
- * that keeps a block near 4 MiB. Each ragged sequence comes with its own number of keys. The p are
+ * that keeps a block near 4 MiB. Blocks of a ragged sequence have that sequence's number of keys. p is
  * bit-identical to mha_attention_outputs.probabilities for any block_rows.
  *
  * Memory   a block of H block_rows S floats of the context's scratch, and what attention needs.
