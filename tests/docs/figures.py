@@ -24,11 +24,11 @@ FIGURES = [
     ("README.md", r"\*\*([\d.]+) to ([\d.]+)\*\* \| of torch's", "docs/library.md",
      r"largest error\s+is ([\d.]+)\s+to ([\d.]+)\s+of", 0),
     ("README.md", r"all-MiniLM-L6-v2, (\d+) tokens", "docs/library.md", r"with (\d+)\s+tokens\s+the\s+largest error", 0),
-    ("README.md", r"\*\*(\d+) %\*\* \| of the peak", "docs/speed.md", r"over 2,048 tokens (\d+) to", 0),
+    ("README.md", r"\*\*(\d+) %\*\* \| of the peak", "docs/speed.md", r"\| forward h8 d64 n2048 \| (\d+)/", 0),
     ("README.md", r"forward over ([\d,]+) tokens; ([\d.]+) to ([\d.]+) times as fast as the fastest of torch",
-     "docs/speed.md", r"one and two threads: ([\d,]+) tokens ([\d.]+) to ([\d.]+) times as fast", 0),
+     "docs/speed.md", r"attention over ([\d,]+) tokens and is ([\d.]+)\s+to ([\d.]+) times as fast", 0),
     ("README.md", r"\*\*([\d.]+) MB\*\* \| beyond the tensors, for full attention over 65,536 keys",
-     "docs/long-sequences.md", r"\| full \| 65,536 \| [\d.]+ \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|", 0),
+     "docs/long-sequences.md", r"\| full \| 65,536 \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|", 0),
     ("README.md", r"fetches (\d+) MB; needs python3-venv", "tools/get-minilm", r"size='(\d+) MB'", 0),
     ("README.md", r"SmolLM2-135M, fetches (\d+) MB", "tools/get-smollm2", r"size='(\d+) MB'", 0),
     ("script/demo", r"fetches (\d+) MB", "tools/get-minilm", r"size='(\d+) MB'", 0),
@@ -55,7 +55,7 @@ FIGURES = [
     ("README.md", r"in float(32), both against float(64)", None, "names of types", None),
     ("README.md", r"of one Zen (4) core", None, "a name", None),
     ("README.md", r"full attention over (65,536) keys", None, "the row that is compared above", None),
-    ("README.md", r"maps of BERT's (72) heads", "docs/heads-minilm.md", r"\b(72) heads", 0),
+    ("README.md", r"maps of a small BERT's (72) heads", "docs/heads-minilm.md", r"\b(72) heads", 0),
 ]
 
 

@@ -858,11 +858,8 @@ static void failed_allocations_are_reported(void **state)
         finished = 0;
         for (int kind = 0; kind < 3; kind++) {
             failing_alloc allocator = failing_alloc_make();
-            mha_context_desc desc = {.struct_size = sizeof desc,
-                                     .num_threads = 1,
-                                     .allocator = failing_alloc_interface(&allocator)};
             mha_context *context;
-            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            assert_int_equal(failing_context(&allocator, 1, MHA_ISA_AUTO, &context), MHA_OK);
             rng r = rng_make(2, 77); /* sizes that are not 0: each must allocate */
             linear_case l = linear_make(&r);
             norm_case n = norm_make(&r);

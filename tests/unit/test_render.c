@@ -1011,7 +1011,7 @@ static void sink_failures_are_passed_up(void **state)
         {.values = values}, {.values = values}, {.values = values}, {.values = values}};
     mha_figure figure = figure_of(panels, 4, 40, 40);
     for (int i = 0; i < WRITERS; i++)
-        for (int k = 0;; k += rng_whole_sample() ? 1 : 1 + k / 8) {
+        for (int k = 0;; k += rng_long_run() ? 1 : 1 + k / 8) {
             failing f = {k, 0, k % 2 ? MHA_ERR_CALLBACK : MHA_ERR_WRITE};
             mha_sink sink = {fail_later, &f};
             mha_status status = writers[i](&figure, &sink);
