@@ -4,7 +4,7 @@
  *              a communicator of the caller's own
  *   large      one of more than 1 GiB, which travels in pieces
  *   silent     rank 2 sends nothing: the wait of rank 1 ends at the deadline, that of rank 0 with it, and both name rank
- *              2; only ranks that have met are told
+ *              2; only ranks that have exchanged messages receive a farewell
  *   broken     the second piece of a large message fails: the first one is cancelled
  *   wrong      rank 1 sends fewer bytes than are expected
  *   abort      rank 1 ends all, while the others wait for ever
@@ -147,7 +147,7 @@ static void broken(const mha_transport *t)
     free(bytes);
 }
 
-/* Rank 1 meets rank 0, and nobody else. */
+/* Ranks 0 and 1 exchange a message, the other ranks none. */
 static void meet(const mha_transport *t)
 {
     char byte = 0;
