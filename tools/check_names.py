@@ -7,8 +7,8 @@ Names in *.md that must exist: mha_... in the headers (`mha_module_*` is a prefi
 options or in the environment, options of the program in a command of a subcommand or between backquotes, modules
 and names of the Python package. What must be in a document: every public header, variable of the
 environment, option of CMake, family of models, name that the Python package exports and option of its attention.
-tests/cli/help.py compares each subcommand's options with the manual; check_style.py requires the words of every public
-function. Options are left out where BUILD_DIR has no program.
+tests/cli/help.py compares the manual with the help; check_style.py requires a comment of every public function.
+Options are left out where BUILD_DIR has no program.
 """
 import functools
 import pathlib
@@ -22,8 +22,17 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ("include", "src", "cli", "bindings", "cmake", "tests", "bench", "tools", "script", "examples", ".ci")
 # Options of other programs that pages name between backquotes.
 OF_OTHERS = {"--cache-type-k", "--functional", "--keep", "--map-by"}
+# A page in which every name is wrong, one a line; "_" is added so that none is named here.
+BAD = """call mha+nothing()
+and mha+nomodule+*
+with MHA+NOTHING
+multihead.no+such+call(q)
+multihead view MODEL --no-such-option
+`heads MODEL --no-such-option`
+`--no+such+option`""".replace("+", "_")
 
 
+@functools.lru_cache
 def text_of(*folders, pattern="*"):
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob(pattern))]
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths
@@ -42,21 +51,21 @@ def options_of(program, command):
 
 
 def commands_in(text):
-    """(line, subcommand, options) of the program's commands, continued ones as one."""
+    """(line, subcommand, options) of the program's commands, also of `heads --sort X`; continued ones as one."""
     text = re.sub(r"\\\n", "  ", text)
-    for match in re.finditer(r"(?:^|[`\s/])multihead ([a-z]+)((?: [^\n`|;>#)]*)?)", text):
-        yield text.count("\n", 0, match.start()) + 1, match[1], words(r"(?<= )--[a-z][\w-]*", match[2])
+    for match in re.finditer(r"(?:(?:^|[`\s/])multihead |`)([a-z]+)((?: [^\n`|;>#)]*)?)", text):
+        yield text.count("\n", 0, match.start(1)) + 1, match[1], words(r"(?<= )--[a-z][\w-]*", match[2])
 
 
 def unknown_options(program, documents):
     everywhere = text_of("script", "tools", "tests", "bench", ".ci") + text_of("cli", pattern="*.c")
     for name, text in documents:
         for line, command, options in commands_in(text):
-            known = options_of(program, command)
+            known = options and options_of(program, command)
             for option in sorted(options - known if known else ()):
                 yield f"{name}:{line}: multihead {command} has no option {option}"
         for match in re.finditer(r"`(--[a-z][\w-]*)", text):
-            if match[1] not in OF_OTHERS and f"{match[1]}" not in everywhere and \
+            if match[1] not in OF_OTHERS and match[1] not in everywhere and \
                     not re.search(rf'"{match[1][2:]}"', everywhere):
                 yield f"{name}:{text.count(chr(10), 0, match.start()) + 1}: no program here has {match[1]}"
 
@@ -108,12 +117,14 @@ def undocumented(documents):
 
 
 def main():
-    documents = [(name, (ROOT / name).read_text(encoding="utf-8")) for name in check_links.documents()]
-    errors = list(unknown_names(documents))
-    errors += [f"{where} does not mention {what}" for where, what in undocumented(documents)]
     program = pathlib.Path(sys.argv[1]) / "multihead"
-    if program.exists():
-        errors += list(unknown_options(str(program), documents))
+    checks = [unknown_names] + [functools.partial(unknown_options, str(program))] * program.exists()
+    found = {int(error.split(":")[1]) for check in checks for error in check([("BAD", BAD)])}
+    missed = set(range(1, 8 if program.exists() else 5)) - found
+    documents = [(name, (ROOT / name).read_text(encoding="utf-8")) for name in check_links.documents()]
+    errors = [f"self-test: line {line} of BAD is not found" for line in sorted(missed)]
+    errors += [error for check in checks for error in check(documents)]
+    errors += [f"{where} does not mention {what}" for where, what in undocumented(documents)]
     print("\n".join(errors) or f"{len(documents)} documents: every name exists, and what exists is named")
     return 1 if errors else 0
 

@@ -1,73 +1,32 @@
-/* What the simulation has instead of the library's: folding a block into the rows takes the time of its pairs and
- * touches nothing, and a message's memory is the same for all ranks, so that a thousand of them fit in one machine.
- * The linker takes these for the functions of attn_fold.c and, by --wrap, of attn_plan.c and scratch.c. Messages, their
- * order and all that decides on them are the library's own. */
+/* What the simulation has instead of the library's: attention takes the time of its pairs and touches nothing, and large
+ * memory is the same for all ranks, so that a thousand of them fit in one machine. The linker takes these, by --wrap, for
+ * the functions of attn_plan.c, split.c and scratch.c. Messages, their order and all that decides on them are the
+ * library's own. */
 #include "scale.h"
 
-#include "attention/attn_fold.h"
+#include "attention/attn_plan.h"
+#include "distributed/split.h"
 
 #include <mpi.h>
 
-bool mhai_attn_folds(const mhai_attn_problem *p, const mhai_attn_backend *backend)
-{
-    (void)p, (void)backend;
-    return true;
-}
-
-mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t *bytes)
-{
-    const mhai_attn_problem *p = &plan->p;
-    *bytes = (size_t)(p->B * p->H * p->q.shape[2] * (p->Dv + 2)) * sizeof(float);
-    return MHA_OK;
-}
-
-mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
-                                mhai_attn_fold *fold)
-{
-    (void)context;
-    *fold = (mhai_attn_fold){.plan = *plan, .part = *plan->p.part, .rows = plan->p.q.shape[2]};
-    return MHA_OK;
-}
-
-/* Heads are shared out over turns. */
-void mhai_attn_fold_keys(mha_context *context, mhai_attn_fold *fold, const mhai_attn_keys *keys,
-                         int64_t count, int64_t turn, int64_t turns)
-{
-    const int64_t query = fold->part.queries_before[0];
-    (void)context, (void)turn;
-    double pairs = 0;
-    for (int64_t i = 0; i < count; i++)
-        pairs += scale_pairs(query, query + fold->rows, keys[i].first + keys[i].begin,
-                             keys[i].first + keys[i].end);
-    scale_compute(pairs / (double)turns, fold->plan.p.H);
-}
-
 mha_status __wrap_mhai_attn_forward(mha_context *context, const mhai_attn_call *call);
+void __wrap_mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tensor *from,
+                           int64_t from_row, const int64_t *shape, int64_t rows);
 
-/* A rank that has all rows of some heads. */
+/* All rows of some heads, or those of a piece. */
 mha_status __wrap_mhai_attn_forward(mha_context *context, const mhai_attn_call *call)
 {
-    const int64_t rows = call->q->shape[2];
+    const int64_t first = call->part ? call->part->queries_before[0] : 0;
     (void)context;
-    scale_compute(scale_pairs(0, rows, 0, rows), call->q->shape[1]);
+    scale_compute(scale_pairs(first, first + call->q->shape[2], 0, call->k->shape[2]),
+                  call->q->shape[1]);
     return MHA_OK;
 }
 
-/* Of decoding, which is not simulated. */
-void mhai_attn_fold_place(mhai_attn_fold *fold, const mhai_attn_keys *keys)
+void __wrap_mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tensor *from,
+                           int64_t from_row, const int64_t *shape, int64_t rows)
 {
-    (void)fold, (void)keys;
-}
-
-void mhai_attn_fold_stretch(mha_context *context, mhai_attn_fold *fold,
-                            const mhai_attn_stretch *stretch)
-{
-    (void)context, (void)fold, (void)stretch;
-}
-
-void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
-{
-    (void)context, (void)fold;
+    (void)to, (void)to_row, (void)from, (void)from_row, (void)shape, (void)rows;
 }
 
 mha_status __real_mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
@@ -75,8 +34,7 @@ mha_status __real_mha_scratch_alloc(mha_context *context, int64_t count, size_t 
 mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
                                     void **memory);
 
-/* The blocks of a ring, and tensors of heads that are exchanged, are single elements of megabytes; tables have
- * small ones. */
+/* Tensors of a rank's heads, and messages, are single elements of megabytes; tables have small ones. */
 mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void **memory)
 {
     if (count != 1 || size < 1 << 20) return __real_mha_scratch_alloc(context, count, size, memory);

@@ -4,12 +4,10 @@
 Builds scale.c with smpicc (Debian: libsimgrid-dev) and build/libmultihead.a, runs it for each number of hosts (8 and 64 if
 none is given; 64 take half a minute a row, 256 three minutes), link and speed of hosts, and prints a row for each: the
 seconds and the efficiency of mha_distributed_forward(), those of a rotating ring, bytes received and scratch of a rank, and
-what paper says: a host alone, and the time in which its link carries its bytes. model.py is a model of the stream of keys,
-without exchanged heads, that takes seconds.
+what paper says: a host alone, and the time in which its link carries its bytes.
 
   run.py --speeds 40 --links 100Gb --hosts 64 > table.md
-  run.py --keep-heads --hosts 8                              all heads stay: MHA_SEQUENCE_KEEP_HEADS
-  run.py --timeline FILE --keep-heads --links 10Gb --speeds 40 --hosts 8   what each host does when
+  run.py --timeline FILE --links 10Gb --speeds 40 --hosts 8   what each host does when
 """
 import argparse
 import pathlib
@@ -54,7 +52,7 @@ def build(folder):
         objects.append(folder / (pathlib.Path(source).stem + ".o"))
         command("smpicc", *flags, *more, "-c", ROOT / source, "-o", objects[-1])
     command("smpicc", "-o", folder / "scale", *objects, ROOT / "build/libmultihead.a", "-lm", "-lpthread",
-            "-Wl,--wrap=mha_scratch_alloc,--wrap=mhai_attn_forward")
+            "-Wl,--wrap=mha_scratch_alloc,--wrap=mhai_attn_forward,--wrap=mhai_copy_rows")
 
 
 def simulate(folder, hosts, link, speed, schedule, folds, *timeline):
@@ -75,11 +73,9 @@ def main():
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
     parser.add_argument("--speeds", nargs="+", type=int, default=[1, 10, 40], help="peak of a host, TFLOP/s")
     parser.add_argument("--folds", type=int, default=8, help="how often pieces go to and fro over the ranks")
-    parser.add_argument("--keep-heads", action="store_true", help="do not exchange heads for rows")
     parser.add_argument("--timeline", help="a file for what each host does")
     options = parser.parse_args()
     pairs = TOKENS * (TOKENS + 1) / 2
-    schedule = "stream" if options.keep_heads else "ordered"
     print(f"{TOKENS:,} tokens, folds {options.folds}, kernels at {KERNELS:.0%} of the peak\n")
     print("| hosts | link | TFLOP/s | forward, s | efficiency | ring, s | efficiency | GB received | MB of scratch "
           "| alone / hosts, s | link, s |\n|" + "---|" * 11, flush=True)
@@ -91,7 +87,7 @@ def main():
                 for speed in options.speeds:
                     ideal = pairs * HEADS * 4 * HEAD_DIM / (speed * 1e12 * KERNELS) / hosts
                     more = [options.timeline] if options.timeline else []
-                    forward, received, scratch = simulate(folder, hosts, link, speed, schedule, options.folds, *more)
+                    forward, received, scratch = simulate(folder, hosts, link, speed, "ordered", options.folds, *more)
                     ring, _, _ = simulate(folder, hosts, link, speed, "ring", 1)
                     print(f"| {hosts:,} | {link} | {speed} | {forward:.3f} | {ideal / forward:.1%} | {ring:.3f} "
                           f"| {ideal / ring:.1%} | {received / 1e9:.2f} | {scratch / 1e6:.0f} | {ideal:.3f} "

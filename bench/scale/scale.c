@@ -2,7 +2,6 @@
  *
  *   scale ordered TOKENS FOLDS [TIMELINE]   mha_distributed_forward(): its messages, with kernels that take the time
  *                                           of their pairs (replaced.c). Pieces are zigzag, FOLDS times over
- *   scale stream TOKENS FOLDS [TIMELINE]    the same without exchanging heads
  *   scale ring TOKENS FOLDS [TIMELINE]      the usual rotating ring instead: each rank begins with its own keys, and
  *                                           hands on what it has while it computes it
  *
@@ -136,12 +135,11 @@ static void begin(work *w, int64_t tokens, int64_t folds)
 
 /* ---- the schedules ------------------------------------------------------------------------- */
 
-static void ordered(work *w, uint32_t flags, double numbers[3])
+static void ordered(work *w, double numbers[3])
 {
     const mha_context_desc one = {.struct_size = sizeof one, .num_threads = 1};
     const mha_attention_desc desc = {.struct_size = sizeof desc, .flags = MHA_ATTENTION_CAUSAL};
     const mha_sequence_split split = {.struct_size = sizeof split,
-                                      .flags = flags,
                                       .transport = &w->transport,
                                       .queries = w->tokens,
                                       .keys = w->tokens,
@@ -211,7 +209,7 @@ int main(int count, char **arguments)
     work w = {0};
     double own[3] = {0}, all[3];
     if (count < 4) {
-        fprintf(stderr, "scale ordered|stream|ring TOKENS FOLDS [TIMELINE]\n");
+        fprintf(stderr, "scale ordered|ring TOKENS FOLDS [TIMELINE]\n");
         return 2;
     }
     if (count > 4 && !scale_timeline) scale_timeline = fopen(arguments[4], "w");
@@ -219,7 +217,7 @@ int main(int count, char **arguments)
     if (!strcmp(arguments[1], "ring"))
         ring(&w, own);
     else
-        ordered(&w, strcmp(arguments[1], "stream") ? 0 : MHA_SEQUENCE_KEEP_HEADS, own);
+        ordered(&w, own);
     MPI_Allreduce(own, all, 3, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     if (w.transport.rank == 0) printf("%.6f %.0f %.0f\n", all[0], all[1], all[2]);
     if (w.transport.rank == 0 && scale_timeline) fflush(scale_timeline);

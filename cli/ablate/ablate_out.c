@@ -362,10 +362,10 @@ static const told of_page[2] = {ESTIMATE, SINGLE};
 
 static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
 {
-    char name[NAME_BYTES], text[LINE_BYTES];
+    char name[NAME_BYTES], label[NAME_BYTES], text[LINE_BYTES];
     for (int m = 0; m < e->measure_count; m++)
         for (int i = 0; i < 2; i++) {
-            char *kept[2];
+            char *kept[3];
             const bool exact = of_page[i] == SINGLE;
             if (!has(e, m, of_page[i])) continue;
             snprintf(name, sizeof name, "%s_%s", exact ? "effect" : "estimate",
@@ -378,8 +378,11 @@ static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
                      set_of(e, m)->data.texts);
             CLI_TRY(arena_text(ABLATE, name, strlen(name), &kept[0]));
             CLI_TRY(arena_text(ABLATE, text, strlen(text), &kept[1]));
+            snprintf(label, sizeof label, "%s on %s", exact ? "effect" : "estimated effect",
+                     e->measures[m].label);
+            CLI_TRY(arena_text(ABLATE, label, strlen(label), &kept[2]));
             beside->columns[beside->column_count++] =
-                (mha_heads_column){.name = kept[0], .text = kept[1], .luck = NAN};
+                (mha_heads_column){.name = kept[0], .label = kept[2], .text = kept[1], .luck = NAN};
         }
     return CLI_OK;
 }
@@ -429,7 +432,7 @@ static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_hea
         CLI_TRY(arena_text(ABLATE, name, strlen(name), &names[i]));
         values[i] = all[i].found.mean;
     }
-    snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].name);
+    snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].label);
     char *kept;
     CLI_TRY(arena_text(ABLATE, title, strlen(title), &kept));
     list->title = kept;

@@ -92,8 +92,8 @@ const args_page bench_page = {
                 "multihead bench gemm --rows 1 --outputs 4096 --inputs 4096\n"
                 "multihead bench all --svg roofline.svg",
     .notes = "WORK is forward, backward, decode, module, gemm, or all: a list of\n"
-             "shapes. Forward counts 4 D operations per visible pair of query and key, backward\n"
-             "10 D. The peak of multiply-adds and the read bandwidth are measured\n"
+             "shapes. Forward counts 4 D operations per visible pair of query and key,\n"
+             "backward 10 D. The peak of multiply-adds and the read bandwidth are measured\n"
              "first, in the same run and with the same number of threads.\n"
              "\n"
              "A sample is quiet if short probes of the same kind of work before and after it\n"

@@ -16,9 +16,9 @@ cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
     static const struct {
         const char *name, *about;
     } all[MHA_ANSWER_MEASURES] = {
-        {"weight", "What of its attention the word gives to the other one."},
-        {"arrives", "What of the length of all that arrives at the word comes from the other one."},
-        {"effect", "What changes at the word when the head is removed."}};
+        {"weight", "Attention weight from the first word to the second."},
+        {"arrives", "Norm of the weighted value of the second word, as a share of the row."},
+        {"effect", "Effect of removing the head on the first word's row."}};
     double *values;
     const int64_t count = maps_count(maps);
     CLI_TRY(ARENA_ALLOC(VIEW, MHA_ANSWER_MEASURES * count, &values));
@@ -57,17 +57,17 @@ static void print_question(const view_options *options, const view_ask *ask, int
     char from[120], to[120], line[1400], text[1200];
     describe_word(&ask->from, from, sizeof from);
     describe_word(&ask->to, to, sizeof to);
-    snprintf(line, sizeof line, "%s: heads that look from %s at %s", ask->source.name, from, to);
+    snprintf(line, sizeof line, "%s: attention from %s to %s", ask->source.name, from, to);
     cli_print_wrapped("", line, width);
     if (view_join_texts(&ask->source, 140, text, sizeof text)) cli_print_wrapped("", text, width);
-    snprintf(
-        line, sizeof line,
-        "weight: of the attention of that row; %.4f by chance. arrives: the same of the length "
-        "of what arrives, ||alpha f(x)||. effect: %s",
-        ask->answer->chance,
-        ask->predicted
-            ? "without the head, the fall of the log-probability of what that row predicts"
-            : "without the head, the turn of that row's last hidden state, 1 - cosine");
+    snprintf(line, sizeof line,
+             "weight: attention weight in that row; uniform attention: %.4f. arrives: norm of the "
+             "weighted value, "
+             "||alpha f(x)||, as a share of the row. effect: %s",
+             ask->answer->chance,
+             ask->predicted
+                 ? "decrease of the log-probability of that row's prediction without the head"
+                 : "1 - cosine of that row's last hidden state with and without the head");
     cli_print_wrapped("", line, width);
     if (ask->predicted) {
         snprintf(line, sizeof line, "that row predicts: %.80s (probability %.3f)", ask->predicted,

@@ -132,7 +132,7 @@ static void print_table(const desk *of, int64_t width)
     const mha_desk *d = &of->of;
     const bool wide = width >= 60;
     const table_column columns[] = {{"head", -7, 0, TABLE_PLAIN, {0}},
-                                    {"length", 8, 3, TABLE_PLAIN, {0}},
+                                    {"norm", 8, 3, TABLE_PLAIN, {0}},
                                     {"share", 8, 3, TABLE_PLAIN, {0}},
                                     {"nearest", 10, 0, TABLE_PLAIN, {0}},
                                     {wide ? "  loudest at" : NULL, 0, 0, TABLE_PLAIN, {0}}};

@@ -4,20 +4,14 @@
  * likes. Each rank calls with its own rows and gets its own rows of the result: for any number of
  * ranks and any cuts the same bits as mha_attention_forward() and _backward() of the whole.
  *
- * How. A row's softmax goes over blocks of 512 keys from key 0 on, and what a block adds depends on
- * those before it. So blocks travel in the order of keys, from the rank that has them to all that
- * need them, and each rank folds each block into its rows: a pipeline through the ranks in which
- * the next blocks are on their way while one is computed. A rank keeps its rows, their sums, and a
- * few blocks. (A rotating ring, which begins with the rank's own keys, merges in another order, and
- * changes bits with the number of ranks.)
+ * How. Ranks exchange heads for rows (Jacobs et al. 2023, DeepSpeed-Ulysses, 3): each rank receives all rows of its
+ * share of the heads, makes the call of one process, and sends the results to the owners of the rows. No sum is over
+ * two ranks, so that the bits do not depend on them.
  *
- *   - every rank reads from and sends to others at most S keys and values once
- *   - a causal mask or a window spares what no row of a rank and of those after it sees
- *   - with a causal mask, pieces that go to and fro give all ranks as many pairs (mha_split_pieces())
- *
- * Before that, the forward may exchange heads for rows: C ranks that follow each other send each other rows, so
- * that each has H / C heads and all rows of the C ranks (Jacobs et al. 2023, DeepSpeed-Ulysses, 3). Keys of a head
- * then pass size / C ranks instead of size, and none if C is size (mha_distributed_forward()).
+ *   - the heads are divided into C parts; rank r has part r mod C
+ *   - if there are more ranks than parts, the ranks r / C = g are group g. The ranks with the same part share its heads:
+ *     each group has the queries of its ranks' pieces, and every rank has all keys and values of its heads
+ *   - with a causal mask, pieces in alternating order give all groups as many pairs (mha_split_pieces())
  *
  * Few queries of many keys, as in decoding: mha_distributed_decode() leaves keys and values where they are
  * and sends the sums of rows.
@@ -59,7 +53,7 @@ typedef struct mha_piece {
     int64_t begin, end; /* begin <= end */
 } mha_piece;
 
-/* Where a cut of queries costs the backward nothing: at multiples of so many rows from each sequence's first. */
+/* Where cuts of queries are best taken: at multiples of so many rows from each sequence's first. */
 enum { MHA_SPLIT_ROWS = 112 };
 
 /**
@@ -67,11 +61,10 @@ enum { MHA_SPLIT_ROWS = 112 };
  * multiples of MHA_SPLIT_ROWS; of a short sequence some pieces are empty.
  *
  *   folds 0    one piece a rank, in the order of ranks
- *   folds F    zigzag: 2 F size pieces go to the ranks to and fro, 0 .. size - 1, size - 1 .. 0, F times
+ *   folds F    zigzag: 2 F size pieces go to the ranks in alternating order, 0 .. size - 1, size - 1 .. 0, F times
  *
- * With a causal mask zigzag gives all ranks as many pairs. In the forward all ranks see a block of keys at
- * about the same time, so that computing takes up to 1 + 1 / (2 F) times as long as the pairs of a rank do: 4
- * is a good number. In the backward every piece is a visit of each block, and 1 is enough.
+ * It matters only if there are more ranks than parts of heads: with a causal mask 1 fold gives all ranks as many
+ * pairs.
  *
  *   pieces [1 or 2 folds] out    count out: how many these are, of which some may be empty
  *
@@ -81,15 +74,10 @@ enum { MHA_SPLIT_ROWS = 112 };
 MHA_API MHA_NODISCARD mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size,
                                                   int64_t folds, mha_piece *pieces, int64_t *count);
 
-/* mha_sequence_split.flags, the same at all ranks */
-enum {
-    MHA_SEQUENCE_KEEP_HEADS = 1 << 0 /* the forward does not exchange heads (below) */
-};
-
 /* What this rank has of the whole. The pieces of all ranks together are each row once. */
 typedef struct mha_sequence_split {
     uint32_t struct_size;
-    uint32_t flags;
+    uint32_t flags; /* 0 */
     const mha_transport *transport;
     int64_t queries, keys;         /* T and S; of a ragged batch the packed axes */
     const mha_piece *query_pieces; /* ascending; q and o have the rows of the first, then those of
@@ -100,7 +88,7 @@ typedef struct mha_sequence_split {
 
 /**
  * Attention forward over all ranks of split->transport: every rank makes the call, with the same
- * descriptor but for what is over queries.
+ * descriptor but for what is over queries, with the same types, and with the same outputs.
  *
  *   q [B,H,t,D] in    k [B,Hk,s,D] in    v [B,Hk,s,Dv] in    o [B,H,t,Dv] out
  *
@@ -110,32 +98,26 @@ typedef struct mha_sequence_split {
  *   - what is over keys alone (global_keys, key_documents), keep_blocks, and all lengths, starts
  *     and offsets are those of the whole, on every rank
  * outputs have t rows, but column_sums [B,H,s]: what the keys of this rank receive from all queries.
- * Lists of rows only with one piece. scores and column_sums are wanted by all ranks or by none.
+ * Lists of rows only with one piece.
  *
- * Without outputs other than lse, on the tiled path in f32, keys and values pass through; otherwise
- * every rank gathers all of them first (mha_distributed_explain() says which and why).
+ * The number of parts C divides the number of ranks and H, and divides Hk or is a multiple of it. Of these the one is
+ * taken for which the rank with the most needs the least scratch, and of equals the largest. C is 1, so that rows
+ * stay at their ranks, if probabilities, average_probabilities or scores are wanted.
  *
- * Heads are exchanged if the only output besides o is lse, nothing in desc is over queries (keep_mask, bias,
- * global_queries, query_documents), and some number of ranks C divides size, H, and Hk or is a multiple of it. Of
- * all such C the one is taken whose rank receives the fewest bytes, those of 16 blocks for each further rank with
- * the same heads counted too, since they are under way at once; if 1 takes the fewest, heads stay. What is
- * exchanged arrives before the first row is computed, and results leave after the last: on slow links, and with many
- * queries for each key/value head, MHA_SEQUENCE_KEEP_HEADS may be faster, and it takes less memory.
+ * column_sums adds up over queries. With more ranks than parts the sums of a part's heads go from piece to piece in
+ * the order of queries, in double, and ranks add to them one after the other.
  *
- * column_sums adds up over queries: the sums of all keys, in double, go from piece to piece in the order of
- * queries, and each rank adds its own. They go in turns of some key/value heads, so that ranks of pieces that
- * follow each other work at once; with few heads (B Hk) they wait for each other.
- *
- * Memory   borrowed for the call. Scratch: with keys that pass through Dv + 2 floats for each
- *          row of q and head, and nine to 19 blocks of keys and values; else S keys and values, and that of
- *          mha_attention_forward() for the rows here. column_sums: B H S doubles, and at most as many
- *          floats. Heads that are exchanged: as much again as q, k, v and o of this rank, more if there are
- *          more parts than key/value heads; and copies of those whose rows of a head are not contiguous.
+ * Memory   borrowed for the call. Scratch, for h = H / C heads and hk = max(Hk / C, 1) key/value heads:
+ *            S keys and values of hk heads
+ *            C > 1: of h heads, the queries, results and what the descriptor has over queries, of all rows of a group;
+ *            an input that all heads share is whole at each rank of a group
+ *            the longest message to and from another rank
+ *            that of mha_attention_forward() of these rows
+ *            column_sums: B h S floats, and with more ranks than parts as many doubles
  * Errors   as mha_attention_forward(), at all ranks alike, with the number of the rank in
  *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces that overlap or leave gaps; ranks whose
- *          descriptors differ); MHA_ERR_UNSUPPORTED (flags); MHA_ERR_RANK. On error no output byte
- *          is written; but with MHA_ERR_RANK, if there are column_sums or heads are exchanged, other outputs
- *          may be written in part.
+ *          descriptors, types or outputs differ); MHA_ERR_UNSUPPORTED (flags); MHA_ERR_RANK. On error no output byte
+ *          is written; but with MHA_ERR_RANK outputs may be written in part.
  * Threads  one call at a time per context and transport.
  * Accuracy as mha_attention_forward().
  * Since    0.1
@@ -149,14 +131,12 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_forward(mha_context *context,
 
 /* What a call of this rank would do; o is taken to be f32. */
 typedef struct mha_distributed_plan {
-    bool streamed;      /* keys pass through; false: they are gathered, or all here */
-    const char *reason; /* why, one sentence, static text */
-    int64_t parcels;    /* blocks of keys that travel as one message, of all ranks */
-    int64_t messages_sent, messages_received; /* by this rank: rows, keys, values, column sums */
+    const char *reason;                       /* who computes what, one sentence, static text */
+    int64_t head_parts;                       /* C, into which heads are divided */
+    int64_t messages_sent, messages_received; /* by this rank: rows, keys, values, results */
     double bytes_sent, bytes_received;        /* likewise */
     double pairs; /* that this rank computes: visible_pairs of its rows and heads */
     size_t scratch_bytes;
-    int64_t head_parts; /* ranks that exchange heads with each other; 1: none do */
 } mha_distributed_plan;
 
 /**
@@ -181,35 +161,33 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  *                        are those of the whole
  *
  * All ranks want and give the same ones, with the same flags. What is not over queries or keys comes whole to
- * every rank; with MHA_GRADIENTS_ACCUMULATE each adds it to what it has. q, o, o_gradient and bias have the
- * same types at all ranks, and a bias whose gradient is wanted the same axes but for that of queries. If
- * each rank has one query, a bias with one row is taken to be one for all of them.
+ * every rank; with MHA_GRADIENTS_ACCUMULATE each adds it to what it has. A bias whose gradient is wanted has the same
+ * axes at all ranks but for that of queries. If each rank has one query, a bias with one row is taken to be one for all
+ * of them.
  *
- * Queries stay at their ranks. Blocks of 256 keys of a head visit them in the order of query heads and
- * queries, with the sums of their gradients, and come home; what a row of q adds up, it adds in the
- * order of keys. Both are the orders of one process. It sums MHA_SPLIT_ROWS queries at a time, counted from
- * each sequence's first: of those that a cut divides, the rank with the first one is sent copies of the
- * others and of their inputs, and sends back their gradients.
+ * The number of parts C is chosen as in the forward; it is 1 if the gradient of a bias is wanted. Cuts of queries are
+ * moved to multiples of MHA_SPLIT_ROWS from each sequence's first, and the rows sent accordingly.
  *
- * Sums of parameters go from piece to piece at the end, in the order of sequences, heads and queries, and
- * from the last to all: 8 bytes for each number of all of them, once for each piece; once for each piece and
- * head, if among them are gradients of the scale or of Shaw's tables, which are sums over heads.
+ * If every rank has key/value heads of its own (C is the number of ranks and divides Hk) and no gradient is wanted that
+ * is a sum over queries (of parameters, of a bias), each rank makes the call of one process. Otherwise it walks twice:
+ * over the queries of its heads and group, for their dq and the sums of parameters; then over blocks of 256 keys, which
+ * are dealt to the ranks that share a key/value head. For these the query heads arrive one after the other, since the
+ * gradient of a key is a sum over them. Both walks compute the scores of their pairs.
  *
- * The gradient of a bias, and gradients by probabilities, take walks of their own over all keys and values,
- * which every rank gathers first: a bias with rows of its own is as large as they are. The sums of one
- * that all queries share go from piece to piece in the order of one process, for each head if heads share
- * it, too; other keys and heads meanwhile. If keys share it as well (a number for a head, or for all),
- * ranks compute one after the other what one thread of one process would.
+ * Sums of parameters go from rank to rank at the end, in the order of sequences, heads and pieces, and
+ * from the last to all: 8 bytes for each number of all of them, once for each sequence, rank and piece; and for each
+ * head, if among them are gradients of the scale or of Shaw's tables, which are sums over heads. Those of a bias that
+ * queries share, 2,048 bytes for each 256 keys, go likewise for each head: ranks compute them one after the other, and
+ * at once as far as heads or sequences have elements of their own.
  *
- * Memory   borrowed for the call. Scratch: as mha_attention_backward() of the rows here, and D + 2
- *          floats for each row of q and head, and as many more as Shaw's tables have rows; for each
- *          MHA_SPLIT_ROWS rows of a head the sums of parameters; where a cut divides MHA_SPLIT_ROWS queries,
- *          two copies of these and of what is over them; with gradients of the bias or by probabilities
- *          S keys and values, and 8 bytes for each number of a shared bias; blocks on their way from the
- *          context's allocator, at most about 64 times 256 (3 D + 3 Dv) floats for each thread.
+ * Memory   borrowed for the call. Scratch, for h = H / C heads and hk = max(Hk / C, 1) key/value heads, rows of a group:
+ *            as in the forward; o, gradients and their copies on the way too
+ *            8 bytes for each row of q and head, twice; for each MHA_SPLIT_ROWS rows of a head the sums of parameters
+ *            of one head, all T rows of q, o_gradient, lse, and what the descriptor has over queries
+ *            the rank's keys of one key/value head, 4 (D + Dv) bytes each, and those of hk heads as they are returned
+ *            that of mha_attention_backward() of these rows
  * Errors   as mha_attention_backward(), at all ranks alike; as mha_distributed_forward();
- *          MHA_ERR_UNSUPPORTED (the plain path). With MHA_ERR_RANK and MHA_ERR_NOMEM gradients may
- *          be written in part.
+ *          MHA_ERR_UNSUPPORTED (the plain path). With MHA_ERR_RANK gradients may be written in part.
  * Threads  as mha_distributed_forward().   Accuracy  as mha_attention_backward().   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_distributed_backward(mha_context *context,

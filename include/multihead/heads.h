@@ -112,40 +112,62 @@ typedef enum mha_measure_kind {
     MHA_KIND_CORRELATION = 4 /* -1 .. 1 */
 } mha_measure_kind;
 
-/* All scores: id, name in tables and files, kind, description. New ones are appended. */
-#define MHA_MEASURE_LIST(X)                                                                       \
-    X(PREVIOUS, "previous", SHARE, "mass on the token just before")                               \
-    X(NEXT, "next", SHARE, "mass on the token just after")                                        \
-    X(SELF, "self", SHARE, "mass on the token itself")                                            \
-    X(FIRST, "first", SHARE, "mass on the first token")                                           \
-    X(SEPARATOR, "separator", SHARE, "mass on separators")                                        \
-    X(NEAR, "near", SHARE, "mass within a few tokens, itself included")                           \
-    X(SEGMENT, "segment", SHARE, "mass inside the token's own segment")                           \
-    X(BLOCK, "block", SHARE, "mass inside the token's own segment, times its evenness there")     \
-    X(DUPLICATE, "duplicate", SHARE, "mass on other places of the same token")                    \
-    X(INDUCTION, "induction", SHARE, "mass on what followed earlier places of the same token")    \
-    X(INDUCTION_MEAN, "induction_mean", SHARE, "mean weight of one such follower")                \
-    X(RARE, "rare", SHARE, "mass on the rarest token of the text")                                \
-    X(CONFIDENCE, "confidence", SHARE, "largest weight on a token that is no separator")          \
-    X(ENTROPY, "entropy", NATS, "entropy of a row")                                               \
-    X(EVENNESS, "evenness", PLAIN, "entropy of a row / log of the number of keys it sees")        \
-    X(BROAD, "broad", PLAIN, "share of rows with an evenness above 0.78")                         \
-    X(DISTANCE, "distance", TOKENS, "mean distance of what is looked at")                         \
-    X(SINK, "sink", SHARE, "mass on the first token, over all rows, the first too")               \
-    X(COSINE, "cosine", CORRELATION, "correlation of weights with the inputs' cosine similarity") \
-    X(VERTICAL, "vertical", SHARE, "mass on the best one to three columns")                       \
-    X(HORIZONTAL, "horizontal", PLAIN, "share of broad rows where most rows are sharp")           \
-    X(CUT, "cut", SHARE, "as block, for the two segments of the best single cut")                 \
-    X(FAMILY_DIAGONAL, "family_diagonal", SHARE, "mass on an eighth of the map: best diagonals")  \
-    X(FAMILY_VERTICAL, "family_vertical", SHARE, "mass on an eighth of the map: best columns")    \
-    X(FAMILY_BLOCK, "family_block", SHARE, "mass on an eighth of the map: best blocks")           \
-    X(RAREST, "rarest", SHARE, "share of texts where it points to the rarest token")              \
-    X(RAREST_TWO, "rarest_two", SHARE, "share of texts where it points to one of the two rarest") \
-    X(DIAGONAL, "diagonal", SHARE, "mass at the best offset")                                     \
-    X(POSITIONAL, "positional", SHARE, "share of rows whose largest weight is at the best offset")
+/* All scores: id, name in files and options, kind, label for readers, definition, source. New ones are
+ * appended. docs/heads.md has the formulas and the full references. */
+#define MHA_MEASURE_LIST(X)                                                                        \
+    X(PREVIOUS, "previous", SHARE, "previous token", "mass on the token just before",              \
+      "Clark 2019, Olsson 2022")                                                                   \
+    X(NEXT, "next", SHARE, "next token", "mass on the token just after", "Clark 2019")             \
+    X(SELF, "self", SHARE, "token itself", "mass on the token itself", "Clark 2019")               \
+    X(FIRST, "first", SHARE, "first token", "mass on the first token", "Clark 2019")               \
+    X(SEPARATOR, "separator", SHARE, "separators", "mass on separators", "Clark 2019")             \
+    X(NEAR, "near", SHARE, "nearby tokens", "mass on the token itself and its neighbours", "ours") \
+    X(SEGMENT, "segment", SHARE, "own segment", "mass inside the token's own segment",             \
+      "Kovaleva 2019")                                                                             \
+    X(BLOCK, "block", SHARE, "own segment, evenly",                                                \
+      "mass inside the token's own segment, times its evenness there", "ours")                     \
+    X(DUPLICATE, "duplicate", SHARE, "duplicate tokens",                                           \
+      "mass on other occurrences of the same token", "Wang 2023")                                  \
+    X(INDUCTION, "induction", SHARE, "induction",                                                  \
+      "mass on the tokens that followed earlier occurrences of the same token", "Olsson 2022")     \
+    X(INDUCTION_MEAN, "induction_mean", SHARE, "induction, mean weight",                           \
+      "mean weight of a token that followed an earlier occurrence", "Olsson 2022")                 \
+    X(RARE, "rare", SHARE, "rarest token", "mass on the rarest token of the text", "Voita 2019")   \
+    X(CONFIDENCE, "confidence", SHARE, "confidence",                                               \
+      "largest weight on a token that is not a separator", "Voita 2019")                           \
+    X(ENTROPY, "entropy", NATS, "entropy", "entropy of a row", "Clark 2019")                       \
+    X(EVENNESS, "evenness", PLAIN, "evenness",                                                     \
+      "entropy of a row / log of its number of visible keys", "Clark 2019")                        \
+    X(BROAD, "broad", PLAIN, "broad rows", "share of rows with an evenness above 0.78",            \
+      "Clark 2019")                                                                                \
+    X(DISTANCE, "distance", TOKENS, "distance",                                                    \
+      "mean distance from a token to the tokens it attends to", "ours")                            \
+    X(SINK, "sink", SHARE, "first token, all rows (sink)",                                         \
+      "mass on the first token, over all rows including the first", "Gu 2024")                     \
+    X(COSINE, "cosine", CORRELATION, "similar inputs",                                             \
+      "correlation of weights with the inputs' cosine similarity", "ours")                         \
+    X(VERTICAL, "vertical", SHARE, "vertical stripes", "mass on the best one to three columns",    \
+      "Kovaleva 2019")                                                                             \
+    X(HORIZONTAL, "horizontal", PLAIN, "horizontal stripes",                                       \
+      "share of broad rows where most rows are sharp", "ours")                                     \
+    X(CUT, "cut", SHARE, "two segments", "as block, for the two segments of the best single cut",  \
+      "ours")                                                                                      \
+    X(FAMILY_DIAGONAL, "family_diagonal", SHARE, "densest diagonals",                              \
+      "mass on an eighth of the map: best diagonals", "Jiang 2024")                                \
+    X(FAMILY_VERTICAL, "family_vertical", SHARE, "densest columns",                                \
+      "mass on an eighth of the map: best columns", "Jiang 2024")                                  \
+    X(FAMILY_BLOCK, "family_block", SHARE, "densest blocks",                                       \
+      "mass on an eighth of the map: best blocks", "Jiang 2024")                                   \
+    X(RAREST, "rarest", SHARE, "points to the rarest token",                                       \
+      "share of texts whose densest column is the rarest token", "Voita 2019")                     \
+    X(RAREST_TWO, "rarest_two", SHARE, "points to one of the two rarest",                          \
+      "share of texts whose densest column is one of the two rarest tokens", "Voita 2019")         \
+    X(DIAGONAL, "diagonal", SHARE, "best offset", "mass at the best offset", "Kovaleva 2019")      \
+    X(POSITIONAL, "positional", SHARE, "largest weight at the best offset",                        \
+      "share of rows whose largest weight is at the best offset", "Voita 2019")
 
 typedef enum mha_head_measure {
-#define MHA_MEASURE_ENUM(id, name, kind, text) MHA_MEASURE_##id,
+#define MHA_MEASURE_ENUM(id, ...) MHA_MEASURE_##id,
     MHA_MEASURE_LIST(MHA_MEASURE_ENUM)
 #undef MHA_MEASURE_ENUM
         MHA_MEASURES
@@ -155,6 +177,8 @@ typedef struct mha_measure_info {
     const char *name; /* "previous" */
     const char *text; /* "mass on the token just before" */
     mha_measure_kind kind;
+    const char *label;  /* "previous token" */
+    const char *source; /* "Clark 2019, Olsson 2022"; "ours" */
 } mha_measure_info;
 
 /** The name, definition and kind of a score; an unknown one has the name "?". Memory static text.
@@ -423,40 +447,41 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
  * for each relation and direction: accuracy - baseline. New ones are appended. */
 #define MHA_ROLE_LIST(X)                                                                           \
     X(PREVIOUS, "previous token", PREVIOUS, 0.5, VALUE, 4,                                         \
-      "each token looks at the token just before it", "Clark 2019: mean mass above 0.5")           \
-    X(NEXT, "next token", NEXT, 0.5, VALUE, 4, "each token looks at the token just after it",      \
+      "each token attends to the token just before it", "Clark 2019: mean mass above 0.5")         \
+    X(NEXT, "next token", NEXT, 0.5, VALUE, 4, "each token attends to the token just after it",    \
       "Clark 2019: mean mass above 0.5")                                                           \
-    X(SELF, "self", SELF, 0.5, VALUE, 4, "each token looks at itself", "as for previous token")    \
-    X(SINK, "first token", SINK, 0.3, VALUE, 4, "attention rests on the first token (a sink)",     \
-      "Gu 2024: epsilon 0.3")                                                                      \
-    X(SEPARATOR, "separator", SEPARATOR, 0.6, VALUE, 4, "attention rests on the separators",       \
+    X(SELF, "self", SELF, 0.5, VALUE, 4, "each token attends to itself", "as for previous token")  \
+    X(SINK, "first token", SINK, 0.3, VALUE, 4,                                                    \
+      "attention concentrates on the first token (a sink)", "Gu 2024: epsilon 0.3")                \
+    X(SEPARATOR, "separator", SEPARATOR, 0.6, VALUE, 4, "attention concentrates on separators",    \
       "Clark 2019, notebook: above 0.6")                                                           \
     X(DUPLICATE, "duplicate token", DUPLICATE, 0.3, CORRECTED, 4,                                  \
-      "a token that occurred before looks at its other occurrence", "as for induction")            \
+      "a repeated token attends to its other occurrences", "as for induction")                     \
     X(INDUCTION, "induction", INDUCTION, 0.3, CORRECTED, 4,                                        \
-      "a token that occurred before looks at what followed it then",                               \
+      "a repeated token attends to the token after its earlier occurrence",                        \
       "Olsson 2022; 0.3 as in studies of Llama 3")                                                 \
-    X(RARE, "rare word", RAREST_TWO, 0.5, VALUE, 10, "it points to the rarest words of the text",  \
+    X(RARE, "rare word", RAREST_TWO, 0.5, VALUE, 10, "it attends to the rarest words of the text", \
       "Voita 2019: above half of the texts, two rarest")                                           \
-    X(LINKS, "syntactic", COSINE, 0.1, VALUE, 10, "a word looks at the word it is linked with",    \
+    X(LINKS, "syntactic", COSINE, 0.1, VALUE, 10,                                                  \
+      "a word attends to the word that it is linked to",                                           \
       "Voita 2019: 10 points above the best offset")                                               \
-    X(SEMANTIC, "semantic", COSINE, 0.5, VALUE, 4, "tokens look at tokens with similar inputs",    \
+    X(SEMANTIC, "semantic", COSINE, 0.5, VALUE, 4, "tokens attend to tokens with similar inputs",  \
       "ours")                                                                                      \
     X(POSITIONAL, "positional", POSITIONAL, 0.9, VALUE, 4,                                         \
-      "the largest weight is nearly always at one distance", "Voita 2019: at least 90 % of rows")  \
-    X(BLOCK, "block", BLOCK, 0.5, CORRECTED, 4, "tokens look evenly over their own segment",       \
+      "the largest weight is nearly always at one offset", "Voita 2019: at least 90 % of rows")    \
+    X(BLOCK, "block", BLOCK, 0.5, CORRECTED, 4, "tokens attend evenly to their own segment",       \
       "ours, after Kovaleva 2019")                                                                 \
     X(BROAD, "broad", BROAD, 0.95, VALUE, 4, "attention is spread over all tokens",                \
       "Clark 2019: 3.8 nats of log 128")                                                           \
     X(HORIZONTAL, "horizontal", HORIZONTAL, 0.1, VALUE, 4,                                         \
-      "a few tokens look everywhere while the others look at few", "ours")                         \
-    X(DIAGONAL, "diagonal", DIAGONAL, 0.5, CORRECTED, 4, "each token looks a fixed distance away", \
+      "a few tokens attend to all tokens, the others to few", "ours")                              \
+    X(DIAGONAL, "diagonal", DIAGONAL, 0.5, CORRECTED, 4, "each token attends to a fixed offset",   \
       "ours, after Kovaleva 2019")                                                                 \
-    X(LOCAL, "local", NEAR, 0.5, CORRECTED, 4, "each token looks at its neighbourhood", "ours")    \
-    X(VERTICAL, "vertical", VERTICAL, 0.5, CORRECTED, 4, "all tokens look at the same few tokens", \
-      "ours, after Kovaleva 2019")                                                                 \
-    X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4, "the text falls into two parts, each for itself", \
-      "ours, after Kovaleva 2019")
+    X(LOCAL, "local", NEAR, 0.5, CORRECTED, 4, "each token attends to nearby tokens", "ours")      \
+    X(VERTICAL, "vertical", VERTICAL, 0.5, CORRECTED, 4,                                           \
+      "all tokens attend to the same few tokens", "ours, after Kovaleva 2019")                     \
+    X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4,                                                   \
+      "two parts of the text, each attending to itself", "ours, after Kovaleva 2019")
 
 typedef enum mha_role {
 #define MHA_ROLE_ENUM(id, ...) MHA_ROLE_##id,

@@ -413,7 +413,7 @@ typedef struct mha_report {
     int64_t column_count;
     const mha_frame *frames; /* [frame_count], in order: a player above the maps; NULL: none */
     int64_t frame_count;
-    const char *twin_name;  /* "norm of what arrives"; NULL: "twin" */
+    const char *twin_name;  /* "norm-based"; NULL: "twin" */
     const char *twin_value; /* what its cells hold, as value_name of the figure; NULL: "value" */
     /* A figure whose cells are already the maxima of cell_tokens x cell_tokens tokens: tokens
      * has all labels of both axes, and rows = cols = token_count / cell_tokens, rounded up. Without

@@ -30,11 +30,12 @@ extern "C" {
 
 /* A score that every head may have. */
 typedef struct mha_heads_column {
-    const char *name; /* "induction" */
-    const char *text; /* its definition, with its source */
-    const char *unit; /* "nats"; NULL: a share or a plain number */
-    bool share;       /* 0 .. 1 */
-    double luck;      /* 95th percentile under the permutation null; NaN: not known */
+    const char *name;  /* "induction", in the page's address */
+    const char *text;  /* its definition, with its source */
+    const char *unit;  /* "nats"; NULL: a share or a plain number */
+    bool share;        /* 0 .. 1 */
+    double luck;       /* 95th percentile under the permutation null; NaN: not known */
+    const char *label; /* what the page shows as its name; NULL: name */
 } mha_heads_column;
 
 /* Its value for a head. */

@@ -265,6 +265,11 @@ MHA_API int64_t mha_study_score_count(const mha_study_found *found);
 MHA_API void mha_study_score_name(const mha_study_found *found, int64_t score,
                                   char name[MHA_STUDY_NAME_BYTES]);
 
+/** The name of a score for readers: "previous token"; "induction on repeated random tokens"; "amod",
+ * "amod, reversed". found may be NULL for scores without a relation. Memory writes label. Errors none. Threads any. Since 0.1 */
+MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
+                                   char label[MHA_STUDY_NAME_BYTES]);
+
 /** The definition of a score in a sentence. Memory static text. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_study_score_text(int64_t score);
 

@@ -311,13 +311,15 @@ static void join_score(const mha_head_corpus *c, const mha_head_corpus *from, in
                        from->place[((h * MHA_MEASURES + n) * 2 + side) * c->places + i]);
 }
 
-#define MERGE(field, most) mhai_head_merge_counts(pass, &to->field, &x->field, 1, most)
+#define MERGE(field, most) mhai_head_merge_counts(pass, &to->field, &x->field, 1, most);
+#define SUM(field) MERGE(field, MHAI_SUM_MOST)
+#define COUNT(field) MERGE(field, MHAI_COUNT_MOST)
 
 static void merge_score(mhai_head_merge *pass, mhai_corpus_score *to, const mhai_corpus_score *x)
 {
-    MERGE(rows, MHAI_COUNT_MOST);
-    MERGE(texts, MHAI_COUNT_MOST);
-    MERGE(binned, MHAI_COUNT_MOST);
+    MERGE(rows, MHAI_COUNT_MOST)
+    MERGE(texts, MHAI_COUNT_MOST)
+    MERGE(binned, MHAI_COUNT_MOST)
     mhai_head_merge_counts(pass, to->bin, x->bin, MHA_HEAD_CORPUS_BINS, MHAI_COUNT_MOST);
 }
 
@@ -331,17 +333,12 @@ static void merge_head(mhai_head_merge *pass, const mha_head_corpus *c, const mh
         merge_score(pass, &to->score[n], &x->score[n]);
     }
     for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
-        MERGE(position[i].rows, MHAI_COUNT_MOST);
-        MERGE(position[i].entropy, MHAI_SUM_MOST);
-        MERGE(position[i].distance, MHAI_SUM_MOST);
+        MHAI_CORPUS_POSITION(SUM, COUNT, i)
     }
-    MERGE(rest, MHAI_SUM_MOST);
-    MERGE(moved, MHAI_SUM_MOST);
-    MERGE(written, MHAI_SUM_MOST);
-    MERGE(rest_rows, MHAI_COUNT_MOST);
-    MERGE(moved_rows, MHAI_COUNT_MOST);
-    MERGE(written_rows, MHAI_COUNT_MOST);
+    MHAI_CORPUS_REST(SUM, COUNT)
 }
+#undef SUM
+#undef COUNT
 #undef MERGE
 
 static void merge_all(mhai_head_merge *pass, mha_head_corpus *c, const mha_head_corpus *from)

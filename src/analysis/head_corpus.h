@@ -89,6 +89,12 @@ struct mha_head_corpus {
     int64_t *order;                            /* [heads] a permutation */
 };
 
+/* Sums and counts of a head, within MHAI_SUM_MOST and MHAI_COUNT_MOST: those of a position, and others. */
+#define MHAI_CORPUS_POSITION(SUM, COUNT, i) \
+    COUNT(position[i].rows) SUM(position[i].entropy) SUM(position[i].distance)
+#define MHAI_CORPUS_REST(SUM, COUNT) \
+    SUM(rest) SUM(moved) SUM(written) COUNT(rest_rows) COUNT(moved_rows) COUNT(written_rows)
+
 /* By tokens: arrays and their elements, within MHAI_SUM_MOST and MHAI_COUNT_MOST. */
 #define MHAI_CORPUS_TOKEN_SUMS(X)   \
     X(read, c->heads * c->vocab)    \

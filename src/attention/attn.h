@@ -13,14 +13,12 @@
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
 /* What keys receive (column_sums) where queries lie in parts: each part adds to the sums of those before
- * it, unrounded. The sums come and go in turns, of some key/value heads each, so that parts can work at
- * once. */
+ * it, unrounded. */
 typedef struct mhai_attn_columns {
-    double *sums;  /* of each sequence in turn, [H][its keys] */
-    int64_t heads; /* of a turn, the last may have fewer: key/value heads, counted b Hk + hk */
-    /* Before a turn: have the sums of the parts before here. And after it. */
-    mha_status (*take)(void *user, int64_t turn);
-    mha_status (*pass)(void *user, int64_t turn);
+    double *sums; /* of each sequence in turn, [H][its keys] */
+    /* Before the part adds: have the sums of the parts before. And after it. */
+    mha_status (*take)(void *user);
+    mha_status (*pass)(void *user);
     void *user;
 } mhai_attn_columns;
 
@@ -30,7 +28,7 @@ typedef struct mhai_attn_columns {
 typedef struct mhai_attn_part {
     const int64_t *queries_before;    /* [B] of the whole's queries of a sequence, those before its
                                       first one here */
-    int64_t T;                        /* of the whole */
+    int64_t T, H;                     /* of the whole; H in the backward alone */
     int64_t first_key;                /* row of the whole's keys and values where k and v begin */
     int64_t keys;                     /* that they hold */
     const mhai_attn_columns *columns; /* take the place of column_sums; NULL: not requested */
@@ -167,14 +165,14 @@ static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
 }
 
 /* Column sums (attn_columns.c), of any path. begin and end: of `count` keys from `key` on for one head, what
- * the queries here add to, and what has become of it. run: a body of so many items for each key/value
- * head of each sequence, those of one after those of another, in the turns of a part. */
+ * the queries here add to, and what has become of it. run: a body of so many items, a
+ * part's when it has the sums of the parts before. */
 void mhai_attn_begin_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
                              int64_t key, int64_t count, double *sums);
 void mhai_attn_end_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
                            int64_t key, int64_t count, const double *sums);
 MHA_NODISCARD mha_status mhai_attn_run_columns(mha_context *context, const mhai_attn_problem *p,
-                                               int64_t items_of_head, mha_parallel_body body,
+                                               int64_t items, mha_parallel_body body,
                                                void *argument);
 
 /* Where in a part's sums those of head h begin: of a sequence of so many keys, before which there are

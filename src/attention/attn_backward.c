@@ -312,22 +312,6 @@ void mhai_backward_join_weights(mhai_backward_problem *x)
             mhai_backward_add_sink_weights(x, b, h, &x->sums.sinks[h]);
 }
 
-/* delta of every row but for weight_sums, and the terms of the sinks' gradient on the way. */
-static mha_status prepare_rows(mha_context *context, mhai_backward_problem *x)
-{
-    int64_t floats, D = x->p.D, Dv = x->p.Dv;
-    void *memory;
-    if (!mhai_add_i64(D, Dv, &floats) || !mhai_add_i64(floats, Dv, &floats) ||
-        !mhai_mul_i64(floats, context->num_threads, &floats))
-        return mha_fail(MHA_ERR_SIZE, "q: a row for each thread overflows 64 bits");
-    mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, floats, MHAI_MAX_ROWS * sizeof(float), &memory));
-    mha_parallel_for(context, x->p.H, prepare_head,
-                     &(preparation){x, mhai_kernels_for(context->isa), memory});
-    mha_scratch_release(context, mark);
-    return MHA_OK;
-}
-
 static mha_status take_rows(mha_context *context, const mhai_attn_problem *p, double **rows)
 {
     int64_t count;
@@ -394,12 +378,26 @@ static size_t prepared_bytes(mhai_backward_problem *x, int threads)
     return bytes + mhai_backward_piece(threads * (p->D + 2 * p->Dv), MHAI_MAX_ROWS * sizeof(float));
 }
 
-mha_status mhai_backward_prepare(mha_context *context, mhai_backward_problem *x)
+mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *x, float **room)
 {
+    int64_t floats, D = x->p.D, Dv = x->p.Dv;
+    void *memory;
     MHA_TRY(take_rows(context, &x->p, &x->delta));
     if (mhai_backward_has_weights(x)) MHA_TRY(take_rows(context, &x->p, &x->weight_sums));
     if (x->sinks.data) MHA_TRY(take_rows(context, &x->p, &x->sink_terms));
-    return prepare_rows(context, x);
+    if (!mhai_add_i64(D, Dv, &floats) || !mhai_add_i64(floats, Dv, &floats) ||
+        !mhai_mul_i64(floats, context->num_threads, &floats))
+        return mha_fail(MHA_ERR_SIZE, "q: a row for each thread overflows 64 bits");
+    MHA_TRY(mha_scratch_alloc(context, floats, MHAI_MAX_ROWS * sizeof(float), &memory));
+    *room = memory;
+    return MHA_OK;
+}
+
+/* delta of every row but for weight_sums, and the terms of the sinks' gradient on the way. */
+void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room)
+{
+    mha_parallel_for(context, x->p.H, prepare_head,
+                     &(preparation){x, mhai_kernels_for(context->isa), room});
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
@@ -476,9 +474,11 @@ static mha_status run(mha_context *context, mhai_backward_plan *plan)
 {
     mhai_backward_problem *x = &plan->x;
     double *sums;
+    float *room;
     int64_t count;
     MHA_TRY(mhai_backward_take_sums(context, x, &sums, &count));
-    MHA_TRY(mhai_backward_prepare(context, x));
+    MHA_TRY(mhai_backward_take_rows(context, x, &room));
+    mhai_backward_prepare(context, x, room);
     for (int64_t h = 0; x->sinks.data && h < x->p.H; h++)
         for (int64_t b = 0; b < x->p.B; b++) mhai_backward_add_sink(x, b, h, &x->sums.sinks[h]);
     MHA_TRY(plan->backend->run_backward(context, plan));

@@ -119,8 +119,10 @@ MHA_NODISCARD mha_status mhai_backward_copy_call(const char *name,
 MHA_NODISCARD mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x,
                                                  double **sums, int64_t *count);
 
-/* What is needed of each row, from scratch. */
-MHA_NODISCARD mha_status mhai_backward_prepare(mha_context *context, mhai_backward_problem *x);
+/* What is needed of each row: take scratch for it, *room too, and find it. */
+MHA_NODISCARD mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *x,
+                                                 float **room);
+void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room);
 
 /* Add what a sequence's rows here give the gradient of the sink of a head, row after row. */
 void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum);

@@ -249,7 +249,7 @@ static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk 
                          int64_t key, const float *p, int begin, int end, double *w)
 {
     const mha_tensor *each = &x->probabilities_gradient, *mean = &x->average_gradient;
-    const double heads = (double)x->p.H;
+    const double heads = (double)(x->p.part ? x->p.part->H : x->p.H);
     for (int j = begin; j < end; j++) w[j] = 0;
     if (each->data) {
         const int64_t step = each->stride[3];

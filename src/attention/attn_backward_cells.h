@@ -124,23 +124,23 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
 /* A job, but for its memory. */
 mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward_problem *x);
 
-/* Sums of so many chunks, in scratch; and zeros for all of the rows of a head, or of a chunk. */
+/* Sums of so many chunks, in scratch. */
 MHA_NODISCARD mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
                                               int64_t count, mhai_cells_sums **sums);
-void mhai_cells_clear_rows(const mhai_cells_job *job, int64_t rows, int64_t chunks,
-                           const mhai_cells_rows *of);
 
 /* All queries of a head against the block at key, which is loaded: added to w->dk, w->dv and to what is
- * there of the head's rows. Then, when all blocks have been there: what is left to do for a chunk, whose
- * gradient of q is written. */
+ * there of the head's rows. */
 void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
                          const mhai_attn_sequence *seq, int64_t h, int64_t key,
                          const mhai_cells_rows *rows);
-void mhai_cells_finish_chunk(const mhai_cells_job *job, const mhai_attn_sequence *seq, int64_t h,
-                             int64_t t, const mhai_cells_rows *rows, int worker);
 
-/* Add the sums of a chunk to those of the call. Chunks come in the order of sequences, heads, queries. */
-void mhai_cells_add_sums(const mhai_cells_job *job, int64_t b, int64_t h,
+/* Items are chunks of all query heads of all sequences, counted from job->wave: dq, and what they add to
+ * job->sums. */
+void mhai_cells_run_queries(void *job, int64_t i, int worker);
+
+/* Add the sums of a chunk of head h to those of a call of so many heads. Chunks come in the order of sequences,
+ * heads, queries. */
+void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to);
 
 /* Fill in x->weight_sums. */

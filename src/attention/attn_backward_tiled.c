@@ -236,17 +236,23 @@ static void finish_chunk(const mhai_cells_job *job, const mhai_cells_chunk *c, m
                               of->dq, p->scale);
 }
 
-void mhai_cells_finish_chunk(const mhai_cells_job *job, const mhai_attn_sequence *seq, int64_t h,
-                             int64_t t, const mhai_cells_rows *rows, int worker)
+static void clear_rows(const mhai_cells_job *job, int64_t rows, const mhai_cells_rows *of)
 {
-    mhai_cells_space w = mhai_cells_space_of(job, worker);
-    const mhai_cells_chunk c = mhai_cells_load_chunk(job, &w, seq->b, h, t, has_tables(job->x));
-    const mhai_cells_rows of = rows_from(job, rows, t);
-    finish_chunk(job, &c, &w, &of);
+    const mhai_attn_problem *p = job->p;
+    const struct {
+        float *first;
+        int64_t columns;
+    } all[] = {{of->dq, mhai_cells_padded(p->D)},
+               {of->shaw_x, mhai_attn_padded_shaw(&p->shaw_keys)},
+               {of->shaw_p, mhai_attn_padded_shaw(&p->shaw_values)}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].first) memset(all[i].first, 0, (size_t)(rows * all[i].columns) * sizeof(float));
+    if (!of->sums) return;
+    of->sums->alibi = of->sums->gates = of->sums->scale = 0;
+    if (of->sums->t5) memset(of->sums->t5, 0, (size_t)p->t5_table.shape[0] * sizeof(double));
 }
 
-/* Items are chunks of all query heads of all sequences. */
-static void run_queries(void *argument, int64_t i, int worker)
+void mhai_cells_run_queries(void *argument, int64_t i, int worker)
 {
     const mhai_cells_job *job = argument;
     const mhai_attn_problem *p = job->p;
@@ -260,7 +266,7 @@ static void run_queries(void *argument, int64_t i, int worker)
                                 .shaw_x = p->shaw_keys.data ? w.shaw_x : NULL,
                                 .shaw_p = job->x->shaw_values.data ? w.shaw_p : NULL,
                                 .sums = job->sums ? &job->sums[i] : NULL};
-    mhai_cells_clear_rows(job, c.c.rows, 1, &to);
+    clear_rows(job, c.c.rows, &to);
     for (int64_t key = 0; key < c.c.limit.end; key += MHAI_CELL_KEYS) {
         mhai_cells_load_block(job, &w, &seq, c.c.hk, key, true);
         add_cell(job, &c, &w, key, false, &to);
@@ -276,15 +282,15 @@ static void sum_table(const mha_tensor *table, int64_t columns, double factor, c
             to[i * columns + d] += (double)from[i * mhai_cells_padded(columns) + d] * factor;
 }
 
-void mhai_cells_add_sums(const mhai_cells_job *job, int64_t b, int64_t h,
+void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to)
 {
     const mhai_attn_problem *p = job->p;
-    if (to->alibi) to->alibi[b * p->H + h] += from->alibi;
-    if (to->gates) to->gates[b * p->H + h] += from->gates;
+    if (to->alibi) to->alibi[b * heads + h] += from->alibi;
+    if (to->gates) to->gates[b * heads + h] += from->gates;
     if (to->scale) to->scale[0] += from->scale;
     for (int64_t j = 0; to->t5 && j < p->t5_table.shape[0]; j++)
-        to->t5[j * p->H + h] += from->t5[j];
+        to->t5[j * heads + h] += from->t5[j];
     if (to->shaw_keys)
         sum_table(&p->shaw_keys, p->D, (double)p->scale, from->shaw_keys, to->shaw_keys);
     if (to->shaw_values) sum_table(&p->shaw_values, p->Dv, 1, from->shaw_values, to->shaw_values);
@@ -296,7 +302,7 @@ static void sum_wave(const mhai_cells_job *job, int64_t items)
     for (int64_t i = 0; i < items; i++) {
         const int64_t item = job->wave + i, b = item / job->chunks / job->p->H;
         if (item % job->chunks * MHAI_CELL_QUERIES < mhai_attn_sequence_of(job->p, b).T)
-            mhai_cells_add_sums(job, b, item / job->chunks % job->p->H, &job->sums[i],
+            mhai_cells_add_sums(job, job->p->H, b, item / job->chunks % job->p->H, &job->sums[i],
                                 &job->x->sums);
     }
 }
@@ -327,31 +333,12 @@ mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
     return MHA_OK;
 }
 
-void mhai_cells_clear_rows(const mhai_cells_job *job, int64_t rows, int64_t chunks,
-                           const mhai_cells_rows *of)
-{
-    const mhai_attn_problem *p = job->p;
-    const struct {
-        float *first;
-        int64_t columns;
-    } all[] = {{of->dq, mhai_cells_padded(p->D)},
-               {of->shaw_x, mhai_attn_padded_shaw(&p->shaw_keys)},
-               {of->shaw_p, mhai_attn_padded_shaw(&p->shaw_values)}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].first) memset(all[i].first, 0, (size_t)(rows * all[i].columns) * sizeof(float));
-    for (int64_t i = 0; of->sums && i < chunks; i++) {
-        mhai_cells_sums *s = &of->sums[i];
-        s->alibi = s->gates = s->scale = 0;
-        if (s->t5) memset(s->t5, 0, (size_t)p->t5_table.shape[0] * sizeof(double));
-    }
-}
-
 static void walk_queries(mha_context *context, mhai_cells_job *job)
 {
     int64_t items = job->p->B * job->p->H * job->chunks, wave = job->sums ? WAVE : items;
     for (job->wave = 0; job->wave < items; job->wave += wave) {
         int64_t count = mhai_min_i64(wave, items - job->wave);
-        mha_parallel_for(context, count, run_queries, job);
+        mha_parallel_for(context, count, mhai_cells_run_queries, job);
         if (job->sums) sum_wave(job, count);
     }
 }

@@ -36,31 +36,11 @@ void mhai_attn_end_columns(const mhai_attn_problem *p, const mhai_attn_sequence 
     for (int64_t s = 0; s < count; s++) out[s] = (float)sums[s];
 }
 
-/* ---- turns ----------------------------------------------------------------------------------- */
-
-typedef struct turn_job {
-    mha_parallel_body body;
-    void *argument;
-    int64_t first; /* item of the turn */
-} turn_job;
-
-static void run_item(void *argument, int64_t item, int worker)
-{
-    const turn_job *job = argument;
-    job->body(job->argument, job->first + item, worker);
-}
-
-mha_status mhai_attn_run_columns(mha_context *context, const mhai_attn_problem *p,
-                                 int64_t items_of_head, mha_parallel_body body, void *argument)
+mha_status mhai_attn_run_columns(mha_context *context, const mhai_attn_problem *p, int64_t items,
+                                 mha_parallel_body body, void *argument)
 {
     const mhai_attn_columns *columns = p->part ? p->part->columns : NULL;
-    const int64_t heads = p->B * p->Hk, most = columns ? columns->heads : heads;
-    for (int64_t first = 0; first < heads; first += most) {
-        const int64_t count = mhai_min_i64(most, heads - first);
-        turn_job job = {body, argument, first * items_of_head};
-        if (columns) MHA_TRY(columns->take(columns->user, first / most));
-        mha_parallel_for(context, count * items_of_head, run_item, &job);
-        if (columns) MHA_TRY(columns->pass(columns->user, first / most));
-    }
-    return MHA_OK;
+    if (columns) MHA_TRY(columns->take(columns->user));
+    mha_parallel_for(context, items, body, argument);
+    return columns ? columns->pass(columns->user) : MHA_OK;
 }

@@ -302,7 +302,7 @@ static mha_status run(mha_context *context, plain_job *job)
                          job);
     if (mhai_attn_wants(&want->average)) mha_parallel_for(context, rows, run_average, job);
     if (!mhai_attn_wants(&want->column_sums)) return MHA_OK;
-    return mhai_attn_run_columns(context, p, p->group, run_columns, job);
+    return mhai_attn_run_columns(context, p, p->B * p->H, run_columns, job);
 }
 
 /* ---- the back end ---------------------------------------------------------------------------- */

@@ -226,5 +226,6 @@ mha_status mhai_attn_run_sums(mha_context *context, const mhai_attn_walk *walk,
     if (mhai_attn_wants(&p->want.average) && walk->tiling.scored_rows == 0)
         mha_parallel_for(context, mhai_attn_average_items(p, &walk->tiling), run_average, &job);
     if (!mhai_attn_wants(&p->want.column_sums)) return MHA_OK;
-    return mhai_attn_run_columns(context, p, mhai_attn_key_items(walk), run_columns, &job);
+    return mhai_attn_run_columns(context, p, p->B * p->Hk * mhai_attn_key_items(walk), run_columns,
+                                 &job);
 }

@@ -12,6 +12,7 @@
  * all ranks start again in turn, which handles it. */
 #include "distributed/distributed.h"
 
+#include "attention/attn_fold.h"
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/struct_copy.h"

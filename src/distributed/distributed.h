@@ -5,6 +5,8 @@
 
 #include "distributed/split.h"
 
+#include "attention/attn_plan.h"
+
 /* What the caller gave, structs in our sizes. */
 typedef struct mhai_slice_call {
     mha_status status; /* of the checks of this rank so far */
@@ -22,15 +24,39 @@ typedef struct mhai_slice_common {
     int64_t
         bias_axes[3]; /* likewise, of a bias whose gradient is wanted: all but that of queries */
     uint64_t dropout_seed, given;
-    uint64_t lists; /* a hash of all lengths, starts and offsets */
+    uint64_t lists;   /* a hash of all lengths, starts and offsets, the outputs' offsets too */
+    int64_t top_keys; /* K */
     int32_t k_type, v_type, compute, path;
-    int32_t scores;    /* are wanted: of all keys, visible or not */
-    int32_t columns;   /* column_sums are */
+    int32_t outputs;   /* which ones are wanted, a bit each */
+    int32_t stage;     /* of scores */
     int32_t gradients; /* which ones are wanted and given, and whether they add: a bit each */
-    int32_t q_types;   /* in the backward, of q, o, o_gradient and bias: a byte each */
-    uint32_t flags, split_flags;
+    int32_t q_types;   /* of q, o, bias, and in the backward o_gradient: a byte each */
+    uint32_t flags, output_flags;
     float scale, softcap, dropout;
 } mhai_slice_common;
+
+/* Inputs over queries: keep_mask, bias, global_queries, query_documents. Ranks have their rows of them, and some
+ * may broadcast an axis that others do not. */
+enum { MHAI_ROW_BIAS = 1, MHAI_ROW_INPUTS = 4 };
+typedef struct mhai_masks {
+    int64_t shape[MHAI_ROW_INPUTS][4]; /* of a row [.,.,1,.], of all ranks */
+    bool by_row[MHAI_ROW_INPUTS];      /* they differ by row */
+} mhai_masks;
+const mha_tensor **mhai_slice_mask(mha_attention_desc *desc, int i);
+static inline bool mhai_mask_has_columns(int i)
+{
+    return i < 2;
+}
+
+/* Outputs that have a row for each query; the last three of them for pairs. */
+enum { MHAI_ROW_OUTPUTS = 12, MHAI_FIRST_PAIRS = 9 };
+typedef struct mhai_row_output {
+    const char *name;
+    int ndim;
+    bool columns; /* the last axis is not that of the rows */
+} mhai_row_output;
+extern const mhai_row_output mhai_row_outputs[MHAI_ROW_OUTPUTS];
+const mha_tensor **mhai_slice_output(mha_attention_outputs *outputs, int i);
 
 /* One piece of this rank's queries. */
 typedef struct mhai_slice {
@@ -58,6 +84,18 @@ MHA_NODISCARD mha_status mhai_slice_take(const char *name, const mha_attention_d
 MHA_NODISCARD mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
                                           mhai_slice_common *common);
 
+/* What masks all ranks have. All of them call it, each with a checked call. */
+MHA_NODISCARD mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split,
+                                          mhai_masks *masks);
+
+/* A tensor with the axes [.,.,rows,columns]; those that broadcast have a stride of 0. */
+mha_tensor mhai_slice_view(const mha_tensor *x, bool columns);
+
+/* Some heads of a checked descriptor: what is over heads is cut, in `inputs`. */
+enum { MHAI_HEAD_INPUTS = 7 };
+void mhai_slice_heads(mha_attention_desc *desc, int64_t begin, int64_t end,
+                      mha_tensor inputs[MHAI_HEAD_INPUTS]);
+
 /* The rows of a slice of a tensor whose axis has this rank's rows. */
 MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis,
                                         int64_t all, int64_t first, int64_t rows, mha_tensor *to);
@@ -72,10 +110,10 @@ MHA_NODISCARD mha_status mhai_slice_piece(mha_context *context, const mhai_slice
                                           const mhai_split *split, int64_t all,
                                           const mha_piece *piece, int64_t first, mhai_slice *slice);
 
-/* A slice for each piece, in scratch. */
+/* A slice for each piece, in scratch; together they are all rows of the call. */
 MHA_NODISCARD mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
-                                         const mhai_split *split, mhai_slice **slices,
-                                         int64_t *count);
+                                         const mhai_split *split, const mha_piece *pieces,
+                                         int64_t count, mhai_slice **slices);
 
 /* The slice's call, without keys and values. */
 mhai_attn_call mhai_slice_call_of(const mhai_slice *slice);

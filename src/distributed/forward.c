@@ -1,214 +1,311 @@
-/* mha_distributed_forward(): each piece of this rank's queries is a call of its own, a part of the whole
- * (mhai_attn_part), and all keys come to it: block after block (attn_fold.c), or gathered. Before that, ranks
- * may exchange rows for heads, so that fewer of them share a head; a rank that has all rows of its heads
- * is alone, and makes the call of one process. */
-#include "distributed/columns.h"
+/* mha_distributed_forward(): a rank computes the rows of its group and the heads of its part (exchange.h). With one
+ * group that is the call of one process on some heads; otherwise each piece of the rows is a part of the whole
+ * (mhai_attn_part), with all keys. */
 #include "distributed/exchange.h"
-#include "distributed/gather.h"
 
 #include "base/context.h"
+#include "base/tensor.h"
 #include "ranks/rank_messages.h"
 
 #include <multihead/component.h>
 
 #include <string.h>
 
-/* How keys and values come to a rank's rows. */
-typedef enum way {
-    STREAMED, /* block after block */
-    GATHERED, /* all of them, before */
-    ALONE     /* they are here */
-} way;
+/* What keys receive where groups share them: sums that go from piece to piece, in the order of queries. */
+typedef struct columns {
+    const mhai_roles *roles;
+    int64_t piece; /* of the groups': the one at work */
+    int64_t count; /* of sums, B heads S; 0: none are wanted here */
+    mhai_attn_columns part;
+} columns;
 
 /* Everything that a call has, from its arguments on. */
 typedef struct call {
     mha_context *context;
-    mhai_slice_call whole;
+    mhai_slice_call whole, own; /* what the caller gave; what this rank computes */
     mhai_split split;
-    mhai_slice *slices; /* [query_piece_count] */
+    mhai_masks masks;
+    mhai_roles roles;
+    mhai_exchange exchange;
+    int at[MHAI_ROW_INPUTS + MHAI_ROW_OUTPUTS +
+           5]; /* of the exchange: q, k, v, o, column_sums, masks, outputs */
+    mha_tensor inputs[MHAI_HEAD_INPUTS];
+    bool alone;         /* there is one group: */
+    mhai_slice *slices; /* or one for each piece of the group's rows */
     int64_t count;
-    mhai_ring ring;
-    way way;
-    const char *reason;
-    mhai_attn_fold *folds; /* [count] */
-    mha_tensor k, v;       /* gathered */
-    mhai_columns columns;
+    columns columns;
 } call;
 
-/* ---- planning -------------------------------------------------------------------------------- */
+enum { Q, K, V, O, COLUMNS, MASKS, OUTPUTS = MASKS + MHAI_ROW_INPUTS };
 
-static mha_status plan_slice(const call *c, int64_t i, bool need_data, mhai_attn_plan *plan)
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+/* As mha_attention_forward() checks it. What is over queries is compared with it by the slice. */
+static mha_status check_columns(const mhai_slice_call *w, bool need_data)
 {
-    mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
+    const mha_attention_outputs *o = &w->outputs;
+    const int64_t shape[] = {w->q->shape[0], w->q->shape[1], w->k->shape[2]};
+    mha_tensor to = {.data = NULL};
+    MHA_TRY(
+        mhai_attn_check_output("column_sums", o->column_sums, MHA_F32, 3, shape, need_data, &to));
+    if (!need_data || !o->column_sums) return MHA_OK;
+    const mha_tensor heads = mhai_attn_list_view(o->heads, o->heads_count),
+                     rows = mhai_attn_list_view(o->rows, o->rows_count),
+                     offsets = mhai_attn_list_view(o->offsets, o->offsets_count);
+    const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
+                                      {"q", w->q},       {"k", w->k},     {"v", w->v}};
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        MHA_TRY(mhai_tensor_check_disjoint("column_sums", &to, inputs[i].name, inputs[i].tensor));
+    return mhai_attn_check_apart(&w->desc, "column_sums", &to);
+}
+
+/* The caller's rows as if they were one piece; of keys and values only their number counts. */
+static mha_status check(const call *c, bool need_data)
+{
+    const mha_piece piece = {0, c->split.rows};
+    const mha_scratch_mark mark = mha_scratch_top(c->context);
+    mhai_slice slice;
+    mhai_attn_plan plan;
+    MHA_TRY(mhai_slice_piece(c->context, &c->whole, &c->split, c->split.rows, &piece, 0, &slice));
+    mhai_attn_call made = mhai_slice_call_of(&slice);
     mha_tensor k = *c->whole.k, v = *c->whole.v;
-    /* Rows of keys and values are those of the whole: only their number counts here. */
     k.shape[2] = v.shape[2] = c->split.given.keys;
     k.stride[2] = v.stride[2] = 0;
     made.k = &k, made.v = &v;
-    return mhai_attn_plan_call(c->context, &made, need_data, plan);
+    const mha_status status = mhai_attn_plan_call(c->context, &made, need_data, &plan);
+    mha_scratch_release(c->context, mark);
+    return status == MHA_OK ? check_columns(&c->whole, need_data) : status;
 }
 
-static void choose_mode(call *c, const mhai_attn_plan *plan)
+/* ---- what goes where ------------------------------------------------------------------------- */
+
+/* Rows stay if outputs are wanted that hold pairs. */
+static bool keeps_rows(const call *c)
 {
-    if (mhai_attn_folds(&plan->p, plan->backend)) return;
-    c->way = GATHERED;
-    c->reason = plan->backend->path == MHA_PATH_PLAIN
-                    ? "the plain path takes rows one by one, so all keys are gathered first"
-                : plan->p.compute != MHA_COMPUTE_F32
-                    ? "bf16 arithmetic takes all keys at once, so they are gathered first"
-                    : "outputs of the probabilities read the keys twice, so all are gathered first";
+    const mha_attention_outputs *o = &c->whole.outputs;
+    return o->probabilities || o->average_probabilities || o->scores;
 }
 
-/* Every slice's plan, and how its keys come. To other ranks it is the same: what travels is. */
-static mha_status plan_call(call *c, bool need_data)
+static void add_result(call *c, int i, const mha_tensor *x, int ndim, bool last, mhai_extent extent)
 {
-    c->way = STREAMED;
-    c->reason = "keys pass through, block after block in their order";
-    if (c->split.t->size == 1) {
-        c->way = ALONE;
-        c->reason = "one rank has all rows";
-        return MHA_OK;
+    mhai_exchange *e = &c->exchange;
+    c->at[i] = mhai_exchange_add(e, x, ndim, last, extent, MHAI_QUERY_HEADS);
+    if (c->at[i] < 0) return;
+    e->moved[c->at[i]].brings = false;
+    e->moved[c->at[i]].returns = true;
+}
+
+/* With one part rows stay where they are; a rank alone has keys too. */
+static mha_status list_tensors(void *user, size_t *bytes)
+{
+    call *c = user;
+    mhai_exchange *e = &c->exchange;
+    mhai_slice_call *w = &c->whole;
+    const mhai_extent rows = MHAI_GROUP_QUERIES;
+    const int64_t o_shape[] = {w->q->shape[0], w->q->shape[1], w->q->shape[2], w->v->shape[3]};
+    const mha_tensor o = mha_tensor_contiguous(NULL, MHA_F32, 4, o_shape);
+    *e = (mhai_exchange){.roles = &c->roles, .step = -1};
+    for (size_t i = 0; i < sizeof c->at / sizeof *c->at; i++) c->at[i] = -1;
+    if (c->split.t->size == 1) return MHA_OK;
+    c->at[K] = mhai_exchange_add(e, w->k, 4, true, MHAI_EVERY_KEY, MHAI_KEY_HEADS);
+    c->at[V] = mhai_exchange_add(e, w->v, 4, true, MHAI_EVERY_KEY, MHAI_KEY_HEADS);
+    add_result(c, COLUMNS, w->outputs.column_sums, 3, false, MHAI_COLUMN_KEYS);
+    if (c->roles.parts > 1) {
+        c->at[Q] = mhai_exchange_add(e, w->q, 4, true, rows, MHAI_QUERY_HEADS);
+        add_result(c, O, w->o ? w->o : &o, 4, true, rows);
+        for (int i = 0; i < MHAI_ROW_INPUTS; i++)
+            c->at[MASKS + i] = mhai_exchange_add_mask(e, &w->desc, &c->masks, i, rows);
+        for (int i = 0; i < MHAI_ROW_OUTPUTS; i++)
+            add_result(c, OUTPUTS + i, *mhai_slice_output(&w->outputs, i), mhai_row_outputs[i].ndim,
+                       mhai_row_outputs[i].columns, rows);
     }
-    for (int64_t i = 0; i < c->count; i++) {
-        mhai_attn_plan plan;
-        MHA_TRY(plan_slice(c, i, need_data, &plan));
-        choose_mode(c, &plan);
-    }
-    return MHA_OK;
+    mhai_exchange_shape(e);
+    return mhai_exchange_bytes(e, bytes);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-static mha_status take_folds(call *c)
+static mha_status choose(call *c)
 {
+    const mhai_slice_call *w = &c->whole;
+    const mha_status status = mhai_roles_take(c->context, &c->split, &w->desc, w->q->shape[1],
+                                              w->k->shape[1], false, &c->roles);
+    MHA_TRY(mha_transport_agree(c->split.t, status));
+    return mhai_roles_choose(&c->roles, &w->desc, false, keeps_rows(c), list_tensors, c);
+}
+
+/* ---- the call of this rank ------------------------------------------------------------------- */
+
+static void replace(const call *c, int i, const mha_tensor **x)
+{
+    if (c->at[i] >= 0) *x = mhai_exchange_at(&c->exchange, c->at[i]);
+}
+
+/* Tensors of the exchange in place of the caller's, and some heads of what all ranks have. */
+static void make_own(call *c)
+{
+    const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
+    c->own = c->whole;
+    if (c->roles.parts > 1) mhai_slice_heads(&c->own.desc, piece.begin, piece.end, c->inputs);
+    replace(c, Q, &c->own.q);
+    replace(c, K, &c->own.k);
+    replace(c, V, &c->own.v);
+    if (c->whole.o) replace(c, O, &c->own.o);
+    replace(c, COLUMNS, &c->own.outputs.column_sums);
+    for (int i = 0; i < MHAI_ROW_INPUTS; i++)
+        replace(c, MASKS + i, mhai_slice_mask(&c->own.desc, i));
+    for (int i = 0; i < MHAI_ROW_OUTPUTS; i++)
+        replace(c, OUTPUTS + i, mhai_slice_output(&c->own.outputs, i));
+}
+
+/* The pieces of the group. */
+static mha_status make_slices(call *c)
+{
+    const mhai_roles *r = &c->roles;
+    const int64_t all = r->count[MHAI_GROUP_QUERIES];
     void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, c->count, sizeof *c->folds, &memory));
-    c->folds = memory;
-    for (int64_t i = 0; i < c->count; i++) {
-        mhai_attn_plan plan;
-        MHA_TRY(plan_slice(c, i, true, &plan));
-        MHA_TRY(mhai_attn_fold_begin(c->context, &plan, &c->folds[i]));
+    MHA_TRY(mha_scratch_alloc(c->context, all, sizeof(mha_piece), &memory));
+    mha_piece *pieces = memory;
+    for (int64_t i = 0; i < all; i++) {
+        const mhai_owned *p = &r->rows[MHAI_GROUP_QUERIES][i];
+        if (p->rank == mhai_roles_group(r)) pieces[c->count++] = (mha_piece){p->begin, p->end};
     }
-    return MHA_OK;
+    return mhai_slice_make(c->context, &c->own, &c->split, pieces, c->count, &c->slices);
 }
 
-/* A slice's call with all keys. */
-static mhai_attn_call gathered_call(call *c, int64_t i)
+static mhai_attn_call call_of(call *c, int64_t i)
 {
+    const mhai_slice_call *w = &c->own;
+    if (c->alone)
+        return (mhai_attn_call){
+            .desc = &w->desc, .q = w->q, .k = w->k, .v = w->v, .o = w->o, .outputs = &w->outputs};
     mhai_attn_call made = mhai_slice_call_of(&c->slices[i]);
-    c->slices[i].part.first_key = 0;
     c->slices[i].part.keys = c->split.given.keys;
-    made.k = &c->k, made.v = &c->v;
+    made.k = w->k, made.v = w->v;
     return made;
 }
 
+/* Of the most that any slice takes. */
+static mha_status count_scratch(call *c, bool need_data, size_t *most, double *pairs)
+{
+    *most = 0, *pairs = 0;
+    for (int64_t i = 0; i < c->count; i++) {
+        const mhai_attn_call made = call_of(c, i);
+        mhai_attn_plan plan;
+        size_t bytes;
+        MHA_TRY(mhai_attn_plan_call(c->context, &made, need_data, &plan));
+        MHA_TRY(mhai_attn_scratch_bytes(&plan, &bytes));
+        if (bytes > *most) *most = bytes;
+        *pairs += (double)mhai_attn_visible_pairs(&plan.p);
+    }
+    return MHA_OK;
+}
+
+/* ---- column sums ----------------------------------------------------------------------------- */
+
+static int32_t rank_of_piece(const columns *c, int64_t piece)
+{
+    const mhai_roles *r = c->roles;
+    return r->rows[MHAI_GROUP_QUERIES][piece].rank * r->parts + r->s->t->rank % r->parts;
+}
+
+/* Have the sums of the pieces before. */
+static mha_status take_sums(void *user)
+{
+    const columns *c = user;
+    const size_t bytes = (size_t)c->count * sizeof(double);
+    if (c->piece > 0)
+        return mha_transport_receive(c->roles->s->t, rank_of_piece(c, c->piece - 1), c->part.sums,
+                                     bytes);
+    memset(c->part.sums, 0, bytes);
+    return MHA_OK;
+}
+
+static mha_status pass_sums(void *user)
+{
+    const columns *c = user;
+    if (c->piece + 1 == c->roles->count[MHAI_GROUP_QUERIES]) return MHA_OK;
+    return mha_transport_send(c->roles->s->t, rank_of_piece(c, c->piece + 1), c->part.sums,
+                              (size_t)c->count * sizeof(double));
+}
+
+static mha_status make_columns(call *c, bool need_data)
+{
+    const mha_tensor *x = c->own.outputs.column_sums;
+    columns *s = &c->columns;
+    void *memory;
+    if (!x || c->alone) return MHA_OK;
+    s->count = c->own.q->shape[0] * c->own.q->shape[1] * c->split.given.keys;
+    s->roles = &c->roles;
+    s->piece = -1;
+    s->part = (mhai_attn_columns){.take = take_sums, .pass = pass_sums, .user = s};
+    if (need_data) {
+        MHA_TRY(mha_scratch_alloc(c->context, s->count, sizeof(double), &memory));
+        s->part.sums = memory;
+    }
+    for (int64_t i = 0; s->count > 0 && i < c->count; i++) c->slices[i].part.columns = &s->part;
+    return MHA_OK;
+}
+
+/* The group of the last piece has all sums. */
+static void round_columns(const call *c)
+{
+    const mha_tensor *x = c->own.outputs.column_sums;
+    const mha_attention_desc *d = &c->own.desc;
+    if (c->columns.count == 0 || x->shape[2] == 0) return;
+    const int64_t H = x->shape[1], S = x->shape[2],
+                  sequences = d->key_starts ? d->sequences : x->shape[0];
+    float *out = x->data;
+    for (int64_t b = 0; b < sequences; b++) {
+        const int64_t first = d->key_starts ? d->key_starts[b] : 0;
+        const int64_t keys = d->key_starts ? d->key_starts[b + 1] - first : S;
+        for (int64_t h = 0; h < H; h++)
+            for (int64_t s = 0; s < keys; s++) {
+                const int64_t at =
+                    mhai_attn_columns_at(H, d->key_starts ? first : b * S, keys, h) + s;
+                out[((d->key_starts ? 0 : b) * H + h) * S + first + s] =
+                    c->count > 0 ? (float)c->columns.part.sums[at] : 0;
+            }
+    }
+}
+
+/* From piece to piece. */
+static void count_columns(const call *c, mha_distributed_plan *plan)
+{
+    const mhai_roles *r = &c->roles;
+    const double bytes = (double)c->columns.count * sizeof(double);
+    for (int64_t i = 0; bytes > 0 && i + 1 < r->count[MHAI_GROUP_QUERIES]; i++) {
+        const mhai_owned *p = &r->rows[MHAI_GROUP_QUERIES][i];
+        const bool sends = p->rank == mhai_roles_group(r),
+                   receives = p[1].rank == mhai_roles_group(r);
+        plan->messages_sent += sends, plan->bytes_sent += sends ? bytes : 0;
+        plan->messages_received += receives, plan->bytes_received += receives ? bytes : 0;
+    }
+}
+
+/* ---- the call -------------------------------------------------------------------------------- */
+
 /* To be there when the call begins: others rely on what it sends. */
-static mha_status reserve(call *c, size_t bytes)
+static mha_status reserve(call *c)
 {
     void *memory;
+    size_t bytes;
+    double pairs;
+    MHA_TRY(count_scratch(c, true, &bytes, &pairs));
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     MHA_TRY(mha_scratch_alloc(c->context, 1, bytes, &memory));
     mha_scratch_release(c->context, mark);
     return MHA_OK;
 }
 
-/* What the call of any slice takes. */
-static mha_status reserve_gathered(call *c)
+static mha_status make(call *c, bool need_data)
 {
-    size_t most = 0, bytes;
-    for (int64_t i = 0; i < c->count; i++) {
-        mhai_attn_plan plan;
-        const mhai_attn_call made = gathered_call(c, i);
-        MHA_TRY(mhai_attn_plan_call(c->context, &made, true, &plan));
-        MHA_TRY(mhai_attn_scratch_bytes(&plan, &bytes));
-        if (bytes > most) most = bytes;
-    }
-    return reserve(c, most);
+    if (need_data) MHA_TRY(mhai_exchange_take(c->context, &c->exchange));
+    make_own(c);
+    c->alone = c->roles.parts == c->split.t->size;
+    c->count = c->alone;
+    if (!c->alone) MHA_TRY(make_slices(c));
+    MHA_TRY(make_columns(c, need_data));
+    return need_data ? reserve(c) : MHA_OK;
 }
-
-/* The pieces of the only rank are all rows, in their order. */
-static mhai_attn_call only_call(const call *c)
-{
-    const mhai_slice_call *w = &c->whole;
-    return (mhai_attn_call){
-        .desc = &w->desc, .q = w->q, .k = w->k, .v = w->v, .o = w->o, .outputs = &w->outputs};
-}
-
-static mha_status plan_only(const call *c, bool need_data, size_t *bytes, double *pairs)
-{
-    mhai_attn_plan plan;
-    const mhai_attn_call only = only_call(c);
-    MHA_TRY(mhai_attn_plan_call(c->context, &only, need_data, &plan));
-    *pairs = (double)mhai_attn_visible_pairs(&plan.p);
-    return mhai_attn_scratch_bytes(&plan, bytes);
-}
-
-static mha_status take_memory(call *c)
-{
-    size_t bytes;
-    double pairs;
-    if (c->way == ALONE) {
-        MHA_TRY(plan_only(c, true, &bytes, &pairs));
-        return reserve(c, bytes);
-    }
-    MHA_TRY(mhai_ring_take(c->context, &c->split, c->whole.k, c->whole.v, &c->ring));
-    MHA_TRY(mhai_ring_take_slots(c->context, &c->ring));
-    if (c->way == STREAMED) return take_folds(c);
-    MHA_TRY(mhai_gather_take(c->context, &c->split, c->whole.k, &c->k));
-    MHA_TRY(mhai_gather_take(c->context, &c->split, c->whole.v, &c->v));
-    return reserve_gathered(c);
-}
-
-/* ---- the two ways ---------------------------------------------------------------------------- */
-
-/* Each slice's rows take all keys at hand, in as many turns as there are parcels of them: between two turns
- * messages proceed. */
-static mha_status stream(call *c)
-{
-    mhai_attn_keys keys[MHAI_RING_HELD];
-    int64_t count;
-    for (;;) {
-        MHA_TRY(mhai_ring_next(&c->ring, MHAI_RING_HELD, keys, &count));
-        if (count == 0) break;
-        for (int64_t i = 0; i < c->count; i++)
-            for (int64_t turn = 0; turn < count; turn++) {
-                mhai_attn_fold_keys(c->context, &c->folds[i], keys, count, turn, count);
-                MHA_TRY(mhai_ring_poll(&c->ring));
-            }
-    }
-    for (int64_t i = 0; i < c->count; i++) mhai_attn_fold_finish(c->context, &c->folds[i]);
-    return MHA_OK;
-}
-
-static mha_status gather(call *c)
-{
-    MHA_TRY(mhai_gather_keys(&c->ring, &c->k, &c->v));
-    for (int64_t i = 0; i < c->count; i++) {
-        const mhai_attn_call made = gathered_call(c, i);
-        mhai_columns_next(&c->columns, &c->slices[i]);
-        MHA_TRY(mhai_attn_forward(c->context, &made));
-    }
-    return MHA_OK;
-}
-
-static mha_status run(call *c)
-{
-    mha_status status;
-    if (c->way == ALONE) {
-        const mhai_attn_call only = only_call(c);
-        return mhai_attn_forward(c->context, &only);
-    }
-    status = mhai_ring_begin(&c->ring);
-    if (status == MHA_OK) status = c->way == STREAMED ? stream(c) : gather(c);
-    if (status == MHA_OK) status = mhai_columns_finish(&c->columns);
-    if (status != MHA_OK) {
-        mhai_ring_abandon(&c->ring);
-        mhai_columns_abandon(&c->columns);
-    }
-    return status;
-}
-
-/* ---- the call -------------------------------------------------------------------------------- */
 
 /* Own checks, then everybody's; *c is ready to run, or to be explained. */
 static mha_status begin(call *c, const mha_sequence_split *given, bool need_data)
@@ -219,29 +316,27 @@ static mha_status begin(call *c, const mha_sequence_split *given, bool need_data
     c->whole.status = status;
     status = mhai_slice_check(&c->whole, &c->split, &common);
     MHA_TRY(mha_transport_same(given->transport, "description", &common, sizeof common, status));
-    MHA_TRY(mhai_split_make(c->context, &c->whole.desc, common.batch, common.scores, &c->split));
-    status = mhai_slice_make(c->context, &c->whole, &c->split, &c->slices, &c->count);
-    if (status == MHA_OK)
-        status = mhai_columns_make(c->context, &c->whole, &c->split, c->slices, c->count, need_data,
-                                   &c->columns);
-    if (status == MHA_OK) status = plan_call(c, need_data);
-    return mha_transport_agree(given->transport, status);
+    MHA_TRY(mhai_split_make(c->context, &c->split));
+    MHA_TRY(mha_transport_agree(given->transport, check(c, need_data)));
+    MHA_TRY(mhai_slice_masks(&c->whole, &c->split, &c->masks));
+    status = choose(c);
+    if (status == MHA_OK) status = make(c, need_data);
+    return status == MHA_ERR_RANK ? status : mha_transport_agree(given->transport, status);
 }
 
-/* If heads are exchanged, *own is the call of those of this rank. */
-static mha_status begin_exchange(call *c, bool need_data, mhai_exchange *exchange, call *own)
+static mha_status run(call *c)
 {
-    int64_t messages[2];
-    double bytes[2];
-    mhai_ring_count(&c->split, c->whole.k, c->whole.v, messages, bytes);
-    MHA_TRY(mhai_exchange_choose(&c->whole, &c->split, bytes[1], exchange));
-    if (exchange->parts == 1) return MHA_OK;
-    mha_status status = mhai_exchange_make(c->context, need_data, exchange);
-    MHA_TRY(mha_transport_agree(c->split.t, status));
-    *own = (call){.context = c->context, .whole = exchange->call};
-    status = begin(own, &exchange->split, need_data);
-    if (status == MHA_ERR_RANK) return status; /* there is nobody to agree with */
-    return mha_transport_agree(c->split.t, status);
+    MHA_TRY(mhai_exchange_move(&c->exchange, false));
+    for (int64_t i = 0; i < c->count; i++) {
+        const mhai_attn_call made = call_of(c, i);
+        if (c->columns.count > 0) do {
+                c->columns.piece++;
+            } while (c->roles.rows[MHAI_GROUP_QUERIES][c->columns.piece].rank !=
+                     mhai_roles_group(&c->roles));
+        MHA_TRY(mhai_attn_forward(c->context, &made));
+    }
+    round_columns(c);
+    return mhai_exchange_move(&c->exchange, true);
 }
 
 mha_status mha_distributed_forward(mha_context *context, const mha_sequence_split *split,
@@ -249,91 +344,40 @@ mha_status mha_distributed_forward(mha_context *context, const mha_sequence_spli
                                    const mha_tensor *k, const mha_tensor *v, const mha_tensor *o,
                                    const mha_attention_outputs *outputs)
 {
-    call all = {.context = context}, own;
-    mhai_exchange exchange;
+    call c = {.context = context};
     MHA_TRY(mhai_slice_arguments("mha_distributed_forward", context, split));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    all.whole.status =
-        mhai_slice_take("mha_distributed_forward", desc, q, k, v, o, outputs, &all.whole);
-    mha_status status = begin(&all, split, true);
-    if (status == MHA_OK) status = begin_exchange(&all, true, &exchange, &own);
-    if (status == MHA_OK) {
-        const bool exchanged = exchange.parts > 1;
-        status = mha_transport_agree(split->transport, take_memory(exchanged ? &own : &all));
-        if (status == MHA_OK && exchanged) status = mhai_exchange_rows(&exchange);
-        if (status == MHA_OK) status = run(exchanged ? &own : &all);
-        if (status == MHA_OK && exchanged) status = mhai_exchange_return(&exchange);
-    }
+    c.whole.status =
+        mhai_slice_take("mha_distributed_forward", desc, q, k, v, o, outputs, &c.whole);
+    mha_status status = begin(&c, split, true);
+    if (status == MHA_OK) status = run(&c);
     mha_scratch_release(context, mark);
     return status;
 }
 
-static mha_status count_scratch(const call *c, size_t *bytes)
+static const char *reason_of(const call *c)
 {
-    size_t more;
-    MHA_TRY(mhai_ring_bytes(&c->split, c->whole.k, c->whole.v, bytes));
-    if (c->way == STREAMED) {
-        for (int64_t i = 0; i < c->count; i++) {
-            mhai_attn_plan plan;
-            MHA_TRY(plan_slice(c, i, false, &plan));
-            MHA_TRY(mhai_attn_fold_bytes(&plan, &more));
-            MHA_TRY(mhai_attn_add_scratch(bytes, more, 1));
-            MHA_TRY(mhai_attn_add_scratch(bytes, plan.scratch.worker, plan.threads));
-        }
-        return MHA_OK;
-    }
-    size_t most = 0;
-    for (int64_t i = 0; i < c->count; i++) {
-        mhai_attn_plan plan;
-        MHA_TRY(plan_slice(c, i, false, &plan));
-        MHA_TRY(mhai_attn_scratch_bytes(&plan, &more));
-        if (more > most) most = more;
-    }
-    MHA_TRY(mhai_attn_add_scratch(bytes, most, 1));
-    const mha_tensor *all[] = {c->whole.k, c->whole.v};
-    for (int i = 0; i < 2; i++) {
-        const double each = (double)all[i]->shape[0] * (double)all[i]->shape[1] *
-                            (double)c->split.given.keys * (double)all[i]->shape[3] *
-                            (double)mha_dtype_size(all[i]->dtype);
-        if (each > (double)(SIZE_MAX / 4))
-            return mha_fail(MHA_ERR_SIZE, "k, v: all keys together are beyond the address space");
-        MHA_TRY(mhai_attn_add_scratch(bytes, (size_t)each, 1));
-    }
-    return MHA_OK;
+    if (c->split.t->size == 1) return "one rank has all rows";
+    if (c->alone) return "each rank has some heads, and all their rows";
+    return c->roles.parts > 1 ? "ranks share heads: each has some of them, some rows, and all keys"
+           : keeps_rows(c) ? "outputs that hold pairs stay with their rows: each rank has all keys"
+                           : "each rank has its rows of all heads, and all keys";
 }
 
-/* What a call does once heads have been exchanged, if they are. */
-static mha_status explain(const call *c, mha_distributed_plan *plan)
+static mha_status explain(call *c, mha_distributed_plan *plan)
 {
-    *plan = (mha_distributed_plan){.streamed = c->way == STREAMED, .reason = c->reason};
-    if (c->way == ALONE) return plan_only(c, false, &plan->scratch_bytes, &plan->pairs);
-    int64_t messages[2];
-    double bytes[2];
-    mhai_ring_count(&c->split, c->whole.k, c->whole.v, messages, bytes);
-    mhai_columns_count(&c->columns, messages, bytes);
-    plan->parcels = c->split.parcel_count;
-    plan->messages_sent = messages[0], plan->messages_received = messages[1];
-    plan->bytes_sent = bytes[0], plan->bytes_received = bytes[1];
-    for (int64_t i = 0; i < c->count; i++) {
-        mhai_attn_plan of_slice;
-        MHA_TRY(plan_slice(c, i, false, &of_slice));
-        plan->pairs += (double)mhai_attn_visible_pairs(&of_slice.p);
-    }
-    MHA_TRY(count_scratch(c, &plan->scratch_bytes));
-    return mhai_columns_bytes(&c->columns, &plan->scratch_bytes);
-}
-
-static mha_status explain_exchange(const mhai_exchange *e, const call *own,
-                                   mha_distributed_plan *plan)
-{
-    plan->head_parts = e->parts;
-    if (e->parts == 1) return MHA_OK;
-    plan->reason = own->way == ALONE
-                       ? "heads are exchanged for rows: each rank has some heads, and all rows"
-                       : "heads are exchanged for rows, and their keys pass through";
-    plan->messages_sent += e->messages[0], plan->messages_received += e->messages[1];
-    plan->bytes_sent += e->bytes[0], plan->bytes_received += e->bytes[1];
-    return mhai_exchange_bytes(e, &plan->scratch_bytes);
+    size_t bytes;
+    *plan = (mha_distributed_plan){.reason = reason_of(c), .head_parts = c->roles.parts};
+    mhai_exchange_count(&c->exchange, false);
+    mhai_exchange_count(&c->exchange, true);
+    plan->messages_sent = c->exchange.messages[0], plan->bytes_sent = c->exchange.bytes[0];
+    plan->messages_received = c->exchange.messages[1], plan->bytes_received = c->exchange.bytes[1];
+    count_columns(c, plan);
+    MHA_TRY(count_scratch(c, false, &bytes, &plan->pairs));
+    MHA_TRY(mhai_attn_add_scratch(&plan->scratch_bytes, bytes, 1));
+    MHA_TRY(
+        mhai_attn_add_scratch(&plan->scratch_bytes, (size_t)c->columns.count * sizeof(double), 1));
+    return mhai_exchange_bytes(&c->exchange, &plan->scratch_bytes);
 }
 
 mha_status mha_distributed_explain(mha_context *context, const mha_sequence_split *split,
@@ -341,19 +385,16 @@ mha_status mha_distributed_explain(mha_context *context, const mha_sequence_spli
                                    const mha_tensor *k, const mha_tensor *v,
                                    const mha_attention_outputs *outputs, mha_distributed_plan *plan)
 {
-    call all = {.context = context}, own;
-    mhai_exchange exchange;
+    call c = {.context = context};
     mha_distributed_plan made;
     MHA_TRY(mhai_slice_arguments("mha_distributed_explain", context, split));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    all.whole.status =
-        mhai_slice_take("mha_distributed_explain", desc, q, k, v, NULL, outputs, &all.whole);
-    if (all.whole.status == MHA_OK && !plan)
-        all.whole.status = mha_fail(MHA_ERR_NULL, "mha_distributed_explain: plan is NULL");
-    mha_status status = begin(&all, split, false);
-    if (status == MHA_OK) status = begin_exchange(&all, false, &exchange, &own);
-    if (status == MHA_OK) status = explain(exchange.parts > 1 ? &own : &all, &made);
-    if (status == MHA_OK) status = explain_exchange(&exchange, &own, &made);
+    c.whole.status =
+        mhai_slice_take("mha_distributed_explain", desc, q, k, v, NULL, outputs, &c.whole);
+    if (c.whole.status == MHA_OK && !plan)
+        c.whole.status = mha_fail(MHA_ERR_NULL, "mha_distributed_explain: plan is NULL");
+    mha_status status = begin(&c, split, false);
+    if (status == MHA_OK) status = explain(&c, &made);
     if (status == MHA_OK) *plan = made;
     mha_scratch_release(context, mark);
     return status;

@@ -38,6 +38,109 @@ mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, con
     return MHA_OK;
 }
 
+/* ---- what is over queries -------------------------------------------------------------------- */
+
+const mhai_row_output mhai_row_outputs[MHAI_ROW_OUTPUTS] = {{"lse", 3, false},
+                                                            {"entropy", 3, false},
+                                                            {"largest_weight", 3, false},
+                                                            {"largest_key", 3, false},
+                                                            {"first_token", 3, false},
+                                                            {"diagonal", 3, false},
+                                                            {"offset_mass", 4, true},
+                                                            {"top_keys", 4, true},
+                                                            {"top_weights", 4, true},
+                                                            {"average_probabilities", 3, true},
+                                                            {"probabilities", 4, true},
+                                                            {"scores", 4, true}};
+
+const mha_tensor **mhai_slice_output(mha_attention_outputs *o, int i)
+{
+    const mha_tensor **all[MHAI_ROW_OUTPUTS] = {&o->lse,
+                                                &o->entropy,
+                                                &o->largest_weight,
+                                                &o->largest_key,
+                                                &o->first_token,
+                                                &o->diagonal,
+                                                &o->offset_mass,
+                                                &o->top_keys,
+                                                &o->top_weights,
+                                                &o->average_probabilities,
+                                                &o->probabilities,
+                                                &o->scores};
+    return all[i];
+}
+
+const mha_tensor **mhai_slice_mask(mha_attention_desc *d, int i)
+{
+    const mha_tensor **all[MHAI_ROW_INPUTS] = {&d->keep_mask, &d->bias, &d->global_queries,
+                                               &d->query_documents};
+    return all[i];
+}
+
+mha_tensor mhai_slice_view(const mha_tensor *x, bool columns)
+{
+    const int first = 4 - !columns - x->ndim;
+    mha_tensor made = {.data = x->data, .dtype = x->dtype, .ndim = 4, .shape = {1, 1, 1, 1}};
+    for (int i = 0; i < x->ndim; i++) {
+        made.shape[first + i] = x->shape[i];
+        if (x->shape[i] != 1) made.stride[first + i] = x->stride[i];
+    }
+    return made;
+}
+
+/* A rank without rows has no say, nor have its tensors been checked. Where no rank has two rows, a tensor of
+ * one row may be a row of its own. */
+mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split, mhai_masks *m)
+{
+    enum { AXES = 4, ROWS = MHAI_ROW_INPUTS * AXES, NUMBERS };
+    mha_attention_desc desc = call->desc;
+    int64_t most[NUMBERS] = {[ROWS] = split->rows};
+    for (int i = 0; i < ROWS && split->rows > 0; i++) {
+        const mha_tensor *given = *mhai_slice_mask(&desc, i / AXES);
+        if (given)
+            most[i] = mhai_slice_view(given, mhai_mask_has_columns(i / AXES)).shape[i % AXES];
+    }
+    MHA_TRY(mhai_ranks_most(split->t, most, NUMBERS));
+    for (int i = 0; i < MHAI_ROW_INPUTS; i++) {
+        memcpy(m->shape[i], most + i * AXES, sizeof m->shape[i]);
+        m->by_row[i] = m->shape[i][2] > 1 || most[ROWS] == 1;
+        m->shape[i][2] = 1;
+    }
+    return MHA_OK;
+}
+
+/* Rows first .. first + rows of an axis. */
+static void cut(const mha_tensor *x, int axis, int64_t first, int64_t rows, mha_tensor *to)
+{
+    *to = *x;
+    to->shape[axis] = rows;
+    if (to->data)
+        to->data = (char *)to->data + first * x->stride[axis] * (int64_t)mha_dtype_size(x->dtype);
+}
+
+/* ---- some heads ------------------------------------------------------------------------------ */
+
+void mhai_slice_heads(mha_attention_desc *d, int64_t begin, int64_t end,
+                      mha_tensor inputs[MHAI_HEAD_INPUTS])
+{
+    const struct {
+        const mha_tensor **x;
+        int from_last;
+        bool broadcasts;
+    } each[MHAI_HEAD_INPUTS] = {{&d->keep_mask, 2, true},   {&d->bias, 2, true},
+                                {&d->keep_blocks, 2, true}, {&d->alibi_slopes, 0, true},
+                                {&d->t5_table, 0, false},   {&d->sink_logits, 0, false},
+                                {&d->gates, 0, true}};
+    d->first_head += begin;
+    for (int i = 0; i < MHAI_HEAD_INPUTS; i++) {
+        const mha_tensor *x = *each[i].x;
+        const int axis = x ? x->ndim - 1 - each[i].from_last : -1;
+        if (axis < 0 || (each[i].broadcasts && x->shape[axis] == 1)) continue;
+        cut(x, axis, begin, end - begin, &inputs[i]);
+        *each[i].x = &inputs[i];
+    }
+}
+
 /* ---- what all ranks have alike --------------------------------------------------------------- */
 
 static mha_status check_ragged(const mhai_slice_call *call, const mhai_split *split)
@@ -83,10 +186,21 @@ static uint64_t given_of(const mha_attention_desc *d)
     return bits;
 }
 
+/* Which outputs are wanted, a bit each; and whether they are of some heads or rows. */
+static int32_t outputs_of(const mha_attention_outputs *given)
+{
+    mha_attention_outputs o = *given;
+    int32_t bits = (o.column_sums != NULL) << 2 | (o.heads != NULL) << 1 | (o.rows != NULL);
+    for (int i = 0; i < MHAI_ROW_OUTPUTS; i++)
+        bits = bits << 1 | (*mhai_slice_output(&o, i) != NULL);
+    return bits;
+}
+
 static void fill_common(const mhai_slice_call *call, const mhai_split *split, mhai_slice_common *c)
 {
     const mha_attention_desc *d = &call->desc;
     const mha_tensor *q = call->q, *k = call->k, *v = call->v;
+    const mha_attention_outputs *o = &call->outputs;
     const int64_t batch = d->sequences ? d->sequences : q->shape[0];
     c->batch = q->shape[0], c->heads = q->shape[1], c->head_dim = q->shape[3];
     c->kv_heads = k->shape[1], c->value_dim = v->shape[3];
@@ -101,12 +215,16 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
     c->lists = add_list(c->lists, d->key_begins, batch);
     c->lists = add_list(c->lists, d->query_starts, batch + 1);
     c->lists = add_list(c->lists, d->key_starts, batch + 1);
+    c->lists = add_list(c->lists, o->offsets, o->offsets_count);
     c->given = given_of(d);
     c->k_type = (int32_t)k->dtype, c->v_type = (int32_t)v->dtype;
     c->compute = (int32_t)d->compute, c->path = (int32_t)d->path;
-    c->scores = call->outputs.scores != NULL;
-    c->columns = call->outputs.column_sums != NULL;
-    c->flags = d->flags, c->split_flags = split->given.flags;
+    c->outputs = outputs_of(o);
+    c->top_keys = o->top_keys && o->top_keys->ndim == 4 ? o->top_keys->shape[3] : 0;
+    c->stage = (int32_t)o->score_stage;
+    c->q_types = (int32_t)q->dtype | (call->o ? (int32_t)call->o->dtype << 8 : 0) |
+                 (d->bias ? (int32_t)d->bias->dtype << 16 : 0);
+    c->flags = d->flags, c->output_flags = o->flags;
     c->scale = d->scale, c->softcap = d->softcap, c->dropout = d->dropout;
 }
 
@@ -116,6 +234,7 @@ mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split
     memset(common, 0, sizeof *common); /* padding too: it is compared as bytes */
     common->version = mha_version_number();
     if (call->status != MHA_OK) return call->status;
+    MHA_TRY(mhai_tensor_check_real("q", call->q));
     MHA_TRY(check_rows("q", call->q, split->rows));
     MHA_TRY(check_rows("k", call->k, split->key_rows));
     MHA_TRY(check_rows("v", call->v, split->key_rows));
@@ -129,15 +248,6 @@ mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split
 }
 
 /* ---- slices ---------------------------------------------------------------------------------- */
-
-/* Rows first .. first + rows of an axis. */
-static void cut(const mha_tensor *x, int axis, int64_t first, int64_t rows, mha_tensor *to)
-{
-    *to = *x;
-    to->shape[axis] = rows;
-    if (to->data)
-        to->data = (char *)to->data + first * x->stride[axis] * (int64_t)mha_dtype_size(x->dtype);
-}
 
 mha_status mhai_slice_cut_input(const char *name, const mha_tensor **x, int from_last, int64_t all,
                                 int64_t first, int64_t rows, mha_tensor *to)
@@ -185,25 +295,13 @@ static mha_status cut_result(const mhai_slice *s, const char *name, const mha_te
 static mha_status cut_results(mhai_slice *s, int64_t all, int64_t first, int64_t rows)
 {
     mha_attention_outputs *o = &s->outputs;
-    const struct {
-        const char *name;
-        const mha_tensor **x;
-        int axis;
-    } each[] = {{"lse", &o->lse, 2},
-                {"entropy", &o->entropy, 2},
-                {"largest_weight", &o->largest_weight, 2},
-                {"largest_key", &o->largest_key, 2},
-                {"first_token", &o->first_token, 2},
-                {"diagonal", &o->diagonal, 2},
-                {"offset_mass", &o->offset_mass, 2},
-                {"top_keys", &o->top_keys, 2},
-                {"top_weights", &o->top_weights, 2},
-                {"average_probabilities", &o->average_probabilities, 1},
-                {"probabilities", &o->probabilities, o->rows ? -1 : 2},
-                {"scores", &o->scores, o->rows ? -1 : 2}};
-    for (size_t i = 0; i < sizeof each / sizeof *each; i++)
-        MHA_TRY(
-            cut_result(s, each[i].name, each[i].x, each[i].axis, all, first, rows, &s->results[i]));
+    for (int i = 0; i < MHAI_ROW_OUTPUTS; i++) {
+        const mhai_row_output *of = &mhai_row_outputs[i];
+        const bool chosen = o->rows && i > MHAI_FIRST_PAIRS;
+        MHA_TRY(cut_result(s, of->name, mhai_slice_output(o, i),
+                           chosen ? -1 : of->ndim - 1 - of->columns, all, first, rows,
+                           &s->results[i]));
+    }
     return MHA_OK;
 }
 
@@ -258,17 +356,17 @@ mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
 }
 
 mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
-                           const mhai_split *split, mhai_slice **slices, int64_t *count)
+                           const mhai_split *split, const mha_piece *pieces, int64_t count,
+                           mhai_slice **slices)
 {
     void *memory;
-    int64_t first = 0;
-    *count = split->given.query_piece_count;
-    MHA_TRY(mha_scratch_alloc(context, *count, sizeof **slices, &memory));
+    int64_t first = 0, all = 0;
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof **slices, &memory));
     *slices = memory;
-    for (int64_t i = 0; i < *count; i++) {
-        const mha_piece *piece = &split->given.query_pieces[i];
-        MHA_TRY(mhai_slice_piece(context, call, split, split->rows, piece, first, &(*slices)[i]));
-        first += piece->end - piece->begin;
+    for (int64_t i = 0; i < count; i++) all += pieces[i].end - pieces[i].begin;
+    for (int64_t i = 0; i < count; i++) {
+        MHA_TRY(mhai_slice_piece(context, call, split, all, &pieces[i], first, &(*slices)[i]));
+        first += pieces[i].end - pieces[i].begin;
     }
     return MHA_OK;
 }

@@ -96,7 +96,7 @@ mha_status mha_transport_gather(const mha_transport *t, int32_t root, const void
 
 mha_status mhai_ranks_most(const mha_transport *t, int64_t *numbers, int64_t count)
 {
-    enum { MOST = 16 };
+    enum { MOST = 32 };
     int64_t others[MOST];
     if (count > MOST) return mha_fail(MHA_ERR_SIZE, "mha_transport: too many numbers");
     const size_t bytes = (size_t)count * sizeof *numbers;

@@ -9,23 +9,16 @@
 
 enum { DETAIL_BYTES = 1536, SENTENCE_BYTES = 512 };
 
-/* What is shown of a head: a score of heads.h, the names of its bar and column. */
+/* The scores that are shown of a head (study.h), and the headings of their columns. */
 static const struct {
-    const char *score, *bar, *column, *about;
+    int64_t score;
+    const char *column;
 } shown[MHA_CARD_MEASURES] = {
-    {"previous", "on the token before", "before", "weight on the token just before"},
-    {"next", "on the token after", "after", "weight on the token just after"},
-    {"self", "on the token itself", "itself", "weight on the token itself"},
-    {"first", "on the first token", "first", "weight on the first token"},
-    {"separator", "on separators", "separators",
-     "weight on separators: special tokens but the first, . ! ? ;"},
-    {"random_duplicate", "on the same token elsewhere", "same token",
-     "weight on other places of the same token, among random tokens repeated"},
-    {"random_induction", "on what followed it earlier", "induction",
-     "weight on what followed earlier places of the same token, among random tokens repeated"},
-    {"confidence", "largest weight of a row", "largest",
-     "mean over rows of the largest weight on a token that is no separator"},
-    {"evenness", "evenness", "evenness", "entropy of a row over that of equal weights"},
+    {MHA_MEASURE_PREVIOUS, "previous"},    {MHA_MEASURE_NEXT, "next"},
+    {MHA_MEASURE_SELF, "itself"},          {MHA_MEASURE_FIRST, "first"},
+    {MHA_MEASURE_SEPARATOR, "separators"}, {MHA_MEASURES, "duplicates"}, /* on random tokens */
+    {MHA_MEASURES + 1, "induction"},       {MHA_MEASURE_CONFIDENCE, "confidence"},
+    {MHA_MEASURE_EVENNESS, "evenness"},
 };
 
 /* Half of the weight: a head that rests does at least as much of it as of all else. */
@@ -68,16 +61,15 @@ static mha_status describe(const mha_study_found *found, int64_t layer, int64_t 
     return MHA_OK;
 }
 
-static mha_status measure(const mha_study_found *found, int64_t layer, int64_t head, mha_room *room,
-                          mha_show_role *role)
+static mha_status measure(const mha_study_found *found, int64_t layer, int64_t head,
+                          char (*labels)[MHA_STUDY_NAME_BYTES], mha_room *room, mha_show_role *role)
 {
     mha_measure *measures;
     MHA_TRY(MHA_ROOM_ALLOC(room, MHA_CARD_MEASURES, &measures));
     for (int i = 0; i < MHA_CARD_MEASURES; i++) {
-        const int64_t score = mha_study_score_find(found, shown[i].score, false);
-        const mha_head_score s = mha_study_score(found, layer, head, score);
-        const bool even = !strcmp(shown[i].score, "evenness"); /* its chance is always 1 */
-        measures[i] = (mha_measure){.name = shown[i].bar,
+        const mha_head_score s = mha_study_score(found, layer, head, shown[i].score);
+        const bool even = shown[i].score == MHA_MEASURE_EVENNESS; /* its chance is always 1 */
+        measures[i] = (mha_measure){.name = labels[i],
                                     .value = s.rows ? s.value : (double)NAN,
                                     .chance = s.rows && !even ? s.chance : 0,
                                     .count = s.rows,
@@ -95,10 +87,15 @@ mha_status mha_cards_make(const mha_study_found *found, mha_cards *cards)
     mha_room *room = &cards->memory;
     for (int64_t l = 0; l < found->layers; l++)
         if (found->heads[l] > cards->heads) cards->heads = found->heads[l];
-    mha_status status = MHA_ROOM_ALLOC(room, cards->layers * cards->heads, &cards->roles);
+    char(*labels)[MHA_STUDY_NAME_BYTES];
+    mha_status status = MHA_ROOM_ALLOC(room, MHA_CARD_MEASURES, &labels);
+    for (int i = 0; i < MHA_CARD_MEASURES && status == MHA_OK; i++)
+        mha_study_score_label(found, shown[i].score, labels[i]);
+    if (status == MHA_OK)
+        status = MHA_ROOM_ALLOC(room, cards->layers * cards->heads, &cards->roles);
     for (int64_t l = 0; l < found->layers; l++)
         for (int64_t h = 0; h < found->heads[l] && status == MHA_OK; h++)
-            status = measure(found, l, h, room, &cards->roles[l * cards->heads + h]);
+            status = measure(found, l, h, labels, room, &cards->roles[l * cards->heads + h]);
     if (status != MHA_OK) mha_cards_free(cards);
     return status;
 }
@@ -116,7 +113,9 @@ mha_status mhai_cards_columns(const mha_cards *cards, const mha_maps *maps, mha_
     const int64_t all = maps->layers * maps->heads;
     mha_column *columns;
     double *values;
+    char label[MHA_STUDY_NAME_BYTES], (*about)[2 * MHA_STUDY_NAME_BYTES];
     MHA_TRY(MHA_ROOM_ALLOC(room, MHA_CARD_MEASURES, &columns));
+    MHA_TRY(MHA_ROOM_ALLOC(room, MHA_CARD_MEASURES, &about));
     MHA_TRY(MHA_ROOM_ALLOC(room, MHA_CARD_MEASURES * all, &values));
     for (int i = 0; i < MHA_CARD_MEASURES; i++, values += all) {
         int64_t count = 0;
@@ -125,8 +124,10 @@ mha_status mhai_cards_columns(const mha_cards *cards, const mha_maps *maps, mha_
             if (!maps->on || maps->on[at])
                 values[count++] = role ? role->measures[i].value : (double)NAN;
         }
-        columns[i] =
-            (mha_column){.name = shown[i].column, .about = shown[i].about, .values = values};
+        mha_study_score_label(NULL, shown[i].score, label);
+        mha_format(about[i], sizeof about[i], "%s: %s", label,
+                   mha_study_score_text(shown[i].score));
+        columns[i] = (mha_column){.name = shown[i].column, .about = about[i], .values = values};
     }
     report->columns = columns;
     report->column_count = MHA_CARD_MEASURES;

@@ -163,24 +163,23 @@ static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
     return best;
 }
 
-/* "“it” looks at “animal” with 0.67; the mean of these heads is 0.06." Or its largest change. */
+/* "“it” attends to “animal”: 0.67 (mean of the heads shown: 0.06)." Or its largest change. */
 static int write_link(const panel_maker *maker, const mha_link *link, char *out, size_t size)
 {
     const char *from = maker->rows.labels[link->row], *to = maker->cols.labels[link->col];
     if (is_contrast(maker->maps))
         return mha_format(out, size,
-                          "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
+                          "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D attends %s to "
                           "\xE2\x80\x9C%s\xE2\x80\x9D in the first text.",
                           link->value, from, link->value < 0 ? "less" : "more", to);
     const int length = mha_format(out, size,
-                                  "\xE2\x80\x9C%s\xE2\x80\x9D looks at \xE2\x80\x9C%s"
+                                  "\xE2\x80\x9C%s\xE2\x80\x9D attends to \xE2\x80\x9C%s"
                                   "\xE2\x80\x9D: %.2f",
                                   from, to, link->value);
     const size_t used = out ? (size_t)length : 0;
-    return length + (maker->count > 1
-                         ? mha_format(out ? out + used : NULL, size - used,
-                                      ", where the heads shown have %.2f on average.", link->mean)
-                         : mha_format(out ? out + used : NULL, size - used, "."));
+    return length + (maker->count > 1 ? mha_format(out ? out + used : NULL, size - used,
+                                                   " (mean of the heads shown: %.2f).", link->mean)
+                                      : mha_format(out ? out + used : NULL, size - used, "."));
 }
 
 /* The role of a head, its link, and its resting place, the most specific first. */
@@ -531,12 +530,11 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
     return MHA_OK;
 }
 
-static const char guide[] =
-    "Each square is a head. A row is a token that looks, a column one that it looks at; the "
-    "brighter a cell, the more of the row's attention goes there.";
-static const char guide_contrast[] = "Each square is a head. A row is a token that looks, a column "
-                                     "one that it looks at; red is more "
-                                     "attention in the first text than in the second, blue less.";
+static const char guide[] = "Each square is a head. Rows are queries, columns are keys; brighter "
+                            "cells have larger weights.";
+static const char guide_contrast[] = "Each square is a head. Rows are queries, columns are keys; "
+                                     "red: a larger weight in the first text "
+                                     "than in the second, blue: a smaller one.";
 
 static mha_status make_report(const panel_maker *maker, mha_report *report)
 {
@@ -569,8 +567,8 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
                            .second_row = second_text(&maker->rows),
                            .second_col = second_text(&maker->cols),
                            .guide = is_contrast(maps) ? guide_contrast : guide,
-                           .twin_name = "what arrives",
-                           .twin_value = "length"};
+                           .twin_name = "norm-based",
+                           .twin_value = "norm"};
     report->special_count = add_special(&maps->rows, special, 0);
     report->special_count = add_special(&maps->cols, special, report->special_count);
     if (maps->cell <= 1) return MHA_OK;

@@ -108,11 +108,28 @@ def topics():
         unknown = set(re.findall(r"(?<![\w-])--[a-z0-9][\w-]+", section_of(command))) - ALL_OPTIONS
         check(not unknown, f"docs/program.md, {command}: {unknown}, which no subcommand has")
     check(b"  7  out of memory" in run("help", "exit-codes").out, "exit codes")
+    scores_are_those_of_the_page()
     check(run("--help").out == run("help").out, "--help is the overview")
     check_error(run("help", "view", "heads"), USAGE, "one topic", command="help")
     check_error(run("help", "view", "--format", "zsh"), USAGE, "leave 'view'", command="help")
     check_error(run("help", "vew", "--format", "man"), USAGE, "mean 'view'", command=None)
     check_error(run("help", "--format", "html"), USAGE, "one of text, man, bash", command="help")
+
+
+def scores_are_those_of_the_page():
+    """`help scores` lists the library's scores and roles; docs/heads.md has the same names, labels, thresholds and
+    sources."""
+    page = (ROOT / "docs" / "heads.md").read_text()
+    scores, roles = run("help", "scores").out.decode().split("Roles, by")
+    told = [(label, name, source) for name, label, source in
+            re.findall(r"^  ([a-z_]+) +(\S.*) \(([^()]*)\)$", scores, re.M)]
+    shown = re.findall(r"^\| (.+?) \| `([a-z_]+)` \|.*\| ([^|]*) \|$", page.split("## Roles")[0], re.M)
+    check(len(told) == 29 and told == shown, f"scores of help and docs/heads.md: {set(told) ^ set(shown)}")
+    told = [(role.strip(), score, threshold, source) for role, score, threshold, source in
+            re.findall(r"^  (\S.{14})  (\w+) (.*?) \((.*)\)$", roles, re.M)]
+    shown = re.findall(r"^\| (.+?) \| `?(\w+)`? \| (.*?) \| ([^|]*) \|$",
+                       page.split("## Roles")[1].split("\n## ")[0], re.M)
+    check(len(told) == 18 and told == shown, f"roles of help and docs/heads.md: {set(told) ^ set(shown)}")
 
 
 def page_of(topic):

@@ -43,7 +43,7 @@ def many(written, path, heads, columns=30):
         cards.append(card)
     numbers = lambda: [round(rng.random(), 5), 0.05, 0.2, 0.4, 1000, [round(i / 10, 2) for i in range(11)]]  # noqa: E731
     data["heads"] = cards
-    data["columns"] = [{"share": True, "name": f"score {c}", "text": "a score", "unit": None, "luck": 0.5,
+    data["columns"] = [{"share": True, "name": f"score {c}", "label": f"score {c}", "text": "a score", "unit": None, "luck": 0.5,
                         "values": [numbers() for _ in range(heads)]} for c in range(columns)]
     for card in cards:
         for place in card["places"]:
@@ -118,7 +118,7 @@ def test_axes_table_and_roles(large, open_page):
     assert len(boxes) > 3 and not any(abs(a[1] - b[1]) < 9 and a[0] < b[0] + b[2] and b[0] < a[0] + a[2]
                                       for i, a in enumerate(boxes) for b in boxes[:i]), boxes
     page.get_by_role("button", name="score 9", exact=True).first.click()  # the card's: its definition
-    expect(page.locator(".measure .about")).to_contain_text("best of all heads by luck 0.500")
+    expect(page.locator(".measure .about")).to_contain_text("permutation null (95th percentile) 0.500")
     page.locator("#table th button", has_text=re.compile(r"^score 9$")).click()
     assert page.locator("#table th[aria-sort=descending]").inner_text().strip().startswith("score 9")
     order = page.locator("#table tbody tr").evaluate_all("all => all.map(r => +r.dataset.head)")
@@ -211,8 +211,8 @@ def test_effects(folder, open_page):
     measured = [h for h, value in enumerate(effects["effect_repeats"]) if value]
     assert 0 < len(measured) < len(data["heads"]) and all(effects["estimate_repeats"])
     page = open_page(path, *SIZES[2])
-    page.select_option("#x", label="estimated effect on repeats")
-    page.select_option("#y", label="effect on repeats")
+    page.select_option("#x", label="estimated effect on loss on repeated random tokens")
+    page.select_option("#y", label="effect on loss on repeated random tokens")
     dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
     assert sorted(h for h, _, _ in dots) == measured  # who was not measured has no place
     by_x = [h for h, _, _ in sorted(dots, key=lambda d: d[1])]
@@ -221,12 +221,12 @@ def test_effects(folder, open_page):
     assert by_y == sorted(measured, key=lambda h: effects["effect_repeats"][h][0])
     page.locator(f"#layers [data-head='{measured[0]}']").click()
     card = page.locator(".hcard")
-    card.get_by_role("button", name="effect on repeats", exact=True).click()
+    card.get_by_role("button", name="effect on loss on repeated random tokens", exact=True).click()
     expect(card.locator(".measure .about")).to_contain_text("change by zero ablation of the head")
     expect(card.locator(".measure .about")).to_contain_text("95 %")
     other = next(h for h in range(len(data["heads"])) if h not in measured)
     page.locator(f"#layers [data-head='{other}']").click()
     names = page.locator(".hcard .measure button").all_text_contents()
-    assert "estimated effect on repeats" in names and "effect on repeats" not in names
+    assert "estimated effect on loss on repeated random tokens" in names and "effect on repeats" not in names
     page.reload()
-    assert page.locator("#x").evaluate("e => e.selectedOptions[0].textContent") == "estimated effect on repeats"
+    assert page.locator("#x").evaluate("e => e.selectedOptions[0].textContent") == "estimated effect on loss on repeated random tokens"
