@@ -1,5 +1,6 @@
 /* What was measured, as a table, CSV and JSON. */
 #include "common/csv.h"
+#include "common/table.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
@@ -67,16 +68,27 @@ static void print_data(const prune_job *job)
 
 static void print_rows(const prune_job *job)
 {
-    cli_print("\n   heads  %9s  reversed  %-22s  parameters   seconds%s\n", prune_measured(job),
-              "5 random orders", job->data.predicts ? "    loss" : "");
+    const table_column columns[] = {{"heads", 8, 0, TABLE_PLAIN, {0}},
+                                    {prune_measured(job), 11, 4, TABLE_PLAIN, {0}},
+                                    {"reversed", 10, 4, TABLE_PLAIN, {0}},
+                                    {"  5 random orders", -24, 0, TABLE_PLAIN, {0}},
+                                    {"parameters", 14, 0, TABLE_PLAIN, {0}},
+                                    {"seconds", 10, 4, TABLE_PLAIN, {0}},
+                                    {job->data.predicts ? "loss" : NULL, 8, 4, TABLE_PLAIN, {0}}};
+    table t = {.columns = columns};
+    cli_print("\n");
+    table_head(&t, sizeof columns / sizeof *columns);
     for (int64_t i = 0; i < job->point_count; i++) {
         const prune_point *p = &job->points[i];
         const spread s = spread_of(p);
-        cli_print("%c %6" PRId64 "  %9.4f  %8.4f  %.4f (%.4f-%.4f)  %12" PRId64 "  %8.4f",
-                  i == job->chosen ? '>' : ' ', p->heads, p->ours.measure, p->reversed.measure,
-                  s.mean, s.low, s.high, p->parameters, p->seconds);
-        if (job->data.predicts) cli_print("  %6.4f", p->ours.loss);
-        cli_print("\n");
+        table_text(&t, "%c %6" PRId64, i == job->chosen ? '>' : ' ', p->heads);
+        table_number(&t, p->ours.measure);
+        table_number(&t, p->reversed.measure);
+        table_text(&t, "  %.4f (%.4f-%.4f)", s.mean, s.low, s.high);
+        table_integer(&t, p->parameters);
+        table_number(&t, p->seconds);
+        if (job->data.predicts) table_number(&t, p->ours.loss);
+        table_end(&t);
     }
 }
 
@@ -129,12 +141,23 @@ void prune_print_shared(const prune_job *job)
     print_data(job);
     cli_print("key/value heads: %" PRId64 " -> %" PRId64 ", each the mean of %" PRId64 "\n",
               d->kv_heads, job->options->kv_heads, d->kv_heads / job->options->kv_heads);
-    cli_print("%-10s  %9s  %9s\n", "", "before", "after");
-    cli_print("%-10s  %9.4f  %9.4f\n", "loss", job->whole.loss, job->shared.loss);
-    cli_print("%-10s  %9.4f  %9.4f\n", prune_measured(job), job->whole.measure,
-              job->shared.measure);
-    cli_print("%-10s  %9" PRId64 "  %9" PRId64 "\n", "parameters",
-              mha_transformer_size(job->model.net), job->shared_parameters);
+    static const table_column columns[] = {{"", -10, 0, TABLE_PLAIN, {0}},
+                                           {"before", 11, 4, TABLE_PLAIN, {0}},
+                                           {"after", 11, 4, TABLE_PLAIN, {0}}};
+    table t = {.columns = columns};
+    table_head(&t, sizeof columns / sizeof *columns);
+    table_text(&t, "loss");
+    table_number(&t, job->whole.loss);
+    table_number(&t, job->shared.loss);
+    table_end(&t);
+    table_text(&t, "%s", prune_measured(job));
+    table_number(&t, job->whole.measure);
+    table_number(&t, job->shared.measure);
+    table_end(&t);
+    table_text(&t, "parameters");
+    table_integer(&t, mha_transformer_size(job->model.net));
+    table_integer(&t, job->shared_parameters);
+    table_end(&t);
     cli_print("the cache of keys and values shrinks by the same factor; such a model should be "
               "trained further\n");
 }

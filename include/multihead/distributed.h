@@ -88,7 +88,7 @@ typedef struct mha_sequence_split {
 
 /**
  * Attention forward over all ranks of split->transport: every rank makes the call, with the same
- * descriptor but for what is over queries, with the same types, and with the same outputs.
+ * descriptor except for inputs over queries, with the same types, and with the same outputs.
  *
  *   q [B,H,t,D] in    k [B,Hk,s,D] in    v [B,Hk,s,Dv] in    o [B,H,t,Dv] out
  *
@@ -162,7 +162,7 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  *
  * All ranks want and give the same ones, with the same flags. What is not over queries or keys comes whole to
  * every rank; with MHA_GRADIENTS_ACCUMULATE each adds it to what it has. A bias whose gradient is wanted has the same
- * axes at all ranks but for that of queries. If each rank has one query, a bias with one row is taken to be one for all
+ * axes at all ranks except that of queries. If each rank has one query, a bias with one row is taken to be one for all
  * of them.
  *
  * The number of parts C is chosen as in the forward; it is 1 if the gradient of a bias is wanted. Cuts of queries are

@@ -15,7 +15,7 @@
 /* What keys receive (column_sums) where queries lie in parts: each part adds to the sums of those before
  * it, unrounded. */
 typedef struct mhai_attn_columns {
-    double *sums; /* of each sequence in turn, [H][its keys] */
+    double *sums; /* of one sequence after the other, [H][its keys] */
     /* Before the part adds: have the sums of the parts before. And after it. */
     mha_status (*take)(void *user);
     mha_status (*pass)(void *user);

@@ -393,7 +393,7 @@ mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *
     return MHA_OK;
 }
 
-/* delta of every row but for weight_sums, and the terms of the sinks' gradient on the way. */
+/* delta of every row, except weight_sums, and the terms of the sinks' gradient. */
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room)
 {
     mha_parallel_for(context, x->p.H, prepare_head,

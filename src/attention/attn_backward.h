@@ -119,7 +119,7 @@ MHA_NODISCARD mha_status mhai_backward_copy_call(const char *name,
 MHA_NODISCARD mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x,
                                                  double **sums, int64_t *count);
 
-/* What is needed of each row: take scratch for it, *room too, and find it. */
+/* Take scratch for the values of each row and for *room; then compute these values in it. */
 MHA_NODISCARD mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *x,
                                                  float **room);
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room);

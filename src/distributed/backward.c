@@ -1,6 +1,6 @@
 /* mha_distributed_backward(): a rank walks over the queries of its group and the heads of its part (exchange.h), which
  * gives their dq; then over its share of the blocks of keys, for which the query heads of each key/value head come one
- * after the other. Both are walks of one process (attn_backward_share.h). A rank that shares its keys with nobody makes
+ * after the other. Both are walks of one process (attn_backward_share.h). A rank that shares its keys with no other rank makes
  * the call of one process. Sums over all queries go from piece to piece at the end (sums.h). */
 #include "distributed/sums.h"
 
@@ -50,7 +50,7 @@ typedef struct back_call {
     int rows_at[PLACES], step_at[PLACES], kv_at[2], keys_at[4];
     mha_tensor delta; /* of this rank's rows of all heads */
     mha_tensor inputs[MHAI_HEAD_INPUTS], gradient_inputs[MHAI_HEAD_INPUTS];
-    bool alone;       /* nobody shares its keys, and no sum is over others' queries or heads */
+    bool alone;       /* no rank shares its keys; no sum is over others' queries or heads */
     bool bias_by_row; /* the bias whose gradient is wanted */
     mhai_backward_share *shares; /* of the pieces of the group */
     int64_t share_count;
@@ -395,7 +395,7 @@ static mha_status take_shares(back_call *c)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* Blocks of all sequences, as they are dealt, of which this rank's are listed. */
+/* List this rank's share of the blocks of all sequences. */
 static int64_t list_blocks(const back_call *c, mhai_backward_block *blocks)
 {
     const mha_attention_desc *d = &c->given.call.desc;

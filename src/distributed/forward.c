@@ -40,7 +40,7 @@ enum { Q, K, V, O, COLUMNS, MASKS, OUTPUTS = MASKS + MHAI_ROW_INPUTS };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* As mha_attention_forward() checks it. What is over queries is compared with it by the slice. */
+/* As mha_attention_forward() checks it. Inputs over queries are compared with it by the slice. */
 static mha_status check_columns(const mhai_slice_call *w, bool need_data)
 {
     const mha_attention_outputs *o = &w->outputs;

@@ -34,7 +34,7 @@ static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32
     return t->rank == to ? mha_transport_receive(t, from, sums, bytes) : MHA_OK;
 }
 
-/* A sequence, some heads of a part, and each piece in turn. */
+/* A sequence, some heads of a part, and each piece after the other. */
 typedef mha_status visit_fn(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
                             mhai_backward_share *share, int32_t *at);
 

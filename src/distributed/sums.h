@@ -19,10 +19,10 @@ typedef struct mhai_sums {
     mhai_cells_job job;          /* of x */
     double *bias;                /* [items][numbers] */
     int64_t items, numbers;
-    int32_t *at; /* [items] the rank that has them; -1: nobody yet, they are 0 */
+    int32_t *at; /* [items] the rank that has them; -1: none yet, they are 0 */
 } mhai_sums;
 
-/* Take scratch; what the caller sets is there, but for shares. */
+/* Take scratch; the caller's fields are set, except shares. */
 MHA_NODISCARD mha_status mhai_sums_take(mhai_sums *sums);
 
 /* Add up, and write the gradients at every rank. */

@@ -21,9 +21,9 @@ SEQUENCES, BLOCK, REPEATS, TOLERANCE = 4, 25, 4, 1e-4
 def sequences():
     """The program's random tokens: where the two computations begin."""
     model = multihead.Model(SMOLLM2)
-    plan = _abi.RandomTokens(struct_size=C.sizeof(_abi.RandomTokens))
+    plan = _abi.RandomTokens()
     _library.check(model._library.mha_random_tokens_plan(model._handle, C.byref(plan)))
-    pool = np.array(plan.pool[:plan.pool_count], np.int32)
+    pool = np.ctypeslib.as_array(C.cast(plan.pool, C.POINTER(C.c_int32)), (plan.pool_count,)).copy()
     drawn, special = np.zeros(BLOCK * REPEATS + 2, np.int32), np.zeros(BLOCK * REPEATS + 2, np.uint8)
     for sequence in range(SEQUENCES):
         how, count = _abi.RepeatedTokens(block=BLOCK, repeats=REPEATS, first=-1, last=-1, seed=1,

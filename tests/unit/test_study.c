@@ -6,8 +6,9 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 
-#include <multihead/study.h>
+#include <multihead/show.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -462,8 +463,152 @@ static void random_tokens_fit_the_model(void **state)
     mha_model_destroy(model);
 }
 
+/* ---- maps ------------------------------------------------------------------------------------- */
+
+static mha_maps maps_of(mha_model *model, mha_maps_desc *desc)
+{
+    mha_maps maps = MHA_INIT(mha_maps);
+    desc->struct_size = sizeof *desc;
+    expect_ok(mha_maps_run(context, model, desc, &maps));
+    return maps;
+}
+
+/* Maps of blocks are the largest weights of whole ones; a study that runs with them changes none. */
+static void maps_are_of_every_kind(void **state)
+{
+    (void)state;
+    mha_model *model = whole_words(32);
+    mha_tokens tokens = read(model, "the cat sat on the mat . a dog ran");
+    const int64_t T = tokens.count, side = (T + 2) / 3;
+    uint8_t on[L * H] = {[1] = 1};
+    mha_study *study = NULL;
+    bool measured = false;
+    expect_ok(mha_study_create(context, model, NULL, &study));
+    mha_maps whole = maps_of(model, &(mha_maps_desc){.tokens = &tokens, .flags = MHA_MAPS_TWINS}),
+             also = maps_of(model, &(mha_maps_desc){.tokens = &tokens,
+                                                    .flags = MHA_MAPS_NEURONS,
+                                                    .study = study,
+                                                    .measured = &measured,
+                                                    .on = on}),
+             blocks = maps_of(model, &(mha_maps_desc){.tokens = &tokens, .cell = 3});
+    assert_true(measured && whole.twin && also.queries && !also.twin);
+    assert_int_equal(whole.flags, MHA_MAPS_SAME | MHA_MAPS_CAUSAL);
+    assert_int_equal(mha_maps_count(&whole, 0), H);
+    assert_int_equal(mha_maps_count(&also, 0), 1);
+    assert_memory_equal(whole.layer[0] + T * T, also.layer[0] + T * T,
+                        (size_t)(T * T) * sizeof(float));
+    assert_int_equal(blocks.rows.count, side);
+    assert_int_equal(blocks.tokens.count, T);
+    assert_string_equal(blocks.rows.labels[1], "sat\u2026");
+    for (int64_t i = 0; i < H * side * side; i++) {
+        float most = 0;
+        const int64_t h = i / side / side, r = i / side % side, c = i % side;
+        for (int64_t t = 3 * r; t < T && t < 3 * r + 3; t++)
+            for (int64_t k = 3 * c; k < T && k < 3 * c + 3; k++)
+                if (whole.layer[1][(h * T + t) * T + k] > most)
+                    most = whole.layer[1][(h * T + t) * T + k];
+        assert_true(blocks.layer[1][i] == most);
+    }
+    mha_study_destroy(study);
+    mha_maps_free(&whole), mha_maps_free(&also), mha_maps_free(&blocks);
+    mha_maps_free(NULL);
+    mha_tokens_free(&tokens);
+    mha_model_destroy(model);
+}
+
+static void texts_are_subtracted(void **state)
+{
+    (void)state;
+    mha_model *model = whole_words(32);
+    mha_tokens text[] = {read(model, "the cat sat"), read(model, "the dog sat"),
+                         read(model, "the cat")};
+    mha_maps a = maps_of(model, &(mha_maps_desc){.tokens = &text[0]}),
+             b = maps_of(model, &(mha_maps_desc){.tokens = &text[1]}),
+             c = maps_of(model, &(mha_maps_desc){.tokens = &text[2]}),
+             d = maps_of(model, &(mha_maps_desc){.tokens = &text[0], .cell = 2});
+    const float before = a.layer[1][5];
+    bool same = true;
+    expect_error(mha_maps_subtract(&a, &c, NULL), MHA_ERR_SIZE, "the shorter one begins");
+    expect_error(mha_maps_subtract(&b, &c, NULL), MHA_ERR_SIZE, "part at token 2");
+    expect_error(mha_maps_subtract(&a, &d, NULL), MHA_ERR_UNSUPPORTED, "blocks");
+    assert_true(a.layer[1][5] == before && !(a.flags & MHA_MAPS_CONTRAST));
+    expect_ok(mha_maps_subtract(&a, &b, &same));
+    assert_true(!same && a.flags & MHA_MAPS_CONTRAST);
+    assert_true(a.layer[1][5] == before - b.layer[1][5]);
+    assert_null(a.shown[1]);
+    assert_string_equal(a.shown[2], "cat/dog");
+    mha_maps_free(&a), mha_maps_free(&b), mha_maps_free(&c), mha_maps_free(&d);
+    for (int i = 0; i < 3; i++) mha_tokens_free(&text[i]);
+    mha_model_destroy(model);
+}
+
+static void misuse_of_maps(void **state)
+{
+    (void)state;
+    mha_model *model = whole_words(32);
+    mha_tokens tokens = read(model, "the cat");
+    mha_maps maps = MHA_INIT(mha_maps), none = {0};
+    mha_desk desk = MHA_INIT(mha_desk);
+    mha_maps_desc desc = {.struct_size = sizeof desc, .tokens = &tokens};
+#define RUN() mha_maps_run(context, model, &desc, &maps)
+    expect_error(mha_maps_run(context, model, &desc, &none), MHA_ERR_ARGUMENT, "struct_size");
+    expect_spoiled(desc, RUN(), MHA_ERR_UNSUPPORTED, "unknown bits", desc.flags = 8);
+    expect_spoiled(desc, RUN(), MHA_ERR_UNSUPPORTED, "no encoder-decoder", desc.source = &tokens);
+    expect_spoiled(desc, RUN(), MHA_ERR_NULL, "tokens", desc.tokens = NULL);
+    expect_error(mha_maps_subtract(&maps, NULL, NULL), MHA_ERR_NULL, "NULL");
+    expect_error(mha_desk_measure(context, mha_model_transformer(model), &tokens, L, &desk),
+                 MHA_ERR_ARGUMENT, "layer");
+    expect_error(mha_desk_measure(context, NULL, &tokens, 0, &desk), MHA_ERR_NULL, "NULL");
+    assert_null(desk.terms);
+#undef RUN
+    mha_desk_free(&desk);
+    mha_tokens_free(&tokens);
+    mha_model_destroy(model);
+}
+
+/* Terms add up to what comes after, since this W_O has no bias; every head has a card. */
+static void heads_write_and_have_cards(void **state)
+{
+    (void)state;
+    mha_model *model = whole_words(32);
+    mha_tokens tokens = read(model, "the cat sat on the mat . a dog ran");
+    mha_desk desk = MHA_INIT(mha_desk);
+    mha_study *study = NULL;
+    mha_cards cards;
+    expect_ok(mha_desk_measure(context, mha_model_transformer(model), &tokens, 1, &desk));
+    assert_int_equal(desk.heads, H);
+    assert_int_equal(desk.tokens, tokens.count);
+    for (int64_t i = 0; i < desk.tokens * desk.features; i++) {
+        double sum = 0, size = 0;
+        for (int64_t h = 0; h < H; h++) {
+            const double term = (double)desk.terms[h * desk.tokens * desk.features + i];
+            sum += term, size += fabs(term);
+        }
+        assert_true(fabs(sum - (double)desk.after[i]) <= 1e-6 * (1 + size));
+    }
+    double shares = 0;
+    for (int64_t h = 0; h < H; h++) shares += mha_desk_share(&desk, h);
+    assert_true(fabs(shares - 1) < 1e-6);
+    expect_ok(mha_study_create(context, model, NULL, &study));
+    expect_ok(mha_study_measure(study, &tokens, 1, NULL, 1));
+    expect_ok(mha_cards_make(mha_study_results(study), &cards));
+    assert_int_equal(cards.layers * cards.heads, L * H);
+    for (int64_t i = 0; i < L * H; i++) {
+        assert_int_equal(cards.roles[i].measure_count, MHA_CARD_MEASURES);
+        assert_true(!cards.roles[i].badge || *cards.roles[i].badge);
+        assert_non_null(cards.roles[i].does);
+    }
+    mha_cards_free(&cards), mha_cards_free(NULL);
+    mha_study_destroy(study);
+    mha_desk_free(&desk);
+    mha_tokens_free(&tokens);
+    mha_model_destroy(model);
+}
+
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,
                   TEST(words_have_places_and_sentences), TEST(limits_hold), TEST(pieces_of_a_pair),
                   TEST(a_text_grows), TEST(scores_are_those_of_maps_by_hand),
                   TEST(steps_are_the_whole), TEST(links_and_stops),
-                  TEST(random_tokens_tell_induction), TEST(random_tokens_fit_the_model))
+                  TEST(random_tokens_tell_induction), TEST(random_tokens_fit_the_model),
+                  TEST(maps_are_of_every_kind), TEST(texts_are_subtracted), TEST(misuse_of_maps),
+                  TEST(heads_write_and_have_cards))
