@@ -25,21 +25,24 @@ def have(*names):
     return not missing
 
 
+PAGES = {"serve": "serve.md", "page": "explorer.md"}  # of subcommands that have their own
+
+
 def options_of(command):
     return re.findall(r"^ {2,6}(?:-\w, )?(--[a-z][\w-]*)", run(command, "--help").out.decode(), re.M)
 
 
 def topics():
     manual = (ROOT / "docs" / "program.md").read_text()
-    check(len(COMMANDS) == 15, f"all subcommands are listed: {COMMANDS}")
+    check(len(COMMANDS) == 16, f"all subcommands are listed: {COMMANDS}")
     for command in COMMANDS:
         text = run(command, "--help").out
         check(run("help", command).out == text, f"help {command}")
         # A command to be copied is not broken into lines.
         lines = [line for line in text.decode().splitlines() if not line.startswith("  multihead ")]
         check(max(map(len, lines)) <= 80, f"help {command} fits 80 columns")
-        section = manual.split(f"\n## `multihead {command}`")[-1].split("\n## ")[0] if command != "serve" else \
-            (ROOT / "docs" / "serve.md").read_text()
+        section = manual.split(f"\n## `multihead {command}`")[-1].split("\n## ")[0] if command not in PAGES else \
+            (ROOT / "docs" / PAGES[command]).read_text()
         for option in set(re.findall(r"--[a-z][a-z0-9-]+", text.decode())) - {"--help"}:
             check(option in section, f"the manual does not mention {command} {option}")
     check(b"  7  out of memory" in run("help", "exit-codes").out, "exit codes")
