@@ -81,7 +81,7 @@ void help_overview(FILE *file)
                        "  -h, --help     show this help, or that of a subcommand\n"
                        "      --version  print the version\n"
                        "\nEnvironment:\n");
-#define PRINT_VARIABLE(name, text) cli_print_to(file, "  %-11s  %s\n", name, text);
+#define PRINT_VARIABLE(name, text) cli_print_to(file, "  %-17s  %s\n", name, text);
     HELP_ENVIRONMENT_LIST(PRINT_VARIABLE)
 #undef PRINT_VARIABLE
 }

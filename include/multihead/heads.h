@@ -6,9 +6,9 @@
  *     block of query rows at a time, from q and k; no T x S array is kept. Its rows can be pooled
  *     into smaller maps;
  *   - mha_head_measures, which takes such rows (or whole maps from anywhere) of any number of texts
- *     and yields scores: where a head's attention goes, each score beside its chance level and
- *     the number of rows that it was measured on;
- *   - roles: which of them are strong enough to give the head a name, with the evidence.
+ *     and yields scores: where a head's attention goes, each score with its chance level and number
+ *     of rows;
+ *   - roles: names for heads whose scores reach a threshold, with the evidence.
  *
  * Letters: H heads of a layer, T query rows t, S keys j. Query t is at key i = t + q_offset;
  * the row is A[j], N its number of visible keys. Logarithms are natural.
@@ -21,6 +21,23 @@
  *   corrected = (value - chance) / (1 - chance)        0 at chance, 1 perfect
  *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
+ *
+ * Example, given mha_context *context, mha_tensor q, mha_tensor k, const int64_t *heads, int64_t
+ * tokens:
+ *
+ *   mha_head_measures_desc desc = MHA_INIT(mha_head_measures_desc);
+ *   desc.layers = 1, desc.heads = heads;
+ *   mha_heads_text text = MHA_INIT(mha_heads_text);
+ *   text.flags = MHA_HEADS_CAUSAL, text.queries = text.keys = tokens;
+ *   mha_attention_desc causal = MHA_INIT(mha_attention_desc);
+ *   causal.flags = MHA_ATTENTION_CAUSAL;
+ *   mha_head_measures *measures = NULL;
+ *   mha_status status = mha_head_measures_create(context, &desc, &measures);
+ *   if (!status) status = mha_head_measures_begin(measures, &text);
+ *   if (!status) status = mha_head_measures_attention(measures, 0, &causal, &q, &k);
+ *   if (!status) status = mha_head_measures_end(measures);
+ *   if (!status) printf("%g\n", mha_head_measures_score(measures, 0, 0, MHA_MEASURE_PREVIOUS).value);
+ *   mha_head_measures_destroy(measures);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -35,10 +52,6 @@ extern "C" {
 #endif
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
-
-/* Takes rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all heads. An error stops
- * the visit and is returned. It may call the library on the same context. */
-typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_tensor *p);
 
 /**
  * Visit the probabilities of attention, a block of query rows at a time, in the order of b and t.
@@ -144,8 +157,8 @@ typedef struct mha_measure_info {
     mha_measure_kind kind;
 } mha_measure_info;
 
-/** What a score is; an unknown one has the name "?". Memory static text. Errors none. Threads any.
- * Since 0.1 */
+/** The name, definition and kind of a score; an unknown one has the name "?". Memory static text.
+ * Errors none. Threads any. Since 0.1 */
 MHA_API mha_measure_info mha_measure_describe(mha_head_measure measure);
 
 typedef struct mha_head_score {
@@ -153,7 +166,7 @@ typedef struct mha_head_score {
     int64_t rows;                    /* eligible rows; for rarest and rarest_two, texts */
 } mha_head_score;
 
-/* What is measured, zero for the defaults. */
+/* Settings; zero selects the default. */
 typedef struct mha_head_measures_desc {
     uint32_t struct_size;
     uint32_t flags;           /* 0 */
@@ -190,11 +203,11 @@ typedef struct mha_heads_text {
     uint32_t flags;
     int64_t queries, keys; /* T and S */
     int64_t q_offset;      /* query t is key t + q_offset */
-    /* What a query sees, besides MHA_HEADS_CAUSAL; as in mha_attention_desc. */
+    /* Visibility, besides MHA_HEADS_CAUSAL; as in mha_attention_desc. */
     int64_t left_keys, right_keys, sink_keys;
     const uint8_t *hidden_keys;  /* [S], padding: visible to no query */
     const uint8_t *skip_queries; /* [T], rows that are not measured */
-    /* What the tokens are. */
+    /* Properties of the tokens. */
     const int64_t *ids;        /* [S]: duplicates, induction */
     const uint8_t *separators; /* [S]: [SEP], full stops: the caller's choice */
     const uint8_t *special;    /* [S]: not words: never a duplicate, rare, or partner of a link */
@@ -242,7 +255,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_begin(mha_head_measures *meas
                                                          const mha_heads_text *text);
 
 /**
- * Set the inputs of a layer before its rows: what its queries and keys were projected from.
+ * Set the inputs of a layer before its rows: the vectors that its queries and keys were projected
+ * from.
  *
  *   x [S,M] in    f32, any strides; NULL: none, as without the call
  *
@@ -259,13 +273,12 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
 /**
  * Set the window of a layer before its rows: chance is then that of uniform attention within it.
  *
- *   desc   of the layer's attention: with MHA_ATTENTION_WINDOW its queries see, of the keys that
- *          the text's description leaves, those of left_keys, right_keys and sink_keys, and with
- *          MHA_ATTENTION_CAUSAL no later ones; nothing else in it is read. Without the flag, with
- *          global keys or queries, and for NULL, what is visible depends on the text only, as
- *          without the call
+ *   desc   of the layer's attention. With MHA_ATTENTION_WINDOW its left_keys, right_keys and sink_keys,
+ *          and with MHA_ATTENTION_CAUSAL its causal mask, limit the keys that the text's
+ *          description makes visible; nothing else in it is read. Without the flag, with global
+ *          keys or queries, and for NULL, visibility depends on the text only, as without the call
  *
- * It holds until the text ends, for the baseline of links too. mha_head_measures_attention() and
+ * It applies until the text ends, also to the baseline of links. mha_head_measures_attention() and
  * mha_head_pass_run() call it.
  *
  * Memory   copies what it needs.
@@ -321,11 +334,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *
 MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measures);
 
 /**
- * Add what another object has measured on other texts of the same model, for example on another
- * machine or in another process's share of a corpus. `from` is unchanged.
+ * Add the measurements of other texts of the same model, for example of another process's share of
+ * a corpus. `from` is unchanged.
  *
- * Scores, offsets and relations have the bits that one object would have after all texts, however
- * these were divided and in any order of merging. In details the texts of `from` are
+ * Scores, offsets and relations are bit-identical to one object that measured all texts, for any
+ * division of the texts and any order of merging. In details the texts of `from` are
  * numbered after those of `measures`, and among equally strong ones the earlier is kept.
  *
  * Memory   none.
@@ -338,11 +351,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *meas
                                                          const mha_head_measures *from);
 
 /**
- * Add what was measured of other layers in the same texts, such as by a rank that has other layers of a
- * model (MHA_HEAD_PASS_OWN_LAYERS). Texts are not counted again; the result has the bits of one object
- * that got the rows of all layers.
+ * Add the measurements of other layers in the same texts, for example by a rank that has other
+ * layers of a model (MHA_HEAD_PASS_OWN_LAYERS). Texts are not counted again; the result is
+ * bit-identical to one object that received the rows of all layers.
  *
- *   from    with as many texts, which came in the same order; no layer has rows in both
+ *   from    with the same texts in the same order; no layer has rows in both
  *
  * Memory   none.   Errors  as mha_head_measures_merge(); MHA_ERR_ARGUMENT (other numbers of texts).
  * Threads  as mha_head_measures_merge().   Since  0.1
@@ -368,7 +381,7 @@ typedef struct mha_head_details {
     int64_t cut_text, cut; /* of MHA_MEASURE_CUT: the second segment's first key */
 } mha_head_details;
 
-/** Where a head's scores come from; zeros for numbers out of range. Memory none. Errors none.
+/** The positions behind a head's scores; zeros for numbers out of range. Memory none. Errors none.
  * Threads as score. Since 0.1 */
 MHA_API mha_head_details mha_head_measures_details(const mha_head_measures *measures, int64_t layer,
                                                    int64_t head);
@@ -460,8 +473,8 @@ typedef struct mha_role_info {
     int64_t least_rows;
 } mha_role_info;
 
-/** What a role means; an unknown one has the name "?". Memory static text. Errors none. Threads
- * any. Since 0.1 */
+/** The definition of a role; an unknown one has the name "?". Memory static text. Errors none.
+ * Threads any. Since 0.1 */
 MHA_API mha_role_info mha_role_describe(mha_role role);
 
 /* A role that a head has. */
@@ -470,7 +483,7 @@ typedef struct mha_head_role {
     int64_t offset;       /* of positional and diagonal, else 0 */
     int64_t relation;     /* of syntactic, else 0 */
     int direction;        /* MHA_LINK_FORWARD, MHA_LINK_BACKWARD */
-    mha_head_score score; /* what decided */
+    mha_head_score score; /* the score that decided */
     char evidence[192];   /* "previous token 0.94, chance 0.06, 63 rows": one line of UTF-8 */
 } mha_head_role;
 

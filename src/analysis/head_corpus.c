@@ -13,19 +13,6 @@ enum { PLACES = 8, REPLICATES = 200, MOST_REPLICATES = MHA_HEAD_CORPUS_MOST_REPL
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size)
-{
-    void *memory = mhai_take(&c->allocator, count, size);
-    if (memory) c->bytes += count * (int64_t)size;
-    return memory;
-}
-
-void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size)
-{
-    mhai_give(&c->allocator, memory, count, size);
-    if (memory) c->bytes -= count * (int64_t)size;
-}
-
 /* Everything whose size is known from the beginning: one row each. */
 #define CORPUS_ARRAYS(X)                                      \
     X(first_head, c->layers + 1)                              \
@@ -42,8 +29,8 @@ void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t si
 
 static bool take_arrays(mha_head_corpus *c)
 {
-#define TAKE(name, count)                                  \
-    c->name = mhai_corpus_take(c, count, sizeof *c->name); \
+#define TAKE(name, count)                                       \
+    c->name = mhai_take(&c->allocator, count, sizeof *c->name); \
     if (!c->name) return false;
     CORPUS_ARRAYS(TAKE)
 #undef TAKE
@@ -62,18 +49,13 @@ void mha_head_corpus_destroy(mha_head_corpus *c)
     if (!c) return;
     if (c->measures) detach(c->measures);
     for (int64_t l = 0; c->gram && c->gram_size && l < c->layers; l++)
-        mhai_corpus_give(c, c->gram[l], c->gram_size[l], sizeof **c->gram);
-    mhai_corpus_give(c, c->norms, c->norm_bytes, 1);
-#define GIVE(name, count) mhai_corpus_give(c, c->name, count, sizeof *c->name);
+        mhai_give(&c->allocator, c->gram[l], c->gram_size[l], sizeof **c->gram);
+    mhai_give(&c->allocator, c->norms, c->norm_bytes, 1);
+#define GIVE(name, count) mhai_give(&c->allocator, c->name, count, sizeof *c->name);
     CORPUS_ARRAYS(GIVE)
 #undef GIVE
     const mha_allocator allocator = c->allocator;
     allocator.release(allocator.user, c, sizeof *c);
-}
-
-int64_t mha_head_corpus_bytes(const mha_head_corpus *c)
-{
-    return c ? c->bytes + (int64_t)sizeof *c : 0;
 }
 
 static mha_status check_count(const char *name, int64_t *count, int64_t usual, int64_t most)

@@ -87,7 +87,6 @@ struct mha_head_corpus {
     float *norms;           /* [most_heads][norm_keys] of the present layer */
     int64_t norm_bytes, norm_keys, norm_layer; /* norm_layer -1: none */
     int64_t *order;                            /* [heads] a permutation */
-    int64_t bytes;
 };
 
 /* By tokens: arrays and their elements, within MHAI_SUM_MOST and MHAI_COUNT_MOST. */
@@ -100,8 +99,6 @@ struct mha_head_corpus {
     X(row_count, c->layers * c->vocab)
 
 /* head_corpus.c */
-void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size);
-void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size);
 MHA_NODISCARD mha_status mhai_corpus_begin(mha_head_corpus *c, const mha_heads_text *text);
 void mhai_corpus_end(mha_head_corpus *c);
 void mhai_corpus_drop(mha_head_corpus *c); /* a text that breaks off */
