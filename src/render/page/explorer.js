@@ -12,7 +12,7 @@ function takeParts() {
     const taken = {
         module: unzip(bytesOf(module.textContent)),
         worker: URL.createObjectURL(new Blob([worker.textContent], {type: "text/javascript"})),
-        text: module.dataset.text, running: null, opened: null, asked: new Map(), count: 0,
+        text: module.dataset.text, running: null, opened: null, ready: false, opening: false, asked: new Map(), count: 0,
         model: {path: module.dataset.path, name: module.dataset.name,
             files: files.map(part => ({name: part.dataset.name, content: bytesOf(part.textContent)}))}
     };
@@ -91,7 +91,7 @@ function tell(text, progress) {
 }
 
 function showReading({reading, done, size}) {
-    if (!parts.ready) tell(`reading ${reading}: ${Math.floor(100 * done / size)} %`, done / size);
+    if (parts.opening) tell(`reading ${reading}: ${Math.floor(100 * done / size)} %`, done / size);
 }
 
 // A GGUF file by itself, or the files of a folder: its name, and paths as the library asks for them.
@@ -113,11 +113,14 @@ async function openOther(list, folder) {
     try {
         const model = modelOf(list, folder);
         tell(`opening ${model.name}`, 0);
+        parts.opening = true;
         parts.opened = open(model);
         await parts.opened;
+        parts.opening = false;
         parts.model = model;
         writeOver(new TextDecoder().decode(await call({place: "page", request: ""})));
     } catch (error) {
+        parts.opening = false;
         tell(error.message);
         if (!parts.ready) parts.opened = open(parts.model);
     }
