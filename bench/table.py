@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A processor's section of docs/speed.md, from what `multihead bench all --json` wrote there.
+"""A processor's table, from what `multihead bench all --json` wrote there; docs/speed.md keeps some of its rows.
 
     build/multihead bench all --threads 1 --json > build/one.json
     build/multihead bench all --threads 2 --json > build/two.json

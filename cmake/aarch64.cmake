@@ -1,5 +1,5 @@
 # Cross-compile for 64-bit Arm with Debian's compiler, and run what was built under qemu:
-#   cmake -S . -B build/arm -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DMHA_MODEL=OFF ...
+#   cmake -S . -B build-arm -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DMHA_MODEL=OFF ...
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

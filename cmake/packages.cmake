@@ -80,7 +80,7 @@ if(MHA_MODEL)
 endif()
 if(MHA_RENDER)
   mha_library_package(render_library libmultihead-render "pictures for multi-head attention in C"
-    "This package has the library that draws matrices: SVG, PNG, PDF, HTML, terminal."
+    "This package has the library that draws matrices: SVG, PNG, PDF, HTML,\nterminal."
     PACKAGE_DEPENDS "${libmultihead}" PACKAGE_RECOMMENDS fonts-dejavu-core)
   string(APPEND libraries ", libmultihead-render${PROJECT_VERSION_MAJOR} ${same_version}")
   string(APPEND needs ", libcairo2-dev, libpng-dev, libfreetype-dev")

@@ -1,7 +1,7 @@
 # Cross-compile for WebAssembly with Debian's emscripten, and run what was built under node:
-#   cmake -S . -B build/wasm -DCMAKE_TOOLCHAIN_FILE=cmake/wasm.cmake -DMHA_MODEL=OFF -DMHA_RENDER=OFF \
+#   cmake -S . -B build-wasm -DCMAKE_TOOLCHAIN_FILE=cmake/wasm.cmake -DMHA_MODEL=OFF -DMHA_RENDER=OFF \
 #       -DMHA_CIRCUITS=OFF -DMHA_MPI=OFF -DMHA_PROGRAM=OFF
-#   node --no-experimental-fetch build/wasm/examples/example_attention.js
+#   node --no-experimental-fetch build-wasm/examples/example_attention.js
 # The portable kernels are written with vectors of four floats, which become the 128-bit vectors of WebAssembly.
 set(EMSCRIPTEN_SYSTEM_PROCESSOR wasm32)
 include(/usr/share/emscripten/cmake/Modules/Platform/Emscripten.cmake)

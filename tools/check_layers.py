@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Check the direction of includes: which folder may include which (docs/architecture.md), and that
-no files include each other in a circle.
+no files include each other in a circle; and that the names in that page's table of src/ match the files.
 
-Prints each offending include and exits with 1; exits with 0 when the layers hold.
+Prints each offending include or name and exits with 1; exits with 0 when the layers hold.
 """
+import fnmatch
 import pathlib
 import re
 import sys
@@ -23,7 +24,7 @@ ALLOWED = {
     "src/kernels": ({"kernels", "base"}, {"base"}),
     "src/attention": ({"attention", "kernels", "base"},
                       {"attention", "backward", "linear_attention", "merge", "patterns",
-                       "position", "base", "component"}),
+                       "position", "recurrent", "base", "component"}),
     "src/distributed": ({"distributed", "cache", "attention", "nn", "ranks", "base"},
                         {"distributed", "transport", "attention", "backward", "nn", "base", "component"}),
     "src/nn": ({"nn", "kernels", "base"}, {"nn", "optimizer", "base", "component"}),
@@ -100,9 +101,26 @@ def circles():
         yield from walk(path, [])
 
 
+def table():
+    """Folders of src/ without a row, files that no name of their row matches, and names that match no file."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = {folder: re.findall(r"`([\w.*]+)`", names)
+            for folder, names in re.findall(r"^\| `(src/\w+)/` \| ([^|]*)\|", page, re.M)}
+    for path in sorted(path for path in (ROOT / "src").iterdir() if path.is_dir()):
+        folder, names = f"src/{path.name}", rows.pop(f"src/{path.name}", [])
+        files = [name for name in path.iterdir() if name.suffix in (".c", ".inc") or name.is_dir()]
+        for name in files:
+            if not any(fnmatch.fnmatch(at, pattern) for pattern in names for at in (name.name, name.stem)):
+                yield f"docs/architecture.md: {folder} does not mention {name.name}"
+        inside = [at for name in path.rglob("*") for at in (name.name, name.stem)]
+        yield from (f"docs/architecture.md: {folder} has no {pattern}" for pattern in names
+                    if not fnmatch.filter(inside, pattern))
+    yield from (f"docs/architecture.md: there is no {folder}" for folder in rows)
+
+
 def main():
     rooms = {path.name for path in (ROOT / "cli").iterdir() if path.is_dir()}
-    found = [*offences(), *circles(),
+    found = [*offences(), *circles(), *table(),
              *(f"cli/{room}: not in ROOMS of {__file__}" for room in rooms - {*ROOMS})]
     print("\n".join(found) if found else "layers: every include goes the right way")
     return 1 if found else 0

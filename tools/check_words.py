@@ -1,9 +1,14 @@
 #!/usr/bin/env python3
 """Check that documents, comments and messages avoid words that a native engineer would not write.
 
-Each rule is a pattern and what to write instead. Prints `file:line: 'what': write ...` and fails if
-anything was found. A blank of a pattern also matches a line break and the asterisk of a comment.
-With --self-test, the good and the bad line of every rule are checked as well.
+    tools/check_words.py                  fail on RULES anywhere, and on DIALECT in new lines
+    tools/check_words.py --list FILE ...  list every line of these files that matches either
+
+Each rule is a pattern and what to write instead. Prints `file:line: 'words': write ...`. A blank of a pattern also
+matches a line break and the asterisk of a comment. The good and the bad line of every rule are checked first.
+
+New lines are those that differ from the merge base with main, or on main from its parent, and all lines of files
+that git does not track. Without git there are none.
 """
 import pathlib
 import re
@@ -78,6 +83,45 @@ RULES = [
     (r"\bwhat the sink gave\b", "returned", "or what the sink gave", "what the sink returned"),
 ]
 
+# Patterns of the dialect, which may be right English in rare cases: they fail in new lines only.
+DIALECT = [
+    (r"(?:^|(?<=[.:*|]\s))What (?:is|are|was|has|have|takes|goes|stays|stands|fails|comes|differs|cannot|does not|"
+     r"it|they|no)\b[^?\n]*[.;:,]", "name the subject: the rows that ...",
+     "What is kept stays in memory.", "The rows that the cache keeps stay in memory."),
+    (r"(?<!one\s)(?<!two\s)(?<!three\s)(?<!most\s)(?<!all\s)(?<!none\s)(?<!some\s)(?<!each\s)(?<!half\s)\bof which\b",
+     "two sentences, the second with its noun", "tokens, of which the first is special", "The first token is special."),
+    (r"\b(?:[Ii]t|[Tt]hat|[Tt]his) was (?:about )?\d", "previously N, or only the new figure",
+     "it was 79 %", "previously 79 %"),
+    (r"\b(?:is|are|was|were|be|been) told\b", "receives, or: X reports ... to ...",
+     "every rank is told", "every rank receives the error"),
+    (r"\bcom(?:es?|ing) by\b", "is streamed, arrives", "keys that come by", "streamed keys"),
+    (r"\bto and fro\b", "in alternating order", "rows go to and fro", "rows alternate"),
+    (r"\bby luck\b", "by chance, under the permutation null", "the best by luck", "the best by chance"),
+    (r"\bcomes? home\b", "return to their owner", "sums come home", "sums return to their owner"),
+    (r"\b[Nn]obody\b", "no thread, no caller, or the passive", "nobody waits", "no thread waits"),
+    (r"\bof no (?:more |further )?use\b", "is not needed, must not be used again", "is of no more use", "is not needed"),
+    (r"\b(?:bits|result|output|rows?) of the whole\b", "bit-identical to the full pass",
+     "it has the bits of the whole", "it is bit-identical to the full pass"),
+    (r"\bgo(?:es|ing)? on\b(?! (?:a|the|top|to the|page))", "continue, resume", "training goes on", "training resumes"),
+    (r"\b(?:how|more|less) sure\b", "the confidence interval", "how sure a mean is", "the interval of a mean"),
+    (r"\bhow far (?:it|they|he) (?:is|are)\b", "progress", "it says how far it is", "it reports progress"),
+    (r"\bbut for\b", "except", "the same, but for int8", "the same, except int8"),
+    (r"\bfor ever\b", "cannot deadlock; without limit", "waits for ever", "waits without limit"),
+    (r"\b(?:takes?|in) turns?\b", "alternate", "they take turns", "they alternate"),
+    (r"\b(?:is|are|be|was|were) refused\b", "rejected", "such a file is refused", "such a file is rejected"),
+    (r"\b(?:itself|themselves|it|they) among them\b", "including", "rows, itself among them", "rows, including its own"),
+    (r"\bas (?:it|they) lies?\b", "in place, in the file's order", "rows as they lie", "rows in place"),
+    (r"\band the like\b", "name them", "norms and the like", "norms and biases"),
+    (r"\b(?:head|row|query|token|word)s? (?:that )?looks? at\b", "attends to",
+     "the head looks at the noun", "the head attends to the noun"),
+    (r"\bknows? (?:nothing|not) of\b", "does not depend on", "render knows nothing of it", "render does not depend on it"),
+    (r", and so (?:do|does|is|are|has|have|did|will|can)\b", "also, likewise",
+     "rows round, and so do sums", "rows round; sums also round"),
+    (r"\b(?:is|are) (?:there )?no more\b", "no longer exists", "the file is no more", "the file no longer exists"),
+    (r"\b(?:in|by) (?:its|their) (?:own )?ways?\b", "name the method", "each in its own way", "each by its fastest kernel"),
+    (r"\bmuch the same\b|\bno other than\b|\bnone other than\b", "similar, only", "is much the same", "is similar"),
+]
+
 
 def compiled(pattern):
     return re.compile(pattern.replace(" ", r"(?:[ \t]+|[ \t]*\n[ \t]*(?:\*|//|#|>)?[ \t]*)"), re.M)
@@ -92,7 +136,32 @@ def needed(pattern):
     return max(re.findall(r"[A-Za-z']+", re.sub(r"\\\w|\[[^]]*\]|\w\?|\{.*?\}", " ", pattern)), key=len, default="")
 
 
-PATTERNS = [(needed(rule[0]), compiled(rule[0]), rule[1]) for rule in RULES]
+def prepared(rules):
+    return [(needed(rule[0]), compiled(rule[0]), rule[1]) for rule in rules]
+
+
+PATTERNS, DIALECT_PATTERNS = prepared(RULES), prepared(DIALECT)
+
+
+def git(*arguments):
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def new_lines():
+    """{name: numbers of new lines}, None in place of the numbers: all."""
+    head = git("rev-parse", "HEAD").strip()
+    main = next(filter(None, (git("rev-parse", "-q", "--verify", name).strip() for name in ("main", "origin/main"))), head)
+    base = git("rev-parse", "-q", "--verify", "HEAD^1") if main == head else git("merge-base", "HEAD", main)
+    base = base.strip() or head
+    found, name = {untracked: None for untracked in git("ls-files", "-o", "--exclude-standard").splitlines()}, None
+    for line in git("diff", "-U0", "--no-color", "--no-ext-diff", base).splitlines() if base else ():
+        if line.startswith("+++ "):
+            name = line[6:]
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            found.setdefault(name, set()).update(range(first, first + count))
+    return found
 
 
 def names():
@@ -107,33 +176,49 @@ def names():
             yield name, path
 
 
-def check(name, text):
+def check(name, text, patterns, among=None):
+    """Matches of the patterns; of those that begin or end in the lines `among`, unless that is None."""
     found = []
-    for word, pattern, instead in PATTERNS:
+    for word, pattern, instead in patterns:
         for match in pattern.finditer(text) if word in text else ():
             what = re.sub(r"\s*\n[\s*#/>]*", " ", match.group(0))
-            found.append((text.count("\n", 0, match.start()) + 1, what, instead))
+            lines = [text.count("\n", 0, at) + 1 for at in (match.start(), match.end())]
+            if among is None or among.intersection(lines):
+                found.append((lines[0], what, instead))
     return [f"{name}:{line}: '{what}': write {instead}" for line, what, instead in sorted(found)]
 
 
 def self_test():
     """Every rule finds its bad line, also across two lines of a comment; no rule finds a good one."""
-    for pattern, _, bad, good in RULES:
-        for line in (bad, " * " + bad.replace(" ", "\n * ")):
+    for pattern, _, bad, good in RULES + DIALECT:
+        for line in (bad, " * " + bad.replace(" ", "\n * ")) if " " not in pattern or "^" not in pattern else (bad,):
             if needed(pattern) not in line or not compiled(pattern).search(line):
                 yield f"the rule {pattern} does not find {line!r}"
-        yield from (f"a rule finds the good line: {text}" for text in check("self-test", good))
+        yield from (f"a rule finds the good line: {text}" for text in
+                    check("self-test", good, PATTERNS + DIALECT_PATTERNS))
 
 
-def main():
+def main(arguments):
     errors = list(self_test())
-    count = 0
+    if arguments[:1] == ["--list"] and len(arguments) > 1:
+        for name in arguments[1:]:
+            text = pathlib.Path(name).read_text(encoding="utf-8", errors="replace")
+            errors += check(name, text, PATTERNS + DIALECT_PATTERNS)
+        print("\n".join(errors))
+        return 0
+    if arguments[:1] and arguments[0].startswith("-"):
+        sys.exit(__doc__.strip())
+    count, new = 0, new_lines()
     for name, path in names():
         count += 1
-        errors += check(name, path.read_text(encoding="utf-8", errors="replace"))
-    print("\n".join(errors) or f"{count} files: no word on the list of {len(RULES)} rules")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        errors += check(name, text, PATTERNS)
+        if name in new:
+            errors += check(name, text, DIALECT_PATTERNS, new[name])
+    print("\n".join(errors) or f"{count} files: no word on the list of {len(RULES)} rules; "
+          f"no pattern of the dialect's {len(DIALECT)} in {len(new)} files with new lines")
     return 1 if errors else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -46,7 +46,7 @@ typedef struct effect_prompt {
 } effect_prompt;
 
 typedef struct effect_measure {
-    const char *name, *text; /* text: its definition */
+    const char *name, *label, *text; /* in files; on pages; its definition */
     int set, index;
 } effect_measure;
 

@@ -93,10 +93,11 @@ static cli_exit add_text(const effects_job *j, effect_set *set, int64_t i,
                      mha_effect_loss(ids, EFFECT_LATE, EFFECT_LATE_END, -1, 1, terms + early));
 }
 
-static void add_measure(ablate_effects *e, int set, int index, const char *name, const char *text)
+static void add_measure(ablate_effects *e, int set, int index, const char *name, const char *label,
+                        const char *text)
 {
     e->measures[e->measure_count++] =
-        (effect_measure){.name = name, .text = text, .set = set, .index = index};
+        (effect_measure){.name = name, .label = label, .text = text, .set = set, .index = index};
     if (e->sets[set].data.measures <= index) e->sets[set].data.measures = index + 1;
 }
 
@@ -111,10 +112,10 @@ static cli_exit add_texts(effects_job *j, const heads_sources *sources)
     for (int64_t i = 0; i < count; i++)
         CLI_TRY(add_text(j, &e->sets[SET_TEXTS], i, &sources->items[i * sources->count / count],
                          &late));
-    add_measure(e, SET_TEXTS, 0, "loss", "mean loss of the tokens of a text, in nats");
+    add_measure(e, SET_TEXTS, 0, "loss", "loss", "mean loss of the tokens of a text, in nats");
     if (late > 0)
-        add_measure(e, SET_TEXTS, 1, "in_context",
-                    "in-context learning: mean loss of tokens 41 to 61 less that of tokens 451 to "
+        add_measure(e, SET_TEXTS, 1, "in_context", "in-context learning",
+                    "in-context learning: mean loss of tokens 41 to 61 minus that of tokens 451 to "
                     "551");
     return CLI_OK;
 }
@@ -152,8 +153,9 @@ static cli_exit add_random(effects_job *j)
         result = add_drawn(set, i, &plan);
     mha_random_tokens_free(&plan);
     if (!drawn || result != CLI_OK) return result;
-    add_measure(j->effects, SET_RANDOM, 0, "repeats",
-                "mean loss of repeated random tokens, from the second token of the second time on");
+    add_measure(
+        j->effects, SET_RANDOM, 0, "repeats", "loss on repeated random tokens",
+        "mean loss of repeated random tokens, from the second token of the second repetition");
     return CLI_OK;
 }
 
@@ -161,8 +163,8 @@ static cli_exit add_task(effects_job *j)
 {
     if (!j->effects->options->task) return CLI_OK;
     CLI_TRY(ablate_read_task(j->effects));
-    add_measure(j->effects, SET_TASK, 0, "task",
-                "log-probability of the right continuation less that of the wrong one");
+    add_measure(j->effects, SET_TASK, 0, "task", "right against wrong continuation",
+                "log-probability of the right continuation minus that of the wrong one");
     return CLI_OK;
 }
 

@@ -2,11 +2,11 @@
 #include "ablate/ablate.h"
 #include "common/arena.h"
 #include "common/files.h"
+#include "common/table.h"
 #include "common/words.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,48 +82,47 @@ static mha_effect_interval tell(const ablate_effects *e, int m, told what, int64
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* A line of the table, truncated to the terminal's width. */
-typedef struct table_line {
-    mha_terminal terminal;
-    char text[LINE_BYTES];
-    size_t used;
-} table_line;
-
-MHA_PRINTF(2, 3) static void put(table_line *line, const char *format, ...)
+static void put_cell(table *t, mha_effect_interval x, bool change)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    const int more =
-        vsnprintf(line->text + line->used, sizeof line->text - line->used, format, arguments);
-    va_end(arguments);
-    if (more > 0) line->used += (size_t)more;
-    if (line->used >= sizeof line->text) line->used = sizeof line->text - 1;
-}
-
-static void end_line(table_line *line)
-{
-    cli_print_cut(line->text, line->terminal.columns, line->terminal.ascii);
-    cli_print("\n");
-    line->used = 0;
-    line->text[0] = '\0';
-}
-
-static void put_cell(table_line *line, mha_effect_interval x, bool change)
-{
-    char cell[4 * CELL_WIDTH];
     if (isnan(x.mean))
-        snprintf(cell, sizeof cell, "-");
+        table_text(t, "-");
     else if (isnan(x.low))
-        snprintf(cell, sizeof cell, change ? "%+.4f" : "%.4f", x.mean);
+        table_text(t, change ? "%+.4f" : "%.4f", x.mean);
     else
-        snprintf(cell, sizeof cell, change ? "%+.4f (%+.4f, %+.4f)" : "%.4f (%.4f, %.4f)", x.mean,
-                 x.low, x.high);
-    put(line, "%*s", CELL_WIDTH, cell);
+        table_text(t, change ? "%+.4f (%+.4f, %+.4f)" : "%.4f (%.4f, %.4f)", x.mean, x.low, x.high);
+}
+
+/* A table of intervals beside a first column. */
+enum { MOST_COLUMNS = 1 + EFFECT_MEASURES };
+typedef struct interval_table {
+    table of;
+    table_column columns[MOST_COLUMNS];
+    int count;
+} interval_table;
+
+static void begin_table(const ablate_effects *e, interval_table *t, const char *first, int width)
+{
+    const mha_terminal terminal = screen_of(&e->options->heads.screen);
+    *t = (interval_table){.of = {.limit = terminal.columns, .ascii = terminal.ascii},
+                          .columns = {{.heading = first, .width = -width}},
+                          .count = 1};
+    t->of.columns = t->columns;
+    cli_print("\n");
+}
+
+static void add_column(interval_table *t, const char *heading)
+{
+    t->columns[t->count++] = (table_column){.heading = heading, .width = CELL_WIDTH};
 }
 
 static void name_of(const ablate_effects *e, int64_t head, char *name, size_t size)
 {
     snprintf(name, size, "L%" PRId64 "H%" PRId64, head / e->model->heads, head % e->model->heads);
+}
+
+static void put_name(const ablate_effects *e, int64_t head, table *t)
+{
+    table_text(t, "L%" PRId64 "H%" PRId64, head / e->model->heads, head % e->model->heads);
 }
 
 /* A value and the index of its row, to sort rows by absolute value. */
@@ -142,63 +141,62 @@ static int by_size(const void *a, const void *b)
 }
 
 /* Heads by the size of their effect on the first of these measures. */
-static cli_exit print_heads(const ablate_effects *e, table_line *line, int first, int end)
+static cli_exit print_heads(const ablate_effects *e, int first, int end)
 {
     const size_t mark = arena_mark();
+    interval_table t;
     ranked *heads;
     CLI_TRY(ARENA_ALLOC(ABLATE, e->chosen_count + 1, &heads));
     for (int64_t k = 0; k < e->chosen_count; k++) heads[k] = (ranked){k, tell(e, first, SINGLE, k)};
     qsort(heads, (size_t)e->chosen_count, sizeof *heads, by_size);
-    cli_print("\n");
-    put(line, "%-*s", HEAD_WIDTH, "without");
-    for (int m = first; m < end; m++) put(line, "%*s", CELL_WIDTH, e->measures[m].name);
-    end_line(line);
-    put(line, "%-*s", HEAD_WIDTH, "(none)");
-    for (int m = first; m < end; m++) put_cell(line, tell(e, m, WHOLE, 0), false);
-    end_line(line);
+    begin_table(e, &t, "without", HEAD_WIDTH);
+    for (int m = first; m < end; m++) add_column(&t, e->measures[m].name);
+    table_head(&t.of, t.count);
+    table_text(&t.of, "(none)");
+    for (int m = first; m < end; m++) put_cell(&t.of, tell(e, m, WHOLE, 0), false);
+    table_end(&t.of);
     for (int64_t k = 0; k < e->chosen_count; k++) {
-        char name[NAME_BYTES];
-        name_of(e, e->chosen[heads[k].row], name, sizeof name);
-        put(line, "%-*s", HEAD_WIDTH, name);
-        put_cell(line, heads[k].found, true);
+        put_name(e, e->chosen[heads[k].row], &t.of);
+        put_cell(&t.of, heads[k].found, true);
         for (int m = first + 1; m < end; m++)
-            put_cell(line, tell(e, m, SINGLE, heads[k].row), true);
-        end_line(line);
+            put_cell(&t.of, tell(e, m, SINGLE, heads[k].row), true);
+        table_end(&t.of);
     }
     arena_release(mark);
     return CLI_OK;
 }
 
 /* The pairs whose interaction is the largest. */
-static cli_exit print_pairs(const ablate_effects *e, table_line *line, int m)
+static cli_exit print_pairs(const ablate_effects *e, int m)
 {
     const size_t mark = arena_mark();
+    interval_table t;
     ranked *all;
     if (e->pair_count == 0) return CLI_OK;
     CLI_TRY(ARENA_ALLOC(ABLATE, e->pair_count, &all));
     for (int64_t p = 0; p < e->pair_count; p++) all[p] = (ranked){p, tell(e, m, INTERACTION, p)};
     qsort(all, (size_t)e->pair_count, sizeof *all, by_size);
-    cli_print("\n");
-    put(line, "%-*s%*s%*s", PAIR_WIDTH, "without both", CELL_WIDTH, e->measures[m].name, CELL_WIDTH,
-        "interaction");
-    end_line(line);
+    begin_table(e, &t, "without both", PAIR_WIDTH);
+    add_column(&t, e->measures[m].name);
+    add_column(&t, "interaction");
+    table_head(&t.of, t.count);
     for (int64_t p = 0; p < e->pair_count && p < TOP; p++) {
         char a[NAME_BYTES], b[NAME_BYTES];
         name_of(e, e->chosen[e->pairs[2 * all[p].row]], a, sizeof a);
         name_of(e, e->chosen[e->pairs[2 * all[p].row + 1]], b, sizeof b);
-        put(line, "%s %-*s", a, PAIR_WIDTH - 1 - (int)strlen(a), b);
-        put_cell(line, tell(e, m, BOTH, all[p].row), true);
-        put_cell(line, all[p].found, true);
-        end_line(line);
+        table_text(&t.of, "%s %s", a, b);
+        put_cell(&t.of, tell(e, m, BOTH, all[p].row), true);
+        put_cell(&t.of, all[p].found, true);
+        table_end(&t.of);
     }
     arena_release(mark);
     return CLI_OK;
 }
 
 /* The heads with the largest values of [L H, prompts]. */
-static cli_exit print_patched(const ablate_effects *e, table_line *line, const double *values,
-                              const char *title)
+static cli_exit print_patched(const ablate_effects *e, const double *values, const char *title)
 {
+    interval_table t;
     const int64_t all = e->found->of.layers * e->model->heads;
     const int64_t prompts = e->sets[2].data.texts;
     const size_t mark = arena_mark();
@@ -208,15 +206,13 @@ static cli_exit print_patched(const ablate_effects *e, table_line *line, const d
     for (int64_t k = 0; k < all; k++)
         heads[k] = (ranked){k, interval_of(e, values + k * prompts, prompts)};
     qsort(heads, (size_t)all, sizeof *heads, by_size);
-    cli_print("\n");
-    put(line, "%-*s%*s", HEAD_WIDTH, "patched", CELL_WIDTH, title);
-    end_line(line);
+    begin_table(e, &t, "patched", HEAD_WIDTH);
+    add_column(&t, title);
+    table_head(&t.of, t.count);
     for (int64_t k = 0; k < all && k < TOP && !isnan(heads[k].found.mean); k++) {
-        char name[NAME_BYTES];
-        name_of(e, heads[k].row, name, sizeof name);
-        put(line, "%-*s", HEAD_WIDTH, name);
-        put_cell(line, heads[k].found, true);
-        end_line(line);
+        put_name(e, heads[k].row, &t.of);
+        put_cell(&t.of, heads[k].found, true);
+        table_end(&t.of);
     }
     arena_release(mark);
     return CLI_OK;
@@ -241,17 +237,17 @@ static void print_title(const ablate_effects *e, int64_t width)
 
 cli_exit ablate_print(const ablate_effects *e)
 {
-    table_line line = {.terminal = screen_of(&e->options->heads.screen)};
-    const int64_t room = (line.terminal.columns - HEAD_WIDTH) / CELL_WIDTH;
+    const int64_t width = screen_of(&e->options->heads.screen).columns;
+    const int64_t room = (width - HEAD_WIDTH) / CELL_WIDTH;
     const int columns = room < 1 ? 1 : room > EFFECT_MEASURES ? EFFECT_MEASURES : (int)room;
-    print_title(e, line.terminal.columns);
+    print_title(e, width);
     for (int m = 0; m < e->measure_count; m += columns) {
         const int end = m + columns < e->measure_count ? m + columns : e->measure_count;
-        CLI_TRY(print_heads(e, &line, m, end));
+        CLI_TRY(print_heads(e, m, end));
     }
-    for (int m = 0; m < e->measure_count; m++) CLI_TRY(print_pairs(e, &line, m));
-    CLI_TRY(print_patched(e, &line, e->patched, "restored share of task"));
-    return print_patched(e, &line, e->paths, "change of task by paths");
+    for (int m = 0; m < e->measure_count; m++) CLI_TRY(print_pairs(e, m));
+    CLI_TRY(print_patched(e, e->patched, "restored share of task"));
+    return print_patched(e, e->paths, "change of task by paths");
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -280,7 +276,7 @@ static void put_measures(mha_json *json, const char *name, const ablate_effects 
     mha_json_end(json);
 }
 
-static void put_name(mha_json *json, const char *member, const ablate_effects *e, int64_t head)
+static void json_name(mha_json *json, const char *member, const ablate_effects *e, int64_t head)
 {
     char name[NAME_BYTES];
     name_of(e, head, name, sizeof name);
@@ -292,7 +288,7 @@ static void put_head(mha_json *json, const ablate_effects *e, int64_t head)
     const int64_t prompts = e->sets[2].data.texts;
     mha_json_line(json, 6);
     mha_json_object(json, NULL);
-    put_name(json, "head", e, head);
+    json_name(json, "head", e, head);
     mha_json_integer(json, "layer", head / e->model->heads);
     mha_json_integer(json, "number", head % e->model->heads);
     put_measures(json, "estimate", e, ESTIMATE, head);
@@ -315,8 +311,8 @@ static void put_pairs(mha_json *json, const ablate_effects *e)
         mha_json_line(json, 6);
         mha_json_object(json, NULL);
         mha_json_array(json, "heads");
-        put_name(json, NULL, e, e->chosen[e->pairs[2 * p]]);
-        put_name(json, NULL, e, e->chosen[e->pairs[2 * p + 1]]);
+        json_name(json, NULL, e, e->chosen[e->pairs[2 * p]]);
+        json_name(json, NULL, e, e->chosen[e->pairs[2 * p + 1]]);
         mha_json_end(json);
         put_measures(json, "effect", e, BOTH, p);
         put_measures(json, "interaction", e, INTERACTION, p);
@@ -368,10 +364,10 @@ static const told of_page[2] = {ESTIMATE, SINGLE};
 
 static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
 {
-    char name[NAME_BYTES], text[LINE_BYTES];
+    char name[NAME_BYTES], label[NAME_BYTES], text[LINE_BYTES];
     for (int m = 0; m < e->measure_count; m++)
         for (int i = 0; i < 2; i++) {
-            char *kept[2];
+            char *kept[3];
             const bool exact = of_page[i] == SINGLE;
             if (!has(e, m, of_page[i])) continue;
             snprintf(name, sizeof name, "%s_%s", exact ? "effect" : "estimate",
@@ -384,8 +380,11 @@ static cli_exit make_columns(const ablate_effects *e, heads_beside *beside)
                      set_of(e, m)->data.texts);
             CLI_TRY(arena_text(ABLATE, name, strlen(name), &kept[0]));
             CLI_TRY(arena_text(ABLATE, text, strlen(text), &kept[1]));
+            snprintf(label, sizeof label, "%s on %s", exact ? "effect" : "estimated effect",
+                     e->measures[m].label);
+            CLI_TRY(arena_text(ABLATE, label, strlen(label), &kept[2]));
             beside->columns[beside->column_count++] =
-                (mha_heads_column){.name = kept[0], .text = kept[1], .luck = NAN};
+                (mha_heads_column){.name = kept[0], .label = kept[2], .text = kept[1], .luck = NAN};
         }
     return CLI_OK;
 }
@@ -435,7 +434,7 @@ static cli_exit list_pairs(const ablate_effects *e, int m, int64_t head, mha_hea
         CLI_TRY(arena_text(ABLATE, name, strlen(name), &names[i]));
         values[i] = all[i].found.mean;
     }
-    snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].name);
+    snprintf(title, sizeof title, "Pairs: interaction in %s", e->measures[m].label);
     char *kept;
     CLI_TRY(arena_text(ABLATE, title, strlen(title), &kept));
     list->title = kept;

@@ -72,7 +72,7 @@ static const args_option option_table[] = {
     ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
     ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot", .ending = ".svg"),
     ROW_TEXT("pdf", bench_options, pdf, "FILE", "the same for a paper", .ending = ".pdf"),
-    ROW_FLAG('q', "quiet", bench_options, quiet, 1, "no notes on stderr"),
+    ROW_QUIET(bench_options, "no notes on stderr"),
     ROW_HELP,
 };
 
@@ -92,14 +92,19 @@ const args_page bench_page = {
                 "multihead bench decode --heads 32 --kv-heads 8 --keys 32768\n"
                 "multihead bench gemm --rows 1 --outputs 4096 --inputs 4096\n"
                 "multihead bench all --svg roofline.svg",
-    .notes = "WORK is forward, backward, decode, module, gemm, or all: the list of shapes in\n"
-             "docs/speed.md. Forward counts 4 D operations per visible pair of query and key,\n"
+    .notes = "WORK is forward, backward, decode, module, gemm, or all: a list of\n"
+             "shapes. Forward counts 4 D operations per visible pair of query and key,\n"
              "backward 10 D. The peak of multiply-adds and the read bandwidth are measured\n"
              "first, in the same run and with the same number of threads.\n"
              "\n"
              "A sample is quiet if short probes of the same kind of work before and after it\n"
-             "ran undisturbed. A row with fewer than five quiet samples is marked as ungated:\n"
-             "its median is over all samples and reflects other load on the machine as well.",
+             "took at most 5 % longer than the third fastest probe of the row. A row with\n"
+             "fewer than five quiet samples is ungated: its median is over all samples and\n"
+             "includes other load. Bytes are compared with the bandwidth of a\n"
+             "sample's probes, operations with the peak measured first; a row reports if the\n"
+             "machine later gave less than nine tenths of it. A row above 102 % means that it\n"
+             "was busy then. decode and gemm of one row read from memory: calls alternate\n"
+             "between copies.",
     ARGS_OPTIONS(option_table),
     .word = work_at,
 };
@@ -113,7 +118,7 @@ const args_page bench_page = {
     .queries = 1, .keys = (n)
 #define PRODUCT(m, n, k) .kind = BENCH_GEMM, .rows = (m), .outputs = (n), .inputs = (k)
 
-/* The list of shapes that docs/speed.md shows. */
+/* The shapes of `bench all`; docs/speed.md shows some. */
 static const bench_shape all_shapes[] = {
     {PLAIN(1, 8, 8, 64, 512)},
     {PLAIN(1, 8, 8, 64, 2048)},

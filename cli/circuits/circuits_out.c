@@ -2,6 +2,7 @@
 #include "circuits/circuits.h"
 #include "common/arena.h"
 #include "common/files.h"
+#include "common/table.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -40,17 +41,18 @@ static cli_exit spell(const circuits *c, int side, int64_t first, int64_t count,
     return CLI_OK;
 }
 
-static cli_exit print_row(const circuits *c, const heads_row *row, int64_t width, bool ascii)
+static cli_exit print_row(table *t, const circuits *c, const heads_row *row)
 {
-    char name[48], line[LINE_BYTES], ends[2][END_BYTES];
-    snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
+    char ends[2][END_BYTES];
     for (int side = 2; side < SIDES; side++)
         CLI_TRY(spell(c, side, place(c, row, 0, 0), 4, ends[side - 2], sizeof ends[0]));
-    snprintf(line, sizeof line, "%-7s%5.2f %5.2f %7.2f %7.2f %s %s %s", name,
-             c->copying[at(c, row)], c->matching[at(c, row)], c->values[0][at(c, row) * c->size],
-             c->values[1][at(c, row) * c->size], ends[0], ascii ? "->" : "→", ends[1]);
-    cli_print_cut(line, width, ascii);
-    cli_print("\n");
+    table_text(t, "L%" PRId64 "H%" PRId64, row->layer, row->head);
+    table_number(t, c->copying[at(c, row)]);
+    table_number(t, c->matching[at(c, row)]);
+    for (int circuit = 0; circuit < 2; circuit++)
+        table_number(t, c->values[circuit][at(c, row) * c->size]);
+    table_text(t, " %s %s %s", ends[0], t->ascii ? "->" : "→", ends[1]);
+    table_end(t);
     return CLI_OK;
 }
 
@@ -87,15 +89,18 @@ cli_exit circuits_print(const circuits *c)
         cli_print_wrapped("", line, terminal.columns);
         cli_print("\n");
     }
-    snprintf(line, sizeof line, "%-7s%5s %5s %7s %7s %s", "head", "copy", "match", "QK", "OV",
-             terminal.ascii ? "reads -> writes" : "reads → writes");
-    if (c->decomposed) cli_print_cut(line, terminal.columns, terminal.ascii);
-    if (c->decomposed) cli_print("\n");
+    const char *ends = terminal.ascii ? " reads -> writes" : " reads → writes";
+    const table_column columns[] = {
+        {"head", -7, 0, TABLE_PLAIN, {0}}, {"copy", 5, 2, TABLE_PLAIN, {0}},
+        {"match", 6, 2, TABLE_PLAIN, {0}}, {"QK", 8, 2, TABLE_PLAIN, {0}},
+        {"OV", 8, 2, TABLE_PLAIN, {0}},    {ends, 0, 0, TABLE_PLAIN, {0}}};
+    table t = {.columns = columns, .limit = terminal.columns, .ascii = terminal.ascii};
+    if (c->decomposed) table_head(&t, sizeof columns / sizeof *columns);
     for (int64_t i = 0; i < c->count; i++) {
         const heads_row *row = &c->rows[i];
         const size_t mark = arena_mark();
         if (c->decomposed)
-            CLI_TRY(print_row(c, row, terminal.columns, terminal.ascii));
+            CLI_TRY(print_row(&t, c, row));
         else
             cli_print("L%" PRId64 "H%" PRId64 "\n", row->layer, row->head);
         if (c->decomposed && o->details) CLI_TRY(print_details(c, row, terminal.columns));

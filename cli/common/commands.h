@@ -39,7 +39,7 @@
     X(perplexity, "measure how well a model predicts a text")             \
     X(bench, "measure attention as a fraction of the machine's peak")     \
     X(selftest, "check the fast kernels against plain arithmetic")        \
-    X(help, "explain a subcommand, or 'exit-codes'")
+    X(help, "explain a subcommand, 'exit-codes' or 'scores'")
 
 #define CLI_COMMAND(name, summary)      \
     extern const args_page name##_page; \

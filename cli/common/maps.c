@@ -9,6 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+ARENA_RELEASE(forget, mha_maps_free)
+
+cli_exit maps_new(const char *command, mha_maps **maps)
+{
+    CLI_TRY(ARENA_ALLOC(command, 1, maps));
+    (*maps)->struct_size = sizeof **maps;
+    return arena_keep(command, *maps, forget);
+}
+
 cli_exit maps_make_tokens(const char *command, int64_t count, mha_tokens *tokens)
 {
     mha_tokens *t = tokens;
@@ -29,7 +38,7 @@ cli_exit maps_make_tokens(const char *command, int64_t count, mha_tokens *tokens
     return CLI_OK;
 }
 
-cli_exit maps_add_layer(const char *command, attention_maps *maps, int64_t layer)
+cli_exit maps_add_layer(const char *command, mha_maps *maps, int64_t layer)
 {
     int64_t shape[] = {maps->heads, maps->rows.count, maps->cols.count}, count;
     mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 3, shape);
@@ -52,4 +61,23 @@ cli_exit maps_name_of_path(const char *command, const char *path, char **out)
         if (resolved) return maps_name_of_path(command, resolved, out);
     }
     return arena_text(command, bytes > 0 ? name : "/", bytes > 0 ? bytes : 1, out);
+}
+
+int64_t maps_count(const mha_maps *maps)
+{
+    int64_t count = 0;
+    for (int64_t l = 0; l < maps->layers; l++) count += mha_maps_count(maps, l);
+    return count;
+}
+
+bool maps_rectangular(const mha_maps *maps)
+{
+    const uint8_t *first = NULL;
+    for (int64_t l = 0; maps->on && l < maps->layers; l++) {
+        if (mha_maps_count(maps, l) == 0) continue;
+        const uint8_t *row = maps->on + l * maps->heads;
+        if (first && memcmp(first, row, (size_t)maps->heads) != 0) return false;
+        first = row;
+    }
+    return true;
 }

@@ -132,22 +132,3 @@ cli_exit maps_pick(const char *command, const args_texts *layers, const args_tex
     cross(&list, layers->count == 0, heads->count == 0);
     return CLI_OK;
 }
-
-int64_t maps_picks_in_layer(const maps_picks *picks, int64_t layer)
-{
-    int64_t count = 0;
-    for (int64_t h = 0; h < picks->heads; h++) count += picks->on[layer * picks->heads + h];
-    return count;
-}
-
-bool maps_picks_rectangular(const maps_picks *picks)
-{
-    const uint8_t *first = NULL;
-    for (int64_t l = 0; l < picks->layers; l++) {
-        if (maps_picks_in_layer(picks, l) == 0) continue;
-        const uint8_t *row = picks->on + l * picks->heads;
-        if (first && memcmp(first, row, (size_t)picks->heads) != 0) return false;
-        first = row;
-    }
-    return true;
-}

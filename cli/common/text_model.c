@@ -33,7 +33,6 @@ static mha_status describe(text_model *model)
     model->pairs = encoder || (model->pieces && info.type_vocab_size > 1);
     if (!encoder) return MHA_OK;
     model->encoder = mha_model_transformer(encoder);
-    mha_transformer_describe(model->encoder, &model->encoder_desc);
     if (mha_model_vocabulary(encoder) && model->vocabulary) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED,
                     "%s: an encoder-decoder needs whole words, as 'multihead "
@@ -42,7 +41,6 @@ static mha_status describe(text_model *model)
 }
 
 ARENA_RELEASE(destroy_model, mha_model_destroy)
-ARENA_RELEASE(destroy_activations, mha_activations_destroy)
 
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
                          text_model *model)
@@ -198,67 +196,18 @@ void text_show_study(progress *shown, const mha_study_progress *at)
                   at->layers, token);
 }
 
-/* The batch of one sequence that a call reads. */
-typedef struct sequence {
-    mha_tensor ids, types;
-    mha_transformer_input input;
-} sequence;
-
-static void make_sequence(const mha_tokens *tokens, const mha_transformer_desc *desc, sequence *s)
-{
-    const int64_t shape[] = {1, tokens->count};
-    s->ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape);
-    s->types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
-    s->input = (mha_transformer_input){.struct_size = sizeof s->input,
-                                       .tokens = &s->ids,
-                                       .token_types =
-                                           desc->type_count && tokens->types ? &s->types : NULL};
-}
-
 mha_status text_model_run(const text_model *model, const mha_tokens *tokens,
                           const text_visit *visit)
 {
-    sequence s;
-    make_sequence(tokens, &model->desc, &s);
-    s.input.outputs = visit->outputs;
-    s.input.after_layer = visit->after_layer;
-    s.input.after_layer_user = visit->user;
-    s.input.gates = visit->gates;
-    return mha_transformer_forward(model->context, model->net, &s.input, NULL, NULL, NULL, NULL);
-}
-
-cli_exit text_model_activations(const text_model *model, int64_t tokens, mha_activations **room)
-{
-    *room = NULL;
-    CLI_TRY(cli_check(model->command,
-                      mha_activations_create(model->context, model->net, tokens, 0, room)));
-    return arena_keep(model->command, *room, destroy_activations);
-}
-
-cli_exit text_model_keep(const text_model *model, const mha_tokens *tokens, mha_activations **kept)
-{
-    sequence s;
-    make_sequence(tokens, &model->desc, &s);
-    CLI_TRY(text_model_activations(model, tokens->count, kept));
-    return cli_check(model->command, mha_transformer_forward(model->context, model->net, &s.input,
-                                                             *kept, NULL, NULL, NULL));
-}
-
-cli_exit text_model_run_cross(const text_model *model, const mha_tokens *source,
-                              const mha_tokens *target, const mha_tensor *cross_probabilities)
-{
-    const int64_t shape[] = {1, source->count, model->encoder_desc.embed_dim};
-    float *memory;
-    sequence first, second;
-    CLI_TRY(arena_alloc(model->command, shape[1], (size_t)shape[2] * sizeof(float), &memory));
-    const mha_tensor rows = mha_tensor_contiguous(memory, MHA_F32, 3, shape);
-    make_sequence(source, &model->encoder_desc, &first);
-    make_sequence(target, &model->desc, &second);
-    second.input.memory = &rows;
-    mha_status status = mha_transformer_forward(model->context, model->encoder, &first.input, NULL,
-                                                &rows, NULL, NULL);
-    if (status == MHA_OK)
-        status = mha_transformer_forward(model->context, model->net, &second.input, NULL, NULL,
-                                         NULL, cross_probabilities);
-    return cli_check(model->command, status);
+    const int64_t shape[] = {1, tokens->count};
+    const mha_tensor ids = mha_tensor_contiguous(tokens->ids, MHA_I32, 2, shape),
+                     types = mha_tensor_contiguous(tokens->types, MHA_I32, 2, shape);
+    const mha_transformer_input input = {
+        .struct_size = sizeof input,
+        .tokens = &ids,
+        .token_types = model->desc.type_count && tokens->types ? &types : NULL,
+        .after_layer = visit->after_layer,
+        .after_layer_user = visit->user,
+        .gates = visit->gates};
+    return mha_transformer_forward(model->context, model->net, &input, NULL, NULL, NULL, NULL);
 }

@@ -26,7 +26,6 @@ typedef struct text_model {
     mha_transformer *net;
     mha_transformer_desc desc;
     mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
-    mha_transformer_desc encoder_desc;
     int64_t layers, heads, max_length;
     bool causal, pairs;               /* pairs: a second text is possible */
     const mha_tokenizer *pieces;      /* WordPiece, BPE, or ... */
@@ -85,7 +84,6 @@ void text_show_study(struct progress *shown, const mha_study_progress *at);
 
 /* What a run gives on the way: fields of mha_transformer_input. */
 typedef struct text_visit {
-    const mha_attention_outputs *const *outputs;
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *user;
     const mha_tensor *gates;
@@ -94,16 +92,5 @@ typedef struct text_visit {
 /* One text through model.net, which must have no memory (encoder-decoders have). */
 mha_status text_model_run(const text_model *model, const mha_tokens *tokens,
                           const text_visit *visit);
-
-/* Room for what model.net leaves behind after so many tokens. */
-cli_exit text_model_activations(const text_model *model, int64_t tokens, mha_activations **room);
-
-/* The same, and everything is kept for mha_activations_layer(). */
-cli_exit text_model_keep(const text_model *model, const mha_tokens *tokens, mha_activations **kept);
-
-/* A source through model.encoder, then a target through model.net. cross_probabilities
- * [L,1,H,T,S]. */
-cli_exit text_model_run_cross(const text_model *model, const mha_tokens *source,
-                              const mha_tokens *target, const mha_tensor *cross_probabilities);
 
 #endif

@@ -56,7 +56,18 @@ const args_page count_page = {
                 "multihead count --embed 4096 --heads 32 --kv-heads 8 --json\n"
                 "multihead count path/to/model-folder",
     .notes = "MODEL is a Hugging Face folder (only config.json is read) or a GGUF file.\n"
-             "A multiply and an add are two operations. docs/program.md has the formulas.",
+             "\n"
+             "Counts of one layer; N tokens, B sequences, b bytes per element, P visible pairs\n"
+             "of query and key per head and sequence:\n"
+             "  parameters          W_q and W_o: E H D each; W_k and W_v: E Hk D each;\n"
+             "                      biases: H D + 2 Hk D + E\n"
+             "  a projection        2 B N times its parameters without bias\n"
+             "  scores              2 D B H P, and as many for the weighted sum\n"
+             "  softmax             5 B H P: maximum, subtraction, exp, sum, division\n"
+             "  attention matrix    B H N N b bytes, if it were stored\n"
+             "  KV cache            2 B N Hk D b bytes; as allocated: whole runs of 16\n"
+             "                      positions, scales and tables\n"
+             "A multiply and an add are two operations.",
     ARGS_OPTIONS(option_table),
 };
 

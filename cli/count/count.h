@@ -3,8 +3,7 @@
 #define CLI_COUNT_H
 
 #include "common/config.h"
-
-#include <multihead/render.h>
+#include "common/table.h"
 
 #define COUNT "count" /* the name in messages */
 
@@ -17,6 +16,10 @@ typedef struct count_row {
     counts counts;
     bool asked; /* this is the shape asked about */
 } count_row;
+
+/* Columns of a row: the table of heads, and the JSON of both lists. */
+enum { COUNT_COLUMNS = 9 };
+extern const table_column count_columns[COUNT_COLUMNS];
 
 typedef struct count_report {
     config config;

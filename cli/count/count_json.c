@@ -86,24 +86,12 @@ static void put_counts(mha_json *json, const count_report *r)
 
 static void put_rows(mha_json *json, const char *name, const count_row *rows, int count)
 {
-    static const mha_json_field fields[] = {
-#define ROW(name, member) MHA_JSON_NAMED(name, INTEGER, count_row, member)
-        ROW("heads", shape.heads),
-        ROW("kv_heads", shape.kv_heads),
-        ROW("head_dim", shape.head_dim),
-        ROW("parameters", counts.parameters.all),
-        ROW("flops", counts.flops.all),
-        ROW("matrix_bytes", counts.matrix_bytes),
-        ROW("cache_bytes", counts.cache_bytes),
-        MHA_JSON_FIELD(BOOL, count_row, asked),
-        {0}};
-#undef ROW
     mha_json_array(json, name);
     mha_json_lines(json, 4);
     for (int i = 0; i < count; i++) {
         mha_json_object(json, NULL);
         if (rows[i].name) mha_json_text(json, "name", rows[i].name);
-        mha_json_fields(json, fields, &rows[i]);
+        table_json(count_columns, COUNT_COLUMNS, json, &rows[i]);
         mha_json_end(json);
     }
     mha_json_end(json);

@@ -141,39 +141,59 @@ static void print_memory(const count_report *r)
 
 static void print_sharing(const count_report *r)
 {
-    bool decodes = r->config.shape.cached > 0;
+    const bool decodes = r->config.shape.cached > 0;
+    const table_column columns[] = {
+        {"", -7, 0, TABLE_PLAIN, {0}},
+        {"kv heads", 10, 0, TABLE_PLAIN, {0}},
+        {"parameters per layer", 23, 0, TABLE_COUNT, {0}},
+        {decodes ? "KV cache" : " K and V per layer", 17, 0, TABLE_BYTES, {0}},
+        {"smaller than MHA", 19, 0, TABLE_PLAIN, {0}}};
+    table t = {.columns = columns};
     if (r->sharing_count < 2) return;
-    cli_print("\nSharing keys and values\n  %-5s %9s %22s %16s %18s\n", "", "kv heads",
-              "parameters per layer", decodes ? "KV cache" : "K and V per layer",
-              "smaller than MHA");
+    cli_print("\nSharing keys and values\n");
+    table_head(&t, sizeof columns / sizeof *columns);
     for (int i = 0; i < r->sharing_count; i++) {
         const count_row *row = &r->sharing[i];
-        int64_t bytes = decodes ? row->counts.all_cache_bytes : row->counts.cache_bytes;
-        cli_print("%c %-5s %9" PRId64 " %22s %16s", row->asked ? '>' : ' ', row->name,
-                  row->shape.kv_heads, words_count(row->counts.parameters.all).text,
-                  words_bytes((double)bytes).text);
+        table_text(&t, "%c %s", row->asked ? '>' : ' ', row->name);
+        table_integer(&t, row->shape.kv_heads);
+        table_integer(&t, row->counts.parameters.all);
+        table_integer(&t, decodes ? row->counts.all_cache_bytes : row->counts.cache_bytes);
         if (i)
-            cli_print(" %17.4gx",
-                      (double)r->sharing[0].shape.kv_heads / (double)row->shape.kv_heads);
-        cli_print("\n");
+            table_text(&t, "%.4gx",
+                       (double)r->sharing[0].shape.kv_heads / (double)row->shape.kv_heads);
+        table_end(&t);
     }
 }
+
+#define ROW(heading, width, unit, name, member) \
+    TABLE_FIELD(heading, width, 0, unit, name, INTEGER, count_row, member)
+
+const table_column count_columns[COUNT_COLUMNS] = {
+    ROW("heads", 8, TABLE_PLAIN, "heads", shape.heads),
+    ROW(NULL, 0, TABLE_PLAIN, "kv_heads", shape.kv_heads),
+    ROW("head size", 10, TABLE_PLAIN, "head_dim", shape.head_dim),
+    ROW("parameters per layer", 23, TABLE_COUNT, "parameters", counts.parameters.all),
+    ROW(NULL, 0, TABLE_PLAIN, "flops", counts.flops.all),
+    {"q k^T and p v", 23, 0, TABLE_COUNT, {0}},
+    ROW("attention matrix", 18, TABLE_BYTES, "matrix_bytes", counts.matrix_bytes),
+    ROW(NULL, 0, TABLE_PLAIN, "cache_bytes", counts.cache_bytes),
+    TABLE_FIELD(NULL, 0, 0, TABLE_PLAIN, "asked", BOOL, count_row, asked)};
 
 static void print_heads(const count_report *r)
 {
     const counts_shape *s = &r->config.shape;
+    table t = {.columns = count_columns};
     if (r->heads_count < 2) return;
     cli_print("\nOne head against many (all of H x head size = %s, keys and values unshared)\n",
               words_count(s->heads * s->head_dim).text);
-    cli_print("  %6s %9s %22s %22s %17s\n", "heads", "head size", "parameters per layer",
-              "q k^T and p v", "attention matrix");
+    table_head(&t, COUNT_COLUMNS);
     for (int i = 0; i < r->heads_count; i++) {
         const count_row *row = &r->heads[i];
-        cli_print("%c %6" PRId64 " %9" PRId64 " %22s %22s %17s\n", row->asked ? '>' : ' ',
-                  row->shape.heads, row->shape.head_dim,
-                  words_count(row->counts.parameters.all).text,
-                  words_count(row->counts.flops.scores + row->counts.flops.sum).text,
-                  words_bytes((double)row->counts.matrix_bytes).text);
+        table_text(&t, "%c %6" PRId64, row->asked ? '>' : ' ', row->shape.heads);
+        table_fields(&t, 4, row);
+        table_integer(&t, row->counts.flops.scores + row->counts.flops.sum);
+        table_integer(&t, row->counts.matrix_bytes);
+        table_end(&t);
     }
     cli_print(
         "  Parameters and products stay the same: more heads are more, but narrower, patterns.\n");

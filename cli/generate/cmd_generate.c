@@ -58,9 +58,8 @@ static const args_option option_table[] = {
         "compute", generate_options, compute, computes,
         "arithmetic of linear layers: default f32; int8 (of\nweights stored in blocks: Q4_0, "
         "Q8_0, Q4_K ...) and\nbf16 are faster, less accurate"),
-    ROW_NUMBER("threads", generate_options, threads, 1, 1024,
-               "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", generate_options, quiet, 1, "no notes on stderr, only errors"),
+    ROW_THREADS(generate_options),
+    ROW_QUIET(generate_options, "no notes on stderr, only errors"),
     ROW_HELP,
 };
 
@@ -79,7 +78,10 @@ const args_page generate_page = {
              "eot, eom, as llama.cpp); --stats lists them. The text is written to stdout as it\n"
              "is generated. Started on several ranks (mpirun), each has the weights of some\n"
              "layers; the text is the same.\n"
-             "docs/program.md is the manual.",
+             "\n"
+             "Sampling applies temperature, top k, top p and min p in this order; with one of\n"
+             "the last three alone the temperature is 1. --chat takes no system turn:\n"
+             "write one into TEXT, without --chat. docs/caches.md compares the types of cache.",
     ARGS_OPTIONS(option_table),
 };
 

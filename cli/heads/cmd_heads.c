@@ -115,9 +115,10 @@ const args_page heads_page = {
                 "multihead heads --attention maps.npy --tokens tokens.txt --sort role",
     .notes = "MODEL is a folder as for 'multihead view'. Each score is a mean over the rows\n"
              "it applies to, shown with the score of uniform attention (chance) and the\n"
-             "number of rows. A role is a score above a threshold; most are published:\n"
-             "docs/heads.md. A head may have several roles, or none. Heads count from 0: L0H3\n"
-             "is the fourth head of the first layer. docs/program.md is the manual.",
+             "number of rows. A role is a score above a threshold; most are published.\n"
+             "'multihead help scores' lists both. A head may have several roles, or none.\n"
+             "Heads count from 0: L0H3 is the fourth head of the first layer.\n"
+             "docs/program.md has the formats.",
     ARGS_OPTIONS(option_table),
     .moved = moved,
     .moved_count = sizeof moved / sizeof *moved,

@@ -179,7 +179,7 @@ static cli_exit put_positions(arrays *a)
     CLI_TRY(put_part(a, "first_token", "first_token", "mass", mass, MHA_F64, 1, HEAD_AXES,
                      "mean weight on the first token"));
     return put_part(a, "first_token", "first_token", "moved", moved, MHA_F64, 1, HEAD_AXES,
-                    "share of what arrives that comes from the first token");
+                    "share of the norms of weighted values that comes from the first token");
 }
 
 static cli_exit put_composition(arrays *a)

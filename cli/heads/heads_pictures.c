@@ -217,7 +217,7 @@ static void describe(const pictures *p, const mha_tokens *tokens, picture *made)
     heads_report_where(source, &made->place, where, sizeof where);
     for (int64_t c = 0; c < made->columns; c++) made->seen += (double)row[c];
     snprintf(made->title, sizeof made->title, "L%" PRId64 "H%" PRId64 ": %s %.2f%s",
-             made->row.layer, made->row.head, info.name, made->place.value,
+             made->row.layer, made->row.head, info.label, made->place.value,
              info.kind == MHA_KIND_NATS     ? " nats"
              : info.kind == MHA_KIND_TOKENS ? " tokens"
                                             : "");
@@ -344,11 +344,9 @@ static const char style[] =
     "padding: 0 1rem; color: #1b1b1f; background: #fff }\n"
     "figure { margin: 0 0 2.5rem }\nfigcaption { margin-bottom: .5rem }\n"
     "img { max-width: 100%; height: auto }\n</style>\n";
-static const char guide[] = "A row is a token that looks, a column one that it looks at; the "
-                            "brighter a cell, the more of the "
-                            "row's attention goes there. The row of the place is marked, and in it "
-                            "the key that it looks at "
-                            "most. Tokens count from 0.";
+static const char guide[] =
+    "Rows are queries, columns are keys; brighter cells have larger weights. The "
+    "row of the place and its largest weight are marked. Tokens count from 0.";
 
 /* A head and a measure, before the first of their pictures. */
 static void put_heading(const pictures *p, const picture *made, html_out *html)
@@ -358,7 +356,7 @@ static void put_heading(const pictures *p, const picture *made, html_out *html)
     const mha_head_score score =
         mha_study_score(&p->found->of, made->row.layer, made->row.head, made->measure);
     snprintf(line, sizeof line, "<h2>L%" PRId64 "H%" PRId64 ", %s</h2>\n<p>", made->row.layer,
-             made->row.head, info.name);
+             made->row.head, info.label);
     put(html, line);
     put_escaped(html, info.text);
     snprintf(line, sizeof line, ": mean %.3f, chance %.3f, %" PRId64 " rows</p>\n", score.value,

@@ -32,21 +32,6 @@ typedef struct report {
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-static mha_measure_info info_of(const report *r, int64_t score, const char **on)
-{
-    char name[NAME_BYTES];
-    *on = score < MHA_MEASURES ? "texts" : "repeated random tokens";
-    if (score < MHA_MEASURES) return mha_measure_describe((mha_head_measure)score);
-    mha_study_score_name(&r->found->of, score, name);
-    for (int n = 0; n < MHA_MEASURES; n++) {
-        const mha_measure_info info = mha_measure_describe((mha_head_measure)n);
-        if (!strncmp(name, "random_", 7) && !strcmp(name + 7, info.name)) return info;
-    }
-    *on = "gold links";
-    return (mha_measure_info){.text = "share of links where the largest weight is on the partner",
-                              .kind = MHA_KIND_SHARE};
-}
-
 static cli_exit text_of(char **to, const char *text)
 {
     return arena_text(HEADS, text, strlen(text), to);
@@ -55,12 +40,15 @@ static cli_exit text_of(char **to, const char *text)
 static cli_exit make_column(report *r, int64_t score, mha_heads_column *column)
 {
     char name[NAME_BYTES], text[256], *kept;
-    const char *on;
+    mha_measure_info info = {.kind = MHA_KIND_SHARE};
+    if (score < MHA_MEASURES) info = mha_measure_describe((mha_head_measure)score);
     mha_study_score_name(&r->found->of, score, name);
-    const mha_measure_info info = info_of(r, score, &on);
-    snprintf(text, sizeof text, "%s; on %s (docs/heads.md)", info.text, on);
     CLI_TRY(text_of(&kept, name));
     column->name = kept;
+    mha_study_score_label(&r->found->of, score, name);
+    CLI_TRY(text_of(&kept, name));
+    column->label = kept;
+    snprintf(text, sizeof text, "%s (docs/heads.md)", mha_study_score_text(score));
     CLI_TRY(text_of(&kept, text));
     column->text = kept;
     column->unit = info.kind == MHA_KIND_NATS     ? "nats"
@@ -283,10 +271,11 @@ static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_
     list->title = kind == MHA_HEAD_READS ? "Reads most from" : "Writes most at";
     list->text =
         kind == MHA_HEAD_READS
-            ? "tokens by the attention that they receive, the first token of a text apart; "
-              "the number: times what uniform attention gives them"
-            : "tokens at which the head adds most (the norms of what arrives, the first "
-              "token's apart), among frequent ones; the number: times the head's mean";
+            ? "tokens by attention received, except the first token of a text; number: ratio to "
+              "uniform attention"
+            : "frequent tokens in whose rows the norms of weighted values are largest, without the "
+              "first "
+              "token's; number: ratio to the head's mean";
     return CLI_OK;
 }
 
@@ -319,11 +308,11 @@ static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card 
 {
     const mha_head_rest rest = mha_head_corpus_rest(r->found->of.corpus, row->layer, row->head);
     char note[256], *kept;
-    int used = snprintf(note, sizeof note, "%.0f %% of its attention rests on the first token",
+    int used = snprintf(note, sizeof note, "%.0f %% of its attention is on the first token",
                         100 * rest.mass);
     if (rest.moved_rows > 0)
         used += snprintf(note + used, sizeof note - (size_t)used,
-                         ", and %.0f %% of what it moves comes from there", 100 * rest.moved);
+                         ", and %.0f %% of its output comes from there", 100 * rest.moved);
     snprintf(note + used, sizeof note - (size_t)used, ".");
     if (rest.rows == 0) return CLI_OK;
     CLI_TRY(text_of(&kept, note));

@@ -43,12 +43,9 @@
         ROW_NUMBER("save-every", heads_options, save_every, 0, 1000000,                            \
                    "save every N seconds; default 60; 0: after each text",                         \
                    .needs = "--state FILE")
-#define HEADS_ROWS_AT_END                                               \
-    ROW_NUMBER("threads", heads_options, threads, 1, 1024,              \
-               "use N threads; default: all this process may use"),     \
-        ROW_FLAG('q', "quiet", heads_options, quiet, 1,                 \
-                 "print no notes on stderr, only warnings and errors"), \
-        ROW_HELP
+#define HEADS_ROWS_AT_END       \
+    ROW_THREADS(heads_options), \
+        ROW_QUIET(heads_options, "print no notes on stderr, only warnings and errors"), ROW_HELP
 #define HEADS_ROWS_OF_TERMINAL                                  \
     ROW_NUMBER("width", heads_options, screen.width, 20, 10000, \
                "set the terminal width in columns"),            \

@@ -1,6 +1,6 @@
 /* What 'multihead heads --state FILE' keeps: the sums over texts and over repeated random tokens, and
  * fingerprints of what they were measured on, so that a later run continues with the same bits or
- * says what is another. docs/heads-corpus.md has the format. */
+ * reports what differs (docs/heads-corpus.md). */
 #ifndef CLI_HEADS_STATE_H
 #define CLI_HEADS_STATE_H
 

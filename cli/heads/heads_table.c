@@ -1,8 +1,10 @@
 /* The table of heads for a terminal: one line each, as wide as the terminal and no wider. */
+#include "common/table.h"
 #include "common/words.h"
 #include "heads/heads.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,19 +17,31 @@ enum {
 };
 
 /* Scores with a column of their own, the most telling first. */
-static const struct {
-    const char *score, *title;
-} columns[] = {{"previous", "prev"},  {"next", "next"},     {"self", "self"},
-               {"first", "first"},    {"separator", "sep"}, {"induction", "induc"},
-               {"duplicate", "dupl"}, {"evenness", "even"}, {"distance", "dist"}};
+#define SCORE(heading, score)                  \
+    {                                          \
+        heading, COLUMN_WIDTH, 2, TABLE_PLAIN, \
+        {                                      \
+            .name = score                      \
+        }                                      \
+    }
+static const table_column scores[] = {
+    {"prev", COLUMN_WIDTH - 1, 2, TABLE_PLAIN, {.name = "previous"}},
+    SCORE("next", "next"),
+    SCORE("self", "self"),
+    SCORE("first", "first"),
+    SCORE("sep", "separator"),
+    SCORE("induc", "induction"),
+    SCORE("dupl", "duplicate"),
+    SCORE("even", "evenness"),
+    SCORE("dist", "distance")};
 
-enum { COLUMNS = sizeof columns / sizeof *columns };
+enum { SCORES = sizeof scores / sizeof *scores };
 
 /* How many of the columns fit beside the roles. */
 static int columns_that_fit(int64_t width)
 {
     const int64_t room = (width - HEAD_WIDTH - ROLE_WIDTH) / COLUMN_WIDTH;
-    return room < 0 ? 0 : room < COLUMNS ? (int)room : COLUMNS;
+    return room < 0 ? 0 : room < SCORES ? (int)room : SCORES;
 }
 
 /* "previous token 0.94, amod 0.80 (0.62)": what decided, for relations beside the baseline. */
@@ -70,24 +84,19 @@ static void print_title(const heads_found *found, int64_t width)
     cli_print_wrapped("", line, width);
 }
 
-static void print_row(const heads_found *found, const heads_row *row, int fit, int64_t width,
-                      bool ascii)
+static void print_row(table *t, const heads_found *found, const heads_row *row, int fit)
 {
-    char line[LINE_BYTES], name[48];
-    snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, row->layer, row->head);
-    cli_print("%-*s", HEAD_WIDTH, name);
+    char line[LINE_BYTES];
+    table_text(t, "L%" PRId64 "H%" PRId64, row->layer, row->head);
     for (int i = 0; i < fit; i++) {
         const mha_head_score s =
             mha_study_score(&found->of, row->layer, row->head,
-                            mha_study_score_find(&found->of, columns[i].score, true));
-        if (s.rows > 0)
-            cli_print("%*.2f ", COLUMN_WIDTH - 1, s.value);
-        else
-            cli_print("%*s ", COLUMN_WIDTH - 1, "-");
+                            mha_study_score_find(&found->of, scores[i].field.name, true));
+        table_number(t, s.rows > 0 ? s.value : (double)NAN);
     }
     list_roles(found, row->layer, row->head, line);
-    cli_print_cut(line, width - HEAD_WIDTH - fit * COLUMN_WIDTH, ascii);
-    cli_print("\n");
+    table_text(t, fit > 0 ? " %s" : "%s", line);
+    table_end(t);
 }
 
 /* What decided on each role, in a sentence. */
@@ -109,12 +118,15 @@ void heads_print(const heads_options *options, const heads_found *found, const h
 {
     const mha_terminal terminal = screen_of(&options->screen);
     const int fit = columns_that_fit(terminal.columns);
+    table_column columns[SCORES + 2] = {{"head", -HEAD_WIDTH, 0, TABLE_PLAIN, {0}}};
+    table t = {.columns = columns, .limit = terminal.columns, .ascii = terminal.ascii};
+    memcpy(columns + 1, scores, (size_t)fit * sizeof *scores);
+    columns[1 + fit] = (table_column){.heading = fit > 0 ? " roles" : "roles"};
     print_title(found, terminal.columns);
-    cli_print("\n%-*s", HEAD_WIDTH, "head");
-    for (int i = 0; i < fit; i++) cli_print("%*s ", COLUMN_WIDTH - 1, columns[i].title);
-    cli_print("roles\n");
+    cli_print("\n");
+    table_head(&t, fit + 2);
     for (int64_t i = 0; i < count; i++) {
-        print_row(found, &rows[i], fit, terminal.columns, terminal.ascii);
+        print_row(&t, found, &rows[i], fit);
         if (options->details) print_details(found, &rows[i], terminal.columns);
     }
 }

@@ -3,6 +3,8 @@
 
 #include "common/option_rows.h"
 
+#include <multihead/heads.h>
+
 #include <stdio.h>
 #include <string.h>
 
@@ -23,21 +25,22 @@ static const args_option option_table[] = {
     ROW_HELP,
 };
 
-static const char exit_codes[] = "exit-codes";
+static const char exit_codes[] = "exit-codes", scores[] = "scores";
 
-/* The topics: subcommands, then the exit codes. */
+/* The topics: subcommands, then these two. */
 static const char *topic_at(int i)
 {
     const cli_command *command = cli_command_at(i);
     if (command) return command->name;
-    return cli_command_at(i - 1) ? exit_codes : NULL;
+    if (cli_command_at(i - 1)) return exit_codes;
+    return cli_command_at(i - 2) ? scores : NULL;
 }
 
 const args_page help_page = {
     .command = HELP,
     .bare = true,
-    .summary = "explain a subcommand, or 'exit-codes'",
-    .usage = "help [SUBCOMMAND | exit-codes]\n"
+    .summary = "explain a subcommand, 'exit-codes' or 'scores'",
+    .usage = "help [SUBCOMMAND | exit-codes | scores]\n"
              "help [SUBCOMMAND] --format man\n"
              "help --format bash|zsh|fish",
     .examples =
@@ -81,7 +84,7 @@ void help_overview(FILE *file)
                        "  -h, --help     show this help, or that of a subcommand\n"
                        "      --version  print the version\n"
                        "\nEnvironment:\n");
-#define PRINT_VARIABLE(name, text) cli_print_to(file, "  %-11s  %s\n", name, text);
+#define PRINT_VARIABLE(name, text) cli_print_to(file, "  %-17s  %s\n", name, text);
     HELP_ENVIRONMENT_LIST(PRINT_VARIABLE)
 #undef PRINT_VARIABLE
 }
@@ -112,6 +115,28 @@ static void print_exit_codes(void)
 #undef PRINT_EXIT
 }
 
+/* The tables of docs/heads.md. */
+static void print_scores(void)
+{
+    cli_print("Scores of heads, as named in options and files:\n");
+    for (int n = 0; n < MHA_MEASURES; n++) {
+        const mha_measure_info info = mha_measure_describe((mha_head_measure)n);
+        cli_print("  %-15s  %s (%s)\n%19s%s\n", info.name, info.label, info.source, "", info.text);
+    }
+    cli_print("  random_NAME      the score on repeated random tokens\n"
+              "  RELATION         accuracy on gold links; RELATION-back: reversed\n"
+              "\nRoles, by the score that must reach the threshold:\n");
+    for (int n = 0; n < MHA_ROLES; n++) {
+        const mha_role_info info = mha_role_describe((mha_role)n);
+        const bool links = n == MHA_ROLE_LINKS;
+        cli_print("  %-15s  %s %s%g%s (%s)\n%19s%s\n", info.name,
+                  links ? "relation" : mha_measure_describe(info.measure).name,
+                  info.corrected ? "corrected " : "", info.threshold,
+                  links ? " above the baseline" : "", info.source, "", info.text);
+    }
+    cli_print("\ndocs/heads.md has the formulas and references.\n");
+}
+
 static cli_exit print_topic(const char *topic)
 {
     const cli_command *command;
@@ -119,6 +144,10 @@ static cli_exit print_topic(const char *topic)
     bool done;
     if (!strcmp(topic, exit_codes)) {
         print_exit_codes();
+        return CLI_OK;
+    }
+    if (!strcmp(topic, scores)) {
+        print_scores();
         return CLI_OK;
     }
     CLI_TRY(cli_command_find(topic, &command));
@@ -131,7 +160,8 @@ cli_exit cmd_help(int count, char *const *arguments)
     args_line line = {0};
     CLI_TRY(args_parse(&help_page, count, arguments, &options, &line));
     if (line.plain.count > 1)
-        return cli_fail(CLI_USAGE, HELP, "one topic at a time: a subcommand or 'exit-codes'");
+        return cli_fail(CLI_USAGE, HELP,
+                        "one topic at a time: a subcommand, 'exit-codes' or 'scores'");
     const char *topic = line.plain.count ? line.plain.items[0] : NULL;
     const cli_command *command = NULL;
     if (options.format == FORMAT_TEXT) {

@@ -6,13 +6,24 @@
 #include "common/commands.h"
 
 /* The environment: name, what it does. */
-#define HELP_ENVIRONMENT_LIST(X)                                                  \
-    X("MHA_THREADS", "threads where --threads is not given; default: all CPUs")   \
-    X("MHA_ISA", "best instruction set to use: portable, neon, avx2 or avx512")   \
-    X("MHA_L2_KIB", "size of a core's L2 cache, where it is not what is found")   \
-    X("MHA_FONT", "font file of PNG images; default DejaVu Sans")                 \
-    X("NO_COLOR", "if set, no colours in the terminal; --color takes precedence") \
-    X("COLUMNS", "terminal width where the terminal does not tell; default 80")
+#define HELP_ENVIRONMENT_LIST(X)                                                     \
+    X("MHA_THREADS", "threads where --threads is not given; default: all CPUs")      \
+    X("MHA_ISA", "best instruction set to use: portable, neon, avx2 or avx512")      \
+    X("MHA_L2_KIB", "size of a core's L2 cache; default: the size detected")         \
+    X("MHA_FONT", "font file of PNG images; default DejaVu Sans")                    \
+    X("MHA_MPI_LIBRARY", "libmultihead-mpi to load; none: ignore the launcher")      \
+    X("MHA_MPI_DEADLINE", "seconds until a silent rank counts as lost; default 300") \
+    X("NO_COLOR", "if set, no colours in the terminal; --color overrides it")        \
+    X("CLICOLOR_FORCE", "if set and not 0, colours even without a terminal")         \
+    X("FORCE_COLOR", "the same")                                                     \
+    X("TERM", "dumb: no colours and no progress line")                               \
+    X("COLORTERM", "truecolor or 24bit: 24-bit colours instead of 256")              \
+    X("COLORFGBG", "colours of text and background; default: a dark background")     \
+    X("COLUMNS", "terminal width where the terminal reports none; default 80")       \
+    X("LC_ALL", "an encoding other than UTF-8 implies --ascii")                      \
+    X("LC_CTYPE", "the same where LC_ALL is not set")                                \
+    X("LANG", "the same where neither is set")                                       \
+    X("SOURCE_DATE_EPOCH", "date of man pages, in seconds since 1970; default: none")
 
 /* Examples of the overview, lines divided by \n. */
 extern const char help_examples[];

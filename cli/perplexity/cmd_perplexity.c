@@ -38,9 +38,8 @@ static const args_option option_table[] = {
                "tokens of a step; default 128. The result is the\nsame, but for int8-channel"),
     ROW_FLAG(0, "json", perplexity_options, json, 1,
              "one object on stdout, with the loss of each token"),
-    ROW_NUMBER("threads", perplexity_options, threads, 1, 1024,
-               "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", perplexity_options, quiet, 1, "no progress or notes on stderr"),
+    ROW_THREADS(perplexity_options),
+    ROW_QUIET(perplexity_options, "no progress or notes on stderr"),
     ROW_HELP,
 };
 
@@ -55,7 +54,12 @@ const args_page perplexity_page = {
              "before it in its context; a context's first token is not predicted. MODEL is a\n"
              "Hugging Face folder, a GGUF file, or what 'multihead train -o' saved. Ctrl-C\n"
              "ends with what was measured so far. Started on several ranks (mpirun), each has\n"
-             "the weights of some layers. docs/program.md is the manual.",
+             "the weights of some layers.\n"
+             "\n"
+             "The number after +- is the standard error of the mean loss, as if the losses of\n"
+             "tokens were independent; that of the perplexity is the perplexity times it.\n"
+             "Losses are sums in double precision over f32 logits. All numbers but the speed\n"
+             "are the same for any number of threads.",
     ARGS_OPTIONS(option_table),
 };
 

@@ -15,7 +15,9 @@
 
 static const args_option option_table[] = {
     ROW_HEADING("What the model is measured on"),
-    ROW_TEXT("text", prune_options, text, "FILE", "sentences, one per line, UTF-8; - is stdin"),
+    ROW_TEXT(
+        "text", prune_options, text, "FILE",
+        "sentences, one per line, UTF-8; - is stdin. Longer\nlines than the model takes are cut"),
     ROW_TEXT("task", prune_options, task, "NAME",
              "held-out sentences of a task of 'multihead train',\nfor models that know its words"),
     ROW_NUMBER(
@@ -62,9 +64,8 @@ static const args_option option_table[] = {
     ROW_TEXT("html", prune_options, html, "FILE",
              "the curves and every head as an interactive\nreport; - is stdout", .ending = ".html"),
     ROW_HEADING("Other"),
-    ROW_NUMBER("threads", prune_options, threads, 1, 1024,
-               "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", prune_options, quiet, 1, "no progress or notes on stderr"),
+    ROW_THREADS(prune_options),
+    ROW_QUIET(prune_options, "no progress or notes on stderr"),
     ROW_HELP,
 };
 

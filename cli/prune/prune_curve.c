@@ -196,9 +196,14 @@ cli_exit prune_order(prune_job *job)
     mha_status status = mha_head_importance(job->model.context, job->model.net, &desc, &data,
                                             job->importance, NULL);
     data.progress = ranking;
+    mha_head_order_call call = {.struct_size = sizeof call,
+                                .step = o->step,
+                                .least = o->least,
+                                .order = job->order,
+                                .scores = job->scores};
     if (status == MHA_OK)
-        status = mha_head_order(job->model.context, job->model.net, &desc, &data, o->step, o->least,
-                                job->order, &job->count, job->scores);
+        status = mha_head_order(job->model.context, job->model.net, &desc, &data, &call);
+    job->count = call.count;
     return ranks_check(PRUNE, status);
 }
 
@@ -302,10 +307,13 @@ static cli_exit measure_order(order_run *run)
     if (run->first) *quality_of(job->points, run->number) = job->points->ours;
     for (int64_t p = 0; p < job->point_count; p++) run->removed[p] = job->points[p].removed;
     mha_status status = make_order(run);
-    if (status == MHA_OK)
-        status = mha_head_curve(job->model.context, job->model.net, &data, NULL, run->order,
-                                run->count, run->removed + run->first,
-                                job->point_count - run->first, run->losses + run->first);
+    const mha_head_curve_call call = {.struct_size = sizeof call,
+                                      .order = run->order,
+                                      .count = run->count,
+                                      .removed = run->removed + run->first,
+                                      .points = job->point_count - run->first,
+                                      .losses = run->losses + run->first};
+    if (status == MHA_OK) status = mha_head_curve(job->model.context, job->model.net, &data, &call);
     CLI_TRY(ranks_check(PRUNE, status));
     if (job->data.predicts) return gather_points(run);
     for (int64_t p = run->first; p < job->point_count; p++)

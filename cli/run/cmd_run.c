@@ -168,7 +168,7 @@ static const args_option option_table[] = {
     FLAG("strict", strict, "fail instead of falling back to another path", 0),
     CHOICE("isa", isa, isas, "select the instruction set; default: the best", LINEAR),
     NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use", LINEAR),
-    ROW_FLAG('q', "quiet", run_options, quiet, 1, "print no notes on stderr", .marks = LINEAR),
+    ROW_QUIET(run_options, "print no notes on stderr", .marks = LINEAR),
     ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR),
 };
 
@@ -194,7 +194,11 @@ const args_page run_page = {
              "halves from -2 to 2. Computation is in float32.\n"
              "Masks and score terms broadcast to the shape given, as in NumPy. Without output\n"
              "options it prints the result. Letters: B sequences, H heads, Hk key/value\n"
-             "heads, T queries, S keys, D the size of a head. docs/program.md is the manual.",
+             "heads, T queries, S keys, D the size of a head, V that of a value. random:8xH\n"
+             "takes H from the other arrays. A key is visible if every mask allows it. Outputs\n"
+             "have the axes of q; all are computed before the first is written. A trace shows\n"
+             "four heads unless --trace-head selects others. float64 and large integers are\n"
+             "rounded, with a note. include/multihead/attention.h defines every term.",
     ARGS_OPTIONS(option_table),
 };
 

@@ -117,8 +117,9 @@ static cli_exit show_head(decoding *d, int64_t t)
         if (run_entry(&board->columns, c) <= t) columns.shape[0] = c + 1;
     if (p->q.shape[1] > 1) snprintf(of, sizeof of, ", head %" PRId64, board->head);
     run_title(board, -1, 0,
-              "Token %" PRId64 "%s: k%" PRId64 " and v%" PRId64 " join, k and v are %" PRId64
-              " bytes now; q%" PRId64 " looks at all of them",
+              "Token %" PRId64 "%s: k%" PRId64 " and v%" PRId64
+              " are appended; the cache holds %" PRId64 " bytes; q%" PRId64
+              " attends to all of them",
               t, of, t, t, (t + 1) * d->bytes * p->k.shape[0], t);
     run_print_rows(board, 'k', &k, &columns);
     cli_print("\n");

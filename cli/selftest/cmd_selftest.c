@@ -35,7 +35,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Options"),
     ROW_NUMBER("problems", test_options, problems, 1, 1000000, "number of problems; default 60"),
     ROW_NUMBER("seed", test_options, seed, 0, INT64_MAX, "of the random problems; default 1"),
-    ROW_FLAG('q', "quiet", test_options, quiet, 1, "no progress on stderr"),
+    ROW_QUIET(test_options, "no progress on stderr"),
     ROW_HELP,
 };
 

@@ -26,9 +26,8 @@ static const args_option option_table[] = {
     ROW_HEADING("Other"),
     ROW_NUMBER("max-tokens", serve_options, max_tokens, 3, INT64_C(1) << 20,
                "refuse longer texts; default: 4096, or the model's\nlimit if that is less"),
-    ROW_NUMBER("threads", serve_options, threads, 1, 1024,
-               "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", serve_options, quiet, 1, "no notes on stderr, only warnings and errors"),
+    ROW_THREADS(serve_options),
+    ROW_QUIET(serve_options, "no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 

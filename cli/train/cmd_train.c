@@ -79,8 +79,8 @@ static const args_option option_table[] = {
                "--text --layers --heads --embed --ff --seed --steps --tries --seconds --batch "
                "--every --learning-rate --dropout --output --fresh --no-report",
            .why = "it trains nothing"),
-    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
-    ROW_FLAG('q', "quiet", train_options, quiet, 1, "no progress on stderr"),
+    ROW_THREADS(train_options),
+    ROW_QUIET(train_options, "no progress on stderr"),
     ROW_HELP,
 };
 
@@ -101,11 +101,22 @@ const args_page train_page = {
     .notes = "Tasks: sentences (which noun is \"it\"?), pronouns (the same for an encoder),\n"
              "induction (a repeated block), ioi (\"B\" follows \"A B A\"), reverse (encoder and\n"
              "decoder), agreement (of verb and subject), brackets (which one to close).\n"
-             "Training stops when the task's goal is reached on held-out data; the\n"
-             "figures reported are measured on other held-out data. Some recipes restart a\n"
-             "stuck attempt with a derived seed; attempts are counted. The same seed gives the\n"
-             "same model for any number of threads. Called again with the same folder,\n"
-             "training resumes where it stopped; Ctrl-C saves and stops.",
+             "docs/training.md describes them. Training stops when the task's goal is reached\n"
+             "on held-out data; the figures reported are measured on other held-out data. Some\n"
+             "recipes restart a stuck attempt with a derived seed; attempts are counted.\n"
+             "\n"
+             "--text: two layers of four heads, width 64, dropout 0.3, tied embeddings; for\n"
+             "texts of some hundred kilobytes. White space separates words; case is kept. The\n"
+             "last twentieth is the test set. The twentieth before it stops training: after\n"
+             "six evaluations without a lower loss, or after --steps (1000). The model with\n"
+             "the lowest loss there is kept.\n"
+             "\n"
+             "FOLDER: config.json, model.safetensors and the tokenizer, which transformers\n"
+             "loads (reverse: folders encoder and decoder); training.safetensors, the state,\n"
+             "replaced after every evaluation; curve.csv, a line per evaluation; report.html\n"
+             "and report-2.html, every head on the example and its twin. Called again with the\n"
+             "same folder, training resumes and gives the same bits; Ctrl-C saves and stops.\n"
+             "The same seed gives the same model for any number of threads and ranks.",
     ARGS_OPTIONS(option_table),
     .word = task_at,
 };

@@ -221,10 +221,9 @@ static cli_exit add_tokens(const train_task *task, const int32_t *ids, int64_t c
 }
 
 /* The maps of the probe batch, which holds one sequence. */
-static cli_exit make_maps(train_model *model, const char *text, attention_maps *maps)
+static cli_exit make_maps(train_model *model, const char *text, mha_maps *maps)
 {
     const train_batch *batch = &model->probe;
-    static const char kind[] = "transformer, trained here";
     mha_transformer_desc d;
     char name[96];
     mha_transformer_describe(model->decoder, &d);
@@ -233,15 +232,17 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
                  model->task->splitting == MHA_SPLIT_CHARACTERS ? "characters" : "words");
     else
         snprintf(name, sizeof name, "%s, step %" PRId64, model->task->name, model->step);
-    CLI_TRY(arena_text(TRAIN, name, strlen(name), &maps->name));
-    CLI_TRY(arena_text(TRAIN, kind, sizeof kind - 1, &maps->architecture));
-    if (text) {
-        CLI_TRY(arena_text(TRAIN, text, strlen(text), &maps->text[0]));
-        maps->text_bytes[0] = strlen(text);
-    }
+    char *kept;
+    CLI_TRY(arena_text(TRAIN, name, strlen(name), &kept));
+    maps->struct_size = sizeof *maps;
+    maps->name = kept;
+    maps->kind = "transformer, trained here";
+    maps->text[0] = text;
+    maps->text_bytes[0] = text ? strlen(text) : 0;
     maps->layers = d.num_layers;
     maps->heads = d.num_heads;
-    maps->causal = !model->encoder && (d.flags & MHA_TRANSFORMER_CAUSAL);
+    maps->flags = model->encoder ? 0 : MHA_MAPS_SAME;
+    if (!model->encoder && d.flags & MHA_TRANSFORMER_CAUSAL) maps->flags |= MHA_MAPS_CAUSAL;
     CLI_TRY(add_tokens(model->task, batch->tokens, batch->T, &maps->rows));
     maps->cols = maps->rows;
     if (model->encoder) CLI_TRY(add_tokens(model->task, batch->source, batch->S, &maps->cols));
@@ -255,14 +256,16 @@ static cli_exit make_maps(train_model *model, const char *text, attention_maps *
 }
 
 /* The head found, on the terminal. */
-static cli_exit print_map(const train_finding *found, const attention_maps *maps)
+static cli_exit print_map(const train_finding *found, const mha_maps *maps)
 {
     char head[64];
-    attention_maps one = *maps;
+    mha_maps one = *maps;
+    maps_picks picks;
     view_options chosen = {.command = TRAIN};
     snprintf(head, sizeof head, "L%" PRId64 "H%" PRId64, found->layer, found->head);
     chosen.heads = (args_texts){.items = {head}, .count = 1};
-    CLI_TRY(maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &one.picks));
+    CLI_TRY(maps_pick(TRAIN, &chosen.layers, &chosen.heads, maps->layers, maps->heads, &picks));
+    one.on = picks.on;
     return view_print(&chosen, &one);
 }
 
@@ -283,7 +286,7 @@ static int64_t judged_row(const train_model *model, int example)
 
 /* Open on what the head found is for: the largest weight of that row. */
 static void choose_first(const train_run *run, const train_finding *found, int example,
-                         const attention_maps *maps, view_options *options)
+                         const mha_maps *maps, view_options *options)
 {
     const int64_t cols = maps->cols.count, row = judged_row(&run->model, example);
     options->first_panel = found->layer * maps->heads + found->head;
@@ -298,10 +301,11 @@ static void choose_first(const train_run *run, const train_finding *found, int e
 }
 
 static cli_exit write_html(const train_run *run, const train_finding *found, int example,
-                           const attention_maps *maps, bool quiet)
+                           const mha_maps *maps, bool quiet)
 {
     train_evidence evidence;
-    attention_maps all = *maps;
+    mha_maps all = *maps;
+    maps_picks picks;
     view_options options = {.command = TRAIN,
                             .folder = run->folder,
                             .html = example ? "report-2.html" : "report.html",
@@ -309,14 +313,14 @@ static cli_exit write_html(const train_run *run, const train_finding *found, int
                             .extra = &evidence.extra};
     choose_first(run, found, example, maps, &options);
     CLI_TRY(train_evidence_make(run, found, example, &evidence));
-    CLI_TRY(
-        maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &all.picks));
+    CLI_TRY(maps_pick(TRAIN, &options.layers, &options.heads, maps->layers, maps->heads, &picks));
+    all.on = picks.on;
     return view_write_files(&options, &all);
 }
 
 static cli_exit make_picture(train_run *run, const train_finding *found, int example, bool quiet)
 {
-    attention_maps maps = {0};
+    mha_maps maps = {0};
     const char *text = run->model.task->examples[example];
     CLI_TRY(train_report_set_text(&run->model, text));
     CLI_TRY(train_model_look(&run->model, NULL, NULL));

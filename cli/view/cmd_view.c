@@ -7,7 +7,6 @@
 #include "view/view.h"
 #include "view/view_ask.h"
 #include "view/view_desk.h"
-#include "view/view_roles.h"
 
 #include <multihead/io.h>
 
@@ -54,13 +53,18 @@ static const args_option option_table[] = {
     ROW_HEADING("Output (several at once; one FILE may be -, stdout)"),
     ROW_OUTPUT(view_options, html, "FILE.html", "an interactive report in one file",
                .ending = ".html"),
-    FLAG(0, "neurons", neurons, 1, "with -o: queries and keys, for the view of neurons",
+    FLAG(0, "neurons", neurons, 1,
+         "with -o: queries and keys, for the view of neurons;\n"
+         "exact if they fit in a quarter of the file, else in 16\n"
+         "or 8 bits",
          .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
     TEXT("svg", svg, "FILE", "a vector image for print or a web page", .ending = ".svg"),
     TEXT("png", png, "FILE", "a bitmap image", .ending = ".png"),
     TEXT("pdf", pdf, "FILE", "one PDF page for a paper, with embedded font", .ending = ".pdf"),
     TEXT("json", json, "FILE", "tokens and all weights as text", .ending = ".json"),
-    TEXT("npy", npy, "FILE", "the weights for NumPy: float32\n[layers, heads, tokens, tokens]",
+    TEXT("npy", npy, "FILE",
+         "the weights for NumPy: float32\n[layers, heads, tokens, tokens]; the same heads\nof each "
+         "layer",
          .ending = ".npy"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
     ROW_HEADING("The text"),
@@ -73,7 +77,7 @@ static const args_option option_table[] = {
          "a built-in sentence: animal, bank, cat, river,\npilot, or 1 to 5"),
     NUMBER("max-tokens", max_tokens, 3, INT64_C(1) << 40,
            "refuse longer texts; default: the model's limit"),
-    FLAG(0, "truncate", truncate, 1, "cut longer texts instead"),
+    FLAG(0, "truncate", truncate, 1, "cut longer texts instead, and report by how much"),
     ROW_HEADING("Weights from an array, without a model"),
     TEXT("attention", attention, "FILE.npy",
          "float16, 32 or 64 of shape [T,S], [H,T,S] or\n[L,H,T,S]", .needs = "--tokens FILE",
@@ -93,11 +97,13 @@ static const args_option option_table[] = {
            "default) is\nlinear, or sqrt beyond 64 tokens"),
     ROW_TEXTS(0, "hide", view_options, hide, "LIST",
               "leave tokens out of the picture and report their\n"
-              "weight: special, or tokens by name"),
+              "weight: special, or tokens by name; may be repeated.\n"
+              "--json and --npy keep all tokens"),
     FLAG(0, "renormalise", renormalise, 1, "with --hide: make rows sum to 1 again",
          .needs = "--hide LIST"),
-    CHOICE("values", values, values, "numbers in the cells"),
-    FLAG(0, "dark", paper, PAPER_DARK, "for a dark background"),
+    CHOICE("values", values, values, "numbers in the cells; default auto: in small maps"),
+    FLAG(0, "dark", paper, PAPER_DARK,
+         "for a dark background; in the terminal the default\nis that of COLORFGBG, else dark"),
     FLAG(0, "light", paper, PAPER_LIGHT, "for a light one; the default for files"),
     CHOICE("color", screen.color, whens,
            "colours in the terminal; NO_COLOR, TERM=dumb,\n"
@@ -105,8 +111,8 @@ static const args_option option_table[] = {
     NUMBER("width", screen.width, 20, 10000, "terminal width in columns"),
     FLAG(0, "ascii", screen.ascii, 1, "use only ASCII in the terminal"),
     ROW_HEADING("Other"),
-    NUMBER("threads", threads, 1, 1024, "default: as many as this process may use"),
-    FLAG('q', "quiet", quiet, 1, "no notes on stderr, only warnings and errors"),
+    ROW_THREADS(view_options),
+    ROW_QUIET(view_options, "no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 
@@ -124,11 +130,17 @@ const args_page view_page = {
                 "multihead view MODEL --text-file letter.txt --json - | jq .tokens\n"
                 "multihead view --attention maps.npy --tokens tokens.txt --cmap blues",
     .notes = "MODEL is a Hugging Face folder (config.json, model.safetensors, vocab.txt or\n"
-             "tokenizer.json), or one written by 'multihead train -o'. Rows are queries,\n"
-             "columns are keys, and each row sums to 1. Heads count from 0: L0H3 is the\n"
-             "fourth head of the first layer. Data goes to stdout, messages to stderr;\n"
-             "'multihead help exit-codes' lists the exit codes. Started on several ranks\n"
-             "(mpirun), each has the weights of some layers. docs/program.md is the manual.",
+             "tokenizer.json), a GGUF file, or a folder written by 'multihead train -o'. Rows\n"
+             "are queries, columns are keys, and each row sums to 1. Heads count from 0: L0H3\n"
+             "is the fourth head of the first layer. Files show all heads. The terminal shows\n"
+             "one head per layer: the one with the largest mean, over the rows of text tokens,\n"
+             "of the largest weight on another text token; with --contrast, the one whose rows\n"
+             "change most.\n"
+             "\n"
+             "--contrast draws more attention in the first text red, less blue. Files are\n"
+             "written whole or not at all. 'multihead help exit-codes' lists the exit codes.\n"
+             "On several ranks (mpirun), each rank has the weights of some layers.\n"
+             "docs/program.md has the formats, docs/report.md the HTML report.",
     ARGS_OPTIONS(option_table),
 };
 
@@ -179,9 +191,9 @@ static cli_exit check(const view_options *options, const args_line *line)
 
 /* ---- The run --------------------------------------------------------------------------------- */
 
-static void say_what_next(const view_options *options, const maps_picks *picks)
+static void say_what_next(const view_options *options, const mha_maps *maps)
 {
-    int64_t last = picks->layers - 1;
+    int64_t last = maps->layers - 1;
     if (options->html && strcmp(options->html, "-") != 0)
         cli_note(options->quiet, "next: open %s in a browser", options->html);
     else if (view_has_files(options) && !options->html)
@@ -190,7 +202,7 @@ static void say_what_next(const view_options *options, const maps_picks *picks)
         cli_note(options->quiet,
                  "next: add --layer %" PRId64 " for a layer, --head L%" PRId64 "H0 for one head, "
                  "-o report.html for all %" PRId64 " heads in one file",
-                 last, last, picks->layers * picks->heads);
+                 last, last, maps->layers * maps->heads);
 }
 
 static mha_status draw_answer(const void *user, const mha_sink *sink)
@@ -201,15 +213,17 @@ static mha_status draw_answer(const void *user, const mha_sink *sink)
 /* The files of a question: its own JSON, and the maps otherwise. */
 static cli_exit write_answer(const view_options *options, text_model *model, const view_ask *found)
 {
-    attention_maps maps = {.text = {found->source.text[0]},
-                           .text_bytes = {found->source.text_bytes[0]}};
+    mha_maps *maps;
     view_options drawn = *options;
+    CLI_TRY(maps_new(VIEW, &maps));
+    maps->text[0] = found->source.text[0];
+    maps->text_bytes[0] = found->source.text_bytes[0];
     drawn.json = NULL;
     drawn.ask = found;
     const bool has_maps = view_has_files(&drawn);
     if (has_maps) { /* before a file is written: --npy may be impossible */
-        CLI_TRY(view_model_maps(&drawn, model, &maps, NULL));
-        CLI_TRY(view_check_picks(&drawn, &maps.picks));
+        CLI_TRY(view_model_maps(&drawn, model, maps, NULL));
+        CLI_TRY(view_check_picks(&drawn, maps));
     }
     ranks_release();
     if (!ranks_first()) return CLI_OK;
@@ -225,8 +239,8 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     drawn.first_row = found->from.at.first + found->from.at.count - 1;
     drawn.first_col = found->to.at.first;
     text_model_close(model);
-    view_warn_of_idle_names(&drawn, &maps);
-    return view_write_files(&drawn, &maps);
+    view_warn_of_idle_names(&drawn, maps);
+    return view_write_files(&drawn, maps);
 }
 
 static cli_exit ask(const view_options *options)
@@ -246,23 +260,24 @@ static cli_exit ask(const view_options *options)
 
 static cli_exit view(const view_options *options)
 {
-    attention_maps maps = {0};
-    view_roles roles = {0};
+    mha_maps *maps;
+    mha_cards *cards = NULL;
     text_model model = {0};
     view_options drawn = *options;
-    drawn.roles = &roles;
+    CLI_TRY(maps_new(VIEW, &maps));
+    CLI_TRY(options->attention  ? view_array_maps(options, maps)
+            : options->contrast ? view_contrast_maps(options, &model, maps)
+                                : view_model_maps(options, &model, maps, &cards));
+    drawn.cards = cards;
     drawn.first_panel = -1;
-    CLI_TRY(options->attention  ? view_array_maps(options, &maps)
-            : options->contrast ? view_contrast_maps(options, &model, &maps)
-                                : view_model_maps(options, &model, &maps, &roles));
     text_model_close(&model);
     ranks_release();
     if (!ranks_first()) return CLI_OK;
-    view_warn_of_idle_names(options, &maps);
-    CLI_TRY(view_write_files(&drawn, &maps));
-    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, &maps));
+    view_warn_of_idle_names(options, maps);
+    CLI_TRY(view_write_files(&drawn, maps));
+    if (options->terminal || !view_has_files(options)) CLI_TRY(view_print(&drawn, maps));
     CLI_TRY(cli_finish_stdout(VIEW, CLI_OK));
-    say_what_next(options, &maps.picks);
+    say_what_next(options, maps);
     return CLI_OK;
 }
 

@@ -22,8 +22,6 @@ typedef struct view_extra {
 
 typedef struct view_ask view_ask; /* view_ask.h */
 
-typedef struct view_roles view_roles;
-
 typedef struct view_options {
     args_texts texts; /* the two texts, without the model; pointers into the command line */
     const char *model;
@@ -50,53 +48,39 @@ typedef struct view_options {
     int64_t first_row, first_col;
     const view_ask *ask;     /* scores of a report; no option */
     const view_extra *extra; /* likewise; NULL: nothing */
-    const view_roles *roles; /* likewise */
+    const mha_cards *cards;  /* likewise; NULL: not measured */
 } view_options;
 
 /* Maps of a model's run over the texts, of the heads that --layer and --head pick. Texts that maps has are
- * not read again, and an open model is not opened again; the caller closes it. roles, if not NULL,
- * are measured by the same model (view_roles.h). */
-cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
-                         view_roles *roles);
+ * not read again, and an open model is not opened again; the caller closes it. *cards, if not NULL, becomes
+ * the roles of heads where a report has room for them, measured in the same run. */
+cli_exit view_model_maps(const view_options *options, text_model *model, mha_maps *maps,
+                         mha_cards **cards);
 
 /* text_model_open(), saying on a terminal that a model is being loaded. */
 cli_exit view_open_model(const view_options *options, text_model *model);
 
-/* Room for the norm-based twins of the maps, if a report of one text is wanted that can hold them;
- * and the twins of a layer, once its maps are there. */
-cli_exit view_want_twins(const view_options *options, attention_maps *maps);
-mha_status view_make_twin(const text_model *model, const mha_activations *kept, int64_t layer,
-                          attention_maps *maps);
-
-/* Room for queries and keys, if they are wanted, and those of a layer. */
-cli_exit view_want_neurons(const view_options *options, const text_model *model,
-                           attention_maps *maps);
-mha_status view_take_neurons(const mha_activations *kept, int64_t layer, attention_maps *maps);
-
 /* What maps say of the model that they are of. */
-cli_exit view_name_source(const text_model *model, attention_maps *maps);
+cli_exit view_name_source(const text_model *model, mha_maps *maps);
 
 /* From --example, --text-file and the command line into maps->text. */
-cli_exit view_take_texts(const view_options *options, attention_maps *maps);
+cli_exit view_take_texts(const view_options *options, mha_maps *maps);
 
 /* Maps of the text less those of --contrast, token by token. */
-cli_exit view_contrast_maps(const view_options *options, text_model *model, attention_maps *maps);
+cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_maps *maps);
 
 /* Maps of --attention, with labels from --tokens. */
-cli_exit view_array_maps(const view_options *options, attention_maps *maps);
-
-/* Maps as the library shows them, borrowed. */
-mha_maps view_maps(const attention_maps *from);
+cli_exit view_array_maps(const view_options *options, mha_maps *maps);
 
 /* Their figure and report, in the arena. A remark goes to the footnote; NULL: none. */
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
                    mha_show **show);
 
 /* The texts in one line, at most `most` characters of each; false if there are none. */
-bool view_join_texts(const attention_maps *maps, int most, char *out, size_t size);
+bool view_join_texts(const mha_maps *maps, int most, char *out, size_t size);
 
 /* Warn of names in --hide that are no token: most likely they are misspelt. */
-void view_warn_of_idle_names(const view_options *options, const attention_maps *maps);
+void view_warn_of_idle_names(const view_options *options, const mha_maps *maps);
 
 /* Check what of the options can be checked before any work; fill *lo and *hi for a fixed range. */
 cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi);
@@ -107,18 +91,15 @@ cli_exit view_check_outputs(const view_options *options);
 
 /* Whether the chosen heads fit the outputs, before any is written: an array needs as many heads of
  * every layer. */
-cli_exit view_check_picks(const view_options *options, const maps_picks *picks);
+cli_exit view_check_picks(const view_options *options, const mha_maps *maps);
 
 /* All files asked for, with a line on stderr each. */
-cli_exit view_write_files(const view_options *options, const attention_maps *maps);
+cli_exit view_write_files(const view_options *options, const mha_maps *maps);
 
 /* Of the heads of a figure those for a terminal of that width: the strongest link of each layer. */
-cli_exit view_few(const mha_show *made, const maps_picks *all, int64_t width, maps_picks *few);
+cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_maps *few);
 
 /* The picture on stdout: of what was chosen, or of the strongest heads where nothing was. */
-cli_exit view_print(const view_options *options, const attention_maps *maps);
-
-/* The maps as one JSON object; docs/program.md describes it. */
-mha_status view_write_json(const attention_maps *maps, const mha_sink *sink);
+cli_exit view_print(const view_options *options, const mha_maps *maps);
 
 #endif

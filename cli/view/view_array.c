@@ -12,11 +12,11 @@
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
-static cli_exit fill_layers(const mha_tensor *tensor, attention_maps *maps)
+static cli_exit fill_layers(const mha_tensor *tensor, mha_maps *maps)
 {
     int64_t size = maps->heads * maps->rows.count * maps->cols.count;
     for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
+        if (mha_maps_count(maps, l) == 0) continue;
         CLI_TRY(maps_add_layer(VIEW, maps, l));
         for (int64_t i = 0; i < size; i++)
             maps->layer[l][i] = map_arrays_element(tensor, l * size + i);
@@ -55,8 +55,7 @@ static void doubt_row(const float *row, int64_t count, number_doubts *doubts, bo
     *bad_sum = any && finite && fabs(*sum - 1) > tolerance;
 }
 
-static void doubt_map(const attention_maps *maps, int64_t layer, int64_t head,
-                      number_doubts *doubts)
+static void doubt_map(const mha_maps *maps, int64_t layer, int64_t head, number_doubts *doubts)
 {
     int64_t rows = maps->rows.count, cols = maps->cols.count;
     for (int64_t t = 0; t < rows; t++) {
@@ -72,12 +71,12 @@ static void doubt_map(const attention_maps *maps, int64_t layer, int64_t head,
     }
 }
 
-static void warn_of_numbers(const view_options *options, const attention_maps *maps)
+static void warn_of_numbers(const view_options *options, const mha_maps *maps)
 {
     number_doubts doubts = {0};
     for (int64_t l = 0; l < maps->layers; l++)
         for (int64_t h = 0; h < maps->heads; h++)
-            if (maps->picks.on[l * maps->heads + h]) doubt_map(maps, l, h, &doubts);
+            if (maps->on[l * maps->heads + h]) doubt_map(maps, l, h, &doubts);
     if (doubts.not_finite > 0)
         cli_warn(VIEW, "%s: %" PRId64 " values are NaN or infinite; they are marked in the picture",
                  options->attention, doubts.not_finite);
@@ -107,13 +106,13 @@ static cli_exit check_count(const char *array, const char *axis, int64_t wanted,
                     axis[0] == 'c' ? "; name a file for the columns with --key-tokens" : "");
 }
 
-static cli_exit read_labels(const view_options *options, const int64_t shape[4],
-                            attention_maps *maps)
+static cli_exit read_labels(const view_options *options, const int64_t shape[4], mha_maps *maps)
 {
     CLI_TRY(token_files_read(VIEW, options->tokens, &maps->rows));
     CLI_TRY(check_count(options->attention, "rows", shape[2], options->tokens, maps->rows.count));
     if (!options->key_tokens) {
         maps->cols = maps->rows;
+        maps->flags |= MHA_MAPS_SAME;
         return check_count(options->attention, "columns", shape[3], options->tokens,
                            maps->cols.count);
     }
@@ -123,13 +122,14 @@ static cli_exit read_labels(const view_options *options, const int64_t shape[4],
 }
 
 /* All that the head of the file and the files of tokens tell, before an element is read. */
-static cli_exit read_heads(const view_options *options, const mha_tensor *tensor,
-                           attention_maps *maps)
+static cli_exit read_heads(const view_options *options, const mha_tensor *tensor, mha_maps *maps)
 {
     int64_t shape[4];
+    maps_picks picks;
     CLI_TRY(map_arrays_shape(VIEW, options->attention, tensor, shape));
     CLI_TRY(read_labels(options, shape, maps));
-    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], &maps->picks));
+    CLI_TRY(maps_pick(VIEW, &options->layers, &options->heads, shape[0], shape[1], &picks));
+    maps->on = picks.on;
     maps->layers = shape[0];
     maps->heads = shape[1];
     return ARENA_ALLOC(VIEW, shape[0], &maps->layer);
@@ -137,7 +137,7 @@ static cli_exit read_heads(const view_options *options, const mha_tensor *tensor
 
 ARENA_RELEASE(destroy_array, mha_npy_destroy)
 
-static cli_exit read_maps(const view_options *options, const mha_tensor *head, attention_maps *maps)
+static cli_exit read_maps(const view_options *options, const mha_tensor *head, mha_maps *maps)
 {
     mha_npy *array = NULL;
     CLI_TRY(cli_check(VIEW, mha_npy_read(options->attention, &array)));
@@ -152,13 +152,15 @@ static cli_exit read_maps(const view_options *options, const mha_tensor *head, a
     return CLI_OK;
 }
 
-cli_exit view_array_maps(const view_options *options, attention_maps *maps)
+cli_exit view_array_maps(const view_options *options, mha_maps *maps)
 {
     mha_tensor head;
     CLI_TRY(cli_check(VIEW, mha_npy_peek(options->attention, &head)));
     CLI_TRY(read_heads(options, &head, maps));
     CLI_TRY(read_maps(options, &head, maps));
-    CLI_TRY(maps_name_of_path(VIEW, options->attention, &maps->name));
+    char *name;
+    CLI_TRY(maps_name_of_path(VIEW, options->attention, &name));
+    maps->name = name;
     warn_of_numbers(options, maps);
     return CLI_OK;
 }

@@ -10,7 +10,7 @@
 
 /* "it" or "it:2". option is what messages call it. */
 static cli_exit find_word(const char *option, const char *given, const mha_tokens *tokens,
-                          const attention_maps *source, ask_word *word)
+                          const mha_maps *source, ask_word *word)
 {
     word->given = given;
     const mha_status status =
@@ -49,7 +49,7 @@ static cli_exit measure(const view_options *options, const text_model *model,
     return text_model_token(model, ask->answer->predicted, &ask->predicted);
 }
 
-static cli_exit open_model(const view_options *options, text_model *model, attention_maps *source)
+static cli_exit open_model(const view_options *options, text_model *model, mha_maps *source)
 {
     CLI_TRY(view_open_model(options, model));
     if (model->encoder)
@@ -62,7 +62,7 @@ static cli_exit open_model(const view_options *options, text_model *model, atten
 
 cli_exit view_ask_measure(const view_options *options, text_model *model, view_ask *ask)
 {
-    attention_maps *source = &ask->source;
+    mha_maps *source = &ask->source;
     mha_tokens *tokens;
     maps_picks picks;
     *ask = (view_ask){0};

@@ -13,7 +13,7 @@ typedef struct ask_word {
 } ask_word;
 
 struct view_ask {
-    attention_maps source; /* name, text, tokens; no maps */
+    mha_maps source; /* name, text, tokens; no maps */
     ask_word from, to;
     mha_answer *answer;
     char *predicted; /* the token that the last row of `from` predicts; NULL: none */
@@ -23,7 +23,7 @@ struct view_ask {
 cli_exit view_ask_measure(const view_options *options, text_model *model, view_ask *ask);
 
 /* Columns of a report's table for the heads that are on. */
-cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
+cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
                           mha_column columns[MHA_ANSWER_MEASURES]);
 
 /* The table on stdout, and the JSON. */

@@ -1,34 +1,35 @@
 /* What --from and --to found: a table for people, an object for machines. */
 #include "common/arena.h"
 #include "common/files.h"
+#include "common/table.h"
 #include "common/words.h"
 #include "view/view_ask.h"
-#include "view/view_desk.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-cli_exit view_ask_columns(const view_ask *ask, const maps_picks *picks,
+cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
                           mha_column columns[MHA_ANSWER_MEASURES])
 {
     static const struct {
         const char *name, *about;
     } all[MHA_ANSWER_MEASURES] = {
-        {"weight", "What of its attention the word gives to the other one."},
-        {"arrives", "What of the length of all that arrives at the word comes from the other one."},
-        {"effect", "What changes at the word when the head is removed."}};
+        {"weight", "Attention weight from the first word to the second."},
+        {"arrives", "Norm of the weighted value of the second word, as a share of the row."},
+        {"effect", "Effect of removing the head on the first word's row."}};
     double *values;
-    CLI_TRY(ARENA_ALLOC(VIEW, MHA_ANSWER_MEASURES * picks->count, &values));
+    const int64_t count = maps_count(maps);
+    CLI_TRY(ARENA_ALLOC(VIEW, MHA_ANSWER_MEASURES * count, &values));
     for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
-        double *column = values + by * picks->count;
+        double *column = values + by * count;
         int64_t panel = 0, next = 0;
-        for (int64_t i = 0; i < picks->layers * picks->heads; i++) {
-            if (!picks->on[i]) continue;
+        for (int64_t i = 0; i < maps->layers * maps->heads; i++) {
+            if (!maps->on[i]) continue;
             const mha_answer_head *head =
                 next < ask->answer->count ? &ask->answer->heads[next] : NULL;
-            const bool found = head && head->layer * picks->heads + head->head == i;
+            const bool found = head && head->layer * maps->heads + head->head == i;
             column[panel++] = found ? head->value[by] : NAN; /* a layer may have fewer heads */
             next += found;
         }
@@ -56,17 +57,17 @@ static void print_question(const view_options *options, const view_ask *ask, int
     char from[120], to[120], line[1400], text[1200];
     describe_word(&ask->from, from, sizeof from);
     describe_word(&ask->to, to, sizeof to);
-    snprintf(line, sizeof line, "%s: heads that look from %s at %s", ask->source.name, from, to);
+    snprintf(line, sizeof line, "%s: attention from %s to %s", ask->source.name, from, to);
     cli_print_wrapped("", line, width);
     if (view_join_texts(&ask->source, 140, text, sizeof text)) cli_print_wrapped("", text, width);
-    snprintf(
-        line, sizeof line,
-        "weight: of the attention of that row; %.4f by chance. arrives: the same of the length "
-        "of what arrives, ||alpha f(x)||. effect: %s",
-        ask->answer->chance,
-        ask->predicted
-            ? "without the head, the fall of the log-probability of what that row predicts"
-            : "without the head, the turn of that row's last hidden state, 1 - cosine");
+    snprintf(line, sizeof line,
+             "weight: attention weight in that row; uniform attention: %.4f. arrives: norm of the "
+             "weighted value, "
+             "||alpha f(x)||, as a share of the row. effect: %s",
+             ask->answer->chance,
+             ask->predicted
+                 ? "decrease of the log-probability of that row's prediction without the head"
+                 : "1 - cosine of that row's last hidden state with and without the head");
     cli_print_wrapped("", line, width);
     if (ask->predicted) {
         snprintf(line, sizeof line, "that row predicts: %.80s (probability %.3f)", ask->predicted,
@@ -76,22 +77,29 @@ static void print_question(const view_options *options, const view_ask *ask, int
     (void)options;
 }
 
-static void print_head(const mha_answer_head *head, bool ranks)
+/* The ranks are left out of narrow terminals. */
+static const table_column columns[] = {{"head", -7, 0, TABLE_PLAIN, {0}},
+#define ASK_MEASURE(by, heading, name)                                                 \
+    TABLE_FIELD(heading, 9, 4, TABLE_PLAIN, name, NUMBER, mha_answer_head, value[by]), \
+        TABLE_FIELD("rank", 6, 0, TABLE_PLAIN, name "_rank", INTEGER, mha_answer_head, rank[by])
+                                       ASK_MEASURE(0, "weight", "weight"),
+                                       ASK_MEASURE(1, "arrives", "share"),
+                                       ASK_MEASURE(2, "effect", "effect")};
+
+enum { COLUMNS = sizeof columns / sizeof *columns };
+
+static void print_head(table *t, const mha_answer_head *head, bool ranks)
 {
-    char name[48], rank[32];
-    snprintf(name, sizeof name, "L%" PRId64 "H%" PRId64, head->layer, head->head);
-    cli_print("%-7s", name);
+    table_text(t, "L%" PRId64 "H%" PRId64, head->layer, head->head);
     for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
-        snprintf(rank, sizeof rank, "#%" PRId64, head->rank[by]);
-        cli_print(" %8.4f", head->value[by]);
-        if (ranks) cli_print(" %5s", rank);
+        table_number(t, head->value[by]);
+        if (ranks) table_text(t, "#%" PRId64, head->rank[by]);
     }
-    cli_print("\n");
+    table_end(t);
 }
 
 cli_exit view_ask_print(const view_options *options, const view_ask *ask)
 {
-    static const char *const names[MHA_ANSWER_MEASURES] = {"weight", "arrives", "effect"};
     const int64_t width = screen_of(&options->screen).columns;
     const int64_t shown =
         ask->answer->count < SHOWN || options->heads.count > 0 || options->layers.count > 0
@@ -99,16 +107,18 @@ cli_exit view_ask_print(const view_options *options, const view_ask *ask)
             : SHOWN;
     const bool ranks = width >= WITH_RANKS;
     const int64_t *order = ask->answer->order[options->sort];
+    table_column own[COLUMNS];
+    table t = {.columns = own};
     print_question(options, ask, width);
-    cli_print("\n%-7s", "head");
-    for (int by = 0; by < MHA_ANSWER_MEASURES; by++)
-        cli_print(ranks ? " %8s %5s" : " %8s%s", names[by], ranks ? "rank" : "");
+    memcpy(own, columns, sizeof own);
+    for (int i = 2; i < COLUMNS && !ranks; i += 2) own[i].heading = NULL;
     cli_print("\n");
-    for (int64_t i = 0; i < shown; i++) print_head(&ask->answer->heads[order[i]], ranks);
+    table_head(&t, COLUMNS);
+    for (int64_t i = 0; i < shown; i++) print_head(&t, &ask->answer->heads[order[i]], ranks);
     if (shown < ask->answer->count) {
         char line[120];
         snprintf(line, sizeof line, "%" PRId64 " of %" PRId64 " heads, by %s; --json - has all",
-                 shown, ask->answer->count, names[options->sort]);
+                 shown, ask->answer->count, columns[1 + 2 * options->sort].heading);
         cli_print_wrapped("", line, width);
     }
     return CLI_OK;
@@ -140,17 +150,11 @@ static void put_effect(mha_json *json, const view_ask *ask)
 
 static void put_head(mha_json *json, const mha_answer_head *head)
 {
-    static const char *const names[MHA_ANSWER_MEASURES] = {"weight", "share", "effect"};
-    static const char *const ranks[MHA_ANSWER_MEASURES] = {"weight_rank", "share_rank",
-                                                           "effect_rank"};
     mha_json_object(json, NULL);
     mha_json_integer(json, "layer", head->layer);
     mha_json_integer(json, "head", head->head);
     mha_json_format(json, "name", "L%" PRId64 "H%" PRId64, head->layer, head->head);
-    for (int by = 0; by < MHA_ANSWER_MEASURES; by++) {
-        mha_json_number(json, names[by], head->value[by]);
-        mha_json_integer(json, ranks[by], head->rank[by]);
-    }
+    table_json(columns, COLUMNS, json, head);
     mha_json_end(json);
 }
 
@@ -160,7 +164,7 @@ mha_status view_ask_write_json(const view_ask *ask, const mha_sink *sink)
     files_begin_json(&json, "multihead-ask");
     mha_json_object(&json, "source");
     mha_json_text(&json, "name", ask->source.name);
-    mha_json_text(&json, "architecture", ask->source.architecture);
+    mha_json_text(&json, "architecture", ask->source.kind);
     mha_json_integer(&json, "layers", ask->source.layers);
     mha_json_integer(&json, "heads", ask->source.heads);
     mha_json_end(&json);

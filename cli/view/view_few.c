@@ -12,12 +12,12 @@ static int64_t panels_that_fit(int64_t cols, int64_t width)
 
 /* The place among the heads from `begin` to `end` that are on of the one whose link is strongest;
  * -1: none is. */
-static int64_t strongest(const maps_picks *picks, const mha_link *const *link, int64_t begin,
-                         int64_t end, bool weakest)
+static int64_t strongest(const uint8_t *on, const mha_link *const *link, int64_t begin, int64_t end,
+                         bool weakest)
 {
     int64_t best = -1;
     for (int64_t i = begin; i < end; i++) {
-        if (!picks->on[i]) continue;
+        if (!on[i]) continue;
         if (best < 0 ||
             (weakest ? link[i]->score < link[best]->score : link[i]->score > link[best]->score))
             best = i;
@@ -25,23 +25,24 @@ static int64_t strongest(const maps_picks *picks, const mha_link *const *link, i
     return best;
 }
 
-cli_exit view_few(const mha_show *made, const maps_picks *all, int64_t width, maps_picks *few)
+cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_maps *few)
 {
     const int64_t heads = all->layers * all->heads;
     const mha_link **link;
-    int64_t panel = 0;
-    *few = (maps_picks){.layers = all->layers, .heads = all->heads};
-    CLI_TRY(ARENA_ALLOC(VIEW, heads, &few->on));
+    int64_t panel = 0, count = 0;
+    uint8_t *on;
+    CLI_TRY(ARENA_ALLOC(VIEW, heads, &on));
     CLI_TRY(ARENA_ALLOC(VIEW, heads, &link));
     for (int64_t i = 0; i < heads; i++) link[i] = &made->links[all->on[i] ? panel++ : 0];
     for (int64_t l = 0; l < all->layers; l++) {
         const int64_t begin = l * all->heads, end = begin + all->heads;
-        const int64_t best = strongest(all, link, begin, end, false);
+        const int64_t best = strongest(all->on, link, begin, end, false);
         for (int64_t i = begin; i < end; i++) /* one head of each layer; of a single layer, all */
-            few->on[i] = all->on[i] && (all->layers == 1 || i == best);
-        few->count += maps_picks_in_layer(few, l);
+            count += on[i] = all->on[i] && (all->layers == 1 || i == best);
     }
-    for (; few->count > panels_that_fit(made->figure.cols, width); few->count--)
-        few->on[strongest(few, link, 0, heads, true)] = 0;
+    for (; count > panels_that_fit(made->figure.cols, width); count--)
+        on[strongest(on, link, 0, heads, true)] = 0;
+    *few = *all;
+    few->on = on;
     return CLI_OK;
 }

@@ -6,8 +6,6 @@
 #include "common/text_model.h"
 #include "common/texts.h"
 #include "view/view.h"
-#include "view/view_pool.h"
-#include "view/view_roles.h"
 
 #include <multihead/component.h>
 
@@ -20,15 +18,18 @@
 
 /* ---- Texts ----------------------------------------------------------------------------------- */
 
-static cli_exit take_text(const char *text, size_t bytes, attention_maps *maps)
+static cli_exit take_text(const char *text, size_t bytes, mha_maps *maps)
 {
     int i = maps->text[0] ? 1 : 0;
+    char *copy;
+    CLI_TRY(arena_text(VIEW, text, bytes, &copy));
+    maps->text[i] = copy;
     maps->text_bytes[i] = bytes;
-    return arena_text(VIEW, text, bytes, &maps->text[i]);
+    return CLI_OK;
 }
 
 /* Before the model is loaded, and by its name. */
-static cli_exit take_text_file(const char *path, attention_maps *maps)
+static cli_exit take_text_file(const char *path, mha_maps *maps)
 {
     const char *text;
     size_t size;
@@ -45,7 +46,7 @@ static cli_exit take_text_file(const char *path, attention_maps *maps)
 }
 
 /* "-" is stdin. */
-cli_exit view_take_texts(const view_options *options, attention_maps *maps)
+cli_exit view_take_texts(const view_options *options, mha_maps *maps)
 {
     const char *text = NULL;
     if (options->example) {
@@ -72,11 +73,11 @@ static void note_truncation(const view_options *options, const mha_tokens *token
 }
 
 /* Rows and columns; those of an encoder-decoder are the target's and the source's. */
-static cli_exit tokenise(const view_options *options, const text_model *model, attention_maps *maps,
+static cli_exit tokenise(const view_options *options, const text_model *model, const mha_maps *maps,
                          mha_tokens **rows, mha_tokens **cols)
 {
     const text_limits limits = {.most = options->max_tokens, .truncate = options->truncate};
-    char *const *text = maps->text;
+    const char *const *text = maps->text;
     const size_t *bytes = maps->text_bytes;
     if (!model->encoder) {
         CLI_TRY(text_model_encode(model, &limits, text[0], bytes[0], text[1], bytes[1], rows));
@@ -90,8 +91,6 @@ static cli_exit tokenise(const view_options *options, const text_model *model, a
         CLI_TRY(text_model_encode_source(model, &limits, text[0], bytes[0], cols));
         CLI_TRY(text_model_encode(model, &limits, text[1], bytes[1], NULL, 0, rows));
     }
-    maps->rows = **rows;
-    maps->cols = **cols;
     note_truncation(options, *rows);
     if (model->encoder) note_truncation(options, *cols);
     return CLI_OK;
@@ -99,82 +98,45 @@ static cli_exit tokenise(const view_options *options, const text_model *model, a
 
 /* ---- The run --------------------------------------------------------------------------------- */
 
-/* A run under way. */
+/* A run under way: texts, then random tokens, on a line of their own each. */
 typedef struct view_run {
-    const text_model *model;
-    progress *shown;
-    attention_maps *maps;
+    progress shown;
+    bool quiet, random;
+    const mha_maps *maps;
+    int64_t tokens;
 } view_run;
 
-static mha_status after_layer(void *user, const mha_activations *activations, int64_t layer)
+static mha_status show_study(void *user, const mha_study_progress *at)
 {
-    const view_run *run = user;
-    progress_show(run->shown, (double)(layer + 1) / (double)run->maps->layers,
-                  "layer %" PRId64 " of %" PRId64, layer + 1, run->maps->layers);
-    if (run->maps->queries && run->maps->queries[layer])
-        MHA_TRY(view_take_neurons(activations, layer, run->maps));
-    if (!run->maps->twin || !run->maps->twin[layer]) return MHA_OK;
-    return view_make_twin(run->model, activations, layer, run->maps);
+    view_run *run = user;
+    if (at->random && !run->random) run->shown = progress_begin(run->quiet);
+    run->random = at->random;
+    text_show_study(&run->shown, at);
+    return MHA_OK;
 }
 
-/* Maps of the layers that are wanted, straight to where they stay: what a run has to visit. */
-static cli_exit begin_self(const text_model *model, progress *shown, attention_maps *maps,
-                           text_visit *visit)
+static void show_layer(void *user, int64_t layer, int64_t row)
 {
-    const mha_attention_outputs **wanted;
-    mha_attention_outputs *outputs;
-    mha_tensor *tensors;
-    view_run *run;
-    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &wanted));
-    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &outputs));
-    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &tensors));
-    CLI_TRY(ARENA_ALLOC(VIEW, 1, &run));
-    for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
-        CLI_TRY(maps_add_layer(VIEW, maps, l));
-        const int64_t T = maps->rows.count, *list = model->desc.layer_heads;
-        const int64_t shape[] = {1, list ? list[l] : maps->heads, T, T};
-        tensors[l] = mha_tensor_contiguous(maps->layer[l], MHA_F32, 4, shape);
-        outputs[l] =
-            (mha_attention_outputs){.struct_size = sizeof *outputs, .probabilities = &tensors[l]};
-        wanted[l] = &outputs[l];
-    }
-    *run = (view_run){model, shown, maps};
-    *visit = (text_visit){.outputs = wanted, .after_layer = after_layer, .user = run};
-    return CLI_OK;
-}
-
-/* Cross-attention of all layers at once; maps then keeps those that are wanted. */
-static cli_exit run_cross(const text_model *model, const mha_tokens *rows, const mha_tokens *cols,
-                          attention_maps *maps)
-{
-    const int64_t T = maps->rows.count, S = maps->cols.count;
-    const int64_t shape[] = {maps->layers, 1, maps->heads, T, S};
-    int64_t count = 0;
-    float *memory;
-    mha_tensor all = mha_tensor_contiguous(NULL, MHA_F32, 5, shape);
-    CLI_TRY(cli_check(VIEW, mha_tensor_count(&all, &count)));
-    CLI_TRY(ARENA_ALLOC(VIEW, count, &memory));
-    all.data = memory;
-    CLI_TRY(text_model_run_cross(model, cols, rows, &all));
-    for (int64_t l = 0; l < maps->layers; l++) {
-        if (maps_picks_in_layer(&maps->picks, l) == 0) continue;
-        CLI_TRY(maps_add_layer(VIEW, maps, l));
-        memcpy(maps->layer[l], memory + l * maps->heads * T * S,
-               (size_t)(maps->heads * T * S) * sizeof(float));
-    }
-    arena_drop(memory);
-    return CLI_OK;
+    view_run *run = user;
+    const int64_t layers = run->maps->layers;
+    if (run->maps->cell > 1)
+        progress_show(&run->shown,
+                      ((double)layer + (double)row / (double)run->tokens) / (double)layers,
+                      "layer %" PRId64 " of %" PRId64 ", token %" PRId64 " of %" PRId64, layer + 1,
+                      layers, row, run->tokens);
+    else
+        progress_show(&run->shown, (double)(layer + 1) / (double)layers,
+                      "layer %" PRId64 " of %" PRId64, layer + 1, layers);
 }
 
 /* Weights that are damaged, or too large for f32, show first in the attention: say so, also to
  * someone who only requested a file of numbers. */
-static void warn_of_not_finite(const view_options *options, const attention_maps *maps)
+static void warn_of_not_finite(const view_options *options, const mha_maps *maps)
 {
     int64_t size = maps->rows.count * maps->cols.count, count = 0;
-    for (int64_t i = 0; i < maps->picks.layers * maps->picks.heads; i++) {
-        if (!maps->picks.on[i]) continue;
-        const float *map = maps->layer[i / maps->picks.heads] + i % maps->picks.heads * size;
+    for (int64_t i = 0; i < maps->layers * maps->heads; i++) {
+        if (!maps->on[i]) continue;
+        const float *map = maps->layer[i / maps->heads] + i % maps->heads * size;
         for (int64_t j = 0; j < size; j++) count += !isfinite(map[j]);
     }
     if (count > 0)
@@ -184,12 +146,16 @@ static void warn_of_not_finite(const view_options *options, const attention_maps
                  options->model, count);
 }
 
-cli_exit view_name_source(const text_model *model, attention_maps *maps)
+/* What maps say of the model that they are of. */
+cli_exit view_name_source(const text_model *model, mha_maps *maps)
 {
+    char *kind;
+    CLI_TRY(arena_text(VIEW, model->architecture, strlen(model->architecture), &kind));
     maps->layers = model->layers;
     maps->heads = model->heads;
     maps->name = model->name;
-    return arena_text(VIEW, model->architecture, strlen(model->architecture), &maps->architecture);
+    maps->kind = kind;
+    return CLI_OK;
 }
 
 cli_exit view_open_model(const view_options *options, text_model *model)
@@ -201,49 +167,107 @@ cli_exit view_open_model(const view_options *options, text_model *model)
     return CLI_OK;
 }
 
-/* One run of the text gives the maps, and roles where they are wanted. */
-static cli_exit run_self(const view_options *options, text_model *model, const mha_tokens *tokens,
-                         const text_visit *visit, attention_maps *maps, view_roles *roles)
+ARENA_RELEASE(destroy_study, mha_study_destroy)
+ARENA_RELEASE(free_cards, mha_cards_free)
+
+static cli_exit make_cards(const mha_study *study, mha_cards **cards)
 {
-    maps->causal = model->causal;
-    if (roles && view_roles_wanted(options, maps))
-        CLI_TRY(view_roles_make(options, model, tokens, visit, roles));
-    if (roles && roles->layers > 0) return CLI_OK;
-    return cli_check(VIEW, text_model_run(model, tokens, visit));
+    CLI_TRY(ARENA_ALLOC(VIEW, 1, cards));
+    CLI_TRY(cli_check(VIEW, mha_cards_make(mha_study_results(study), *cards)));
+    return arena_keep(VIEW, *cards, free_cards);
 }
 
-static cli_exit run(const view_options *options, text_model *model, const mha_tokens *rows,
-                    const mha_tokens *cols, progress *shown, attention_maps *maps,
-                    view_roles *roles)
+enum { RANDOM_SEQUENCES = 4 };
+
+/* Blocks of tokens where maps cannot be kept whole, and no output has the weights themselves. */
+static int64_t cell_of(const view_options *options, int64_t heads, int64_t tokens)
 {
-    text_visit visit;
-    CLI_TRY(view_want_neurons(options, model, maps));
-    if (model->encoder) return run_cross(model, rows, cols, maps);
-    const int64_t cell = view_pool_cell(options, &maps->picks, rows->count);
-    if (cell > 1) {
-        CLI_TRY(view_pool_begin(model, cell, shown, maps, &visit));
-    } else {
-        CLI_TRY(view_want_twins(options, maps));
-        CLI_TRY(begin_self(model, shown, maps, &visit));
-    }
-    const cli_exit code = run_self(options, model, rows, &visit, maps, roles);
-    progress_clear(shown);
-    return code;
+    const bool whole = options->json || options->npy || options->hide.count > 0;
+    return whole ? 1 : mha_show_cell(heads, tokens);
 }
 
-cli_exit view_model_maps(const view_options *options, text_model *model, attention_maps *maps,
-                         view_roles *roles)
+/* One run of the text gives the maps, and roles where a report of one text wants them. */
+static cli_exit run_text(const view_options *options, const text_model *model,
+                         const maps_picks *picks, const mha_tokens *rows, const mha_tokens *cols,
+                         mha_maps *maps, mha_cards **cards)
+{
+    const bool one = !maps->text[1] && !model->encoder, roles = cards && options->html && one;
+    const bool twins = options->html && one && !options->contrast;
+    bool measured = false;
+    view_run run = {.shown = progress_begin(options->quiet),
+                    .quiet = options->quiet,
+                    .maps = maps,
+                    .tokens = rows->count};
+    const mha_study_desc how = {
+        .struct_size = sizeof how, .progress = show_study, .progress_user = &run};
+    mha_study *study = NULL;
+    if (roles)
+        CLI_TRY(cli_check(VIEW, mha_study_create(model->context, model->model, &how, &study)));
+    CLI_TRY(arena_keep(VIEW, study, destroy_study));
+    const mha_maps_desc desc = {
+        .struct_size = sizeof desc,
+        .flags = (twins ? MHA_MAPS_TWINS : 0) | (options->neurons ? MHA_MAPS_NEURONS : 0),
+        .tokens = rows,
+        .source = model->encoder ? cols : NULL,
+        .on = picks->on,
+        .cell = model->encoder ? 1 : cell_of(options, picks->count, rows->count),
+        .study = study,
+        .sequences = RANDOM_SEQUENCES,
+        .measured = &measured,
+        .progress = roles ? NULL : show_layer,
+        .progress_user = &run};
+    const mha_status status = mha_maps_run(model->context, model->model, &desc, maps);
+    progress_clear(&run.shown);
+    CLI_TRY(cli_check(VIEW, status));
+    if (measured) CLI_TRY(make_cards(study, cards));
+    arena_drop(study);
+    return CLI_OK;
+}
+
+cli_exit view_model_maps(const view_options *options, text_model *model, mha_maps *maps,
+                         mha_cards **cards)
 {
     mha_tokens *rows, *cols;
+    maps_picks picks;
     if (!maps->text[0]) CLI_TRY(view_take_texts(options, maps));
     if (!model->model) CLI_TRY(view_open_model(options, model));
-    CLI_TRY(view_name_source(model, maps));
-    CLI_TRY(ARENA_ALLOC(VIEW, maps->layers, &maps->layer));
-    CLI_TRY(text_model_pick(model, &options->layers, &options->heads, &maps->picks));
+    CLI_TRY(text_model_pick(model, &options->layers, &options->heads, &picks));
     CLI_TRY(tokenise(options, model, maps, &rows, &cols));
-    /* Roles are measured in the same run, which then has a line of its own. */
-    progress shown = progress_begin(options->quiet || (roles && view_roles_wanted(options, maps)));
-    CLI_TRY(run(options, model, rows, cols, &shown, maps, roles));
+    if (options->neurons && model->encoder)
+        return cli_fail(CLI_UNSUPPORTED, VIEW,
+                        "--neurons shows self-attention; give the encoder alone: %s/encoder",
+                        options->model);
+    maps->name = model->name;
+    CLI_TRY(run_text(options, model, &picks, rows, cols, maps, cards));
     warn_of_not_finite(options, maps);
+    return CLI_OK;
+}
+
+/* ---- Two texts ------------------------------------------------------------------------------- */
+
+/* The options of a run over the other text alone. */
+static view_options other_options(const view_options *options)
+{
+    view_options other = *options;
+    other.example = other.text_file = other.contrast = other.html = NULL; /* no twins */
+    other.texts = (args_texts){0};
+    return other;
+}
+
+cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_maps *maps)
+{
+    view_options again = other_options(options);
+    mha_maps *other;
+    bool same;
+    CLI_TRY(maps_new(VIEW, &other));
+    again.texts.items[again.texts.count++] = options->contrast;
+    CLI_TRY(view_model_maps(options, model, maps, NULL));
+    CLI_TRY(view_model_maps(&again, model, other, NULL));
+    const mha_status status = mha_maps_subtract(maps, other, &same);
+    if (status == MHA_ERR_SIZE || status == MHA_ERR_UNSUPPORTED)
+        return cli_fail(status == MHA_ERR_SIZE ? CLI_BAD_INPUT : CLI_UNSUPPORTED, VIEW,
+                        "--contrast: %s", mha_error_detail());
+    CLI_TRY(cli_check(VIEW, status));
+    if (same) cli_warn(VIEW, "--contrast: both texts have the same tokens, all differences are 0");
     return CLI_OK;
 }

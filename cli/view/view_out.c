@@ -4,7 +4,6 @@
 #include "common/files.h"
 #include "view/view.h"
 #include "view/view_ask.h"
-#include "view/view_roles.h"
 
 #include <multihead/component.h>
 
@@ -16,25 +15,25 @@
 /* ---- .npy ------------------------------------------------------------------------------------ */
 
 /* The heads that are on, as one array [layers, heads, T, S]. */
-static cli_exit collect(const char *command, const attention_maps *maps, mha_tensor *tensor)
+static cli_exit collect(const char *command, const mha_maps *maps, mha_tensor *tensor)
 {
-    int64_t layers = 0, size = maps->rows.count * maps->cols.count;
-    for (int64_t l = 0; l < maps->picks.layers; l++)
-        layers += maps_picks_in_layer(&maps->picks, l) > 0;
+    const int64_t size = maps->rows.count * maps->cols.count, count = maps_count(maps);
+    int64_t layers = 0;
+    for (int64_t l = 0; l < maps->layers; l++) layers += mha_maps_count(maps, l) > 0;
     float *to;
-    CLI_TRY(ARENA_ALLOC(command, maps->picks.count * size, &to));
-    int64_t shape[] = {layers, maps->picks.count / layers, maps->rows.count, maps->cols.count};
+    CLI_TRY(ARENA_ALLOC(command, count * size, &to));
+    const int64_t shape[] = {layers, count / layers, maps->rows.count, maps->cols.count};
     *tensor = mha_tensor_contiguous(to, MHA_F32, 4, shape);
-    for (int64_t i = 0; i < maps->picks.layers * maps->picks.heads; i++) {
-        if (!maps->picks.on[i]) continue;
-        const float *map = maps->layer[i / maps->picks.heads] + i % maps->picks.heads * size;
+    for (int64_t i = 0; i < maps->layers * maps->heads; i++) {
+        if (!maps->on[i]) continue;
+        const float *map = maps->layer[i / maps->heads] + i % maps->heads * size;
         memcpy(to, map, (size_t)size * sizeof *map);
         to += size;
     }
     return CLI_OK;
 }
 
-static cli_exit write_npy(const char *command, const attention_maps *maps, const char *path)
+static cli_exit write_npy(const char *command, const mha_maps *maps, const char *path)
 {
     mha_tensor tensor;
     CLI_TRY(collect(command, maps, &tensor));
@@ -46,8 +45,7 @@ static cli_exit write_npy(const char *command, const attention_maps *maps, const
 /* What all outputs share. */
 typedef struct output_job {
     const view_options *options;
-    const attention_maps *maps;
-    mha_maps shown;       /* the same, as the library shows them */
+    const mha_maps *maps;
     const mha_show *show; /* NULL for data */
 } output_job;
 
@@ -57,9 +55,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
     const output_job *job = user;
     const view_extra *extra = job->options->extra;
     mha_report report = job->show->report;
-    mha_column columns[MHA_ANSWER_MEASURES], scores[VIEW_ROLES_MEASURES];
-    report.columns = scores;
-    report.column_count = view_roles_columns(job->options->roles, &job->maps->picks, scores);
+    mha_column columns[MHA_ANSWER_MEASURES];
     if (extra) {
         report.curve_size = sizeof(mha_curve);
         report.curves = extra->curves;
@@ -72,7 +68,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
         }
     }
     if (job->options->ask) {
-        if (view_ask_columns(job->options->ask, &job->maps->picks, columns) != CLI_OK)
+        if (view_ask_columns(job->options->ask, job->maps, columns) != CLI_OK)
             return MHA_ERR_CALLBACK; /* the error is already reported */
         report.columns = columns;
         report.column_count = MHA_ANSWER_MEASURES;
@@ -83,7 +79,7 @@ static mha_status draw_html(const void *user, const mha_sink *sink)
 static mha_status draw_json(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;
-    return view_write_json(job->maps, sink);
+    return mha_maps_write_json(job->maps, sink);
 }
 
 /* The one list of outputs. npy has no draw: it is no stream. */
@@ -116,9 +112,9 @@ bool view_has_files(const view_options *options)
     return false;
 }
 
-cli_exit view_check_picks(const view_options *options, const maps_picks *picks)
+cli_exit view_check_picks(const view_options *options, const mha_maps *maps)
 {
-    if (!options->npy || maps_picks_rectangular(picks)) return CLI_OK;
+    if (!options->npy || maps_rectangular(maps)) return CLI_OK;
     return cli_fail(CLI_USAGE, options->command,
                     "--npy: one array needs the same heads of every layer; "
                     "choose with --layer and plain head numbers, or use --json");
@@ -158,7 +154,7 @@ static cli_exit draw(const output_job *job, int i)
     const char *path = path_of(job->options, i), *folder = job->options->folder;
     mha_show *show = NULL;
     if (!outputs[i].draw) return write_npy(job->options->command, job->maps, path);
-    if (outputs[i].kind != DATA) CLI_TRY(view_show(job->options, &job->shown, NULL, &show));
+    if (outputs[i].kind != DATA) CLI_TRY(view_show(job->options, job->maps, NULL, &show));
     output_job drawn = *job;
     drawn.show = show;
     const void *what = outputs[i].kind == PICTURE ? (const void *)&show->figure : &drawn;
@@ -173,8 +169,9 @@ static cli_exit write_one(const output_job *job, int i)
     const size_t mark = arena_mark();
     CLI_TRY(draw(job, i));
     arena_release(mark);
-    const attention_maps *maps = job->maps;
+    const mha_maps *maps = job->maps;
     const bool pooled = maps->cell > 1;
+    const int64_t count = maps_count(maps);
     char blocks[64] = "";
     if (pooled)
         snprintf(blocks, sizeof blocks, ", in blocks of %" PRId64 " x %" PRId64, maps->cell,
@@ -182,17 +179,16 @@ static cli_exit write_one(const output_job *job, int i)
     if (strcmp(path, "-") != 0)
         cli_note(job->options->quiet,
                  "wrote %s%s%s: %" PRId64 " %s, %" PRId64 " x %" PRId64 " tokens%s",
-                 folder ? folder : "", folder ? "/" : "", path, maps->picks.count,
-                 maps->picks.count == 1 ? "head" : "heads",
-                 pooled ? maps->tokens.count : maps->rows.count,
+                 folder ? folder : "", folder ? "/" : "", path, count,
+                 count == 1 ? "head" : "heads", pooled ? maps->tokens.count : maps->rows.count,
                  pooled ? maps->tokens.count : maps->cols.count, blocks);
     return CLI_OK;
 }
 
-cli_exit view_write_files(const view_options *options, const attention_maps *maps)
+cli_exit view_write_files(const view_options *options, const mha_maps *maps)
 {
-    output_job job = {.options = options, .maps = maps, .shown = view_maps(maps)};
-    CLI_TRY(view_check_picks(options, &maps->picks));
+    const output_job job = {.options = options, .maps = maps};
+    CLI_TRY(view_check_picks(options, maps));
     for (int i = 0; i < OUTPUT_COUNT; i++)
         if (path_of(options, i)) CLI_TRY(write_one(&job, i));
     return CLI_OK;
@@ -209,27 +205,26 @@ static cli_exit print_picks(const view_options *options, const mha_maps *maps, c
     return cli_check(options->command, mha_render_terminal(&show->figure, terminal, &files_stdout));
 }
 
-cli_exit view_print(const view_options *options, const attention_maps *from)
+cli_exit view_print(const view_options *options, const mha_maps *maps)
 {
     mha_terminal terminal = screen_of(&options->screen);
-    mha_maps maps = view_maps(from);
     if (options->layers.count > 0 || options->heads.count > 0)
-        return print_picks(options, &maps, NULL, &terminal);
-    maps_picks few;
+        return print_picks(options, maps, NULL, &terminal);
+    mha_maps few;
     mha_show *all;
     char remark[400], change[300] = "";
-    CLI_TRY(view_show(options, &maps, NULL, &all));
-    CLI_TRY(view_few(all, &from->picks, terminal.columns, &few));
-    const int64_t first = all->report.first_panel;
+    CLI_TRY(view_show(options, maps, NULL, &all));
+    CLI_TRY(view_few(all, maps, terminal.columns, &few));
+    const bool contrast = maps->flags & MHA_MAPS_CONTRAST;
+    const int64_t first = all->report.first_panel, shown = maps_count(&few),
+                  count = maps_count(maps);
     const mha_link *most = &all->links[first];
-    if (from->contrast && most->row >= 0)
+    if (contrast && most->row >= 0)
         snprintf(change, sizeof change, "; most: %s, %+.2f from %.40s to %.80s",
                  all->figure.panels[first].name, most->value, all->figure.row_labels[most->row],
                  all->figure.col_labels[most->col]);
-    snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s",
-             few.count, from->picks.count,
-             from->contrast ? "change most" : "have the strongest link between two words",
-             maps.layers > 1 ? ", one a layer" : "", change);
-    maps.on = few.on;
-    return print_picks(options, &maps, few.count < from->picks.count ? remark : NULL, &terminal);
+    snprintf(remark, sizeof remark, "%" PRId64 " of %" PRId64 " heads: those that %s%s%s", shown,
+             count, contrast ? "change most" : "have the strongest link between two words",
+             maps->layers > 1 ? ", one a layer" : "", change);
+    return print_picks(options, &few, shown < count ? remark : NULL, &terminal);
 }

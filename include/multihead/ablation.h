@@ -1,18 +1,28 @@
-/* multihead: what is lost without a head, over many texts: a head's output is replaced and what a
- * model then predicts is measured again; or it is taken from another prompt, and so is a single path
- * from one head to another.
+/* multihead: ablation and patching of heads over many texts: replace a head's output, or a single
+ * path from one head to another, and measure how the model's predictions change.
  *
  *   M(x)         a measure of a text: a sum of terms, each a factor times the log-probability of a
  *                token: a loss, a difference of losses, right against wrong answers
- *   effect       M without the heads - M, text by text; of a loss it is positive where they help
- *   zero         heads give out 0
- *   mean         each gives out its mean over all tokens of the texts
- *   resample     each gives out what it does in another text, at the same position
+ *   effect       M without the heads - M, text by text; positive for a loss if the heads help
+ *   zero         the output of each head becomes 0
+ *   mean         the output becomes its mean over all tokens of the texts
+ *   resample     the output becomes that of another text at the same position
  *   interaction  of two heads: the effect of both - the effects of each
  *
  * docs/ablation.md has the definitions with their sources and limits. Letters: L layers, H heads, D
- * size of a head, E width of the stream, M measures; a head's number is layer * H + head. Results are
- * the same bits for any number of threads.
+ * size of a head, E width of the stream, M measures; a head's number is layer * H + head. Results
+ * are bit-identical for any number of threads.
+ *
+ * Example, given mha_context *context, const mha_transformer *transformer, mha_effect_data data,
+ * double *whole, double *without:
+ *
+ *   const int64_t first[] = {0, 1, 3}, heads[] = {5, 5, 11}; // without head 5; without 5 and 11
+ *   mha_head_sets sets = MHA_INIT(mha_head_sets);
+ *   sets.count = 2, sets.first = first, sets.heads = heads;
+ *   mha_ablation_desc desc = MHA_INIT(mha_ablation_desc);
+ *   desc.kind = MHA_ABLATION_MEAN;
+ *   mha_status status =
+ *       mha_effect_sets(context, transformer, &desc, &data, &sets, whole, without);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -27,14 +37,14 @@
 extern "C" {
 #endif
 
-/* ---- what is measured ------------------------------------------------------------------------ */
+/* ---- measures ------------------------------------------------------------------------ */
 
-/* A term of a measure: factor log P(token | what row b T + t of the logits has read). */
+/* A term of a measure: factor log P(token) at row b T + t of the logits. */
 typedef struct mha_effect_term {
     double factor;
     int64_t row;
     int32_t token;
-    int32_t measure; /* 0 .. measures - 1; without any term a text does not have the measure */
+    int32_t measure; /* 0 .. measures - 1; a text without a term lacks the measure */
 } mha_effect_term;
 
 /* One text, or several sequences that a measure compares. */
@@ -83,7 +93,7 @@ typedef enum mha_ablation {
 typedef struct mha_ablation_desc {
     uint32_t struct_size;
     mha_ablation kind;
-    /* RESAMPLE: text i takes what heads give out in text (i + 1 + r) mod texts, r = SplitMix64 of seed
+    /* RESAMPLE: text i takes the head outputs of text (i + 1 + r) mod texts, r = SplitMix64 of seed
      * and i, mod (texts - 1): never itself. Sequence b reads sequence b mod its B, position t
      * position t mod its length */
     uint64_t seed;
@@ -117,8 +127,8 @@ typedef struct mha_head_sets {
 } mha_head_sets;
 
 /**
- * What is measured with all heads, and without each set of heads: exact. A set runs from the first
- * layer that it changes; what is in front of that is computed once for each text.
+ * Measure the texts with all heads, and without each set of heads: exact. A set runs from the first
+ * layer that it changes; earlier layers are computed once for each text.
  *
  *   whole [texts, M] out            NAN where a text does not have the measure; NULL
  *   without [count, texts, M] out   likewise
@@ -136,13 +146,13 @@ MHA_API MHA_NODISCARD mha_status mha_effect_sets(
     const mha_effect_data *data, const mha_head_sets *sets, double *whole, double *without);
 
 /**
- * A linear estimate of `without - whole` for every head, from one gradient of each measure: with z what
- * a head gives out and r what would replace it,
+ * A linear estimate of `without - whole` for every head, from one gradient of each measure: with z
+ * the output of a head and r its replacement,
  *
  *   estimates [L H, texts, M] = sum over rows (r - z) . dM / dz
  *
- * For ZERO it is minus the gate gradient of mha_head_importance() with its sign. It errs where effects
- * saturate and where heads stand in for each other; its purpose is to choose heads.
+ * For ZERO it is the negated signed gate gradient of mha_head_importance(). It is inaccurate where
+ * effects saturate or heads compensate for each other; use it to select heads for exact ablation.
  *
  *   estimates out; NAN where a text does not have the measure; 0 for heads that a layer lacks
  *
@@ -158,10 +168,10 @@ MHA_API MHA_NODISCARD mha_status mha_effect_gradients(mha_context *context,
                                                       double *estimates);
 
 /**
- * What a call will take, in multiplications by parameters (products of attention itself are left out):
- * of mha_effect_sets(), or with sets NULL of mha_effect_gradients().
+ * The cost of mha_effect_sets(), or with sets NULL of mha_effect_gradients(), in multiplications by
+ * parameters; the products of attention itself are not counted.
  *
- * Memory   none.   Errors  those of these calls that the texts' numbers do not cause.   Threads  any.
+ * Memory   none.   Errors  those of these calls, except errors of the texts' contents.   Threads  any.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_effect_work(const mha_transformer *transformer,
@@ -169,7 +179,7 @@ MHA_API MHA_NODISCARD mha_status mha_effect_work(const mha_transformer *transfor
                                                  const mha_effect_data *data,
                                                  const mha_head_sets *sets, int64_t *work);
 
-/* ---- what numbers of texts say --------------------------------------------------------------- */
+/* ---- statistics over texts --------------------------------------------------------------- */
 
 /* A mean over texts with its 95 % bootstrap interval (percentiles, Efron and Tibshirani 1993, 13.3).
  */
@@ -179,8 +189,8 @@ typedef struct mha_effect_interval {
 } mha_effect_interval;
 
 /**
- * The mean of values[0], values[stride], ... of `count` texts, NAN left out, and its interval: texts
- * are drawn anew `replicates` times, by SplitMix64 of the seed.
+ * The mean of values[0], values[stride], ... of `count` texts, ignoring NAN, and its bootstrap
+ * interval: texts are resampled `replicates` times, by SplitMix64 of the seed.
  *
  *   replicates  at least 40; 0: 2,000
  *
@@ -194,9 +204,9 @@ MHA_API MHA_NODISCARD mha_status mha_effect_bootstrap(mha_context *context, cons
                                                       mha_effect_interval *interval);
 
 /**
- * The heads to look at closely: each measure in turn names its head with the largest size of effect
- * that is not named yet (the lower number among equals), until `wanted` are. Zeros and NAN are not
- * named.
+ * Select the heads with the largest effects: each measure in turn selects its head with the largest
+ * absolute effect that is not selected yet (the lower number among equals), until `wanted` are
+ * selected. Zeros and NAN are not selected.
  *
  *   effects [heads, M] in, such as means of estimates over texts    chosen [wanted] out, *made of them
  *
@@ -210,7 +220,7 @@ MHA_API MHA_NODISCARD mha_status mha_effect_best(const double *effects, int64_t 
 
 /* ---- patching between two prompts ------------------------------------------------------------ */
 
-/* What receives the numbers of a path: a head's queries, or a key/value head's keys or values. */
+/* The receiver of a path: a head's queries, or a key/value head's keys or values. */
 typedef struct mha_path_receiver {
     int64_t layer, head;
     mha_patch_part part; /* MHA_PATCH_QUERY, _KEY or _VALUE */
@@ -219,7 +229,7 @@ typedef struct mha_path_receiver {
 
 typedef struct mha_patching {
     uint32_t struct_size;
-    mha_patch_part part; /* what is patched, by itself head by head; of paths MHA_PATCH_OUTPUT */
+    mha_patch_part part; /* the patched tensor, one head at a time; for paths MHA_PATCH_OUTPUT */
     const mha_effect_text *to; /* the run that is changed, and its terms */
     const mha_tensor *from;    /* i32 [B,T], as to->tokens: the run that the numbers are of */
     const uint8_t *rows;       /* [B T], 1: these rows only; NULL: all */
@@ -232,8 +242,9 @@ typedef struct mha_patching {
 
 /**
  * Activation patching (Vig et al. 2020, Meng et al. 2022): `to` runs once for each head, with this
- * head's output (or queries, keys, values) taken from the run of `from`. With the prompt that has the
- * answer as `from` it shows what suffices, with the corrupted one what is needed.
+ * head's output (or queries, keys, values) taken from the run of `from`. With the clean prompt as
+ * `from` (denoising) it finds heads that suffice; with the corrupted prompt (noising), heads that
+ * are necessary.
  *
  *   to_values [M], from_values [M] out    the terms in both runs; NULL
  *   values [L H, M] out                   NAN where there is no such head (keys and values: there are
@@ -250,11 +261,11 @@ MHA_API MHA_NODISCARD mha_status mha_activation_patching(mha_context *context,
                                                          double *values);
 
 /**
- * Path patching (Wang et al. 2023, 3.1): what a head changes by its paths to the receivers only, those
- * that pass no other head: for each sender, `to` runs with the sender's output taken from `from` while
- * every other head gives out what it does in `to`, and feed-forward layers and norms follow; what the
- * receivers then read takes the place of what they read in `to`, and all else follows from that. With
- * the logits as receiver this first run has them.
+ * Path patching (Wang et al. 2023, 3.1): the effect of a head through its paths to the receivers
+ * that pass through no other head. For each sender, a first run of `to` takes the sender's output
+ * from `from` and fixes the outputs of all other heads, while feed-forward layers and norms are
+ * recomputed. A second run of `to` then uses the receivers' inputs of the first. With the logits as
+ * receiver the first run suffices.
  *
  * A receiver's keys and values are those of its key/value head, hence of all heads of that group.
  *
@@ -272,9 +283,9 @@ MHA_API MHA_NODISCARD mha_status mha_path_patching(mha_context *context,
 /* ---- direct effects -------------------------------------------------------------------------- */
 
 /**
- * Direct logit attribution (attribution.h) of every head over the texts: by how much a measure would
- * change if the head's own term went from the logits and nothing else changed, log P being taken for
- * the logit less the mean of all logits:
+ * Direct logit attribution (attribution.h) of every head over the texts: the change of a measure if
+ * the head's own term were removed from the logits and nothing else changed, with log P
+ * approximated by the logit minus the mean of all logits:
  *
  *   direct [L H, texts, M] = - sum over terms factor (u(row, token) . out_h[row])
  *

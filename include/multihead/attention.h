@@ -1,23 +1,5 @@
 /* multihead: scaled dot-product attention.
  *
- * Usage: causal attention of q on k and v, f32, each a contiguous array.
- *
- *   const int64_t queries[] = {B, H, T, D}, keys[] = {B, Hk, S, D};
- *   mha_tensor Q = mha_tensor_contiguous(q, MHA_F32, 4, queries);
- *   mha_tensor K = mha_tensor_contiguous(k, MHA_F32, 4, keys);
- *   mha_tensor V = mha_tensor_contiguous(v, MHA_F32, 4, keys);
- *   mha_tensor O = mha_tensor_contiguous(o, MHA_F32, 4, queries);
- *   mha_attention_desc desc = MHA_INIT(mha_attention_desc);
- *   desc.flags = MHA_ATTENTION_CAUSAL;
- *   mha_context *context = NULL;
- *   mha_status status = mha_context_create(NULL, &context);
- *   if (!status) status = mha_attention_forward(context, &desc, &Q, &K, &V, &O, NULL);
- *   if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
- *   mha_context_destroy(context);
- *
- * A program creates one context and uses it for all its calls. Arrays laid out as [B, T, H, D]:
- * mha_tensor_bthd() in place of mha_tensor_contiguous(). docs/engineer.md builds a program.
- *
  * Letters used in all comments of this header:
  *   B   batch                      T   queries per sequence (rows)
  *   H   query heads                S   keys per sequence (columns)
@@ -74,6 +56,21 @@
  * and any amount of padding, and with or without optional outputs. docs/numerics.md explains how
  * and derives the bounds quoted here.
  *
+ * Example, given mha_context *context, float *q, float *k, float *v, float *o, int64_t B, int64_t H,
+ * int64_t Hk, int64_t T, int64_t S, int64_t D:
+ *
+ *   const int64_t queries[] = {B, H, T, D}, keys[] = {B, Hk, S, D};
+ *   mha_tensor Q = mha_tensor_contiguous(q, MHA_F32, 4, queries);
+ *   mha_tensor K = mha_tensor_contiguous(k, MHA_F32, 4, keys);
+ *   mha_tensor V = mha_tensor_contiguous(v, MHA_F32, 4, keys);
+ *   mha_tensor O = mha_tensor_contiguous(o, MHA_F32, 4, queries);
+ *   mha_attention_desc desc = MHA_INIT(mha_attention_desc);
+ *   desc.flags = MHA_ATTENTION_CAUSAL;
+ *   mha_status status = mha_attention_forward(context, &desc, &Q, &K, &V, &O, NULL);
+ *
+ * For arrays laid out as [B, T, H, D] use mha_tensor_bthd() instead of mha_tensor_contiguous().
+ * docs/engineer.md builds a program.
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -94,7 +91,7 @@ typedef enum mha_path {
 } mha_path;
 
 /* The two products, Q K^T and P V, in arithmetic other than f32 (mha_compute in base.h), on
- * request; MHA_COMPUTE_INT8 is of linear layers only, and MHA_ERR_ARGUMENT here.
+ * request; MHA_COMPUTE_INT8 applies to linear layers only and is MHA_ERR_ARGUMENT here.
  *
  * MHA_COMPUTE_BF16: products of bf16, sums in f32: forward only, by mha_attention_forward(). q, k
  * and v of any type are rounded to bf16, which changes nothing in tensors of bf16; weights
@@ -185,8 +182,8 @@ typedef struct mha_attention_desc {
 
     const int64_t *key_begins; /* [B], 0 .. S; NULL: 0 for all. A batch padded on the left: its
                                   sequences begin there, and end at S or key_lengths */
-    /* Where heads are divided, q's first one among all: dropout and keep_callback count from it.
-     * 0 .. 2^32 - H */
+    /* Global index of q's first head, where heads are divided over calls: dropout and keep_callback
+     * count from it. 0 .. 2^32 - H */
     int64_t first_head;
 } mha_attention_desc;
 
@@ -328,12 +325,12 @@ typedef struct mha_attention_sizes {
 } mha_attention_sizes;
 
 /**
- * mha_attention_forward() of arrays of floats in memory one after the other.
+ * mha_attention_forward() of contiguous arrays of floats.
  *
  *   q [B,H,T,D] in    k [B,Hk,S,D] in    v [B,Hk,S,Dv] in    o [B,H,T,Dv] out
  *
- * With MHA_ATTENTION_CAUSAL the last query sees all keys, and each one before it a key less
- * (q_offset is S - T), so that the queries may be the last ones of a longer text.
+ * With MHA_ATTENTION_CAUSAL q_offset is S - T: the queries are the last T positions of the keys'
+ * sequence, and the last query sees all keys.
  *
  * Memory, Threads, Accuracy   as mha_attention_forward().
  * Errors   as there; MHA_ERR_UNSUPPORTED (another flag).
@@ -343,6 +340,10 @@ MHA_API MHA_NODISCARD mha_status mha_attention_floats(mha_context *context,
                                                       const mha_attention_sizes *sizes,
                                                       const float *q, const float *k,
                                                       const float *v, float *o);
+
+/* Takes rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all heads. An error stops
+ * the visit and is returned. It may call the library on the same context. */
+typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_tensor *p);
 
 /* mha_attention_plan.flags */
 enum {

@@ -13,6 +13,15 @@
  * only: the same bits for any number of threads and instruction set. docs/attribution.md has the
  * definitions with their sources and limits.
  *
+ * Example, given mha_context *context, const mha_transformer *transformer, const mha_activations
+ * *activations, double *heads, int64_t last, int32_t right, int32_t wrong:
+ *
+ *   mha_attribution_target target = MHA_INIT(mha_attribution_target);
+ *   target.position = last, target.token = right, target.against = wrong;
+ *   mha_attribution terms = MHA_INIT(mha_attribution);
+ *   terms.heads = heads; // [L,H] out: the term of each head in logit[right] - logit[wrong]
+ *   mha_status status = mha_logit_attribution(context, transformer, activations, &target, &terms);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -92,7 +101,10 @@ MHA_API MHA_NODISCARD mha_status mha_head_weight_norms(const mha_tensor *weight,
 
 typedef struct mha_norm_maps {
     uint32_t struct_size;
-    uint32_t reserved;        /* 0 */
+    uint32_t reserved; /* 0 */
+    const mha_tensor
+        *probabilities;       /* in: [B,H,T,S], of any rows; NULL if only values are requested */
+    const mha_tensor *gates;  /* in: [H] of the forward call; NULL: none */
     const mha_tensor *values; /* [B,H,S] ||f_h(x_j)|| */
     const mha_tensor *heads;  /* [B,H,T,S] ||alpha_h[i,j] f_h(x_j)|| = |alpha| ||f_h(x_j)||. May be
                                  the tensor of probabilities itself, computed in place */
@@ -103,8 +115,7 @@ typedef struct mha_norm_maps {
  * Norm-based maps: how much of a row's result comes from each key, measured by the norm of what was
  * added. A token of little content has a small f, however much weight it receives.
  *
- *   v [B,Hk,S,Dv] in, values as attention saw them    weight [E,H Dv] in, W_O    gates [H], or NULL
- *   probabilities [B,H,T,S] in, of any rows; NULL if only values are requested
+ *   v [B,Hk,S,Dv] in, values as attention saw them    weight [E,H Dv] in, W_O
  *
  * Memory   as mha_heads_write(); H^2 S doubles of scratch if layer is requested.
  * Errors   as mha_heads_write().   Threads  one call at a time per context.
@@ -113,22 +124,19 @@ typedef struct mha_norm_maps {
  */
 MHA_API MHA_NODISCARD mha_status mha_attention_norm_maps(mha_context *context, const mha_tensor *v,
                                                          const mha_tensor *weight,
-                                                         const mha_tensor *gates,
-                                                         const mha_tensor *probabilities,
-                                                         const mha_norm_maps *outputs);
+                                                         const mha_norm_maps *maps);
 
 /**
  * mha_attention_norm_maps() of an attention of a transformer, from its last forward call.
  *
- *   probabilities [B,H,T,S] in, of that layer    gates [H] of that call, or NULL
- *
  * Memory, Threads, Accuracy  as mha_attention_norm_maps().
  * Errors   as mha_attention_norm_maps() and mha_activations_layer().   Since  0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_layer_norm_maps(
-    mha_context *context, const mha_transformer *transformer, const mha_activations *activations,
-    int64_t layer, mha_layer_part part, const mha_tensor *gates, const mha_tensor *probabilities,
-    const mha_norm_maps *outputs);
+MHA_API MHA_NODISCARD mha_status mha_layer_norm_maps(mha_context *context,
+                                                     const mha_transformer *transformer,
+                                                     const mha_activations *activations,
+                                                     int64_t layer, mha_layer_part part,
+                                                     const mha_norm_maps *maps);
 
 /* ---- logit attribution ----------------------------------------------------------------------- */
 

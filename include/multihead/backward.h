@@ -5,7 +5,8 @@
  *
  *   p[s]     = exp(score[s] - lse)                     (before dropout)
  *   x[s]     = sum_d g[d] (v[s,d] + shaw_values[clip(s-i),d])
- *   w[s]     = the loss's derivative by p[s] itself: 0, or by what the call gives of probabilities
+ *   w[s]     = the derivative of the loss by p[s] itself: 0, unless the call has gradients of
+ *              probabilities
  *   delta    = sum_d g[d] o[d] + sum_s p[s] w[s] - lse_gradient
  *   ds[s]    = p[s] (c kept[s] x[s] + w[s] - delta)    with respect to the score after the cap
  *   dx[s]    = ds[s] (1 - tanh^2)                      likewise before it; ds[s] without a cap
@@ -34,10 +35,10 @@
  *          MHA_GRADIENTS_DROPPED_PROBABILITIES
  *
  * Special values:
- *   - A query that sees no key has a gradient of 0 and contributes none, but its lse_gradient is one
- *     of its sink, which its lse is.
- *   - What a query does not see has no effect, whatever its contents: neither a masked key or
- *     value, nor the query or dO of a query without keys.
+ *   - A query that sees no key has a gradient of 0 and contributes none, except that its lse equals
+ *     its sink, which receives the lse_gradient.
+ *   - Masked keys and values, and the q and dO of a query without keys, have no effect, even if not
+ *     finite.
  *   - A query with a non-finite element in q, dO, o, lse or lse_gradient (so also one that sees a
  *     non-finite key or value), or with a non-finite gradient of a weight that is not 0, makes its
  *     dq, the dk and dv of every key that it sees, and the gradients of the parameters involved NaN,
@@ -45,6 +46,14 @@
  *
  * Reproducibility: the bits of every gradient are the same for any number of threads, any padding,
  * any strides, and whichever other gradients are requested; those of q, k, v for any batch size.
+ *
+ * Example, given mha_context *context, mha_attention_backward_call call, mha_tensor dq, mha_tensor
+ * dk, mha_tensor dv:
+ *
+ *   mha_attention_gradients gradients = MHA_INIT(mha_attention_gradients);
+ *   gradients.q = &dq, gradients.k = &dk, gradients.v = &dv;
+ *   call.gradients = &gradients; // with q, k, v, o, lse and o_gradient set
+ *   mha_status status = mha_attention_backward(context, &call);
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -102,7 +111,7 @@ typedef struct mha_attention_backward_call {
     const mha_tensor *o;                      /* [B,H ,T,Dv] in, from the forward call */
     const mha_tensor *lse;                    /* [B,H ,T] in, likewise */
     const mha_tensor *o_gradient;             /* [B,H ,T,Dv] in, last axis contiguous */
-    const mha_attention_gradients *gradients; /* what is wanted: tensors out, f32 */
+    const mha_attention_gradients *gradients; /* requested gradients: tensors out, f32 */
 } mha_attention_backward_call;
 
 /**
@@ -133,7 +142,7 @@ MHA_API MHA_NODISCARD mha_status mha_attention_backward(mha_context *context,
  * Report what mha_attention_backward() would do with the same call, with the same checks.
  * o, lse and o_gradient may be NULL here; data pointers of tensors are not read (those of
  * key_lengths and q_offsets are). In the plan, flops counts the matrix products that would be
- * computed: gradients of keys and of queries each recompute scores, so it is more than 10 D per
+ * computed: gradients of keys and of queries each recompute the scores, so flops exceeds 10 D per
  * pair.
  *
  * Memory   fills *plan.   Errors  as mha_attention_backward(), except MHA_ERR_NOMEM.

@@ -13,6 +13,16 @@
  *   - Counts, lengths and strides are int64_t; strides are in elements.
  *   - No function prints, exits, aborts or changes process-wide state.
  *
+ * Example, given float *q, const int64_t shape[4]:
+ *
+ *   mha_context *context = NULL;
+ *   mha_status status = mha_context_create(NULL, &context);
+ *   int64_t count = 0;
+ *   mha_tensor tensor = mha_tensor_contiguous(q, MHA_F32, 4, shape);
+ *   if (!status) status = mha_tensor_count(&tensor, &count);
+ *   if (status) fprintf(stderr, "%s: %s\n", mha_status_text(status), mha_error_detail());
+ *   mha_context_destroy(context);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -42,7 +52,7 @@
 #define MHA_PRINTF(string, first)
 #endif
 
-/* What a struct that begins with struct_size is initialised with, in C and in C++, without a warning:
+/* Initialise a struct that begins with struct_size, in C and in C++, without a warning:
  *
  *   mha_attention_desc desc = MHA_INIT(mha_attention_desc);
  *   desc.flags = MHA_ATTENTION_CAUSAL;
@@ -79,7 +89,7 @@ extern "C" {
  */
 MHA_API const char *mha_version(void);
 
-/** Likewise as a number to compare: 10000 major + 100 minor + patch. Memory none. Errors none.
+/** The version as a number to compare: 10000 major + 100 minor + patch. Memory none. Errors none.
  * Threads any. Since 0.1 */
 MHA_API int mha_version_number(void);
 
@@ -123,9 +133,8 @@ typedef enum mha_status {
 MHA_API const char *mha_status_text(mha_status status);
 
 /**
- * What went wrong in the last failed call of this thread, in one line:
- * "k: dim 3 is 63, expected 64". Empty if nothing has failed yet. A successful call does not change
- * it.
+ * The detail of the last failed call of this thread, one line: "k: dim 3 is 63, expected 64". Empty
+ * if nothing has failed yet. A successful call does not change it.
  *
  * Memory   thread-local storage, valid until the next failing call of this thread. Never allocated.
  * Errors   none.   Threads  any; each sees its own.   Since  0.1
@@ -171,7 +180,7 @@ typedef struct mha_tensor {
 /**
  * A view of contiguous memory, last axis fastest.
  *
- *   ndim 0 .. MHA_MAX_DIMS; any other ndim gives a tensor of ndim -1, which every call refuses.
+ *   ndim 0 .. MHA_MAX_DIMS; any other ndim gives a tensor of ndim -1, which every call rejects.
  *
  * Memory   borrows data.   Errors   none here; the call that uses the view checks it.
  * Threads  any.            Since    0.1
@@ -299,8 +308,8 @@ typedef struct mha_context_desc {
     void *parallel_for_user;
 } mha_context_desc;
 
-/* The most stack that a call of libmultihead uses on the calling thread, in bytes, callbacks
- * excluded. (Without optimisation or with a sanitizer it is more.) */
+/* Maximum stack of a library call on the calling thread, in bytes, callbacks excluded. Builds
+ * without optimisation or with a sanitizer need more. */
 enum { MHA_STACK_BYTES = 64 << 10 };
 
 typedef struct mha_context mha_context;

@@ -4,56 +4,65 @@
  * sequence has its own length. Generation appends the keys and values of its new tokens and attends
  * with their queries; cross-attention appends once and attends at every step.
  *
- *   mha_kv_cache_append(cache, &k, &v, NULL);                          n new positions
- *   mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL);     their n queries
- *
  * Pages. Memory is a pool of pages of `page_size` positions; each sequence has a table of the pages
  * that it holds. By default a page is as long as the capacity, and each sequence has one. Small
  * pages let sequences of different lengths share a pool that is smaller than all of them at their
  * longest, and let sequences share what they have in common: mha_kv_cache_fork() copies a table,
- * not the pages, and a page that others hold too is copied when one of them writes to it. Results
- * have the same bits for every page size and every order of pages. 16 and multiples of it are read
- * in place; other sizes are gathered first.
+ * not the pages, and a shared page is copied when one of its owners writes to it (copy-on-write).
+ * Results have the same bits for every page size and every order of pages. 16 and multiples of it
+ * are read in place; other sizes are gathered first.
  *
  * Windows. With `window` W a cache keeps the last W positions, including the query's own, and the
- * first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append gives back pages that no
- * position from its first row on sees. Positions stay those of the text,
- * and results have the bits of a cache that keeps all. The capacity is still the largest number of
- * positions, of which each page takes four bytes of a table; `pages` is what counts:
+ * first sink_keys (Beltagy et al. 2020; Xiao et al. 2024): an append frees the pages that no
+ * position from its first row on sees. Positions remain those of the text, and results are
+ * bit-identical to a cache that keeps all. The capacity is still the largest number of positions;
+ * each page of it takes four bytes of a table. `pages` determines the memory:
  *
  *   ceil(sink_keys / page_size) + ceil((W - 1 + max_append) / page_size) + 1      of each sequence
  *
- * hold any text if an append brings up to max_append positions. A page size of 0 is 32 then.
+ * hold any text if an append has at most max_append positions. A page size of 0 is 32 then.
  *
- * Types. Numbers are stored as f32, f16, bf16 or i8 and become f32 in registers. f16 and bf16 are
- * the nearest, ties to even. i8: for each position of each head, of k and of v,
+ * Types. Numbers are stored as f32, f16, bf16 or i8 and widened to f32 in registers. f16 and bf16
+ * round to nearest, ties to even. i8: for each position of each head, of k and of v,
  *
  *   s = max_i |x_i| / 127, rounded up to 17 significant bits
  *   n_i = x_i / s to the nearest integer
  *
- * and n_i s, which f32 holds exactly, stands for x_i: |n_i s - x_i| <= s (1 + 2^-20) / 2. If an x_i
+ * and x_i is read as n_i s, which f32 holds exactly: |n_i s - x_i| <= s (1 + 2^-20) / 2. If an x_i
  * is not finite all are NaN; if all are below 2^-100 in size they are 0. Every call reads what is
- * stored, so that the result has the bits of an f32 cache of those numbers.
+ * stored, so that the result is bit-identical to an f32 cache of those numbers.
  *
  * Keys whose channels differ much in size, as those of many models do, lose most with one scale for
  * all. With MHA_KV_SCALES_CHANNEL each channel of a run of 16 positions, the first of which is a
- * multiple of 16, has a scale 2^e of its own: n_i 2^e stands for x_i, with the least e in -126 .. 121
- * for which all |n_i| are at most 127 (Liu et al. 2024, KIVI, has scales of channels too). Where a
- * larger number joins a run, those that are there are rounded again:
+ * multiple of 16, has a scale 2^e of its own: x_i is read as n_i 2^e, with the least e in -126 ..
+ * 121 for which all |n_i| are at most 127 (per-channel key scales: Liu et al. 2024, KIVI).
+ * Appending a larger number to a run rounds its earlier positions again:
  *
  *   |n_i 2^e - x_i| < 2^e <= max_i |x_i| / 63.75 or 2^-126      the maximum over the run so far
  *
- * if no |x_i| is above 127 * 2^121. So what a query sees of the last 15 positions depends on what was
- * appended after them, and decoding has not the bits of the whole, but stays within that bound. An
- * element that is not finite makes its channel of the run NaN. A run keeps its scales when a part of it
- * is truncated. Values have a scale per position. page_size is a multiple of 16, or the capacity.
+ * if no |x_i| is above 127 * 2^121. So the last 15 positions depend on what is appended after them:
+ * decoding is not bit-identical to the full pass, but stays within that bound. An element that is
+ * not finite makes its channel of the run NaN. A run keeps its scales when a part of it is
+ * truncated. Values have a scale per position. page_size is a multiple of 16, or the capacity.
  *
- * Appending and attending in pieces of any size, down to one position, gives the bits of the whole
- * causal sequence at once, but for scales of channels: a row's arithmetic depends only on the positions of its keys
- * (attention.h; docs/numerics.md 1 has the cost).
+ * Appending and attending in pieces of any size, down to one position, is bit-identical to the
+ * whole causal sequence at once, except with MHA_KV_SCALES_CHANNEL: a row's arithmetic depends only
+ * on the positions of its keys (attention.h; docs/numerics.md 1 has the cost).
  *
  * The layout inside a page is private. Keys are stored as given: apply RoPE before appending.
  * Letters as in attention.h.
+ *
+ * Example, given mha_context *context, mha_tensor k, mha_tensor v, mha_tensor q, mha_tensor o:
+ *
+ *   mha_kv_cache_desc desc = MHA_INIT(mha_kv_cache_desc);
+ *   desc.batch = 1, desc.kv_heads = 8, desc.capacity = 4096, desc.head_dim = 64;
+ *   mha_attention_desc causal = MHA_INIT(mha_attention_desc);
+ *   causal.flags = MHA_ATTENTION_CAUSAL;
+ *   mha_kv_cache *cache = NULL;
+ *   mha_status status = mha_kv_cache_create(context, &desc, &cache);
+ *   if (!status) status = mha_kv_cache_append(cache, &k, &v, NULL); // n new positions
+ *   if (!status) status = mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL); // n queries
+ *   mha_kv_cache_destroy(cache);
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -67,7 +76,7 @@
 extern "C" {
 #endif
 
-/* What the scale of an i8 key belongs to. */
+/* The numbers that share a scale of i8 keys. */
 typedef enum mha_kv_scales {
     MHA_KV_SCALES_POSITION = 0, /* a position of a head */
     MHA_KV_SCALES_CHANNEL = 1   /* a channel of a head in 16 positions */
@@ -92,7 +101,7 @@ typedef struct mha_kv_cache_desc {
     uint32_t reserved2;       /* 0 */
 } mha_kv_cache_desc;
 
-/* What a cache takes, in bytes but for the first. */
+/* The memory of a cache, in bytes except `pages`. */
 typedef struct mha_kv_cache_sizes {
     uint32_t struct_size;
     uint32_t reserved;
@@ -108,7 +117,7 @@ typedef struct mha_kv_cache mha_kv_cache;
 /**
  * Create an empty cache.
  *
- * Memory   the caller owns *cache; what mha_kv_cache_count() says, and the handle, from the
+ * Memory   the caller owns *cache; the bytes of mha_kv_cache_count() and the handle, from the
  *          context's allocator, which must outlive the cache (the context need not). Pages are not
  *          touched before they are used. Nothing is allocated later.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a number below 1), MHA_ERR_DTYPE,
@@ -120,10 +129,10 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_create(mha_context *context,
                                                      mha_kv_cache **cache);
 
 /**
- * What a cache of this description takes, before it is made.
+ * The memory of a cache of this description, before it is created.
  *
  * Memory   fills *sizes, whose struct_size must be set.
- * Errors   those of mha_kv_cache_create() but MHA_ERR_NOMEM.
+ * Errors   those of mha_kv_cache_create() except MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc,
@@ -149,10 +158,9 @@ MHA_API const int64_t *mha_kv_cache_lengths(const mha_kv_cache *cache);
 MHA_API void mha_kv_cache_reset(mha_kv_cache *cache);
 
 /**
- * Discard the positions of sequence b from `length` on (a rejected draft, a new turn). Pages that
- * it does not need any more are free for others; 0 gives all of them back. With a window it can go
- * back to where the last append began, as far as its pages happen to reach before that, and to the
- * sinks.
+ * Discard the positions of sequence b from `length` on (a rejected draft, a new turn). Pages it no
+ * longer needs become free; length 0 frees all of them. With a window, length may be where the last
+ * append began, any earlier position that its pages still hold, or one within the sinks.
  *
  * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no sequence b, it holds
  *                           fewer than length positions, or the window at length shows positions
@@ -164,8 +172,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
 
 /**
  * Sequence `to` becomes the first `length` positions of sequence `from`: a branch, or a prompt that
- * several sequences share. What `to` held is discarded. No page is copied until one of the
- * sequences appends to a page that it shares.
+ * several sequences share. The previous content of `to` is discarded. No page is copied until a
+ * sequence appends to a shared one.
  *
  * Memory   none.   Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if there is no such sequence, both are
  *                           the same, or `from` cannot be cut to length.
@@ -174,17 +182,17 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_truncate(mha_kv_cache *cache, int6
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to,
                                                    int64_t length);
 
-/** The pages of sequence b in order, *count of them; NULL if there is no sequence b. The number
- * `pages` of the description stands for what a window has discarded. Memory owned by the cache and
+/** The pages of sequence b in order, *count of them; NULL if there is no sequence b. An entry equal
+ * to `pages` of the description is a page that a window has discarded. Memory owned by the cache and
  * updated with it. Errors none. Threads any while the cache does not change. Since 0.1 */
 MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count);
 
 /**
- * Sequence b becomes `length` positions that lie in these pages, in this order: a table that a
- * program keeps for itself, of pages that sequences hold, such as those of a prefix it has seen
- * before. What b held is discarded. The positions are those that were appended to the pages; what
- * nobody appended is unspecified, and finite or not. With a window, entries that its queries do not
- * see may be `pages` of the description: all from the sinks' last page to the window's first.
+ * Sequence b becomes `length` positions that lie in these pages, in this order: a table kept by the
+ * caller, for example the pages of a cached prefix, which other sequences hold. The previous
+ * content of b is discarded. Positions that were never appended to these pages have unspecified
+ * content, finite or not. With a window, entries that its queries do not see may be `pages` of the
+ * description: all from the sinks' last page to the window's first.
  *
  *   pages [count], count = ceil(length / page_size)
  *

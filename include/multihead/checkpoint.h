@@ -1,7 +1,7 @@
 /* multihead: transformers as ordinary Hugging Face folders, saved and loaded.
  *
  *   config.json             what the transformer is
- *   tokenizer.json, tokenizer_config.json    its words, if any were given
+ *   tokenizer.json, tokenizer_config.json    its tokenizer, if words were given
  *   model.safetensors       its parameters, f32
  *
  * model_type says which of three kinds a folder is:
@@ -14,6 +14,13 @@
  *   multihead  everything else; only this library reads it
  *
  * docs/model-folders.md lists every field and name.
+ *
+ * Example, given mha_context *context:
+ *
+ *   mha_transformer *transformer = NULL;
+ *   mha_status status = mha_checkpoint_load(context, "demo", &transformer);
+ *   if (!status) status = mha_checkpoint_save("copy", transformer, NULL);
+ *   mha_transformer_destroy(transformer);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -34,7 +41,7 @@ typedef enum mha_splitting {
     MHA_SPLIT_CHARACTERS = 2   /* every character is a word, white space included */
 } mha_splitting;
 
-/* What a folder holds besides the transformer; all of it is optional. */
+/* Further contents of a folder; all optional. */
 typedef struct mha_checkpoint_settings {
     uint32_t struct_size;
     uint32_t reserved;        /* 0 */
@@ -73,9 +80,8 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_save(const char *folder,
                                                      const mha_checkpoint_settings *settings);
 
 /**
- * Load a transformer from a folder of any family that mha_model_load() knows, written by any
- * program, or from a GGUF file. Its parameters are an array of f32, mha_transformer_data(). What
- * was saved here comes back with the same bits.
+ * Load a transformer from a folder of any family that mha_model_load() supports, or from a GGUF
+ * file, as an array of f32 parameters (mha_transformer_data()). Saving and loading is bit-exact.
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it; conversions use the C library's. Apart from tables of angles (at most
@@ -106,8 +112,7 @@ MHA_API MHA_NODISCARD mha_status mha_split_next(mha_splitting splitting, const c
 
 /* ---- words --------------------------------------------------------------------------------- */
 
-/* The tokenizer of a folder as mha_checkpoint_save() writes them, to encode and decode texts.
- * Immutable after loading. */
+/* The tokenizer of a folder that mha_checkpoint_save() wrote. Immutable after loading. */
 typedef struct mha_vocabulary mha_vocabulary;
 
 /**
@@ -162,7 +167,7 @@ MHA_API MHA_NODISCARD mha_status mha_vocabulary_encode(const mha_vocabulary *voc
                                                        int64_t room, int64_t *count);
 
 /**
- * As mha_vocabulary_encode(), with the bytes of the text that each token stands for.
+ * As mha_vocabulary_encode(), with the byte range of each token.
  *
  *   begin, end [room] out: bytes [begin, end) of the text; -1, -1 for the beginning-of-text token
  *
@@ -175,8 +180,8 @@ MHA_API MHA_NODISCARD mha_status mha_vocabulary_locate(const mha_vocabulary *voc
                                                        int64_t *count);
 
 /**
- * As mha_vocabulary_locate(), for texts as people type them: if a word between spaces is not in the
- * vocabulary, normalise each such word.
+ * As mha_vocabulary_locate(), with lenient matching for typed text: if a word between spaces is not
+ * in the vocabulary, normalise each such word.
  *
  *   case          "The" is the word that differs from it in the case of ASCII letters only
  *   punctuation   ASCII marks at its ends become words of their own: "(tired." is ( tired .

@@ -1,28 +1,36 @@
-/* multihead: what the weights of a head say, without a text: the QK and the OV circuit (Elhage et al.
- * 2021). libmultihead-circuits, which needs LAPACK.
+/* multihead: the QK and OV circuits of heads, from the weights alone (Elhage et al.
+ * 2021). libmultihead-circuits, requires LAPACK.
  *
- * Letters as in attention.h, E the width of the residual stream, L layers, V tokens. W_Q[h], W_K[h],
- * W_V[h] [D,E] are a head's rows of the projections, those of its group for K and V; W_O[h] [E,D] its
- * columns of the output projection. For stream vectors x of a query and y of a key,
+ * Letters as in attention.h, E the width of the residual stream, L layers, V tokens. W_Q[h],
+ * W_K[h], W_V[h] [D,E] are a head's rows of the projections, for K and V the rows of its group;
+ * W_O[h] [E,D] its columns of the output projection. For stream vectors x of a query and y of a
+ * key,
  *
  *   score  x^T M_QK y / sqrt(D)     M_QK = W_Q[h]^T R W_K[h] = sum_k s_k q_k k_k^T
  *   adds   M_OV y                   M_OV = W_O[h] W_V[h]     = sum_k s_k w_k r_k^T
  *
- * Folded in, as published (ibid., "Handling Layer Normalization"): the weights, and of LayerNorm the
- * centring, of the norm in front of a layer, into W_Q, W_K and W_V; the weights of a norm of queries
- * and keys, into their rows; of a norm of the branch (Gemma 2), into W_O. The division of every norm,
- * biases, softcaps and whatever acts on scores or lies between two layers are ignored. Norms after the
- * sum (post-norm) are not folded.
+ * Folded in, as published (ibid., "Handling Layer Normalization"): the weights, and of LayerNorm
+ * the centring, of the norm in front of a layer, into W_Q, W_K and W_V; the weights of a norm of
+ * queries and keys, into their rows; of a norm of the branch (Gemma 2), into W_O. Ignored are the
+ * division of every norm, biases, softcaps, score terms, and everything between two layers. Norms
+ * after the sum (post-norm) are not folded.
  *
- * R is the identity, but with rotary positions it turns keys: R = mean over offsets o = first .. last
+ * R is the identity; with rotary positions it rotates keys: R = mean over offsets o = first .. last
  * of R(-o), for a key o tokens before its query, R(p) being the rotation of position p, times the
  * square of YaRN's amplitude.
  *
- * Nothing of E x E is decomposed: W_Q^T = Q_q R_q and W_K^T = Q_k R_k (QR), the singular value
- * decomposition of R_q R R_k^T [D,D] = U S V^T, q = Q_q U, k = Q_k V; likewise for M_OV. All in double.
+ * No E x E matrix is decomposed: W_Q^T = Q_q R_q and W_K^T = Q_k R_k (QR), the singular value
+ * decomposition of R_q R R_k^T [D,D] = U S V^T, q = Q_q U, k = Q_k V; likewise for M_OV. All in
+ * double.
  *
- * The bits of results depend on the LAPACK that is installed, but on no number of threads.
+ * Bits depend on the installed LAPACK, and not on the number of threads.
  * docs/circuits.md has the definitions with their sources and limits.
+ *
+ * Example, given mha_context *context, const mha_transformer *transformer, double *copying:
+ *
+ *   mha_circuits circuits = MHA_INIT(mha_circuits);
+ *   circuits.copying = copying; // [L,H] out: -1 .. 1
+ *   mha_status status = mha_transformer_circuits(context, transformer, NULL, &circuits);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -39,39 +47,41 @@ extern "C" {
 
 /* mha_circuits_desc.flags, mha_direction_desc.flags */
 enum {
-    /* Divide a token's embedding by its root mean square, centred and with the epsilon as the norm in
-     * front of the first layer does (and the norm on embeddings, where there is one), so that long
-     * embeddings do not come first for being long. Default: as published, no division */
+    /* Divide a token's embedding by its root mean square, centred and with the epsilon as the norm
+     * in front of the first layer does (and the norm on embeddings, where there is one), so that
+     * the length of an embedding does not affect the order. Default: as published, no division */
     MHA_CIRCUITS_NORMED_TOKENS = 1 << 0
 };
 
 typedef struct mha_circuits_desc {
     uint32_t struct_size;
     uint32_t flags;
-    /* Of R: how many tokens the key is before the query; negative: after it. 0, 0: M_QK is
-     * W_Q^T W_K. At most 2^20 of them, none beyond 2^40. Of no effect without rotary positions */
+    /* Offsets of R: the key is so many tokens before the query; negative: after it. 0, 0: M_QK is
+     * W_Q^T W_K. At most 2^20 of them, none beyond 2^40. Ignored without rotary positions */
     int64_t first_offset, last_offset;
-    int64_t directions;       /* K, leading singular vectors of each circuit, up to D and E; 0: 1 */
-    const uint8_t *heads;     /* [L,H], not 0: this head; NULL: all */
-    mha_progress_fn progress; /* before each layer, and with 0 while tokens are read; NULL: none */
+    int64_t directions;   /* K, leading singular vectors of each circuit, up to D and E; 0: 1 */
+    const uint8_t *heads; /* [L,H], not 0: this head; NULL: all */
+    mha_progress_fn
+        progress; /* called before each layer, and with 0 while tokens are read; NULL: none */
     void *progress_user;
 } mha_circuits_desc;
 
-/* The outputs; NULL: not requested. H is the transformer's. Entries of heads that are left out, or that
- * a layer lacks, are left as they are. */
+/* The outputs; NULL: not requested. H is the transformer's. Entries of skipped heads, or heads that
+ * a layer lacks, are not written. */
 typedef struct mha_circuits {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     double *qk_values; /* [L,H,D] singular values of M_QK, the largest first */
     double *ov_values; /* [L,H,D] of M_OV */
-    float *queries;    /* [L,H,K,E] q_k: what queries have in common that keys along ... */
-    float *keys;       /* [L,H,K,E] ... k_k are found by */
-    float *reads;      /* [L,H,K,E] r_k: what a head reads of a token ... */
-    float *writes;     /* [L,H,K,E] ... and w_k, what it then adds */
-    /* [L,H] sum of the eigenvalues over the sum of their sizes, -1 to 1, 0 if all are 0, of
-     *   copying   U M_OV T^T  [V,V] from tokens to logits: 1 raises the token it reads,
+    float *queries;    /* [L,H,K,E] q_k: the query direction whose keys lie along ... */
+    float *keys;       /* [L,H,K,E] ... k_k */
+    float *reads;      /* [L,H,K,E] r_k: the direction that a head reads ... */
+    float *writes;     /* [L,H,K,E] ... and w_k, the direction it then adds */
+    /* [L,H] sum of the eigenvalues over the sum of their absolute values, -1 to 1, 0 if all are 0,
+     * of
+     *   copying   U M_OV T^T  [V,V] from tokens to logits: 1 raises the logit of the token it reads,
      *             -1 lowers it
-     *   matching  T M_QK T^T  [V,V] from query tokens to key tokens: 1 finds its own kind
+     *   matching  T M_QK T^T  [V,V] from query tokens to key tokens: 1 attends to the same token
      * with T the token embeddings and U the output, its norm folded in; without an output T */
     double *copying, *matching;
 } mha_circuits;
@@ -80,18 +90,19 @@ typedef struct mha_circuits {
  * Circuits of the heads of self-attention. Singular vectors are of length 1, each pair with the sign
  * that makes the element of q_k or w_k that is largest in size positive (of equals, the first).
  *
- * desc may be NULL. Eigenvalues are those of the [D,D] product with the same ones that are not 0: of AB and BA.
+ * desc may be NULL. Eigenvalues are computed from the [D,D] product, since AB and BA have the same
+ * nonzero eigenvalues.
  *
  * Cost     of a head O(E D^2 + D^3), of copying and matching once V E^2, and E^2 D for each head.
- * Memory   fills *out. Scratch: the weights of a layer, for each thread 3 E D + 6 D^2 doubles and what
- *          LAPACK asks for, with copying and matching E^2 and H D E doubles of each.
+ * Memory   fills *out. Scratch: the weights of a layer, for each thread 3 E D + 6 D^2 doubles and
+ *          LAPACK's workspace, with copying and matching E^2 and H D E doubles of each.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, offsets, directions); MHA_ERR_UNSUPPORTED
  *          (an unknown flag or a reserved field is set); MHA_ERR_NUMERIC (a weight is not finite,
  *          or LAPACK does not converge); MHA_ERR_SIZE, MHA_ERR_NOMEM; what progress returned.
  *          Outputs then mean nothing.
  * Threads  one call at a time per context.
- * Accuracy singular values within 100 D 2^-52 of the largest. Vectors as far as values are apart: of
- *          close ones only their span is determined.
+ * Accuracy singular values within 100 D 2^-52 of the largest. The error of vectors grows as
+ *          singular values approach each other: of equal ones only the span is determined.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_transformer_circuits(mha_context *context,
@@ -102,8 +113,9 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_circuits(mha_context *context,
 /* ---- tokens at the ends of a direction ------------------------------------------------------- */
 
 typedef enum mha_token_side {
-    MHA_SIDE_EMBEDDING = 0,  /* what a token puts into the stream: queries, keys, reads */
-    MHA_SIDE_UNEMBEDDING = 1 /* what raises its logit: writes. Without an output the embedding */
+    MHA_SIDE_EMBEDDING = 0, /* the embedding of a token: for queries, keys, reads */
+    MHA_SIDE_UNEMBEDDING =
+        1 /* its row of the output: for writes. Without an output the embedding */
 } mha_token_side;
 
 typedef struct mha_direction_desc {
@@ -119,11 +131,11 @@ typedef struct mha_direction_desc {
 } mha_direction_desc;
 
 /**
- * The tokens that have most and least of each direction: t . direction, with t the embedding (scaled,
- * the weights and centring of a norm on it folded in; without positions and types) or the row of the
- * output (the final norm folded in).
+ * The tokens with the largest and smallest projection on each direction: t . direction, with t the
+ * embedding (scaled, the weights and centring of a norm on it folded in; without positions and
+ * types) or the row of the output (the final norm folded in).
  *
- *   directions [M,E] in    ids [M,2,N] out: most, then least, the furthest first; equal: by id
+ *   directions [M,E] in    ids [M,2,N] out: largest, then smallest, the extreme first; ties by id
  *   values [M,2,N] out, or NULL
  *
  * Cost     M V E.

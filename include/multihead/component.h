@@ -1,8 +1,18 @@
-/* multihead: services for code built on a context: error text, scratch memory, loops; and
+/* multihead: services for code built on a context: error text, scratch memory,
+ * memory that ends together, loops; and
  * elementary functions with the same bits on every machine.
  *
  * For the library's own companions (model, render) and for callbacks that report errors. Users who
  * only compute attention do not need it.
+ *
+ * Example, given mha_context *context, const float *x, int64_t count, float *y:
+ *
+ *   double *e = NULL;
+ *   const mha_scratch_mark mark = mha_scratch_top(context);
+ *   mha_status status = mha_scratch_alloc(context, count, sizeof *e, (void **)&e);
+ *   for (int64_t i = 0; !status && i < count; i++) e[i] = mha_exp(x[i]);
+ *   for (int64_t i = 0; !status && i < count; i++) y[i] = (float)e[i];
+ *   mha_scratch_release(context, mark);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -98,6 +108,44 @@ MHA_API MHA_NODISCARD mha_status mha_scratch_alloc(mha_context *context, int64_t
 /** Free everything allocated since mark. Memory stays reserved by the context. Errors none. Threads
  * one. Since 0.1 */
 MHA_API void mha_scratch_release(mha_context *context, mha_scratch_mark mark);
+
+/* Memory, and things with a destructor, that end together, the last first. All zero: empty. */
+typedef struct mha_room {
+    struct mha_room_piece *last;
+    size_t count; /* of pieces and things: a mark for mha_room_release() */
+} mha_room;
+
+/** Allocate count zeroed elements of size bytes, at least one byte. pointer is the address of a pointer
+ * of any type, NULL after an error. Memory lives as long as the room. Errors MHA_ERR_NOMEM. Threads one
+ * per room. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_room_alloc(mha_room *room, int64_t count, size_t size,
+                                                void *pointer);
+
+/* The same for elements of the pointer's type. */
+#define MHA_ROOM_ALLOC(room, count, pointer) \
+    mha_room_alloc(room, count, sizeof **(pointer), pointer)
+
+/** Reallocate what *pointer holds, which is NULL or memory of the room; new bytes are not zeroed. After
+ * an error *pointer is unchanged. Memory, Errors, Threads as mha_room_alloc(). Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_room_grow(mha_room *room, int64_t count, size_t size,
+                                               void *pointer);
+
+/** Copy bytes and append a NUL. Memory, Errors, Threads as mha_room_alloc(). Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_room_text(mha_room *room, const char *text, size_t bytes,
+                                               char **copy);
+
+/** Let release end a thing with the room; at once after an error. thing NULL: a no-op. Memory, Errors,
+ * Threads as mha_room_alloc(). Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_room_keep(mha_room *room, void *thing,
+                                               void (*release)(void *thing));
+
+/** End one thing or piece of memory early; one that is not in the room is ignored. Memory frees it.
+ * Errors none. Threads one per room. Since 0.1 */
+MHA_API void mha_room_drop(mha_room *room, const void *thing);
+
+/** End everything added since room->count was mark, the last first; 0: everything. Memory frees it.
+ * Errors none. Threads one per room. Since 0.1 */
+MHA_API void mha_room_release(mha_room *room, size_t mark);
 
 /**
  * Run body(argument, item, worker) for every item < items on the context's threads, and return when

@@ -24,6 +24,21 @@
  *
  * Letters as in attention.h; T and S are those of the whole.
  *
+ * Example, given mha_context *context, const mha_transport *ranks, int64_t n, mha_tensor q,
+ * mha_tensor k, mha_tensor v, mha_tensor o:
+ *
+ *   mha_piece pieces[8]; // of this rank; q, k, v and o hold the rows of these pieces
+ *   int64_t count = 0;
+ *   mha_status status = mha_split_pieces(n, ranks->rank, ranks->size, 4, pieces, &count);
+ *   mha_sequence_split split = MHA_INIT(mha_sequence_split);
+ *   split.transport = ranks, split.queries = split.keys = n;
+ *   split.query_pieces = split.key_pieces = pieces;
+ *   split.query_piece_count = split.key_piece_count = count;
+ *   mha_attention_desc causal = MHA_INIT(mha_attention_desc);
+ *   causal.flags = MHA_ATTENTION_CAUSAL;
+ *   if (!status)
+ *       status = mha_distributed_forward(context, &split, &causal, &q, &k, &v, &o, NULL);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

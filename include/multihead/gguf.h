@@ -12,6 +12,16 @@
  * As with the files of io.h, every field is checked before it is used: a malformed or hostile file
  * gives a status and one line of text that names the file, what is wrong and where, never a crash.
  *
+ * Example, given float *to:
+ *
+ *   mha_gguf *file = NULL;
+ *   mha_gguf_tensor tensor;
+ *   mha_status status = mha_gguf_open("model.gguf", &file);
+ *   int64_t index = mha_gguf_find(file, "token_embd.weight");
+ *   if (!status) status = mha_gguf_describe(file, index, &tensor);
+ *   if (!status) status = mha_gguf_read(file, index, 0, tensor.count, to);
+ *   mha_gguf_close(file);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

@@ -1,32 +1,42 @@
-/* multihead: what heads do over a corpus: how the scores of heads.h are distributed, how sure their
- * means are, where they are largest and smallest, which tokens a head reads and writes to.
+/* multihead: scores of heads over a corpus: distributions of the scores of heads.h, confidence
+ * intervals of their means, the places where they are largest and smallest, and the tokens that a
+ * head reads and writes to.
  *
- * mha_head_measures gives means. An object of this kind, attached to one, sees the same rows:
+ * mha_head_measures computes means. A mha_head_corpus attached to one receives the same rows:
  *
  *   create, mha_head_corpus_attach(measures, corpus), then for each text
  *   mha_head_corpus_number(corpus, n), begin / rows / end as in heads.h, or mha_head_pass_run()
  *
- * Memory does not depend on the number of texts. All sums over texts are integers in fixed point and
- * all ties have an order, so that texts may come in any order, objects be merged in any, and any
- * number of threads work: the same bits.
+ * Memory does not depend on the number of texts. All sums over texts are integers in fixed point
+ * and all ties have an order, so that results are bit-identical for any order of texts, any order
+ * of merging and any number of threads.
  *
  *   mean       of all eligible rows; interval: bootstrap over texts (Efron 1979), each replicate
  *              counting a text w times, w ~ Poisson(1) from (seed, text, replicate): the streaming
- *              form (Chamandy et al. 2012). With a few texts it says little: mind `texts`
- *   deciles    of rows, from a histogram: within one bin, MHA_HEAD_CORPUS_BINS of them: 1 / 256 for
+ *              form (Chamandy et al. 2012). Unreliable below about 20 texts
+ *   deciles    of rows, from a histogram of MHA_HEAD_CORPUS_BINS bins, exact to one bin: 1 / 256 for
  *              shares, 1 / 128 for correlations, 1 / 16 nats, 4.5 % of a distance
- *   places     of each text the row where the score is largest (smallest), of all texts the best;
- *              among rows that see at least MHA_HEAD_CORPUS_PLACE_KEYS keys: one of two is soon
- *              looked at
- *   by luck    what the best of all heads reaches in 95 % of cases if heads are exchanged at random
- *              within each text: a permutation test that accounts for having searched all heads
- *   tokens     reads: attention received by a kind of token, beside what uniform attention gives;
- *              writes: the mean of sum_j alpha_j ||W_O[h] v_j|| over the rows of a kind of token
- *              (Kobayashi et al. 2020). The first token, where attention rests, is in neither
+ *   places     the row of each text where the score is largest (smallest), and the best of all texts,
+ *              among rows that see at least MHA_HEAD_CORPUS_PLACE_KEYS keys: a row with two keys
+ *              scores high by chance
+ *   null       95th percentile of the best head's mean under the permutation null, which exchanges
+ *              heads at random within each text: it accounts for the search over all heads
+ *   tokens     reads: attention received by a token id, and its expectation under uniform attention;
+ *              writes: the mean of sum_j alpha_j ||W_O[h] v_j|| over the rows of a token id
+ *              (Kobayashi et al. 2020). Both exclude the first token, the usual attention sink
  *
- * Scores of whole maps (vertical, horizontal, cut, the families, rarest) have one value a text: it
- * counts as one row of its histogram, and its place has no row. `diagonal` and `positional`, which
- * belong to the best offset of all texts, are not here.
+ * Scores of whole maps (vertical, horizontal, cut, the families, rarest) have one value per text:
+ * it counts as one row of its histogram, and its place has no row. `diagonal` and `positional`
+ * belong to the best offset of all texts and are not included.
+ *
+ * Example, given mha_context *context, mha_head_measures *measures:
+ *
+ *   mha_head_corpus *corpus = NULL;
+ *   mha_status status = mha_head_corpus_create(context, measures, NULL, &corpus);
+ *   if (!status) status = mha_head_corpus_attach(measures, corpus);
+ *   // measure the texts, then:
+ *   mha_head_distribution found = mha_head_corpus_distribution(corpus, 0, 3, MHA_MEASURE_INDUCTION);
+ *   if (!status) printf("%g, %g to %g\n", found.mean, found.low, found.high);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -64,9 +74,9 @@ typedef struct mha_head_corpus_desc {
 /**
  * Create one for the heads of a mha_head_measures.
  *
- * Memory   the caller owns *corpus and calls mha_head_corpus_destroy(); the context must outlive it.
- *          Of each head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per replicate and
- *          permutation; of each head 16 bytes per token id: mha_head_corpus_bytes() says it all.
+ * Memory   the caller owns *corpus and calls mha_head_corpus_destroy(); the context must outlive
+ *          it. Of each head and score 2 KiB of histogram, 64 bytes per place, 16 bytes per
+ *          replicate and permutation; of each head 16 bytes per token id.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_UNSUPPORTED (flags), MHA_ERR_SIZE,
  *          MHA_ERR_NOMEM.
  * Threads  one call at a time per context.
@@ -80,14 +90,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_create(mha_context *context,
 /** Free it, detached or not; NULL is fine. Memory frees all. Errors none. Threads one. Since 0.1 */
 MHA_API void mha_head_corpus_destroy(mha_head_corpus *corpus);
 
-/** Bytes that it holds; 0 for NULL. Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API int64_t mha_head_corpus_bytes(const mha_head_corpus *corpus);
-
 /**
- * Let the texts that begin from now on be seen by corpus too; NULL: by none. mha_head_measures_end()
- * then adds to both. A text that does not reach its end leaves the rows of finished layers in
- * histograms, positions and tokens, as in measures, but no place and nothing in intervals: where
- * texts may fail, measure each in objects of its own and merge these.
+ * Attach corpus: it receives the rows of the texts that begin afterwards; NULL: detach.
+ * mha_head_measures_end() then adds to both. A text that does not reach its end leaves the rows of
+ * finished layers in histograms, positions and tokens, as in measures, but no place and nothing in
+ * intervals: where texts may fail, measure each in objects of its own and merge these.
  *
  * Memory   borrows corpus until it is detached or destroyed.
  * Errors   MHA_ERR_NULL (measures); MHA_ERR_ARGUMENT (a text is open; other heads).
@@ -97,8 +104,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_attach(mha_head_measures *measu
                                                         mha_head_corpus *corpus);
 
 /**
- * The number of the next text: what places name, and what its random weights are made of. Each text
- * of a corpus has another one, whatever the order of work. Without the call: the number of texts
+ * Set the number of the next text, which identifies it in places and determines its random weights.
+ * Numbers are unique within a corpus. Without the call: the number of texts
  * seen before.
  *
  * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (negative).   Threads  one.   Since  0.1
@@ -146,7 +153,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge(mha_head_corpus *corpus,
 MHA_API MHA_NODISCARD mha_status mha_head_corpus_merge_layers(mha_head_corpus *corpus,
                                                               const mha_head_corpus *from);
 
-/* ---- what was found -------------------------------------------------------------------------- */
+/* ---- results -------------------------------------------------------------------------- */
 
 /* A score of a head over the corpus; 0 where there were no rows. */
 typedef struct mha_head_distribution {
@@ -163,7 +170,8 @@ MHA_API mha_head_distribution mha_head_corpus_distribution(const mha_head_corpus
                                                            int64_t layer, int64_t head,
                                                            mha_head_measure measure);
 
-/* A place: query `row` of text number `text`, and the key it looks at most; -1 for whole maps. */
+/* A place: query `row` of text number `text`, and the key with its largest weight; -1 for whole
+ * maps. */
 typedef struct mha_head_place {
     int64_t text, row, key;
     double value;
@@ -183,7 +191,7 @@ MHA_API int64_t mha_head_corpus_places(const mha_head_corpus *corpus, int64_t la
                                        mha_head_measure measure, bool least, mha_head_place *places,
                                        int64_t most);
 
-/* What a head has to do with a kind of token. */
+/* Lists of token ids of a head. */
 typedef enum mha_head_token_list {
     MHA_HEAD_READS = 0, /* sorted by mass */
     MHA_HEAD_WRITES = 1 /* sorted by mean */
@@ -200,8 +208,8 @@ typedef struct mha_head_token {
 } mha_head_token;
 
 /**
- * The kinds of tokens that a head reads from most, or writes to most, among those that occur at
- * least `least_count` times; of equal ones the lower id first.
+ * The token ids that a head reads from most, or writes to most, among those that occur at least
+ * `least_count` times; ties by id.
  *
  *   tokens [most] out
  *
@@ -233,8 +241,9 @@ MHA_API int64_t mha_head_corpus_positions(const mha_head_corpus *corpus, int64_t
                                           int64_t head,
                                           mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS]);
 
-/* The rest on the first token: of attention, and of what is moved by it. Over the rows after the
- * first: the mean of alpha_0, and of alpha_0 ||f_0|| / sum_j alpha_j ||f_j||, f_j = W_O[h] v_j. */
+/* The attention sink on the first token: its share of attention, and of the norm of what is moved.
+ * Over the rows after the first: the mean of alpha_0, and of alpha_0 ||f_0|| / sum_j alpha_j
+ * ||f_j||, f_j = W_O[h] v_j. */
 typedef struct mha_head_rest {
     double mass, moved;
     int64_t rows, moved_rows; /* moved_rows 0: no values were given */
@@ -245,8 +254,8 @@ MHA_API mha_head_rest mha_head_corpus_rest(const mha_head_corpus *corpus, int64_
                                            int64_t head);
 
 /**
- * What the largest mean of a score over all heads reaches by luck: the 95 % point of its
- * permutations. 0 without permutations or rows.
+ * The 95th percentile of the largest mean of a score over all heads under the permutation null. 0
+ * without permutations or rows.
  *
  * Memory   none.   Errors  none.   Threads  as distribution.   Since 0.1
  */

@@ -13,6 +13,14 @@
  * with out_h = z_h W_O[h], z_h = A_h V_h: what the head writes to the residual stream. No map
  * and no array of all rows is kept.
  *
+ * Example, given mha_context *context, int64_t heads, mha_tensor p:
+ *
+ *   mha_head_distances *distances = NULL;
+ *   mha_status status = mha_head_distances_create(context, heads, 0, NULL, &distances); // maps only
+ *   if (!status) status = mha_head_distances_rows(distances, &p);
+ *   if (!status) printf("%g\n", mha_head_distances_pair(distances, 0, 1).maps);
+ *   mha_head_distances_destroy(distances);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -102,11 +110,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_distances_outputs(mha_head_distances *
 MHA_API MHA_NODISCARD mha_status mha_head_distances_end(mha_head_distances *distances);
 
 /**
- * Add what another object has measured on other texts, for example on another machine or in another
- * process's share of a corpus. `from` is unchanged.
+ * Add the measurements of other texts, for example of another process's share of a corpus. `from`
+ * is unchanged.
  *
- * Pairs have the bits that one object would have after all texts, however these were divided and in
- * any order of merging.
+ * Results are bit-identical to one object that measured all texts, for any division of the texts
+ * and any order of merging.
  *
  * Memory   as mha_head_distances_end().
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a text is open, the same object, heads, width or weight

@@ -7,8 +7,17 @@
  * (mha_head_measures_merge(); mha_head_distances_merge(), for which the caller ends each text of the
  * distances).
  *
- * Also here is what a corpus pass needs to know about texts: ranks of tokens by frequency, the
- * words in which tokens begin, and repeated random tokens.
+ * Helpers for a corpus: ranks of tokens by frequency, the words in which tokens begin, and repeated
+ * random tokens.
+ *
+ * Example, given mha_context *context, const mha_transformer *transformer, mha_head_measures
+ * *measures, mha_tensor tokens:
+ *
+ *   mha_transformer_input input = MHA_INIT(mha_transformer_input);
+ *   input.tokens = &tokens; // i32 [1,T]
+ *   mha_head_pass pass = MHA_INIT(mha_head_pass);
+ *   pass.measures = measures;
+ *   mha_status status = mha_head_pass_run(context, transformer, &input, NULL, &pass);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -26,13 +35,13 @@ extern "C" {
 
 /* mha_head_pass.flags */
 enum {
-    /* Of a transformer that is spread over ranks: each rank measures the heads of its own layers, and
-     * of a layer only the stream is sent. mha_head_measures_merge_layers() brings the ranks'
-     * objects together. Without it every rank measures all heads */
+    /* With a transformer spread over ranks: each rank measures the heads of its own layers, and
+     * only the stream is sent. mha_head_measures_merge_layers() merges the ranks' objects. Without
+     * the flag every rank measures all heads */
     MHA_HEAD_PASS_OWN_LAYERS = 1 << 0
 };
 
-/* What to fill. Objects have as many heads in each layer as the transformer. */
+/* Objects to fill. They have as many heads in each layer as the transformer. */
 typedef struct mha_head_pass {
     uint32_t struct_size;
     uint32_t flags;
@@ -49,12 +58,12 @@ typedef struct mha_head_pass {
  *
  *   input   of one sequence: tokens i32 [1,T], lengths NULL or T; its outputs are filled and its
  *           after_layer is called, before a layer is measured
- *   text    what the tokens are (heads.h), with queries and keys 0 or T and q_offset 0; ids NULL:
+ *   text    properties of the tokens (heads.h), with queries and keys 0 or T and q_offset 0; ids NULL:
  *           the tokens; MHA_HEADS_CAUSAL is set if the transformer is causal. NULL: only ids are
  *           known
  *
- * Layers without heads are skipped. The window of a layer limits what its rows and their chance
- * count (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's
+ * Layers without heads are skipped. The window of a layer limits the keys of its rows and their
+ * chance (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's
  * attention.
  *
  * Memory   scratch from the context: that of a mha_transformer_forward() without activations and of
@@ -62,11 +71,11 @@ typedef struct mha_head_pass {
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (a length, queries or keys); those of
  *          mha_transformer_forward(), mha_head_measures_begin() and _rows(),
  *          mha_head_distances_*(); what progress or after_layer returned. The text is then closed
- *          and not counted as a text, but what its layers have added until then remains: where
- *          texts may fail, measure each in an object of its own and merge that. Ranks of a spread
- *          transformer return the same error.
+ *          and not counted as a text, but the rows added so far remain: where texts may fail,
+ *          measure each in its own object and merge that. Ranks of a spread transformer return the
+ *          same error.
  * Threads  one call per context.
- * Accuracy the bits of mha_head_measures_attention() on each layer's queries and keys.
+ * Accuracy bit-identical to mha_head_measures_attention() on each layer's queries and keys.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_head_pass_run(mha_context *context,

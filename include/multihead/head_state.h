@@ -1,21 +1,25 @@
-/* multihead: a measurement of heads as bytes, to go on with later or to merge elsewhere.
+/* multihead: serialise a measurement of heads, to resume it later or to merge it elsewhere.
  *
- * A state is what a mha_head_measures and the mha_head_corpus that is attached to it have summed
- * over the texts that have ended, with the description of both. What is read back has the same
- * bits in every sum: reading and going on is as if nobody had stopped, and reading and merging is
- * merging.
+ * A state holds the descriptions and the sums, over all ended texts, of a mha_head_measures and of
+ * the mha_head_corpus attached to it. Every sum is restored with the same bits, so that resuming or
+ * merging from a state is bit-identical to doing so without one.
  *
- *   mha_head_state_write(measures, mha_file_sink(file))        a process that stops
- *   mha_head_state_read(context, bytes, size, NULL, &measures, &corpus)        one that goes on
+ * Format: 8-byte little-endian integers: "MHAHEADS", version 1, total bytes, descriptions, sums,
+ * and a checksum h of all before it. h begins as 0xCBF29CE484222325; each integer w makes h = (h ^
+ * w) 0x9E3779B97F4A7C15, then h = h ^ (h >> 32), modulo 2^64. Each step is invertible, so that any
+ * change of a single integer is detected. It is not a cryptographic checksum; reading validates
+ * every value against the ranges that measuring, merging and the scores need. Equal measurements
+ * have equal bytes.
  *
- * A state is a row of integers of 8 bytes, little-endian: "MHAHEADS", the version 1, the bytes of
- * all, the description, the sums, and a check of all before it, h: from 0xCBF29CE484222325 on, each
- * integer w makes h = (h ^ w) 0x9E3779B97F4A7C15, then h = h ^ (h >> 32), all modulo 2^64. Each step
- * has an inverse, so that no change of a single integer goes unnoticed; it is no defence against
- * purpose, and reading needs none: whatever the bytes are, what is read is within the ranges that
- * measuring, merging and the scores need. Equal measurements have equal bytes.
+ * Other versions of the format are rejected.
  *
- * Another version of the format is refused, not read.
+ * Example, given mha_context *context, const mha_head_measures *measures, const mha_sink *sink,
+ * const void *bytes, size_t size:
+ *
+ *   mha_head_measures *resumed = NULL;
+ *   mha_head_corpus *corpus = NULL;
+ *   mha_status status = mha_head_state_write(measures, sink); // save
+ *   if (!status) status = mha_head_state_read(context, bytes, size, NULL, &resumed, &corpus); // load
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -50,19 +54,19 @@ MHA_API MHA_NODISCARD mha_status mha_head_state_write(const mha_head_measures *m
 /**
  * Read a state from memory.
  *
- *   bytes [size] in     of any alignment; they may come from anywhere
- *   *used out           bytes that the state takes, from the first on; NULL: all of them must
+ *   bytes [size] in     of any alignment; untrusted
+ *   *used out           length of the state in bytes; NULL: the state must fill `size` bytes
  *   *measures out       as mha_head_measures_create() makes them
  *   *corpus out         attached to *measures; NULL: the state has none
  *
- * Values for mha_head_corpus_values() are not kept: the first text of each layer gives its weight
- * again, as mha_head_pass_run() does.
+ * Values for mha_head_corpus_values() are not saved: they are set again with the first text of each
+ * layer, as mha_head_pass_run() does.
  *
  * Memory   the caller owns *measures and *corpus, as mha_head_measures_create() and
- *          mha_head_corpus_create() say; at most a few times `size`, whatever the bytes are.
- * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (no state, cut off, altered, out of range: what and at
- *          which byte); MHA_ERR_UNSUPPORTED (of another version, or with other scores);
- *          MHA_ERR_SIZE, MHA_ERR_NOMEM. Nothing is then written to the outputs.
+ *          mha_head_corpus_create() say; at most a few times `size`, also for malformed bytes.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (not a state, truncated, corrupt, out of range; the detail
+ *          has the field and the byte offset); MHA_ERR_UNSUPPORTED (another version, or other
+ *          scores); MHA_ERR_SIZE, MHA_ERR_NOMEM. Nothing is then written to the outputs.
  * Threads  one call at a time per context.
  * Accuracy exact.
  * Since    0.1

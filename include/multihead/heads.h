@@ -6,9 +6,9 @@
  *     block of query rows at a time, from q and k; no T x S array is kept. Its rows can be pooled
  *     into smaller maps;
  *   - mha_head_measures, which takes such rows (or whole maps from anywhere) of any number of texts
- *     and yields scores: where a head's attention goes, each score beside its chance level and
- *     the number of rows that it was measured on;
- *   - roles: which of them are strong enough to give the head a name, with the evidence.
+ *     and yields scores: where a head's attention goes, each score with its chance level and number
+ *     of rows;
+ *   - roles: names for heads whose scores reach a threshold, with the evidence.
  *
  * Letters: H heads of a layer, T query rows t, S keys j. Query t is at key i = t + q_offset;
  * the row is A[j], N its number of visible keys. Logarithms are natural.
@@ -21,6 +21,23 @@
  *   corrected = (value - chance) / (1 - chance)        0 at chance, 1 perfect
  *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
+ *
+ * Example, given mha_context *context, mha_tensor q, mha_tensor k, const int64_t *heads, int64_t
+ * tokens:
+ *
+ *   mha_head_measures_desc desc = MHA_INIT(mha_head_measures_desc);
+ *   desc.layers = 1, desc.heads = heads;
+ *   mha_heads_text text = MHA_INIT(mha_heads_text);
+ *   text.flags = MHA_HEADS_CAUSAL, text.queries = text.keys = tokens;
+ *   mha_attention_desc causal = MHA_INIT(mha_attention_desc);
+ *   causal.flags = MHA_ATTENTION_CAUSAL;
+ *   mha_head_measures *measures = NULL;
+ *   mha_status status = mha_head_measures_create(context, &desc, &measures);
+ *   if (!status) status = mha_head_measures_begin(measures, &text);
+ *   if (!status) status = mha_head_measures_attention(measures, 0, &causal, &q, &k);
+ *   if (!status) status = mha_head_measures_end(measures);
+ *   if (!status) printf("%g\n", mha_head_measures_score(measures, 0, 0, MHA_MEASURE_PREVIOUS).value);
+ *   mha_head_measures_destroy(measures);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -35,10 +52,6 @@ extern "C" {
 #endif
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
-
-/* Takes rows of sequence b: p [H,R,S] f32 holds queries row .. row+R-1 of all heads. An error stops
- * the visit and is returned. It may call the library on the same context. */
-typedef mha_status (*mha_rows_fn)(void *user, int64_t b, int64_t row, const mha_tensor *p);
 
 /**
  * Visit the probabilities of attention, a block of query rows at a time, in the order of b and t.
@@ -99,40 +112,62 @@ typedef enum mha_measure_kind {
     MHA_KIND_CORRELATION = 4 /* -1 .. 1 */
 } mha_measure_kind;
 
-/* All scores: id, name in tables and files, kind, description. New ones are appended. */
-#define MHA_MEASURE_LIST(X)                                                                       \
-    X(PREVIOUS, "previous", SHARE, "mass on the token just before")                               \
-    X(NEXT, "next", SHARE, "mass on the token just after")                                        \
-    X(SELF, "self", SHARE, "mass on the token itself")                                            \
-    X(FIRST, "first", SHARE, "mass on the first token")                                           \
-    X(SEPARATOR, "separator", SHARE, "mass on separators")                                        \
-    X(NEAR, "near", SHARE, "mass within a few tokens, itself included")                           \
-    X(SEGMENT, "segment", SHARE, "mass inside the token's own segment")                           \
-    X(BLOCK, "block", SHARE, "mass inside the token's own segment, times its evenness there")     \
-    X(DUPLICATE, "duplicate", SHARE, "mass on other places of the same token")                    \
-    X(INDUCTION, "induction", SHARE, "mass on what followed earlier places of the same token")    \
-    X(INDUCTION_MEAN, "induction_mean", SHARE, "mean weight of one such follower")                \
-    X(RARE, "rare", SHARE, "mass on the rarest token of the text")                                \
-    X(CONFIDENCE, "confidence", SHARE, "largest weight on a token that is no separator")          \
-    X(ENTROPY, "entropy", NATS, "entropy of a row")                                               \
-    X(EVENNESS, "evenness", PLAIN, "entropy of a row / log of the number of keys it sees")        \
-    X(BROAD, "broad", PLAIN, "share of rows with an evenness above 0.78")                         \
-    X(DISTANCE, "distance", TOKENS, "mean distance of what is looked at")                         \
-    X(SINK, "sink", SHARE, "mass on the first token, over all rows, the first too")               \
-    X(COSINE, "cosine", CORRELATION, "correlation of weights with the inputs' cosine similarity") \
-    X(VERTICAL, "vertical", SHARE, "mass on the best one to three columns")                       \
-    X(HORIZONTAL, "horizontal", PLAIN, "share of broad rows where most rows are sharp")           \
-    X(CUT, "cut", SHARE, "as block, for the two segments of the best single cut")                 \
-    X(FAMILY_DIAGONAL, "family_diagonal", SHARE, "mass on an eighth of the map: best diagonals")  \
-    X(FAMILY_VERTICAL, "family_vertical", SHARE, "mass on an eighth of the map: best columns")    \
-    X(FAMILY_BLOCK, "family_block", SHARE, "mass on an eighth of the map: best blocks")           \
-    X(RAREST, "rarest", SHARE, "share of texts where it points to the rarest token")              \
-    X(RAREST_TWO, "rarest_two", SHARE, "share of texts where it points to one of the two rarest") \
-    X(DIAGONAL, "diagonal", SHARE, "mass at the best offset")                                     \
-    X(POSITIONAL, "positional", SHARE, "share of rows whose largest weight is at the best offset")
+/* All scores: id, name in files and options, kind, label for readers, definition, source. New ones are
+ * appended. docs/heads.md has the formulas and the full references. */
+#define MHA_MEASURE_LIST(X)                                                                        \
+    X(PREVIOUS, "previous", SHARE, "previous token", "mass on the token just before",              \
+      "Clark 2019, Olsson 2022")                                                                   \
+    X(NEXT, "next", SHARE, "next token", "mass on the token just after", "Clark 2019")             \
+    X(SELF, "self", SHARE, "token itself", "mass on the token itself", "Clark 2019")               \
+    X(FIRST, "first", SHARE, "first token", "mass on the first token", "Clark 2019")               \
+    X(SEPARATOR, "separator", SHARE, "separators", "mass on separators", "Clark 2019")             \
+    X(NEAR, "near", SHARE, "nearby tokens", "mass on the token itself and its neighbours", "ours") \
+    X(SEGMENT, "segment", SHARE, "own segment", "mass inside the token's own segment",             \
+      "Kovaleva 2019")                                                                             \
+    X(BLOCK, "block", SHARE, "own segment, evenly",                                                \
+      "mass inside the token's own segment, times its evenness there", "ours")                     \
+    X(DUPLICATE, "duplicate", SHARE, "duplicate tokens",                                           \
+      "mass on other occurrences of the same token", "Wang 2023")                                  \
+    X(INDUCTION, "induction", SHARE, "induction",                                                  \
+      "mass on the tokens that followed earlier occurrences of the same token", "Olsson 2022")     \
+    X(INDUCTION_MEAN, "induction_mean", SHARE, "induction, mean weight",                           \
+      "mean weight of a token that followed an earlier occurrence", "Olsson 2022")                 \
+    X(RARE, "rare", SHARE, "rarest token", "mass on the rarest token of the text", "Voita 2019")   \
+    X(CONFIDENCE, "confidence", SHARE, "confidence",                                               \
+      "largest weight on a token that is not a separator", "Voita 2019")                           \
+    X(ENTROPY, "entropy", NATS, "entropy", "entropy of a row", "Clark 2019")                       \
+    X(EVENNESS, "evenness", PLAIN, "evenness",                                                     \
+      "entropy of a row / log of its number of visible keys", "Clark 2019")                        \
+    X(BROAD, "broad", PLAIN, "broad rows", "share of rows with an evenness above 0.78",            \
+      "Clark 2019")                                                                                \
+    X(DISTANCE, "distance", TOKENS, "distance",                                                    \
+      "mean distance from a token to the tokens it attends to", "ours")                            \
+    X(SINK, "sink", SHARE, "first token, all rows (sink)",                                         \
+      "mass on the first token, over all rows including the first", "Gu 2024")                     \
+    X(COSINE, "cosine", CORRELATION, "similar inputs",                                             \
+      "correlation of weights with the inputs' cosine similarity", "ours")                         \
+    X(VERTICAL, "vertical", SHARE, "vertical stripes", "mass on the best one to three columns",    \
+      "Kovaleva 2019")                                                                             \
+    X(HORIZONTAL, "horizontal", PLAIN, "horizontal stripes",                                       \
+      "share of broad rows where most rows are sharp", "ours")                                     \
+    X(CUT, "cut", SHARE, "two segments", "as block, for the two segments of the best single cut",  \
+      "ours")                                                                                      \
+    X(FAMILY_DIAGONAL, "family_diagonal", SHARE, "densest diagonals",                              \
+      "mass on an eighth of the map: best diagonals", "Jiang 2024")                                \
+    X(FAMILY_VERTICAL, "family_vertical", SHARE, "densest columns",                                \
+      "mass on an eighth of the map: best columns", "Jiang 2024")                                  \
+    X(FAMILY_BLOCK, "family_block", SHARE, "densest blocks",                                       \
+      "mass on an eighth of the map: best blocks", "Jiang 2024")                                   \
+    X(RAREST, "rarest", SHARE, "points to the rarest token",                                       \
+      "share of texts whose densest column is the rarest token", "Voita 2019")                     \
+    X(RAREST_TWO, "rarest_two", SHARE, "points to one of the two rarest",                          \
+      "share of texts whose densest column is one of the two rarest tokens", "Voita 2019")         \
+    X(DIAGONAL, "diagonal", SHARE, "best offset", "mass at the best offset", "Kovaleva 2019")      \
+    X(POSITIONAL, "positional", SHARE, "largest weight at the best offset",                        \
+      "share of rows whose largest weight is at the best offset", "Voita 2019")
 
 typedef enum mha_head_measure {
-#define MHA_MEASURE_ENUM(id, name, kind, text) MHA_MEASURE_##id,
+#define MHA_MEASURE_ENUM(id, ...) MHA_MEASURE_##id,
     MHA_MEASURE_LIST(MHA_MEASURE_ENUM)
 #undef MHA_MEASURE_ENUM
         MHA_MEASURES
@@ -142,10 +177,12 @@ typedef struct mha_measure_info {
     const char *name; /* "previous" */
     const char *text; /* "mass on the token just before" */
     mha_measure_kind kind;
+    const char *label;  /* "previous token" */
+    const char *source; /* "Clark 2019, Olsson 2022"; "ours" */
 } mha_measure_info;
 
-/** What a score is; an unknown one has the name "?". Memory static text. Errors none. Threads any.
- * Since 0.1 */
+/** The name, definition and kind of a score; an unknown one has the name "?". Memory static text.
+ * Errors none. Threads any. Since 0.1 */
 MHA_API mha_measure_info mha_measure_describe(mha_head_measure measure);
 
 typedef struct mha_head_score {
@@ -153,7 +190,7 @@ typedef struct mha_head_score {
     int64_t rows;                    /* eligible rows; for rarest and rarest_two, texts */
 } mha_head_score;
 
-/* What is measured, zero for the defaults. */
+/* Settings; zero selects the default. */
 typedef struct mha_head_measures_desc {
     uint32_t struct_size;
     uint32_t flags;           /* 0 */
@@ -190,11 +227,11 @@ typedef struct mha_heads_text {
     uint32_t flags;
     int64_t queries, keys; /* T and S */
     int64_t q_offset;      /* query t is key t + q_offset */
-    /* What a query sees, besides MHA_HEADS_CAUSAL; as in mha_attention_desc. */
+    /* Visibility, besides MHA_HEADS_CAUSAL; as in mha_attention_desc. */
     int64_t left_keys, right_keys, sink_keys;
     const uint8_t *hidden_keys;  /* [S], padding: visible to no query */
     const uint8_t *skip_queries; /* [T], rows that are not measured */
-    /* What the tokens are. */
+    /* Properties of the tokens. */
     const int64_t *ids;        /* [S]: duplicates, induction */
     const uint8_t *separators; /* [S]: [SEP], full stops: the caller's choice */
     const uint8_t *special;    /* [S]: not words: never a duplicate, rare, or partner of a link */
@@ -242,7 +279,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_begin(mha_head_measures *meas
                                                          const mha_heads_text *text);
 
 /**
- * Set the inputs of a layer before its rows: what its queries and keys were projected from.
+ * Set the inputs of a layer before its rows: the vectors that its queries and keys were projected
+ * from.
  *
  *   x [S,M] in    f32, any strides; NULL: none, as without the call
  *
@@ -259,13 +297,12 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_inputs(mha_head_measures *mea
 /**
  * Set the window of a layer before its rows: chance is then that of uniform attention within it.
  *
- *   desc   of the layer's attention: with MHA_ATTENTION_WINDOW its queries see, of the keys that
- *          the text's description leaves, those of left_keys, right_keys and sink_keys, and with
- *          MHA_ATTENTION_CAUSAL no later ones; nothing else in it is read. Without the flag, with
- *          global keys or queries, and for NULL, what is visible depends on the text only, as
- *          without the call
+ *   desc   of the layer's attention. With MHA_ATTENTION_WINDOW its left_keys, right_keys and sink_keys,
+ *          and with MHA_ATTENTION_CAUSAL its causal mask, limit the keys that the text's
+ *          description makes visible; nothing else in it is read. Without the flag, with global
+ *          keys or queries, and for NULL, visibility depends on the text only, as without the call
  *
- * It holds until the text ends, for the baseline of links too. mha_head_measures_attention() and
+ * It applies until the text ends, also to the baseline of links. mha_head_measures_attention() and
  * mha_head_pass_run() call it.
  *
  * Memory   copies what it needs.
@@ -321,11 +358,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_attention(mha_head_measures *
 MHA_API MHA_NODISCARD mha_status mha_head_measures_end(mha_head_measures *measures);
 
 /**
- * Add what another object has measured on other texts of the same model, for example on another
- * machine or in another process's share of a corpus. `from` is unchanged.
+ * Add the measurements of other texts of the same model, for example of another process's share of
+ * a corpus. `from` is unchanged.
  *
- * Scores, offsets and relations have the bits that one object would have after all texts, however
- * these were divided and in any order of merging. In details the texts of `from` are
+ * Scores, offsets and relations are bit-identical to one object that measured all texts, for any
+ * division of the texts and any order of merging. In details the texts of `from` are
  * numbered after those of `measures`, and among equally strong ones the earlier is kept.
  *
  * Memory   none.
@@ -338,11 +375,11 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *meas
                                                          const mha_head_measures *from);
 
 /**
- * Add what was measured of other layers in the same texts, such as by a rank that has other layers of a
- * model (MHA_HEAD_PASS_OWN_LAYERS). Texts are not counted again; the result has the bits of one object
- * that got the rows of all layers.
+ * Add the measurements of other layers in the same texts, for example by a rank that has other
+ * layers of a model (MHA_HEAD_PASS_OWN_LAYERS). Texts are not counted again; the result is
+ * bit-identical to one object that received the rows of all layers.
  *
- *   from    with as many texts, which came in the same order; no layer has rows in both
+ *   from    with the same texts in the same order; no layer has rows in both
  *
  * Memory   none.   Errors  as mha_head_measures_merge(); MHA_ERR_ARGUMENT (other numbers of texts).
  * Threads  as mha_head_measures_merge().   Since  0.1
@@ -372,7 +409,7 @@ typedef struct mha_head_details {
     int64_t cut_text, cut; /* of MHA_MEASURE_CUT: the second segment's first key */
 } mha_head_details;
 
-/** Where a head's scores come from; zeros for numbers out of range. Memory none. Errors none.
+/** The positions behind a head's scores; zeros for numbers out of range. Memory none. Errors none.
  * Threads as score. Since 0.1 */
 MHA_API mha_head_details mha_head_measures_details(const mha_head_measures *measures, int64_t layer,
                                                    int64_t head);
@@ -414,40 +451,41 @@ MHA_API mha_head_relation mha_head_measures_relation(const mha_head_measures *me
  * for each relation and direction: accuracy - baseline. New ones are appended. */
 #define MHA_ROLE_LIST(X)                                                                           \
     X(PREVIOUS, "previous token", PREVIOUS, 0.5, VALUE, 4,                                         \
-      "each token looks at the token just before it", "Clark 2019: mean mass above 0.5")           \
-    X(NEXT, "next token", NEXT, 0.5, VALUE, 4, "each token looks at the token just after it",      \
+      "each token attends to the token just before it", "Clark 2019: mean mass above 0.5")         \
+    X(NEXT, "next token", NEXT, 0.5, VALUE, 4, "each token attends to the token just after it",    \
       "Clark 2019: mean mass above 0.5")                                                           \
-    X(SELF, "self", SELF, 0.5, VALUE, 4, "each token looks at itself", "as for previous token")    \
-    X(SINK, "first token", SINK, 0.3, VALUE, 4, "attention rests on the first token (a sink)",     \
-      "Gu 2024: epsilon 0.3")                                                                      \
-    X(SEPARATOR, "separator", SEPARATOR, 0.6, VALUE, 4, "attention rests on the separators",       \
+    X(SELF, "self", SELF, 0.5, VALUE, 4, "each token attends to itself", "as for previous token")  \
+    X(SINK, "first token", SINK, 0.3, VALUE, 4,                                                    \
+      "attention concentrates on the first token (a sink)", "Gu 2024: epsilon 0.3")                \
+    X(SEPARATOR, "separator", SEPARATOR, 0.6, VALUE, 4, "attention concentrates on separators",    \
       "Clark 2019, notebook: above 0.6")                                                           \
     X(DUPLICATE, "duplicate token", DUPLICATE, 0.3, CORRECTED, 4,                                  \
-      "a token that occurred before looks at its other occurrence", "as for induction")            \
+      "a repeated token attends to its other occurrences", "as for induction")                     \
     X(INDUCTION, "induction", INDUCTION, 0.3, CORRECTED, 4,                                        \
-      "a token that occurred before looks at what followed it then",                               \
+      "a repeated token attends to the token after its earlier occurrence",                        \
       "Olsson 2022; 0.3 as in studies of Llama 3")                                                 \
-    X(RARE, "rare word", RAREST_TWO, 0.5, VALUE, 10, "it points to the rarest words of the text",  \
+    X(RARE, "rare word", RAREST_TWO, 0.5, VALUE, 10, "it attends to the rarest words of the text", \
       "Voita 2019: above half of the texts, two rarest")                                           \
-    X(LINKS, "syntactic", COSINE, 0.1, VALUE, 10, "a word looks at the word it is linked with",    \
+    X(LINKS, "syntactic", COSINE, 0.1, VALUE, 10,                                                  \
+      "a word attends to the word that it is linked to",                                           \
       "Voita 2019: 10 points above the best offset")                                               \
-    X(SEMANTIC, "semantic", COSINE, 0.5, VALUE, 4, "tokens look at tokens with similar inputs",    \
+    X(SEMANTIC, "semantic", COSINE, 0.5, VALUE, 4, "tokens attend to tokens with similar inputs",  \
       "ours")                                                                                      \
     X(POSITIONAL, "positional", POSITIONAL, 0.9, VALUE, 4,                                         \
-      "the largest weight is nearly always at one distance", "Voita 2019: at least 90 % of rows")  \
-    X(BLOCK, "block", BLOCK, 0.5, CORRECTED, 4, "tokens look evenly over their own segment",       \
+      "the largest weight is nearly always at one offset", "Voita 2019: at least 90 % of rows")    \
+    X(BLOCK, "block", BLOCK, 0.5, CORRECTED, 4, "tokens attend evenly to their own segment",       \
       "ours, after Kovaleva 2019")                                                                 \
     X(BROAD, "broad", BROAD, 0.95, VALUE, 4, "attention is spread over all tokens",                \
       "Clark 2019: 3.8 nats of log 128")                                                           \
     X(HORIZONTAL, "horizontal", HORIZONTAL, 0.1, VALUE, 4,                                         \
-      "a few tokens look everywhere while the others look at few", "ours")                         \
-    X(DIAGONAL, "diagonal", DIAGONAL, 0.5, CORRECTED, 4, "each token looks a fixed distance away", \
+      "a few tokens attend to all tokens, the others to few", "ours")                              \
+    X(DIAGONAL, "diagonal", DIAGONAL, 0.5, CORRECTED, 4, "each token attends to a fixed offset",   \
       "ours, after Kovaleva 2019")                                                                 \
-    X(LOCAL, "local", NEAR, 0.5, CORRECTED, 4, "each token looks at its neighbourhood", "ours")    \
-    X(VERTICAL, "vertical", VERTICAL, 0.5, CORRECTED, 4, "all tokens look at the same few tokens", \
-      "ours, after Kovaleva 2019")                                                                 \
-    X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4, "the text falls into two parts, each for itself", \
-      "ours, after Kovaleva 2019")
+    X(LOCAL, "local", NEAR, 0.5, CORRECTED, 4, "each token attends to nearby tokens", "ours")      \
+    X(VERTICAL, "vertical", VERTICAL, 0.5, CORRECTED, 4,                                           \
+      "all tokens attend to the same few tokens", "ours, after Kovaleva 2019")                     \
+    X(CUT, "two blocks", CUT, 0.5, CORRECTED, 4,                                                   \
+      "two parts of the text, each attending to itself", "ours, after Kovaleva 2019")
 
 typedef enum mha_role {
 #define MHA_ROLE_ENUM(id, ...) MHA_ROLE_##id,
@@ -464,8 +502,8 @@ typedef struct mha_role_info {
     int64_t least_rows;
 } mha_role_info;
 
-/** What a role means; an unknown one has the name "?". Memory static text. Errors none. Threads
- * any. Since 0.1 */
+/** The definition of a role; an unknown one has the name "?". Memory static text. Errors none.
+ * Threads any. Since 0.1 */
 MHA_API mha_role_info mha_role_describe(mha_role role);
 
 /* A role that a head has. */
@@ -474,7 +512,7 @@ typedef struct mha_head_role {
     int64_t offset;       /* of positional and diagonal, else 0 */
     int64_t relation;     /* of syntactic, else 0 */
     int direction;        /* MHA_LINK_FORWARD, MHA_LINK_BACKWARD */
-    mha_head_score score; /* what decided */
+    mha_head_score score; /* the score that decided */
     char evidence[192];   /* "previous token 0.94, chance 0.06, 63 rows": one line of UTF-8 */
 } mha_head_role;
 

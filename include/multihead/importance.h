@@ -1,5 +1,5 @@
-/* multihead: which heads matter: how much a loss changes when a head's gate changes or the head is
- * removed; in which order heads can be removed, and how the loss changes as they are.
+/* multihead: importance of heads: the change of a loss when a head's gate changes or the head is
+ * removed; the order in which to remove heads, and the loss as they are removed.
  *
  *   gate gradient     I(h) = mean over examples of |dL / dgate(h)|      (Michel et al. 2019, 4.1)
  *   ablation          I(h) = L(gate(h) = 0) - L
@@ -7,10 +7,18 @@
  *
  * The gradient takes one backward pass for all heads and is a linear estimate; ablation takes one
  * forward pass per head and is exact for each head by itself; mean ablation likewise, without
- * inputs that later layers never saw. None of them accounts for heads that replace each other:
- * mha_head_order() removes heads and measures again.
+ * inputs that later layers never saw. None of them accounts for heads that compensate for each
+ * other: mha_head_order() removes heads and measures again.
  *
  * Letters: L layers, H heads, D size of a head, B sequences of T tokens in a batch.
+ *
+ * Example, given mha_context *context, const mha_transformer *transformer,
+ * mha_importance_data data, double *scores:
+ *
+ *   mha_importance_desc desc = MHA_INIT(mha_importance_desc);
+ *   desc.kind = MHA_IMPORTANCE_GRADIENT;
+ *   data.loss = mha_loss_targets; // with data.user, data.inputs and data.batches set
+ *   mha_status status = mha_head_importance(context, transformer, &desc, &data, scores, NULL);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -38,7 +46,7 @@ typedef mha_status (*mha_loss_fn)(mha_context *context, int64_t batch,
 /* Called between passes; a status other than MHA_OK (MHA_ERR_CALLBACK) ends the call. */
 typedef mha_status (*mha_progress_fn)(int64_t done, int64_t total, void *user);
 
-/* What importance is measured on. */
+/* The data on which importance is measured. */
 typedef struct mha_importance_data {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
@@ -49,10 +57,11 @@ typedef struct mha_importance_data {
     void *user;
     mha_progress_fn progress; /* NULL: none */
     void *progress_user;
-    /* Ranks that share the passes of mha_head_importance(), mha_head_order() and mha_head_curve(), each with the
-     * whole transformer and all data. All make the same calls and get the same results, with the bits of one: a
-     * pass, or a batch's gradient, is of one rank, and sums are added in the order of batches. loss and progress
-     * are called for the passes of this rank, a gradient being one of each; `done` counts those of all. NULL: none. Since 0.1 */
+    /* Ranks that share the passes of mha_head_importance(), mha_head_order() and mha_head_curve(),
+     * each with the whole transformer and all data. All make the same calls and get results
+     * bit-identical to one process: each pass, or gradient of a batch, runs on one rank, and sums
+     * are added in the order of batches. loss and progress are called for the passes of this rank;
+     * `done` counts those of all ranks. NULL: none */
     const mha_transport *transport;
 } mha_importance_data;
 
@@ -192,13 +201,20 @@ MHA_API MHA_NODISCARD mha_status mha_head_importance(mha_context *context,
                                                      const mha_importance_data *data,
                                                      double *scores, double *loss);
 
+/* A call of mha_head_order(). */
+typedef struct mha_head_order_call {
+    uint32_t struct_size;
+    uint32_t reserved; /* 0 */
+    int64_t step;      /* in: heads to close before the rest is measured again; 1 or more */
+    int64_t least;     /* in: every layer keeps at least this many heads */
+    int64_t *order;    /* out: [L H] order[k] = layer * H + head is the k-th to be removed */
+    double *scores;    /* out: [L H] the score of each when it was removed; NULL: not requested */
+    int64_t count;     /* out: heads in the order */
+} mha_head_order_call;
+
 /**
  * The order in which to remove heads: the `step` least important ones of all layers are closed, the
  * rest is measured again, and so on. (Among equal scores the earlier head goes first.)
- *
- *   least     every layer keeps at least this many heads
- *   order     [L H] out: order[k] = layer * H + head is the k-th to be removed, *count of them
- *   scores    [L H] out, the score of each when it was removed; NULL: not requested
  *
  * Heads that desc->gates closes from the beginning are not in the order. The means of mean ablation
  * are measured on the full model; removed heads output 0.
@@ -210,9 +226,8 @@ MHA_API MHA_NODISCARD mha_status mha_head_importance(mha_context *context,
 MHA_API MHA_NODISCARD mha_status mha_head_order(mha_context *context,
                                                 const mha_transformer *transformer,
                                                 const mha_importance_desc *desc,
-                                                const mha_importance_data *data, int64_t step,
-                                                int64_t least, int64_t *order, int64_t *count,
-                                                double *scores);
+                                                const mha_importance_data *data,
+                                                mha_head_order_call *call);
 
 /**
  * Another order for comparison, such as a random one, under the limit of mha_head_order(): `from`
@@ -243,14 +258,21 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
                                                         int64_t least, int64_t *reversed,
                                                         int64_t *made);
 
+/* A call of mha_head_curve(). */
+typedef struct mha_head_curve_call {
+    uint32_t struct_size;
+    uint32_t reserved;       /* 0 */
+    const mha_tensor *gates; /* in: f32 [L,H] heads already closed; NULL: all open */
+    const int64_t *order;    /* in: [count] layer * H + head, each at most once */
+    int64_t count;           /* in */
+    const int64_t *removed;  /* in: [points] 0 .. count each, in any order */
+    int64_t points;          /* in */
+    double *losses;          /* out: [points] */
+} mha_head_curve_call;
+
 /**
  * The loss as heads are removed: losses[p] is mha_gated_loss() with the first removed[p] heads of
  * an order closed, to the bit.
- *
- *   gates f32 [L,H] in     heads already closed; NULL: all open
- *   order [count] in       layer * H + head, each at most once
- *   removed [points] in    0 .. count each, in any order
- *   losses [points] out
  *
  * data->progress is called after each point, done being its number + 1: other sums of a loss
  * function (correct answers, rows) can be read there, point by point.
@@ -264,9 +286,7 @@ MHA_API MHA_NODISCARD mha_status mha_head_order_reverse(const mha_transformer *t
 MHA_API MHA_NODISCARD mha_status mha_head_curve(mha_context *context,
                                                 const mha_transformer *transformer,
                                                 const mha_importance_data *data,
-                                                const mha_tensor *gates, const int64_t *order,
-                                                int64_t count, const int64_t *removed,
-                                                int64_t points, double *losses);
+                                                const mha_head_curve_call *call);
 
 #ifdef __cplusplus
 }

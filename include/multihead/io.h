@@ -7,6 +7,15 @@
  *
  * Memory here comes from the C library; no function needs a context.
  *
+ * Example, given float *weights, int64_t count, mha_tensor view:
+ *
+ *   mha_safetensors *file = NULL;
+ *   mha_status status = mha_safetensors_open("model.safetensors", &file);
+ *   int64_t index = mha_safetensors_find(file, "embed_tokens.weight");
+ *   if (!status) status = mha_safetensors_read(file, index, MHA_F32, count, weights);
+ *   if (!status) status = mha_npy_write("embeddings.npy", &view); // of weights
+ *   mha_safetensors_close(file);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -49,13 +58,12 @@ MHA_API MHA_NODISCARD mha_status mha_file_write(const char *path, const void *by
 /* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 /**
- * How far bytes are text, where they come in pieces, as those of tokens do
- * (mha_tokenizer_token_bytes()). Returns the number of bytes at the start that are whole characters.
+ * Find the complete UTF-8 characters at the start of bytes that arrive in pieces, such as those of
+ * tokens (mha_tokenizer_token_bytes()). Returns their length in bytes.
  *
- *   broken   out, may be NULL: the number of bytes behind them that belong to no character, whatever
- *            follows: at least 1, shown as one U+FFFD, and text may continue behind them. 0: no
- *            bytes are left, or those that are left may become a character; at the end of the text
- *            they are one U+FFFD too
+ *   broken   out, may be NULL: the number of bytes after them that cannot belong to a character: decode them
+ *            as one U+FFFD and continue behind them. 0: no bytes are left, or the rest may still
+ *            become a character; at the end of the text it is one U+FFFD too
  *
  * Surrogates, over-long forms and values above U+10FFFF belong to no character. The longest beginning
  * of a character counts as one U+FFFD, as the Unicode standard recommends (chapter 3, "U+FFFD
@@ -200,8 +208,8 @@ typedef struct mha_npy mha_npy;
 MHA_API MHA_NODISCARD mha_status mha_npy_read(const char *path, mha_npy **array);
 
 /**
- * Type and shape of an array, from its file's header: whatever mha_npy_read() refuses is refused
- * here too, but no element is read and nothing allocated.
+ * Type and shape of an array, from its file's header: makes the checks of mha_npy_read(), but
+ * reads no element and allocates nothing.
  *
  *   tensor: as mha_npy_tensor() would give it, with data NULL
  *

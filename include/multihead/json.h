@@ -1,17 +1,19 @@
 /* multihead: write JSON to a sink. The writer places commas, quotes and escapes, checks that every
  * object and array is ended, and writes numbers independently of the locale.
  *
- *   mha_json json = {.sink = &sink};
- *   mha_json_object(&json, NULL);
- *   mha_json_text(&json, "model", name);
- *   mha_json_array(&json, "weights");
- *   for (int i = 0; i < count; i++) mha_json_number(&json, NULL, weights[i]);
- *   mha_json_end(&json);
- *   mha_json_end(&json);
- *   return mha_json_finish(&json);                {"model": "tiny", "weights": [0.25, 0.75]}
- *
  * Functions that write a value take its member name: NULL in an array and for the root value. They
  * return no error: status keeps the first one, and nothing is written after it.
+ *
+ * Example, given const mha_sink *sink, const char *name, const double *weights, int64_t count:
+ *
+ *   mha_json json;
+ *   memset(&json, 0, sizeof json);
+ *   json.sink = sink;
+ *   mha_json_object(&json, NULL);
+ *   mha_json_text(&json, "model", name);
+ *   mha_json_numbers(&json, "weights", weights, count);
+ *   mha_json_end(&json);
+ *   mha_status status = mha_json_finish(&json); // {"model": "tiny", "weights": [0.25, 0.75]}
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

@@ -32,6 +32,16 @@
  *   - Elements of q and k below -87 count as -87. Products of features must stay within the range
  *     of f32; where phi(q) . z underflows to 0, o is 0.
  *
+ * Example, given mha_context *context, mha_tensor q, mha_tensor k, mha_tensor v, mha_tensor o,
+ * mha_tensor s, mha_tensor z:
+ *
+ *   mha_linear_attention_desc desc = MHA_INIT(mha_linear_attention_desc);
+ *   mha_linear_attention_outputs outputs = MHA_INIT(mha_linear_attention_outputs);
+ *   desc.flags = MHA_LINEAR_ATTENTION_CAUSAL;
+ *   desc.state_s = outputs.state_s = &s; // continue from the state, and update it
+ *   desc.state_z = outputs.state_z = &z;
+ *   mha_status status = mha_linear_attention_forward(context, &desc, &q, &k, &v, &o, &outputs);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

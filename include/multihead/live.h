@@ -2,11 +2,6 @@
  * or HTML out. The caller provides the transport: `multihead serve` uses HTTP, a worker in a browser uses
  * messages. render_live.h writes the page.
  *
- *   mha_live_create(context, model, &options, &live);
- *   const mha_live_place *look = mha_live_find("look");
- *   mha_status status = mha_live_answer(live, look, "{\"text\": \"The cat sat\"}", 23, &sink);
- *   if (status) { ... show mha_error_detail() to the reader }
- *
  *   page            the page, HTML
  *   page.css, page.js
  *   look            maps of all heads and predictions, JSON: tokens, maps (the data of a report), map, next,
@@ -16,6 +11,16 @@
  *
  * The requests of look, map and save are JSON objects; docs/serve.md lists the fields. An answer depends
  * only on its request, except for seconds: the kept runs of the model only save time.
+ *
+ * Example, given mha_context *context, mha_model *model, const char *request, const mha_sink *sink:
+ *
+ *   mha_live_options options = MHA_INIT(mha_live_options);
+ *   options.name = "all-MiniLM-L6-v2";
+ *   mha_live *live = NULL;
+ *   mha_status status = mha_live_create(context, model, &options, &live);
+ *   const mha_live_place *look = mha_live_find("look"); // request: {"text": "The cat sat"}
+ *   if (!status) status = mha_live_answer(live, look, request, strlen(request), sink);
+ *   mha_live_destroy(live);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

@@ -21,6 +21,12 @@
  *
  * Letters as in attention.h.
  *
+ * Example, given mha_context *context, mha_tensor o[2], mha_tensor lse[2], mha_tensor whole:
+ *
+ *   mha_attention_part parts[2];
+ *   for (int i = 0; i < 2; i++) parts[i].o = &o[i], parts[i].lse = &lse[i];
+ *   mha_status status = mha_attention_merge(context, parts, 2, &whole, NULL);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

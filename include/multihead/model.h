@@ -1,18 +1,29 @@
 /* multihead: models from Hugging Face folders: a transformer and its tokenizer.
  *
  * A model folder holds config.json, model.safetensors (or an index and several files) and vocab.txt
- * or tokenizer.json. docs/model-folders.md lists the families, every field that is read and
- * everything that is refused.
+ * or tokenizer.json. docs/model-folders.md lists the families, the fields and the unsupported
+ * settings.
  *
  * Letters as in attention.h, and
  *   L   layers      E   width of the hidden states      T   tokens per sequence, padding included
  *
- * transformer.h has what is computed. For a BERT encoder it is (Devlin et al. 2019; post-norm, as
+ * transformer.h has the formulas. A BERT encoder computes (Devlin et al. 2019; post-norm, as
  * published):
  *
  *   x_0 = norm(word[id] + position[t] + type[segment])
  *   a_l = norm(x_l + attention_l(x_l))                      l = 0 .. L-1
  *   x_{l+1} = norm(a_l + W2 gelu(W1 a_l + b1) + b2)
+ *
+ * Example, given mha_context *context, const int32_t *ids, int64_t count, mha_tensor hidden:
+ *
+ *   mha_model *model = NULL;
+ *   mha_status status = mha_model_load(context, "all-MiniLM-L6-v2", NULL, &model);
+ *   mha_batch batch = MHA_INIT(mha_batch);
+ *   batch.batch = 1, batch.length = count, batch.ids = ids;
+ *   mha_model_outputs outputs = MHA_INIT(mha_model_outputs);
+ *   outputs.last_hidden = &hidden;
+ *   if (!status) status = mha_model_forward(context, model, &batch, &outputs);
+ *   mha_model_destroy(model);
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -38,7 +49,8 @@ enum {
     MHA_MODEL_NO_TOKENIZER = 1 << 0, /* do not load one; mha_model_tokenizer() returns NULL */
     /* Copy the weights into mha_transformer_data(), to be changed there: 8 bytes per number */
     MHA_MODEL_ARRAY = 1 << 1,
-    MHA_MODEL_UNDIVIDED = 1 << 2 /* with a transport: each rank has all layers, and calls alone */
+    MHA_MODEL_UNDIVIDED =
+        1 << 2 /* with a transport: each rank has all layers and makes its own calls */
 };
 
 typedef struct mha_model_options {
@@ -50,25 +62,25 @@ typedef struct mha_model_options {
     mha_compute compute;
     uint32_t reserved; /* 0 */
     /* Layers are spread over these ranks (mha_transformer_source in transformer.h): each reads the
-     * weights of its own from the same files. All ranks load together, and forward calls and steps
-     * of decoders are theirs together. It must outlive the model. NULL: all are here. Loading
-     * compares digests of all files, which takes as long as reading them once */
+     * weights of its own layers from the same files. All ranks make the loading, forward and
+     * decoder calls together. It must outlive the model. NULL: one process. Loading compares
+     * digests of all files, which takes as long as reading them once */
     const mha_transport *transport;
 } mha_model_options;
 
 /**
  * Load a model folder, or a GGUF file (gguf.h) of any type of weights that mha_gguf_read() decodes.
- * Weights that are all f32 are packed once. Where some are of another type, matrices stay as they
- * are stored and are converted where a product uses them (mha_transformer_create_from()), with the
- * bits that converted weights have. The prefix "bert." of weight names is optional; weights that
- * the encoder does not need (pooler, classifier) are ignored. options may be NULL. With a transport all
- * ranks return the same status, that of the lowest rank that failed; the detail of MHA_ERR_ARGUMENT
- * names the rank whose configuration, weights or tokenizer differ from those of rank 0.
+ * Weights that are all f32 are packed once. If some have another type, matrices stay in their
+ * stored type and are converted in each product (mha_transformer_create_from()), bit-identical to
+ * converting them first. The prefix "bert." of weight names is optional; weights that the encoder
+ * does not need (pooler, classifier) are ignored. options may be NULL. With a transport all ranks
+ * return the same status, that of the lowest rank that failed; the detail of MHA_ERR_ARGUMENT names
+ * the rank whose configuration, weights or tokenizer differ from those of rank 0.
  *
  * Memory   the caller owns *model; memory comes from the context's allocator, which must outlive
- *          the model (the context need not); the tokenizer and what is only needed while loading
- *          use the C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing
- *          else of the folder stays open.
+ *          the model (the context need not); the tokenizer and temporary memory of loading use the
+ *          C library's. The files of weights stay mapped, unless MHA_MODEL_ARRAY; nothing else of
+ *          the folder stays open.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (options; a compute other than
  *          MHA_COMPUTE_F32, or a transport, with MHA_MODEL_ARRAY; ranks whose files differ);
  *          MHA_ERR_FILE (folder or file missing);
@@ -108,7 +120,7 @@ typedef struct mha_model_info {
 /**
  * Describe a model.
  *
- * Memory   fills *info, as much of it as info->struct_size says.
+ * Memory   fills *info, up to info->struct_size bytes.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size).   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_describe(const mha_model *model, mha_model_info *info);
@@ -117,8 +129,8 @@ MHA_API MHA_NODISCARD mha_status mha_model_describe(const mha_model *model, mha_
  * Errors none. Threads any. Since 0.1 */
 MHA_API const mha_tokenizer *mha_model_tokenizer(const mha_model *model);
 
-/** The words of a model that mha_checkpoint_save() wrote (checkpoint.h), which has them instead of
- * a tokenizer; NULL otherwise. Memory lives as long as the model. Errors none. Threads any. Since
+/** The vocabulary of a model that mha_checkpoint_save() wrote (checkpoint.h), which has no
+ * tokenizer; NULL otherwise. Memory lives as long as the model. Errors none. Threads any. Since
  * 0.1 */
 MHA_API const mha_vocabulary *mha_model_vocabulary(const mha_model *model);
 
@@ -208,10 +220,11 @@ typedef struct mha_model_outputs {
  *          segments or lengths out of range); MHA_ERR_SIZE (more tokens than max_positions);
  *          MHA_ERR_UNSUPPORTED (a reserved field is set); MHA_ERR_SHAPE, MHA_ERR_DTYPE,
  *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP (an output); MHA_ERR_NOMEM. No output byte is then
- *          written, unless after_layer was what failed.
+ *          written, unless after_layer failed.
  * Threads  one call at a time per context.
  * Accuracy attention weights and hidden states within twice the error of torch in float32
- *          (docs/numerics.md). Each sequence of a padded batch has the bits that it has alone.
+ *          (docs/numerics.md). Each sequence of a padded batch is bit-identical to the
+ *          sequence alone.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_model_forward(mha_context *context, const mha_model *model,
@@ -246,7 +259,7 @@ typedef struct mha_model_shape {
  * Read the shape of a model's attention from FOLDER/config.json (no weights are needed) or from the
  * metadata of a GGUF file. Supports more architectures than mha_model_load(): mixtral too.
  *
- * Memory   fills *shape, as much of it as shape->struct_size says.
+ * Memory   fills *shape, up to shape->struct_size bytes.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_FILE (no config.json);
  *          MHA_ERR_FORMAT; MHA_ERR_MODEL (a field missing, of a wrong type or absurd);
  *          MHA_ERR_UNSUPPORTED (architecture); MHA_ERR_SIZE; MHA_ERR_NOMEM. *shape is then

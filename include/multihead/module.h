@@ -7,6 +7,19 @@
  * Weights are stored as PyTorch stores them, [outputs, inputs]. Letters as in attention.h, and
  *   E   width of query and out (embed_dim)      Ek, Ev   widths of key and value
  *
+ * Example, given mha_context *context, mha_tensor weight, mha_tensor tokens, mha_tensor out:
+ *
+ *   mha_module_desc desc = MHA_INIT(mha_module_desc);
+ *   desc.flags = MHA_MODULE_NO_QKV_BIAS | MHA_MODULE_NO_OUT_BIAS;
+ *   desc.embed_dim = 256, desc.num_heads = 8;
+ *   mha_module *module = NULL;
+ *   mha_status status = mha_module_create(context, &desc, &module);
+ *   if (!status) status = mha_module_set_parameter(module, "in_proj_weight", &weight); // ...
+ *   mha_module_call call = MHA_INIT(mha_module_call);
+ *   call.query = call.key = call.value = &tokens, call.out = &out; // self-attention
+ *   if (!status) status = mha_module_run(context, module, &call);
+ *   mha_module_destroy(module);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -104,21 +117,21 @@ MHA_API MHA_NODISCARD mha_status mha_module_set_parameter(mha_module *module, co
                                                           const mha_tensor *value);
 
 /**
- * Use a weight where it lies, by any of its names: for weights that change all the time, as a
- * training's do. Every call reads what is there at that time, so an optimizer may change it in
- * place and nothing has to be set again; what was packed before is given back.
+ * Use a weight in the caller's memory, by any of its names: for weights that change often, as in
+ * training. Every call reads the current values, so an optimizer may change them in place without
+ * another call. A packed copy from before is freed.
  *
  *   value: f32, f16 or bf16, the weight's shape, each row contiguous, rows any distance apart
  *
- * Results have the bits of mha_module_set_parameter(). Each call packs the weight on the way, by
- * all threads, some rows at a time that stay in cache: 3 % slower for 512 rows of query (batch
- * times length), 10 % for 128; setting takes a fifth of such a call, on one thread. f16 and bf16 are
- * read as they lie, half as much memory. For generating text, one token at a time, set f32 weights.
- * Biases and vectors are small: set them.
+ * Results are bit-identical to mha_module_set_parameter(). Each call packs the weight on the way,
+ * by all threads, some rows at a time that stay in cache: 3 % slower for 512 rows of query (batch
+ * times length), 10 % for 128; setting takes a fifth of such a call, on one thread. f16 and bf16
+ * are read in place, with half the memory traffic. For generating text, one token at a time, set
+ * f32 weights. Biases and vectors are small: set them.
  *
  * Memory   value's memory is borrowed until the weight is borrowed or set again, or the module is
- *          destroyed, and must not change during a call. mha_module_scratch() counts what calls
- *          take then.
+ *          destroyed, and must not change during a call. mha_module_scratch() includes the scratch
+ *          that calls then need.
  * Errors   as mha_module_set_parameter(); MHA_ERR_ARGUMENT (not a weight), MHA_ERR_STRIDE.
  * Threads  no other thread may be using the module.   Since  0.1
  */
@@ -187,7 +200,7 @@ typedef struct mha_module_call {
     const mha_tensor *query;             /* [B,T,E ] in */
     const mha_tensor *key;               /* [B,S,Ek] in */
     const mha_tensor *value;             /* [B,S,Ev] in */
-    const mha_tensor *out;               /* [B,T,E ] out; NULL: heads are wanted, not mixed */
+    const mha_tensor *out;               /* [B,T,E ] out; NULL: compute outputs.heads only */
     const mha_module_outputs *outputs;   /* NULL: none */
     /* With MHA_MODULE_ROPE: positions of tokens. NULL: key s at s, query t at t + q_offset, as
      * for masks; with a cache after its contents; ragged, from each sequence's start. */
@@ -201,14 +214,13 @@ typedef struct mha_module_call {
  *
  *   query [B,T,E] in    key [B,S,Ek] in    value [B,S,Ev] in    out [B,T,E] out
  *
- * each f32, f16 or bf16: inputs are widened exactly, into scratch, and out is rounded once from f32;
- * everything between, and all other outputs, are f32.
- * Self-attention passes the same tensor three times. attention describes mask, scale, path and so
- * on (window, softcap, ALiBi, T5, Shaw, ...). Any strides, last axis contiguous: mha_tensor_tbe()
- * views [T,B,E] memory. Without a batch axis, query [T,E], key [S,Ek],
- * value [S,Ev] and out [T,E], no output has one either (probabilities are [H,T,S]), and B is 1.
- * With the output heads out may be NULL: nothing is mixed, and W_o need not be set. That is how
- * heads are divided among ranks (distributed.h).
+ * each f32, f16 or bf16: inputs are widened exactly, into scratch, and out is rounded once from
+ * f32; everything between, and all other outputs, are f32. Self-attention passes the same tensor
+ * three times. attention describes mask, scale, path and so on (window, softcap, ALiBi, T5, Shaw,
+ * ...). Any strides, last axis contiguous: mha_tensor_tbe() views [T,B,E] memory. Without a batch
+ * axis, query [T,E], key [S,Ek], value [S,Ev] and out [T,E], no output has one either
+ * (probabilities are [H,T,S]), and B is 1. out may be NULL if outputs.heads is requested: W_o is
+ * not applied and need not be set. Ranks that share the heads use this (distributed.h).
  *
  * After the projection q and k are normalised and rotated, in this order, if the module does so.
  *

@@ -10,6 +10,13 @@
  * Gradients of parameters always accumulate (clear them before the first batch). Bits are the same
  * for any number of threads, and whichever other gradients are requested.
  *
+ * Example, given mha_context *context, mha_module *module, mha_module_call call, mha_tensor dout,
+ * mha_tensor dtokens:
+ *
+ *   mha_module_gradients gradients = MHA_INIT(mha_module_gradients);
+ *   gradients.query = &dtokens; // call is that of mha_module_run()
+ *   mha_status status = mha_module_backward(context, module, &call, &dout, &gradients);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

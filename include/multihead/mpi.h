@@ -1,15 +1,16 @@
-/* multihead: ranks that are processes of MPI. libmultihead-mpi, which needs an MPI library (Open MPI,
- * MPICH); nothing else of multihead does.
+/* multihead: a transport over MPI (libmultihead-mpi, the only part of multihead that requires an
+ * MPI library: Open MPI, MPICH).
  *
- *   mha_mpi *mpi;
- *   mha_mpi_start(NULL, &mpi);                            all processes that mpirun started
- *   const mha_transport *ranks = mha_mpi_transport(mpi);  for every call that takes a transport
- *   ...
+ * Only the thread that called mha_mpi_start() sends and receives (MPI_THREAD_FUNNELED). Transfers
+ * above 1 GiB are split into several messages. A wait polls MPI_Test and yields the processor;
+ * after 2 ms it sleeps 50 microseconds between calls.
+ *
+ * Example, given mha_status (*work)(const mha_transport *ranks):
+ *
+ *   mha_mpi *mpi = NULL;
+ *   mha_status status = mha_mpi_start(NULL, &mpi); // all processes that mpirun started
+ *   if (!status) status = work(mha_mpi_transport(mpi));
  *   mha_mpi_finish(mpi);
- *
- * Messages are MPI's, between two ranks, by the thread that called mha_mpi_start() only
- * (MPI_THREAD_FUNNELED). More than 1 GiB travels as several messages. A wait calls MPI_Test until the
- * transfer is complete, yielding the processor, and from 2 ms on sleeps 50 microseconds between calls.
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

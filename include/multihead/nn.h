@@ -6,6 +6,14 @@
  * MHA_GRADIENT_ADD. NULL: not requested. Sums over rows are taken in a fixed order: bits do not
  * depend on the number of threads.
  *
+ * Example, given mha_context *context, mha_tensor weight, mha_tensor bias, mha_tensor x, mha_tensor
+ * y:
+ *
+ *   mha_linear *linear = NULL;
+ *   mha_status status = mha_linear_create(context, &weight, &bias, &linear);
+ *   if (!status) status = mha_linear_forward(context, linear, MHA_ACTIVATION_GELU, &x, &y);
+ *   mha_linear_destroy(linear);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -113,13 +121,21 @@ MHA_API MHA_NODISCARD mha_status mha_linear_forward(mha_context *context, const 
                                                     mha_activation activation, const mha_tensor *x,
                                                     const mha_tensor *y);
 
+/* A call of mha_linear_backward(). No output may overlap an input; each may be NULL. */
+typedef struct mha_linear_gradients {
+    uint32_t struct_size;
+    uint32_t flags;                    /* MHA_GRADIENT_ADD: add to dx */
+    const mha_tensor *weight;          /* [N,K] in */
+    const mha_tensor *x;               /* [M,K] in; not read without dweight */
+    const mha_tensor *dy;              /* [M,N] in */
+    const mha_tensor *dx;              /* [M,K] out */
+    const mha_tensor *dweight, *dbias; /* [N,K], [N] out */
+} mha_linear_gradients;
+
 /**
  * The gradients of y = x W^T + b:
  *
  *   dx (+)= dy W        dweight += dy^T x        dbias += sum of the rows of dy
- *
- *   weight [N,K] in     x [M,K] in (not read without dweight)     dy [M,N] in
- *   dx [M,K], dweight [N,K], dbias [N] out; each may be NULL; they may not overlap an input
  *
  * Memory   scratch from the context, of the size of weight or x.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
@@ -128,11 +144,8 @@ MHA_API MHA_NODISCARD mha_status mha_linear_forward(mha_context *context, const 
  * Accuracy as mha_linear_forward(), with the length of each sum (N, M) in place of K.
  * Since    0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context, const mha_tensor *weight,
-                                                     const mha_tensor *x, const mha_tensor *dy,
-                                                     uint32_t flags, const mha_tensor *dx,
-                                                     const mha_tensor *dweight,
-                                                     const mha_tensor *dbias);
+MHA_API MHA_NODISCARD mha_status mha_linear_backward(mha_context *context,
+                                                     const mha_linear_gradients *call);
 
 /**
  * y = activation(x), element by element, for activations that are not fused, as in training, which
@@ -232,6 +245,17 @@ MHA_API MHA_NODISCARD mha_status mha_rms_norm(mha_context *context, const mha_te
                                               const mha_tensor *residual, const mha_tensor *weight,
                                               float epsilon, const mha_tensor *y);
 
+/* A call of mha_layer_norm_backward() or mha_rms_norm_backward(). */
+typedef struct mha_norm_gradients {
+    uint32_t struct_size;
+    uint32_t flags;                          /* MHA_GRADIENT_ADD: add to dx */
+    const mha_tensor *x, *residual, *weight; /* in, as in the forward call */
+    const mha_tensor *dy;                    /* [M,N] in */
+    const mha_tensor *dx;                    /* [M,N] out, may be dy itself; NULL: not requested */
+    const mha_tensor *dweight, *dbias;       /* [N] out; likewise */
+    float epsilon;                           /* as in the forward call */
+} mha_norm_gradients;
+
 /**
  * The gradients of mha_layer_norm(); with r = 1 / sqrt(var + epsilon), n = (z - mean) r, g = dy *
  * weight:
@@ -240,27 +264,18 @@ MHA_API MHA_NODISCARD mha_status mha_rms_norm(mha_context *context, const mha_te
  *
  * dx is the gradient of z: that of x and of residual alike.
  *
- *   x, residual, weight, epsilon   as in the forward call
- *   dy [M,N] in    dx [M,N] out, may be dy itself    dweight, dbias [N] out; each may be NULL
- *
  * Memory   scratch from the context: 2 N doubles for every 64 rows.
  * Errors   as mha_layer_norm(), MHA_ERR_OVERLAP, MHA_ERR_NOMEM, MHA_ERR_UNSUPPORTED (flags);
  *          nothing is then written.
  * Threads  one call per context.   Accuracy  in double, rounded once.   Since  0.1
  */
-MHA_API MHA_NODISCARD mha_status mha_layer_norm_backward(
-    mha_context *context, const mha_tensor *x, const mha_tensor *residual, const mha_tensor *weight,
-    float epsilon, const mha_tensor *dy, uint32_t flags, const mha_tensor *dx,
-    const mha_tensor *dweight, const mha_tensor *dbias);
+MHA_API MHA_NODISCARD mha_status mha_layer_norm_backward(mha_context *context,
+                                                         const mha_norm_gradients *call);
 
-/** The gradients of mha_rms_norm(): as mha_layer_norm_backward() without means and bias. Memory,
- * Errors, Threads, Accuracy as there. Since 0.1 */
-MHA_API MHA_NODISCARD mha_status mha_rms_norm_backward(mha_context *context, const mha_tensor *x,
-                                                       const mha_tensor *residual,
-                                                       const mha_tensor *weight, float epsilon,
-                                                       const mha_tensor *dy, uint32_t flags,
-                                                       const mha_tensor *dx,
-                                                       const mha_tensor *dweight);
+/** The gradients of mha_rms_norm(): as mha_layer_norm_backward() without means and bias; dbias is
+ * MHA_ERR_UNSUPPORTED. Memory, Errors, Threads, Accuracy as there. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_rms_norm_backward(mha_context *context,
+                                                       const mha_norm_gradients *call);
 
 /**
  * y[m] = table[ids[m]], or with MHA_GRADIENT_ADD y[m] += table[ids[m]].

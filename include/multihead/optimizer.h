@@ -6,6 +6,16 @@
  * + - * / and square roots are used, element by element: the same bits on any number of threads and
  * any instruction set.
  *
+ * Example, given mha_context *context, int64_t count, float *p, const float *g, float *m, float *v,
+ * int64_t step:
+ *
+ *   mha_adamw adamw = MHA_INIT(mha_adamw);
+ *   adamw.learning_rate = 1e-3, adamw.step = step; // from 1
+ *   double norm = 0;
+ *   mha_status status = mha_gradient_norm(context, count, g, &norm);
+ *   if (norm > 1) adamw.gradient_scale = 1 / norm;
+ *   if (!status) status = mha_adamw_step(context, &adamw, count, p, g, m, v);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

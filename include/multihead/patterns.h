@@ -24,6 +24,14 @@
  * with MHA_PATTERN_ADD on a tensor that already holds one. MHA_PATTERN_CAUSAL works on whole
  * blocks; the triangle inside the diagonal's blocks is MHA_ATTENTION_CAUSAL's.
  *
+ * Example, given mha_tensor keep_blocks, int64_t *kept:
+ *
+ *   mha_pattern_desc longformer = MHA_INIT(mha_pattern_desc);
+ *   longformer.flags = MHA_PATTERN_LOCAL;
+ *   longformer.left_blocks = longformer.right_blocks = 2;
+ *   longformer.global_rows = longformer.global_cols = 1;
+ *   mha_status status = mha_pattern_fill(&longformer, &keep_blocks, kept);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

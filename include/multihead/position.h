@@ -7,6 +7,13 @@
  * double and rounds each result once; bits do not depend on the number of threads, on strides or on
  * the instruction set (except for the C library's sin, cos and pow).
  *
+ * Example, given mha_context *context, mha_tensor q, mha_tensor k:
+ *
+ *   mha_rope_desc llama = MHA_INIT(mha_rope_desc);
+ *   llama.pairing = MHA_ROPE_HALVES, llama.base = 500000;
+ *   mha_status status = mha_rope_apply(context, &llama, &q, &q); // in place
+ *   if (!status) status = mha_rope_apply(context, &llama, &k, &k);
+ *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

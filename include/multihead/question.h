@@ -1,9 +1,15 @@
 /* multihead: rank heads by their attention from one word of a text to another, and by the effect of
  * ablating them (libmultihead-model).
  *
- *   mha_tokens_find_word(&tokens, text, bytes, "it", &question.from);
- *   mha_tokens_find_word(&tokens, text, bytes, "animal", &question.to);
- *   mha_question_ask(context, transformer, &tokens, &question, &answer);
+ * Example, given mha_context *context, const mha_transformer *transformer, mha_tokens tokens, const
+ * char *text:
+ *
+ *   mha_question question = MHA_INIT(mha_question);
+ *   mha_answer answer;
+ *   mha_status status = mha_tokens_find_word(&tokens, text, strlen(text), "it", &question.from);
+ *   if (!status) status = mha_tokens_find_word(&tokens, text, strlen(text), "animal", &question.to);
+ *   if (!status) status = mha_question_ask(context, transformer, &tokens, &question, &answer);
+ *   if (!status) mha_answer_free(&answer);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

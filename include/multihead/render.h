@@ -1,18 +1,23 @@
 /* multihead: pictures of matrices (libmultihead-render, needs cairo, FreeType and libpng).
  *
  * A figure is a list of panels (heat maps of one size) with labels on both axes and one colour bar.
- * Nothing here knows what the numbers mean: the maps may be attention weights or anything else.
- *
- *   mha_figure figure = {.struct_size = sizeof figure, .panel_size = sizeof(mha_panel),
- *                        .rows = n, .cols = n, .row_labels = tokens, .col_labels = tokens,
- *                        .panels = panels, .panel_count = 12};
- *   mha_file *file;
- *   mha_status status = mha_file_create("maps.svg", &file);
- *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
- *   status = mha_file_finish(file, status);       a half-written file is never left behind
+ * The renderer does not interpret the numbers: maps may hold attention weights or any other values.
  *
  * Texts are UTF-8 and end with NUL; invalid bytes are drawn as U+FFFD, spaces in labels as a middle
  * dot, control characters as their visible symbols. The same figure always gives the same bytes.
+ *
+ * Example, given const float *weights, const char *const *tokens, int64_t n:
+ *
+ *   mha_panel panel;
+ *   memset(&panel, 0, sizeof panel);
+ *   panel.values = weights, panel.name = "L0H3"; // [n, n]
+ *   mha_figure figure = MHA_INIT(mha_figure);
+ *   figure.panel_size = sizeof panel, figure.panels = &panel, figure.panel_count = 1;
+ *   figure.rows = figure.cols = n, figure.row_labels = figure.col_labels = tokens;
+ *   mha_file *file = NULL;
+ *   mha_status status = mha_file_create("maps.svg", &file);
+ *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
+ *   status = mha_file_finish(file, status); // on failure, no file is left behind
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -49,10 +54,6 @@ typedef enum mha_cmap {
 /** "viridis", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_cmap_name(mha_cmap cmap);
 
-/** Find a colour map by its name, upper or lower case; false and *cmap untouched if there is none.
- * Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_cmap_from_name(const char *name, mha_cmap *cmap);
-
 /**
  * The colour at t, which is clipped to 0..1 (NaN gives 0): rgb[0..2] are sRGB bytes.
  * blues and greys run from white to dark; with dark they run from dark to light, so that low
@@ -88,10 +89,6 @@ typedef enum mha_scale {
 /** "linear", ...; "?" if unknown. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_scale_name(mha_scale scale);
 
-/** Find a scale by its name, upper or lower case; false and *scale untouched if there is none.
- * Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_scale_from_name(const char *name, mha_scale *scale);
-
 typedef enum mha_values {
     MHA_VALUES_AUTO = 0, /* numbers in the cells of small figures */
     MHA_VALUES_ALWAYS = 1,
@@ -109,8 +106,8 @@ typedef struct mha_measure {
     const char *note; /* what is counted, "rows", or a unit, "bits"; or NULL */
 } mha_measure;
 
-/* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. What follows
- * mask_stride, but mark, is for reports (HTML) only. */
+/* One heat map: values[r * row_stride + c] for r < rows, c < cols of the figure. The fields after
+ * mask_stride, except mark, are for reports (HTML) only. */
 typedef struct mha_panel {
     const float *values; /* NULL only if rows or cols is 0 */
     int64_t row_stride;  /* in elements; 0: cols */
@@ -130,9 +127,9 @@ typedef struct mha_panel {
      * Named by twin_name of the report. NULL: none. */
     const float *twin;
     int64_t twin_stride;
-    /* What the cells come from, for the neuron view: a vector of `channels` numbers for each row and
-     * for each column, [rows, channels] and [cols, channels] without gaps. Of a weight softmax(scale
-     * q . k) these are q and k. Both NULL: none. */
+    /* The vectors behind the cells, for the neuron view: `channels` numbers for each row and
+     * column, [rows, channels] and [cols, channels] without gaps. Of a weight softmax(scale q . k)
+     * these are q and k. Both NULL: none. */
     const float *queries, *keys;
     int64_t channels;
     /* For pictures (SVG, PNG): [2] the row and column of a cell to point at. It is framed, and the
@@ -264,7 +261,7 @@ enum {
     MHA_MARK_BARE = 1 << 9    /* of a figure only the cells of its first map, as one image */
 };
 
-/* What a byte of a grid means: 0 nothing, else an ink, drawn soft with MHA_CELL_SOFT. */
+/* A byte of a grid: 0 for no cell, else an ink, drawn soft with MHA_CELL_SOFT. */
 enum { MHA_CELL_SOFT = 128 };
 
 typedef struct mha_mark {
@@ -326,7 +323,7 @@ typedef struct mha_series {
     const char *name;
     const double *x, *y; /* [count], x ascending */
     int64_t count;
-    bool baseline; /* what the others are compared with: drawn dashed and grey */
+    bool baseline; /* the reference of the others: drawn dashed and grey */
 } mha_series;
 
 /* A line chart, such as the loss during training, or quality against heads kept. */
@@ -393,7 +390,7 @@ typedef enum mha_view {
     MHA_VIEW_NEURONS = 3
 } mha_view;
 
-/* What a report contains besides its figure. */
+/* Contents of a report besides its figure. */
 typedef struct mha_report {
     uint32_t struct_size;
     const char *text;      /* the input as a reader would write it; NULL: none */
@@ -416,7 +413,7 @@ typedef struct mha_report {
     int64_t column_count;
     const mha_frame *frames; /* [frame_count], in order: a player above the maps; NULL: none */
     int64_t frame_count;
-    const char *twin_name;  /* "norm of what arrives"; NULL: "twin" */
+    const char *twin_name;  /* "norm-based"; NULL: "twin" */
     const char *twin_value; /* what its cells hold, as value_name of the figure; NULL: "value" */
     /* A figure whose cells are already the maxima of cell_tokens x cell_tokens tokens: tokens
      * has all labels of both axes, and rows = cols = token_count / cell_tokens, rounded up. Without
@@ -439,7 +436,7 @@ typedef struct mha_report {
     int64_t second_row, second_col;
 } mha_report;
 
-/* The cell of a map that tells most about it. This struct does not grow. */
+/* The most distinctive cell of a map. This struct does not grow. */
 typedef struct mha_link {
     int64_t row, col; /* -1: all cells of the map are masked or not finite */
     double value;
@@ -449,8 +446,8 @@ typedef struct mha_link {
 } mha_link;
 
 /**
- * The link that each map of a figure makes and others do not: where a report opens, and what a card
- * says first.
+ * The most distinctive link of each map of a figure: a report opens on it, and a card shows it
+ * first.
  *
  *   report     which labels are special, and whether rows and columns are the same tokens; or NULL
  *   links      [panel_count] out
@@ -484,7 +481,7 @@ MHA_API MHA_NODISCARD mha_status mha_figure_links(const mha_figure *figure,
  * or 8 bits, which the page states; where even those take more, MHA_ERR_SIZE asks for fewer panels.
  *
  * The fragment of the page's address names what is shown (#view=lines&head=L3H7&cell=10,2), unless
- * only_view is set: a reader can share or keep it. What it cannot name is ignored.
+ * only_view is set: a reader can share or keep it. Invalid parts are ignored.
  * Page and texts are about 220 KB and are always written, however small most_bytes is.
  *
  * Memory   as mha_render_svg().
@@ -573,10 +570,10 @@ MHA_API MHA_NODISCARD mha_status mha_render_terminal(const mha_figure *figure,
 MHA_API int64_t mha_text_columns(const char *text);
 
 /**
- * What a piece of a tokenizer's vocabulary stands for, as labels show it: the letters of bytes that
+ * The text of a piece of a tokenizer's vocabulary, as labels show it: the letters of bytes that
  * GPT-2 and its successors use become those bytes ("\xC4\xA0the" is "the", as are "_the" with the
- * mark U+2581 and "the</w>"); one space in front goes. Other pieces are copied. Writes at most size
- * bytes with the NUL, as snprintf() does; returns the bytes of the whole text without it,
+ * mark U+2581 and "the</w>"); one leading space is dropped. Other pieces are copied. Writes at most
+ * size bytes with the NUL, as snprintf() does; returns the bytes of the whole text without it,
  * which are never more than those of the piece. text may be piece.
  *
  * Memory   none.   Errors  none; NULL is "".   Threads  any.   Since  0.1

@@ -1,8 +1,20 @@
 /* multihead: a page about many heads: a scatter of two scores, a grid of layers and heads, a table,
- * and a card for each head. What it draws is plain data: nothing here knows what a score means.
+ * and a card for each head. The renderer does not interpret the scores.
  *
- * Strings are UTF-8 ending in NUL and may come from anywhere (tokens, file names): they are escaped,
+ * Strings are UTF-8 ending in NUL and may be untrusted (tokens, file names): they are escaped,
  * and invalid bytes become U+FFFD. NULL strings are empty. All memory is borrowed for the call.
+ *
+ * Example, given mha_heads_page page, const mha_heads_card *heads, const mha_heads_column *columns,
+ * const mha_heads_value *values, int64_t count:
+ *
+ *   page.heads = heads, page.head_count = count;
+ *   page.columns = columns, page.column_count = 2, page.values = values; // [count][2]
+ *   page.x = 0, page.y = 1, page.first_head = -1;
+ *   mha_buffer html;
+ *   memset(&html, 0, sizeof html);
+ *   mha_sink sink = mha_buffer_sink(&html);
+ *   mha_status status = mha_render_heads_page(&page, &sink);
+ *   mha_buffer_free(&html);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -18,11 +30,12 @@ extern "C" {
 
 /* A score that every head may have. */
 typedef struct mha_heads_column {
-    const char *name; /* "induction" */
-    const char *text; /* its definition, with its source */
-    const char *unit; /* "nats"; NULL: a share or a plain number */
-    bool share;       /* 0 .. 1 */
-    double luck;      /* what the best head reaches by luck; NaN: not known */
+    const char *name;  /* "induction", in the page's address */
+    const char *text;  /* its definition, with its source */
+    const char *unit;  /* "nats"; NULL: a share or a plain number */
+    bool share;        /* 0 .. 1 */
+    double luck;       /* 95th percentile under the permutation null; NaN: not known */
+    const char *label; /* what the page shows as its name; NULL: name */
 } mha_heads_column;
 
 /* Its value for a head. */
@@ -30,7 +43,7 @@ typedef struct mha_heads_value {
     double value;
     double chance, low, high; /* NaN: not known; low and high: the interval of the mean */
     double deciles[11];       /* of rows; deciles[0] NaN: not known */
-    int64_t rows;             /* that it rests on; 0: there is no value */
+    int64_t rows;             /* measured; 0: there is no value */
 } mha_heads_value;
 
 typedef struct mha_heads_role {
@@ -56,7 +69,7 @@ typedef struct mha_heads_list {
     int64_t count;
 } mha_heads_list;
 
-/* What a head reads of an earlier one. */
+/* A connection from an earlier head that this head reads. */
 typedef struct mha_heads_arrow {
     const char *kind; /* "K" */
     int64_t layer, head;
@@ -74,7 +87,7 @@ typedef struct mha_heads_line {
 typedef struct mha_heads_card {
     int64_t layer, head;
     const char *note;    /* a sentence; NULL: none */
-    const char *command; /* that shows the head in a text; NULL: none */
+    const char *command; /* to show the head in a text; NULL: none */
     const mha_heads_role *roles;
     const mha_heads_place *places;
     const mha_heads_list *lists;

@@ -1,14 +1,21 @@
-/* multihead: the report's page as a live one (libmultihead-render): a reader types a text, and the page
- * asks a server, which `multihead serve` is, for its maps. The same page as mha_render_html() writes,
- * and the same drawing.
+/* multihead: the live page (libmultihead-render): a reader types a text, and the page requests its
+ * maps from a server such as `multihead serve`. It draws as the page of mha_render_html() does.
  *
- * A server has three files beside each other, all of them without any other address:
+ * A server provides three files in one folder, which refer to no other address:
  *
  *   index          mha_render_live_page()
  *   page.css       mha_render_live_file(MHA_LIVE_STYLE)
  *   page.js        mha_render_live_file(MHA_LIVE_SCRIPT)
  *
- * and answers what the script asks for: docs/serve.md has the requests.
+ * and answers the requests of the script, listed in docs/serve.md.
+ *
+ * Example, given const mha_sink *sink:
+ *
+ *   mha_figure figure = MHA_INIT(mha_figure);
+ *   mha_report report = MHA_INIT(mha_report);
+ *   figure.panel_size = sizeof(mha_panel), figure.title = "all-MiniLM-L6-v2";
+ *   mha_status status = mha_render_live_page(&figure, &report, sink);
+ *   if (!status) status = mha_render_live_file(MHA_LIVE_SCRIPT, sink);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -29,8 +36,8 @@ typedef enum mha_live_file {
 
 /**
  * The page itself, with the title, facts and producer that it shows; of the figure the title, the
- * colour map and the theme are used, its panels are not needed. There is neither a style nor a script
- * in it, so that a Content-Security-Policy may forbid both.
+ * colour map and the theme are used, its panels are not needed. It has no inline style or script,
+ * so that a Content-Security-Policy may forbid both.
  *
  * Memory   as mha_render_svg().   Errors  as mha_render_html().   Threads  any.   Since  0.1
  */
@@ -39,7 +46,7 @@ MHA_API MHA_NODISCARD mha_status mha_render_live_page(const mha_figure *figure,
                                                       const mha_sink *sink);
 
 /**
- * A file that stands beside the page. Always the same bytes.
+ * A file of the page. Always the same bytes.
  *
  * Memory   as mha_render_svg().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no such file), or what the sink returned.
@@ -48,9 +55,9 @@ MHA_API MHA_NODISCARD mha_status mha_render_live_page(const mha_figure *figure,
 MHA_API MHA_NODISCARD mha_status mha_render_live_file(mha_live_file file, const mha_sink *sink);
 
 /**
- * What the page draws of a text, as JSON: the data of a report, whose maps are the small ones of the
- * overview. They may be blocks of more tokens (cell_tokens of the report) than the cells of a large
- * map, of which the page asks for one at a time.
+ * The data of a text for the page, as JSON: the data of a report with the small maps of the
+ * overview. Their cells may cover more tokens (cell_tokens of the report) than those of a large
+ * map, which the page requests one at a time.
  *
  *   map_tokens  tokens of a cell of a large map, a divisor of cell_tokens or not; 1 or more
  *

@@ -7,6 +7,13 @@
  * and one of what is left, drawn with probability p / sum p. The order of the steps is that of
  * Hugging Face's transformers.
  *
+ * Example, given mha_context *context, const float *logits, int64_t vocab_size, uint64_t step:
+ *
+ *   mha_sampling sampling = MHA_INIT(mha_sampling);
+ *   sampling.temperature = 0.8, sampling.top_p = 0.95, sampling.seed = 1;
+ *   int32_t token = 0;
+ *   mha_status status = mha_sample_token(context, &sampling, step, logits, vocab_size, &token);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */

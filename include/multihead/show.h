@@ -3,12 +3,15 @@
  * sentence. The renderer (render.h) knows nothing of attention, and the code that computes maps knows
  * nothing of figures; this library connects them.
  *
- *   mha_show show;
- *   mha_status status = mha_show_make(&maps, NULL, &show);
- *   if (!status) status = mha_render_html(&show.page, &show.report, &sink);
- *   mha_show_free(&show);
- *
  * Letters: L layers, H heads of a layer, T rows (queries), S columns (keys).
+ *
+ * Example, given const mha_maps *maps, const mha_sink *sink:
+ *
+ *   mha_show show;
+ *   memset(&show, 0, sizeof show);
+ *   mha_status status = mha_show_make(maps, NULL, &show);
+ *   if (!status) status = mha_render_html(&show.page, &show.report, sink);
+ *   mha_show_free(&show);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -16,47 +19,12 @@
 #ifndef MULTIHEAD_SHOW_H
 #define MULTIHEAD_SHOW_H
 
+#include <multihead/maps.h>
 #include <multihead/render.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* The tokens of an axis. */
-typedef struct mha_axis {
-    int64_t count;
-    const char *const *labels; /* [count] */
-    const char *const *shown;  /* [count] labels for figures; NULL, or NULL elements: the label */
-    const uint8_t *special;    /* [count] 1: a special token, not in the text; NULL: none */
-    const int8_t *sequence;    /* [count] 1: a token of the second text; NULL: one text */
-} mha_axis;
-
-/* mha_maps.flags */
-enum {
-    MHA_MAPS_CAUSAL = 1 << 0,  /* a row sees no later column */
-    MHA_MAPS_SAME = 1 << 1,    /* rows and columns are the same tokens */
-    MHA_MAPS_CONTRAST = 1 << 2 /* weights in the first text minus those in the second */
-};
-
-typedef struct mha_maps {
-    uint32_t struct_size;
-    uint32_t flags;
-    const char *name;    /* the title: the model or the file */
-    const char *kind;    /* the architecture; NULL: no model, and cells may hold any values */
-    const char *text[2]; /* [text_bytes] UTF-8; NULL: none */
-    size_t text_bytes[2];
-    int64_t layers, heads; /* L and H of the model or array */
-    const uint8_t *on;     /* [L,H] heads to show; NULL: all */
-    mha_axis rows, cols;   /* T, S */
-    int64_t cell;          /* a cell is the maximum over cell x cell tokens; 0 or 1: one token */
-    mha_axis tokens;       /* the tokens of the text, if cell > 1 */
-    float *const *layer;   /* [L] each [H,T,S]; NULL for a layer without a shown head */
-    float *const *twin;    /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
-    float *const *queries; /* [L] each [H,T,channels] or NULL; NULL: none */
-    float *const *keys;    /* [L] each [H,S,channels] or NULL */
-    int64_t channels;
-    const double *score_scales; /* [L] scale of q . k before the softmax; 0: 1 / sqrt(channels) */
-} mha_maps;
 
 /* Text and measures to show with a head. */
 typedef struct mha_show_role {
@@ -65,6 +33,28 @@ typedef struct mha_show_role {
     const mha_measure *measures; /* [measure_count] */
     int64_t measure_count;
 } mha_show_role;
+
+/* The roles of all heads of a study. */
+typedef struct mha_cards {
+    int64_t layers, heads; /* L, H */
+    mha_show_role *roles;  /* [L,H]; zeros for a head that a layer does not have */
+    mha_room memory;       /* for mha_cards_free() */
+} mha_cards;
+
+enum { MHA_CARD_MEASURES = 9 /* of each head: where its weight is, and on random tokens */ };
+
+/**
+ * Make the cards of all heads from a study's results: the first role as a badge, a sentence for each role,
+ * measures with their chance levels.
+ *
+ * Memory   the caller frees *cards with mha_cards_free().
+ * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; there is then nothing to free.
+ * Threads  any while no measurement is in progress.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_cards_make(const mha_study_found *found, mha_cards *cards);
+
+/** Free and clear cards; NULL is allowed. Memory frees all. Errors none. Threads any. Since 0.1 */
+MHA_API void mha_cards_free(mha_cards *cards);
 
 /* mha_show_options.flags */
 enum {
@@ -87,8 +77,8 @@ typedef struct mha_show_options {
     const char *const *hide; /* [hide_count] lists of tokens to hide: "special,the,##ing" */
     int64_t hide_count;
     int64_t first_panel, first_row, first_col;
-    const char *remark;         /* begins the footnote; NULL: none */
-    const mha_show_role *roles; /* [L,H]; NULL: none */
+    const char *remark;     /* begins the footnote; NULL: none */
+    const mha_cards *cards; /* shown with heads, and as the report's table; NULL: none */
 } mha_show_options;
 
 /* A figure and its report. */
@@ -98,7 +88,7 @@ typedef struct mha_show {
     mha_report report;
     const mha_link
         *links; /* [panels] the strongest link of each; for a contrast, the largest change */
-    void *memory;
+    mha_room memory;
 } mha_show;
 
 /**
@@ -112,6 +102,16 @@ typedef struct mha_show {
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_show_make(const mha_maps *maps,
+                                               const mha_show_options *options, mha_show *show);
+
+/**
+ * Make the figure of a desk, and its report: the heads before and after W_O, and what each head writes.
+ * source has name, texts and rows of the desk; of the options, colours, scale and range apply. The cmap
+ * viridis is replaced by a diverging map.
+ *
+ * Memory, Errors, Threads, Since  as mha_show_make(); show->links is NULL.
+ */
+MHA_API MHA_NODISCARD mha_status mha_show_desk(const mha_desk *desk, const mha_maps *source,
                                                const mha_show_options *options, mha_show *show);
 
 /** The block size (mha_maps.cell) for maps of so many heads and tokens: 1 if the full maps take at most

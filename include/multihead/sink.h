@@ -1,11 +1,14 @@
-/* multihead: where bytes go: a callback, memory, or a file that appears whole or not at all.
+/* multihead: output sinks: a callback, memory, or a file that is replaced atomically.
  *
- * Writers (of pictures, arrays, model files) take a sink and do not know where it leads.
+ * Writers of pictures, arrays and model files take a sink.
  *
- *   mha_file *file;
- *   mha_status status = mha_file_create("maps.svg", &file);
- *   if (!status) status = mha_render_svg(&figure, mha_file_sink(file));
- *   status = mha_file_finish(file, status);       a half-written file is never left behind
+ * Example, given const void *bytes, size_t size:
+ *
+ *   mha_file *file = NULL;
+ *   mha_status status = mha_file_create("out.bin", &file);
+ *   const mha_sink *sink = status ? NULL : mha_file_sink(file);
+ *   if (sink) status = sink->write(sink->user, bytes, size);
+ *   status = mha_file_finish(file, status); // on failure, out.bin keeps its old content
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -43,17 +46,16 @@ MHA_API void mha_buffer_free(mha_buffer *buffer);
 typedef struct mha_file mha_file;
 
 /**
- * Begin to write a file. What happens depends on what path is:
+ * Begin to write a file. The kind of path determines how:
  *
  *   nothing, or a regular file   the bytes go to a new file beside it, which mha_file_finish()
  *                                renames: readers see the old content or the whole new one. The
  *                                new file gets the permissions of the one that it replaces; a file
  *                                without write permission is not replaced
  *   a device, pipe or socket     written directly
- *   an open file of a process,   by whatever link (/dev/stdout, /dev/fd/3, /proc/self/fd/1): as it
- *                                belongs to the process that opened it, it is written directly, at
- *                                its current position: a file to which stdout is redirected is
- *                                continued, as with >>
+ *   an open file of a process,   by any link (/dev/stdout, /dev/fd/3, /proc/self/fd/1): written directly at its
+ *                                current position, so that a redirected stdout is continued, as
+ *                                with >>
  *   a symbolic link              followed, not replaced; a dangling one is refused
  *
  * The new file is called path.mha-N.part, N the first number that is free. A process that is killed

@@ -1,7 +1,5 @@
 /* multihead: a module's parameters in files, as PyTorch's state_dict in safetensors.
  *
- *   mha_module_load_state(module, "model.safetensors", "encoder.layers.0.self_attn.");
- *
  * The names are those of mha_module_parameter_at(): in_proj_weight, in_proj_bias, bias_k, bias_v,
  * out_proj.weight, out_proj.bias, and q_proj_weight, k_proj_weight, v_proj_weight in place of
  * in_proj_weight where torch.nn.MultiheadAttention has them. So in Python
@@ -10,6 +8,12 @@
  *
  * takes what is saved here, and safetensors.torch.save_file(module.state_dict(), ...) writes what
  * is loaded here.
+ *
+ * Example, given mha_module *module:
+ *
+ *   mha_status status =
+ *       mha_module_load_state(module, "model.safetensors", "encoder.layers.0.self_attn.");
+ *   if (!status) status = mha_module_save_state(module, "layer0.safetensors", NULL);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT

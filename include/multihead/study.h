@@ -7,14 +7,19 @@
  *   scores    run texts and repeated random tokens through a model, and compute the scores, chance
  *             levels and roles of each head (heads.h)
  *
- *   mha_tokens tokens = MHA_INIT(mha_tokens);
- *   mha_study *study;
- *   mha_tokens_read(model, NULL, text, bytes, NULL, 0, &tokens);
- *   mha_study_create(context, model, NULL, &study);
- *   mha_study_measure(study, &tokens, 1, NULL, 4);
- *   mha_study_roles(mha_study_results(study), layer, head, roles, most);
- *
  * Letters: L layers, H heads of the largest layer, T tokens of a text.
+ *
+ * Example, given mha_context *context, mha_model *model, const char *text:
+ *
+ *   mha_tokens tokens = MHA_INIT(mha_tokens);
+ *   mha_head_role roles[MHA_STUDY_MOST_ROLES];
+ *   mha_study *study = NULL;
+ *   mha_status status = mha_tokens_read(model, NULL, text, strlen(text), NULL, 0, &tokens);
+ *   if (!status) status = mha_study_create(context, model, NULL, &study);
+ *   if (!status) status = mha_study_measure(study, &tokens, 1, NULL, 4);
+ *   if (!status) printf("%d\n", (int)mha_study_roles(mha_study_results(study), 0, 3, roles)); // L0H3
+ *   mha_study_destroy(study);
+ *   mha_tokens_free(&tokens);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -128,10 +133,6 @@ MHA_API size_t mha_token_label(const mha_model *model, int32_t id, char *label, 
  * beyond them. Returns 0 without a tokenizer. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_token_count(const mha_model *model);
 
-/** Whether a token is a word: at least two letters a-z, with a leading space for BPE. In a vocabulary of
- * whole words, every token that does not begin with "<". Memory none. Errors none. Threads any. Since 0.1 */
-MHA_API bool mha_token_is_word(const mha_model *model, int32_t id);
-
 /* ------------------------------------------------------------------------------------------------
  * From tokens to a text
  * --------------------------------------------------------------------------------------------- */
@@ -194,8 +195,9 @@ typedef struct mha_random_tokens {
 enum { MHA_RANDOM_LEAST_BLOCK = 4 };
 
 /**
- * Plan the sequences of a model: the words to draw from (mha_token_is_word()), the special tokens around
- * every text, the size of the block and the number of its repeats.
+ * Plan the sequences of a model: the words to draw from, the special tokens around every text, the size of
+ * the block and the number of its repeats. A word is a token of at least two letters a-z, with a leading
+ * space for BPE; in a vocabulary of whole words, every token that does not begin with "<".
  *
  * Memory   the caller frees *plan with mha_random_tokens_free(); allocated with calloc().
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (no tokenizer),
@@ -262,6 +264,11 @@ MHA_API int64_t mha_study_score_count(const mha_study_found *found);
  * writes name. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_study_score_name(const mha_study_found *found, int64_t score,
                                   char name[MHA_STUDY_NAME_BYTES]);
+
+/** The name of a score for readers: "previous token"; "induction on repeated random tokens"; "amod",
+ * "amod, reversed". found may be NULL for scores without a relation. Memory writes label. Errors none. Threads any. Since 0.1 */
+MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
+                                   char label[MHA_STUDY_NAME_BYTES]);
 
 /** The definition of a score in a sentence. Memory static text. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_study_score_text(int64_t score);

@@ -1,7 +1,7 @@
-/* multihead: text to token ids, as the model in a folder expects them.
+/* multihead: tokenizers: text to token ids.
  *
- * A tokenizer is loaded from a Hugging Face folder and produces the ids that Hugging Face's own
- * does for that folder. docs/tokenizer.md has the rules and the comparisons.
+ * A tokenizer is loaded from a Hugging Face folder and produces the ids of Hugging Face's tokenizer
+ * for that folder. docs/tokenizer.md has the rules and the comparisons.
  *
  *   WordPiece       clean the text, separate CJK characters, strip accents, lower-case, split at
  *                   white space and punctuation, then split every word into the longest pieces in
@@ -12,6 +12,18 @@
  *     "Unaffable!"  ->  [CLS] una ##ffa ##ble ! [SEP]
  *
  * Text is UTF-8 with its length in bytes, so it may hold zero bytes; all offsets are in bytes.
+ *
+ * Example, given const char *text:
+ *
+ *   mha_tokenizer *tokenizer = NULL;
+ *   mha_encoding encoding = MHA_INIT(mha_encoding);
+ *   mha_status status = mha_tokenizer_load("all-MiniLM-L6-v2", NULL, &tokenizer);
+ *   if (!status)
+ *       status = mha_tokenizer_encode(tokenizer, NULL, text, strlen(text), NULL, 0, &encoding);
+ *   for (int64_t i = 0; !status && i < encoding.count; i++)
+ *       printf("%s ", mha_tokenizer_token(tokenizer, encoding.ids[i]));
+ *   mha_encoding_free(&encoding);
+ *   mha_tokenizer_destroy(tokenizer);
  *
  * Stability: stable from 1.0 (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -41,9 +53,9 @@ typedef struct mha_tokenizer_options {
 /**
  * Load the tokenizer of a model folder.
  *
- * tokenizer.json, if there is one, has everything; otherwise vocab.txt has the vocabulary (one
- * token per line, the line number is the id) and tokenizer_config.json, which may be missing, the
- * settings. Files that are present must agree with each other. options may be NULL.
+ * tokenizer.json is complete by itself. Without it, vocab.txt has the vocabulary (one token per
+ * line; the line number is the id), and tokenizer_config.json, which is optional, the settings.
+ * Files that are present must agree. options may be NULL.
  *
  * Memory   the caller owns *tokenizer; about 90 bytes per token and 16 per merge. Nothing of the
  *          folder stays open.
@@ -70,7 +82,8 @@ typedef enum mha_tokenizer_kind {
     MHA_TOKENIZER_SENTENCEPIECE_BPE = 2 /* merges of characters: "\u2581the", "<0x0A>" */
 } mha_tokenizer_kind;
 
-/* What a tokenizer is. An id is -1 where the vocabulary has no such token or no file names it. */
+/* The description of a tokenizer. An id is -1 if the vocabulary has no such token or no file names
+ * it. */
 typedef struct mha_tokenizer_info {
     uint32_t struct_size; /* in: sizeof(mha_tokenizer_info) */
     int32_t cls_id;
@@ -92,7 +105,7 @@ typedef struct mha_tokenizer_info {
 /**
  * Describe a tokenizer.
  *
- * Memory   fills *info, as much of it as info->struct_size says.
+ * Memory   fills *info, up to info->struct_size bytes.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size).   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_tokenizer_describe(const mha_tokenizer *tokenizer,
@@ -103,7 +116,7 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_describe(const mha_tokenizer *tok
 MHA_API const char *mha_tokenizer_token(const mha_tokenizer *tokenizer, int32_t id);
 
 /**
- * The bytes that a token stands for: what it adds to a text that is written token by token. A
+ * The bytes that a token adds to a text that is written token by token. A
  * byte-level "\u0120the" gives " the", as does a SentencePiece "\u2581the", whose "<0x0A>" gives a
  * line end; a WordPiece "##ing" gives "ing". A token may be part of a character: bytes need not be
  * UTF-8.
@@ -111,7 +124,7 @@ MHA_API const char *mha_tokenizer_token(const mha_tokenizer *tokenizer, int32_t 
  *   special   may be NULL; 1 for tokens that are not text, such as "[SEP]" or "<|endoftext|>",
  *             whose bytes are their own names; else 0
  *
- * What separates tokens is not included: a WordPiece "ing" begins a new word, and the first word of
+ * Separators are not included: a WordPiece "ing" begins a new word, and the first word of
  * a SentencePiece text begins with a space that the text may not have had.
  *
  * Memory   *bytes [*count] lives as long as tokenizer; no zero byte follows.
@@ -130,7 +143,7 @@ MHA_API int32_t mha_tokenizer_id(const mha_tokenizer *tokenizer, const char *tok
  * Encoding
  * --------------------------------------------------------------------------------------------- */
 
-/* What to do with more than max_length tokens. */
+/* Treatment of more than max_length tokens. */
 typedef enum mha_truncation {
     MHA_TRUNCATE_NEVER = 0,         /* an error, MHA_ERR_SIZE, that names the count */
     MHA_TRUNCATE_LONGEST_FIRST = 1, /* cut the longer text to the length of the other, then both
@@ -202,7 +215,7 @@ MHA_API MHA_NODISCARD mha_status mha_tokenizer_encode(const mha_tokenizer *token
  * Memory frees the arrays. Errors none. Threads any. Since 0.1 */
 MHA_API void mha_encoding_free(mha_encoding *encoding);
 
-/* The words of a text: what is looked up in the vocabulary. */
+/* The words of a text, the units that are looked up in the vocabulary. */
 typedef struct mha_words {
     uint32_t struct_size; /* in: sizeof(mha_words) */
     uint32_t reserved;    /* 0 */

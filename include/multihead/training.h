@@ -6,14 +6,19 @@
  *   clip           gradients of both together to a norm
  *   update         AdamW (optimizer.h), learning rate by schedule, weight decay on matrices only
  *
- * The caller provides the data, and decides when to stop and what to keep:
- *
- *   mha_trainer_desc desc = {.struct_size = sizeof desc, .max_tokens = 1024,
- *                            .learning_rate = 1e-3};
- *   mha_trainer_create(context, transformer, NULL, &desc, &trainer);
- *   for (...) mha_trainer_step(trainer, &batch, &loss);
+ * The caller provides the data and decides when to stop:
  *
  * Letters: B sequences of T tokens, S of a source; V words; E width.
+ *
+ * Example, given mha_context *context, mha_transformer *transformer, mha_training_batch batch:
+ *
+ *   mha_trainer_desc desc = MHA_INIT(mha_trainer_desc);
+ *   desc.max_tokens = 1024, desc.learning_rate = 1e-3;
+ *   mha_trainer *trainer = NULL;
+ *   double loss = 0;
+ *   mha_status status = mha_trainer_create(context, transformer, NULL, &desc, &trainer);
+ *   for (int step = 0; !status && step < 100; step++) status = mha_trainer_step(trainer, &batch, &loss);
+ *   mha_trainer_destroy(trainer);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -45,16 +50,16 @@ typedef struct mha_trainer_desc {
      * mha_transformer_init.head_grade scales their initial values: heads that start alike diverge;
      * 0: 1 */
     double head_grade;
-    /* The ranks that train together (transport.h); NULL: this process alone. Copied; what user
-     * points to must outlive the trainer. All ranks create a trainer alike, with the same
-     * parameters, and make the same steps with the same batches; each computes the gradient of some
-     * sequences, and all get the same parameters, which are those of one process, bit by bit */
+    /* Ranks of data-parallel training (transport.h); NULL: this process alone. Copied; what user
+     * points to must outlive the trainer. All ranks create the trainer with the same parameters and
+     * make the same steps with the same batches. Each computes the gradient of some sequences; the
+     * parameters are bit-identical to those of one process */
     const mha_transport *transport;
-    /* A batch is divided into so many slices of whole sequences, and their gradients are added in a
-     * fixed tree. It belongs to the bits, which therefore depend on it but not on the number of
-     * ranks; more ranks than slices gain nothing. At most 1024, and a slice has at least a sequence.
-     * 0: up to 8, of at least 64 tokens, or 512 in models of 2^20 parameters and more, which costs
-     * one process 2 % at most */
+    /* Number of slices of whole sequences that a batch is divided into; their gradients are added
+     * in a fixed tree. The bits depend on it, and not on the number of ranks. Ranks beyond the
+     * number of slices are idle. At most 1024, and a slice has at least a sequence. 0: up to 8, of
+     * at least 64 tokens, or 512 in models of 2^20 parameters and more, which costs one process 2 %
+     * at most */
     int64_t slices;
 } mha_trainer_desc;
 
@@ -106,8 +111,8 @@ MHA_API void mha_trainer_destroy(mha_trainer *trainer);
  *
  *   loss out   of the batch before the step; NULL: not requested
  *
- * With a transport all its ranks make the call, with the same batch; an error of one is an error of
- * all, its text preceded by "rank 3:".
+ * With a transport all its ranks make the call, with the same batch. If a rank fails, all return
+ * its error, with the detail preceded by "rank 3:".
  *
  * Memory   scratch from the context; for n slices 1 + log2 n floats for each parameter, and with
  *          ranks up to as many again.
@@ -127,7 +132,7 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_step(mha_trainer *trainer,
                                                   const mha_training_batch *batch, double *loss);
 
 /**
- * Only the forward pass: a batch is evaluated, not trained on. If no row counts, the loss is 0.
+ * Evaluate a batch: the forward pass only. If no row counts, the loss is 0.
  *
  *   probabilities, cross_probabilities   as for mha_transformer_forward(); NULL: not requested
  *   logits out   a view [B,T,V] of the trainer's memory until its next call; NULL: not requested
@@ -145,7 +150,7 @@ MHA_API MHA_NODISCARD mha_status mha_trainer_evaluate(mha_trainer *trainer,
 /** The number of steps done. Memory none. Errors none. Threads as the trainer. Since 0.1 */
 MHA_API int64_t mha_trainer_steps(const mha_trainer *trainer);
 
-/* What must be saved to resume training, besides the parameters and the number of steps. */
+/* State to save for resuming training, besides the parameters and the number of steps. */
 typedef struct mha_trainer_state {
     mha_transformer *transformer; /* NULL: there is no encoder */
     int64_t count;                /* mha_transformer_size() */

@@ -14,9 +14,25 @@
  * (ff_dim 0) layers are attention alone. With a logit softcap c, logits become c tanh(logits / c).
  *
  * One flat array holds every parameter, so that an optimizer is a loop over numbers; a table has
- * their names and shapes. Alternatively the numbers come from a source, such as a file, where
- * matrices stay (mha_transformer_create_from()). Gradients are an array of the same form. Bits do
- * not depend on the number of threads.
+ * their names and shapes. Alternatively the parameters stay in a source, such as a file, and are
+ * read from it as needed (mha_transformer_create_from()). Gradients are an array of the same form.
+ * Bits do not depend on the number of threads.
+ *
+ * Example, given mha_context *context, mha_tensor tokens, mha_tensor logits:
+ *
+ *   mha_transformer_desc desc = MHA_INIT(mha_transformer_desc);
+ *   desc.flags = MHA_TRANSFORMER_CAUSAL, desc.norm = MHA_NORM_RMS;
+ *   desc.positions = MHA_ENCODING_ROTARY, desc.feed_forward = MHA_FEED_FORWARD_SWIGLU;
+ *   desc.vocab_size = 1000, desc.max_length = 256, desc.embed_dim = 128;
+ *   desc.num_layers = 4, desc.num_heads = 8, desc.ff_dim = 512;
+ *   mha_transformer_init init = MHA_INIT(mha_transformer_init);
+ *   mha_transformer_input input = MHA_INIT(mha_transformer_input);
+ *   input.tokens = &tokens;
+ *   mha_transformer *model = NULL;
+ *   mha_status status = mha_transformer_create(context, &desc, &model);
+ *   if (!status) status = mha_transformer_initialise(context, model, &init);
+ *   if (!status) status = mha_transformer_forward(context, model, &input, NULL, &logits, NULL, NULL);
+ *   mha_transformer_destroy(model);
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -71,8 +87,8 @@ enum {
     MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
     MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on what a block adds (Gemma 2) */
     MHA_TRANSFORMER_PARALLEL = 1 << 11,      /* attention and feed-forward of one x (GPT-NeoX) */
-    /* Positions count the tokens that are not padding_token, which has none wherever it stands
-     * (RoBERTa): the learned table has a row for it in front. Not causal */
+    /* Positions count only tokens other than padding_token, which has row 0 of the learned table
+     * wherever it occurs (RoBERTa). Not causal */
     MHA_TRANSFORMER_PADDING = 1 << 12
 };
 
@@ -180,22 +196,23 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_create(mha_context *context,
 /* mha_transformer_source.flags */
 enum { MHA_SOURCE_PACK = 1 << 0 /* matrices are read once, and packed: 4 bytes per number */ };
 
-/* Where the numbers of parameters come from, if not from an array of f32: for example a file, with
- * fewer bits per number or another order. */
+/* A source of parameters other than an array of f32: for example a file with fewer bits per number
+ * or another order. */
 typedef struct mha_transformer_source {
     uint32_t struct_size;
     uint32_t flags;
     /* Read rows row .. row + rows - 1, and of these columns column .. column + columns - 1, of
      * parameter number `parameter` into to [rows,columns], contiguous. A vector has one column.
-     * Called by several threads at once, with ranges inside the parameter. Must give the same
-     * numbers each time, and cannot fail: whatever can fail must be checked before */
+     * Called by several threads at once, with ranges inside the parameter. Must return the same
+     * numbers each time and cannot fail: check whatever can fail before */
     void (*read)(const void *user, int64_t parameter, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, float *to);
     void (*release)(void *user); /* called by mha_transformer_destroy(); may be NULL */
     void *user;
-    /* The same, coded: at most MHA_CODED_ROWS rows (other rows of *to are not used) and at most
-     * MHA_CODED_COLUMNS columns, from a multiple of that on, in whole runs. Returns false if they
-     * cannot be coded, which must hold for all columns of a row or for none. NULL: no row can be */
+    /* The same as mha_coded: at most MHA_CODED_ROWS rows (other rows of *to are not used) and at
+     * most MHA_CODED_COLUMNS columns, from a multiple of that on, in whole runs. Returns false if
+     * they cannot be coded; the answer must be the same for all columns of a row. NULL: no row can
+     * be */
     bool (*read_coded)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                        int64_t column, int64_t columns, mha_coded *to);
     mha_compute compute; /* the arithmetic of linear layers, see below */
@@ -205,7 +222,7 @@ typedef struct mha_transformer_source {
      * read them there, with the same bits. Returns NULL if they are not. NULL: no row is */
     const void *(*find_rows)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                              mha_dtype *type, int64_t *stride);
-    /* Layers are spread over these ranks, see below; NULL: all are here. It must outlive the
+    /* Ranks over which layers are spread, see below; NULL: one process. It must outlive the
      * transformer */
     const mha_transport *transport;
 } mha_transformer_source;
@@ -238,43 +255,44 @@ typedef struct mha_transformer_source {
  * decoders and views only: mha_transformer_backward() refuses; a transformer that is pruned from
  * one of these, or copied, computes in f32. */
 
-/* With a transport, each of its ranks computes a run of consecutive layers: as equal shares of all
- * numbers as whole layers allow, in their order, the output being the last layer. More ranks than layers
- * leave some without any. A rank reads the matrices of its own layers only, the first one also the token
- * embedding, and all of them everything else; a decoder's caches are those of its layers.
+/* With a transport, each rank computes a run of consecutive layers (pipeline parallelism). Runs
+ * have as equal numbers of parameters as whole layers allow, in order; the output counts as the
+ * last layer. With more ranks than layers some ranks have none. A rank reads the matrices of its
+ * own layers only, the first one also the token embedding, and all of them everything else; a
+ * decoder's caches are those of its layers.
  *
- * All ranks make the same calls with the same arguments, and each of them returns with what one
- * process has, to the bit: forward calls, decoders, mha_transformer_logits(). Ranks wait for each other
- * inside a call; one that cannot go on tells the others at its beginning or its end, and all return its
- * status, with "rank 3: " before the sentence. In between the stream goes from rank to rank; if a
- * call shows its layers (after_layer, outputs, probabilities, activations that are kept), what is kept of
- * each layer goes to all. A forward call also compares transformers, tokens, lengths and dropout between
- * ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the transport, the transformer must not be used again.
+ * All ranks make the same calls with the same arguments, and each returns results bit-identical to
+ * one process: forward calls, decoders, mha_transformer_logits(). Ranks wait for each other inside
+ * a call. If one cannot continue, all return its status, with "rank 3: " before the detail; the
+ * exchange of statuses is at the beginning and the end of a call. The stream passes from rank to
+ * rank. If a call exposes its layers (after_layer, outputs, probabilities, kept activations), each
+ * layer's results are broadcast to all ranks. A forward call also compares transformers, tokens,
+ * lengths and dropout between ranks (MHA_ERR_ARGUMENT). After MHA_ERR_RANK, an error of the
+ * transport, the transformer must not be used again.
  *
- * What is made for one rank (transformers, activations) concerns that rank: one that fails there tells the
- * others by mha_transport_agree(), which their next call also begins with. mha_transformer_backward()
+ * Creating transformers and activations is local to a rank. A rank that fails there reports it by
+ * mha_transport_agree(), with which the next call of every rank begins. mha_transformer_backward()
  * refuses; transformers that are pruned from a spread one, or copied, are whole. */
 
 /**
- * Create a transformer whose matrices and token embedding stay where they are: each product reads
- * rows of them as it goes, as many as fit in a cache, once for all tokens of a call. Everything
- * else (norms, biases, positions, types, ...) is read by mha_transformer_update(), which must come
- * before the first use; so the source may first look up the parameters' names
- * (mha_transformer_parameter()). Results have the bits of a transformer with the same numbers in an
- * array.
+ * Create a transformer whose matrices and token embedding stay in their source: each product reads
+ * blocks of rows that fit in a cache, once for all tokens of a call. Everything else (norms,
+ * biases, positions, types, ...) is read by mha_transformer_update(), which must come before the
+ * first use; so the source may first look up the parameters' names (mha_transformer_parameter()).
+ * Results are bit-identical to a transformer with the same numbers in an array.
  *
  * Such a transformer can run forward, backward and step by step, and can be pruned, inspected and
  * saved. It cannot be initialised or trained, since mha_transformer_data() is NULL; its
  * mha_transformer_copy() can.
  *
  * Memory   as mha_transformer_create(), without the array and, unless MHA_SOURCE_PACK, the packed
- *          matrices; source is copied. Its user must live until it is released, when this
- *          transformer and those that were pruned from it are destroyed; an error here does not
- *          release it. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of scratch per
- *          thread, more where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8, if that is
- *          more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread;
- *          with MHA_COMPUTE_BF16 in addition the inputs of all tokens, and 32 rows per thread.
- *          Backward calls take room for one matrix.
+ *          matrices; source is copied. source->user must stay valid until release() is called,
+ *          which happens when this transformer and those pruned from it are destroyed; an error
+ *          here does not call it. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of
+ *          scratch per thread, more where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8,
+ *          if that is more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per
+ *          thread; with MHA_COMPUTE_BF16 in addition the inputs of all tokens, and 32 rows per
+ *          thread. Backward calls take room for one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
@@ -296,7 +314,7 @@ MHA_API void mha_transformer_describe(const mha_transformer *transformer,
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* What a parameter is: this decides how it is initialised and whether weight decay applies. */
+/* The kind of a parameter determines its initialisation and whether weight decay applies. */
 typedef enum mha_parameter_kind {
     MHA_PARAMETER_MATRIX = 0,    /* [outputs, inputs]; the only kind that decays */
     MHA_PARAMETER_EMBEDDING = 1, /* tokens, positions, types */
@@ -347,7 +365,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_parameter(const mha_transformer
 MHA_API float *mha_transformer_data(mha_transformer *transformer);
 
 /**
- * Read rows row .. row + rows - 1 of a parameter, wherever its numbers are.
+ * Read rows row .. row + rows - 1 of a parameter, from the array or the source.
  *
  *   to [rows, columns] out, contiguous; a vector has one column
  *
@@ -360,7 +378,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_read(const mha_transformer *tra
                                                       int64_t rows, float *to);
 
 /**
- * Apply changed parameters: pack the matrices again. With a source, read what does not stay there.
+ * Apply changed parameters: pack the matrices again. With a source, read everything except the
+ * matrices and the token embedding.
  *
  * Memory   nothing is allocated; with a source scratch of the context.
  * Errors   MHA_ERR_NULL, those of mha_module_set_parameter(); with a source MHA_ERR_NOMEM.
@@ -393,18 +412,18 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_initialise(mha_context *context
 
 /* ---- forward, backward ----------------------------------------------------------------------- */
 
-/* What a forward call keeps for a backward call and for the inspection of heads. */
+/* The results that a forward call keeps for a backward call and for inspection of heads. */
 typedef struct mha_activations mha_activations;
 
-/* What of a head a patch replaces, as mha_layer_view has it. */
+/* The tensor of mha_layer_view that a patch replaces. */
 typedef enum mha_patch_part {
-    MHA_PATCH_OUTPUT = 0, /* z, what the head gives out, in place of what gates made of it */
+    MHA_PATCH_OUTPUT = 0, /* z, the output of the head; replaces the gated output */
     MHA_PATCH_QUERY = 1,  /* q, after rotation and norms */
     MHA_PATCH_KEY = 2,    /* k likewise */
     MHA_PATCH_VALUE = 3   /* v */
 } mha_patch_part;
 
-/* Numbers that take the place of what a head of self-attention computes. */
+/* Replacement values for a tensor that a head of self-attention computes (activation patching). */
 typedef struct mha_head_patch {
     uint32_t struct_size;
     mha_patch_part part;
@@ -417,8 +436,8 @@ typedef struct mha_head_patch {
 
 /* mha_transformer_input.flags */
 enum {
-    /* Of a transformer that is spread over ranks: outputs are written, and after_layer is called, at
-     * the rank that has the layer and at no other, so that of a layer only the stream is sent */
+    /* With a transformer spread over ranks: write outputs and call after_layer only on the rank
+     * that has the layer, so that only the stream is sent */
     MHA_INPUT_OWN_LAYERS = 1 << 0
 };
 
@@ -433,9 +452,8 @@ typedef struct mha_transformer_input {
     const mha_tensor *cross_gates; /* the same for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
-    /* f32 [L,H D] in, with gates: what replaces the output z of a self-attention head to the extent
-     * that its gate is closed, gate z + (1 - gate) mean, at every token; NULL: 0. Forward calls
-     * only */
+    /* f32 [L,H D] in, with gates: mean ablation: the gated output of a self-attention head is gate
+     * z + (1 - gate) mean at every token; NULL: mean 0. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
     const mha_tensor *last_hidden; /* f32 [B,T,E] out: what W_out reads; NULL. Forward calls only */
@@ -448,13 +466,13 @@ typedef struct mha_transformer_input {
      * Forward calls only */
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *after_layer_user;
-    /* [patch_count], all of the same struct_size, in this order: of two for the same rows the later
-     * one holds. Forward calls only */
+    /* [patch_count], all of the same struct_size, applied in this order: of two for the same rows
+     * the later one wins. Forward calls only */
     const mha_head_patch *patches;
     int64_t patch_count;
-    /* Layers before this one are not run: the call begins with `stream`, what the stream is in front
-     * of this layer (mha_layer_view.stream), and what is wanted of earlier layers is left as it is.
-     * To the bit the call that ran them. Forward calls only */
+    /* Layers before this one are not run: the call begins with `stream`, the residual stream before
+     * this layer (mha_layer_view.stream). Outputs of earlier layers are not written. Results are
+     * bit-identical to running all layers. Forward calls only */
     int64_t first_layer;
     const mha_tensor *stream; /* f32 [B,T,E] in, last axis contiguous; NULL: the embeddings */
 } mha_transformer_input;
@@ -485,8 +503,8 @@ MHA_API void mha_activations_destroy(mha_activations *activations);
  *   cross_probabilities [L,B,H,T,S] out; or NULL
  *
  * Rows beyond a sequence's length are computed, but are meaningless. With activations NULL, for
- * inference, the call holds what two layers need at a time, and keeps nothing. after_layer then
- * sees its layer only, without the sum before a post-norm.
+ * inference, the call uses memory for two layers at a time and keeps nothing. after_layer then sees
+ * its layer only, without the sum before a post-norm.
  *
  * Memory   activations are overwritten; scratch from the context, including the activations of two
  *          layers if activations is NULL.
@@ -502,8 +520,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_forward(
     const mha_tensor *cross_probabilities);
 
 /**
- * Logits of single rows: what mha_transformer_forward() would have written for them, to the bit. For
- * long texts, whose T V logits nobody needs.
+ * Logits of chosen rows, bit-identical to those of mha_transformer_forward(): for long texts, where
+ * all T V logits are not needed.
  *
  *   hidden [M,E] in, rows of mha_transformer_input.last_hidden    logits [M,V] out
  *
@@ -526,8 +544,8 @@ typedef enum mha_layer_part {
     MHA_PART_FEED_FORWARD = 2
 } mha_layer_part;
 
-/* What a part read and computed, as views of the activations. H, Hk and D are this layer's. What a
- * part does not have is a tensor of ndim 0 without data. In attention S is T, or the memory's.
+/* Inputs and results of a part, as views of the activations. H, Hk and D are this layer's. A tensor
+ * that the part does not have has ndim 0 and no data. In attention S is T, or the memory's.
  */
 typedef struct mha_layer_view {
     uint32_t struct_size; /* in: sizeof(mha_layer_view) */
@@ -588,8 +606,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_find(const mha_transformer *tra
                                                       int64_t layer, const char *name,
                                                       mha_parameter *parameter);
 
-/* How a layer of rotary positions turns queries and keys: pair i of what rotates turns by
- * pos frequencies[i], and all that rotates is multiplied by amplitude. */
+/* The rotation of queries and keys in a layer with rotary positions: pair i turns by
+ * pos frequencies[i], and the first rotary_dim elements are multiplied by amplitude. */
 typedef struct mha_layer_rotation {
     uint32_t struct_size; /* in: sizeof(mha_layer_rotation) */
     mha_rope_pairing pairing;
@@ -621,8 +639,8 @@ typedef struct mha_transformer_gradients {
      * summed over its elements. Where gates are 1, its sum over the tokens of a sequence is the
      * gradient with respect to the gate of that sequence */
     const mha_tensor *heads;
-    /* f32 [L,B,T,H D], of self-attention: the gradient with respect to what the heads give out, side
-     * by side as in mha_layer_view.concatenated */
+    /* f32 [L,B,T,H D], of self-attention: the gradient with respect to the outputs of the
+     * heads, side by side as in mha_layer_view.concatenated */
     const mha_tensor *head_outputs;
 } mha_transformer_gradients;
 
@@ -685,8 +703,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
                                                           mha_transformer **shared);
 
 /**
- * A copy with an array, mha_transformer_data(), wherever the numbers come from: to be changed or
- * trained.
+ * A copy with an array (mha_transformer_data()), which can be changed or trained, also of a
+ * transformer with a source.
  *
  * Memory   the caller owns *copy, as from mha_transformer_create().
  * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM.
@@ -698,39 +716,38 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_copy(mha_context *context,
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 
-/* The state of a causal transformer while decoding: each layer's keys and values of the tokens so
- * far, of several sequences, each of which has its own length. With MHA_TRANSFORMER_CROSS also those of
- * the memory, which are computed once. */
+/* The state of a causal transformer while decoding: the keys and values of each layer for several
+ * sequences of different lengths. With MHA_TRANSFORMER_CROSS also the keys and values of the
+ * memory, which are computed once. */
 typedef struct mha_decoder mha_decoder;
 
 /* mha_decoder_desc.flags */
 enum {
-    /* Layers whose attention has a window of its own keep no more than that (Gemma, Mistral):
-     * mha_kv_cache_desc.window. Results are the same */
+    /* Layers with a sliding window cache only that window (Gemma, Mistral):
+     * mha_kv_cache_desc.window. Results are bit-identical */
     MHA_DECODER_WINDOWS = 1 << 0,
-    /* Positions count in the cache (StreamingLLM, Xiao et al. 2024): sinks stay next to the window, as
-     * if what was discarded had never been there, so that a text may be longer than max_length. A token
-     * at position i sees sink j at distance min(i, sink_keys + window - 1) - j. Models with rotary
-     * positions, whose window and sink_keys are at most max_length together. Steps of any sizes
-     * give the same bits; a step beyond the window attends token by token. No forks. */
+    /* Positions are those in the cache (StreamingLLM, Xiao et al. 2024): sinks stay adjacent to the
+     * window, as if the discarded tokens had never existed, so that a text may be longer than
+     * max_length. A token at position i sees sink j at distance min(i, sink_keys + window - 1) - j.
+     * Requires rotary positions and window + sink_keys <= max_length. Steps of any sizes give the
+     * same bits; a step beyond the window attends token by token. Does not support forks. */
     MHA_DECODER_STREAMING = 1 << 1
 };
 
 typedef struct mha_decoder_desc {
     uint32_t struct_size;
     uint32_t flags;
-    int64_t batch;    /* B, sequences; 0: 1 */
-    int64_t capacity; /* most tokens of a sequence, up to max_length; 0: max_length */
-    int64_t max_step; /* most tokens of a sequence in one step; 0: capacity */
-    mha_dtype
-        cache_type; /* in which keys and values are kept (cache.h); MHA_F32 (0), MHA_F16, MHA_BF16
+    int64_t batch;        /* B, sequences; 0: 1 */
+    int64_t capacity;     /* most tokens of a sequence, up to max_length; 0: max_length */
+    int64_t max_step;     /* most tokens of a sequence in one step; 0: capacity */
+    mha_dtype cache_type; /* of cached keys and values (cache.h); MHA_F32 (0), MHA_F16, MHA_BF16
                              or MHA_I8 */
-    uint32_t reserved2; /* 0 */
-    int64_t page_size;  /* positions of a page of the caches; 0: capacity */
-    int64_t pages;      /* of each layer, for all sequences; 0: as many as they can hold */
-    /* A token attends to the last `window` tokens, itself included, and to the first sink_keys of its
-     * sequence; what no later one sees is discarded. Layers that have a smaller window keep theirs.
-     * 0: none */
+    uint32_t reserved2;   /* 0 */
+    int64_t page_size;    /* positions of a page of the caches; 0: capacity */
+    int64_t pages;        /* of each layer, for all sequences; 0: as many as they can hold */
+    /* A token attends to the last `window` tokens, itself included, and to the first sink_keys of
+     * its sequence. Tokens that no later token sees are discarded. Layers with a smaller window
+     * keep it. 0: none */
     int64_t window;
     int64_t sink_keys;
     /* Most rows of a sequence's memory: required with MHA_TRANSFORMER_CROSS, else 0. Its caches have
@@ -740,7 +757,7 @@ typedef struct mha_decoder_desc {
     uint32_t reserved3;       /* 0 */
 } mha_decoder_desc;
 
-/* What the caches of a decoder take, in bytes; over ranks those of all together. */
+/* The memory of a decoder's caches, in bytes; over ranks, the sum of all. */
 typedef struct mha_decoder_sizes {
     uint32_t struct_size;
     uint32_t reserved;
@@ -753,8 +770,8 @@ typedef struct mha_decoder_sizes {
 /**
  * Create a decoder. desc may be NULL.
  *
- * Memory   the caller owns *decoder; what mha_decoder_count() says, touched as it is used, and
- *          activations of two layers for B max_step tokens; from the context's allocator, which
+ * Memory   the caller owns *decoder; the bytes of mha_decoder_count(), touched as they are used,
+ *          and activations of two layers for B max_step tokens; from the context's allocator, which
  *          must outlive it. The transformer must outlive it too.
  * Errors   MHA_ERR_NULL, MHA_ERR_DTYPE; MHA_ERR_ARGUMENT (a number; sink_keys without window;
  *          memory_capacity without cross-attention, or 0 with it); MHA_ERR_UNSUPPORTED (not causal,
@@ -767,10 +784,10 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     mha_decoder **decoder);
 
 /**
- * What the caches of a decoder of this description take, before it is made.
+ * The memory of the caches of a decoder of this description, before it is created.
  *
  * Memory   fills *sizes, whose struct_size must be set.
- * Errors   as mha_decoder_create(), but MHA_ERR_NOMEM.
+ * Errors   as mha_decoder_create(), except MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_count(const mha_transformer *transformer,
@@ -793,12 +810,13 @@ MHA_API int64_t mha_decoder_length(const mha_decoder *decoder);
 MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 
 /**
- * Cut every sequence that is longer to its first `length` tokens: a rejected draft, or with 0 all, for
- * new sequences. A memory stays.
+ * Truncate every longer sequence to its first `length` tokens: after a rejected draft, or to 0 for
+ * new sequences. The memory of cross-attention is kept.
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if no sequence holds as many, or if a sequence has discarded
- *          what its window would show after that. Every sequence is then unchanged.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if every sequence is shorter, or if a sequence has
+ *          discarded tokens that its window would show afterwards. Every sequence is then
+ *          unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
@@ -810,8 +828,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_truncate_sequence(mha_decoder *deco
 
 /**
  * Sequence `to` becomes the first `length` tokens of sequence `from`, with its memory
- * (mha_kv_cache_fork()): a branch, or a prompt that several sequences share. What `to` held is
- * discarded.
+ * (mha_kv_cache_fork()): a branch, or a prompt that several sequences share. The previous content
+ * of `to` is discarded.
  *
  * Memory   none.   Errors   as mha_decoder_truncate_sequence(); MHA_ERR_ARGUMENT if both are the same.
  * Threads  no other thread may be using the decoder.   Since  0.1
@@ -820,15 +838,15 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_fork(mha_decoder *decoder, int64_t 
                                                   int64_t length);
 
 /**
- * Set what every later step attends to, of a transformer with MHA_TRANSFORMER_CROSS: each layer's keys
- * and values of it are computed here, once. At any time; it replaces the one before, while tokens
- * stay as they are, keys and values computed with the memory of their time.
+ * Set the memory that later steps attend to (MHA_TRANSFORMER_CROSS). The keys and values of each
+ * layer are computed here, once. A later call replaces the memory; cached self-attention keys and
+ * values of earlier tokens remain as computed with the memory at their time.
  *
  *   memory f32 [B,S,memory_dim], S <= memory_capacity    memory_lengths [B], 0 .. S; NULL: S
  *
  * Memory   scratch from the context; memory is not used afterwards.
- * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (no cross-attention); MHA_ERR_SIZE (S). The
- *          memory before is then kept.
+ * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (no cross-attention); MHA_ERR_SIZE (S).
+ *          The previous memory is then kept.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_set_memory(mha_context *context, mha_decoder *decoder,
@@ -850,10 +868,10 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  *   output [B,n,V] out, or [B,n,E], as mha_transformer_forward(); rows of padding are unspecified;
  *                  NULL: not computed
  *
- * A row's position is that in its sequence: padding has none and is never stored. Results of a
- * sequence have the bits of a decoder that has this sequence alone, however its tokens are divided
- * into steps; with caches in f32 those of mha_transformer_forward() of the whole sequence. (With
- * MHA_KV_SCALES_CHANNEL they depend on the steps, as cache.h says.)
+ * Positions count the tokens of a sequence; padding has none and is never stored. The results of a
+ * sequence are bit-identical to a decoder with this sequence alone, however its tokens are divided
+ * into steps, and with f32 caches to mha_transformer_forward() of the whole sequence. With
+ * MHA_KV_SCALES_CHANNEL they depend on the steps (cache.h).
  *
  * Memory   scratch from the context.
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);

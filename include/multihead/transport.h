@@ -1,10 +1,16 @@
-/* multihead: how the ranks of a computation reach each other. A rank is one of several processes (or
- * threads, in tests) that make the same calls together; the library sends messages between two of
- * them and nothing else: sums and maxima are its own, in orders that do not depend on how many ranks
- * there are.
+/* multihead: message transport between the ranks of a computation. A rank is one of several
+ * processes (or threads, in tests) that make the same calls together. The library uses
+ * point-to-point messages only; it computes reductions itself, in an order that does not depend on
+ * the number of ranks.
  *
- * mpi.h (libmultihead-mpi) makes a transport of MPI. Any other message layer will do that keeps the
- * contracts below.
+ * mpi.h (libmultihead-mpi) is a transport over MPI. Any other message layer may implement these
+ * contracts.
+ *
+ * Example, given const mha_transport *transport, const char *options, size_t size:
+ *
+ *   mha_status status = mha_transport_same(transport, "options", options, size, MHA_OK);
+ *   double sums[4] = {0};
+ *   if (!status) status = mha_transport_broadcast(transport, 0, sums, sizeof sums); // from rank 0
  *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
@@ -18,15 +24,14 @@
 extern "C" {
 #endif
 
-/* A message on its way; what is in it belongs to the transport. */
+/* A message in flight; its contents are private to the transport. */
 typedef struct mha_transfer {
     uint64_t words[4];
 } mha_transfer;
 
 /* The functions return MHA_OK, or mha_fail(MHA_ERR_RANK, ...) with the other rank's number and the
- * cause; after that, or after an error of a call that all ranks make which is not the same at all of
- * them, the ranks no longer know what comes next, and the transport is of no more use. They are called by
- * one thread at a time. count may be 0. */
+ * cause; after that, or after a collective call that returned different errors at different ranks,
+ * the transport must not be used again. They are called by one thread at a time. count may be 0. */
 typedef struct mha_transport {
     uint32_t struct_size;
     int32_t rank, size; /* 0 <= rank < size */
@@ -35,8 +40,8 @@ typedef struct mha_transport {
 
     /* Begin to send to, or to receive from, another rank. Between two ranks messages of one tag
      * arrive in the order in which they were sent, and the sizes of both sides agree. Neither waits
-     * for the other side. bytes stays as it is, and in place, until wait() has returned for the
-     * transfer. tag is 0 .. most_tag. */
+     * for the other side. bytes must stay unchanged and in place until wait() has
+     * returned for the transfer. tag is 0 .. most_tag. */
     mha_status (*send)(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
                        mha_transfer *transfer);
     mha_status (*receive)(void *user, int32_t from, int32_t tag, void *bytes, size_t count,
@@ -44,11 +49,11 @@ typedef struct mha_transport {
     /* Return when the transfer is complete. A wait that a lost rank would make endless ends with
      * MHA_ERR_RANK. */
     mha_status (*wait)(void *user, mha_transfer *transfer);
-    /* Whether it is complete, at once; if so, wait() returns at once too. NULL: not known. Called
-     * between two pieces of work, so that messages proceed meanwhile. */
+    /* Test for completion without blocking; a complete transfer makes wait() return immediately.
+     * NULL: not supported. Called between pieces of work so that messages progress. */
     mha_status (*test)(void *user, mha_transfer *transfer, bool *complete);
-    /* After a failure: a transfer that was begun and not waited for is given up. A receive writes
-     * nothing from then on; what is sent may still be read, so that its memory must stay. */
+    /* Cancel a pending transfer after a failure. A receive then writes nothing more; a send may
+     * still read its bytes, which must stay valid. */
     void (*cancel)(void *user, mha_transfer *transfer);
 } mha_transport;
 
@@ -83,10 +88,10 @@ MHA_API MHA_NODISCARD mha_status mha_transport_gather(const mha_transport *trans
                                                       const void *bytes, size_t count, void *all);
 
 /**
- * Agree on whether to go on: each rank brings its own status, and all return the same one, that of
- * the lowest rank that failed, whose mha_error_detail() becomes everybody's, preceded by "rank 3:".
- * A call that all ranks make begins with it, so that none waits for one that has refused. After
- * MHA_ERR_RANK no message is sent: the rank returns its own status, whose text names who is lost.
+ * Agree on a status: each rank passes its own, and all return the status and the mha_error_detail()
+ * of the lowest rank that failed, preceded by "rank 3:". Collective calls begin with it, so that no
+ * rank waits for one that failed its checks. After MHA_ERR_RANK no message is sent: the rank
+ * returns its own status, whose detail names the lost rank.
  *
  *   status in   with mha_error_detail() of the caller if it is not MHA_OK
  *
@@ -108,8 +113,8 @@ MHA_API MHA_NODISCARD mha_status mha_transport_same(const mha_transport *transpo
                                                     const char *what, const void *bytes,
                                                     size_t count, mha_status status);
 
-/* Some ranks of a transport, which is then one of its own: a row or a column of a grid of ranks. Not to be
- * copied: transport points into it. */
+/* A transport of some ranks of another one, such as a row or column of a grid. Do not copy it:
+ * transport points into it. */
 typedef struct mha_transport_part {
     mha_transport transport; /* for calls of these ranks; rank and size count within them */
     const mha_transport *whole;
@@ -117,9 +122,9 @@ typedef struct mha_transport_part {
 } mha_transport_part;
 
 /**
- * Make a transport of some ranks of another one. Each of these ranks makes the call with the same list; no
- * message is sent. Two ranks may be together in any number of parts, and in the whole, as long as both
- * make their calls in the same order. Messages of errors count ranks within the part.
+ * Make a transport of some ranks of another one. Each of these ranks makes the call with the same
+ * list; no message is sent. Two ranks may share several parts and the whole, if both make their
+ * calls in the same order. Error details number ranks within the part.
  *
  *   ranks [count] in   different ranks of whole, this one among them, in any order
  *

@@ -6,6 +6,20 @@
  * It is kept until a call requests another text or another intervention. The baseline, the same text
  * without intervention, is kept as well, for comparison.
  *
+ * Example, given mha_context *context, const mha_transformer *transformer, const int32_t *ids,
+ * int64_t count:
+ *
+ *   const mha_trial_head induction = {4, 1};
+ *   mha_trial run = MHA_INIT(mha_trial);
+ *   run.tokens = ids, run.count = count, run.off = &induction, run.off_count = 1;
+ *   mha_trials_options options = MHA_INIT(mha_trials_options);
+ *   options.most_bytes = 1e9;
+ *   mha_trials *trials = NULL;
+ *   mha_trial_next next;
+ *   mha_status status = mha_trials_create(context, transformer, &options, &trials);
+ *   if (!status) status = mha_trials_predict(trials, &run, -1, &next); // next.divergence
+ *   mha_trials_destroy(trials);
+ *
  * Stability: may change in a minor version (docs/stability.md).
  * SPDX-License-Identifier: MIT
  */
@@ -72,7 +86,7 @@ MHA_API MHA_NODISCARD mha_status mha_trials_create(mha_context *context,
  * 0.1 */
 MHA_API void mha_trials_destroy(mha_trials *trials);
 
-/* Receives the attention probabilities of a layer's heads, as mha_rows_fn (heads.h) does: p [H,R,T] of
+/* Receives the attention probabilities of a layer's heads, as mha_rows_fn (attention.h) does: p [H,R,T] of
  * the queries row .. row+R-1. */
 typedef mha_status (*mha_trial_rows_fn)(void *user, int64_t layer, int64_t row,
                                         const mha_tensor *p);

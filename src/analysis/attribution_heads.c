@@ -127,9 +127,8 @@ static mha_status measure_layer(head_run *f, int64_t layer)
     note(f, layer, H, false, f->found->weights);
     const mha_tensor p =
         mha_tensor_contiguous(f->rows, MHA_F32, 4, (const int64_t[]){1, H, f->d->from_count, f->T});
-    const mha_norm_maps maps = {.struct_size = sizeof maps, .heads = &p};
-    MHA_TRY(mha_layer_norm_maps(f->context, f->t, f->kept, layer, MHA_PART_SELF_ATTENTION, NULL, &p,
-                                &maps));
+    const mha_norm_maps maps = {.struct_size = sizeof maps, .probabilities = &p, .heads = &p};
+    MHA_TRY(mha_layer_norm_maps(f->context, f->t, f->kept, layer, MHA_PART_SELF_ATTENTION, &maps));
     note(f, layer, H, true, f->found->shares);
     return MHA_OK;
 }

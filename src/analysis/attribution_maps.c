@@ -6,6 +6,7 @@
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
+#include "base/need.h"
 #include "base/struct_copy.h"
 
 #include <math.h>
@@ -13,7 +14,6 @@
 
 typedef struct map_job {
     mhai_attribution_writer writer; /* heads are the values */
-    mha_tensor probabilities;       /* ndim 0: none */
     mha_norm_maps out;
     int64_t S, T, b;
     double *rows;  /* [threads][H,E] */
@@ -43,7 +43,7 @@ static void measure_key(void *argument, int64_t s, int worker)
 /* The weight of each head at a cell. */
 static double weight_of(const map_job *job, int64_t h, int64_t t, int64_t s)
 {
-    return (double)mhai_attribution_at(&job->probabilities, job->b, h, t)[s];
+    return (double)mhai_attribution_at(job->out.probabilities, job->b, h, t)[s];
 }
 
 static void put_layer_row(const map_job *job, int64_t t)
@@ -84,12 +84,12 @@ static bool same_view(const mha_tensor *a, const mha_tensor *b)
     return true;
 }
 
-static mha_status check_maps(const map_job *job, const mha_tensor *weight, const mha_tensor *gates,
-                             const mha_tensor *probabilities)
+static mha_status check_maps(const map_job *job, const mha_tensor *weight)
 {
     const mhai_attribution_writer *w = &job->writer;
     const int64_t B = w->heads.shape[0], S = w->heads.shape[2];
     const mha_norm_maps *out = &job->out;
+    const mha_tensor *probabilities = out->probabilities;
     if (probabilities) {
         MHA_TRY(mhai_tensor_check("probabilities", probabilities, MHA_F32, 4,
                                   (int64_t[]){B, w->H, -1, S}));
@@ -99,7 +99,7 @@ static mha_status check_maps(const map_job *job, const mha_tensor *weight, const
     }
     const int64_t T = probabilities ? probabilities->shape[2] : 0;
     const bool in_place = same_view(out->heads, probabilities);
-    const mha_tensor *all[] = {&w->heads,   weight,     gates,
+    const mha_tensor *all[] = {&w->heads,   weight,     out->gates,
                                out->values, out->layer, in_place ? NULL : probabilities};
     MHA_TRY(mhai_attribution_output("values", out->values, 3, (int64_t[]){B, w->H, S}, all, 3));
     MHA_TRY(mhai_tensor_check_disjoint("values", out->values, "probabilities", probabilities));
@@ -140,20 +140,18 @@ static mha_status run(mha_context *context, const mha_tensor *weight, map_job *j
 }
 
 mha_status mha_attention_norm_maps(mha_context *context, const mha_tensor *v,
-                                   const mha_tensor *weight, const mha_tensor *gates,
-                                   const mha_tensor *probabilities, const mha_norm_maps *outputs)
+                                   const mha_tensor *weight, const mha_norm_maps *maps)
 {
     map_job job = {0};
-    if (!outputs) return mha_fail(MHA_ERR_NULL, "mha_attention_norm_maps: outputs is NULL");
-    MHA_TRY(mhai_struct_copy("mha_norm_maps", &job.out, sizeof job.out, sizeof job.out, outputs));
+    MHAI_NEED("mha_attention_norm_maps", maps);
+    MHA_TRY(mhai_struct_copy("mha_norm_maps", &job.out, sizeof job.out, sizeof job.out, maps));
     if (job.out.reserved)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_norm_maps: reserved is %u, expected 0",
                         (unsigned)job.out.reserved);
-    MHA_TRY(mhai_attribution_begin(context, v, weight, gates, &job.writer));
-    MHA_TRY(check_maps(&job, weight, gates, probabilities));
+    MHA_TRY(mhai_attribution_begin(context, v, weight, job.out.gates, &job.writer));
+    MHA_TRY(check_maps(&job, weight));
     job.S = v->shape[2];
-    if (probabilities) job.probabilities = *probabilities;
-    job.T = probabilities ? probabilities->shape[2] : 0;
+    job.T = job.out.probabilities ? job.out.probabilities->shape[2] : 0;
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = run(context, weight, &job);
     mha_scratch_release(context, mark);
@@ -162,8 +160,7 @@ mha_status mha_attention_norm_maps(mha_context *context, const mha_tensor *v,
 
 mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *transformer,
                                const mha_activations *activations, int64_t layer,
-                               mha_layer_part part, const mha_tensor *gates,
-                               const mha_tensor *probabilities, const mha_norm_maps *outputs)
+                               mha_layer_part part, const mha_norm_maps *maps)
 {
     mha_layer_view view = {.struct_size = sizeof view};
     mha_tensor weight;
@@ -174,8 +171,7 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     const mha_scratch_mark mark = mha_scratch_top(context);
     snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
     MHA_TRY(mhai_attribution_weight(context, transformer, layer, name, false, &weight));
-    const mha_status status =
-        mha_attention_norm_maps(context, &view.v, &weight, gates, probabilities, outputs);
+    const mha_status status = mha_attention_norm_maps(context, &view.v, &weight, maps);
     mha_scratch_release(context, mark);
     return status;
 }

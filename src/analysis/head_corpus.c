@@ -13,19 +13,6 @@ enum { PLACES = 8, REPLICATES = 200, MOST_REPLICATES = MHA_HEAD_CORPUS_MOST_REPL
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size)
-{
-    void *memory = mhai_take(&c->allocator, count, size);
-    if (memory) c->bytes += count * (int64_t)size;
-    return memory;
-}
-
-void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size)
-{
-    mhai_give(&c->allocator, memory, count, size);
-    if (memory) c->bytes -= count * (int64_t)size;
-}
-
 /* Everything whose size is known from the beginning: one row each. */
 #define CORPUS_ARRAYS(X)                                      \
     X(first_head, c->layers + 1)                              \
@@ -42,8 +29,8 @@ void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t si
 
 static bool take_arrays(mha_head_corpus *c)
 {
-#define TAKE(name, count)                                  \
-    c->name = mhai_corpus_take(c, count, sizeof *c->name); \
+#define TAKE(name, count)                                       \
+    c->name = mhai_take(&c->allocator, count, sizeof *c->name); \
     if (!c->name) return false;
     CORPUS_ARRAYS(TAKE)
 #undef TAKE
@@ -62,18 +49,13 @@ void mha_head_corpus_destroy(mha_head_corpus *c)
     if (!c) return;
     if (c->measures) detach(c->measures);
     for (int64_t l = 0; c->gram && c->gram_size && l < c->layers; l++)
-        mhai_corpus_give(c, c->gram[l], c->gram_size[l], sizeof **c->gram);
-    mhai_corpus_give(c, c->norms, c->norm_bytes, 1);
-#define GIVE(name, count) mhai_corpus_give(c, c->name, count, sizeof *c->name);
+        mhai_give(&c->allocator, c->gram[l], c->gram_size[l], sizeof **c->gram);
+    mhai_give(&c->allocator, c->norms, c->norm_bytes, 1);
+#define GIVE(name, count) mhai_give(&c->allocator, c->name, count, sizeof *c->name);
     CORPUS_ARRAYS(GIVE)
 #undef GIVE
     const mha_allocator allocator = c->allocator;
     allocator.release(allocator.user, c, sizeof *c);
-}
-
-int64_t mha_head_corpus_bytes(const mha_head_corpus *c)
-{
-    return c ? c->bytes + (int64_t)sizeof *c : 0;
 }
 
 static mha_status check_count(const char *name, int64_t *count, int64_t usual, int64_t most)
@@ -329,13 +311,15 @@ static void join_score(const mha_head_corpus *c, const mha_head_corpus *from, in
                        from->place[((h * MHA_MEASURES + n) * 2 + side) * c->places + i]);
 }
 
-#define MERGE(field, most) mhai_head_merge_counts(pass, &to->field, &x->field, 1, most)
+#define MERGE(field, most) mhai_head_merge_counts(pass, &to->field, &x->field, 1, most);
+#define SUM(field) MERGE(field, MHAI_SUM_MOST)
+#define COUNT(field) MERGE(field, MHAI_COUNT_MOST)
 
 static void merge_score(mhai_head_merge *pass, mhai_corpus_score *to, const mhai_corpus_score *x)
 {
-    MERGE(rows, MHAI_COUNT_MOST);
-    MERGE(texts, MHAI_COUNT_MOST);
-    MERGE(binned, MHAI_COUNT_MOST);
+    MERGE(rows, MHAI_COUNT_MOST)
+    MERGE(texts, MHAI_COUNT_MOST)
+    MERGE(binned, MHAI_COUNT_MOST)
     mhai_head_merge_counts(pass, to->bin, x->bin, MHA_HEAD_CORPUS_BINS, MHAI_COUNT_MOST);
 }
 
@@ -349,17 +333,12 @@ static void merge_head(mhai_head_merge *pass, const mha_head_corpus *c, const mh
         merge_score(pass, &to->score[n], &x->score[n]);
     }
     for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
-        MERGE(position[i].rows, MHAI_COUNT_MOST);
-        MERGE(position[i].entropy, MHAI_SUM_MOST);
-        MERGE(position[i].distance, MHAI_SUM_MOST);
+        MHAI_CORPUS_POSITION(SUM, COUNT, i)
     }
-    MERGE(rest, MHAI_SUM_MOST);
-    MERGE(moved, MHAI_SUM_MOST);
-    MERGE(written, MHAI_SUM_MOST);
-    MERGE(rest_rows, MHAI_COUNT_MOST);
-    MERGE(moved_rows, MHAI_COUNT_MOST);
-    MERGE(written_rows, MHAI_COUNT_MOST);
+    MHAI_CORPUS_REST(SUM, COUNT)
 }
+#undef SUM
+#undef COUNT
 #undef MERGE
 
 static void merge_all(mhai_head_merge *pass, mha_head_corpus *c, const mha_head_corpus *from)

@@ -87,8 +87,13 @@ struct mha_head_corpus {
     float *norms;           /* [most_heads][norm_keys] of the present layer */
     int64_t norm_bytes, norm_keys, norm_layer; /* norm_layer -1: none */
     int64_t *order;                            /* [heads] a permutation */
-    int64_t bytes;
 };
+
+/* Sums and counts of a head, within MHAI_SUM_MOST and MHAI_COUNT_MOST: those of a position, and others. */
+#define MHAI_CORPUS_POSITION(SUM, COUNT, i) \
+    COUNT(position[i].rows) SUM(position[i].entropy) SUM(position[i].distance)
+#define MHAI_CORPUS_REST(SUM, COUNT) \
+    SUM(rest) SUM(moved) SUM(written) COUNT(rest_rows) COUNT(moved_rows) COUNT(written_rows)
 
 /* By tokens: arrays and their elements, within MHAI_SUM_MOST and MHAI_COUNT_MOST. */
 #define MHAI_CORPUS_TOKEN_SUMS(X)   \
@@ -100,8 +105,6 @@ struct mha_head_corpus {
     X(row_count, c->layers * c->vocab)
 
 /* head_corpus.c */
-void *mhai_corpus_take(mha_head_corpus *c, int64_t count, size_t size);
-void mhai_corpus_give(mha_head_corpus *c, void *memory, int64_t count, size_t size);
 MHA_NODISCARD mha_status mhai_corpus_begin(mha_head_corpus *c, const mha_heads_text *text);
 void mhai_corpus_end(mha_head_corpus *c);
 void mhai_corpus_drop(mha_head_corpus *c); /* a text that breaks off */

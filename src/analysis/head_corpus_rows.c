@@ -204,9 +204,9 @@ static mha_status take_norms(mha_head_corpus *c, int64_t keys)
     bytes *= keys;
     c->norm_keys = keys;
     if (bytes <= c->norm_bytes) return MHA_OK;
-    void *grown = mhai_corpus_take(c, bytes, 1);
+    void *grown = mhai_take(&c->allocator, bytes, 1);
     if (!grown) return MHA_NO_MEMORY("mha_head_corpus");
-    mhai_corpus_give(c, c->norms, c->norm_bytes, 1);
+    mhai_give(&c->allocator, c->norms, c->norm_bytes, 1);
     c->norms = grown;
     c->norm_bytes = bytes;
     return MHA_OK;
@@ -219,7 +219,7 @@ static mha_status take_gram(mha_head_corpus *c, int64_t layer, const norm_job *j
     if (c->gram[layer])
         return mha_fail(MHA_ERR_SHAPE, "v: layer %lld had values of another width before",
                         (long long)layer);
-    made.gram = mhai_corpus_take(c, floats, sizeof *made.gram);
+    made.gram = mhai_take(&c->allocator, floats, sizeof *made.gram);
     if (!made.gram) return MHA_NO_MEMORY("mha_head_corpus");
     mha_parallel_for(c->context, c->first_head[layer + 1] - c->first_head[layer], make_gram, &made);
     c->gram[layer] = made.gram;

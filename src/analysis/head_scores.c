@@ -7,14 +7,16 @@
  * -------------------------------------------------------------------------- */
 
 static const mha_measure_info infos[MHA_MEASURES] = {
-#define MEASURE_INFO(id, name, kind, text) {name, text, MHA_KIND_##kind},
+#define MEASURE_INFO(id, name, kind, label, text, source) \
+    {name, text, MHA_KIND_##kind, label, source},
     MHA_MEASURE_LIST(MEASURE_INFO)
 #undef MEASURE_INFO
 };
 
 mha_measure_info mha_measure_describe(mha_head_measure measure)
 {
-    if ((unsigned)measure >= MHA_MEASURES) return (mha_measure_info){"?", "?", MHA_KIND_PLAIN};
+    if ((unsigned)measure >= MHA_MEASURES)
+        return (mha_measure_info){"?", "?", MHA_KIND_PLAIN, "?", "?"};
     return infos[measure];
 }
 

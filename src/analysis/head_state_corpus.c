@@ -79,20 +79,17 @@ static void put_sum(mhai_state_io *io, int64_t *x)
 static void put_head(mhai_state_io *io, mha_head_corpus *c, int64_t h)
 {
     mhai_corpus_head *head = &c->head[h];
+#define SUM(field) put_sum(io, &head->field);
+#define COUNT(field) mhai_state_number(io, &head->field, 0, MHAI_COUNT_MOST);
     for (int n = 0; n < MHA_MEASURES; n++) put_score(io, c, h, n);
     io->what = "a position";
     for (int i = 0; i < MHA_HEAD_CORPUS_POSITIONS; i++) {
-        mhai_state_number(io, &head->position[i].rows, 0, MHAI_COUNT_MOST);
-        put_sum(io, &head->position[i].entropy);
-        put_sum(io, &head->position[i].distance);
+        MHAI_CORPUS_POSITION(SUM, COUNT, i)
     }
     io->what = "a rest";
-    put_sum(io, &head->rest);
-    put_sum(io, &head->moved);
-    put_sum(io, &head->written);
-    mhai_state_number(io, &head->rest_rows, 0, MHAI_COUNT_MOST);
-    mhai_state_number(io, &head->moved_rows, 0, MHAI_COUNT_MOST);
-    mhai_state_number(io, &head->written_rows, 0, MHAI_COUNT_MOST);
+    MHAI_CORPUS_REST(SUM, COUNT)
+#undef SUM
+#undef COUNT
 }
 
 static void put_pairs(mhai_state_io *io, mhai_corpus_sum *sum, int64_t count)

@@ -3,6 +3,8 @@
 
 #include "base/checked.h"
 #include "base/hash.h"
+#include "base/need.h"
+#include "base/struct_copy.h"
 #include "transformer/transformer_parts.h"
 
 #include <string.h>
@@ -100,67 +102,66 @@ mha_status mha_head_order_reverse(const mha_transformer *transformer, const int6
 
 /* ---- the curve ------------------------------------------------------------------------------- */
 
-static mha_status check_points(const int64_t *removed, int64_t points, int64_t count,
-                               const double *losses)
+static mha_status check_points(const mha_head_curve_call *c)
 {
-    if (points < 0)
+    if (c->points < 0)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_curve: points is %lld, expected 0 or more",
-                        (long long)points);
-    if (points > 0 && (!removed || !losses))
-        return mha_fail(MHA_ERR_NULL, "mha_head_curve: %s is NULL", removed ? "losses" : "removed");
-    for (int64_t p = 0; p < points; p++)
-        if (removed[p] < 0 || removed[p] > count)
+                        (long long)c->points);
+    if (c->points > 0) MHAI_NEED_AS("mha_head_curve", "removed, losses", c->removed, c->losses);
+    for (int64_t p = 0; p < c->points; p++)
+        if (c->removed[p] < 0 || c->removed[p] > c->count)
             return mha_fail(MHA_ERR_ARGUMENT,
                             "mha_head_curve: removed[%lld] is %lld, expected 0..%lld, the heads of "
                             "the order",
-                            (long long)p, (long long)removed[p], (long long)count);
+                            (long long)p, (long long)c->removed[p], (long long)c->count);
     return MHA_OK;
 }
 
 /* Into found, so that an error writes nothing. */
-static mha_status curve(mhai_importance_run *r, const int64_t *order, const int64_t *removed,
-                        int64_t points, void *memory, double *found)
+static mha_status curve(mhai_importance_run *r, const mha_head_curve_call *c, void *memory,
+                        double *found)
 {
     const int64_t heads = r->d.num_layers * r->d.num_heads;
     const float *whole = memcpy(memory, r->gates, (size_t)heads * sizeof *r->gates);
     mha_status status = MHA_OK;
     int64_t begin, end;
-    mhai_importance_mine(r, points, &begin, &end);
-    r->passes = points;
+    mhai_importance_mine(r, c->points, &begin, &end);
+    r->passes = c->points;
     r->done = begin;
     for (int64_t p = begin; p < end && status == MHA_OK; p++) {
         memcpy(r->gates, whole, (size_t)heads * sizeof *r->gates);
-        for (int64_t k = 0; k < removed[p]; k++) r->gates[order[k]] = 0;
+        for (int64_t k = 0; k < c->removed[p]; k++) r->gates[c->order[k]] = 0;
         status = mhai_importance_loss(r, &found[p]);
     }
-    return mhai_importance_share(r, status, found, points, 1);
+    return mhai_importance_share(r, status, found, c->points, 1);
 }
 
 mha_status mha_head_curve(mha_context *context, const mha_transformer *transformer,
-                          const mha_importance_data *data, const mha_tensor *gates,
-                          const int64_t *order, int64_t count, const int64_t *removed,
-                          int64_t points, double *losses)
+                          const mha_importance_data *data, const mha_head_curve_call *call)
 {
-    if (!context) return mha_fail(MHA_ERR_NULL, "mha_head_curve: context is NULL");
+    mha_head_curve_call c;
+    MHAI_NEED("mha_head_curve", context, call);
+    MHA_TRY(mhai_struct_copy("mha_head_curve_call", &c, sizeof c, sizeof c, call));
     const mha_importance_desc desc = {
-        .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = gates};
+        .struct_size = sizeof desc, .kind = MHA_IMPORTANCE_ABLATION, .gates = c.gates};
+    const size_t bytes = (size_t)c.points * sizeof *c.losses;
     mha_scratch_mark mark = mha_scratch_top(context);
     mhai_importance_run r;
     void *found = NULL, *memory = NULL;
     mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
-    if (status == MHA_OK) status = check_order("mha_head_curve", &r.d, order, count);
-    if (status == MHA_OK) status = check_points(removed, points, count, losses);
-    if (status == MHA_OK) status = mha_scratch_alloc(context, points, sizeof *losses, &found);
+    if (status == MHA_OK) status = check_order("mha_head_curve", &r.d, c.order, c.count);
+    if (status == MHA_OK) status = check_points(&c);
+    if (status == MHA_OK) status = mha_scratch_alloc(context, c.points, sizeof *c.losses, &found);
     if (status == MHA_OK)
         status =
             mha_scratch_alloc(context, r.d.num_layers * r.d.num_heads, sizeof *r.gates, &memory);
     if (status == MHA_OK) {
-        r.mark = mhai_hash(r.mark, order, (size_t)count * sizeof *order);
-        r.mark = mhai_hash(r.mark, removed, (size_t)points * sizeof *removed);
+        r.mark = mhai_hash(r.mark, c.order, (size_t)c.count * sizeof *c.order);
+        r.mark = mhai_hash(r.mark, c.removed, (size_t)c.points * sizeof *c.removed);
     }
-    status = mhai_importance_agree(&r, status, points, count);
-    if (status == MHA_OK) status = curve(&r, order, removed, points, memory, found);
-    if (status == MHA_OK && points > 0) memcpy(losses, found, (size_t)points * sizeof *losses);
+    status = mhai_importance_agree(&r, status, c.points, c.count);
+    if (status == MHA_OK) status = curve(&r, &c, memory, found);
+    if (status == MHA_OK && c.points > 0) memcpy(c.losses, found, bytes);
     mhai_importance_end(&r);
     mha_scratch_release(context, mark);
     return status;

@@ -1,6 +1,7 @@
 /* The order in which heads go: the least important ones first, the rest measured again. */
 #include "analysis/importance_parts.h"
 #include "base/need.h"
+#include "base/struct_copy.h"
 
 #include <string.h>
 
@@ -72,10 +73,13 @@ static mha_status one_by_one(mhai_importance_run *r, int64_t step, int64_t least
 
 mha_status mha_head_order(mha_context *context, const mha_transformer *transformer,
                           const mha_importance_desc *desc, const mha_importance_data *data,
-                          int64_t step, int64_t least, int64_t *order, int64_t *count,
-                          double *scores)
+                          mha_head_order_call *call)
 {
-    MHAI_NEED("mha_head_order", context, order, count);
+    mha_head_order_call c;
+    MHAI_NEED("mha_head_order", context, call);
+    MHA_TRY(mhai_struct_copy("mha_head_order_call", &c, sizeof c, sizeof c, call));
+    const int64_t step = c.step, least = c.least;
+    MHAI_NEED_AS("mha_head_order", "order", c.order);
     if (step < 1 || least < 0)
         return mha_fail(MHA_ERR_ARGUMENT,
                         "mha_head_order: step is %lld, expected 1 or more; least is %lld, expected "
@@ -90,9 +94,9 @@ mha_status mha_head_order(mha_context *context, const mha_transformer *transform
     status = mhai_importance_agree(&r, status, step, least);
     if (status == MHA_OK) status = one_by_one(&r, step, least, &g);
     if (status == MHA_OK) {
-        memcpy(order, g.order, (size_t)g.count * sizeof *order);
-        if (scores) memcpy(scores, g.scores, (size_t)g.count * sizeof *scores);
-        *count = g.count;
+        memcpy(c.order, g.order, (size_t)g.count * sizeof *c.order);
+        if (c.scores) memcpy(c.scores, g.scores, (size_t)g.count * sizeof *c.scores);
+        call->count = g.count;
     }
     mhai_importance_end(&r);
     mha_scratch_release(context, mark);

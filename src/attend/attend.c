@@ -228,8 +228,14 @@ static mha_status normalise_back(const mhai_attend *a, const mha_tensor *dx, con
     const mha_tensor dy = mha_tensor_contiguous(gradients, MHA_F32, 2, shape);
     const mha_tensor w = view_weight(weight, D);
     const mha_tensor dw = mha_tensor_contiguous(norm->weight, MHA_F32, 1, &D);
-    MHA_TRY(mha_rms_norm_backward(a->context, &x, NULL, &w, a->qk_norm_epsilon, &dy, 0, &dy,
-                                  norm->weight ? &dw : NULL));
+    MHA_TRY(mha_rms_norm_backward(a->context,
+                                  &(mha_norm_gradients){.struct_size = sizeof(mha_norm_gradients),
+                                                        .x = &x,
+                                                        .weight = &w,
+                                                        .dy = &dy,
+                                                        .dx = &dy,
+                                                        .dweight = norm->weight ? &dw : NULL,
+                                                        .epsilon = a->qk_norm_epsilon}));
     copy_vectors(dx, gradients, false);
     mha_scratch_release(a->context, mark);
     return MHA_OK;

@@ -333,9 +333,15 @@ static mha_status linear(call *c, int projection, const mha_tensor *x, const mha
         weight = layer->lent;
     else if (dx)
         mhai_linear_get_weight(layer, &weight, 0);
-    return mha_linear_backward(c->f.context, &weight, x, dy, flags, dx,
-                               to->weight.data ? &to->weight : NULL,
-                               to->bias.data ? &to->bias : NULL);
+    return mha_linear_backward(
+        c->f.context, &(mha_linear_gradients){.struct_size = sizeof(mha_linear_gradients),
+                                              .flags = flags,
+                                              .weight = &weight,
+                                              .x = x,
+                                              .dy = dy,
+                                              .dx = dx,
+                                              .dweight = to->weight.data ? &to->weight : NULL,
+                                              .dbias = to->bias.data ? &to->bias : NULL});
 }
 
 /* Back through one of the projections of the inputs. */

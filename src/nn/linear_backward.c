@@ -1,5 +1,7 @@
 /* Gradients of a linear layer: three products, each with one of the factors transposed. */
 #include "base/checked.h"
+#include "base/need.h"
+#include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/matmul.h"
 
@@ -22,27 +24,26 @@ static mha_status check_outputs(const mha_tensor *dx, const mha_tensor *dweight,
     return MHA_OK;
 }
 
-static mha_status check(const mha_tensor *weight, const mha_tensor *x, const mha_tensor *dy,
-                        uint32_t flags, const mha_tensor *dx, const mha_tensor *dweight,
-                        const mha_tensor *dbias)
+static mha_status check(const mha_linear_gradients *c)
 {
-    if (flags & ~(uint32_t)MHA_GRADIENT_ADD)
+    const mha_tensor *weight = c->weight, *x = c->x, *dy = c->dy;
+    if (c->flags & ~(uint32_t)MHA_GRADIENT_ADD)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_linear_backward: flags 0x%x are unknown",
-                        (unsigned)flags);
+                        (unsigned)c->flags);
     MHA_TRY(mhai_tensor_check("weight", weight, MHA_F32, 2, NULL));
     MHA_TRY(mhai_tensor_check_last("weight", weight));
     const int64_t *n = weight->shape, *k = weight->shape + 1;
     MHA_TRY(mhai_tensor_check("dy", dy, MHA_F32, 2, (int64_t[]){-1, *n}));
     MHA_TRY(mhai_tensor_check_last("dy", dy));
     const int64_t x_shape[] = {dy->shape[0], *k};
-    if (dweight) {
+    if (c->dweight) {
         MHA_TRY(mhai_tensor_check("x", x, MHA_F32, 2, x_shape));
         MHA_TRY(mhai_tensor_check_last("x", x));
-        MHA_TRY(mhai_tensor_check("dweight", dweight, MHA_F32, 2, weight->shape));
+        MHA_TRY(mhai_tensor_check("dweight", c->dweight, MHA_F32, 2, weight->shape));
     }
-    if (dx) MHA_TRY(mhai_tensor_check("dx", dx, MHA_F32, 2, x_shape));
-    if (dbias) MHA_TRY(mhai_tensor_check("dbias", dbias, MHA_F32, 1, n));
-    return check_outputs(dx, dweight, dbias, (const mha_tensor *[]){weight, x, dy});
+    if (c->dx) MHA_TRY(mhai_tensor_check("dx", c->dx, MHA_F32, 2, x_shape));
+    if (c->dbias) MHA_TRY(mhai_tensor_check("dbias", c->dbias, MHA_F32, 1, n));
+    return check_outputs(c->dx, c->dweight, c->dbias, (const mha_tensor *[]){weight, x, dy});
 }
 
 typedef struct bias_job {
@@ -85,12 +86,13 @@ static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweigh
     return MHA_OK;
 }
 
-mha_status mha_linear_backward(mha_context *context, const mha_tensor *weight, const mha_tensor *x,
-                               const mha_tensor *dy, uint32_t flags, const mha_tensor *dx,
-                               const mha_tensor *dweight, const mha_tensor *dbias)
+mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients *call)
 {
-    if (!context) return mha_fail(MHA_ERR_NULL, "mha_linear_backward: context is NULL");
-    MHA_TRY(check(weight, x, dy, flags, dx, dweight, dbias));
+    mha_linear_gradients c;
+    MHAI_NEED("mha_linear_backward", context, call);
+    MHA_TRY(mhai_struct_copy("mha_linear_gradients", &c, sizeof c, sizeof c, call));
+    MHA_TRY(check(&c));
+    const mha_tensor *weight = c.weight, *dy = c.dy, *dx = c.dx, *dweight = c.dweight;
     const int64_t rows = dy->shape[0], outputs = weight->shape[0], inputs = weight->shape[1];
     MHA_TRY(reserve(context, dx ? outputs : 0, dweight ? rows : 0, inputs));
     if (dx)
@@ -100,7 +102,7 @@ mha_status mha_linear_backward(mha_context *context, const mha_tensor *weight, c
                                                    .cols = inputs,
                                                    .a = dy->data,
                                                    .a_stride = dy->stride[0],
-                                                   .accumulate = flags & MHA_GRADIENT_ADD,
+                                                   .accumulate = c.flags & MHA_GRADIENT_ADD,
                                                    .c = dx->data,
                                                    .c_stride = dx->stride[0]},
                                     weight->data, weight->stride[0], false));
@@ -115,10 +117,10 @@ mha_status mha_linear_backward(mha_context *context, const mha_tensor *weight, c
                                                    .accumulate = true,
                                                    .c = dweight->data,
                                                    .c_stride = dweight->stride[0]},
-                                    x->data, x->stride[0], false));
-    bias_job job = {dy, dbias, mhai_ceil_div(outputs, mha_context_threads(context))};
+                                    c.x->data, c.x->stride[0], false));
+    bias_job job = {dy, c.dbias, mhai_ceil_div(outputs, mha_context_threads(context))};
     job.owned = mhai_min_i64(MOST_COLUMNS, mhai_round_up(job.owned, 16));
-    if (dbias && outputs > 0)
+    if (c.dbias && outputs > 0)
         mha_parallel_for(context, mhai_ceil_div(outputs, job.owned), sum_columns, &job);
     return MHA_OK;
 }

@@ -4,6 +4,8 @@
 
 #include "base/checked.h"
 #include "base/context.h"
+#include "base/need.h"
+#include "base/struct_copy.h"
 
 #include <string.h>
 
@@ -51,10 +53,13 @@ static void join_sums(const backward_job *job, int64_t blocks, int64_t part, con
     }
 }
 
-static mha_status check(const mhai_norm *norm, const mha_tensor *dy, uint32_t flags,
-                        const mha_tensor *dx, const mha_tensor *dweight, const mha_tensor *dbias)
+static mha_status check(const mhai_norm *norm, const mha_norm_gradients *c)
 {
-    MHA_TRY(mhai_nn_flags(norm->function, flags));
+    const mha_tensor *dy = c->dy, *dx = c->dx, *dweight = c->dweight, *dbias = c->dbias;
+    MHA_TRY(mhai_nn_flags(norm->function, c->flags));
+    if (dbias && !norm->centred)
+        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: dbias is set; RMS norm has no bias",
+                        norm->function);
     MHA_TRY(mhai_norm_check(norm));
     int64_t rows = norm->x->shape[0], width = norm->x->shape[1];
     MHA_TRY(mhai_nn_matrix("dy", dy, rows, width));
@@ -76,14 +81,19 @@ static mha_status check(const mhai_norm *norm, const mha_tensor *dy, uint32_t fl
     return mhai_tensor_check_disjoint("dweight", dweight, "dbias", dbias);
 }
 
-static mha_status backward(mha_context *context, const mhai_norm *norm, const mha_tensor *dy,
-                           uint32_t flags, const mha_tensor *dx, const mha_tensor *dweight,
-                           const mha_tensor *dbias)
+static mha_status backward(mha_context *context, const mha_norm_gradients *call,
+                           const char *function, bool centred)
 {
-    if (!context) return mha_fail(MHA_ERR_NULL, "%s: context is NULL", norm->function);
-    MHA_TRY(check(norm, dy, flags, dx, dweight, dbias));
+    mha_norm_gradients c;
+    MHAI_NEED(function, context, call);
+    MHA_TRY(mhai_struct_copy("mha_norm_gradients", &c, sizeof c, sizeof c, call));
+    const mhai_norm own = {function, centred, c.x, c.residual, c.weight, NULL, (double)c.epsilon};
+    const mhai_norm *norm = &own;
+    MHA_TRY(check(norm, &c));
+    const mha_tensor *dy = c.dy;
     const int64_t blocks = mhai_ceil_div(dy->shape[0], BLOCK_ROWS), n = dy->shape[1];
-    backward_job job = {.norm = norm, .dy = dy, .dx = dx, .add = (flags & MHA_GRADIENT_ADD) != 0};
+    backward_job job = {
+        .norm = norm, .dy = dy, .dx = c.dx, .add = (c.flags & MHA_GRADIENT_ADD) != 0};
     job.kernels = mhai_kernels_for(context->isa);
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = MHA_OK;
@@ -95,37 +105,24 @@ static mha_status backward(mha_context *context, const mhai_norm *norm, const mh
                      done);
         job.z = memory;
     }
-    if (dweight || dbias) {
+    if (c.dweight || c.dbias) {
         MHA_TRY_GOTO(mha_scratch_alloc(context, blocks * 2 * n, sizeof(double), &memory), done);
         job.sums = memory;
     }
     mha_parallel_for(context, blocks, run_block, &job);
-    join_sums(&job, blocks, 0, dweight);
-    join_sums(&job, blocks, 1, dbias);
+    join_sums(&job, blocks, 0, c.dweight);
+    join_sums(&job, blocks, 1, c.dbias);
 done:
     mha_scratch_release(context, mark);
     return status;
 }
 
-mha_status mha_layer_norm_backward(mha_context *context, const mha_tensor *x,
-                                   const mha_tensor *residual, const mha_tensor *weight,
-                                   float epsilon, const mha_tensor *dy, uint32_t flags,
-                                   const mha_tensor *dx, const mha_tensor *dweight,
-                                   const mha_tensor *dbias)
+mha_status mha_layer_norm_backward(mha_context *context, const mha_norm_gradients *call)
 {
-    return backward(
-        context,
-        &(mhai_norm){"mha_layer_norm_backward", true, x, residual, weight, NULL, (double)epsilon},
-        dy, flags, dx, dweight, dbias);
+    return backward(context, call, "mha_layer_norm_backward", true);
 }
 
-mha_status mha_rms_norm_backward(mha_context *context, const mha_tensor *x,
-                                 const mha_tensor *residual, const mha_tensor *weight,
-                                 float epsilon, const mha_tensor *dy, uint32_t flags,
-                                 const mha_tensor *dx, const mha_tensor *dweight)
+mha_status mha_rms_norm_backward(mha_context *context, const mha_norm_gradients *call)
 {
-    return backward(
-        context,
-        &(mhai_norm){"mha_rms_norm_backward", false, x, residual, weight, NULL, (double)epsilon},
-        dy, flags, dx, dweight, NULL);
+    return backward(context, call, "mha_rms_norm_backward", false);
 }

@@ -44,18 +44,6 @@ static const struct {
 #undef SCALE_ROW
 };
 
-/* tolower() is the locale's: in a Turkish one it gives VIRIDIS other letters than viridis. */
-static char lower(char c)
-{
-    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
-}
-
-static bool same_name(const char *a, const char *b)
-{
-    while (*a && lower(*a) == *b) a++, b++;
-    return !*a && !*b;
-}
-
 const char *mha_cmap_name(mha_cmap cmap)
 {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -63,31 +51,11 @@ const char *mha_cmap_name(mha_cmap cmap)
     return "?";
 }
 
-bool mha_cmap_from_name(const char *name, mha_cmap *cmap)
-{
-    for (size_t i = 0; name && cmap && i < sizeof names / sizeof *names; i++)
-        if (same_name(name, names[i].name)) {
-            *cmap = names[i].cmap;
-            return true;
-        }
-    return false;
-}
-
 const char *mha_scale_name(mha_scale scale)
 {
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
         if (scales[i].scale == scale) return scales[i].name;
     return "?";
-}
-
-bool mha_scale_from_name(const char *name, mha_scale *scale)
-{
-    for (size_t i = 0; name && scale && i < sizeof scales / sizeof *scales; i++)
-        if (same_name(name, scales[i].name)) {
-            *scale = scales[i].scale;
-            return true;
-        }
-    return false;
 }
 
 static const cmap_anchors *anchors_of(mha_cmap cmap, bool dark)

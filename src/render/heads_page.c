@@ -163,6 +163,7 @@ static void write_columns(mha_json *json, const mha_heads_page *p)
         mha_json_object(json, NULL);
         mha_json_bool(json, "share", c->share);
         mha_json_text(json, "name", c->name);
+        mha_json_text(json, "label", c->label ? c->label : c->name);
         mha_json_text(json, "text", c->text);
         mha_json_text(json, "unit", c->unit);
         mha_json_number(json, "luck", c->luck);

@@ -54,7 +54,7 @@ static mha_status put_token(mhai_live_asked *a, const mha_trial_choice *c, bool 
 {
     const size_t size = mha_token_label(a->live->model, c->id, NULL, 0) + 1;
     char *label;
-    MHA_TRY(mhai_room_alloc(&a->room, (int64_t)size, 1, &label));
+    MHA_TRY(mha_room_alloc(&a->room, (int64_t)size, 1, &label));
     mha_token_label(a->live->model, c->id, label, size);
     mha_json_object(json, NULL);
     mha_json_integer(json, "id", c->id);
@@ -208,7 +208,8 @@ mha_status mha_live_answer(mha_live *live, const mha_live_place *place, const ch
     if (status == MHA_OK) status = places[i].answer(&a);
     mha_tokens_free(&a.tokens);
     mha_tokens_free(&a.other);
-    mhai_room_free(&a.room);
+    mha_maps_free(&a.maps);
+    mha_room_release(&a.room, 0);
     return status;
 }
 

@@ -6,7 +6,7 @@
 
 #include <multihead/json.h>
 #include <multihead/live.h>
-#include <multihead/study.h>
+#include <multihead/maps.h>
 
 struct mha_live {
     mha_context *context;
@@ -20,10 +20,11 @@ struct mha_live {
 /* The request being answered. */
 typedef struct mhai_live_asked {
     mha_live *live;
-    mhai_room room;
+    mha_room room;
     mhai_live_request request;
     mha_tokens tokens, other;
     mha_trial trial;
+    mha_maps maps; /* of the answer */
     const mha_sink *sink;
 } mhai_live_asked;
 

@@ -34,84 +34,33 @@ static int64_t small_cell(int64_t tokens, int64_t heads)
 
 /* ---- from rows to maps ----------------------------------------------------------------------- */
 
-typedef struct pooling {
-    mha_context *context;
-    float **layers; /* maps of all heads; NULL: one head */
-    int64_t cell, head;
-    float *map; /* [side,side] of one head */
-} pooling;
-
-static mha_status pool_rows(void *user, int64_t layer, int64_t row, const mha_tensor *p)
+static mha_status add_rows(void *user, int64_t layer, int64_t row, const mha_tensor *p)
 {
-    const pooling *x = user;
-    mha_tensor from = *p;
-    if (!x->layers) {
-        from.shape[0] = 1;
-        from.data = (float *)p->data + x->head * p->stride[0];
-    }
-    const int64_t side = (p->shape[2] + x->cell - 1) / x->cell;
-    const int64_t shape[] = {from.shape[0], side, side};
-    const mha_tensor to =
-        mha_tensor_contiguous(x->layers ? x->layers[layer] : x->map, MHA_F32, 3, shape);
-    return mha_attention_pool_rows(x->context, &from, row, x->cell, NULL, &to);
-}
-
-static mha_axis axis_of(const mha_tokens *tokens)
-{
-    return (mha_axis){.count = tokens->count,
-                      .labels = tokens->labels,
-                      .special = tokens->special,
-                      .sequence = tokens->sequence};
-}
-
-/* Mark the heads that exist with 1. */
-static mha_status list_heads(mhai_live_asked *a, uint8_t **on)
-{
-    const mha_transformer_desc *d = &a->live->desc;
-    MHA_TRY(ROOM_ALLOC(&a->room, d->num_layers * d->num_heads, on));
-    for (int64_t i = 0; i < d->num_layers * d->num_heads; i++)
-        (*on)[i] = !d->layer_heads || i % d->num_heads < d->layer_heads[i / d->num_heads];
-    return MHA_OK;
+    const mhai_live_asked *a = user;
+    return mha_maps_add_rows(a->live->context, &a->maps, layer, row, p);
 }
 
 /* Compute all maps of the text, with `cell` tokens per cell. */
-static mha_status make_maps(mhai_live_asked *a, int64_t cell, mha_maps *maps)
+static mha_status make_maps(mhai_live_asked *a, int64_t cell)
 {
-    const mha_transformer_desc *d = &a->live->desc;
-    const int64_t side = (a->tokens.count + cell - 1) / cell;
-    pooling x = {.context = a->live->context, .cell = cell};
-    uint8_t *on;
-    MHA_TRY(list_heads(a, &on));
-    MHA_TRY(ROOM_ALLOC(&a->room, d->num_layers, &x.layers));
-    for (int64_t l = 0; l < d->num_layers; l++)
-        MHA_TRY(ROOM_ALLOC(&a->room, d->num_heads * side * side, &x.layers[l]));
-    *maps = (mha_maps){.struct_size = sizeof *maps,
-                       .flags = MHA_MAPS_SAME |
-                                (d->flags & MHA_TRANSFORMER_CAUSAL ? MHA_MAPS_CAUSAL : 0),
-                       .name = a->live->options.name,
-                       .kind = a->live->info.architecture,
-                       .text = {a->request.text},
-                       .text_bytes = {a->request.text_bytes},
-                       .layers = d->num_layers,
-                       .heads = d->num_heads,
-                       .on = on,
-                       .rows = axis_of(&a->tokens),
-                       .layer = x.layers};
-    if (cell > 1) MHA_TRY(mhai_show_blocks(&a->room, cell, maps));
-    maps->cols = maps->rows;
-    return mha_trials_run(a->live->trials, &a->trial, -1, pool_rows, &x, NULL);
+    const mha_maps_desc desc = {.struct_size = sizeof desc, .tokens = &a->tokens, .cell = cell};
+    a->maps.struct_size = sizeof a->maps;
+    MHA_TRY(mha_maps_make(a->live->model, &desc, &a->maps));
+    a->maps.name = a->live->options.name;
+    a->maps.text[0] = a->request.text;
+    a->maps.text_bytes[0] = a->request.text_bytes;
+    return mha_trials_run(a->live->trials, &a->trial, -1, add_rows, a, NULL);
 }
 
 mha_status mhai_live_maps(mhai_live_asked *a)
 {
     const int64_t heads = a->live->info.layers * a->live->info.heads, count = a->trial.count;
     int64_t cell = small_cell(count, heads);
-    mha_maps maps;
     mha_show show;
     if (cell < map_tokens(a)) cell = map_tokens(a);
     const int64_t side = (count + cell - 1) / cell;
-    MHA_TRY(make_maps(a, cell, &maps));
-    MHA_TRY(mha_show_make(&maps, NULL, &show));
+    MHA_TRY(make_maps(a, cell));
+    MHA_TRY(mha_show_make(&a->maps, NULL, &show));
     show.report.text = NULL;
     /* Use 8 bits if 32 do not fit, but never fewer cells. The text around the maps takes about 200 bytes per
      * head and 30 per token, plus the page's colours. */
@@ -133,6 +82,25 @@ static void mask_future(float *map, int64_t side)
         for (int64_t c = r + 1; c < side; c++) memcpy(&map[r * side + c], &masked, sizeof masked);
 }
 
+typedef struct one_head {
+    mha_context *context;
+    int64_t cell, head;
+    float *map; /* [side,side] */
+} one_head;
+
+static mha_status pool_head(void *user, int64_t layer, int64_t row, const mha_tensor *p)
+{
+    const one_head *x = user;
+    const int64_t side = (p->shape[2] + x->cell - 1) / x->cell;
+    const mha_tensor to =
+        mha_tensor_contiguous(x->map, MHA_F32, 3, (const int64_t[]){1, side, side});
+    mha_tensor from = *p;
+    (void)layer;
+    from.shape[0] = 1;
+    from.data = (float *)p->data + x->head * p->stride[0];
+    return mha_attention_pool_rows(x->context, &from, row, x->cell, NULL, &to);
+}
+
 /* Compute the map of the selected head. */
 static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
 {
@@ -141,10 +109,10 @@ static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
     if (head->layer < 0 || head->layer >= d->num_layers ||
         head->head >= (d->layer_heads ? d->layer_heads[head->layer] : d->num_heads))
         return mha_fail(MHA_ERR_MODEL, "head: the model has no such head");
-    pooling x = {.context = a->live->context, .cell = map_tokens(a), .head = head->head};
+    one_head x = {.context = a->live->context, .cell = map_tokens(a), .head = head->head};
     const int64_t side = (a->trial.count + x.cell - 1) / x.cell;
-    MHA_TRY(ROOM_ALLOC(&a->room, side * side, &x.map));
-    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, head->layer, pool_rows, &x, NULL));
+    MHA_TRY(MHA_ROOM_ALLOC(&a->room, side * side, &x.map));
+    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, head->layer, pool_head, &x, NULL));
     if (d->flags & MHA_TRANSFORMER_CAUSAL) mask_future(x.map, side);
     *map = x.map;
     *bytes = (size_t)(side * side) * sizeof *x.map;
@@ -182,7 +150,7 @@ static mha_status name_heads(mhai_live_asked *a, const mhai_live_heads *heads, c
     size_t used = 0;
     *list = NULL;
     if (heads->count == 0) return MHA_OK;
-    MHA_TRY(mhai_room_alloc(&a->room, heads->count, EACH, list));
+    MHA_TRY(mha_room_alloc(&a->room, heads->count, EACH, list));
     for (int64_t i = 0; i < heads->count; i++)
         used += (size_t)mha_format(*list + used, EACH, "%sL%" PRId64 "H%" PRId64, i ? ", " : "",
                                    heads->items[i].layer, heads->items[i].head);
@@ -199,7 +167,7 @@ static mha_status name_next(mhai_live_asked *a, char **words)
     *words = NULL;
     MHA_TRY(mha_trials_predict(a->live->trials, &a->trial, a->request.row, &next));
     if (next.count == 0) return MHA_OK;
-    MHA_TRY(ROOM_ALLOC(&a->room, ROOM, words));
+    MHA_TRY(MHA_ROOM_ALLOC(&a->room, ROOM, words));
     for (int64_t i = 0; i < FEW && i < next.count; i++) {
         char label[LABEL + 1];
         const mha_trial_choice *c = &next.tokens[i];
@@ -225,7 +193,7 @@ static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *rep
     MHA_TRY(name_next(a, &next));
     MHA_TRY(name_heads(a, &r->off, &off));
     MHA_TRY(name_heads(a, &r->patched, &heads));
-    MHA_TRY(mhai_room_alloc(&a->room, 96, 1, &rows));
+    MHA_TRY(mha_room_alloc(&a->room, 96, 1, &rows));
     mha_format(rows, 96, "at %s%" PRId64 " of %" PRId64 " tokens from",
                r->at_last ? "the last " : "the first ", patched, a->trial.count);
     memcpy(facts, report->facts, (size_t)count * sizeof *facts);
@@ -273,20 +241,19 @@ mha_status mhai_live_save(mhai_live_asked *a)
     const mhai_live_request *r = &a->request;
     const mha_transformer_desc *d = &a->live->desc;
     int64_t patched, heads = d->num_layers * d->num_heads;
-    mha_maps maps;
     mha_show show;
     if (d->layer_heads) heads = 0;
     for (int64_t l = 0; d->layer_heads && l < d->num_layers; l++) heads += d->layer_heads[l];
     MHA_TRY(mha_trials_run(a->live->trials, &a->trial, -1, NULL, NULL, &patched));
-    MHA_TRY(make_maps(a, mha_show_cell(heads, a->trial.count), &maps));
+    MHA_TRY(make_maps(a, mha_show_cell(heads, a->trial.count)));
     const mha_show_options options = {.struct_size = sizeof options,
                                       .flags = MHA_SHOW_FIRST_PANEL |
                                                (r->dark ? MHA_SHOW_DARK : 0) |
                                                (r->scale >= 0 ? MHA_SHOW_SCALE : 0),
                                       .cmap = (mha_cmap)r->cmap,
                                       .scale = (mha_scale)(r->scale >= 0 ? r->scale : 0),
-                                      .first_panel = panel_of(&maps, &r->head)};
-    MHA_TRY(mha_show_make(&maps, &options, &show));
+                                      .first_panel = panel_of(&a->maps, &r->head)};
+    MHA_TRY(mha_show_make(&a->maps, &options, &show));
     const mha_status status = write_report(a, patched, &show);
     mha_show_free(&show);
     return status;

@@ -15,13 +15,13 @@ static mha_status wrong(const char *name, const char *expected)
     return mha_fail(MHA_ERR_FORMAT, "%s: expected %s", name, expected);
 }
 
-static mha_status take_text(mhai_room *room, const json_t *value, const char *name,
+static mha_status take_text(mha_room *room, const json_t *value, const char *name,
                             const char **text, size_t *bytes)
 {
     char *copy;
     if (!json_is_string(value)) return wrong(name, "a text");
     *bytes = json_string_length(value);
-    MHA_TRY(mhai_room_text(room, json_string_value(value), *bytes, &copy));
+    MHA_TRY(mha_room_text(room, json_string_value(value), *bytes, &copy));
     *text = copy;
     return MHA_OK;
 }
@@ -44,13 +44,13 @@ static mha_status take_head(const json_t *value, const char *name, mha_trial_hea
     return MHA_OK;
 }
 
-static mha_status take_heads(mhai_room *room, const json_t *value, const char *name,
+static mha_status take_heads(mha_room *room, const json_t *value, const char *name,
                              mhai_live_heads *heads)
 {
     if (!json_is_array(value) || json_array_size(value) > MOST_HEADS)
         return wrong(name, "a list of heads");
     heads->count = (int64_t)json_array_size(value);
-    MHA_TRY(ROOM_ALLOC(room, heads->count, &heads->items));
+    MHA_TRY(MHA_ROOM_ALLOC(room, heads->count, &heads->items));
     for (int64_t i = 0; i < heads->count; i++)
         MHA_TRY(take_head(json_array_get(value, (size_t)i), name, &heads->items[i]));
     return MHA_OK;
@@ -96,7 +96,7 @@ static const char *const views[] = {"map", "lines", "model",
                                     NULL}; /* neurons need queries and keys */
 static const char *const ats[] = {"all", "last", NULL};
 
-static mha_status take_member(mhai_room *room, const char *name, const json_t *value,
+static mha_status take_member(mha_room *room, const char *name, const json_t *value,
                               mhai_live_request *s)
 {
     if (!strcmp(name, "text")) return take_text(room, value, name, &s->text, &s->text_bytes);
@@ -124,7 +124,7 @@ static mha_status take_member(mhai_room *room, const char *name, const json_t *v
     return mha_fail(MHA_ERR_FORMAT, "%.40s: no such field", name);
 }
 
-static mha_status take_all(mhai_room *room, json_t *root, mhai_live_request *state)
+static mha_status take_all(mha_room *room, json_t *root, mhai_live_request *state)
 {
     const char *name;
     json_t *value;
@@ -136,7 +136,7 @@ static mha_status take_all(mhai_room *room, json_t *root, mhai_live_request *sta
     return MHA_OK;
 }
 
-mha_status mhai_live_read(const char *json, size_t bytes, mhai_room *room, mhai_live_request *state)
+mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room, mhai_live_request *state)
 {
     json_error_t error;
     *state = (mhai_live_request){

@@ -2,7 +2,7 @@
 #ifndef MHAI_SHOW_LIVE_REQUEST_H
 #define MHAI_SHOW_LIVE_REQUEST_H
 
-#include "show/room.h"
+#include <multihead/component.h>
 
 #include <multihead/trial.h>
 
@@ -26,7 +26,7 @@ typedef struct mhai_live_request {
 
 /* A JSON object with text, other, off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
  * [row, column], view, cmap, scale, dark: all but text may be missing, and nothing else be there. */
-MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mhai_room *room,
+MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room,
                                         mhai_live_request *request);
 
 #endif

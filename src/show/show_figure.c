@@ -1,8 +1,7 @@
 /* From maps to a figure and its report: selected heads, shown tokens, and the weight on hidden tokens. */
-#include "show/room.h"
+#include "show/show.h"
 
 #include <multihead/component.h>
-#include <multihead/show.h>
 
 #include <inttypes.h>
 #include <math.h>
@@ -14,11 +13,24 @@ static bool is_contrast(const mha_maps *maps)
     return maps->flags & MHA_MAPS_CONTRAST;
 }
 
+/* Pool maps beyond FULL_BYTES, to the number of 8-bit cells that a report of 10 MB holds. */
+static const double FULL_BYTES = 256e6, POOLED_CELLS = 7e6;
+
+int64_t mha_show_cell(int64_t heads, int64_t tokens)
+{
+    const double n = (double)tokens, maps = (double)heads;
+    int64_t cell = 2;
+    if (maps * n * n * sizeof(float) <= FULL_BYTES) return 1;
+    while (cell < tokens && maps * ceil(n / (double)cell) * ceil(n / (double)cell) > POOLED_CELLS)
+        cell++;
+    return cell;
+}
+
 /* ---- Hiding ---------------------------------------------------------------------------------- */
 
 /* The tokens of an axis that are shown. */
 typedef struct kept_axis {
-    const mha_axis *tokens;
+    const mha_tokens *tokens;
     int64_t *at; /* [count] indices into tokens */
     int64_t count;
     const char **labels; /* [count] */
@@ -35,19 +47,19 @@ static bool next_name(const char **at, const char **name, size_t *length)
     return true;
 }
 
-static bool is_special(const mha_axis *axis, int64_t i)
+static bool is_special(const mha_tokens *axis, int64_t i)
 {
     return axis->special && axis->special[i];
 }
 
-static bool is_named(const mha_axis *axis, int64_t i, const char *name, size_t length)
+static bool is_named(const mha_tokens *axis, int64_t i, const char *name, size_t length)
 {
     const char *label = axis->labels[i];
     if (length == 7 && !strncmp(name, "special", 7)) return is_special(axis, i);
     return strlen(label) == length && !strncmp(label, name, length);
 }
 
-static bool is_hidden(const mha_show_options *options, const mha_axis *axis, int64_t i)
+static bool is_hidden(const mha_show_options *options, const mha_tokens *axis, int64_t i)
 {
     const char *name;
     size_t length;
@@ -57,16 +69,15 @@ static bool is_hidden(const mha_show_options *options, const mha_axis *axis, int
     return false;
 }
 
-static mha_status make_axis(const mha_show_options *options, const mha_axis *tokens,
-                            mhai_room *room, kept_axis *axis)
+static mha_status make_axis(const mha_show_options *options, const mha_tokens *tokens,
+                            const char *const *shown, mha_room *room, kept_axis *axis)
 {
     *axis = (kept_axis){.tokens = tokens};
-    MHA_TRY(ROOM_ALLOC(room, tokens->count, &axis->at));
-    MHA_TRY(ROOM_ALLOC(room, tokens->count, &axis->labels));
+    MHA_TRY(MHA_ROOM_ALLOC(room, tokens->count, &axis->at));
+    MHA_TRY(MHA_ROOM_ALLOC(room, tokens->count, &axis->labels));
     for (int64_t i = 0; i < tokens->count; i++) {
         if (is_hidden(options, tokens, i)) continue;
-        const char *shown = tokens->shown ? tokens->shown[i] : NULL;
-        axis->labels[axis->count] = shown ? shown : tokens->labels[i];
+        axis->labels[axis->count] = shown && shown[i] ? shown[i] : tokens->labels[i];
         axis->at[axis->count++] = i;
     }
     if (axis->count > 0) return MHA_OK;
@@ -74,7 +85,7 @@ static mha_status make_axis(const mha_show_options *options, const mha_axis *tok
                     tokens->count);
 }
 
-static bool has_name(const mha_axis *axis, const char *name, size_t length)
+static bool has_name(const mha_tokens *axis, const char *name, size_t length)
 {
     int64_t i = 0;
     while (i < axis->count && !is_named(axis, i, name, length)) i++;
@@ -103,7 +114,7 @@ typedef struct panel_text {
 typedef struct panel_maker {
     const mha_show_options *options;
     const mha_maps *maps;
-    mhai_room *room;
+    mha_room *room;
     kept_axis rows, cols;
     mha_panel *panels;
     panel_text *texts;
@@ -137,14 +148,14 @@ static double copy_cells(const panel_maker *maker, const float *map, bool renorm
 /* For a contrast: the largest change between tokens that both texts have. */
 static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
 {
-    const mha_axis *rows = &maker->maps->rows;
+    const mha_maps *maps = maker->maps;
     mha_link best = {.row = -1, .col = -1};
     for (int64_t t = 0; t < maker->rows.count; t++)
         for (int64_t s = 0; s < maker->cols.count; s++) {
             const int64_t row = maker->rows.at[t];
             const double change = (double)panel->values[t * maker->cols.count + s];
-            if ((rows->shown && rows->shown[row]) || is_special(rows, row) ||
-                is_special(&maker->maps->cols, maker->cols.at[s]) || !(fabs(change) > best.score) ||
+            if ((maps->shown && maps->shown[row]) || is_special(&maps->rows, row) ||
+                is_special(&maps->cols, maker->cols.at[s]) || !(fabs(change) > best.score) ||
                 !isfinite(change))
                 continue;
             best = (mha_link){t, s, change, .score = fabs(change)};
@@ -152,24 +163,23 @@ static mha_link largest_change(const panel_maker *maker, const mha_panel *panel)
     return best;
 }
 
-/* "“it” looks at “animal” with 0.67; the mean of these heads is 0.06." Or its largest change. */
+/* "“it” attends to “animal”: 0.67 (mean of the heads shown: 0.06)." Or its largest change. */
 static int write_link(const panel_maker *maker, const mha_link *link, char *out, size_t size)
 {
     const char *from = maker->rows.labels[link->row], *to = maker->cols.labels[link->col];
     if (is_contrast(maker->maps))
         return mha_format(out, size,
-                          "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D looks %s at "
+                          "Its largest change is %+.2f: \xE2\x80\x9C%s\xE2\x80\x9D attends %s to "
                           "\xE2\x80\x9C%s\xE2\x80\x9D in the first text.",
                           link->value, from, link->value < 0 ? "less" : "more", to);
     const int length = mha_format(out, size,
-                                  "\xE2\x80\x9C%s\xE2\x80\x9D looks at \xE2\x80\x9C%s"
+                                  "\xE2\x80\x9C%s\xE2\x80\x9D attends to \xE2\x80\x9C%s"
                                   "\xE2\x80\x9D: %.2f",
                                   from, to, link->value);
     const size_t used = out ? (size_t)length : 0;
-    return length + (maker->count > 1
-                         ? mha_format(out ? out + used : NULL, size - used,
-                                      ", where the heads shown have %.2f on average.", link->mean)
-                         : mha_format(out ? out + used : NULL, size - used, "."));
+    return length + (maker->count > 1 ? mha_format(out ? out + used : NULL, size - used,
+                                                   " (mean of the heads shown: %.2f).", link->mean)
+                                      : mha_format(out ? out + used : NULL, size - used, "."));
 }
 
 /* The role of a head, its link, and its resting place, the most specific first. */
@@ -181,11 +191,11 @@ static mha_status write_detail(const panel_maker *maker, int64_t i, const mha_li
     const size_t room = link->row < 0 || idle ? 0 : (size_t)write_link(maker, link, NULL, 0);
     const char *parts[] = {role->does ? role->does : "", NULL, role->rests ? role->rests : ""};
     char *sentence, *detail;
-    MHA_TRY(ROOM_ALLOC(maker->room, (int64_t)room + 1, &sentence));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)room + 1, &sentence));
     if (room) write_link(maker, link, sentence, room + 1);
     parts[1] = sentence;
-    MHA_TRY(ROOM_ALLOC(maker->room, (int64_t)(strlen(parts[0]) + room + strlen(parts[2]) + 3),
-                       &detail));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, (int64_t)(strlen(parts[0]) + room + strlen(parts[2]) + 3),
+                           &detail));
     for (int k = 0; k < 3; k++) {
         if (*detail && *parts[k]) strcat(detail, "\n");
         strcat(detail, parts[k]);
@@ -223,8 +233,8 @@ static void take_neurons(const panel_maker *maker, int64_t layer, int64_t head, 
 /* Badge and bars of a panel, if known. */
 static void dress(panel_maker *maker, int64_t layer, int64_t head, mha_panel *panel)
 {
-    if (!maker->options->roles) return;
-    const mha_show_role *role = &maker->options->roles[layer * maker->maps->heads + head];
+    const mha_show_role *role = mhai_card_of(maker->options->cards, layer, head);
+    if (!role) return;
     maker->roles[maker->count] = role;
     panel->badge = role->badge;
     panel->measures = role->measures;
@@ -269,19 +279,11 @@ static mha_status make_mask(panel_maker *maker)
 {
     const int64_t rows = maker->rows.count, cols = maker->cols.count;
     if (!(maker->maps->flags & MHA_MAPS_CAUSAL)) return MHA_OK;
-    MHA_TRY(ROOM_ALLOC(maker->room, rows * cols, &maker->masked));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, rows * cols, &maker->masked));
     for (int64_t t = 0; t < rows; t++)
         for (int64_t s = 0; s < cols; s++)
             maker->masked[t * cols + s] = maker->cols.at[s] > maker->rows.at[t];
     return MHA_OK;
-}
-
-static int64_t count_on(const mha_maps *maps, int64_t layer)
-{
-    int64_t count = maps->on ? 0 : maps->heads;
-    for (int64_t h = 0; maps->on && h < maps->heads; h++)
-        count += maps->on[layer * maps->heads + h] != 0;
-    return count;
 }
 
 static mha_status take_memory(panel_maker *maker)
@@ -290,16 +292,16 @@ static mha_status take_memory(panel_maker *maker)
     const int64_t cells = maker->rows.count * maker->cols.count;
     const bool hides = maker->rows.count < maps->rows.count || maker->cols.count < maps->cols.count;
     int64_t count = 0;
-    for (int64_t l = 0; l < maps->layers; l++) count += count_on(maps, l);
-    MHA_TRY(ROOM_ALLOC(maker->room, count, &maker->panels));
-    MHA_TRY(ROOM_ALLOC(maker->room, count, &maker->texts));
-    MHA_TRY(ROOM_ALLOC(maker->room, count, &maker->roles));
-    if (hides) MHA_TRY(ROOM_ALLOC(maker->room, count * cells, &maker->values));
-    if (hides && maps->twin) MHA_TRY(ROOM_ALLOC(maker->room, count * cells, &maker->twins));
+    for (int64_t l = 0; l < maps->layers; l++) count += mha_maps_count(maps, l);
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, count, &maker->panels));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, count, &maker->texts));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, count, &maker->roles));
+    if (hides) MHA_TRY(MHA_ROOM_ALLOC(maker->room, count * cells, &maker->values));
+    if (hides && maps->twin) MHA_TRY(MHA_ROOM_ALLOC(maker->room, count * cells, &maker->twins));
     if (!hides || !maps->queries) return MHA_OK;
     const int64_t each = count * maps->channels;
-    MHA_TRY(ROOM_ALLOC(maker->room, each * maker->rows.count, &maker->queries));
-    return ROOM_ALLOC(maker->room, each * maker->cols.count, &maker->keys);
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, each * maker->rows.count, &maker->queries));
+    return MHA_ROOM_ALLOC(maker->room, each * maker->cols.count, &maker->keys);
 }
 
 static void make_panels(panel_maker *maker)
@@ -307,9 +309,9 @@ static void make_panels(panel_maker *maker)
     const mha_maps *maps = maker->maps;
     int64_t group = 0;
     for (int64_t l = 0; l < maps->layers; l++)
-        maker->grouped = maker->grouped || count_on(maps, l) > 1;
+        maker->grouped = maker->grouped || mha_maps_count(maps, l) > 1;
     for (int64_t l = 0; l < maps->layers; l++) {
-        if (count_on(maps, l) == 0) continue;
+        if (mha_maps_count(maps, l) == 0) continue;
         for (int64_t h = 0; h < maps->heads; h++)
             if (!maps->on || maps->on[l * maps->heads + h]) make_panel(maker, l, h, group);
         if (maker->grouped) group++;
@@ -353,7 +355,7 @@ bool mha_show_texts(const mha_maps *maps, int most, char *out, size_t size)
 }
 
 /* Append the hidden tokens of an axis that `out` does not name yet, while there is room. */
-static void append_hidden(const mha_show_options *options, const mha_axis *tokens, char *out)
+static void append_hidden(const mha_show_options *options, const mha_tokens *tokens, char *out)
 {
     enum { ROOM = FOOTNOTE_BYTES - 160 };
     for (int64_t i = 0; i < tokens->count; i++) {
@@ -402,11 +404,11 @@ static mha_status name_groups(const panel_maker *maker, mha_figure *figure)
 {
     const char **names;
     char *texts;
-    MHA_TRY(ROOM_ALLOC(maker->room, maker->maps->layers, &names));
-    MHA_TRY(mhai_room_alloc(maker->room, maker->maps->layers, NAME_BYTES, &texts));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, maker->maps->layers, &names));
+    MHA_TRY(mha_room_alloc(maker->room, maker->maps->layers, NAME_BYTES, &texts));
     int64_t count = 0;
     for (int64_t l = 0; l < maker->maps->layers; l++) {
-        if (count_on(maker->maps, l) == 0) continue;
+        if (mha_maps_count(maker->maps, l) == 0) continue;
         char *text = texts + count * NAME_BYTES;
         mha_format(text, NAME_BYTES, "layer %" PRId64, l);
         names[count++] = text;
@@ -435,7 +437,7 @@ static int64_t place_of(const kept_axis *axis, int64_t token)
 /* The distinct labels of special tokens; a model has about five. */
 enum { MOST_SPECIAL = 16 };
 
-static int64_t add_special(const mha_axis *tokens, const char **special, int64_t count)
+static int64_t add_special(const mha_tokens *tokens, const char **special, int64_t count)
 {
     for (int64_t i = 0; i < tokens->count && count < MOST_SPECIAL; i++) {
         bool known = !is_special(tokens, i);
@@ -465,7 +467,7 @@ static mha_status find_links(const panel_maker *maker, mha_show *show)
     mha_report *report = &show->report;
     int64_t first = 0;
     mha_link *links;
-    MHA_TRY(ROOM_ALLOC(maker->room, maker->count + 1, &links));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, maker->count + 1, &links));
     MHA_TRY(mha_figure_links(&show->figure, report, links, &first));
     for (int64_t i = 0; i < maker->count && is_contrast(maker->maps); i++) {
         links[i] = largest_change(maker, &maker->panels[i]);
@@ -520,20 +522,19 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
                            .panels = maker->panels,
                            .panel_count = maker->count};
     if (maker->grouped) MHA_TRY(name_groups(maker, figure));
-    MHA_TRY(ROOM_ALLOC(maker->room, SUBTITLE_BYTES, &subtitle));
-    MHA_TRY(ROOM_ALLOC(maker->room, FOOTNOTE_BYTES, &footnote));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, SUBTITLE_BYTES, &subtitle));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, FOOTNOTE_BYTES, &footnote));
     if (mha_show_texts(maps, maps->text[1] ? 70 : 140, subtitle, SUBTITLE_BYTES))
         figure->subtitle = subtitle;
     figure->footnote = make_footnote(maker, footnote);
     return MHA_OK;
 }
 
-static const char guide[] =
-    "Each square is a head. A row is a token that looks, a column one that it looks at; the "
-    "brighter a cell, the more of the row's attention goes there.";
-static const char guide_contrast[] = "Each square is a head. A row is a token that looks, a column "
-                                     "one that it looks at; red is more "
-                                     "attention in the first text than in the second, blue less.";
+static const char guide[] = "Each square is a head. Rows are queries, columns are keys; brighter "
+                            "cells have larger weights.";
+static const char guide_contrast[] = "Each square is a head. Rows are queries, columns are keys; "
+                                     "red: a larger weight in the first text "
+                                     "than in the second, blue: a smaller one.";
 
 static mha_status make_report(const panel_maker *maker, mha_report *report)
 {
@@ -543,13 +544,13 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
     mha_fact *facts;
     char *size, *count, *text, *producer;
     const char **special;
-    MHA_TRY(ROOM_ALLOC(maker->room, FACTS, &facts));
-    MHA_TRY(ROOM_ALLOC(maker->room, NUMBER_BYTES, &size));
-    MHA_TRY(ROOM_ALLOC(maker->room, NUMBER_BYTES, &count));
-    MHA_TRY(ROOM_ALLOC(maker->room, TEXT_BYTES, &text));
-    MHA_TRY(ROOM_ALLOC(maker->room, NUMBER_BYTES, &producer));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, FACTS, &facts));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, NUMBER_BYTES, &size));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, NUMBER_BYTES, &count));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, TEXT_BYTES, &text));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, NUMBER_BYTES, &producer));
     mha_format(producer, NUMBER_BYTES, "multihead %s", mha_version());
-    MHA_TRY(ROOM_ALLOC(maker->room, MOST_SPECIAL, &special));
+    MHA_TRY(MHA_ROOM_ALLOC(maker->room, MOST_SPECIAL, &special));
     mha_format(size, NUMBER_BYTES, "%" PRId64 " x %" PRId64, maps->layers, maps->heads);
     mha_format(count, NUMBER_BYTES, "%" PRId64, tokens);
     facts[0] = (mha_fact){"model", maps->name};
@@ -566,8 +567,8 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
                            .second_row = second_text(&maker->rows),
                            .second_col = second_text(&maker->cols),
                            .guide = is_contrast(maps) ? guide_contrast : guide,
-                           .twin_name = "what arrives",
-                           .twin_value = "length"};
+                           .twin_name = "norm-based",
+                           .twin_value = "norm"};
     report->special_count = add_special(&maps->rows, special, 0);
     report->special_count = add_special(&maps->cols, special, report->special_count);
     if (maps->cell <= 1) return MHA_OK;
@@ -579,37 +580,43 @@ static mha_status make_report(const panel_maker *maker, mha_report *report)
 
 static mha_status make(panel_maker *maker, mha_show *show)
 {
-    MHA_TRY(make_axis(maker->options, &maker->maps->rows, maker->room, &maker->rows));
-    MHA_TRY(make_axis(maker->options, &maker->maps->cols, maker->room, &maker->cols));
+    const mha_maps *maps = maker->maps;
+    MHA_TRY(make_axis(maker->options, &maps->rows, maps->shown, maker->room, &maker->rows));
+    MHA_TRY(make_axis(maker->options, &maps->cols, maps->shown, maker->room, &maker->cols));
     MHA_TRY(make_mask(maker));
     MHA_TRY(take_memory(maker));
     make_panels(maker);
     MHA_TRY(make_figure(maker, &show->figure));
     MHA_TRY(make_report(maker, &show->report));
+    if (maker->options->cards)
+        MHA_TRY(mhai_cards_columns(maker->options->cards, maps, maker->room, &show->report));
     MHA_TRY(find_links(maker, show));
     show->page = show->figure;
     show->page.subtitle = NULL;
     return MHA_OK;
 }
 
+mha_status mhai_show_options(const mha_show_options *given, mha_show_options *own)
+{
+    const uint32_t known = MHA_SHOW_DARK | MHA_SHOW_RENORMALISE | MHA_SHOW_SCALE |
+                           MHA_SHOW_FIRST_PANEL | MHA_SHOW_FIRST_CELL;
+    MHA_TRY(mha_struct_read("mha_show_options", own, sizeof *own, sizeof *own, given,
+                            given ? given->struct_size : 0));
+    if (!(own->flags & ~known)) return MHA_OK;
+    return mha_fail(MHA_ERR_UNSUPPORTED, "show: flags has unknown bits");
+}
+
 mha_status mha_show_make(const mha_maps *maps, const mha_show_options *given, mha_show *show)
 {
-    const int known = MHA_SHOW_DARK | MHA_SHOW_RENORMALISE | MHA_SHOW_SCALE | MHA_SHOW_FIRST_PANEL |
-                      MHA_SHOW_FIRST_CELL;
-    mha_show_options options = {0};
-    mhai_room room = {0};
+    mha_show_options options;
     if (!maps || !show) return mha_fail(MHA_ERR_NULL, "show: maps and show are required");
     *show = (mha_show){0};
     MHA_TRY(mha_struct_check_size("mha_maps", maps->struct_size, sizeof *maps));
-    if (given)
-        MHA_TRY(mha_struct_read("mha_show_options", &options, sizeof options, sizeof options, given,
-                                given->struct_size));
-    if (maps->flags & ~(uint32_t)(MHA_MAPS_CAUSAL | MHA_MAPS_SAME | MHA_MAPS_CONTRAST) ||
-        options.flags & ~(uint32_t)known)
+    MHA_TRY(mhai_show_options(given, &options));
+    if (maps->flags & ~(uint32_t)(MHA_MAPS_CAUSAL | MHA_MAPS_SAME | MHA_MAPS_CONTRAST))
         return mha_fail(MHA_ERR_UNSUPPORTED, "show: flags has unknown bits");
-    panel_maker maker = {.options = &options, .maps = maps, .room = &room};
+    panel_maker maker = {.options = &options, .maps = maps, .room = &show->memory};
     const mha_status status = make(&maker, show);
-    show->memory = room.last;
     if (status != MHA_OK) mha_show_free(show);
     return status;
 }
@@ -617,7 +624,6 @@ mha_status mha_show_make(const mha_maps *maps, const mha_show_options *given, mh
 void mha_show_free(mha_show *show)
 {
     if (!show) return;
-    mhai_room room = {show->memory};
-    mhai_room_free(&room);
+    mha_room_release(&show->memory, 0);
     *show = (mha_show){0};
 }

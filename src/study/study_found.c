@@ -32,6 +32,21 @@ void mha_study_score_name(const mha_study_found *found, int64_t score,
                  mha_measure_describe(measure).name);
 }
 
+void mha_study_score_label(const mha_study_found *found, int64_t score,
+                           char label[MHA_STUDY_NAME_BYTES])
+{
+    const int64_t relation = score - MHA_MEASURES - ON_RANDOM;
+    if (relation >= 0)
+        snprintf(label, MHA_STUDY_NAME_BYTES, "%s%s", found->relations[relation / 2],
+                 relation % 2 ? ", reversed" : "");
+    else if (score >= MHA_MEASURES)
+        snprintf(label, MHA_STUDY_NAME_BYTES, "%s on repeated random tokens",
+                 mha_measure_describe(on_random[score - MHA_MEASURES]).label);
+    else
+        snprintf(label, MHA_STUDY_NAME_BYTES, "%s",
+                 mha_measure_describe((mha_head_measure)score).label);
+}
+
 const char *mha_study_score_text(int64_t score)
 {
     const int64_t relation = score - MHA_MEASURES - ON_RANDOM;

@@ -150,12 +150,6 @@ bool mhai_is_word(const mhai_reader *reader, int32_t id)
     return at == end && at - from > 1;
 }
 
-bool mha_token_is_word(const mha_model *model, int32_t id)
-{
-    mhai_reader reader;
-    return mhai_reader_make(model, &reader) == MHA_OK && mhai_is_word(&reader, id);
-}
-
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
 mha_status mhai_tokens_make(int64_t count, size_t labels, mha_tokens *tokens, char **label)

@@ -58,18 +58,23 @@ static mha_status norm(const call *c, const mhai_place_norm *place, const float 
                        uint32_t flags, float *dx)
 {
     const int64_t width = c->t->desc.embed_dim;
-    const float epsilon = c->t->desc.norm_epsilon;
-    const bool all = c->out.parameters;
+    const bool all = c->out.parameters, centred = c->t->desc.norm != MHA_NORM_RMS;
     mha_tensor in = stream(c, x), upper = stream(c, dy), lower = stream(c, dx);
     mha_tensor weight =
         mhai_transformer_vector(mhai_transformer_numbers(c->t, place->weight), width);
     mha_tensor dweight = mhai_transformer_vector(place_of(c, place->weight), width);
-    if (c->t->desc.norm == MHA_NORM_RMS)
-        return mha_rms_norm_backward(c->context, &in, NULL, &weight, epsilon, &upper, flags, &lower,
-                                     all ? &dweight : NULL);
-    mha_tensor dbias = mhai_transformer_vector(place_of(c, place->bias), width);
-    return mha_layer_norm_backward(c->context, &in, NULL, &weight, epsilon, &upper, flags, &lower,
-                                   all ? &dweight : NULL, all ? &dbias : NULL);
+    mha_tensor dbias = mhai_transformer_vector(place_of(c, centred ? place->bias : 0), width);
+    const mha_norm_gradients norms = {.struct_size = sizeof norms,
+                                      .flags = flags,
+                                      .x = &in,
+                                      .weight = &weight,
+                                      .dy = &upper,
+                                      .dx = &lower,
+                                      .dweight = all ? &dweight : NULL,
+                                      .dbias = all && centred ? &dbias : NULL,
+                                      .epsilon = c->t->desc.norm_epsilon};
+    return centred ? mha_layer_norm_backward(c->context, &norms)
+                   : mha_rms_norm_backward(c->context, &norms);
 }
 
 /* dx (NULL: not requested) from dy, and the layer's own gradients. */
@@ -85,8 +90,15 @@ static mha_status linear(const call *c, const mhai_place_linear *place, const mh
                                                place->inputs, place->inputs);
     mha_tensor dbias =
         mhai_transformer_vector(place_of(c, place->bias < 0 ? 0 : place->bias), place->outputs);
-    MHA_TRY(mha_linear_backward(c->context, &weight, x, dy, flags, dx, all ? &dweight : NULL,
-                                !all || place->bias < 0 ? NULL : &dbias));
+    MHA_TRY(mha_linear_backward(
+        c->context, &(mha_linear_gradients){.struct_size = sizeof(mha_linear_gradients),
+                                            .flags = flags,
+                                            .weight = &weight,
+                                            .x = x,
+                                            .dy = dy,
+                                            .dx = dx,
+                                            .dweight = all ? &dweight : NULL,
+                                            .dbias = !all || place->bias < 0 ? NULL : &dbias}));
     mha_scratch_release(c->context, mark);
     return MHA_OK;
 }

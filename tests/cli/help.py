@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""multihead help: the topics, and man pages and completions from the same table as --help. Shells and
-checkers that are missing are named, and their checks left out."""
+"""multihead help: the topics; man pages and completions from the same table as --help; and docs/program.md,
+which has every subcommand, environment variable and field of JSON, and no option that does not exist. Shells
+and checkers that are missing are named, and their checks left out."""
+import json
 import os
 import pty
 import re
@@ -13,6 +15,11 @@ sys.path.insert(0, __file__.rsplit("/", 1)[0] + "/support")
 from harness import *  # noqa: E402,F403
 
 USAGE = 2
+OF_LAUNCHERS = {"PMIX_RANK", "SLURM_STEP_NUM_TASKS"}
+# In JSON: objects whose names are scores, relations or tensors; and fields that name an option's size.
+DATA = ("measures", "scores", "relations", "parameters", "flops", "configuration", "problem", "sharing",
+        "one_head_against_many", "model")
+SIZES = {"rows", "outputs", "inputs"}
 EPOCH = {"SOURCE_DATE_EPOCH": "1790000000"}  # 2026-09-21
 COMMANDS = re.findall(r"^  (\w+) +\S", run("help").out.decode().split("Subcommands:")[1]
                       .split("Options:")[0], re.M)
@@ -26,11 +33,65 @@ def have(*names):
 
 
 def options_of(command):
-    return re.findall(r"^ {2,6}(?:-\w, )?(--[a-z][\w-]*)", run(command, "--help").out.decode(), re.M)
+    table = re.split(r"\nExamples:\n.*?\n\n", run(command, "--help").out.decode(), maxsplit=1, flags=re.S)[-1]
+    return re.findall(r"^ {2,6}(?:-\w, )?(--[a-z][\w-]*)", table, re.M)
+
+
+MANUAL = (ROOT / "docs" / "program.md").read_text()
+ALL_OPTIONS = {option for command in COMMANDS for option in options_of(command)}
+
+
+def section_of(command):
+    return MANUAL.split(f"\n## `multihead {command}`\n")[-1].split("\n## ")[0]
+
+
+def environment_variables():
+    """Those that the sources read, those of the help, and those of the manual are the same."""
+    read = {name for path in [*ROOT.glob("cli/**/*.c"), *ROOT.glob("src/**/*.c")]
+            for name in re.findall(r'(?:getenv|variable|mhai_setting\w*)\("(\w+)"', path.read_text())}
+    told = set(re.findall(r"^  ([A-Z]\w+)  ", run("help").out.decode().split("Environment:")[1], re.M))
+    table = MANUAL.split("\n## Environment variables\n")[1].split("\n## ")[0]
+    written = {name for row in re.findall(r"^\| (`[A-Z].*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    check(read - OF_LAUNCHERS <= told, f"help lacks variables that are read: {read - OF_LAUNCHERS - told}")
+    check(told == written, f"docs/program.md and the help differ in variables: {told ^ written}")
+
+
+def fields_of(value, are_data=False):
+    """Names in a JSON value, but not those in an object whose names are data."""
+    if isinstance(value, list):
+        return set().union(*(fields_of(item, are_data) for item in value))
+    if not isinstance(value, dict):
+        return set()
+    return set(() if are_data else value).union(*(fields_of(item, name in DATA) for name, item in value.items()))
+
+
+def json_fields():
+    """Each field of each object is named in the section of its subcommand."""
+    (FOLDER / "lines.txt").write_text("the animal didn't cross the street because it was too tired .\n" * 2)
+    (FOLDER / "gold.conllu").write_text("1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_\n2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_\n"
+                                        "3\tsat\t_\t_\t_\t_\t0\troot\t_\t_\n\n")
+    check_good(run("train", "sentences", "--steps", "1", "--tries", "1", "--no-report", "-q", "-o", "demo"), "train")
+    quick = ("--seconds", "0.01", "--patience", "0.01", "--samples", "1", "--threads", "1", "--json")
+    general = MANUAL.split("\n## Outputs\n")[1].split("\n## ")[0]
+    for command in (("view", MODEL, "cat", "--json", "-"), ("view", MODEL, "cat", "--contrast", "mat", "--json", "-"),
+                    ("view", MODEL, "cat", "--from", "cat", "--to", "[SEP]", "--json", "-"),
+                    ("view", "demo", "the king", "--from", "king", "--to", "the", "--json", "-"),
+                    ("view", MODEL, "cat", "--desk", "0", "--json", "-"),
+                    ("heads", MODEL, "cat", "--clusters", "0.2", "--without", "L0H0", "--json"),
+                    ("heads", MODEL, "--conllu", "gold.conllu", "--json"),
+                    ("count", "--embed", "64", "--heads", "4", "--json"),
+                    ("run", "--example", "--out", "o.npy", "--json", "-"),
+                    ("explain", "--embed", "64", "--heads", "4", "--json"),
+                    ("prune", "demo", "--text", "lines.txt", "--json", "-"),
+                    ("prune", "demo", "--text", "lines.txt", "--kv-heads", "2", "--json", "-"),
+                    ("perplexity", "demo", "--text", "lines.txt", "--json"),
+                    ("bench", "gemm", "--rows", "1", "--outputs", "64", "--inputs", "64", *quick)):
+        section = section_of(command[0]) + general
+        for name in sorted(fields_of(json.loads(run(*command).out)) - SIZES):
+            check(re.search(rf"`{name}\b", section), f"docs/program.md, {command[0]}: no word of the field {name}")
 
 
 def topics():
-    manual = (ROOT / "docs" / "program.md").read_text()
     check(len(COMMANDS) == 15, f"all subcommands are listed: {COMMANDS}")
     for command in COMMANDS:
         text = run(command, "--help").out
@@ -38,16 +99,37 @@ def topics():
         # A command to be copied is not broken into lines.
         lines = [line for line in text.decode().splitlines() if not line.startswith("  multihead ")]
         check(max(map(len, lines)) <= 80, f"help {command} fits 80 columns")
-        section = manual.split(f"\n## `multihead {command}`")[-1].split("\n## ")[0] if command != "serve" else \
-            (ROOT / "docs" / "serve.md").read_text()
-        for option in set(re.findall(r"--[a-z][a-z0-9-]+", text.decode())) - {"--help"}:
-            check(option in section, f"the manual does not mention {command} {option}")
+        table = re.split(r"\nExamples:\n.*?\n\n", text.decode(), maxsplit=1, flags=re.S)[-1]
+        blocks = re.findall(r"^ {2,6}(?:-\w, )?--[a-z].*(?:\n {26}.*)*", table, re.M)
+        for block in blocks:
+            check(re.search(r"(?:  |\n {26})\S", block[8:]), f"{command}: an option without a word of help: {block}")
+        check(len(blocks) == len(options_of(command)), f"{command}: {len(blocks)} options")
+        check(f"\n## `multihead {command}`\n" in MANUAL, f"docs/program.md has a section on {command}")
+        unknown = set(re.findall(r"(?<![\w-])--[a-z0-9][\w-]+", section_of(command))) - ALL_OPTIONS
+        check(not unknown, f"docs/program.md, {command}: {unknown}, which no subcommand has")
     check(b"  7  out of memory" in run("help", "exit-codes").out, "exit codes")
+    scores_are_those_of_the_page()
     check(run("--help").out == run("help").out, "--help is the overview")
     check_error(run("help", "view", "heads"), USAGE, "one topic", command="help")
     check_error(run("help", "view", "--format", "zsh"), USAGE, "leave 'view'", command="help")
     check_error(run("help", "vew", "--format", "man"), USAGE, "mean 'view'", command=None)
     check_error(run("help", "--format", "html"), USAGE, "one of text, man, bash", command="help")
+
+
+def scores_are_those_of_the_page():
+    """`help scores` lists the library's scores and roles; docs/heads.md has the same names, labels, thresholds and
+    sources."""
+    page = (ROOT / "docs" / "heads.md").read_text()
+    scores, roles = run("help", "scores").out.decode().split("Roles, by")
+    told = [(label, name, source) for name, label, source in
+            re.findall(r"^  ([a-z_]+) +(\S.*) \(([^()]*)\)$", scores, re.M)]
+    shown = re.findall(r"^\| (.+?) \| `([a-z_]+)` \|.*\| ([^|]*) \|$", page.split("## Roles")[0], re.M)
+    check(len(told) == 29 and told == shown, f"scores of help and docs/heads.md: {set(told) ^ set(shown)}")
+    told = [(role.strip(), score, threshold, source) for role, score, threshold, source in
+            re.findall(r"^  (\S.{14})  (\w+) (.*?) \((.*)\)$", roles, re.M)]
+    shown = re.findall(r"^\| (.+?) \| `?(\w+)`? \| (.*?) \| ([^|]*) \|$",
+                       page.split("## Roles")[1].split("\n## ")[0], re.M)
+    check(len(told) == 18 and told == shown, f"roles of help and docs/heads.md: {set(told) ^ set(shown)}")
 
 
 def page_of(topic):
@@ -163,6 +245,8 @@ def zsh():
 
 
 topics()
+environment_variables()
+json_fields()
 man_pages()
 bash()
 zsh()

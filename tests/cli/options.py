@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """No option is ignored. To a command of each kind every option of its subcommand is added alone, with a value other
-than the default. It must change what is printed or written, or be refused; those that are to change nothing are
-listed here with the reason. An option that needs others is refused if its default is spelled out, too. Names of
+than the default. It must change what is printed or written, or be rejected; those that are to change nothing are
+listed here with the reason. An option that needs others is rejected if its default is spelled out, too. Names of
 outputs end as their formats do."""
 import re
 import sys

@@ -37,16 +37,7 @@ def write_folder(name, logits, attention, begins=True, words=WORDS, **changes):
         "embed_tokens.weight": [[float(i == j) for j in range(width)] for i in range(V)],
         "lm_head.weight": [list(row) for row in zip(*logits)],
         **{f"layers.0.self_attn.{part}_proj.weight": attention(width) for part in "qkvo"}})
-    first = {"type": "TemplateProcessing",
-             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-                        {"Sequence": {"id": "A", "type_id": 0}}]}
-    (folder / "tokenizer.json").write_text(json.dumps(
-        {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": first if begins else None,
-         "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(words)},
-                   "unk_token": "<unk>"}}))
-    (folder / "tokenizer_config.json").write_text(json.dumps(
-        {"eos_token": "</s>", "model_max_length": 10 ** 30}))
-    return folder
+    return write_words(folder, words, begins)
 
 
 def table(name, logits=LOGITS, **changes):

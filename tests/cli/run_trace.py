@@ -189,7 +189,7 @@ def caches():
     for t in range(5):
         check(f"the same bits as row {t} of the whole sequence at once, in every head" in text,
               f"row {t} has the same bits")
-        check(f"k and v are {32 * (t + 1)} bytes now" in text, f"bytes after token {t}")
+        check(f"the cache holds {32 * (t + 1)} bytes" in text, f"bytes after token {t}")
     cached = matrices(result.lines[next(i for i, line in enumerate(result.lines)
                                         if line.startswith("Decoding")):])
     for h in range(4):

@@ -337,7 +337,7 @@ def on_terminals():
 
 
 def tasks():
-    text, help_text = (ROOT / "docs" / "program.md").read_text(), train("--help").stdout
+    text, help_text = (ROOT / "docs" / "training.md").read_text(), train("--help").stdout
     for name in ("sentences", "pronouns", "induction", "ioi", "reverse", "agreement", "brackets"):
         check(name in help_text and f"`{name}`" in text, f"task {name} is not explained")
 

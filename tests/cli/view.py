@@ -350,7 +350,7 @@ def first_impression():
         check(data["scale"] == scale, f"{count} tokens: {data['scale']}")
         check(data["row_labels"][:5] == ["the", "caf\u00e9", "on", "##ing", "cat"], "pieces are shown")
         check(data["panels"][0]["link"] == [6, 2] and data["panels"][0]["detail"] ==
-              "\u201ccaf\u00e9\u201d looks at \u201con\u201d: 0.50.", data["panels"][0]["detail"])
+              "\u201ccaf\u00e9\u201d attends to \u201con\u201d: 0.50.", data["panels"][0]["detail"])
         check(report_data(*base, "--scale", "rank")["scale"] == "rank", "--scale counts more")
     check("Each square is a head" in data["guide"], "a report says how to read it")
 

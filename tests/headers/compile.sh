@@ -1,8 +1,8 @@
 #!/bin/sh
 # Usage: compile.sh c99|c11|c17|c++17|c++20. Compiles each public header by itself, twice included,
 # with strict warnings as errors: with $CC (default cc) as C, with $CXX or c++ as C++. Then a program
-# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero. The usage blocks of
-# attention.h and multihead.h compile likewise.
+# with MHA_INIT() of every struct that has a struct_size: all other bytes must be zero. So must the
+# example of each header.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 case $1 in
@@ -34,21 +34,19 @@ for header in include/multihead/*.h; do
     count=$((count + 1))
 done
 
-# The usage blocks are a program's body as they stand.
-usage() { # HEADER FIRST LAST PARAMETERS: its lines from the one that has FIRST to the one that has LAST
-    {
-        printf '#include <multihead/model.h>\n#include <multihead/multihead.h>\n#include <stdio.h>\n'
-        printf 'void usage(%s);\nvoid usage(%s)\n{\n' "$4" "$4"
-        sed -n "/^ \* $2/,/^ \* $3/s/^ \*   //p" "include/multihead/$1"
-        echo '}'
-    } >"$work/usage"
-    grep -q mha_attention_f "$work/usage" || { echo "FAILED: $1 has no usage block"; status=1; }
-    compile "usage of $1" -fsyntax-only <"$work/usage"
-}
-usage attention.h Usage: 'A program' 'float *q, float *k, float *v, float *o, int64_t B, int64_t H, int64_t Hk,
-    int64_t T, int64_t S, int64_t D'
-usage multihead.h 'is the manual of its part' Stability: 'float *q, float *k, float *v, float *o, mha_tensor weight,
-    mha_tensor tokens, mha_tensor out'
+# Each header's example is the body of a function whose parameters its text names.
+{
+    for header in include/multihead/*.h; do echo "#include <multihead/${header##*/}>"; done
+    printf '#include <stdio.h>\n#include <string.h>\n'
+    for header in include/multihead/*.h; do
+        name=$(basename "$header" .h)
+        given=$(awk '/^ \* Example, given /, /:$/ { print }' "$header" | sed 's/^ \* //; s/^Example, given //; s/:$//')
+        printf 'mha_status %s_example(%s);\nmha_status %s_example(%s)\n{\n#line 1 "%s: example"\n' \
+            "$name" "$given" "$name" "$given" "$header"
+        sed -n '/^ \* Example, given /,/^ \* Stability: /{ s/^ \*   //p; }' "$header"
+        printf 'return status;\n}\n'
+    done
+} | compile "the headers' examples" -fsyntax-only
 
 structs=$(cat include/multihead/*.h | awk '/^typedef struct .* {$/ { name = $3; next }
     /^    uint32_t struct_size;/ { print name }

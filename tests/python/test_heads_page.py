@@ -43,7 +43,7 @@ def many(written, path, heads, columns=30):
         cards.append(card)
     numbers = lambda: [round(rng.random(), 5), 0.05, 0.2, 0.4, 1000, [round(i / 10, 2) for i in range(11)]]  # noqa: E731
     data["heads"] = cards
-    data["columns"] = [{"share": True, "name": f"score {c}", "text": "a score", "unit": None, "luck": 0.5,
+    data["columns"] = [{"share": True, "name": f"score {c}", "label": f"score {c}", "text": "a score", "unit": None, "luck": 0.5,
                         "values": [numbers() for _ in range(heads)]} for c in range(columns)]
     for card in cards:
         for place in card["places"]:
@@ -118,7 +118,7 @@ def test_axes_table_and_roles(large, open_page):
     assert len(boxes) > 3 and not any(abs(a[1] - b[1]) < 9 and a[0] < b[0] + b[2] and b[0] < a[0] + a[2]
                                       for i, a in enumerate(boxes) for b in boxes[:i]), boxes
     page.get_by_role("button", name="score 9", exact=True).first.click()  # the card's: its definition
-    expect(page.locator(".measure .about")).to_contain_text("best of all heads by luck 0.500")
+    expect(page.locator(".measure .about")).to_contain_text("permutation null (95th percentile) 0.500")
     page.locator("#table th button", has_text=re.compile(r"^score 9$")).click()
     assert page.locator("#table th[aria-sort=descending]").inner_text().strip().startswith("score 9")
     order = page.locator("#table tbody tr").evaluate_all("all => all.map(r => +r.dataset.head)")

@@ -117,7 +117,7 @@ def test_built_in_sentences_open_on_their_point(open_page, folder, name):
     looks, at = POINTS[name]
     assert re.match(rf"{re.escape(looks)}\s*\d*\s*→\s*{re.escape(at)}\d*\s", text), text
     first = page.locator("#detail p").first.inner_text()
-    assert first.startswith(f"“{looks}” looks at “{at}”: "), first
+    assert first.startswith(f"“{looks}” attends to “{at}”: "), first
     if name == "animal":  # it rests, but does not lead: 0.32 on the first token, 0.67 from it to animal
         page.locator(".thumb[title^='L5H11']").first.click()
         assert page.locator("#badge").is_hidden()

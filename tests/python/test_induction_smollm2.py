@@ -21,8 +21,9 @@ SEQUENCES, BLOCK, REPEATS, TOLERANCE = 4, 25, 4, 1e-4
 def sequences():
     """The program's random tokens: where the two computations begin."""
     model = multihead.Model(SMOLLM2)
-    is_word = model._library.mha_token_is_word
-    pool = np.array([i for i in range(model._words) if is_word(model._handle, i)], np.int32)
+    plan = _abi.RandomTokens(struct_size=C.sizeof(_abi.RandomTokens))
+    _library.check(model._library.mha_random_tokens_plan(model._handle, C.byref(plan)))
+    pool = np.array(plan.pool[:plan.pool_count], np.int32)
     drawn, special = np.zeros(BLOCK * REPEATS + 2, np.int32), np.zeros(BLOCK * REPEATS + 2, np.uint8)
     for sequence in range(SEQUENCES):
         how, count = _abi.RepeatedTokens(block=BLOCK, repeats=REPEATS, first=-1, last=-1, seed=1,

@@ -13,7 +13,7 @@ from shared import PROGRAM, ROOT, SMOLLM2, needs
 needs(PROGRAM)
 needs(SMOLLM2, "is missing: tools/get-smollm2 fetches it")
 pytestmark = pytest.mark.gate(0)
-TEXT = ROOT / "docs/numerics.md"
+TEXT = ROOT / "examples/harbour.txt"
 TOKENS = 256
 # How far the mean loss, and the loss of any token, may be from those of transformers: three times what was
 # measured or more; means of other texts would vary as far.

@@ -95,9 +95,9 @@ def test_a_report_says_so_too(folder, model, tmp_path):
     program("view", folder, TEXTS[0], "-o", tmp_path / "report.html", "--quiet")
     data = re.search('id="data">(.*?)</script>', (tmp_path / "report.html").read_text(), re.S)
     found, names = model.heads(TEXTS[0], random=4), {
-        "on the token before": "previous", "on separators": "separator", "evenness": "evenness",
-        "on the same token elsewhere": "random_duplicate", "largest weight of a row": "confidence",
-        "on what followed it earlier": "random_induction"}
+        "previous token": "previous", "separators": "separator", "evenness": "evenness",
+        "duplicate tokens on repeated random tokens": "random_duplicate", "confidence": "confidence",
+        "induction on repeated random tokens": "random_induction"}
     for panel in json.loads(data[1])["panels"]:
         at = tuple(map(int, re.findall(r"\d+", panel["name"])))
         for score in panel["measures"]:

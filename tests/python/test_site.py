@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from shared import ROOT, SEED, amount
+from shared import PROGRAM, ROOT, SEED, amount, needs
 sys.path.insert(0, str(ROOT / "tools"))
 import check_links
 
+needs(PROGRAM)
 pytest.importorskip("markdown_it")
 BUILD = ROOT / "tools/site/build.py"
 
@@ -71,6 +72,20 @@ def test_headers_are_whole(site):
         comments = " ".join(re.findall(r"/\*+(.*?)\*/", text, re.S)).lower()
         plain = set(re.findall(r"\w+", comments)) - {"spdx", "license", "identifier", "mit"}
         assert plain <= set(re.findall(r"\w+", shown(page, " ").lower())), path.name
+
+
+def test_options_are_whole(site):
+    """Every subcommand has a page with each line of its help, and each option has a place there."""
+    overview = subprocess.run([PROGRAM, "help"], capture_output=True, text=True, check=True).stdout
+    for name in re.findall(r"^  (\w+) +\S", overview.split("Subcommands:")[1].split("Options:")[0], re.M):
+        text = subprocess.run([PROGRAM, "help", name], capture_output=True, text=True, check=True).stdout
+        page = (site / f"docs/program/{name}.html").read_text(encoding="utf-8")
+        assert f'href="program/{name}.html"' in (site / "docs/program.html").read_text(encoding="utf-8")
+        words = " ".join(shown(page, " ").split())
+        for line in filter(None, (" ".join(line.split()).rstrip(":") for line in text.split("\n"))):
+            assert line in words or " ".join(line.split()[2:]) in words, f"{name}: {line}"
+        for option in re.findall(r"^ {2,6}(?:-\w, )?--([a-z][\w-]*)(?= |$)", re.split(r"\nExamples:\n.*?\n\n", text, maxsplit=1, flags=re.S)[1], re.M):
+            assert f'id="{option}"' in page, f"{name}: --{option}"
 
 
 @pytest.mark.gate(0)

@@ -354,29 +354,29 @@ void kinds_bound_row(const ref_attention *a, const bound_arith *arith, int64_t b
     free(w.tail);
 }
 
+static work work_of(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
+                    int64_t t)
+{
+    return (work){.a = a,
+                  .r = arith,
+                  .at = kinds_sequence_at(a, b),
+                  .b = b,
+                  .h = h,
+                  .hk = h / (a->q->shape[1] / a->k->shape[1]),
+                  .t = t};
+}
+
 double kinds_score_error(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                          int64_t t, int64_t s, double *before)
 {
-    const work w = {.a = a,
-                    .r = arith,
-                    .at = kinds_sequence_at(a, b),
-                    .b = b,
-                    .h = h,
-                    .hk = h / (a->q->shape[1] / a->k->shape[1]),
-                    .t = t};
+    const work w = work_of(a, arith, b, h, t);
     return score_error(&w, s, before);
 }
 
 double kinds_bound_score(const ref_attention *a, const bound_arith *arith, int64_t b, int64_t h,
                          int64_t t, int64_t s, mha_score_stage stage, const kinds_score *x)
 {
-    const work w = {.a = a,
-                    .r = arith,
-                    .at = kinds_sequence_at(a, b),
-                    .b = b,
-                    .h = h,
-                    .hk = h / (a->q->shape[1] / a->k->shape[1]),
-                    .t = t};
+    const work w = work_of(a, arith, b, h, t);
     double raw, error = score_error(&w, s, &raw), value = x->sum;
     if (stage == MHA_SCORES_RAW) error = raw, value = x->before_cap;
     if (stage == MHA_SCORES_CAPPED) {

@@ -71,8 +71,8 @@ static char *element(const mha_tensor *x, const int64_t *shape, int64_t position
     return (char *)x->data + at * (int64_t)mha_dtype_size(x->dtype);
 }
 
-/* For each element of a rank's rows: its place in the whole and in the part. */
-typedef bool visit_fn(const char *whole, char *part, size_t size, mha_dtype type);
+/* For each run of elements of a rank's rows that lie side by side: its place in the whole and in the part. */
+typedef bool visit_fn(const char *whole, char *part, size_t count, mha_dtype type);
 
 static bool visit(const cuts *c, int rank, const mha_tensor *whole, const mha_tensor *part,
                   int axis, visit_fn *fn)
@@ -80,6 +80,8 @@ static bool visit(const cuts *c, int rank, const mha_tensor *whole, const mha_te
     const mha_piece all = {0, axis >= 0 ? whole->shape[axis] : 0};
     const bool broadcast = axis < 0;
     const mha_piece *pieces = broadcast ? &all : c->pieces[rank];
+    const int last = whole->ndim - 1;
+    const bool side_by_side = last >= 0 && whole->stride[last] == 1 && part->stride[last] == 1;
     int64_t local = 0;
     for (int64_t i = 0; i < (broadcast ? 1 : c->count[rank]); i++) {
         int64_t shape[MHA_MAX_DIMS], count = 1;
@@ -87,30 +89,33 @@ static bool visit(const cuts *c, int rank, const mha_tensor *whole, const mha_te
         memcpy(shape, whole->shape, sizeof shape);
         if (axis >= 0) shape[axis] = pieces[i].end - pieces[i].begin;
         for (int d = 0; d < whole->ndim; d++) count *= shape[d];
-        for (int64_t e = 0; e < count; e++)
+        const int64_t run = side_by_side ? shape[last] : 1;
+        for (int64_t e = 0; e < count; e += run)
             if (!fn(element(whole, shape, e, axis, first), element(part, shape, e, axis, local),
-                    mha_dtype_size(whole->dtype), whole->dtype))
+                    (size_t)run, whole->dtype))
                 return false;
         if (axis >= 0) local += shape[axis];
     }
     return true;
 }
 
-static bool copy(const char *whole, char *part, size_t size, mha_dtype type)
+static bool copy(const char *whole, char *part, size_t count, mha_dtype type)
 {
-    (void)type;
-    memcpy(part, whole, size);
+    memcpy(part, whole, count * mha_dtype_size(type));
     return true;
 }
 
-static bool same(const char *whole, char *part, size_t size, mha_dtype type)
+static bool same(const char *whole, char *part, size_t count, mha_dtype type)
 {
-    float a, b;
-    if (memcmp(whole, part, size) == 0) return true;
+    if (memcmp(whole, part, count * mha_dtype_size(type)) == 0) return true;
     if (type != MHA_F32) return false;
-    memcpy(&a, whole, sizeof a);
-    memcpy(&b, part, sizeof b);
-    return isnan(a) && isnan(b);
+    for (size_t i = 0; i < count; i++) {
+        float a, b;
+        memcpy(&a, whole + i * sizeof a, sizeof a);
+        memcpy(&b, part + i * sizeof b, sizeof b);
+        if (memcmp(&a, &b, sizeof a) != 0 && !(isnan(a) && isnan(b))) return false;
+    }
+    return true;
 }
 
 mha_tensor cuts_copy(const cuts *c, int rank, const mha_tensor *x, int axis)

@@ -1,7 +1,6 @@
 /* See rng.h. The generator is SplitMix64 (Steele, Lea and Flood 2014). */
 #include "support/rng.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -108,8 +107,11 @@ bool rng_chance(rng *r, double probability)
     return rng_uniform(r) < probability;
 }
 
+/* The sum of four uniform numbers: near enough to normal for inputs. Logarithms and cosines took a third of the
+ * time of some suites. */
 float rng_normal(rng *r)
 {
-    double radius = sqrt(-2.0 * log(1.0 - rng_uniform(r)));
-    return (float)(radius * cos(6.283185307179586 * rng_uniform(r)));
+    const uint64_t x = rng_next(r), y = rng_next(r), low = 0xFFFFFFFF;
+    const uint64_t sum = (x & low) + (x >> 32) + (y & low) + (y >> 32);
+    return (float)(((double)sum - 2.0 * (double)low) * (1.7320508075688772 * 0x1p-32));
 }

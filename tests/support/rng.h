@@ -41,7 +41,7 @@ uint64_t rng_next(rng *r);
 int64_t rng_between(rng *r, int64_t low, int64_t high); /* both ends included */
 bool rng_chance(rng *r, double probability);
 double rng_uniform(rng *r); /* [0, 1) */
-float rng_normal(rng *r);   /* mean 0, deviation 1 */
+float rng_normal(rng *r);   /* mean 0, deviation 1, within 3.47 */
 
 #define RNG_PICK(r, array) \
     ((array)[rng_between(r, 0, (int64_t)(sizeof(array) / sizeof((array)[0])) - 1)])

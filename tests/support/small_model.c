@@ -41,21 +41,27 @@ static void draw_batch(small_model *m, rng *r)
     if (rng_chance(r, 0.5)) m->input.lengths = m->lengths;
 }
 
+mha_transformer *random_transformer(mha_context *context, rng *r, mha_transformer_desc *desc)
+{
+    mha_transformer *t = NULL;
+    if (mha_transformer_create(context, desc, &t) != MHA_OK) fail_msg("%s", mha_error_detail());
+    mha_transformer_describe(t, desc);
+    const mha_transformer_init init = {
+        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
+    assert_int_equal(mha_transformer_initialise(context, t, &init), MHA_OK);
+    float *data = mha_transformer_data(t);
+    for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] += 0.1f * rng_normal(r);
+    assert_int_equal(mha_transformer_update(context, t), MHA_OK);
+    return t;
+}
+
 small_model *small_model_make(mha_context *context, rng *r, uint32_t flags)
 {
     mha_layer_desc layers[SMALL_LAYERS];
     small_model *m = calloc(1, sizeof *m);
     assert_non_null(m);
     draw_desc(r, flags, layers, &m->desc);
-    if (mha_transformer_create(context, &m->desc, &m->t) != MHA_OK)
-        fail_msg("%s", mha_error_detail());
-    mha_transformer_describe(m->t, &m->desc);
-    const mha_transformer_init init = {
-        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
-    assert_int_equal(mha_transformer_initialise(context, m->t, &init), MHA_OK);
-    float *data = mha_transformer_data(m->t); /* no special values: norms other than 1, biases */
-    for (int64_t i = 0; i < mha_transformer_size(m->t); i++) data[i] += 0.1f * rng_normal(r);
-    assert_int_equal(mha_transformer_update(context, m->t), MHA_OK);
+    m->t = random_transformer(context, r, &m->desc);
     draw_batch(m, r);
     return m;
 }

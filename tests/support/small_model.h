@@ -20,6 +20,9 @@ typedef struct small_model {
     mha_transformer_input input;
 } small_model;
 
+/* Of the description, which is completed, without special values: no norm of 1, no bias of 0. */
+mha_transformer *random_transformer(mha_context *context, rng *r, mha_transformer_desc *desc);
+
 /* flags: mha_transformer_desc.flags that it has besides the ones that are drawn; decoders are causal and
  * have an output. Blocks, norms, positions, groups of heads and settings of layers are drawn. */
 small_model *small_model_make(mha_context *context, rng *r, uint32_t flags);

@@ -39,3 +39,11 @@ void tally_judge(const tally *t)
     tally_print(t);
     if (!tally_is_sharp(t)) fail_msg("%s: nothing was compared, or the bound is too lax", t->name);
 }
+
+void tally_judge_as(tally t, const char *machine, const char *what)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s, %s", machine, what);
+    t.name = name;
+    tally_judge(&t);
+}

@@ -28,4 +28,7 @@ bool tally_is_sharp(const tally *t);
 /* Print it, and fail the test if it is not sharp. */
 void tally_judge(const tally *t);
 
+/* Likewise; it has no name but this one. */
+void tally_judge_as(tally t, const char *machine, const char *what);
+
 #endif

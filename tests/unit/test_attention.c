@@ -117,17 +117,13 @@ static void check_problem(const problem *p, rng *r, const machines *all, int64_t
     ref_row_free(&row);
 }
 
-static void print_cards(const machines *all, score_card *cards)
+static void print_cards(const machines *all, const score_card *cards)
 {
     for (int i = 0; i < all->count; i++) {
-        tally *each[] = {&cards[i].o, &cards[i].lse, &cards[i].p, &cards[i].sum};
-        static const char *const names[] = {"o", "lse", "p", "sum of p"};
-        for (int j = 0; j < 4; j++) {
-            char name[64];
-            snprintf(name, sizeof name, "%s, %s", all->each[i].name, names[j]);
-            each[j]->name = name;
-            tally_judge(each[j]);
-        }
+        tally_judge_as(cards[i].o, all->each[i].name, "o");
+        tally_judge_as(cards[i].lse, all->each[i].name, "lse");
+        tally_judge_as(cards[i].p, all->each[i].name, "p");
+        tally_judge_as(cards[i].sum, all->each[i].name, "sum of p");
     }
 }
 

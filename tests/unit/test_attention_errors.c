@@ -407,12 +407,10 @@ static void plans_come_true(void **state)
         problem_make(&p, &r, &n);
         p.desc.path = (mha_path)rng_between(&r, 0, 2);
         failing_alloc memory = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = (int32_t)rng_between(&r, 1, 4),
-                                       .allocator = failing_alloc_interface(&memory)};
         mha_context *context;
         mha_attention_plan plan;
-        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        const int32_t threads = (int32_t)rng_between(&r, 1, 4);
+        assert_int_equal(failing_context(&memory, threads, MHA_ISA_AUTO, &context), MHA_OK);
         outcome x = outcome_make(&r, &n, OUTCOME_ALL, 0);
         const mha_attention_outputs outputs = {
             .struct_size = sizeof outputs, .lse = &x.lse.view, .probabilities = &x.p.view};

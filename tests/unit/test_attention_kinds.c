@@ -143,17 +143,12 @@ static void run_trial(int number, const kinds_shape *given, const machines *all,
     kinds_free(&x.c);
 }
 
-static void print_cards(const machines *all, score_card *cards)
+static void print_cards(const machines *all, const score_card *cards)
 {
-    static const char *const names[] = {"o", "lse", "p"};
     for (int i = 0; i < all->count; i++) {
-        tally *each[] = {&cards[i].o, &cards[i].lse, &cards[i].p};
-        for (int j = 0; j < 3; j++) {
-            char name[64];
-            snprintf(name, sizeof name, "%s, %s", all->each[i].name, names[j]);
-            each[j]->name = name;
-            tally_judge(each[j]);
-        }
+        tally_judge_as(cards[i].o, all->each[i].name, "o");
+        tally_judge_as(cards[i].lse, all->each[i].name, "lse");
+        tally_judge_as(cards[i].p, all->each[i].name, "p");
     }
 }
 

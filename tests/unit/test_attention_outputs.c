@@ -414,18 +414,14 @@ static void run_trial(int number, const machines *all, score_card *cards)
     kinds_free(&x.c);
 }
 
-static void print_cards(const machines *all, score_card *cards)
+static void print_cards(const machines *all, const score_card *cards)
 {
-    static const char *const names[] = {"entropy", "raw", "capped", "biased", "dropped p"};
     for (int i = 0; i < all->count; i++) {
-        tally *each[] = {&cards[i].entropy, &cards[i].raw, &cards[i].capped, &cards[i].biased,
-                         &cards[i].dropped};
-        for (int j = 0; j < 5; j++) {
-            char name[64];
-            snprintf(name, sizeof name, "%s, %s", all->each[i].name, names[j]);
-            each[j]->name = name;
-            tally_judge(each[j]);
-        }
+        tally_judge_as(cards[i].entropy, all->each[i].name, "entropy");
+        tally_judge_as(cards[i].raw, all->each[i].name, "raw");
+        tally_judge_as(cards[i].capped, all->each[i].name, "capped");
+        tally_judge_as(cards[i].biased, all->each[i].name, "biased");
+        tally_judge_as(cards[i].dropped, all->each[i].name, "dropped p");
     }
 }
 

@@ -239,12 +239,10 @@ static void plans_come_true(void **state)
         unsigned which = (unsigned)rng_next(&r) & EXTRAS_ALL;
         extras_make(&x, &r, &c, &request, which & top ? which | top : which, 0);
         failing_alloc memory = failing_alloc_make();
-        const mha_context_desc desc = {.struct_size = sizeof desc,
-                                       .num_threads = (int32_t)rng_between(&r, 1, 4),
-                                       .allocator = failing_alloc_interface(&memory)};
         mha_context *context;
         mha_attention_plan plan;
-        assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+        const int32_t threads = (int32_t)rng_between(&r, 1, 4);
+        assert_int_equal(failing_context(&memory, threads, MHA_ISA_AUTO, &context), MHA_OK);
         assert_int_equal(mha_attention_explain(context, &c.desc, &c.q.view, &c.k.view, &c.v.view,
                                                &x.o.view, &x.outputs, &plan),
                          MHA_OK);

@@ -90,9 +90,9 @@ static void hand_maps(void **state)
     mha_tensor v_t = tensor4(v, 1, 2, 4, 2), weight = tensor2(hand_weight, 4, 4);
     mha_tensor p_t = tensor4(p, 1, 2, 4, 4);
     mha_tensor gates = mha_tensor_contiguous(gate, MHA_F32, 1, (int64_t[]){2});
-    const mha_norm_maps out = {sizeof out, 0, &values_t, &p_t, &layer_t}; /* in place */
-    assert_int_equal(
-        mha_attention_norm_maps(machines_context(2, 0), &v_t, &weight, &gates, &p_t, &out), MHA_OK);
+    const mha_norm_maps out = {sizeof out, 0,    &p_t,    &gates,
+                               &values_t,  &p_t, &layer_t}; /* in place */
+    assert_int_equal(mha_attention_norm_maps(machines_context(2, 0), &v_t, &weight, &out), MHA_OK);
     /* ||f|| is 5 2 5 0 and, doubled by the gate, 0 2 10 0. */
     static const float norms[] = {5, 2, 5, 0, 0, 2, 10, 0};
     static const float heads[] = {5, 0, 0, 0, 2.5f, 1, 0, 0, 0, 1, 2.5f, 0, 1.25f, 0.5f, 1.25f, 0,
@@ -202,10 +202,10 @@ static void desk_run(mha_context *context, const desk *d)
     mha_tensor maps = tensor4(d->maps, d->B, d->H, d->T, d->T);
     mha_tensor layer = tensor3(d->layer, d->B, d->T, d->T);
     const mha_head_writing out = {sizeof out, 0, &written, &norms, &shares, &cosines, &output};
-    const mha_norm_maps also = {sizeof also, 0, &values, &maps, &layer};
+    const mha_norm_maps also = {sizeof also, 0, &p, &gates, &values, &maps, &layer};
     assert_int_equal(mha_heads_write(context, &z, &weight, &bias, &gates, d->lengths, &out),
                      MHA_OK);
-    assert_int_equal(mha_attention_norm_maps(context, &z, &weight, &gates, &p, &also), MHA_OK);
+    assert_int_equal(mha_attention_norm_maps(context, &z, &weight, &also), MHA_OK);
 }
 
 /* out [H,E] of a token, and `size` [H,E], the sum of the sizes of its terms: each step in double
@@ -769,11 +769,13 @@ static void layers_are_the_plain_calls(void **state)
         p.stride[0] = all_heads * cells;
         mha_tensor gates = mha_tensor_contiguous(e->gates + l * all_heads, MHA_F32, 1, &H);
         const mha_head_writing out = {.struct_size = sizeof out, .norms = &n};
-        const mha_norm_maps also = {.struct_size = sizeof also, .values = &v, .heads = &m};
+        const mha_norm_maps also = {.struct_size = sizeof also,
+                                    .probabilities = &p,
+                                    .gates = e->input.gates ? &gates : NULL,
+                                    .values = &v,
+                                    .heads = &m};
         assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
-        assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0,
-                                             e->input.gates ? &gates : NULL, &p, &also),
-                         MHA_OK);
+        assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, &also), MHA_OK);
         for (int64_t row = 0; row < e->B * H; row++) {
             const double size = (double)values[row * e->T];
             /* z is v: of a softmax over one key, times a gate, in f32. */
@@ -803,7 +805,7 @@ static void find_all(mha_context *context, example *e, int64_t l, findings *f)
     mha_tensor p = tensor4(e->probabilities + l * e->B * all * cells, e->B, H, e->T, e->T), t[3];
     p.stride[0] = all * cells;
     const mha_head_writing out = {.struct_size = sizeof out, .norms = &n};
-    const mha_norm_maps maps = {.struct_size = sizeof maps, .heads = &m};
+    const mha_norm_maps maps = {.struct_size = sizeof maps, .probabilities = &p, .heads = &m};
     memset(f, 0, sizeof *f);
     for (int k = 0; k < 3; k++) t[k] = tensor4(f->composition[k], L, all, L, all);
     mha_composition scores = {.struct_size = sizeof scores, .q = &t[0], .k = &t[1], .v = &t[2]};
@@ -812,7 +814,7 @@ static void find_all(mha_context *context, example *e, int64_t l, findings *f)
     assert_int_equal(mha_transformer_composition(context, e->t, &scores), MHA_OK);
     if (H == 0) return;
     assert_int_equal(mha_layer_write(context, e->t, e->a, l, 0, e->lengths, &out), MHA_OK);
-    assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, NULL, &p, &maps), MHA_OK);
+    assert_int_equal(mha_layer_norm_maps(context, e->t, e->a, l, 0, &maps), MHA_OK);
 }
 
 /* Matrices from a source give the bits of those in an array, and no scratch is left. */
@@ -1034,8 +1036,9 @@ static void check_heads(mha_context *context, example *e, const mha_head_attribu
         const float *p = e->probabilities + l * H * T * T;
         const mha_tensor from = tensor4((float *)(uintptr_t)p, 1, have, T, T),
                          to = tensor4(map, 1, have, T, T);
-        const mha_norm_maps maps = {.struct_size = sizeof maps, .heads = &to};
-        if (have > 0) expect_ok(mha_layer_norm_maps(context, e->t, e->a, l, 0, NULL, &from, &maps));
+        const mha_norm_maps maps = {
+            .struct_size = sizeof maps, .probabilities = &from, .heads = &to};
+        if (have > 0) expect_ok(mha_layer_norm_maps(context, e->t, e->a, l, 0, &maps));
         for (int64_t h = 0; h < H; h++) {
             const int64_t at = l * H + h;
             if (h >= have || (d->heads && !d->heads[at])) {
@@ -1137,22 +1140,21 @@ static void misuse_is_refused(void **state)
         mha_tensor heads, weight, norms, map, maps, probabilities, square, after;
         mha_head_writing writing;
         mha_norm_maps twin;
-        const mha_tensor *p;
         int64_t length;
-    } a = {.heads = tensor4(z, 1, 2, 4, 2),
-           .weight = tensor2(w, 4, 4),
-           .norms = tensor3(out, 1, 2, 4),
-           .map = tensor2(out, 2, 4),
-           .maps = tensor4(out, 1, 2, 4, 4),
-           .probabilities = tensor4(p, 1, 2, 4, 4),
-           .square = tensor4(p, 1, 1, 4, 4),
-           .after = tensor3(out, 1, 4, 4),
-           .writing = {.struct_size = sizeof a.writing, .norms = &a.norms},
-           .twin = {.struct_size = sizeof a.twin, .heads = &a.maps},
-           .p = &a.probabilities,
-           .length = 4};
+    } a = {
+        .heads = tensor4(z, 1, 2, 4, 2),
+        .weight = tensor2(w, 4, 4),
+        .norms = tensor3(out, 1, 2, 4),
+        .map = tensor2(out, 2, 4),
+        .maps = tensor4(out, 1, 2, 4, 4),
+        .probabilities = tensor4(p, 1, 2, 4, 4),
+        .square = tensor4(p, 1, 1, 4, 4),
+        .after = tensor3(out, 1, 4, 4),
+        .writing = {.struct_size = sizeof a.writing, .norms = &a.norms},
+        .twin = {.struct_size = sizeof a.twin, .probabilities = &a.probabilities, .heads = &a.maps},
+        .length = 4};
 #define WRITE() mha_heads_write(x, &a.heads, &a.weight, NULL, NULL, &a.length, &a.writing)
-#define NORM_MAPS() mha_attention_norm_maps(x, &a.heads, &a.weight, NULL, a.p, &a.twin)
+#define NORM_MAPS() mha_attention_norm_maps(x, &a.heads, &a.weight, &a.twin)
 #define ROLL() mha_rollout_step(x, &a.square, NULL, &a.after)
 #define REFUSE(call, status, part, ...) expect_spoiled(a, call, status, part, __VA_ARGS__)
     assert_int_equal(WRITE(), MHA_OK);
@@ -1166,7 +1168,7 @@ static void misuse_is_refused(void **state)
     REFUSE(mha_heads_write(NULL, &a.heads, &a.weight, NULL, NULL, NULL, &a.writing), MHA_ERR_NULL,
            "context", a.length = 0);
     REFUSE(mha_head_weight_norms(&a.weight, &a.map), MHA_ERR_SHAPE, "3 heads", a.map.shape[0] = 3);
-    REFUSE(NORM_MAPS(), MHA_ERR_NULL, "probabilities", a.p = NULL);
+    REFUSE(NORM_MAPS(), MHA_ERR_NULL, "probabilities", a.twin.probabilities = NULL);
     REFUSE(NORM_MAPS(), MHA_ERR_SHAPE, "probabilities", a.probabilities.shape[3] = 3);
     REFUSE(ROLL(), MHA_ERR_OVERLAP, "after overlaps", a.after.data = p);
     REFUSE(ROLL(), MHA_ERR_SHAPE, "maps", a.square.shape[2] = 3);
@@ -1248,11 +1250,11 @@ static mha_status written_and_mapped(mha_context *context, failing_alloc *memory
     mha_tensor p = tensor4(e->probabilities, e->B, 4, e->T, e->T);
     mha_composition out = {.struct_size = sizeof out, .k = &k};
     const mha_head_writing writing = {.struct_size = sizeof writing, .cosines = &cos};
-    const mha_norm_maps maps = {.struct_size = sizeof maps, .layer = &map};
+    const mha_norm_maps maps = {.struct_size = sizeof maps, .probabilities = &p, .layer = &map};
     example_run(other, e);
     failing_from_here(memory);
     mha_status status = mha_layer_write(context, e->t, e->a, 0, 0, NULL, &writing);
-    if (status == MHA_OK) status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, NULL, &p, &maps);
+    if (status == MHA_OK) status = mha_layer_norm_maps(context, e->t, e->a, 0, 0, &maps);
     if (status == MHA_OK) status = mha_transformer_composition(context, e->t, &out);
     const mha_tensor tokens = mha_tensor_contiguous(e->ids, MHA_I32, 1, (int64_t[]){e->T});
     const mha_head_attribution_desc d = {.struct_size = sizeof d, .from_count = 1, .to_count = 1};

@@ -547,7 +547,7 @@ static void the_cheapest_of_any_shape(void **state)
 /* A call by hand: rows of queries and keys that each rank has, and what its plan must say. */
 typedef struct planned {
     int ranks;
-    int64_t H, Hk, D, Dv, queries[3], keys[3];
+    int64_t H, Hk, queries[3], keys[3];
     uint32_t flags, split_flags;
     bool entropy;
     mha_distributed_plan plan; /* as far as it is the same at all ranks */
@@ -555,15 +555,17 @@ typedef struct planned {
     double bytes_sent[3], bytes_received[3], pairs[3];
 } planned;
 
-enum { KEY = (8 + 24) * 4, BLOCK = 512 * KEY }; /* bytes of a key and its value, and of 512 */
+enum { KEY_D = 8, VALUE_D = 24 };
+enum {
+    KEY = (KEY_D + VALUE_D) * 4,
+    BLOCK = 512 * KEY
+}; /* bytes of a key and its value, and of 512 */
 
 static const planned plans[] = {
     /* Block n goes from rank n to those that own later ones, and then to the others by number. */
     {.ranks = 3,
      .H = 2,
      .Hk = 1,
-     .D = 8,
-     .Dv = 24,
      .queries = {100, 30, 7},
      .keys = {512, 512, 100},
      .split_flags = MHA_SEQUENCE_KEEP_HEADS,
@@ -577,8 +579,6 @@ static const planned plans[] = {
     {.ranks = 3,
      .H = 2,
      .Hk = 1,
-     .D = 8,
-     .Dv = 24,
      .queries = {512, 512, 512},
      .keys = {512, 512, 512},
      .flags = MHA_ATTENTION_CAUSAL,
@@ -593,8 +593,6 @@ static const planned plans[] = {
     {.ranks = 3,
      .H = 2,
      .Hk = 1,
-     .D = 8,
-     .Dv = 24,
      .queries = {512, 512, 512},
      .keys = {512, 512, 512},
      .flags = MHA_ATTENTION_CAUSAL,
@@ -609,8 +607,6 @@ static const planned plans[] = {
     {.ranks = 2,
      .H = 1,
      .Hk = 1,
-     .D = 8,
-     .Dv = 24,
      .queries = {1, 1},
      .keys = {200, 100},
      .split_flags = MHA_SEQUENCE_KEEP_HEADS,
@@ -624,8 +620,6 @@ static const planned plans[] = {
     {.ranks = 2,
      .H = 2,
      .Hk = 2,
-     .D = 8,
-     .Dv = 24,
      .queries = {300, 724},
      .keys = {700, 324},
      .plan = {.streamed = false, .parcels = 0, .head_parts = 2},
@@ -638,8 +632,6 @@ static const planned plans[] = {
     {.ranks = 2,
      .H = 2,
      .Hk = 2,
-     .D = 8,
-     .Dv = 24,
      .queries = {1024, 0},
      .keys = {1024, 0},
      .plan = {.streamed = false, .parcels = 0, .head_parts = 2},
@@ -652,8 +644,6 @@ static const planned plans[] = {
     {.ranks = 1,
      .H = 2,
      .Hk = 1,
-     .D = 8,
-     .Dv = 24,
      .queries = {3},
      .keys = {5},
      .flags = MHA_ATTENTION_CAUSAL,
@@ -682,9 +672,9 @@ static void plan_rank(void *user, const mha_transport *t)
     const int64_t T = p->queries[t->rank], S = p->keys[t->rank];
     const int64_t row = rows_before(p->queries, t->rank), key = rows_before(p->keys, t->rank);
     const mha_piece queries = {row, row + T}, keys = {key, key + S};
-    const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->H, T, p->D});
-    const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, p->D});
-    const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, p->Dv});
+    const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->H, T, KEY_D});
+    const mha_tensor k = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, KEY_D});
+    const mha_tensor v = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, p->Hk, S, VALUE_D});
     const mha_tensor entropy = mha_tensor_contiguous(NULL, MHA_F32, 3, q.shape);
     const mha_attention_desc desc = {.struct_size = sizeof desc, .flags = p->flags};
     const mha_attention_outputs outputs = {.struct_size = sizeof outputs,

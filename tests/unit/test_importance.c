@@ -6,6 +6,7 @@
 #include "support/failing_alloc.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/small_model.h"
 #include "support/suite.h"
 #include "support/thread_ranks.h"
 
@@ -83,15 +84,7 @@ static example *example_make(mha_context *context, rng *r, bool output)
     example *e = calloc(1, sizeof *e);
     assert_non_null(e);
     e->desc = some_desc(r, output);
-    if (mha_transformer_create(context, &e->desc, &e->t) != MHA_OK)
-        fail_msg("%s", mha_error_detail());
-    mha_transformer_describe(e->t, &e->desc);
-    const mha_transformer_init init = {
-        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
-    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
-    float *data = mha_transformer_data(e->t); /* no special values: norms other than 1, biases */
-    for (int64_t i = 0; i < mha_transformer_size(e->t); i++) data[i] += 0.1f * rng_normal(r);
-    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    e->t = random_transformer(context, r, &e->desc);
     for (int i = 0; i < BATCHES; i++) {
         draw_batch(&e->batches[i], r, &e->desc);
         e->inputs[i] = &e->batches[i].input;
@@ -473,6 +466,31 @@ static int64_t by_hand(mha_context *context, const example *e, mha_importance ki
     return count;
 }
 
+static mha_status order_of(mha_context *context, const mha_transformer *t,
+                           const mha_importance_desc *desc, const mha_importance_data *data,
+                           int64_t step, int64_t least, int64_t *order, int64_t *count,
+                           double *scores)
+{
+    mha_head_order_call call = {
+        .struct_size = sizeof call, .step = step, .least = least, .order = order, .scores = scores};
+    const mha_status status = mha_head_order(context, t, desc, data, &call);
+    *count = call.count;
+    return status;
+}
+
+static mha_status curve_of(mha_context *context, const mha_transformer *t,
+                           const mha_importance_data *data, const int64_t *order, int64_t count,
+                           const int64_t *removed, int64_t points, double *losses)
+{
+    const mha_head_curve_call call = {.struct_size = sizeof call,
+                                      .order = order,
+                                      .count = count,
+                                      .removed = removed,
+                                      .points = points,
+                                      .losses = losses};
+    return mha_head_curve(context, t, data, &call);
+}
+
 /* Where nothing that heads write arrives, all scores are 0: heads go in their order. */
 static void equal_scores(void **state)
 {
@@ -488,8 +506,8 @@ static void equal_scores(void **state)
         assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
         int64_t went[MOST_HEADS], count = 0;
         for (int64_t step = 1; step <= 3; step++) {
-            assert_int_equal(
-                mha_head_order(context, e->t, NULL, &e->data, step, 0, went, &count, NULL), MHA_OK);
+            assert_int_equal(order_of(context, e->t, NULL, &e->data, step, 0, went, &count, NULL),
+                             MHA_OK);
             assert_int_equal(count, e->heads);
             for (int64_t k = 0; k < count; k++) assert_int_equal(went[k], k);
         }
@@ -521,8 +539,7 @@ static void heads_go_in_their_order(void **state)
         const int64_t wanted = by_hand(context, e, kind, step, least, expected, expected_scores);
         e->data.progress = count_progress;
         e->data.progress_user = &calls;
-        if (mha_head_order(context, e->t, &desc, &e->data, step, least, got, &count, scores) !=
-            MHA_OK)
+        if (order_of(context, e->t, &desc, &e->data, step, least, got, &count, scores) != MHA_OK)
             fail_msg("%s", mha_error_detail());
         assert_int_equal(count, wanted);
         assert_int_equal(count, e->heads - (e->desc.num_layers * least));
@@ -558,8 +575,14 @@ static void the_curve_is_plain_losses(void **state)
         for (int p = 0; p < 5; p++) removed[p] = rng_between(&r, 0, count);
         e->data.progress = count_progress;
         e->data.progress_user = &calls;
-        if (mha_head_curve(context, e->t, &e->data, i % 3 ? &view : NULL, order, count, removed, 5,
-                           losses) != MHA_OK)
+        const mha_head_curve_call call = {.struct_size = sizeof call,
+                                          .gates = i % 3 ? &view : NULL,
+                                          .order = order,
+                                          .count = count,
+                                          .removed = removed,
+                                          .points = 5,
+                                          .losses = losses};
+        if (mha_head_curve(context, e->t, &e->data, &call) != MHA_OK)
             fail_msg("%s", mha_error_detail());
         assert_int_equal(calls, 5);
         for (int p = 0; p < 5; p++) {
@@ -712,10 +735,10 @@ static void misuse_is_refused(void **state)
     assert_null(mha_importance_name((mha_importance)9));
     expect_spoiled(e->batches[1], mha_gated_loss(context, e->t, &x.data, NULL, &loss),
                    MHA_ERR_ARGUMENT, "inputs[1]", e->batches[1].input.dropout = 0.5f);
-    expect_error(mha_head_order(context, e->t, &x.desc, &x.data, 0, 0, x.order, &x.count, NULL),
+    expect_error(order_of(context, e->t, &x.desc, &x.data, 0, 0, x.order, &x.count, NULL),
                  MHA_ERR_ARGUMENT, "step is 0");
 #define CURVE(data, removed, points, losses) \
-    mha_head_curve(context, e->t, data, NULL, x.order, 1, removed, points, losses)
+    curve_of(context, e->t, data, x.order, 1, removed, points, losses)
     expect_error(CURVE(&x.data, &(int64_t){2}, 1, &loss), MHA_ERR_ARGUMENT, "removed[0] is 2");
     expect_error(CURVE(&x.data, &(int64_t){1}, 1, NULL), MHA_ERR_NULL, "losses");
     const mha_transport none = {.struct_size = sizeof none};
@@ -818,12 +841,11 @@ static mha_status measure_all(mha_context *context, const course *c, const mha_i
     }
     for (int k = 0; k < 2; k++) {
         const mha_importance_desc desc = {.struct_size = sizeof desc, .kind = kinds[k]};
-        MHA_TRY(mha_head_order(context, t, &desc, d, step, k, found->order[k], &found->count[k],
-                               found->went[k]));
+        MHA_TRY(order_of(context, t, &desc, d, step, k, found->order[k], &found->count[k],
+                         found->went[k]));
     }
     for (int p = 0; p < POINTS; p++) removed[p] = found->count[0] * p / (POINTS - 1);
-    return mha_head_curve(context, t, d, NULL, found->order[0], found->count[0], removed, POINTS,
-                          found->curve);
+    return curve_of(context, t, d, found->order[0], found->count[0], removed, POINTS, found->curve);
 }
 
 static void run_rank(void *user, const mha_transport *t)
@@ -978,11 +1000,11 @@ static void measure_differently(void *user, const mha_transport *t)
                                       .flags = how == FLAGS};
     const int64_t removed[] = {how == REMOVED, 1};
     const mha_status status =
-        x->how < STEP    ? mha_head_importance(context, e->t, &desc, &data, scores, NULL)
-        : x->how < ORDER ? mha_head_order(context, e->t, &desc, &data, 1 + (how == STEP),
-                                          how == LEAST, order, &count, NULL)
-                         : mha_head_curve(context, e->t, &data, NULL, order, 2, removed,
-                                          2 - (how == REMOVALS), scores);
+        x->how < STEP ? mha_head_importance(context, e->t, &desc, &data, scores, NULL)
+        : x->how < ORDER
+            ? order_of(context, e->t, &desc, &data, 1 + (how == STEP), how == LEAST, order, &count,
+                       NULL)
+            : curve_of(context, e->t, &data, order, 2, removed, 2 - (how == REMOVALS), scores);
     snprintf(x->detail[t->rank], sizeof *x->detail, "%s", status ? mha_error_detail() : "");
 }
 

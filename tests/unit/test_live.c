@@ -202,10 +202,10 @@ static float cells[] = {1, 0, 0, 0.5F, 0.5F, 0, 0.25F, 0.25F, 0.5F};
 
 static mha_maps three_tokens(float **layer)
 {
-    static const char *const labels[] = {"<s>", "the", "cat"};
-    static const uint8_t special[] = {1, 0, 0};
+    static const char *labels[] = {"<s>", "the", "cat"};
+    static uint8_t special[] = {1, 0, 0};
     *layer = cells;
-    const mha_axis axis = {.count = 3, .labels = labels, .special = special};
+    const mha_tokens axis = {.count = 3, .labels = labels, .special = special};
     return (mha_maps){.struct_size = sizeof(mha_maps),
                       .flags = MHA_MAPS_CAUSAL | MHA_MAPS_SAME,
                       .name = "tiny",

@@ -213,17 +213,6 @@ static void pictures(void **state)
     expect_same(collect_pictures);
 }
 
-/* In Turkish the small letter of I is not i. */
-static void names(void **state)
-{
-    (void)state;
-    mha_cmap cmap;
-    assert_true(mha_cmap_from_name("VIRIDIS", &cmap));
-    if (!setlocale(LC_ALL, "tr_TR.ISO-8859-9")) skip();
-    assert_true(mha_cmap_from_name("VIRIDIS", &cmap));
-    assert_non_null(setlocale(LC_ALL, "C"));
-}
-
 static int no_locale(void)
 {
     const bool missing = !setlocale(LC_ALL, "de_DE.UTF-8");
@@ -234,4 +223,4 @@ static int no_locale(void)
 }
 
 RUN_TESTS_IF(no_locale, context_and_folder_begin, context_and_folder_end, TEST(messages),
-             TEST(evidence), TEST(checkpoints), TEST(pictures), TEST(names))
+             TEST(evidence), TEST(checkpoints), TEST(pictures))

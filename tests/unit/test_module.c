@@ -357,24 +357,15 @@ static void check_whole(rng *r, const setup *s, const machine *m, const results 
     ref_row_free(&row);
 }
 
-static void print_card(score_card *card, const char *machine_name)
+static void print_card(const score_card *card, const char *machine_name)
 {
-    struct {
-        tally *t;
-        const char *name;
-    } all[] = {{&card->projections, "projections"},
-               {&card->heads, "heads"},
-               {&card->p, "p"},
-               {&card->lse, "lse"},
-               {&card->average, "average p"},
-               {&card->out, "out of own heads"},
-               {&card->whole, "the whole way"}};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "%s, %s", machine_name, all[i].name);
-        all[i].t->name = name;
-        tally_judge(all[i].t);
-    }
+    tally_judge_as(card->projections, machine_name, "projections");
+    tally_judge_as(card->heads, machine_name, "heads");
+    tally_judge_as(card->p, machine_name, "p");
+    tally_judge_as(card->lse, machine_name, "lse");
+    tally_judge_as(card->average, machine_name, "average p");
+    tally_judge_as(card->out, machine_name, "out of own heads");
+    tally_judge_as(card->whole, machine_name, "the whole way");
 }
 
 static void results_are_within_their_bounds(void **state)

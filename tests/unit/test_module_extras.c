@@ -331,13 +331,8 @@ static void extra_keys(void **state)
     const int shown[] = {LSE, HEADS, P, AVERAGE};
     const char *const names[] = {"lse", "heads", "p", "average"};
     for (int m = 0; m < all.count; m++)
-        for (int i = 0; i < 4; i++) {
-            char name[64];
-            tally *t = &tallies[m][shown[i]];
-            snprintf(name, sizeof name, "%s, %s", all.each[m].name, names[i]);
-            t->name = name;
-            tally_judge(t);
-        }
+        for (int i = 0; i < 4; i++)
+            tally_judge_as(tallies[m][shown[i]], all.each[m].name, names[i]);
 }
 
 /* Threads, and outputs asked for or not. */

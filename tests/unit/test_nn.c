@@ -203,7 +203,14 @@ static void linear_pages_apart(void **state)
             mha_tensor dx = numbers(&r, &data[s][4], M, N, strides[s]);
             mha_tensor dw = numbers(&r, &data[s][5], K, N, strides[s]);
             assert_int_equal(
-                mha_linear_backward(context, &wide, &y, &x, MHA_GRADIENT_ADD, &dx, &dw, NULL),
+                mha_linear_backward(
+                    context, &(mha_linear_gradients){.struct_size = sizeof(mha_linear_gradients),
+                                                     .flags = MHA_GRADIENT_ADD,
+                                                     .weight = &wide,
+                                                     .x = &y,
+                                                     .dy = &x,
+                                                     .dx = &dx,
+                                                     .dweight = &dw}),
                 MHA_OK);
         }
         for (int i = 2; i < 6; i++)

@@ -18,6 +18,25 @@
 
 static const double u = 0x1p-24;
 
+static mha_status linear_backward(mha_context *context, const mha_tensor *weight,
+                                  const mha_tensor *x, const mha_tensor *dy, uint32_t flags,
+                                  const mha_tensor *dx, const mha_tensor *dweight,
+                                  const mha_tensor *dbias)
+{
+    return mha_linear_backward(context, &(mha_linear_gradients){sizeof(mha_linear_gradients), flags,
+                                                                weight, x, dy, dx, dweight, dbias});
+}
+
+static mha_status norm_backward(mha_status (*run)(mha_context *, const mha_norm_gradients *),
+                                mha_context *context, const mha_tensor *x,
+                                const mha_tensor *residual, const mha_tensor *weight, float epsilon,
+                                const mha_tensor *dy, uint32_t flags, const mha_tensor *dx,
+                                const mha_tensor *dweight, const mha_tensor *dbias)
+{
+    return run(context, &(mha_norm_gradients){sizeof(mha_norm_gradients), flags, x, residual,
+                                              weight, dy, dx, dweight, dbias, epsilon});
+}
+
 static guarded matrix(rng *r, int64_t rows, int64_t cols, double factor)
 {
     static const unsigned layouts[] = {LAYOUT_CONTIGUOUS, LAYOUT_PAD, LAYOUT_PAD | LAYOUT_NEGATIVE};
@@ -137,9 +156,9 @@ static void linear(void **state)
             bool add = rng_chance(&r, 0.5);
             double *dx = copy_of(&c.dx), *dweight = copy_of(&c.dweight), *dbias = copy_of(&c.dbias);
             tallies[j].name = all.each[j].name;
-            assert_int_equal(mha_linear_backward(all.each[j].context, &c.weight.view, &c.x.view,
-                                                 &c.dy.view, add ? MHA_GRADIENT_ADD : 0, &c.dx.view,
-                                                 &c.dweight.view, &c.dbias.view),
+            assert_int_equal(linear_backward(all.each[j].context, &c.weight.view, &c.x.view,
+                                             &c.dy.view, add ? MHA_GRADIENT_ADD : 0, &c.dx.view,
+                                             &c.dweight.view, &c.dbias.view),
                              MHA_OK);
             assert_true(guarded_gaps_intact(&c.dx) && guarded_gaps_intact(&c.dweight));
             linear_judge(&c, &all.each[j], add, dx, dweight, dbias, &tallies[j]);
@@ -162,18 +181,18 @@ static void linear_bits(void **state)
             mha_context *context = all.each[0].context;
             const mha_tensor *dx = &c[j].dx.view, *dw = &c[j].dweight.view, *db = &c[j].dbias.view;
             if (j < 3) {
-                assert_int_equal(mha_linear_backward(context, &c[j].weight.view, &c[j].x.view,
-                                                     &c[j].dy.view, 0, dx, dw, db),
+                assert_int_equal(linear_backward(context, &c[j].weight.view, &c[j].x.view,
+                                                 &c[j].dy.view, 0, dx, dw, db),
                                  MHA_OK);
             } else {
-                assert_int_equal(mha_linear_backward(context, &c[j].weight.view, NULL,
-                                                     &c[j].dy.view, 0, dx, NULL, NULL),
+                assert_int_equal(linear_backward(context, &c[j].weight.view, NULL, &c[j].dy.view, 0,
+                                                 dx, NULL, NULL),
                                  MHA_OK);
-                assert_int_equal(mha_linear_backward(context, &c[j].weight.view, &c[j].x.view,
-                                                     &c[j].dy.view, 0, NULL, dw, NULL),
+                assert_int_equal(linear_backward(context, &c[j].weight.view, &c[j].x.view,
+                                                 &c[j].dy.view, 0, NULL, dw, NULL),
                                  MHA_OK);
-                assert_int_equal(mha_linear_backward(context, &c[j].weight.view, NULL,
-                                                     &c[j].dy.view, 0, NULL, NULL, db),
+                assert_int_equal(linear_backward(context, &c[j].weight.view, NULL, &c[j].dy.view, 0,
+                                                 NULL, NULL, db),
                                  MHA_OK);
             }
             assert_true(guarded_same_bits(&c[0].dx.view, dx, false));
@@ -525,10 +544,11 @@ static mha_status norm_run(mha_context *context, norm_case *c)
     const mha_tensor *dx = c->in_place ? &c->dy.view : &c->dx.view;
     uint32_t flags = c->add ? MHA_GRADIENT_ADD : 0;
     if (c->centred)
-        return mha_layer_norm_backward(context, &c->x.view, residual, &c->weight.view, epsilon,
-                                       &c->dy.view, flags, dx, &c->dweight.view, &c->dbias.view);
-    return mha_rms_norm_backward(context, &c->x.view, residual, &c->weight.view, epsilon,
-                                 &c->dy.view, flags, dx, &c->dweight.view);
+        return norm_backward(mha_layer_norm_backward, context, &c->x.view, residual,
+                             &c->weight.view, epsilon, &c->dy.view, flags, dx, &c->dweight.view,
+                             &c->dbias.view);
+    return norm_backward(mha_rms_norm_backward, context, &c->x.view, residual, &c->weight.view,
+                         epsilon, &c->dy.view, flags, dx, &c->dweight.view, NULL);
 }
 
 /* All in double (2^-53, some hundred operations on sums of at most 200 terms) and rounded once. */
@@ -787,28 +807,33 @@ static void misuse_is_refused(void **state)
     guarded out = guarded_filled(&r, 2, (int64_t[]){4, 3}, 0, 1), ids = some_ids(&r, 4, 0, 3);
     guarded_snapshot(&out), guarded_snapshot(&b);
     const mha_tensor *A = &a.view, *B = &b.view, *W = &w.view, *OUT = &out.view, *IDS = &ids.view;
-    expect_error(mha_linear_backward(NULL, W, OUT, A, 0, OUT, NULL, NULL), MHA_ERR_NULL, "context");
-    expect_error(mha_linear_backward(x, W, NULL, A, 2, OUT, NULL, NULL), MHA_ERR_UNSUPPORTED, "2");
-    expect_error(mha_linear_backward(x, W, NULL, OUT, 0, OUT, NULL, NULL), MHA_ERR_SHAPE, "dy");
-    expect_error(mha_linear_backward(x, W, NULL, A, 0, B, NULL, NULL), MHA_ERR_SHAPE, "dx");
-    expect_error(mha_linear_backward(x, W, NULL, A, 0, NULL, W, NULL), MHA_ERR_NULL, "x");
-    expect_error(mha_linear_backward(x, W, OUT, A, 0, NULL, W, NULL), MHA_ERR_OVERLAP, "weight");
-    expect_error(mha_linear_backward(x, W, NULL, A, 0, NULL, NULL, &k.view), MHA_ERR_SHAPE,
-                 "dbias");
+    expect_error(linear_backward(NULL, W, OUT, A, 0, OUT, NULL, NULL), MHA_ERR_NULL, "context");
+    expect_error(linear_backward(x, W, NULL, A, 2, OUT, NULL, NULL), MHA_ERR_UNSUPPORTED, "2");
+    expect_error(linear_backward(x, W, NULL, OUT, 0, OUT, NULL, NULL), MHA_ERR_SHAPE, "dy");
+    expect_error(linear_backward(x, W, NULL, A, 0, B, NULL, NULL), MHA_ERR_SHAPE, "dx");
+    expect_error(linear_backward(x, W, NULL, A, 0, NULL, W, NULL), MHA_ERR_NULL, "x");
+    expect_error(linear_backward(x, W, OUT, A, 0, NULL, W, NULL), MHA_ERR_OVERLAP, "weight");
+    expect_error(linear_backward(x, W, NULL, A, 0, NULL, NULL, &k.view), MHA_ERR_SHAPE, "dbias");
     expect_error(mha_activation_backward(x, MHA_ACTIVATION_NONE, A, A, B), MHA_ERR_ARGUMENT, "0");
     expect_error(mha_activation_backward(x, MHA_ACTIVATION_GELU, A, B, A), MHA_ERR_OVERLAP, "x");
     expect_error(mha_activation_forward(x, MHA_ACTIVATION_GELU, A, OUT), MHA_ERR_SHAPE, "y");
     expect_error(mha_swiglu(x, A, OUT, B), MHA_ERR_SHAPE, "up");
     expect_error(mha_swiglu_backward(x, A, A, A, B, B), MHA_ERR_OVERLAP, "dgate");
     expect_error(mha_rms_norm(x, A, NULL, &k.view, 0, B), MHA_ERR_SHAPE, "weight");
-    expect_error(mha_rms_norm_backward(x, A, NULL, &n.view, NAN, A, 0, B, NULL), MHA_ERR_ARGUMENT,
-                 "epsilon");
-    expect_error(mha_layer_norm_backward(x, A, NULL, &n.view, 0, A, 4, B, NULL, NULL),
-                 MHA_ERR_UNSUPPORTED, "4");
-    expect_error(mha_layer_norm_backward(x, A, NULL, &n.view, 0, B, 0, A, NULL, NULL),
-                 MHA_ERR_OVERLAP, "dx overlaps x");
-    expect_error(mha_layer_norm_backward(x, A, NULL, &n.view, 0, B, 0, NULL, &n.view, NULL),
-                 MHA_ERR_OVERLAP, "dweight overlaps weight");
+    expect_error(
+        norm_backward(mha_rms_norm_backward, x, A, NULL, &n.view, NAN, A, 0, B, NULL, NULL),
+        MHA_ERR_ARGUMENT, "epsilon");
+    expect_error(norm_backward(mha_rms_norm_backward, x, A, NULL, &n.view, 0, A, 0, B, NULL, OUT),
+                 MHA_ERR_UNSUPPORTED, "dbias");
+    expect_error(
+        norm_backward(mha_layer_norm_backward, x, A, NULL, &n.view, 0, A, 4, B, NULL, NULL),
+        MHA_ERR_UNSUPPORTED, "4");
+    expect_error(
+        norm_backward(mha_layer_norm_backward, x, A, NULL, &n.view, 0, B, 0, A, NULL, NULL),
+        MHA_ERR_OVERLAP, "dx overlaps x");
+    expect_error(
+        norm_backward(mha_layer_norm_backward, x, A, NULL, &n.view, 0, B, 0, NULL, &n.view, NULL),
+        MHA_ERR_OVERLAP, "dweight overlaps weight");
     expect_error(mha_embedding(x, A, A, 0, B), MHA_ERR_DTYPE, "ids");
     int32_t *third = (int32_t *)ids.view.data + 2;
     expect_spoiled(*third, mha_embedding(x, A, IDS, 0, B), MHA_ERR_ARGUMENT,
@@ -833,11 +858,8 @@ static void failed_allocations_are_reported(void **state)
         finished = 0;
         for (int kind = 0; kind < 3; kind++) {
             failing_alloc allocator = failing_alloc_make();
-            mha_context_desc desc = {.struct_size = sizeof desc,
-                                     .num_threads = 1,
-                                     .allocator = failing_alloc_interface(&allocator)};
             mha_context *context;
-            assert_int_equal(mha_context_create(&desc, &context), MHA_OK);
+            assert_int_equal(failing_context(&allocator, 1, MHA_ISA_AUTO, &context), MHA_OK);
             rng r = rng_make(2, 77); /* sizes that are not 0: each must allocate */
             linear_case l = linear_make(&r);
             norm_case n = norm_make(&r);
@@ -847,8 +869,8 @@ static void failed_allocations_are_reported(void **state)
             for (int i = 0; i < 9; i++) guarded_snapshot(outputs[i]);
             allocator.calls = 0, allocator.fail_at = fail_at, allocator.fail_after = true;
             mha_status status =
-                kind == 0   ? mha_linear_backward(context, &l.weight.view, &l.x.view, &l.dy.view, 0,
-                                                  &l.dx.view, &l.dweight.view, &l.dbias.view)
+                kind == 0   ? linear_backward(context, &l.weight.view, &l.x.view, &l.dy.view, 0,
+                                              &l.dx.view, &l.dweight.view, &l.dbias.view)
                 : kind == 1 ? norm_run(context, &n)
                             : mha_cross_entropy(context, &c.logits.view, &c.targets.view, NULL,
                                                 NULL, &c.losses.view, &c.dlogits.view);

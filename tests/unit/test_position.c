@@ -758,10 +758,7 @@ static void no_call_allocates(void **state)
     (void)state;
     failing_alloc allocator = failing_alloc_make();
     mha_context *context = NULL;
-    mha_context_desc desc = {.struct_size = sizeof desc,
-                             .num_threads = 1,
-                             .allocator = failing_alloc_interface(&allocator)};
-    expect_ok(mha_context_create(&desc, &context));
+    expect_ok(failing_context(&allocator, 1, MHA_ISA_AUTO, &context));
     static call c;
     c = call_make(context);
     call_point(&c);

@@ -625,27 +625,14 @@ static void viridis_is_viridis(void **state)
     assert_memory_equal(nan_color, known[0], 3);
 }
 
-static void names_round_trip(void **state)
+static void names_follow_the_lists(void **state)
 {
     (void)state;
-#define CMAP_CASE(id, value, text, is_signed)         \
-    {                                                 \
-        mha_cmap cmap = (mha_cmap)99;                 \
-        assert_string_equal(mha_cmap_name(id), text); \
-        assert_true(mha_cmap_from_name(text, &cmap)); \
-        assert_int_equal(cmap, id);                   \
-    }
+#define CMAP_CASE(id, value, text, is_signed) assert_string_equal(mha_cmap_name(id), text);
     MHA_CMAP_LIST(CMAP_CASE)
 #undef CMAP_CASE
-    mha_cmap cmap = MHA_CMAP_MAGMA;
-    assert_true(mha_cmap_from_name("Blues", &cmap) && cmap == MHA_CMAP_BLUES);
-    assert_false(mha_cmap_from_name("blue", &cmap) || mha_cmap_from_name("bluesy", &cmap) ||
-                 mha_cmap_from_name(NULL, &cmap));
-    assert_int_equal(cmap, MHA_CMAP_BLUES);
     assert_string_equal(mha_cmap_name((mha_cmap)77), "?");
-    mha_scale scale;
-    assert_true(mha_scale_from_name("LOG", &scale) && scale == MHA_SCALE_LOG);
-    assert_false(mha_scale_from_name("", &scale));
+    assert_string_equal(mha_scale_name(MHA_SCALE_LOG), "log");
     assert_string_equal(mha_scale_name((mha_scale)77), "?");
 }
 
@@ -1024,7 +1011,7 @@ static void sink_failures_are_passed_up(void **state)
         {.values = values}, {.values = values}, {.values = values}, {.values = values}};
     mha_figure figure = figure_of(panels, 4, 40, 40);
     for (int i = 0; i < WRITERS; i++)
-        for (int k = 0;; k += rng_whole_sample() ? 1 : 1 + k / 8) {
+        for (int k = 0;; k += rng_long_run() ? 1 : 1 + k / 8) {
             failing f = {k, 0, k % 2 ? MHA_ERR_CALLBACK : MHA_ERR_WRITE};
             mha_sink sink = {fail_later, &f};
             mha_status status = writers[i](&figure, &sink);
@@ -1128,7 +1115,8 @@ RUN_TESTS(TEST(svg_colors_known_cells), TEST(svg_ranges), cmocka_unit_test(a_mar
           TEST(svg_labels_both_axes_and_groups), TEST(png_has_size_and_colors),
           TEST(png_font_errors), TEST(pdf_is_a_page), TEST(too_large),
           TEST(large_maps_keep_their_maximum), TEST(ramps_are_monotone), TEST(viridis_is_viridis),
-          TEST(names_round_trip), TEST(terminal_keeps_its_width), TEST(terminal_says_what_it_draws),
-          TEST(text_columns), TEST(bytes_do_not_vary), TEST(degenerate_figures_are_drawn),
-          TEST(bad_figures_are_refused), TEST(structs_may_grow), TEST(sink_failures_are_passed_up),
-          TEST(files_appear_whole_or_not_at_all), TEST(full_disk_is_an_error))
+          TEST(names_follow_the_lists), TEST(terminal_keeps_its_width),
+          TEST(terminal_says_what_it_draws), TEST(text_columns), TEST(bytes_do_not_vary),
+          TEST(degenerate_figures_are_drawn), TEST(bad_figures_are_refused), TEST(structs_may_grow),
+          TEST(sink_failures_are_passed_up), TEST(files_appear_whole_or_not_at_all),
+          TEST(full_disk_is_an_error))

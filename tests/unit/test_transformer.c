@@ -6,6 +6,7 @@
 #include "support/layers.h"
 #include "support/machines.h"
 #include "support/rng.h"
+#include "support/small_model.h"
 #include "support/stored.h"
 #include "support/suite.h"
 
@@ -115,15 +116,7 @@ static example *example_make(mha_context *context, rng *r)
     example *e = calloc(1, sizeof *e);
     assert_non_null(e);
     e->desc = some_desc(r);
-    if (mha_transformer_create(context, &e->desc, &e->t) != MHA_OK)
-        fail_msg("%s", mha_error_detail());
-    mha_transformer_describe(e->t, &e->desc);
-    const mha_transformer_init init = {
-        .struct_size = sizeof init, .seed = rng_next(r), .embedding_std = 1, .position_std = 0.5};
-    assert_int_equal(mha_transformer_initialise(context, e->t, &init), MHA_OK);
-    float *data = mha_transformer_data(e->t); /* no special values: norms other than 1, biases */
-    for (int64_t i = 0; i < mha_transformer_size(e->t); i++) data[i] += 0.1f * rng_normal(r);
-    assert_int_equal(mha_transformer_update(context, e->t), MHA_OK);
+    e->t = random_transformer(context, r, &e->desc);
     make_batch(e, r);
     e->input = (mha_transformer_input){.struct_size = sizeof e->input, .tokens = &e->tokens};
     if (rng_chance(r, 0.7)) e->input.lengths = e->lengths;

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Build the documentation as plain HTML: every .md file, the public headers, and what they link to.
+"""Build the documentation as plain HTML: every .md file, the public headers, the options of each subcommand, and
+what they link to.
 
     build.py [--output DIR]     default: build/site
 
 The folders of the site are those of the repository. A link to a source file leads to a page that shows
 it, a link to a folder to a list of its files. Navigation is the list of docs/start.md, under "All
-pages". search.js finds sections by their words. Needs the Markdown parser markdown-it-py (Debian: python3-markdown-it). The same tree gives the
-same bytes.
+pages". search.js finds sections by their words. Needs the Markdown parser markdown-it-py (Debian: python3-markdown-it),
+and the program: build/multihead, or what MULTIHEAD names. The same tree gives the same bytes.
 """
 import argparse
 import html
@@ -25,9 +26,11 @@ TOOLS = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOOLS))
 import check_links  # noqa: E402
 import headers  # noqa: E402
+import options  # noqa: E402
 
 ROOT = check_links.ROOT
 HEADERS = "include/multihead"
+MANUAL = "docs/program.md"
 IMAGES = (".png", ".svg", ".jpg", ".gif")
 NAME = re.compile(r"\b(?:mha_[a-z0-9_]+|MHA_[A-Z0-9_]+)\b(?:\(\))?")
 WORD = re.compile(r"\w{2,}")
@@ -63,6 +66,7 @@ class Site:
         for path in self.headers():
             for name in headers.defined((ROOT / path).read_text(encoding="utf-8")):
                 self.names.setdefault(name, path)
+        self.commands = options.subcommands()
         self.wanted, self.done = [], set()
         self.index = []  # of the search: [URL, name of the page, name of the section, its text]
         self.menu = self.groups()
@@ -138,6 +142,8 @@ class Site:
                 if path == HEADERS and page.startswith(HEADERS):
                     inner = "".join(self.item(page, os.path.basename(name), name)
                                     for name in self.headers())
+                elif path == MANUAL and page.startswith("docs/program/"):
+                    inner = "".join(f'<li><a href="{name}.html">{name}</a></li>' for name, _ in self.commands)
                 else:
                     inner = "".join(f'<li><a href="#{anchor}">{name}</a></li>'
                                     for anchor, name in sections if current)
@@ -185,6 +191,8 @@ class Site:
             elif token.type in ("inline", "fence", "code_block") and len(self.index) > first:
                 self.index[-1][3] += " " + token.content
         main = self.rendered(page, source, tokens)
+        if source == MANUAL:
+            main = re.sub(r'(<h2 id="multihead-(\w+)">.*</h2>)', r'\1\n<p><a href="program/\2.html">All options</a></p>', main)
         self.write(page, f"{title} · multihead" if title != "multihead" else title, main, source,
                    sections)
 
@@ -216,6 +224,13 @@ class Site:
             else:
                 main.append(f"<pre><code>{html.escape(text)}</code></pre>")
         self.write(page, f"{os.path.basename(source)} · multihead", "\n".join(main), source)
+
+    def subcommand(self, name, purpose):
+        page = f"docs/program/{name}.html"
+        main, found = options.page(name)
+        self.index.append([page, f"multihead {name}", name, purpose])
+        self.index += [[f"{page}#{anchor}", f"multihead {name}", option, what] for anchor, option, what in found]
+        self.write(page, f"multihead {name} · multihead", main, MANUAL)
 
     def header(self, source):
         page = self.page_of(source)
@@ -278,6 +293,8 @@ class Site:
             if path not in self.done:
                 self.done.add(path)
                 self.build_one(path)
+        for name, purpose in self.commands:
+            self.subcommand(name, purpose)
         for name in ("site.css", "search.js"):
             shutil.copyfile(pathlib.Path(__file__).parent / name, self.output / name)
         self.write_index()
@@ -296,6 +313,8 @@ def main():
     output = parser.parse_args().output
     if output.exists() and any(output.iterdir()) and not (output / "site.css").exists():
         sys.exit(f"error: {output} is not empty and holds no site: name a new or empty folder")
+    if not os.access(options.PROGRAM, os.X_OK):
+        sys.exit(f"error: there is no program {options.PROGRAM}: script/site builds it, or name one with MULTIHEAD")
     shutil.rmtree(output, ignore_errors=True)
     Site(output).build()
     errors = list(check_links.site_errors(output))

@@ -26,6 +26,10 @@ class Measure:
     text: str
     kind: str
     """share, plain, nats, tokens or correlation."""
+    label: str
+    """What pages call it: "previous token"."""
+    source: str
+    """"Clark 2019"; "ours"."""
 
 
 def _all_measures() -> dict[str, Measure]:
@@ -33,7 +37,8 @@ def _all_measures() -> dict[str, Measure]:
     number = 0
     while (info := library.mha_measure_describe(number)).name != b"?":
         name = info.name.decode()
-        found[name] = Measure(name, info.text.decode(), name_of(_abi.MEASURE_KINDS, info.kind))
+        found[name] = Measure(name, info.text.decode(), name_of(_abi.MEASURE_KINDS, info.kind),
+                              info.label.decode(), info.source.decode())
         number += 1
     return found
 

@@ -30,7 +30,7 @@ function aboutOf(c, value) {
     return [column.text, `${rows.toLocaleString("en")} rows`,
         low !== null && high !== null && low !== high ? `95 % interval ${tidy(low)} to ${tidy(high)}` : "",
         chance !== null ? `chance ${tidy(chance)}` : "",
-        column.luck !== null ? `best of all heads by luck ${tidy(column.luck)}` : "",
+        column.luck !== null ? `permutation null (95th percentile) ${tidy(column.luck)}` : "",
         deciles ? `deciles ${deciles.map(tidy).join(" ")}` : ""].filter(Boolean).join(" · ");
 }
 
@@ -82,7 +82,7 @@ function placesOf(h) {
     choice.setAttribute("aria-label", "Which places");
     show();
     return [make("h3", "", "Places in the texts"), choice, make("p", "keys", make("span", "",
-        "dark: the token that looks; underlined: what it looks at most")), box];
+        "dark: the query; underlined: the key with the largest weight")), box];
 }
 
 function listsOf(h) {
@@ -134,7 +134,7 @@ function cardOf(h) {
         return make("span", "", swatch, name);
     };
     card.append(...arrowsOf(h), make("h3", "", "Scores"), make("p", "keys", key("mean", "--bar"), key("95 % interval", "--ink"),
-        key("10 to 90 % of rows", "--series-2"), key("chance", "--muted"), key("best head by luck", "--series-1")),
+        key("10 to 90 % of rows", "--series-2"), key("chance", "--muted"), key("permutation null", "--series-1")),
     measuresOf(h), ...placesOf(h), ...listsOf(h));
     if (head.lines.length) card.append(make("div", "line-plots", ...head.lines.map(lineOf)));
     if (head.command) card.append(make("h3", "", "See it in a text"), make("p", "", make("code", "", head.command)));

@@ -26,21 +26,8 @@ const isolated = text => {
     return element;
 };
 
-// What scores are called on the page; the address, files and options have their short names.
-const WORDS = {previous: "previous token", next: "next token", self: "the token itself",
-    first: "first token", separator: "separators", near: "neighbourhood", segment: "own segment",
-    block: "own segment, evenly", duplicate: "same token elsewhere", induction_mean: "induction, per follower",
-    rare: "rarest token", confidence: "largest weight", broad: "broad rows", sink: "first token, all rows",
-    cosine: "similar inputs", vertical: "best columns", horizontal: "few broad rows", cut: "two segments",
-    family_diagonal: "best diagonals, an eighth", family_vertical: "best columns, an eighth",
-    family_block: "best blocks, an eighth", rarest: "points to the rarest token",
-    rarest_two: "points to the two rarest", diagonal: "best distance", positional: "most often one distance",
-    parts: {random: [" on repeated random tokens"], effect: ["", "effect on "], estimate: ["", "estimated effect on "]}};
-function wordsOf(c) {
-    const name = columns[c].name, at = name.indexOf("_"), [after, before = ""] = WORDS.parts[name.slice(0, at)] ?? [];
-    if (after !== undefined) return before + (WORDS[name.slice(at + 1)] ?? name.slice(at + 1)).replaceAll("_", " ") + after;
-    return WORDS[name] ?? name.replace(/-back$/, ", reversed");
-}
+// What a score is called on the page; the address, files and options have its name.
+const wordsOf = c => columns[c].label;
 
 const valueOf = (c, h) => columns[c].values[h]?.[0] ?? null;
 

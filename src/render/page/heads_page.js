@@ -42,7 +42,7 @@ function drawControls() {
     byId("filter").value = state.filter;
     for (const button of byId("roles").children) button.setAttribute("aria-pressed", state.roles.has(button.dataset.role));
     byId("axes-text").textContent = columns[state.x].luck !== null || columns[state.y].luck !== null
-        ? "Dashed: what the best of all heads reaches in 95 % of cases if heads are exchanged at random within each text." : "";
+        ? "Dashed: the best head's score under the permutation null (95th percentile)." : "";
 }
 
 function update() {

@@ -38,19 +38,19 @@ function drawAxes(picture) {
             `${title(state.y)} →`));
 }
 
-// What the best of all heads reaches by luck.
+// The best head's score under the permutation null.
 function drawLuck(picture) {
     const x = columns[state.x].luck, y = columns[state.y].luck;
     const inside = (c, luck) => luck !== null && luck >= extentOf(c)[0] && luck <= extentOf(c)[1];
     if (inside(state.x, x)) {
         const at = across(partOf(state.x, x));
         picture.append(draw("line", {class: "luck", x1: at, x2: at, y1: up(0), y2: up(1)}),
-            draw("text", {class: "luck-text", x: at + 4, y: up(1) + 10}, "best by luck"));
+            draw("text", {class: "luck-text", x: at + 4, y: up(1) + 10}, "permutation null"));
     }
     if (inside(state.y, y)) {
         const at = up(partOf(state.y, y));
         picture.append(draw("line", {class: "luck", x1: across(0), x2: across(1), y1: at, y2: at}),
-            draw("text", {class: "luck-text", x: across(1), y: at - 4, "text-anchor": "end"}, "best by luck"));
+            draw("text", {class: "luck-text", x: across(1), y: at - 4, "text-anchor": "end"}, "permutation null"));
     }
 }
 

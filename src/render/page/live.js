@@ -4,7 +4,7 @@
 
 const EXAMPLE = "The animal didn't cross the street because it was too tired";
 const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false};
-const CLICKS = [["look", "looks at it"], ["off", "switches it off"], ["patch", "patches it"]];
+const CLICKS = [["look", "shows it"], ["off", "switches it off"], ["patch", "patches it"]];
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
 

@@ -204,6 +204,20 @@ def write_matrices(folder, matrices):
     (folder / "model.safetensors").write_bytes(safetensors_bytes(header, data))
 
 
+def write_words(folder, words, begins):
+    """A tokenizer of these words, <unk> and </s> among them; <s> may stand before each text."""
+    first = {"type": "TemplateProcessing",
+             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}}]}
+    (folder / "tokenizer.json").write_text(json.dumps(
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": first if begins else None,
+         "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(words)},
+                   "unk_token": "<unk>"}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": "</s>", "model_max_length": 10 ** 30}))
+    return folder
+
+
 def write_config(folder, **fields):
     (folder / "config.json").write_text(json.dumps(fields))
     return folder

@@ -1,0 +1,54 @@
+/* Tables on stdout. A column has its heading, width and format once, and may name a field of the rows'
+ * struct: the same columns then write the rows as JSON. */
+#ifndef CLI_TABLE_H
+#define CLI_TABLE_H
+
+#include <multihead/json.h>
+#include <multihead/render.h>
+
+#include <stdbool.h>
+
+typedef enum table_unit { TABLE_PLAIN, TABLE_COUNT, TABLE_BYTES } table_unit; /* words.h */
+
+typedef struct table_column {
+    const char *heading;  /* NULL: not in the text */
+    int width;            /* with the gap before it; below 0: aligned to the left */
+    int decimals;         /* of a number */
+    table_unit unit;      /* of an integer */
+    mha_json_field field; /* name NULL: not in JSON; type 0: none */
+} table_column;
+
+#define TABLE_FIELD(heading, width, decimals, unit, name, type, structure, member)    \
+    {                                                                                 \
+        heading, width, decimals, unit, MHA_JSON_NAMED(name, type, structure, member) \
+    }
+
+/* A table under way: set columns, and limit where rows are cut at the terminal's width. */
+enum { TABLE_LINE_BYTES = 2048 };
+typedef struct table {
+    const table_column *columns;
+    int64_t limit; /* 0: none */
+    bool ascii;    /* mark what is cut with ~ */
+    const table_column *next;
+    size_t used;
+    char line[TABLE_LINE_BYTES];
+} table;
+
+/* The row of headings of so many columns. */
+void table_head(table *t, int count);
+
+/* The next cell of the row, of a column that has a heading. A number that is NaN is "-". */
+void table_text(table *t, const char *format, ...) MHA_PRINTF(2, 3);
+void table_number(table *t, double value);
+void table_integer(table *t, int64_t value);
+
+/* The fields of the next count columns; those without a heading are left out. */
+void table_fields(table *t, int count, const void *row);
+
+/* Print the row. */
+void table_end(table *t);
+
+/* The fields of count columns that have a name, as members of the open object. */
+void table_json(const table_column *columns, int count, mha_json *json, const void *row);
+
+#endif

@@ -1,0 +1,196 @@
+/* multihead: the attention maps of a text (libmultihead-model): the weights of every head as a matrix,
+ * whole or pooled over blocks of tokens, and what each head of a layer writes to the residual stream.
+ *
+ * Letters: L layers, H heads of the largest layer, T rows (queries), S columns (keys).
+ *
+ * Example, given mha_context *context, mha_model *model, const mha_tokens *tokens, const mha_sink *sink:
+ *
+ *   mha_maps maps = MHA_INIT(mha_maps);
+ *   mha_maps_desc desc = MHA_INIT(mha_maps_desc);
+ *   desc.tokens = tokens;
+ *   mha_status status = mha_maps_run(context, model, &desc, &maps);
+ *   if (!status) status = mha_maps_write_json(&maps, sink);
+ *   mha_maps_free(&maps);
+ *
+ * Stability: may change in a minor version (docs/stability.md).
+ * SPDX-License-Identifier: MIT
+ */
+#ifndef MULTIHEAD_MAPS_H
+#define MULTIHEAD_MAPS_H
+
+#include <multihead/component.h>
+#include <multihead/sink.h>
+#include <multihead/study.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Maps
+ * --------------------------------------------------------------------------------------------- */
+
+/* mha_maps.flags */
+enum {
+    MHA_MAPS_CAUSAL = 1 << 0,  /* a row sees no later column */
+    MHA_MAPS_SAME = 1 << 1,    /* rows and columns are the same tokens */
+    MHA_MAPS_CONTRAST = 1 << 2 /* weights in the first text minus those in the second */
+};
+
+/* Maps from a model, or from arrays of the caller. The caller sets name and text, and may set the rest
+ * instead of mha_maps_run(). */
+typedef struct mha_maps {
+    uint32_t struct_size; /* in: sizeof(mha_maps) */
+    uint32_t flags;
+    const char *name;    /* the title: the model or the file */
+    const char *kind;    /* the architecture; NULL: no model, and cells may hold any values */
+    const char *text[2]; /* [text_bytes] UTF-8; NULL: none */
+    size_t text_bytes[2];
+    int64_t layers, heads;    /* L and H of the model or array */
+    const uint8_t *on;        /* [L,H] heads that have maps; NULL: all */
+    mha_tokens rows, cols;    /* T, S; borrowed. Only count and labels are required */
+    const char *const *shown; /* [T] labels for figures; NULL, or NULL elements: the label */
+    int64_t cell;             /* a cell is the maximum over cell x cell tokens; 0 or 1: one token */
+    mha_tokens tokens;        /* the tokens of the text, if cell > 1 */
+    mha_tokens other;         /* with MHA_MAPS_CONTRAST: the second text's */
+    float **layer;            /* [L] each [H,T,S]; NULL for a layer without a head that is on */
+    float **twin;             /* [L] each [H,T,S] or NULL: ||alpha f(x)||; NULL: none */
+    float **queries, **keys;  /* [L] each [H,T,channels], [H,S,channels] or NULL; NULL: none */
+    int64_t channels;
+    double *score_scales; /* [L] scale of q . k before the softmax; 0: 1 / sqrt(channels) */
+    mha_room memory;      /* for mha_maps_free() */
+} mha_maps;
+
+/* mha_maps_desc.flags */
+enum {
+    /* Make the norm-based twins (attribution.h) too, unless all maps together have more than
+     * 1.5 million cells */
+    MHA_MAPS_TWINS = 1 << 0,
+    MHA_MAPS_NEURONS = 1 << 1 /* make queries and keys too, if cell is 0 or 1 */
+};
+
+typedef struct mha_maps_desc {
+    uint32_t struct_size;
+    uint32_t flags;
+    const mha_tokens *tokens; /* the text: rows, and columns unless source is set */
+    const mha_tokens *source; /* columns: the encoder's text of an encoder-decoder; else NULL */
+    const uint8_t *on;        /* [L,H] heads to make maps of; NULL: all */
+    int64_t cell; /* tokens per cell; 0 or 1: weights themselves. Above 1 without twins, and not for
+                     an encoder-decoder */
+    /* Measure this study in the same run, with so many sequences of random tokens; NULL: none. If
+     * attention weights are not finite, the study has no results and *measured is false */
+    mha_study *study;
+    int64_t sequences;
+    bool *measured; /* out; may be NULL */
+    /* Called after each layer, or after the rows before `row` of a layer with cell > 1; NULL: none */
+    void (*progress)(void *user, int64_t layer, int64_t row);
+    void *progress_user;
+} mha_maps_desc;
+
+/**
+ * Fill maps for a text, without values: kind, layers, heads, on, rows and columns, blocks of cell tokens,
+ * and zeroed arrays for the heads that are on. mha_maps_add_rows() fills them; mha_maps_run() does both.
+ *
+ * Memory   borrows the tokens and the model; the caller frees *maps with mha_maps_free(). name and text
+ *          are not changed.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_UNSUPPORTED (flags; source for a model
+ *          that is no encoder-decoder, or none for one that is); MHA_ERR_NOMEM.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_maps_make(mha_model *model, const mha_maps_desc *desc,
+                                               mha_maps *maps);
+
+/** Add the attention probabilities p [H,R,S] of a layer's queries row .. row+R-1, as mha_attention_visit_rows()
+ * and mha_trials_run() pass them. Memory borrowed for the call. Errors those of mha_attention_pool_rows().
+ * Threads one call per context. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_maps_add_rows(mha_context *context, const mha_maps *maps,
+                                                   int64_t layer, int64_t row, const mha_tensor *p);
+
+/**
+ * Run a text through a model, and make its maps: self-attention, or the cross-attention of an
+ * encoder-decoder.
+ *
+ * Memory   as mha_maps_make(); scratch from the context.
+ * Errors   as mha_maps_make(); those of mha_transformer_forward() and mha_study_measure(). After an error
+ *          there is nothing to free.
+ * Threads  one call per context.
+ * Accuracy bit-identical to the probabilities of mha_transformer_forward().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_maps_run(mha_context *context, mha_model *model,
+                                              const mha_maps_desc *desc, mha_maps *maps);
+
+/** Free what mha_maps_make() allocated and clear the struct, except for struct_size; NULL is allowed. Memory
+ * frees it. Errors none. Threads any. Since 0.1 */
+MHA_API void mha_maps_free(mha_maps *maps);
+
+/** The heads of a layer that have maps. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API int64_t mha_maps_count(const mha_maps *maps, int64_t layer);
+
+/**
+ * Subtract another text's maps, cell by cell. maps becomes a contrast: its shown labels are "tired/wide"
+ * where the tokens differ, text[1] and other are those of the other text.
+ *
+ *   *same out   whether both texts have the same tokens; may be NULL
+ *
+ * Memory   maps borrows the other's text and tokens.
+ * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (other numbers of tokens; the detail says where they part);
+ *          MHA_ERR_UNSUPPORTED (cross-attention; maps of blocks); MHA_ERR_NOMEM. Values are then
+ *          unchanged.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other,
+                                                   bool *same);
+
+/** Write maps as JSON (docs/program.md describes the object). Numbers have nine digits, which round-trip
+ * every float; NaN and infinity are null. Memory none. Errors those of the sink. Threads any. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink);
+
+/* ------------------------------------------------------------------------------------------------
+ * The mixing desk: what the heads of a layer write
+ * --------------------------------------------------------------------------------------------- */
+
+/* H heads of the layer, T tokens, E features, D of each head. */
+typedef struct mha_desk {
+    uint32_t struct_size; /* in: sizeof(mha_desk) */
+    uint32_t reserved;    /* 0 */
+    int64_t layer, heads, tokens, features, head_dim;
+    float *before;       /* [T,H D] the heads side by side, which W_O reads */
+    float *after;        /* [T,E] the sum of what all heads write, and the bias of W_O */
+    float *terms;        /* [H,T,E] what each head writes */
+    float *norms;        /* [H,T] the length of each term */
+    float *shares;       /* [H,T] of the lengths of all heads' terms */
+    float *cosines;      /* [H,H] mean cosine of the terms of two heads */
+    float *weight_norms; /* [H,E] the norm of each row of W_O, head by head */
+    mha_room memory;     /* for mha_desk_free() */
+} mha_desk;
+
+/**
+ * Run a text through a transformer without cross-attention, and compute what the heads of a layer write.
+ *
+ * Memory   the caller frees *desk with mha_desk_free(). Activations of all layers during the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size; a layer that the transformer does not have);
+ *          MHA_ERR_MODEL (a layer without heads); MHA_ERR_NOMEM; those of mha_transformer_forward() and
+ *          mha_layer_write(). There is then nothing to free.
+ * Threads  one call per context.   Accuracy  as mha_layer_write().   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_desk_measure(mha_context *context,
+                                                  const mha_transformer *transformer,
+                                                  const mha_tokens *tokens, int64_t layer,
+                                                  mha_desk *desk);
+
+/** Free a desk and clear the struct, except for struct_size; NULL is allowed. Memory frees it. Errors none.
+ * Threads any. Since 0.1 */
+MHA_API void mha_desk_free(mha_desk *desk);
+
+/** The mean share of a head over tokens. Memory none. Errors none. Threads any. Since 0.1 */
+MHA_API double mha_desk_share(const mha_desk *desk, int64_t head);
+
+/** Write a desk as JSON (docs/program.md describes the object). Of the source only name and the labels of
+ * its rows are written. Memory none. Errors those of the sink. Threads any. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_desk_write_json(const mha_desk *desk, const mha_maps *source,
+                                                     const mha_sink *sink);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,324 @@
+/* Recurrent layers, by chunks: within a chunk the writes u solve a triangular system (the WY form), row by
+ * row, and everything before it is in S.
+ *
+ * A chunk is processed in strips of MHAI_STRIP rows. Decays are factors of at most one: keys of finished
+ * strips are decayed up to the present strip, so that a row needs its own decay since the strip began, and
+ * nothing overflows where decays are strong. Each product of a row has one chain for S, one for the
+ * finished strips and one for its own strip. None depends on the rows that are processed together, so
+ * that steps have the bits of a whole. */
+#include "attention/recurrent.h"
+#include "base/checked.h"
+#include "base/context.h"
+#include "base/convert.h"
+#include "base/need.h"
+
+#include <multihead/component.h>
+
+/* A worker's memory: rows of queries, then of keys. */
+typedef struct workspace {
+    float *given;    /* [2 STRIP][D] */
+    float *scaled;   /* [2 STRIP][D], decayed since the chunk or the strip began */
+    float *sums;     /* [2 STRIP][panels * 32] */
+    float *products; /* [2 STRIP][64] with keys of finished strips */
+    float *own;      /* [2 STRIP][32] with keys of the strip */
+    float *value;    /* [panels * 32] */
+    double *decays;  /* [D] */
+    void *head;      /* a state, if the call has none */
+} workspace;
+
+typedef struct job {
+    const mhai_recurrent *call;
+    const mhai_kernels *kernels;
+    mha_recurrent_state *state; /* NULL: none */
+    unsigned char *memory;
+    size_t worker_bytes;
+} job;
+
+static workspace carve(const job *x, void *memory, size_t *bytes)
+{
+    const mhai_recurrent_sizes *s = &x->call->sizes;
+    mhai_carver c = {memory, 0};
+    workspace w = {.given = mhai_carve(&c, 2 * MHAI_STRIP * s->D, sizeof(float))};
+    w.scaled = mhai_carve(&c, 2 * MHAI_STRIP * s->D, sizeof(float));
+    w.sums = mhai_carve(&c, 2 * MHAI_STRIP * s->panels * MHAI_PANEL, sizeof(float));
+    w.products = mhai_carve(&c, (int64_t)2 * MHAI_STRIP * 2 * MHAI_PANEL, sizeof(float));
+    w.own = mhai_carve(&c, (int64_t)2 * MHAI_STRIP * MHAI_PANEL, sizeof(float));
+    w.value = mhai_carve(&c, s->panels * MHAI_PANEL, sizeof(float));
+    w.decays = mhai_carve(&c, s->D, sizeof(double));
+    w.head = mhai_carve(&c, x->state ? 0 : 1, s->head_bytes);
+    *bytes = c.used;
+    return w;
+}
+
+/* A run of rows within a strip of one head. */
+typedef struct run {
+    const job *x;
+    const workspace *w;
+    mhai_recurrent_head head;
+    int64_t b, h, t; /* the first row's token */
+    int64_t strip;   /* number in its chunk */
+    int64_t first;   /* row in the strip */
+    int64_t count;
+    int64_t rows; /* of queries, and with the delta rule of keys too */
+} run;
+
+/* out (+)= rows of x times panels, in blocks of inputs that have one chain each. */
+static void product(const run *r, const float *x, int64_t stride, int64_t rows, int64_t inner,
+                    int64_t block, const float *panels, int64_t count, int64_t panel_stride,
+                    bool first, float *out, int64_t out_stride)
+{
+    const mhai_kernels *kernels = r->x->kernels;
+    for (int64_t i = 0; i < rows; i += kernels->tile_rows)
+        for (int64_t k = 0; k < inner && count > 0; k += block)
+            kernels->gemm_strip(
+                &(mhai_gemm){.rows = (int)mhai_min_i64(kernels->tile_rows, rows - i),
+                             .inner = mhai_min_i64(block, inner - k),
+                             .panels = count,
+                             .cols = count * MHAI_PANEL,
+                             .x = x + i * stride + k,
+                             .x_stride = stride,
+                             .w = panels + k * MHAI_PANEL,
+                             .panel_stride = panel_stride,
+                             .first = first && k == 0,
+                             .out = out + i * out_stride,
+                             .out_stride = out_stride});
+}
+
+/* ---- decays and keys ------------------------------------------------------------------------- */
+
+static void load_rows(const run *r)
+{
+    const mhai_recurrent *call = r->x->call;
+    const int64_t D = call->sizes.D;
+    for (int64_t i = 0; i < r->count; i++) {
+        float *q = r->w->given + i * D, *k = r->w->given + (r->count + i) * D;
+        mhai_widen(call->q.dtype, mhai_recurrent_row(call, &call->q, r->b, r->h, r->t + i), D, q);
+        for (int64_t d = 0; d < D; d++) q[d] *= call->scale;
+        mhai_widen(call->k.dtype, mhai_recurrent_row(call, &call->k, r->b, r->h, r->t + i), D, k);
+        memcpy(r->head.keys + (r->strip * MHAI_STRIP + r->first + i) * D, k, (size_t)D * sizeof *k);
+    }
+}
+
+static void scale_row(const run *r, int64_t row, const double *decay, bool channels, float *out)
+{
+    const int64_t D = r->x->call->sizes.D;
+    const float *in = r->w->given + row * D;
+    for (int64_t d = 0; d < D; d++) out[d] = (float)((double)in[d] * decay[channels ? d : 0]);
+}
+
+/* The products of row i with the keys of its strip, decayed from key to row. */
+static void own_products(const run *r, int64_t i)
+{
+    const mhai_recurrent *call = r->x->call;
+    const int64_t D = call->sizes.D, row = r->first + i;
+    const double *a = r->w->decays;
+    float *own = r->head.own, *p = r->w->own;
+    for (int64_t d = 0; d < D; d++) {
+        if (call->channels)
+            for (int64_t j = 0; j < MHAI_STRIP; j++) own[d * MHAI_PANEL + j] *= (float)a[d];
+        own[d * MHAI_PANEL + row] = r->w->given[(r->count + i) * D + d];
+    }
+    product(r, r->w->given + i * D, r->count * D, r->rows / r->count, D, MHAI_GEMM_BLOCK, own, 1, 0,
+            true, p + i * MHAI_PANEL, r->count * MHAI_PANEL);
+    if (call->channels) return;
+    for (int64_t j = 0; j < row; j++) r->head.weight[j] *= a[0];
+    r->head.weight[row] = 1;
+    for (int64_t half = 0; half < r->rows; half += r->count)
+        for (int64_t j = 0; j <= row; j++)
+            p[(half + i) * MHAI_PANEL + j] =
+                (float)((double)p[(half + i) * MHAI_PANEL + j] * r->head.weight[j]);
+}
+
+/* Decays of each row, and its products with keys of the strip; then those with S and with finished strips
+ * in one go for all rows. */
+static void decay_rows(const run *r)
+{
+    const mhai_recurrent *call = r->x->call;
+    const int64_t D = call->sizes.D, wide = call->sizes.panels * MHAI_PANEL;
+    const int64_t each = call->channels ? D : 1, finished = r->strip * MHAI_STRIP;
+    double *chunk = r->head.chunk, *strip = r->head.strip;
+    float *far = r->w->scaled;
+    for (int64_t i = 0; i < r->count; i++) {
+        mhai_recurrent_decays(call, r->b, r->h, r->t + i, r->w->decays);
+        for (int64_t d = 0; d < each; d++) chunk[d] *= r->w->decays[d], strip[d] *= r->w->decays[d];
+        own_products(r, i);
+        for (int64_t half = 0; half < r->rows; half += r->count) {
+            const int64_t row = half + i;
+            scale_row(r, row, chunk, call->channels, far + row * D);
+            if (finished) /* the row itself is no longer read */
+                scale_row(r, row, strip, call->channels, r->w->given + row * D);
+        }
+    }
+    product(r, far, D, r->rows, D, MHAI_GEMM_BLOCK, r->head.s, call->sizes.panels, D * MHAI_PANEL,
+            true, r->w->sums, wide);
+    if (finished == 0) return;
+    product(r, r->w->given, D, r->rows, D, MHAI_GEMM_BLOCK, r->head.before,
+            mhai_ceil_div(finished, MHAI_PANEL), D * MHAI_PANEL, true, r->w->products,
+            2 * MHAI_PANEL);
+    product(r, r->w->products, 2 * MHAI_PANEL, r->rows, finished, finished, r->head.u,
+            call->sizes.panels, MHA_RECURRENT_CHUNK * MHAI_PANEL, false, r->w->sums, wide);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* sums += the products with the strip's first `keys` keys, times their u. */
+static void add_own(const run *r, int64_t row, int64_t keys)
+{
+    const mhai_recurrent_sizes *s = &r->x->call->sizes;
+    if (keys == 0) return;
+    product(r, r->w->own + row * MHAI_PANEL, MHAI_PANEL, 1, keys, keys,
+            r->head.u + r->strip * MHAI_STRIP * MHAI_PANEL, s->panels,
+            MHA_RECURRENT_CHUNK * MHAI_PANEL, false, r->w->sums + row * s->panels * MHAI_PANEL,
+            s->panels * MHAI_PANEL);
+}
+
+/* Write u of row i, then o, which reads it. */
+static void finish_row(const run *r, int64_t i)
+{
+    const mhai_recurrent *call = r->x->call;
+    const int64_t Dv = call->sizes.Dv, wide = call->sizes.panels * MHAI_PANEL, row = r->first + i;
+    const double b = mhai_recurrent_strength(call, r->b, r->h, r->t + i);
+    float *value = r->w->value;
+    mhai_widen(call->v.dtype, mhai_recurrent_row(call, &call->v, r->b, r->h, r->t + i), Dv, value);
+    if (call->delta) add_own(r, r->count + i, row);
+    for (int64_t c = 0; c < Dv; c++) {
+        const double erased = call->delta ? (double)r->w->sums[(r->count + i) * wide + c] : 0;
+        r->head
+            .u[(c / MHAI_PANEL * MHA_RECURRENT_CHUNK + r->strip * MHAI_STRIP + row) * MHAI_PANEL +
+               c % MHAI_PANEL] = (float)(b * ((double)value[c] - erased));
+    }
+    add_own(r, i, row + 1);
+    mhai_narrow(call->o.dtype, mhai_recurrent_row(call, &call->o, r->b, r->h, r->t + i),
+                r->w->sums + i * wide, Dv);
+}
+
+/* ---- ends of strips and chunks --------------------------------------------------------------- */
+
+/* Decay keys up to here, and make panels of those of the chunk. */
+static void end_strip(const run *r)
+{
+    const mhai_recurrent *call = r->x->call;
+    const int64_t D = call->sizes.D, begin = r->strip * MHAI_STRIP, end = begin + MHAI_STRIP;
+    for (int64_t j = 0; j < end; j++)
+        for (int64_t d = 0; d < D; d++) {
+            float *key = r->head.keys + j * D + d;
+            if (j >= begin && call->channels)
+                *key = r->head.own[d * MHAI_PANEL + j - begin];
+            else
+                *key = (float)((double)*key * (j >= begin ? r->head.weight[j - begin]
+                                                          : r->head.strip[call->channels ? d : 0]));
+        }
+    for (int64_t d = 0; d < D; d++) r->head.strip[d] = 1;
+    memset(r->head.own, 0, (size_t)(D * MHAI_PANEL) * sizeof(float));
+    if (end == MHA_RECURRENT_CHUNK) return;
+    r->x->kernels->pack_panels(&(mhai_pack){
+        .out = r->head.before, .in = r->head.keys, .stride = D, .rows = end, .cols = D});
+}
+
+/* S = chunk S + keys^T u */
+static void end_chunk(const run *r)
+{
+    const mhai_recurrent *call = r->x->call;
+    const int64_t D = call->sizes.D, strip = r->x->kernels->tile_rows;
+    for (int64_t p = 0; p < call->sizes.panels; p++) {
+        float *s = r->head.s + p * D * MHAI_PANEL;
+        for (int64_t d = 0; d < D; d++)
+            for (int64_t c = 0; c < MHAI_PANEL; c++)
+                s[d * MHAI_PANEL + c] =
+                    (float)((double)s[d * MHAI_PANEL + c] * r->head.chunk[call->channels ? d : 0]);
+        for (int64_t d = 0; d < D; d += strip)
+            r->x->kernels->gemm_strip(
+                &(mhai_gemm){.rows = (int)mhai_min_i64(strip, D - d),
+                             .inner = MHA_RECURRENT_CHUNK,
+                             .panels = 1,
+                             .cols = MHAI_PANEL,
+                             .x = r->head.keys + d,
+                             .x_stride = D,
+                             .transposed = true,
+                             .w = r->head.u + p * MHA_RECURRENT_CHUNK * MHAI_PANEL,
+                             .out = s + d * MHAI_PANEL,
+                             .out_stride = MHAI_PANEL});
+    }
+    for (int64_t d = 0; d < D; d++) r->head.chunk[d] = 1;
+}
+
+/* ---- the call -------------------------------------------------------------------------------- */
+
+static void run_head(void *argument, int64_t item, int worker)
+{
+    const job *x = argument;
+    const mhai_recurrent *call = x->call;
+    size_t bytes;
+    const workspace w = carve(x, x->memory + (size_t)worker * x->worker_bytes, &bytes);
+    const int64_t b = item / call->H, length = mhai_recurrent_length(call, b);
+    int64_t at = x->state ? x->state->lengths[b] % MHA_RECURRENT_CHUNK : 0;
+    void *memory = x->state ? x->state->memory + (size_t)item * call->sizes.head_bytes : w.head;
+    if (!x->state) {
+        memset(memory, 0, call->sizes.head_bytes);
+        mhai_recurrent_begin(&call->sizes, memory);
+    }
+    memset(w.value, 0, (size_t)(call->sizes.panels * MHAI_PANEL) * sizeof(float));
+    run r = {.x = x, .w = &w, .head = mhai_recurrent_parts(&call->sizes, memory), .b = b};
+    r.h = item % call->H;
+    for (; r.t < length; r.t += r.count) {
+        r.strip = at / MHAI_STRIP;
+        r.first = at % MHAI_STRIP;
+        r.count = mhai_min_i64(MHAI_STRIP - r.first, length - r.t);
+        r.rows = call->delta ? 2 * r.count : r.count;
+        load_rows(&r);
+        decay_rows(&r);
+        for (int64_t i = 0; i < r.count; i++) finish_row(&r, i);
+        at = (at + r.count) % MHA_RECURRENT_CHUNK;
+        if (r.first + r.count == MHAI_STRIP) end_strip(&r);
+        if (at == 0) end_chunk(&r);
+    }
+    memset(w.value, 0, (size_t)(call->sizes.panels * MHAI_PANEL) * sizeof(float));
+    for (int64_t t = length; t < call->T; t++)
+        mhai_narrow(call->o.dtype, mhai_recurrent_row(call, &call->o, b, r.h, t), w.value,
+                    call->sizes.Dv);
+}
+
+static mha_status check_state(const mha_recurrent_state *x, const mhai_recurrent *call)
+{
+    if (!x) return MHA_OK;
+    if (x->B != call->B || x->H != call->H || x->sizes.D != call->sizes.D ||
+        x->sizes.Dv != call->sizes.Dv)
+        return mha_fail(MHA_ERR_SHAPE,
+                        "state: [%lld,%lld,%lld,%lld], expected [%lld,%lld,%lld,%lld]",
+                        (long long)x->B, (long long)x->H, (long long)x->sizes.D,
+                        (long long)x->sizes.Dv, (long long)call->B, (long long)call->H,
+                        (long long)call->sizes.D, (long long)call->sizes.Dv);
+    for (int64_t b = 0; b < call->B; b++)
+        if (x->lengths[b] % MHA_RECURRENT_CHUNK != 0 && x->channels[b] != call->channels)
+            return mha_fail(MHA_ERR_ARGUMENT,
+                            "log_decay: has %d axes, expected %d as in the calls that began the "
+                            "chunk of %d tokens at token %lld",
+                            call->channels ? 4 : 3, call->channels ? 3 : 4, MHA_RECURRENT_CHUNK,
+                            (long long)(x->lengths[b] / MHA_RECURRENT_CHUNK * MHA_RECURRENT_CHUNK));
+    return MHA_OK;
+}
+
+mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc *desc,
+                                 const mha_tensor *q, const mha_tensor *k, const mha_tensor *v,
+                                 mha_recurrent_state *state, const mha_tensor *o)
+{
+    mhai_recurrent call;
+    void *memory;
+    MHAI_NEED("mha_recurrent_forward", context, q, k, v, o);
+    MHA_TRY(mhai_recurrent_check(desc, q, k, v, o, 0, &call));
+    MHA_TRY(check_state(state, &call));
+    job x = {.call = &call, .kernels = mhai_kernels_for(context->isa), .state = state};
+    carve(&x, NULL, &x.worker_bytes);
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    mha_status status = mha_scratch_alloc(context, context->num_threads, x.worker_bytes, &memory);
+    if (!status) {
+        x.memory = memory;
+        mha_parallel_for(context, call.B * call.H, run_head, &x);
+        for (int64_t b = 0; state && b < call.B; b++) {
+            state->lengths[b] += mhai_recurrent_length(&call, b);
+            state->channels[b] = call.channels;
+        }
+    }
+    mha_scratch_release(context, mark);
+    return status;
+}

@@ -1,0 +1,88 @@
+/* A checked call of a recurrent layer, and its states. */
+#ifndef MHAI_RECURRENT_H
+#define MHAI_RECURRENT_H
+
+#include "kernels/kernels.h"
+
+#include <multihead/recurrent.h>
+
+enum { MHAI_STRIP = 16, MHAI_STRIPS = MHA_RECURRENT_CHUNK / MHAI_STRIP };
+
+/* The state of a head. Its chunk is divided into strips. Keys of finished strips are decayed up to the
+ * end of the last finished strip; those of the current one are as given. */
+typedef struct mhai_recurrent_head {
+    float *s;      /* [panels][D][32], before the chunk */
+    float *u;      /* [panels][CHUNK][32] of the chunk */
+    float *keys;   /* [CHUNK][D] */
+    float *before; /* panels of the finished strips' keys: [2][D][32] */
+    float
+        *own; /* panel of the current strip's keys, [D][32]; with a decay per channel up to date */
+    double *chunk, *strip; /* [D] decay since the chunk and the strip began; per head: [0] */
+    double *weight;        /* [STRIP] per head: decay since each row of the strip */
+} mhai_recurrent_head;
+
+typedef struct mhai_recurrent_sizes {
+    int64_t D, Dv, panels;
+    size_t head_bytes;
+} mhai_recurrent_sizes;
+
+MHA_NODISCARD mha_status mhai_recurrent_size(int64_t D, int64_t Dv, mhai_recurrent_sizes *sizes);
+
+/* The parts of a head's memory. */
+mhai_recurrent_head mhai_recurrent_parts(const mhai_recurrent_sizes *sizes, void *memory);
+
+/* Set a head whose memory is 0 to the beginning of a chunk. */
+void mhai_recurrent_begin(const mhai_recurrent_sizes *sizes, void *memory);
+
+struct mha_recurrent_state {
+    mha_allocator allocator;
+    mhai_recurrent_sizes sizes;
+    int64_t B, H;
+    int64_t *lengths;  /* [B] */
+    uint8_t *channels; /* [B] the unfinished chunk has decays per channel */
+    unsigned char *memory;
+};
+
+/* A call's checked arguments; strides are 0 where an axis is broadcast. */
+typedef struct mhai_recurrent {
+    int64_t B, H, T;
+    mhai_recurrent_sizes sizes;
+    mha_tensor q, k, v, o, decay, strength; /* ndim 0: absent */
+    const int64_t *lengths;                 /* NULL: T */
+    float scale;
+    bool delta, channels;
+} mhai_recurrent;
+
+/* v and o may be NULL: heads is then their number of heads. */
+MHA_NODISCARD mha_status mhai_recurrent_check(const mha_recurrent_desc *desc, const mha_tensor *q,
+                                              const mha_tensor *k, const mha_tensor *v,
+                                              const mha_tensor *o, int64_t heads,
+                                              mhai_recurrent *call);
+
+static inline int64_t mhai_recurrent_length(const mhai_recurrent *call, int64_t b)
+{
+    return call->lengths ? call->lengths[b] : call->T;
+}
+
+/* The row of head h, of H that share the heads of x. */
+static inline void *mhai_recurrent_row(const mhai_recurrent *call, const mha_tensor *x, int64_t b,
+                                       int64_t h, int64_t t)
+{
+    const int64_t head = h / (call->H / x->shape[1]);
+    return (char *)x->data + (b * x->stride[0] + head * x->stride[1] + t * x->stride[2]) *
+                                 (int64_t)mha_dtype_size(x->dtype);
+}
+
+static inline double mhai_recurrent_strength(const mhai_recurrent *call, int64_t b, int64_t h,
+                                             int64_t t)
+{
+    const mha_tensor *x = &call->strength;
+    if (x->ndim == 0) return 1;
+    return (double)((const float *)x->data)[b * x->stride[0] + h * x->stride[1] + t * x->stride[2]];
+}
+
+/* The decays of a token: one, or D with channels. */
+void mhai_recurrent_decays(const mhai_recurrent *call, int64_t b, int64_t h, int64_t t,
+                           double *decays);
+
+#endif

@@ -1,0 +1,532 @@
+/* Recurrent layers: against the recurrence in double within a derived bound, the same bits for every division
+ * into calls, threads and instruction sets, and the map: M v = o. */
+#include "support/expect.h"
+#include "support/guarded.h"
+#include "support/machines.h"
+#include "support/shared_context.h"
+#include "support/suite.h"
+#include "support/tally.h"
+
+#include <multihead/recurrent.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_B = 3 };
+
+typedef struct trial {
+    int64_t B, H, T, D, Dv;
+    mha_recurrent_desc desc;
+    guarded q, k, v, decay, strength;
+    int64_t lengths[MOST_B];
+} trial;
+
+/* ---- problems -------------------------------------------------------------------------------- */
+
+static void each_element(const mha_tensor *view, rng *r, float (*number)(rng *r))
+{
+    int64_t index[MHA_MAX_DIMS] = {0};
+    if (guarded_is_empty(view)) return;
+    do *(float *)guarded_element(view, index) = number(r);
+    while (guarded_next(view, index));
+}
+
+static float weak_decay(rng *r)
+{
+    return -0.1f * (float)rng_uniform(r);
+}
+
+static float any_decay(rng *r)
+{
+    const double kind = rng_uniform(r);
+    return kind < 0.05   ? -INFINITY
+           : kind < 0.1  ? -100.0f * (float)rng_uniform(r)
+           : kind < 0.15 ? 0.0f
+                         : -(float)rng_uniform(r);
+}
+
+static float any_strength(rng *r)
+{
+    return rng_chance(r, 0.1) ? 2.0f : (float)rng_uniform(r) * 2.0f;
+}
+
+/* Keys of unit length, as the bound of the header asks for. */
+static void normalise(const mha_tensor *k)
+{
+    for (int64_t i = 0; i < k->shape[0] * k->shape[1] * k->shape[2]; i++) {
+        const int64_t b = i / (k->shape[1] * k->shape[2]), h = i / k->shape[2] % k->shape[1];
+        float *row =
+            (float *)k->data + b * k->stride[0] + h * k->stride[1] + i % k->shape[2] * k->stride[2];
+        double squares = 1e-12;
+        for (int64_t d = 0; d < k->shape[3]; d++) squares += (double)row[d] * (double)row[d];
+        for (int64_t d = 0; d < k->shape[3]; d++) row[d] = (float)((double)row[d] / sqrt(squares));
+    }
+}
+
+static void trial_make(trial *to, rng *r)
+{
+    trial x = {.B = rng_between(r, 1, MOST_B), .desc = MHA_INIT(mha_recurrent_desc)};
+    const int64_t shared = rng_between(r, 1, 2);
+    x.H = shared * rng_between(r, 1, 2);
+    x.T = rng_chance(r, 0.3) ? rng_between(r, 0, 20) : rng_between(r, 1, 300);
+    x.D = rng_between(r, 1, 40);
+    x.Dv = rng_between(r, 1, 70);
+    if (rng_chance(r, 0.2)) x.D = 128 + rng_between(r, 0, 8);
+    x.q = guarded_filled(r, 4, (int64_t[]){x.B, shared, x.T, x.D}, LAYOUT_PAD, 1);
+    x.k = guarded_filled(r, 4, (int64_t[]){x.B, shared, x.T, x.D}, LAYOUT_SWAP, 1);
+    x.v = guarded_filled(r, 4, (int64_t[]){x.B, x.H, x.T, x.Dv}, LAYOUT_CONTIGUOUS, 1);
+    normalise(&x.k.view);
+    if (rng_chance(r, 0.7)) x.desc.flags |= MHA_RECURRENT_DELTA;
+    if (rng_chance(r, 0.8)) {
+        const bool channels = rng_chance(r, 0.4);
+        x.decay =
+            guarded_make(r, MHA_F32, channels ? 4 : 3,
+                         (int64_t[]){x.B, rng_chance(r, 0.2) ? 1 : x.H, x.T, x.D}, LAYOUT_PAD);
+        each_element(&x.decay.view, r, rng_chance(r, 0.5) ? weak_decay : any_decay);
+        x.desc.log_decay = &to->decay.view;
+    }
+    if (rng_chance(r, 0.8)) {
+        x.strength = guarded_make(r, MHA_F32, 3, (int64_t[]){x.B, x.H, x.T}, LAYOUT_PAD);
+        each_element(&x.strength.view, r, any_strength);
+        x.desc.strength = &to->strength.view;
+    }
+    for (int64_t b = 0; b < x.B; b++) x.lengths[b] = rng_between(r, 0, x.T);
+    if (rng_chance(r, 0.3)) x.desc.lengths = to->lengths;
+    *to = x;
+}
+
+static void trial_free(trial *x)
+{
+    guarded *all[] = {&x->q, &x->k, &x->v, &x->decay, &x->strength};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->map) guarded_free(all[i]);
+}
+
+/* ---- the recurrence in double ----------------------------------------------------------------- */
+
+static double broadcast(const mha_tensor *x, int64_t b, int64_t h, int64_t t, int64_t d)
+{
+    const int64_t index[4] = {b, h, t, d};
+    int64_t at = 0;
+    for (int i = 0; i < x->ndim; i++) at += x->shape[i] == 1 ? 0 : index[i] * x->stride[i];
+    return (double)((const float *)x->data)[at];
+}
+
+static double element(const mha_tensor *x, int64_t heads, int64_t b, int64_t h, int64_t t,
+                      int64_t d)
+{
+    return broadcast(x, b, h / (heads / x->shape[1]), t, d);
+}
+
+typedef struct exact {
+    double *s;    /* [D][Dv] */
+    double error; /* bound of the norm of the error of s */
+} exact;
+
+static double norm(const double *x, int64_t n)
+{
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) squares += x[i] * x[i];
+    return sqrt(squares);
+}
+
+/* One token; o [Dv] and how far each may be off. */
+static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t, double *o,
+                       double *bound)
+{
+    const int64_t D = x->D, Dv = x->Dv;
+    const double u = 0x1p-24, scale = 1 / sqrt((double)D),
+                 strength = x->desc.strength ? broadcast(x->desc.strength, b, h, t, 0) : 1;
+    double most = 0, k[256], write[256], q_norm = 0;
+    for (int64_t d = 0; d < D; d++) {
+        const double a = x->desc.log_decay ? exp(broadcast(x->desc.log_decay, b, h, t, d)) : 1;
+        if (a > most) most = a;
+        for (int64_t c = 0; c < Dv; c++) e->s[d * Dv + c] *= a;
+        k[d] = element(&x->k.view, x->H, b, h, t, d);
+    }
+    for (int64_t c = 0; c < Dv; c++) {
+        write[c] = element(&x->v.view, x->H, b, h, t, c);
+        for (int64_t d = 0; d < D && x->desc.flags & MHA_RECURRENT_DELTA; d++)
+            write[c] -= e->s[d * Dv + c] * k[d];
+        write[c] *= strength;
+    }
+    const double before = norm(e->s, D * Dv);
+    for (int64_t d = 0; d < D; d++)
+        for (int64_t c = 0; c < Dv; c++) e->s[d * Dv + c] += k[d] * write[c];
+    e->error = most * e->error +
+               (double)(D + 80) * u * (before + norm(e->s, D * Dv) + norm(k, D) * norm(write, Dv));
+    for (int64_t d = 0; d < D; d++) {
+        const double q = element(&x->q.view, x->H, b, h, t, d);
+        q_norm += q * q;
+    }
+    for (int64_t c = 0; c < Dv; c++) {
+        o[c] = 0;
+        for (int64_t d = 0; d < D; d++)
+            o[c] += scale * element(&x->q.view, x->H, b, h, t, d) * e->s[d * Dv + c];
+    }
+    *bound = scale * sqrt(q_norm) * (e->error + (double)(D + 80) * u * norm(e->s, D * Dv)) + 1e-30;
+}
+
+static int64_t length_of(const trial *x, int64_t b)
+{
+    return x->desc.lengths ? x->desc.lengths[b] : x->T;
+}
+
+static void check_outputs(const trial *x, const mha_tensor *o, const mha_tensor *s, tally *near)
+{
+    double *memory = calloc((size_t)(x->D * x->Dv), sizeof *memory), row[256], bound;
+    for (int64_t i = 0; i < x->B * x->H; i++) {
+        const int64_t b = i / x->H, h = i % x->H;
+        exact e = {.s = memory};
+        memset(memory, 0, (size_t)(x->D * x->Dv) * sizeof *memory);
+        for (int64_t t = 0; t < length_of(x, b); t++) {
+            exact_step(x, &e, b, h, t, row, &bound);
+            for (int64_t c = 0; c < x->Dv; c++)
+                tally_compare(near, element(o, x->H, b, h, t, c), row[c], bound);
+        }
+        for (int64_t t = length_of(x, b); t < x->T; t++)
+            tally_compare(near, element(o, x->H, b, h, t, 0), 0, 0);
+        for (int64_t d = 0; s && d < x->D; d++)
+            for (int64_t c = 0; c < x->Dv; c++)
+                tally_compare(near, element(s, x->H, b, h, d, c), e.s[d * x->Dv + c],
+                              e.error + 0x1p-23 * fabs(e.s[d * x->Dv + c]) + 1e-30);
+    }
+    free(memory);
+}
+
+/* ---- tests ------------------------------------------------------------------------------------ */
+
+static mha_recurrent_state *state_of(mha_context *context, const trial *x)
+{
+    mha_recurrent_state_desc desc = MHA_INIT(mha_recurrent_state_desc);
+    mha_recurrent_state *state = NULL;
+    desc.batch = x->B, desc.heads = x->H, desc.head_dim = x->D, desc.value_dim = x->Dv;
+    expect_ok(mha_recurrent_state_create(context, &desc, &state));
+    return state;
+}
+
+static guarded output_of(const trial *x, rng *r)
+{
+    return guarded_make(r, MHA_F32, 4, (int64_t[]){x->B, x->H, x->T, x->Dv}, LAYOUT_PAD);
+}
+
+static void outputs_and_states_are_within_the_bound(void **unused)
+{
+    (void)unused;
+    tally near = {.name = "o and S"};
+    for (int i = 0, end = rng_cases(60, 600); i < end; i++) {
+        rng r = rng_make(rng_run_seed(), (uint64_t)i);
+        trial x;
+        trial_make(&x, &r);
+        guarded o = output_of(&x, &r), s;
+        mha_context *context = machines_context(2, i);
+        mha_recurrent_state *state = state_of(context, &x);
+        s = guarded_make(&r, MHA_F32, 4, (int64_t[]){x.B, x.H, x.D, x.Dv}, LAYOUT_LAST);
+        expect_ok(mha_recurrent_forward(context, &x.desc, &x.q.view, &x.k.view, &x.v.view, state,
+                                        &o.view));
+        expect_ok(mha_recurrent_state_read(state, &s.view));
+        check_outputs(&x, &o.view, &s.view, &near);
+        assert_true(guarded_gaps_intact(&o) && guarded_gaps_intact(&s));
+        for (int64_t b = 0; b < x.B; b++)
+            assert_int_equal(mha_recurrent_state_lengths(state)[b], length_of(&x, b));
+        mha_recurrent_state_destroy(state);
+        guarded_free(&o);
+        guarded_free(&s);
+        trial_free(&x);
+    }
+    assert_int_equal(near.exceeded, 0);
+    tally_judge(&near);
+}
+
+/* A call of some tokens of a trial. */
+static void run_part(mha_context *context, const trial *x, int64_t from, int64_t count,
+                     mha_recurrent_state *state, const mha_tensor *o)
+{
+    mha_recurrent_desc desc = x->desc;
+    int64_t lengths[MOST_B];
+    const mha_tensor q = guarded_slice(&x->q.view, 2, from, count),
+                     k = guarded_slice(&x->k.view, 2, from, count),
+                     v = guarded_slice(&x->v.view, 2, from, count),
+                     part = guarded_slice(o, 2, from, count);
+    mha_tensor decay, strength;
+    if (desc.log_decay)
+        decay = guarded_slice(desc.log_decay, 2, from, count), desc.log_decay = &decay;
+    if (desc.strength)
+        strength = guarded_slice(desc.strength, 2, from, count), desc.strength = &strength;
+    for (int64_t b = 0; desc.lengths && b < x->B; b++) {
+        lengths[b] = x->lengths[b] - from;
+        if (lengths[b] < 0) lengths[b] = 0;
+        if (lengths[b] > count) lengths[b] = count;
+    }
+    if (desc.lengths) desc.lengths = lengths;
+    expect_ok(mha_recurrent_forward(context, &desc, &q, &k, &v, state, &part));
+}
+
+static void parts_of_any_sizes_have_the_bits_of_the_whole(void **unused)
+{
+    (void)unused;
+    for (int i = 0, end = rng_cases(60, 600); i < end; i++) {
+        rng r = rng_make(rng_run_seed(), 10000 + (uint64_t)i);
+        trial x;
+        trial_make(&x, &r);
+        guarded whole = output_of(&x, &r), parts = output_of(&x, &r);
+        mha_context *context = machines_context(1, i), *other = machines_context(3, i);
+        mha_recurrent_state *state = state_of(other, &x);
+        expect_ok(mha_recurrent_forward(context, &x.desc, &x.q.view, &x.k.view, &x.v.view, NULL,
+                                        &whole.view));
+        const int64_t most = rng_chance(&r, 0.3) ? 1 : rng_between(&r, 1, 90);
+        for (int64_t t = 0, count; t < x.T; t += count) {
+            count = rng_between(&r, 1, most);
+            if (count > x.T - t) count = x.T - t;
+            run_part(other, &x, t, count, state, &parts.view);
+        }
+        assert_true(guarded_same_bits(&whole.view, &parts.view, false));
+        mha_recurrent_state_destroy(state);
+        guarded_free(&whole);
+        guarded_free(&parts);
+        trial_free(&x);
+    }
+}
+
+/* What a row of the map gives with the values. */
+typedef struct product {
+    const trial *x;
+    const mha_tensor *o;
+    tally *near;
+    int64_t rows;
+} product;
+
+static mha_status multiply_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    product *m = user;
+    const trial *x = m->x;
+    m->rows += p->shape[1];
+    for (int64_t i = 0; i < x->H * p->shape[1] * x->Dv; i++) {
+        const int64_t c = i % x->Dv, t = i / x->Dv % p->shape[1], h = i / x->Dv / p->shape[1];
+        double sum = 0, size = 0;
+        for (int64_t j = 0; j < p->shape[2]; j++) {
+            const double weight = broadcast(p, h, t, j, 0);
+            if (j > row + t && weight != 0) return MHA_ERR_CALLBACK;
+            sum += weight * element(&x->v.view, x->H, b, h, j, c);
+            size += fabs(weight * element(&x->v.view, x->H, b, h, j, c));
+        }
+        /* M and o are rounded once, and so is the scale. */
+        tally_compare(m->near, sum, element(m->o, x->H, b, h, row + t, c), 0x1.9p-23 * size + 1e-9);
+    }
+    return MHA_OK;
+}
+
+/* The recurrence in double, as a tensor of f64. */
+static void exact_outputs(const trial *x, const mha_tensor *o)
+{
+    double *memory = calloc((size_t)(x->D * x->Dv), sizeof *memory), row[256], bound;
+    for (int64_t i = 0; i < x->B * x->H; i++) {
+        exact e = {.s = memory};
+        memset(memory, 0, (size_t)(x->D * x->Dv) * sizeof *memory);
+        for (int64_t t = 0; t < length_of(x, i / x->H); t++) {
+            exact_step(x, &e, i / x->H, i % x->H, t, row, &bound);
+            for (int64_t c = 0; c < x->Dv; c++)
+                ((float *)o->data)[(i * x->T + t) * x->Dv + c] = (float)row[c];
+        }
+    }
+    free(memory);
+}
+
+static void rows_of_the_map_times_values_are_the_outputs(void **unused)
+{
+    (void)unused;
+    tally near = {.name = "M v"};
+    for (int i = 0, end = rng_cases(30, 300); i < end; i++) {
+        rng r = rng_make(rng_run_seed(), 20000 + (uint64_t)i);
+        trial x;
+        trial_make(&x, &r);
+        guarded o =
+            guarded_make(&r, MHA_F32, 4, (int64_t[]){x.B, x.H, x.T, x.Dv}, LAYOUT_CONTIGUOUS);
+        product m = {.x = &x, .o = &o.view, .near = &near};
+        int64_t rows = 0;
+        exact_outputs(&x, &o.view);
+        expect_ok(mha_recurrent_visit_rows(machines_context(2, i), &x.desc, &x.q.view, &x.k.view,
+                                           x.H, rng_between(&r, 0, 20), multiply_rows, &m));
+        for (int64_t b = 0; b < x.B; b++) rows += length_of(&x, b);
+        assert_int_equal(m.rows, rows);
+        guarded_free(&o);
+        trial_free(&x);
+    }
+    assert_int_equal(near.exceeded, 0);
+    tally_judge(&near);
+}
+
+static void nothing_of_later_tokens_reaches_earlier_ones(void **unused)
+{
+    (void)unused;
+    for (int i = 0, end = rng_cases(20, 200); i < end; i++) {
+        rng r = rng_make(rng_run_seed(), 30000 + (uint64_t)i);
+        trial x;
+        trial_make(&x, &r);
+        guarded whole = output_of(&x, &r), spoiled = output_of(&x, &r);
+        mha_context *context = machines_context(2, i);
+        if (x.T > 1) {
+            const int64_t t = rng_between(&r, 1, x.T - 1);
+            expect_ok(mha_recurrent_forward(context, &x.desc, &x.q.view, &x.k.view, &x.v.view, NULL,
+                                            &whole.view));
+            mha_tensor *const all[] = {&x.q.view, &x.k.view, &x.v.view};
+            mha_tensor late = guarded_slice(all[i % 3], 2, t, 1);
+            int64_t index[4] = {0};
+            do *(float *)guarded_element(&late, index) = NAN;
+            while (guarded_next(&late, index));
+            expect_ok(mha_recurrent_forward(context, &x.desc, &x.q.view, &x.k.view, &x.v.view, NULL,
+                                            &spoiled.view));
+            const mha_tensor a = guarded_slice(&whole.view, 2, 0, t),
+                             b = guarded_slice(&spoiled.view, 2, 0, t);
+            assert_true(guarded_same_bits(&a, &b, false));
+        }
+        guarded_free(&whole);
+        guarded_free(&spoiled);
+        trial_free(&x);
+    }
+}
+
+/* A snapshot returns to its token; another object continues with the same bits. */
+static void states_are_copied_written_and_reset(void **unused)
+{
+    (void)unused;
+    rng r = rng_make(rng_run_seed(), 40000);
+    mha_context *context = context_with(2);
+    trial x;
+    trial_make(&x, &r);
+    while (x.T < 40 || x.desc.lengths) trial_free(&x), trial_make(&x, &r);
+    guarded first = output_of(&x, &r), second = output_of(&x, &r);
+    mha_recurrent_state *a = state_of(context, &x), *b = state_of(context, &x);
+    run_part(context, &x, 0, 30, a, &first.view);
+    for (int64_t i = 0; i < x.B; i++) expect_ok(mha_recurrent_state_copy(a, i, b, i));
+    run_part(context, &x, 30, x.T - 30, a, &first.view);
+    run_part(context, &x, 30, x.T - 30, b, &second.view);
+    const mha_tensor late = guarded_slice(&first.view, 2, 30, x.T - 30),
+                     again = guarded_slice(&second.view, 2, 30, x.T - 30);
+    assert_true(guarded_same_bits(&late, &again, false));
+    mha_recurrent_state_reset(a);
+    assert_int_equal(mha_recurrent_state_lengths(a)[0], 0);
+    run_part(context, &x, 0, x.T, a, &second.view);
+    assert_true(guarded_same_bits(&first.view, &second.view, false));
+    assert_true(mha_recurrent_state_bytes(a) >= (size_t)(x.B * x.H * x.D * x.Dv) * sizeof(float));
+    /* S that is written and read has the same bits, and what it adds is q S. */
+    guarded s = guarded_filled(&r, 4, (int64_t[]){x.B, x.H, x.D, x.Dv}, LAYOUT_CONTIGUOUS, 1),
+            read = guarded_make(&r, MHA_F32, 4, (int64_t[]){x.B, x.H, x.D, x.Dv}, LAYOUT_PAD);
+    expect_ok(mha_recurrent_state_write(a, &s.view));
+    expect_ok(mha_recurrent_state_read(a, &read.view));
+    assert_true(guarded_same_bits(&s.view, &read.view, false));
+    run_part(context, &x, 0, 1, a, &second.view);
+    for (int64_t c = 0; c < x.Dv; c++) {
+        double sum = 0, write = element(&x.v.view, x.H, 0, 0, 0, c), size = fabs(write);
+        const double strength = x.desc.strength ? broadcast(x.desc.strength, 0, 0, 0, 0) : 1;
+        for (int64_t d = 0; d < x.D; d++) {
+            const double decayed =
+                broadcast(&s.view, 0, 0, d, c) *
+                (x.desc.log_decay ? exp(broadcast(x.desc.log_decay, 0, 0, 0, d)) : 1);
+            if (x.desc.flags & MHA_RECURRENT_DELTA)
+                write -= decayed * element(&x.k.view, x.H, 0, 0, 0, d);
+            size += fabs(decayed);
+        }
+        for (int64_t d = 0; d < x.D; d++) {
+            const double decayed =
+                broadcast(&s.view, 0, 0, d, c) *
+                (x.desc.log_decay ? exp(broadcast(x.desc.log_decay, 0, 0, 0, d)) : 1);
+            sum += element(&x.q.view, x.H, 0, 0, 0, d) *
+                   (decayed + element(&x.k.view, x.H, 0, 0, 0, d) * strength * write);
+        }
+        assert_true(fabs(element(&second.view, x.H, 0, 0, 0, c) - sum / sqrt((double)x.D)) <=
+                    1e-4 * (1 + size) * (double)x.D);
+    }
+    mha_recurrent_state_destroy(a);
+    mha_recurrent_state_destroy(b);
+    guarded_free(&first), guarded_free(&second), guarded_free(&s), guarded_free(&read);
+    trial_free(&x);
+}
+
+static mha_status no_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    (void)b, (void)row, (void)p;
+    return user ? MHA_ERR_CALLBACK : MHA_OK;
+}
+
+typedef struct call {
+    mha_recurrent_desc desc;
+    mha_tensor q, k, v, o, decay, strength;
+    mha_recurrent_state *state;
+    int64_t lengths[2];
+} call;
+
+static mha_status make_call(mha_context *context, call *c)
+{
+    return mha_recurrent_forward(context, &c->desc, &c->q, &c->k, &c->v, c->state, &c->o);
+}
+
+static void misuse_is_refused(void **unused)
+{
+    (void)unused;
+    static float memory[6][2 * 4 * 5 * 3];
+    mha_context *context = context_with(1);
+    const int64_t qk[] = {2, 2, 5, 3}, vo[] = {2, 4, 5, 2}, row[] = {2, 4, 5};
+    call c = {.desc = MHA_INIT(mha_recurrent_desc)};
+    c.q = mha_tensor_contiguous(memory[0], MHA_F32, 4, qk);
+    c.k = mha_tensor_contiguous(memory[1], MHA_F32, 4, qk);
+    c.v = mha_tensor_contiguous(memory[2], MHA_F32, 4, vo);
+    c.o = mha_tensor_contiguous(memory[3], MHA_F32, 4, vo);
+    c.decay = mha_tensor_contiguous(memory[4], MHA_F32, 3, row);
+    c.strength = mha_tensor_contiguous(memory[5], MHA_F32, 3, row);
+    c.desc.log_decay = &c.decay, c.desc.strength = &c.strength, c.desc.lengths = c.lengths;
+    mha_recurrent_state_desc size = MHA_INIT(mha_recurrent_state_desc);
+    size.batch = 2, size.heads = 4, size.head_dim = 3, size.value_dim = 2;
+    expect_ok(mha_recurrent_state_create(context, &size, &c.state));
+    mha_recurrent_state *state = c.state;
+    expect_ok(make_call(context, &c));
+    expect_spoiled(c, make_call(NULL, &c), MHA_ERR_NULL, "context is NULL", (void)0);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_UNSUPPORTED, "flags 0x40", c.desc.flags = 64);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_UNSUPPORTED, "reserved is 1",
+                   c.desc.reserved = 1);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_ARGUMENT, "scale", c.desc.scale = NAN);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_ARGUMENT, "lengths[1] is 6",
+                   c.lengths[1] = 6);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_SHAPE, "k", c.k.shape[2] = 4);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_SHAPE, "q: 3 heads", c.q.shape[1] = 3);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_SHAPE, "o", c.o.shape[3] = 1);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_DTYPE, "v", c.v.dtype = MHA_I32);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_SHAPE, "log_decay: axis 1 has length 3",
+                   c.decay.shape[1] = 3);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_DTYPE, "strength",
+                   c.strength.dtype = MHA_F64);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_STRIDE, "o", c.o.stride[2] = 0);
+    expect_spoiled(c, make_call(context, &c), MHA_ERR_OVERLAP, "o", c.o.data = c.v.data);
+    expect_error(mha_recurrent_state_copy(state, 0, state, 2), MHA_ERR_ARGUMENT, "to 2 of 2");
+    size.heads = 1;
+    expect_ok(mha_recurrent_state_create(context, &size, &c.state));
+    expect_error(make_call(context, &c), MHA_ERR_SHAPE, "state: [2,1,3,2], expected [2,4,3,2]");
+    expect_error(mha_recurrent_state_copy(state, 0, c.state, 0), MHA_ERR_SHAPE, "expected [1,3,2]");
+    mha_recurrent_state_destroy(c.state);
+    size.heads = 0;
+    expect_error(mha_recurrent_state_create(context, &size, &c.state), MHA_ERR_ARGUMENT,
+                 "heads is 0");
+    /* A chunk keeps its kind of decay. */
+    c.state = state;
+    c.lengths[0] = c.lengths[1] = 5;
+    expect_ok(make_call(context, &c));
+    c.decay = mha_tensor_contiguous(memory[4], MHA_F32, 4, (int64_t[]){1, 1, 5, 3});
+    expect_error(make_call(context, &c), MHA_ERR_ARGUMENT, "log_decay: has 4 axes, expected 3");
+    c.desc.log_decay = NULL;
+    expect_error(mha_recurrent_visit_rows(context, &c.desc, &c.q, &c.k, 4, 0, no_rows, &c),
+                 MHA_ERR_CALLBACK, "");
+    expect_error(mha_recurrent_visit_rows(context, &c.desc, &c.q, &c.k, 3, 0, no_rows, NULL),
+                 MHA_ERR_SHAPE, "q: 2 heads");
+    expect_error(mha_recurrent_visit_rows(context, &c.desc, &c.q, &c.k, 4, -1, no_rows, NULL),
+                 MHA_ERR_ARGUMENT, "block_rows is -1");
+    mha_recurrent_state_destroy(state);
+    mha_recurrent_state_destroy(NULL);
+}
+
+RUN_TESTS(TEST(outputs_and_states_are_within_the_bound),
+          TEST(parts_of_any_sizes_have_the_bits_of_the_whole),
+          TEST(rows_of_the_map_times_values_are_the_outputs),
+          TEST(nothing_of_later_tokens_reaches_earlier_ones),
+          TEST(states_are_copied_written_and_reset), TEST(misuse_is_refused))
