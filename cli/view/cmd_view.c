@@ -87,7 +87,7 @@ static const args_option option_table[] = {
          .needs = "--attention FILE.npy"),
     TEXT("key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ",
          .needs = "--attention FILE.npy"),
-    ROW_HEADING("Drawing"),
+    ROW_HEADING("Drawing (pictures, the report, the terminal)"),
     CHOICE("cmap", cmap, cmaps, "colour map; default viridis"),
     TEXT("range", range, "RANGE",
          "range of the colours: shared by all heads (the\n"
