@@ -31,6 +31,7 @@ def passed():
         for name, value in options.items():
             if value is not None and value is not False:
                 found[name].add(type(module).__name__)
+        interface_models.calls += 1
         return forward(module, *tensors, **options)
 
     interface_models.transformers.AttentionInterface.register("multihead", watched)
@@ -42,7 +43,7 @@ def examine(name):
     """The verdict of a class over its modes, and a line about them."""
     results = interface_models.examine(name)
     verdicts = {verdict for verdict, _ in results.values()}
-    verdict = next(v for v in ("wrong", "refused", "right", "not run", "not made", "left out") if v in verdicts)
+    verdict = next(v for v in ("wrong", "refused", "right", "not judged", "not run", "not made", "left out") if v in verdicts)
     if verdict == "refused":
         expected = f"passes {REFUSED.get(name)}, which is not supported"
         if not all(of == verdict and expected in text for of, text in results.values()):
