@@ -81,6 +81,9 @@ endif()
 if(TARGET multihead_program)
   add_dependencies(installed multihead_program)
   install(TARGETS multihead_program DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  # What `multihead page` writes into its pages, if script/page made it.
+  set(page_module ${PROJECT_SOURCE_DIR}/build/page/explorer.wasm.gz)
+  install(FILES ${page_module} DESTINATION ${CMAKE_INSTALL_DATADIR}/multihead COMPONENT program OPTIONAL)
   install(FILES ${program_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
   install(FILES ${completions}/bash/multihead COMPONENT program
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)

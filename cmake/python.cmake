@@ -4,6 +4,7 @@
 #   multihead/abi/   the lists by which Python declares the C interface
 #   multihead/lib/   the shared libraries, one file each (a wheel has no links), which find each other
 #   multihead/bin/   the program
+#   multihead/share/ the library as WebAssembly for `multihead page`, if script/page made it
 #   multihead/fonts/ the default font of PNG and PDF files, for systems without it
 install(DIRECTORY abi DESTINATION multihead COMPONENT python EXCLUDE_FROM_ALL)
 set(python_targets)
@@ -19,6 +20,8 @@ if(TARGET multihead_program)
   list(APPEND python_targets multihead_program)
   install(PROGRAMS $<TARGET_FILE:multihead_program> DESTINATION multihead/bin COMPONENT python
     EXCLUDE_FROM_ALL)
+  install(FILES ${page_module} DESTINATION multihead/share/multihead COMPONENT python
+    EXCLUDE_FROM_ALL OPTIONAL)
 endif()
 find_file(MHA_FONT_FILE DejaVuSans.ttf PATHS /usr/share/fonts/truetype/dejavu /usr/share/fonts/TTF
   /usr/share/fonts/dejavu-sans-fonts DOC "The font that the Python package carries")

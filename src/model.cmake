@@ -11,7 +11,9 @@ mha_library(multihead_model SOURCES ${model_sources}
   PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES PkgConfig::JANSSON PkgConfig::UTF8PROC PkgConfig::PCRE2)
 
 # One body for each instruction set, without fused multiply-adds.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+if(EMSCRIPTEN)
+  set_source_files_properties(io/gguf_decode_portable.c PROPERTIES COMPILE_OPTIONS "-O3;-fno-trapping-math")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(decode_flags -O3 -fno-trapping-math ${MHA_UNHARDENED})
   if(MHA_SANITIZE)
     set(decode_flags -O1 -fno-trapping-math)

@@ -1,9 +1,16 @@
 # libmultihead-render: pictures of matrices. Knows nothing of attention.
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(CAIRO REQUIRED IMPORTED_TARGET cairo-ft cairo-pdf)
-pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
-pkg_check_modules(FREETYPE REQUIRED IMPORTED_TARGET freetype2)
 file(GLOB render_sources CONFIGURE_DEPENDS render/*.c)
+if(EMSCRIPTEN) # pages only
+  list(FILTER render_sources EXCLUDE REGEX "/(font|paper|png|html_picture)\\.c$")
+  set(render_libraries)
+else()
+  list(FILTER render_sources EXCLUDE REGEX "/no_picture\\.c$")
+  find_package(PkgConfig REQUIRED)
+  pkg_check_modules(CAIRO REQUIRED IMPORTED_TARGET cairo-ft cairo-pdf)
+  pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
+  pkg_check_modules(FREETYPE REQUIRED IMPORTED_TARGET freetype2)
+  set(render_libraries PkgConfig::CAIRO PkgConfig::PNG PkgConfig::FREETYPE)
+endif()
 
 # The report's page is plain HTML, CSS and JavaScript; the library holds it as bytes.
 set(page ${CMAKE_CURRENT_SOURCE_DIR}/render/page)
@@ -15,16 +22,21 @@ set(heads_scripts ${page}/heads_data.js ${page}/heads_plots.js ${page}/heads_car
   ${page}/heads_table.js ${page}/heads_page.js)
 list(JOIN heads_scripts "|" heads_script_list)
 list(JOIN page_scripts "|" page_script_list)
-set(live_files ${page}/live.html ${page}/live.css ${page}/live.js)
+set(live_assets live=live.html live_style=live.css live_script=live.js server=server.html
+  server_script=server.js explorer=explorer.html explorer_script=explorer.js)
+list(TRANSFORM live_assets REPLACE "=" "=${page}/")
+list(APPEND live_assets worker=${PROJECT_SOURCE_DIR}/bindings/browser/worker.js)
+list(TRANSFORM live_assets REPLACE "^[a-z_]+=" "" OUTPUT_VARIABLE live_files)
+list(JOIN live_assets "," live_asset_list)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 add_custom_command(OUTPUT ${page_source}
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${page_source} -DHEADER=render/html.h
-    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list},live=${page}/live.html,live_style=${page}/live.css,live_script=${page}/live.js,heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
+    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list},${live_asset_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
     -P ${page_embed}
   DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts} ${live_files}
     ${page}/heads.html ${page}/heads.css ${heads_scripts}
   COMMENT "Embedding the report's page" VERBATIM)
 
 mha_library(multihead_render SOURCES ${render_sources} ${page_source}
-  PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES PkgConfig::CAIRO PkgConfig::PNG PkgConfig::FREETYPE)
+  PUBLIC_LIBRARIES multihead PRIVATE_LIBRARIES ${render_libraries})

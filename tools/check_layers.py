@@ -56,7 +56,7 @@ ALLOWED = {
 PROGRAM = PUBLIC | MODEL | RENDER | SHOW | CIRCUITS | MPI
 ROOMS = {"common": (), "ablate": ("heads",), "bench": (), "circuits": ("heads",), "count": (), "explain": (),
          "generate": (), "heads": (), "help": (), "perplexity": (), "run": (), "selftest": (), "view": (),
-         "train": ("view",), "prune": ("train",), "serve": ()}
+         "train": ("view",), "prune": ("train",), "serve": (), "page": ()}
 ALLOWED.update({f"cli/{room}": ({room, "common", *seen}, PROGRAM) for room, seen in ROOMS.items()})
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<multihead/([^>]+)\.h>)')
 

@@ -27,6 +27,7 @@
 #define CLI_COMMANDS(X)                                                   \
     X(view, "draw what every head of a model attends to")                 \
     X(serve, "see heads while you type, switch them off, in a browser")   \
+    X(page, "write the page of serve as one HTML file that computes")     \
     X(heads, "measure what every head of a model does over texts")        \
     X(ablate, "measure the effect of ablating each head of a model")      \
     X(circuits, "show what heads read and write, from the weights alone") \

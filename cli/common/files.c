@@ -114,6 +114,17 @@ mha_status files_write_npy(const char *path, const mha_tensor *tensor)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
+bool files_beside_program(const char *name, char *path, size_t bytes)
+{
+    const ssize_t length = readlink("/proc/self/exe", path, bytes - 1);
+    path[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(path, '/');
+    const size_t used = slash ? (size_t)(slash - path) + 1 : 0;
+    if (!slash || used + strlen(name) >= bytes) return false;
+    strcpy(path + used, name);
+    return true;
+}
+
 /* The folder of a path, which stands before its last slash. */
 static bool folder_of(const char *path, char folder[PATH_MAX])
 {

@@ -42,6 +42,9 @@ mha_status files_check_place(const char *path);
 /* The same of a folder, which need not exist. */
 mha_status files_check_folder(const char *path);
 
+/* The path of a name in the program's own folder; false if it is not known or too long. */
+bool files_beside_program(const char *name, char *path, size_t bytes);
+
 /* True if two paths lead to the same file, which need not exist: "a" and "./a". "-" is no file. */
 bool files_same(const char *a, const char *b);
 

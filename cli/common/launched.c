@@ -2,6 +2,7 @@
 #include "common/launched.h"
 
 #include "common/commands.h"
+#include "common/files.h"
 
 #include <multihead/component.h>
 #ifdef CLI_HAS_MPI
@@ -79,20 +80,6 @@ static int64_t launched_rank(void)
 
 #ifdef CLI_HAS_MPI
 
-/* The folder of the program with name behind it, or an empty text. */
-static void beside(const char *name, char path[PATH_BYTES])
-{
-    const ssize_t length = readlink("/proc/self/exe", path, PATH_BYTES - 1);
-    path[length > 0 ? length : 0] = '\0';
-    char *slash = strrchr(path, '/');
-    const size_t used = slash ? (size_t)(slash - path) + 1 : 0;
-    if (!slash || used + strlen(name) >= PATH_BYTES) {
-        *path = '\0';
-        return;
-    }
-    strcpy(path + used, name);
-}
-
 /* The companion of this program's folder, with the library that it needs, which may be in no path of
  * the system. Functions of the program itself come before those of that library, so that there is one
  * text of the last error. */
@@ -100,11 +87,12 @@ static void *open_beside(const char *folder)
 {
     char name[PATH_BYTES], path[PATH_BYTES];
     snprintf(name, sizeof name, "%s" COMPUTE_LIBRARY, folder);
-    beside(name, path);
-    if (*path && access(path, R_OK) == 0) (void)dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (files_beside_program(name, path, sizeof path) && access(path, R_OK) == 0)
+        (void)dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     snprintf(name, sizeof name, "%s" MPI_LIBRARY, folder);
-    beside(name, path);
-    return *path && access(path, R_OK) == 0 ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
+    return files_beside_program(name, path, sizeof path) && access(path, R_OK) == 0
+               ? dlopen(path, RTLD_NOW | RTLD_GLOBAL)
+               : NULL;
 }
 
 /* Plug-ins of Open MPI look for its functions among all that are loaded: RTLD_GLOBAL. */

@@ -29,6 +29,7 @@
 #define MULTIHEAD_LIVE_H
 
 #include <multihead/model.h>
+#include <multihead/render_live.h>
 #include <multihead/sink.h>
 
 #ifdef __cplusplus
@@ -91,6 +92,18 @@ MHA_API const mha_live_place *mha_live_find(const char *name);
 MHA_API MHA_NODISCARD mha_status mha_live_answer(mha_live *live, const mha_live_place *place,
                                                  const char *request, size_t bytes,
                                                  const mha_sink *sink);
+
+/**
+ * Write the page with the library and the session's model inside, which needs no server
+ * (mha_render_explorer()).
+ *
+ *   explorer   files: those of the session's model
+ *
+ * Memory   borrows for the call.   Errors  those of mha_render_explorer().   Threads  one.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_live_explorer(const mha_live *live,
+                                                   const mha_explorer *explorer,
+                                                   const mha_sink *sink);
 
 #ifdef __cplusplus
 }

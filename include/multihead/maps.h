@@ -66,7 +66,7 @@ enum {
     /* Make the norm-based twins (attribution.h) too, unless all maps together have more than
      * 1.5 million cells */
     MHA_MAPS_TWINS = 1 << 0,
-    MHA_MAPS_NEURONS = 1 << 1 /* make queries and keys too, if cell is 0 or 1 */
+    MHA_MAPS_NEURONS = 1 << 1 /* make queries and keys too, if cell is 0 or 1 and source is NULL */
 };
 
 typedef struct mha_maps_desc {
@@ -94,14 +94,15 @@ typedef struct mha_maps_desc {
  * Memory   borrows the tokens and the model; the caller frees *maps with mha_maps_free(). name and text
  *          are not changed.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size); MHA_ERR_UNSUPPORTED (flags; source for a model
- *          that is no encoder-decoder, or none for one that is); MHA_ERR_NOMEM.
+ *          that is no encoder-decoder, or none for one that is; cell with source); MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_maps_make(mha_model *model, const mha_maps_desc *desc,
                                                mha_maps *maps);
 
 /** Add the attention probabilities p [H,R,S] of a layer's queries row .. row+R-1, as mha_attention_visit_rows()
- * and mha_trials_run() pass them. Memory borrowed for the call. Errors those of mha_attention_pool_rows().
+ * and mha_trials_run() pass them. Memory borrowed for the call. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (layer);
+ * those of mha_attention_pool_rows().
  * Threads one call per context. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_maps_add_rows(mha_context *context, const mha_maps *maps,
                                                    int64_t layer, int64_t row, const mha_tensor *p);
@@ -134,6 +135,7 @@ MHA_API int64_t mha_maps_count(const mha_maps *maps, int64_t layer);
  *
  * Memory   maps borrows the other's text and tokens.
  * Errors   MHA_ERR_NULL; MHA_ERR_SIZE (other numbers of tokens; the detail says where they part);
+ *          MHA_ERR_ARGUMENT (other numbers of heads; a layer that other has no maps of);
  *          MHA_ERR_UNSUPPORTED (cross-attention; maps of blocks); MHA_ERR_NOMEM. Values are then
  *          unchanged.
  * Threads  any.   Since  0.1
@@ -142,7 +144,7 @@ MHA_API MHA_NODISCARD mha_status mha_maps_subtract(mha_maps *maps, const mha_map
                                                    bool *same);
 
 /** Write maps as JSON (docs/program.md describes the object). Numbers have nine digits, which round-trip
- * every float; NaN and infinity are null. Memory none. Errors those of the sink. Threads any. Since 0.1 */
+ * every float; NaN and infinity are null, and so is what tokens have no array of. Memory none. Errors those of the sink. Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink);
 
 /* ------------------------------------------------------------------------------------------------
@@ -186,7 +188,8 @@ MHA_API void mha_desk_free(mha_desk *desk);
 MHA_API double mha_desk_share(const mha_desk *desk, int64_t head);
 
 /** Write a desk as JSON (docs/program.md describes the object). Of the source only name and the labels of
- * its rows are written. Memory none. Errors those of the sink. Threads any. Since 0.1 */
+ * its rows are written. Memory none. Errors MHA_ERR_SHAPE (other numbers of rows and tokens); those of the
+ * sink. Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_desk_write_json(const mha_desk *desk, const mha_maps *source,
                                                      const mha_sink *sink);
 

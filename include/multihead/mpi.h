@@ -34,8 +34,8 @@ typedef struct mha_mpi_desc {
     const void *communicator;
     /* Seconds to wait for a rank before it counts as lost; 0: 300. It must exceed the longest time
      * that any rank computes while another waits for it. It is for broken network connections: if a
-     * process ends, mpirun ends all others within a second. A rank that times out sends every other
-     * rank the number of the rank it waited for. Waiting ranks then stop too, and all report the rank
+     * process ends, mpirun ends all others within a second. A rank that times out sends the
+     * number of the rank it waited for to the ranks with which it has exchanged messages. Those that wait then stop too, and all report the rank
      * at the end of the chain */
     double deadline;
 } mha_mpi_desc;

@@ -32,7 +32,9 @@
  * decays in double. A token's arithmetic depends on it and earlier tokens only. So one call, calls
  * of any lengths with a state, and single steps are bit-identical, for any number of threads.
  *
- * A non-finite element makes the outputs of its token and of later ones non-finite, and no others.
+ * A non-finite k or strength, and a log_decay that is NaN or infinity, make the outputs of their heads
+ * non-finite, from their token on; a non-finite v only those of its channel, and a non-finite q only
+ * those of its token. No other output changes.
  *
  * Example, given mha_context *context, mha_tensor q, mha_tensor k, mha_tensor v,
  * mha_tensor log_decay, mha_tensor strength, mha_tensor o:
@@ -73,7 +75,8 @@ typedef struct mha_recurrent_desc {
     float scale;       /* 0: 1 / sqrt(D), unless MHA_RECURRENT_SCALE_GIVEN */
     uint32_t reserved; /* 0 */
     /* f32, broadcasts to [B,H,T], or with 4 axes to [B,H,T,D]: the natural logarithm of the decay,
-     * usually <= 0; -inf clears the state. NULL: 0, no decay */
+     * usually <= 0; -inf clears the state. NULL: 0, no decay. Within a chunk all calls have decays per
+     * head or NULL, or all per channel */
     const mha_tensor *log_decay;
     const mha_tensor *strength; /* f32, broadcasts to [B,H,T]: b; NULL: 1 */
     const int64_t *lengths;     /* [B], 0 .. T, tokens of each sequence; NULL: T. Rows of o beyond
@@ -165,11 +168,12 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_state_write(mha_recurrent_state *
  * each f32, f16 or bf16, last axis contiguous. H is a multiple of Hq, Hk and Hv: head h reads q head
  * h / (H / Hq), and so on. desc may be NULL. state NULL: begin from 0 and keep nothing.
  *
- * Memory   borrowed for the call; outputs must not overlap inputs. Scratch of a state for each
- *          thread without one, and 48 (D + 3 Dv) floats per thread.
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a length), MHA_ERR_SHAPE, MHA_ERR_DTYPE,
- *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP, MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM. On
- *          error no output byte is written and the state is unchanged.
+ * Memory   borrowed for the call; outputs must not overlap inputs. Scratch of a head's state for each
+ *          thread without one, and about 66 D + 33 Dv + 3072 floats per thread.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, scale, a length, decays of another kind within
+ *          a chunk), MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE, MHA_ERR_OVERLAP,
+ *          MHA_ERR_UNSUPPORTED, MHA_ERR_SIZE, MHA_ERR_NOMEM. On error no output byte is written and
+ *          the state is unchanged.
  * Threads  one call at a time per context and state. Threads share the heads.
  * Accuracy for unit keys, 0 <= b <= 2, log_decay <= 0, with u = 2^-24 and w_j = |S_j| + |k_j| |u_j|
  *          (Frobenius): |o_t - exact| <= scale |q_t| (D + 80) u sum_j G[t,j] w_j. See
@@ -184,16 +188,17 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
 /* ---- The map --------------------------------------------------------------------------------- */
 
 /**
- * Visit rows of M, a block at a time, in the order of b and t: p [H,R,T] f32 of a mha_rows_fn. Entries
- * may be negative, and rows do not sum to 1.
+ * Visit rows of M, a block at a time, in the order of b and t: p [H,R,T] f32 of a mha_rows_fn, with
+ * lengths[b] in place of T where lengths are given. Entries may be negative, and rows do not sum to 1.
  *
  *   q, k, desc   as for mha_recurrent_forward(), from a state of 0
  *
  * block_rows 0 selects about 4 MiB per block. Row t is computed backward from r = scale q_t:
  * M[t,j] = b_j (k_j . r), then r = a_j (r - (k_j . r) b_j k_j) for the delta rule, all in double.
  *
- * Memory   a block of H block_rows T floats of scratch, and D doubles per thread.
- * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT (block_rows); the status that fn returned.
+ * Memory   a block of H block_rows T floats of scratch, and 5 D floats per thread.
+ * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT (heads, block_rows); the status that fn
+ *          returned.
  * Threads  one call at a time per context; fn runs in the calling thread.
  * Accuracy |M - exact| <= 2 u |M| + T (D + 5) 2^-52 scale |q| |b| for unit keys and 0 <= b <= 2.
  * Cost     4 D operations per pair.   Since  0.1

@@ -1,5 +1,5 @@
 /* multihead: the live page (libmultihead-render): a reader types a text, and the page requests its
- * maps from a server such as `multihead serve`. It draws as the page of mha_render_html() does.
+ * maps from a server such as `multihead serve`, or from a worker. It draws as the page of mha_render_html() does.
  *
  * A server provides three files in one folder, which refer to no other address:
  *
@@ -53,6 +53,38 @@ MHA_API MHA_NODISCARD mha_status mha_render_live_page(const mha_figure *figure,
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_live_file(mha_live_file file, const mha_sink *sink);
+
+/* A file of the model of an explorer. */
+typedef struct mha_explorer_file {
+    const char *name; /* "model/config.json", as the library in the page asks for it */
+    const void *bytes;
+    size_t size;
+} mha_explorer_file;
+
+/* What answers a page that has no server: the library compiled to WebAssembly, and a model. */
+typedef struct mha_explorer {
+    uint32_t struct_size;
+    uint32_t reserved;  /* 0 */
+    const void *module; /* [module_bytes] explorer.wasm, compressed by gzip: script/page */
+    size_t module_bytes;
+    const char *path; /* the model's: the name of its file, or what is before "/config.json" */
+    const char *name; /* the model's name */
+    const mha_explorer_file *files; /* [file_count] */
+    int64_t file_count;
+    const char *text; /* shown first; NULL: an example */
+} mha_explorer;
+
+/**
+ * A live page in one file, with library and model inside: it needs no server, and its
+ * Content-Security-Policy forbids every request. Its reader may open another model.
+ *
+ * Memory   as mha_render_svg(); files are written as they lie, in base64.
+ * Errors   as mha_render_html(); MHA_ERR_NULL.   Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_render_explorer(const mha_figure *figure,
+                                                     const mha_report *report,
+                                                     const mha_explorer *explorer,
+                                                     const mha_sink *sink);
 
 /**
  * The data of a text for the page, as JSON: the data of a report with the small maps of the

@@ -109,7 +109,8 @@ MHA_API MHA_NODISCARD mha_status mha_show_make(const mha_maps *maps,
  * source has name, texts and rows of the desk; of the options, colours, scale and range apply. The cmap
  * viridis is replaced by a diverging map.
  *
- * Memory, Errors, Threads, Since  as mha_show_make(); show->links is NULL.
+ * Memory, Errors, Threads, Since  as mha_show_make(), and MHA_ERR_SHAPE (other numbers of rows and tokens);
+ * show->links is NULL.
  */
 MHA_API MHA_NODISCARD mha_status mha_show_desk(const mha_desk *desk, const mha_maps *source,
                                                const mha_show_options *options, mha_show *show);

@@ -291,9 +291,11 @@ static mha_status check_state(const mha_recurrent_state *x, const mhai_recurrent
     for (int64_t b = 0; b < call->B; b++)
         if (x->lengths[b] % MHA_RECURRENT_CHUNK != 0 && x->channels[b] != call->channels)
             return mha_fail(MHA_ERR_ARGUMENT,
-                            "log_decay: has %d axes, expected %d as in the calls that began the "
-                            "chunk of %d tokens at token %lld",
-                            call->channels ? 4 : 3, call->channels ? 3 : 4, MHA_RECURRENT_CHUNK,
+                            "log_decay: is %s, expected %s as in the calls that began the chunk "
+                            "of %d tokens at token %lld",
+                            call->channels ? "per channel" : "per head or NULL",
+                            call->channels ? "per head or NULL" : "per channel",
+                            MHA_RECURRENT_CHUNK,
                             (long long)(x->lengths[b] / MHA_RECURRENT_CHUNK * MHA_RECURRENT_CHUNK));
     return MHA_OK;
 }
@@ -307,6 +309,8 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
     MHAI_NEED("mha_recurrent_forward", context, q, k, v, o);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o, 0, &call));
     MHA_TRY(check_state(state, &call));
+    if (call.B == 0 || call.H == 0 || call.T == 0 || call.sizes.Dv == 0)
+        return MHA_OK; /* axes of a tensor without elements may have any length */
     job x = {.call = &call, .kernels = mhai_kernels_for(context->isa), .state = state};
     carve(&x, NULL, &x.worker_bytes);
     const mha_scratch_mark mark = mha_scratch_top(context);

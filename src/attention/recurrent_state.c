@@ -70,12 +70,12 @@ static mha_status check_positive(const char *name, int64_t value)
 static mha_status make(mha_recurrent_state *x, const mha_recurrent_state_desc *d)
 {
     int64_t heads;
+    if (!mhai_mul_i64(d->batch, d->heads, &heads))
+        return mha_fail(MHA_ERR_SIZE, "mha_recurrent_state_desc: %lld x %lld heads",
+                        (long long)d->batch, (long long)d->heads);
     MHA_TRY(mhai_recurrent_size(d->head_dim, d->value_dim, &x->sizes));
     x->B = d->batch;
     x->H = d->heads;
-    if (!mhai_mul_i64(x->B, x->H, &heads))
-        return mha_fail(MHA_ERR_SIZE, "mha_recurrent_state_desc: %lld x %lld heads",
-                        (long long)x->B, (long long)x->H);
     x->lengths = mhai_take(&x->allocator, x->B, sizeof *x->lengths);
     x->channels = mhai_take(&x->allocator, x->B, 1);
     x->memory = mhai_take(&x->allocator, heads, x->sizes.head_bytes);

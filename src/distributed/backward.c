@@ -129,14 +129,13 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
                  {"average_probabilities_gradient", &g.average_probabilities_gradient, 1},
                  {"gradients.q", &g.q, 2}};
     MHA_TRY(mhai_slice_piece(c->context, &of->call, &c->split, all, piece, first, s));
-    for (int i = 0; i < 6; i++) {
-        if (!*cuts[i].x) continue;
-        MHA_TRY(mhai_slice_cut(cuts[i].name, *cuts[i].x, cuts[i].axis, all, first, rows, &cut[i]));
-        *cuts[i].x = &cut[i];
-    }
+    for (int i = 0; i < 6; i++)
+        MHA_TRY(mhai_slice_cut(cuts[i].name, cuts[i].x, cuts[i].axis, false, all, first, rows,
+                               &cut[i]));
     g.k = g.v = NULL;
     if (c->bias_by_row)
-        MHA_TRY(mhai_slice_cut_input("gradients.bias", &g.bias, 1, all, first, rows, &cut[6]));
+        MHA_TRY(mhai_slice_cut("gradients.bias", &g.bias, g.bias->ndim - 2, true, all, first, rows,
+                               &cut[6]));
     if (k.shape[2] != c->split.given.keys) { /* of the caller's only their number counts */
         k.shape[2] = v.shape[2] = c->split.given.keys;
         k.stride[2] = v.stride[2] = 0;

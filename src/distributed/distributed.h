@@ -64,8 +64,6 @@ typedef struct mhai_slice {
     mha_attention_outputs outputs;
     mhai_attn_part part;
     mha_tensor q, o;
-    const mha_tensor *k, *v;   /* of this rank */
-    const mha_tensor *columns; /* likewise */
     bool has_o;
     mha_tensor inputs[4], results[12]; /* what desc and outputs point to, cut; not column_sums */
     int64_t *before, *starts;          /* [B]; ragged: [B + 1] */
@@ -96,14 +94,10 @@ enum { MHAI_HEAD_INPUTS = 7 };
 void mhai_slice_heads(mha_attention_desc *desc, int64_t begin, int64_t end,
                       mha_tensor inputs[MHAI_HEAD_INPUTS]);
 
-/* The rows of a slice of a tensor whose axis has this rank's rows. */
-MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis,
-                                        int64_t all, int64_t first, int64_t rows, mha_tensor *to);
-
-/* An input over queries, whose axis counts from its last one: likewise; broadcast there: as it is. */
-MHA_NODISCARD mha_status mhai_slice_cut_input(const char *name, const mha_tensor **x, int from_last,
-                                              int64_t all, int64_t first, int64_t rows,
-                                              mha_tensor *to);
+/* Of a tensor whose axis has this rank's rows, those of a slice; NULL, or broadcast there: as it is. */
+MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis,
+                                        bool broadcasts, int64_t all, int64_t first, int64_t rows,
+                                        mha_tensor *to);
 
 /* The slice of a piece whose first row is row `first` of the call's `all`. */
 MHA_NODISCARD mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,

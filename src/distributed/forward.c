@@ -40,23 +40,30 @@ enum { Q, K, V, O, COLUMNS, MASKS, OUTPUTS = MASKS + MHAI_ROW_INPUTS };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* As mha_attention_forward() checks it. Inputs over queries are compared with it by the slice. */
-static mha_status check_columns(const mhai_slice_call *w, bool need_data)
+/* column_sums, and outputs over keys and values, which the check of rows does not cover. */
+static mha_status check_keys(const mhai_slice_call *w, bool need_data)
 {
-    const mha_attention_outputs *o = &w->outputs;
+    mha_attention_outputs o = w->outputs;
     const int64_t shape[] = {w->q->shape[0], w->q->shape[1], w->k->shape[2]};
     mha_tensor to = {.data = NULL};
     MHA_TRY(
-        mhai_attn_check_output("column_sums", o->column_sums, MHA_F32, 3, shape, need_data, &to));
-    if (!need_data || !o->column_sums) return MHA_OK;
-    const mha_tensor heads = mhai_attn_list_view(o->heads, o->heads_count),
-                     rows = mhai_attn_list_view(o->rows, o->rows_count),
-                     offsets = mhai_attn_list_view(o->offsets, o->offsets_count);
-    const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
-                                      {"q", w->q},       {"k", w->k},     {"v", w->v}};
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        mhai_attn_check_output("column_sums", o.column_sums, MHA_F32, 3, shape, need_data, &to));
+    if (!need_data) return MHA_OK;
+    const mha_tensor heads = mhai_attn_list_view(o.heads, o.heads_count),
+                     rows = mhai_attn_list_view(o.rows, o.rows_count),
+                     offsets = mhai_attn_list_view(o.offsets, o.offsets_count);
+    const mhai_attn_named inputs[] = {{"k", w->k},       {"v", w->v},     {"q", w->q},
+                                      {"heads", &heads}, {"rows", &rows}, {"offsets", &offsets}};
+    for (size_t i = 0; o.column_sums && i < sizeof inputs / sizeof *inputs; i++)
         MHA_TRY(mhai_tensor_check_disjoint("column_sums", &to, inputs[i].name, inputs[i].tensor));
-    return mhai_attn_check_apart(&w->desc, "column_sums", &to);
+    for (int i = -1; i < MHAI_ROW_OUTPUTS; i++) {
+        const char *name = i < 0 ? "o" : mhai_row_outputs[i].name;
+        const mha_tensor *x = i < 0 ? w->o : *mhai_slice_output(&o, i);
+        for (int j = 0; x && j < 2; j++)
+            MHA_TRY(mhai_tensor_check_disjoint(name, x, inputs[j].name, inputs[j].tensor));
+        if (x && o.column_sums) MHA_TRY(mhai_tensor_check_disjoint(name, x, "column_sums", &to));
+    }
+    return o.column_sums ? mhai_attn_check_apart(&w->desc, "column_sums", &to) : MHA_OK;
 }
 
 /* The caller's rows as if they were one piece; of keys and values only their number counts. */
@@ -74,7 +81,7 @@ static mha_status check(const call *c, bool need_data)
     made.k = &k, made.v = &v;
     const mha_status status = mhai_attn_plan_call(c->context, &made, need_data, &plan);
     mha_scratch_release(c->context, mark);
-    return status == MHA_OK ? check_columns(&c->whole, need_data) : status;
+    return status == MHA_OK ? check_keys(&c->whole, need_data) : status;
 }
 
 /* ---- what goes where ------------------------------------------------------------------------- */

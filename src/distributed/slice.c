@@ -249,59 +249,16 @@ mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split
 
 /* ---- slices ---------------------------------------------------------------------------------- */
 
-mha_status mhai_slice_cut_input(const char *name, const mha_tensor **x, int from_last, int64_t all,
-                                int64_t first, int64_t rows, mha_tensor *to)
+mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis, bool broadcasts,
+                          int64_t all, int64_t first, int64_t rows, mha_tensor *to)
 {
-    const int axis = *x ? (*x)->ndim - 1 - from_last : -1;
-    if (axis < 0 || axis >= MHA_MAX_DIMS || (*x)->shape[axis] == 1) return MHA_OK;
-    if ((*x)->shape[axis] != all)
-        return mha_fail(MHA_ERR_SHAPE, "%s: dim %d is %lld, it must be 1 or the %lld rows here",
-                        name, axis, (long long)(*x)->shape[axis], (long long)all);
+    if (!*x || (broadcasts && (axis < 0 || axis >= MHA_MAX_DIMS || (*x)->shape[axis] == 1)))
+        return MHA_OK;
+    if (axis >= (*x)->ndim || (*x)->shape[axis] != all)
+        return mha_fail(MHA_ERR_SHAPE, "%s: expected the %lld rows here as dim %d%s", name,
+                        (long long)all, axis, broadcasts ? ", or 1" : "");
     cut(*x, axis, first, rows, to);
     *x = to;
-    return MHA_OK;
-}
-
-mha_status mhai_slice_cut(const char *name, const mha_tensor *x, int axis, int64_t all,
-                          int64_t first, int64_t rows, mha_tensor *to)
-{
-    if (x->ndim <= axis || x->shape[axis] != all)
-        return mha_fail(MHA_ERR_SHAPE, "%s: expected the %lld rows here as dim %d", name,
-                        (long long)all, axis);
-    cut(x, axis, first, rows, to);
-    return MHA_OK;
-}
-
-/* The checks of a slice see no keys and values, and nothing that is over keys. */
-static mha_status check_apart(const mhai_slice *s, const char *name, const mha_tensor *output)
-{
-    MHA_TRY(mhai_tensor_check_disjoint(name, output, "k", s->k));
-    MHA_TRY(mhai_tensor_check_disjoint(name, output, "v", s->v));
-    return mhai_tensor_check_disjoint(name, output, "column_sums", s->columns);
-}
-
-/* axis -1: it has no rows that are cut. */
-static mha_status cut_result(const mhai_slice *s, const char *name, const mha_tensor **x, int axis,
-                             int64_t all, int64_t first, int64_t rows, mha_tensor *to)
-{
-    if (!*x) return MHA_OK;
-    MHA_TRY(check_apart(s, name, *x));
-    if (axis < 0) return MHA_OK;
-    MHA_TRY(mhai_slice_cut(name, *x, axis, all, first, rows, to));
-    *x = to;
-    return MHA_OK;
-}
-
-static mha_status cut_results(mhai_slice *s, int64_t all, int64_t first, int64_t rows)
-{
-    mha_attention_outputs *o = &s->outputs;
-    for (int i = 0; i < MHAI_ROW_OUTPUTS; i++) {
-        const mhai_row_output *of = &mhai_row_outputs[i];
-        const bool chosen = o->rows && i > MHAI_FIRST_PAIRS;
-        MHA_TRY(cut_result(s, of->name, mhai_slice_output(o, i),
-                           chosen ? -1 : of->ndim - 1 - of->columns, all, first, rows,
-                           &s->results[i]));
-    }
     return MHA_OK;
 }
 
@@ -334,24 +291,26 @@ mha_status mhai_slice_piece(mha_context *context, const mhai_slice_call *call,
                             int64_t first, mhai_slice *s)
 {
     const int64_t rows = piece->end - piece->begin;
-    *s = (mhai_slice){
-        .desc = call->desc, .outputs = call->outputs, .k = call->k, .v = call->v, .has_o = call->o};
-    s->columns = s->outputs.column_sums;
+    static const char *const names[MHAI_ROW_INPUTS] = {"keep_mask", "bias", "global_queries",
+                                                       "query_documents"};
+    *s = (mhai_slice){.desc = call->desc, .outputs = call->outputs, .has_o = call->o};
+    const mha_tensor *o = call->o;
     s->outputs.column_sums = NULL;
     s->part.T = split->given.queries;
     cut(call->q, 2, first, rows, &s->q);
-    if (call->o) {
-        MHA_TRY(check_apart(s, "o", call->o));
-        MHA_TRY(mhai_slice_cut("o", call->o, 2, all, first, rows, &s->o));
+    MHA_TRY(mhai_slice_cut("o", &o, 2, false, all, first, rows, &s->o));
+    for (int i = 0; i < MHAI_ROW_INPUTS; i++) {
+        const mha_tensor **x = mhai_slice_mask(&s->desc, i);
+        const int axis = *x ? (*x)->ndim - 1 - mhai_mask_has_columns(i) : 0;
+        MHA_TRY(mhai_slice_cut(names[i], x, axis, true, all, first, rows, &s->inputs[i]));
     }
-    mha_attention_desc *d = &s->desc;
-    MHA_TRY(mhai_slice_cut_input("keep_mask", &d->keep_mask, 1, all, first, rows, &s->inputs[0]));
-    MHA_TRY(mhai_slice_cut_input("bias", &d->bias, 1, all, first, rows, &s->inputs[1]));
-    MHA_TRY(mhai_slice_cut_input("global_queries", &d->global_queries, 0, all, first, rows,
-                                 &s->inputs[2]));
-    MHA_TRY(mhai_slice_cut_input("query_documents", &d->query_documents, 0, all, first, rows,
-                                 &s->inputs[3]));
-    MHA_TRY(cut_results(s, all, first, rows));
+    for (int i = 0; i < MHAI_ROW_OUTPUTS; i++) {
+        const mhai_row_output *of = &mhai_row_outputs[i];
+        if (s->outputs.rows && i > MHAI_FIRST_PAIRS) continue; /* they have rows of their own */
+        MHA_TRY(mhai_slice_cut(of->name, mhai_slice_output(&s->outputs, i),
+                               of->ndim - 1 - of->columns, false, all, first, rows,
+                               &s->results[i]));
+    }
     return place_sequences(context, call, piece, s);
 }
 

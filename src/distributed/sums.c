@@ -36,7 +36,7 @@ static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32
 
 /* A sequence, some heads of a part, and each piece after the other. */
 typedef mha_status visit_fn(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
-                            mhai_backward_share *share, int32_t *at);
+                            const mhai_backward_share *share, int32_t *at);
 
 static mha_status go(const mhai_sums *s, int64_t together, int32_t *at, visit_fn *visit)
 {
@@ -44,7 +44,7 @@ static mha_status go(const mhai_sums *s, int64_t together, int32_t *at, visit_fn
     const int64_t H = s->x->p.H;
     for (int64_t b = 0; b < s->x->p.B; b++)
         for (int64_t h = 0; h < H; h += together) {
-            mhai_backward_share *share = s->shares;
+            const mhai_backward_share *share = s->shares;
             for (int64_t i = 0; i < r->count[MHAI_GROUP_QUERIES]; i++) {
                 const mhai_owned *piece = &r->rows[MHAI_GROUP_QUERIES][i];
                 const int32_t rank = piece->rank * r->parts + (int32_t)(h / (H / r->parts));
@@ -58,30 +58,18 @@ static mha_status go(const mhai_sums *s, int64_t together, int32_t *at, visit_fn
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-static mha_status add_some(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
-                           const mhai_backward_share *share, bool again, int32_t *at)
+static mha_status add_parameters(const mhai_sums *s, int64_t b, int64_t h, int64_t heads,
+                                 int32_t rank, const mhai_backward_share *share, int32_t *at)
 {
     const int64_t H = s->x->p.H, own = H / s->roles->parts, first = h / own * own;
     MHA_TRY(hand_on(s, s->parameters, s->count, at, rank));
     for (int64_t i = h; rank == s->roles->s->t->rank && i < h + heads; i++)
-        mhai_backward_share_sum(share, H, first, b, i - first, again, &s->x->sums);
+        mhai_backward_share_sum(share, H, first, b, i - first, s->again, &s->x->sums);
     return MHA_OK;
 }
 
-static mha_status add_parameters(const mhai_sums *s, int64_t b, int64_t h, int64_t heads,
-                                 int32_t rank, mhai_backward_share *share, int32_t *at)
-{
-    return add_some(s, b, h, heads, rank, share, false, at);
-}
-
-static mha_status add_weights(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
-                              mhai_backward_share *share, int32_t *at)
-{
-    return add_some(s, b, h, heads, rank, share, true, at);
-}
-
 /* Where no sum is over heads, those of a part go together: each has the order of sequences and pieces. */
-static mha_status run_parameters(const mhai_sums *s)
+static mha_status run_parameters(mhai_sums *s)
 {
     const mhai_backward_problem *x = s->x;
     const bool over_heads = x->scale.data || x->shaw_keys.data || x->shaw_values.data;
@@ -89,7 +77,8 @@ static mha_status run_parameters(const mhai_sums *s)
     int32_t at = -1;
     if (s->count == 0) return MHA_OK;
     MHA_TRY(go(s, over_heads ? 1 : part, &at, add_parameters));
-    if (x->sinks.data && mhai_backward_has_weights(x)) MHA_TRY(go(s, part, &at, add_weights));
+    s->again = x->sinks.data && mhai_backward_has_weights(x);
+    if (s->again) MHA_TRY(go(s, part, &at, add_parameters));
     if (at >= 0)
         MHA_TRY(mha_transport_broadcast(s->roles->s->t, at, s->parameters,
                                         (size_t)s->count * sizeof *s->parameters));
@@ -115,7 +104,7 @@ static void add_item(void *argument, int64_t i, int worker)
 
 /* The items of a sequence and head: all its keys. */
 static mha_status add_bias(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
-                           mhai_backward_share *share, int32_t *at)
+                           const mhai_backward_share *share, int32_t *at)
 {
     adding a = {.s = s, .share = share, .b = b, .h = h};
     int64_t end;

@@ -16,6 +16,7 @@ typedef struct mhai_sums {
     bool shares_bias;            /* its gradient is wanted, and queries share it */
     double *parameters;          /* what x->sums points into */
     int64_t count;               /* of numbers; 0: no parameter's gradient is wanted */
+    bool again;                  /* what gradients of probabilities add to the sinks' are added */
     mhai_cells_job job;          /* of x */
     double *bias;                /* [items][numbers] */
     int64_t items, numbers;

@@ -73,23 +73,22 @@ static mha_status begin(mha_mpi *mpi, int32_t other, int32_t tag, bool sends, vo
     const size_t most = count / PIECE + 1;
     *transfer = (mha_transfer){{0}};
     MHA_TRY(check_usable(mpi, other));
+    mha_status status = MHA_OK;
     pieces *p = malloc(sizeof *p + most * sizeof *p->requests);
     if (!p) return mha_fail(MHA_ERR_NOMEM, "mha_transport: out of memory for a message");
     *p = (pieces){.other = other, .sends = sends, .bytes = count};
-    for (size_t at = 0; p->count == 0 || at < count; at += PIECE) {
+    transfer->words[0] = (uint64_t)(uintptr_t)p;
+    for (size_t at = 0; status == MHA_OK && (p->count == 0 || at < count); at += PIECE) {
         const int size = (int)(count - at < PIECE ? count - at : PIECE);
         unsigned char *piece = size > 0 ? (unsigned char *)bytes + at : NULL;
         MPI_Request *request = &p->requests[p->count];
         const int error = sends ? MPI_Isend(piece, size, MPI_BYTE, other, tag, mpi->comm, request)
                                 : MPI_Irecv(piece, size, MPI_BYTE, other, tag, mpi->comm, request);
-        if (error != MPI_SUCCESS) {
-            free(p);
-            return keep(mpi, mhai_mpi_check(other, sends ? "MPI_Isend" : "MPI_Irecv", error));
-        }
-        p->count++;
+        status = keep(mpi, mhai_mpi_check(other, sends ? "MPI_Isend" : "MPI_Irecv", error));
+        p->count += status == MHA_OK;
     }
-    transfer->words[0] = (uint64_t)(uintptr_t)p;
-    return MHA_OK;
+    if (status != MHA_OK) mhai_mpi_cancel(mpi, transfer);
+    return status;
 }
 
 mha_status mhai_mpi_send(void *user, int32_t to, int32_t tag, const void *bytes, size_t count,
@@ -135,6 +134,7 @@ mha_status mhai_mpi_test(void *user, mha_transfer *transfer, bool *complete)
     MHA_TRY(check_usable(mpi, p->other));
     const mha_status status = keep(mpi, advance(p));
     *complete = status == MHA_OK && p->count == 0;
+    mpi->met[p->other] |= *complete;
     if (*complete) forget(transfer);
     return status;
 }
@@ -166,8 +166,9 @@ void mhai_mpi_cancel(void *user, mha_transfer *transfer)
 
 /* ---- giving up ------------------------------------------------------------------------------- */
 
-/* A rank that gives up tells all others whom it waited for: an empty message, whose tag is that rank. One
- * that waits itself gives up then. Returns a rank that has given up, or -1. */
+/* A rank that gives up tells the ranks that it has met for which rank it waited: an empty message, whose tag is that
+ * rank. A rank that waits gives up when it receives one. Others may be beyond a cut network, where Open MPI ends the
+ * process if it cannot connect. Returns a rank that has given up, or -1. */
 static int32_t hear(mha_mpi *mpi)
 {
     int32_t who = -1;
@@ -189,7 +190,7 @@ static void say(mha_mpi *mpi, int32_t other)
     mpi->waited_for[mpi->transport.rank] = other;
     for (int32_t r = 0; r < mpi->transport.size; r++) {
         MPI_Request request;
-        if (r != mpi->transport.rank &&
+        if (mpi->met[r] && r != mpi->transport.rank &&
             MPI_Isend(NULL, 0, MPI_BYTE, r, other, mpi->farewells, &request) == MPI_SUCCESS)
             MPI_Request_free(&request);
     }

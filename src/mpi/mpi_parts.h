@@ -10,6 +10,7 @@ struct mha_mpi {
     mha_transport transport;
     MPI_Comm comm, farewells;
     int32_t *waited_for; /* [size] what ranks that gave up have said; -1: nothing */
+    bool *met;           /* [size] a message to or from it was complete */
     double deadline;
     bool finalises; /* MPI was initialised here */
     char lost[512]; /* what the first call that failed said, as all others do; empty: none has */

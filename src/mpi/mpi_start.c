@@ -62,7 +62,8 @@ static mha_status join(mha_mpi *mpi, MPI_Comm from)
     MHA_TRY(mhai_mpi_check(-1, "MPI_Get_library_version", MPI_Get_library_version(name, &length)));
     MHA_TRY(mhai_mpi_check(-1, "MPI_Comm_dup", MPI_Comm_dup(mpi->comm, &mpi->farewells)));
     mpi->waited_for = malloc((size_t)size * sizeof *mpi->waited_for);
-    if (!mpi->waited_for) return MHA_NO_MEMORY("mha_mpi_start");
+    mpi->met = calloc((size_t)size, sizeof *mpi->met);
+    if (!mpi->waited_for || !mpi->met) return MHA_NO_MEMORY("mha_mpi_start");
     for (int r = 0; r < size; r++) mpi->waited_for[r] = -1;
     name[strcspn(name, "\r\n")] = '\0';
     for (char *tab = name; (tab = strchr(tab, '\t'));) *tab = ' ';
@@ -118,6 +119,7 @@ void mha_mpi_finish(mha_mpi *mpi)
     if (!*mpi->lost && mpi->farewells != MPI_COMM_NULL) MPI_Comm_free(&mpi->farewells);
     if (!*mpi->lost && mpi->finalises) MPI_Finalize();
     free(mpi->waited_for);
+    free(mpi->met);
     free(mpi);
 }
 

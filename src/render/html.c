@@ -88,40 +88,55 @@ static void write_asset(const mhai_html_asset *asset, mhai_writer *writer)
     mhai_sink_bytes(writer, asset->bytes, asset->size);
 }
 
-void mhai_html_write_script(bool live, mhai_writer *writer)
+void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer)
 {
     mhai_sink_text(writer, "\"use strict\";\n(() => {\n");
     write_asset(&mhai_html_script, writer);
-    if (live) write_asset(&mhai_html_live_script, writer);
+    if (carrier) {
+        write_asset(&mhai_html_live_script, writer);
+        write_asset(carrier, writer);
+    }
     mhai_sink_text(writer, "})();\n");
 }
 
-/* A live page's style and script are files beside it: its server allows no others. */
+/* Nothing may be fetched by an explorer: what it needs is inside, and what is typed stays there. */
+static const char policy[] =
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src "
+    "'unsafe-inline' 'wasm-unsafe-eval'; worker-src blob:; style-src 'unsafe-inline'; img-src "
+    "data: blob:; base-uri 'none'; form-action 'none'\">\n";
+
+/* Style and script of a page with a server are files beside it: its server allows no others. */
 static void write_style(const mhai_html_page *page, mhai_writer *writer)
 {
-    if (page->live) {
+    if (page->live && !page->explorer) {
         mhai_sink_text(writer, "<link rel=\"stylesheet\" href=\"page.css\">\n");
         return;
     }
+    if (page->explorer) mhai_sink_text(writer, policy);
     mhai_sink_text(writer, "<style>\n");
     write_asset(&mhai_html_style, writer);
+    if (page->live) write_asset(&mhai_html_live_style, writer);
     mhai_sink_text(writer, "</style>\n");
 }
 
 static void write_script(const mhai_html_page *page, mhai_writer *writer)
 {
-    if (page->live) {
+    if (page->live && !page->explorer) {
         mhai_sink_text(writer, "<script src=\"page.js\"></script>\n");
         return;
     }
+    if (page->explorer) mhai_html_write_explorer(page->explorer, writer);
     mhai_sink_text(writer, "<script>\n");
-    mhai_html_write_script(false, writer);
+    mhai_html_write_script(page->live ? &mhai_html_explorer_script : NULL, writer);
     mhai_sink_text(writer, "</script>\n");
 }
 
 static void write_live(const mhai_html_page *page, mhai_writer *writer)
 {
-    if (page->live) write_asset(&mhai_html_live, writer);
+    if (!page->live) return;
+    if (page->explorer) write_asset(&mhai_html_explorer, writer);
+    write_asset(&mhai_html_live, writer);
+    if (!page->explorer) write_asset(&mhai_html_server, writer);
 }
 
 static mha_status fill(const mhai_html_page *page, const char *name, size_t length, bool maps,

@@ -7,6 +7,8 @@
 #include "figure.h"
 #include "sink.h"
 
+#include <multihead/render_live.h>
+
 typedef struct mhai_html_asset {
     const unsigned char *bytes;
     size_t size;
@@ -14,7 +16,8 @@ typedef struct mhai_html_asset {
 
 extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_script,
     mhai_html_heads_template, mhai_html_heads_style, mhai_html_heads_script, mhai_html_live,
-    mhai_html_live_style, mhai_html_live_script;
+    mhai_html_live_style, mhai_html_live_script, mhai_html_server, mhai_html_server_script,
+    mhai_html_explorer, mhai_html_explorer_script, mhai_html_worker;
 
 /* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits; of the
  * frames every frame_step-th and the last, always in 8 bits. */
@@ -32,8 +35,9 @@ typedef struct mhai_html_page {
     bool negative;      /* some value of a map, a twin or a frame is below 0 */
     mha_link *links;    /* of the panels */
     mhai_html_coding coding;
-    mha_buffer picture; /* what readers without scripts see, as HTML */
-    bool live;          /* a page that asks a server for its maps: html_live.c */
+    mha_buffer picture;           /* what readers without scripts see, as HTML */
+    bool live;                    /* a page that asks for its maps: html_live.c */
+    const mha_explorer *explorer; /* what answers it inside the page; NULL: a server */
     int64_t map_tokens; /* of live data: tokens of a cell of a large map; 0: as in the figure */
 } mhai_html_page;
 
@@ -93,8 +97,11 @@ mha_status mhai_html_open(const mha_figure *figure, const mha_report *report, mh
 mha_status mhai_html_write_page(const mhai_html_page *page, bool maps, const mha_sink *sink);
 void mhai_html_close(mhai_html_page *page);
 
-/* The script as it stands between the tags. */
-void mhai_html_write_script(bool live, mhai_writer *writer);
+/* The script as it stands between the tags: a report's, or a live page's with its carrier. */
+void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer);
+
+/* html_live.c: what answers a page without a server. */
+void mhai_html_write_explorer(const mha_explorer *explorer, mhai_writer *writer);
 
 /* Fill page->picture. */
 mha_status mhai_html_make_picture(mhai_html_page *page);

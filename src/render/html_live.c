@@ -1,4 +1,5 @@
-/* The report's page with another source of maps: a server, which sends them when it is asked. */
+/* The report's page with another source of maps: a server, which sends them when it is asked, or the
+ * library and a model inside the page. */
 #include "html.h"
 
 #include <multihead/component.h>
@@ -21,6 +22,56 @@ mha_status mha_render_live_page(const mha_figure *figure, const mha_report *repo
     return status;
 }
 
+static void write_base64(const void *bytes, size_t size, mhai_writer *writer)
+{
+    mhai_sink_text(writer, ">");
+    mhai_sink_base64(writer, bytes, size);
+    mhai_sink_text(writer, "</script>\n");
+}
+
+static void write_attribute(const char *name, const char *value, mhai_writer *writer)
+{
+    if (!value) return;
+    mhai_sink_print(writer, " data-%s=\"", name);
+    mhai_sink_escaped(writer, value);
+    mhai_sink_text(writer, "\"");
+}
+
+void mhai_html_write_explorer(const mha_explorer *explorer, mhai_writer *writer)
+{
+    mhai_sink_text(writer, "<script type=\"text/plain\" id=\"explorer-worker\">\n");
+    mhai_sink_bytes(writer, mhai_html_worker.bytes, mhai_html_worker.size);
+    mhai_sink_text(writer, "</script>\n<script type=\"text/plain\" id=\"explorer-module\"");
+    write_attribute("path", explorer->path, writer);
+    write_attribute("name", explorer->name, writer);
+    write_attribute("text", explorer->text, writer);
+    write_base64(explorer->module, explorer->module_bytes, writer);
+    for (int64_t i = 0; i < explorer->file_count; i++) {
+        const mha_explorer_file *file = &explorer->files[i];
+        mhai_sink_text(writer, "<script type=\"text/plain\" class=\"explorer-file\"");
+        write_attribute("name", file->name, writer);
+        write_base64(file->bytes, file->size, writer);
+    }
+}
+
+mha_status mha_render_explorer(const mha_figure *figure, const mha_report *report,
+                               const mha_explorer *explorer, const mha_sink *sink)
+{
+    mha_explorer own = {0};
+    mhai_html_page page = {.live = true, .explorer = &own};
+    MHA_TRY(check_sink("mha_render_explorer", sink));
+    if (!explorer) return mha_fail(MHA_ERR_NULL, "mha_render_explorer: explorer is NULL");
+    MHA_TRY(mha_struct_read("mha_explorer", &own, sizeof own, sizeof own, explorer,
+                            explorer->struct_size));
+    if (!own.module || !own.path || !own.name || (!own.files && own.file_count > 0))
+        return mha_fail(MHA_ERR_NULL,
+                        "mha_render_explorer: module, path, name and files are required");
+    mha_status status = mhai_html_open(figure, report, &page);
+    if (status == MHA_OK) status = mhai_html_write_page(&page, true, sink);
+    mhai_html_close(&page);
+    return status;
+}
+
 mha_status mha_render_live_file(mha_live_file file, const mha_sink *sink)
 {
     mhai_writer writer;
@@ -30,7 +81,7 @@ mha_status mha_render_live_file(mha_live_file file, const mha_sink *sink)
         mhai_sink_bytes(&writer, mhai_html_style.bytes, mhai_html_style.size);
         mhai_sink_bytes(&writer, mhai_html_live_style.bytes, mhai_html_live_style.size);
     } else if (file == MHA_LIVE_SCRIPT) {
-        mhai_html_write_script(true, &writer);
+        mhai_html_write_script(&mhai_html_server_script, &writer);
     } else {
         return mha_fail(MHA_ERR_ARGUMENT, "mha_render_live_file: there is no file %d", (int)file);
     }

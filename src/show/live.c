@@ -3,7 +3,6 @@
 #include "show/live.h"
 
 #include <multihead/component.h>
-#include <multihead/render_live.h>
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -132,9 +131,10 @@ static mha_status save(mhai_live_asked *a)
 
 /* ---- the page -------------------------------------------------------------------------------- */
 
-static mha_status page(mhai_live_asked *a)
+/* With an explorer a page of its own, otherwise one that asks a server. */
+static mha_status write_page(const mha_live *live, const mha_explorer *explorer,
+                             const mha_sink *sink)
 {
-    const mha_live *live = a->live;
     char size[64], most[64], producer[64];
     mha_format(size, sizeof size, "%" PRId64 " \u00d7 %" PRId64, live->info.layers,
                live->info.heads);
@@ -154,7 +154,21 @@ static mha_status page(mhai_live_asked *a)
                                .fact_count = sizeof facts / sizeof *facts,
                                .same_labels = true,
                                .producer = producer};
-    return mha_render_live_page(&figure, &report, a->sink);
+    return explorer ? mha_render_explorer(&figure, &report, explorer, sink)
+                    : mha_render_live_page(&figure, &report, sink);
+}
+
+static mha_status page(mhai_live_asked *a)
+{
+    return write_page(a->live, NULL, a->sink);
+}
+
+mha_status mha_live_explorer(const mha_live *live, const mha_explorer *explorer,
+                             const mha_sink *sink)
+{
+    if (!live || !explorer || !sink)
+        return mha_fail(MHA_ERR_NULL, "live: live, explorer and sink are required");
+    return write_page(live, explorer, sink);
 }
 
 static mha_status style(mhai_live_asked *a)

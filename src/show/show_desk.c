@@ -110,6 +110,11 @@ mha_status mha_show_desk(const mha_desk *desk, const mha_maps *source,
     if (!desk || !source || !show)
         return mha_fail(MHA_ERR_NULL, "show: desk, source and show are required");
     *show = (mha_show){0};
+    if (source->rows.count != desk->tokens)
+        return mha_fail(MHA_ERR_SHAPE,
+                        "show: source has %" PRId64 " rows, expected the %" PRId64
+                        " tokens of the desk",
+                        source->rows.count, desk->tokens);
     MHA_TRY(mhai_show_options(given, &options));
     const mha_status status = make(desk, source, &options, show);
     if (status != MHA_OK) mha_show_free(show);

@@ -250,7 +250,7 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
     *panel =
         (mha_panel){.values = map, .name = text->name, .group = group, .masked = maker->masked};
     mha_format(text->name, sizeof text->name, "L%" PRId64 "H%" PRId64, layer, head);
-    if (maker->maps->twin)
+    if (maker->maps->twin && maker->maps->twin[layer])
         panel->twin =
             maker->maps->twin[layer] + head * maker->maps->rows.count * maker->maps->cols.count;
     if (maker->values) {
@@ -258,7 +258,7 @@ static void make_panel(panel_maker *maker, int64_t layer, int64_t head, int64_t 
         double hidden =
             copy_cells(maker, map, (maker->options->flags & MHA_SHOW_RENORMALISE), cells);
         maker->hidden_sum += hidden;
-        if (maker->twins) {
+        if (maker->twins && panel->twin) {
             float *twin = maker->twins + maker->count * maker->rows.count * maker->cols.count;
             copy_cells(maker, panel->twin, false, twin);
             panel->twin = twin;

@@ -20,12 +20,12 @@ static void put_tokens(mha_json *json, const char *name, const mha_tokens *token
     for (int64_t i = 0; i < tokens->count; i++) {
         mha_json_object(json, NULL);
         mha_json_text(json, "token", tokens->labels[i]);
-        put_count(json, "id", tokens->ids[i]);
-        put_count(json, "type", tokens->types[i]);
-        put_count(json, "text", tokens->sequence[i]);
-        put_count(json, "begin", tokens->begin[i]);
-        put_count(json, "end", tokens->end[i]);
-        mha_json_bool(json, "special", tokens->special[i]);
+        put_count(json, "id", tokens->ids ? tokens->ids[i] : -1);
+        put_count(json, "type", tokens->types ? tokens->types[i] : -1);
+        put_count(json, "text", tokens->sequence ? tokens->sequence[i] : -1);
+        put_count(json, "begin", tokens->begin ? tokens->begin[i] : -1);
+        put_count(json, "end", tokens->end ? tokens->end[i] : -1);
+        mha_json_bool(json, "special", tokens->special && tokens->special[i]);
         mha_json_end(json);
     }
     mha_json_end(json);
@@ -125,6 +125,11 @@ static void put_head(mha_json *json, const mha_desk *d, int64_t h)
 mha_status mha_desk_write_json(const mha_desk *d, const mha_maps *source, const mha_sink *sink)
 {
     mha_json json = {.sink = sink};
+    if (source->rows.count != d->tokens)
+        return mha_fail(MHA_ERR_SHAPE,
+                        "mha_desk_write_json: source has %" PRId64 " rows, expected the %" PRId64
+                        " tokens of the desk",
+                        source->rows.count, d->tokens);
     mha_json_object(&json, NULL);
     mha_json_text(&json, "format", "multihead-desk");
     mha_json_integer(&json, "version", 1);

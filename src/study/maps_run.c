@@ -33,7 +33,7 @@ static mha_status choose(mha_room *room, const mha_transformer_desc *d, const ui
 static mha_status make_blocks(mha_room *room, int64_t cell, mha_maps *maps)
 {
     const mha_tokens all = maps->rows;
-    const int64_t blocks = (all.count + cell - 1) / cell;
+    const int64_t blocks = all.count / cell + (all.count % cell != 0);
     const char **labels;
     MHA_TRY(MHA_ROOM_ALLOC(room, blocks, &labels));
     for (int64_t i = 0; i < blocks; i++) {
@@ -74,13 +74,13 @@ static bool twins_fit(const mha_maps *maps)
 static mha_status take(mha_room *room, const mha_transformer_desc *d, const mha_maps_desc *desc,
                        mha_maps *maps)
 {
-    const bool whole = desc->cell <= 1 && !desc->source;
+    const bool self = desc->cell <= 1 && !desc->source;
     if (desc->cell > 1) MHA_TRY(make_blocks(room, desc->cell, maps));
     const int64_t T = maps->rows.count, S = maps->cols.count;
     MHA_TRY(take_layers(room, maps, T * S, &maps->layer));
-    if (desc->flags & MHA_MAPS_TWINS && whole && twins_fit(maps))
+    if (desc->flags & MHA_MAPS_TWINS && self && twins_fit(maps))
         MHA_TRY(take_layers(room, maps, T * S, &maps->twin));
-    if (!(desc->flags & MHA_MAPS_NEURONS) || desc->cell > 1) return MHA_OK;
+    if (!(desc->flags & MHA_MAPS_NEURONS) || !self) return MHA_OK;
     maps->channels = d->head_dim ? d->head_dim : d->embed_dim / d->num_heads;
     MHA_TRY(take_layers(room, maps, desc->tokens->count * maps->channels, &maps->queries));
     MHA_TRY(take_layers(room, maps, desc->tokens->count * maps->channels, &maps->keys));
@@ -98,6 +98,10 @@ static mha_status check(mha_model *model, const mha_maps_desc *given, mha_maps_d
                             given->struct_size));
     if (desc->flags & ~known) return mha_fail(MHA_ERR_UNSUPPORTED, "maps: flags has unknown bits");
     if (!desc->tokens) return mha_fail(MHA_ERR_NULL, "maps: tokens is NULL");
+    if (desc->source && desc->cell > 1)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "maps: cell is %" PRId64 ", expected 0 or 1 for an encoder-decoder",
+                        desc->cell);
     if (!desc->source == !mha_model_encoder(model)) return MHA_OK;
     return mha_fail(MHA_ERR_UNSUPPORTED, "maps: source is %s, and the model is %s encoder-decoder",
                     desc->source ? "set" : "NULL", desc->source ? "no" : "an");
@@ -141,7 +145,13 @@ mha_status mha_maps_add_rows(mha_context *context, const mha_maps *maps, int64_t
                              const mha_tensor *p)
 {
     if (!maps || !p || !maps->layer) return mha_fail(MHA_ERR_NULL, "maps: a map or p is NULL");
+    if (layer < 0 || layer >= maps->layers)
+        return mha_fail(MHA_ERR_ARGUMENT, "maps: layer is %" PRId64 ", expected 0 to %" PRId64,
+                        layer, maps->layers - 1);
     if (!maps->layer[layer]) return MHA_OK;
+    if (p->ndim > 0 && p->shape[0] > maps->heads)
+        return mha_fail(MHA_ERR_SHAPE, "maps: p has %" PRId64 " heads, expected at most %" PRId64,
+                        p->shape[0], maps->heads);
     const int64_t shape[] = {p->shape[0], maps->rows.count, maps->cols.count};
     const mha_tensor to = mha_tensor_contiguous(maps->layer[layer], MHA_F32, 3, shape);
     return mha_attention_pool_rows(context, p, row, maps->cell > 1 ? maps->cell : 1,
@@ -385,11 +395,27 @@ static mha_status label(mha_room *room, const mha_tokens *a, const mha_tokens *b
     return MHA_OK;
 }
 
+/* Whether the other has every layer that these have. */
+static mha_status check_layers(const mha_maps *maps, const mha_maps *other)
+{
+    if (maps->layers != other->layers || maps->heads != other->heads)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "the maps are of %" PRId64 " x %" PRId64 " heads, the others of %" PRId64
+                        " x %" PRId64 ": both must be of one model",
+                        maps->layers, maps->heads, other->layers, other->heads);
+    for (int64_t l = 0; l < maps->layers; l++)
+        if (maps->layer[l] && !other->layer[l])
+            return mha_fail(
+                MHA_ERR_ARGUMENT,
+                "the other maps have none of layer %" PRId64 ": both must be of the same heads", l);
+    return MHA_OK;
+}
+
 mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other, bool *same)
 {
     if (!maps || !other) return mha_fail(MHA_ERR_NULL, "mha_maps_subtract: NULL argument");
     const mha_tokens *a = &maps->rows, *b = &other->rows;
-    if (!(maps->flags & MHA_MAPS_SAME))
+    if (!(maps->flags & other->flags & MHA_MAPS_SAME))
         return mha_fail(MHA_ERR_UNSUPPORTED, "texts that look at themselves can be compared; give "
                                              "an encoder-decoder's encoder");
     if (maps->cell > 1 || other->cell > 1)
@@ -398,6 +424,7 @@ mha_status mha_maps_subtract(mha_maps *maps, const mha_maps *other, bool *same)
                         "cannot be compared; choose fewer heads");
     const int64_t at = first_difference(a, b), count = maps->heads * a->count * a->count;
     MHA_TRY(check_lengths(a, b, at));
+    MHA_TRY(check_layers(maps, other));
     MHA_TRY(label(&maps->memory, a, b, &maps->shown));
     for (int64_t l = 0; l < maps->layers; l++)
         for (int64_t i = 0; maps->layer[l] && i < count; i++)

@@ -349,7 +349,7 @@ static mha_status lay_out(mha_transformer *t)
     l.prefix = "lm_head";
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         t->output.weight = add(&l, ".weight", MHA_PARAMETER_MATRIX, d->vocab_size, d->embed_dim);
-    if (l.overflow || t->size > PTRDIFF_MAX / 64)
+    if (l.overflow || t->size > INT64_MAX / 64) /* a source's need not fit in memory */
         return mha_fail(MHA_ERR_SIZE, "transformer: its parameters do not fit in memory");
     return MHA_OK;
 }
@@ -358,10 +358,10 @@ static mha_status lay_out(mha_transformer *t)
 
 static mha_status allocate(mha_transformer *t, int64_t count, size_t size, void **memory)
 {
-    size_t bytes;
-    if (!mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX)
+    if (count > PTRDIFF_MAX / (int64_t)size)
         return mha_fail(MHA_ERR_SIZE, "transformer: %lld elements do not fit in memory",
                         (long long)count);
+    const size_t bytes = (size_t)count * size;
     *memory = t->allocator.alloc(t->allocator.user, bytes, 64);
     if (!*memory) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
     memset(*memory, 0, bytes);

@@ -41,7 +41,7 @@ def pictures():
                        re.findall(r">(-?[0-9.e-]+)</text>", drawn)[:3]] or (0, 1, 0)
     check(zero == 0 and low == -high < 0, f"a range about 0: {low} {zero} {high}")
     page = view(MODEL, TEXT, "--contrast", OTHER, "-o", "-").out.decode()
-    check("cat/dog" in page and "looks less at" in page, "the report")
+    check("cat/dog" in page and "attends less to" in page, "the report")
     again = view(MODEL, TEXT, "--contrast", OTHER, "-o", "-").out.decode()
     check(page == again, "the same bytes again")
     png = view(MODEL, TEXT, "--contrast", OTHER, "--png", "-", "--head", "0.0")

@@ -92,7 +92,7 @@ def json_fields():
 
 
 def topics():
-    check(len(COMMANDS) == 15, f"all subcommands are listed: {COMMANDS}")
+    check(len(COMMANDS) == 16, f"all subcommands are listed: {COMMANDS}")
     for command in COMMANDS:
         text = run(command, "--help").out
         check(run("help", command).out == text, f"help {command}")

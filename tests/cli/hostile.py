@@ -169,6 +169,11 @@ def table(f):
             (["--address", EVIL_TEXT, causal], USAGE, "text"), ([f["odd"]], None, "text"),
             ([FOLDER / os.fsdecode(EVIL)], NO_INPUT, "text"), ([causal, "red", EVIL], USAGE, "text"),
             (["--port", EVIL_TEXT, causal], USAGE, "text")],
+        "page": [
+            ([f["odd"]], None, "text"), ([FOLDER / os.fsdecode(EVIL)], NO_INPUT, "text"),
+            ([causal, "red", EVIL], USAGE, "text"), ([causal, EVIL_TEXT], None, "text"),
+            ([causal, "--module", f["odd"], "-o", "-"], BAD_INPUT, "text"),
+            ([causal, "--module", FOLDER / os.fsdecode(EVIL)], NO_INPUT, "text")],
         "count": [
             ([causal], 0, "text"), ([bert], 0, "text"), ([bert, "--json"], 0, "json"),
             ([f["config"]], UNSUPPORTED, "text"), (["--like", EVIL_TEXT], USAGE, "text"),

@@ -3,7 +3,9 @@
  *   messages   messages of all sizes between all pairs, trees, agreement; with a second transport over
  *              a communicator of the caller's own
  *   large      one of more than 1 GiB, which travels in pieces
- *   silent     rank 1 sends nothing: the wait of rank 0 ends at the deadline, and names it
+ *   silent     rank 2 sends nothing: the wait of rank 1 ends at the deadline, that of rank 0 with it, and both name rank
+ *              2; only ranks that have exchanged messages receive a farewell
+ *   broken     the second piece of a large message fails: the first one is cancelled
  *   wrong      rank 1 sends fewer bytes than are expected
  *   abort      rank 1 ends all, while the others wait for ever
  *
@@ -104,6 +106,55 @@ static void large(const mha_transport *t)
     free(bytes);
 }
 
+/* ---- what the transport asks of MPI ----------------------------------------------------------- */
+
+static bool told[8];                   /* ranks to which farewells were sent */
+static int receives_left = 1000000000; /* before they fail */
+static int cancelled;
+
+int MPI_Isend(const void *bytes, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+              MPI_Request *request)
+{
+    if (!bytes && to < 8) told[to] = true;
+    return PMPI_Isend(bytes, count, type, to, tag, comm, request);
+}
+
+int MPI_Irecv(void *bytes, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
+              MPI_Request *request)
+{
+    if (receives_left-- <= 0) return MPI_ERR_OTHER;
+    return PMPI_Irecv(bytes, count, type, from, tag, comm, request);
+}
+
+int MPI_Cancel(MPI_Request *request)
+{
+    cancelled++;
+    return PMPI_Cancel(request);
+}
+
+/* The second piece of a message cannot be received: the first one is given up. Its memory is not touched. */
+static void broken(const mha_transport *t)
+{
+    const size_t count = ((size_t)1 << 30) + 5;
+    unsigned char *bytes = calloc(count, 1);
+    mha_transfer transfer;
+    CHECK(bytes);
+    receives_left = 1;
+    CHECK(t->receive(t->user, 1, 0, bytes, count, &transfer) == MHA_ERR_RANK);
+    CHECK(cancelled == 1);
+    CHECK(!t->wait(t->user, &transfer)); /* there is none */
+    CHECK(t->receive(t->user, 1, 0, bytes, 1, &transfer) == MHA_ERR_RANK);
+    free(bytes);
+}
+
+/* Ranks 0 and 1 exchange a message, the other ranks none. */
+static void meet(const mha_transport *t)
+{
+    char byte = 0;
+    CHECK(!(t->rank == 1 ? mha_transport_send(t, 0, &byte, 1)
+                         : mha_transport_receive(t, 1, &byte, 1)));
+}
+
 /* The wait for the next rank ends, with the number of the one that is lost, and nothing works afterwards. */
 static void lost(const mha_transport *t, const char *sentence)
 {
@@ -137,9 +188,14 @@ int main(int count, char **arguments)
         with_communicator();
     } else if (!strcmp(what, "large")) {
         large(t);
+    } else if (!strcmp(what, "broken")) {
+        if (t->rank == 0) broken(t);
     } else if (silent && t->rank == 0) {
+        meet(t);
         lost(t, "rank 2 is lost: rank 1 waited for it in vain");
+        CHECK(told[1] && !told[2] && !told[3]);
     } else if (silent && t->rank == 1) {
+        meet(t);
         lost(t, "rank 2 is lost: receiving 16 bytes was not complete after 0.5 seconds");
     } else if (wrong && t->rank == 1) {
         mha_transfer transfer;
@@ -156,7 +212,9 @@ int main(int count, char **arguments)
     }
     printf("rank %d of %d: %s\n", t->rank, t->size, what);
     fflush(stdout);
-    if (silent || wrong) { /* no orderly end; mpirun ends all with the first rank that leaves */
+    if (silent || wrong ||
+        !strcmp(what,
+                "broken")) { /* no orderly end; mpirun ends all with the first rank that leaves */
         MPI_Barrier(MPI_COMM_WORLD);
         _Exit(0);
     }

@@ -27,8 +27,10 @@ def main():
         assert done.returncode == 0, done
         assert sorted(done.stdout.split("\n")) == sorted(
             ["", *(f"rank {r} of {count}: messages" for r in range(count))]), done.stdout
-    done = ranks(3, "silent")
-    assert "rank 0 of 3" in done.stdout and "rank 1 of 3" in done.stdout, done
+    done = ranks(4, "silent")
+    assert "rank 0 of 4" in done.stdout and "rank 1 of 4" in done.stdout, done
+    done = ranks(2, "broken")
+    assert "rank 0 of 2" in done.stdout, done
     done = ranks(2, "wrong")
     assert "rank 0 of 2" in done.stdout, done
     done = ranks(3, "abort")
@@ -41,7 +43,7 @@ def main():
         assert done.returncode == 0 and done.stdout.count("the same bits") == 4, (count, done)
         done = mpirun.run(count, [os.environ["MPI_DECODE"], "bits"])
         assert done.returncode == 0 and done.stdout.count("the same bits") == 2, (count, done)
-    print("mpi: messages of 1, 2, 3, 5 ranks; silent, wrong and aborting ranks; attention and decoding over ranks")
+    print("mpi: messages of 1, 2, 3, 5 ranks; silent, wrong, broken and aborting ranks; attention and decoding over ranks")
     return 0
 
 

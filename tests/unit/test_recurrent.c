@@ -152,11 +152,10 @@ static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t
             write[c] -= e->s[d * Dv + c] * k[d];
         write[c] *= strength;
     }
-    const double before = norm(e->s, D * Dv);
     for (int64_t d = 0; d < D; d++)
         for (int64_t c = 0; c < Dv; c++) e->s[d * Dv + c] += k[d] * write[c];
     e->error = most * e->error +
-               (double)(D + 80) * u * (before + norm(e->s, D * Dv) + norm(k, D) * norm(write, Dv));
+               (double)(D + 80) * u * (norm(e->s, D * Dv) + norm(k, D) * norm(write, Dv));
     for (int64_t d = 0; d < D; d++) {
         const double q = element(&x->q.view, x->H, b, h, t, d);
         q_norm += q * q;
@@ -166,7 +165,7 @@ static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t
         for (int64_t d = 0; d < D; d++)
             o[c] += scale * element(&x->q.view, x->H, b, h, t, d) * e->s[d * Dv + c];
     }
-    *bound = scale * sqrt(q_norm) * (e->error + (double)(D + 80) * u * norm(e->s, D * Dv)) + 1e-30;
+    *bound = scale * sqrt(q_norm) * e->error + 1e-30;
 }
 
 static int64_t length_of(const trial *x, int64_t b)
@@ -445,6 +444,153 @@ static void states_are_copied_written_and_reset(void **unused)
     trial_free(&x);
 }
 
+/* ---- a small call ------------------------------------------------------------------------------ */
+
+enum { FEW_H = 2, FEW_T = 90, FEW_D = 3, FEW_DV = 5 };
+
+typedef struct small {
+    float q[FEW_H * FEW_T * FEW_D], k[FEW_H * FEW_T * FEW_D], v[FEW_H * FEW_T * FEW_DV];
+    float decay[FEW_H * FEW_T], strength[FEW_H * FEW_T], o[FEW_H * FEW_T * FEW_DV];
+} small;
+
+/* Numbers that f16 and bf16 hold exactly. */
+static void fill_small(rng *r, float *x, size_t count, float offset)
+{
+    for (size_t i = 0; i < count; i++) x[i] = offset + (float)rng_between(r, -8, 8) / 16;
+}
+
+static void small_make(small *x, rng *r)
+{
+    fill_small(r, x->q, FEW_H * FEW_T * FEW_D, 0.03125f);
+    fill_small(r, x->k, FEW_H * FEW_T * FEW_D, 0.03125f);
+    fill_small(r, x->v, FEW_H * FEW_T * FEW_DV, 0.03125f);
+    fill_small(r, x->decay, FEW_H * FEW_T, -0.5f);
+    fill_small(r, x->strength, FEW_H * FEW_T, 0.75f);
+}
+
+/* By heads, as all tensors of a small call. */
+static mha_tensor few(void *data, mha_dtype dtype, int64_t last)
+{
+    return mha_tensor_contiguous(data, dtype, last ? 4 : 3, (int64_t[]){1, FEW_H, FEW_T, last});
+}
+
+static void small_run(mha_context *context, small *x, bool delta)
+{
+    const mha_tensor q = few(x->q, MHA_F32, FEW_D), k = few(x->k, MHA_F32, FEW_D),
+                     v = few(x->v, MHA_F32, FEW_DV), o = few(x->o, MHA_F32, FEW_DV),
+                     decay = few(x->decay, MHA_F32, 0), strength = few(x->strength, MHA_F32, 0);
+    mha_recurrent_desc desc = MHA_INIT(mha_recurrent_desc);
+    desc.flags = delta ? MHA_RECURRENT_DELTA : 0;
+    desc.log_decay = &decay, desc.strength = &strength;
+    expect_ok(mha_recurrent_forward(context, &desc, &q, &k, &v, NULL, &o));
+}
+
+/* Which outputs a non-finite number at token AT of head 1 reaches: those of its head from there on, of its
+ * channel (v) or of its token (q); the others keep their bits. */
+static void non_finite_numbers_reach_what_the_header_says(void **unused)
+{
+    (void)unused;
+    enum { AT = 70, INPUTS = 5 };
+    static small clean, spoiled;
+    rng r = rng_make(rng_run_seed(), 50000);
+    mha_context *context = context_with(1);
+    small_make(&clean, &r);
+    for (int i = 0; i < 2 * 2 * INPUTS; i++) {
+        const int input = i % INPUTS;
+        const bool delta = i / INPUTS % 2;
+        const float bad = i / INPUTS / 2 ? INFINITY : NAN;
+        spoiled = clean;
+        float *const to[INPUTS] = {spoiled.q + (FEW_T + AT) * FEW_D,
+                                   spoiled.k + (FEW_T + AT) * FEW_D,
+                                   spoiled.v + (FEW_T + AT) * FEW_DV + 2,
+                                   spoiled.decay + FEW_T + AT, spoiled.strength + FEW_T + AT};
+        *to[input] = bad;
+        small_run(context, &clean, delta);
+        small_run(context, &spoiled, delta);
+        for (int64_t at = 0; at < FEW_H * FEW_T * FEW_DV; at++) {
+            const int64_t c = at % FEW_DV, t = at / FEW_DV % FEW_T, h = at / FEW_DV / FEW_T;
+            const bool reached =
+                h == 1 && (input == 0 ? t == AT : t >= AT) && (input != 2 || c == 2);
+            assert_true(reached ? !isfinite(spoiled.o[at])
+                                : !memcmp(&spoiled.o[at], &clean.o[at], sizeof(float)));
+        }
+    }
+}
+
+/* f16 or bf16 of a number that either holds exactly. */
+static uint16_t half_of(float x, mha_dtype dtype)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (dtype == MHA_BF16) return (uint16_t)(bits >> 16);
+    return x == 0 ? 0
+                  : (uint16_t)((bits >> 16 & 0x8000) |
+                               (((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 0x3ff)));
+}
+
+/* The same numbers as f16 or bf16 give the same bits; o in 16 bits is within half a unit of its last place. */
+static void inputs_of_16_bits_give_the_bits_of_f32(void **unused)
+{
+    (void)unused;
+    static small x;
+    static uint16_t q[FEW_H * FEW_T * FEW_D], k[FEW_H * FEW_T * FEW_D], v[FEW_H * FEW_T * FEW_DV],
+        halves[FEW_H * FEW_T * FEW_DV];
+    static float o[FEW_H * FEW_T * FEW_DV];
+    rng r = rng_make(rng_run_seed(), 60000);
+    mha_context *context = context_with(2);
+    small_make(&x, &r);
+    small_run(context, &x, true);
+    for (int i = 0; i < 2; i++) {
+        const mha_dtype dtype = i ? MHA_BF16 : MHA_F16;
+        for (int64_t n = 0; n < FEW_H * FEW_T * FEW_D; n++)
+            q[n] = half_of(x.q[n], dtype), k[n] = half_of(x.k[n], dtype);
+        for (int64_t n = 0; n < FEW_H * FEW_T * FEW_DV; n++) v[n] = half_of(x.v[n], dtype);
+        const mha_tensor given[] = {few(q, dtype, FEW_D), few(k, dtype, FEW_D),
+                                    few(v, dtype, FEW_DV)},
+                         wide = few(o, MHA_F32, FEW_DV), narrow = few(halves, MHA_BF16, FEW_DV),
+                         decay = few(x.decay, MHA_F32, 0), strength = few(x.strength, MHA_F32, 0);
+        mha_recurrent_desc desc = MHA_INIT(mha_recurrent_desc);
+        desc.flags = MHA_RECURRENT_DELTA, desc.log_decay = &decay, desc.strength = &strength;
+        expect_ok(
+            mha_recurrent_forward(context, &desc, &given[0], &given[1], &given[2], NULL, &wide));
+        assert_memory_equal(o, x.o, sizeof o);
+        expect_ok(
+            mha_recurrent_forward(context, &desc, &given[0], &given[1], &given[2], NULL, &narrow));
+        for (int64_t n = 0; n < FEW_H * FEW_T * FEW_DV; n++) {
+            const uint32_t bits = (uint32_t)halves[n] << 16;
+            float value;
+            memcpy(&value, &bits, sizeof value);
+            assert_true(fabsf(value - o[n]) <= 0x1p-8f * fabsf(o[n]) + 0x1p-134f);
+        }
+    }
+}
+
+/* Axes without elements may have any length; sizes of states do not wrap. */
+static void sizes_beyond_memory(void **unused)
+{
+    (void)unused;
+    const int64_t far = INT64_C(1) << 40;
+    mha_context *context = context_with(1);
+    float one = 1;
+    mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){far, far, 0, 3}),
+               o = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){far, far, 0, 2});
+    for (int i = 0; i < 4; i++) q.stride[i] = o.stride[i] = 0;
+    expect_ok(mha_recurrent_forward(context, NULL, &q, &q, &o, NULL, &o));
+    q = mha_tensor_contiguous(&one, MHA_F32, 4, (int64_t[]){1, 1, far, 1});
+    q.stride[2] = 0;
+    o = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, 1, far, 0});
+    expect_ok(mha_recurrent_forward(context, NULL, &q, &q, &o, NULL, &o));
+    mha_recurrent_state_desc size = MHA_INIT(mha_recurrent_state_desc);
+    mha_recurrent_state *state = NULL;
+    size.batch = size.heads = far, size.head_dim = 1;
+    expect_error(mha_recurrent_state_create(context, &size, &state), MHA_ERR_SIZE, "heads");
+    size.heads = 1, size.head_dim = INT64_MAX;
+    expect_error(mha_recurrent_state_create(context, &size, &state), MHA_ERR_SIZE, "too large");
+    size.head_dim = 1, size.value_dim = INT64_MAX;
+    expect_error(mha_recurrent_state_create(context, &size, &state), MHA_ERR_SIZE, "too large");
+    assert_null(state);
+}
+
 static mha_status no_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
 {
     (void)b, (void)row, (void)p;
@@ -513,7 +659,8 @@ static void misuse_is_refused(void **unused)
     c.lengths[0] = c.lengths[1] = 5;
     expect_ok(make_call(context, &c));
     c.decay = mha_tensor_contiguous(memory[4], MHA_F32, 4, (int64_t[]){1, 1, 5, 3});
-    expect_error(make_call(context, &c), MHA_ERR_ARGUMENT, "log_decay: has 4 axes, expected 3");
+    expect_error(make_call(context, &c), MHA_ERR_ARGUMENT,
+                 "log_decay: is per channel, expected per head");
     c.desc.log_decay = NULL;
     expect_error(mha_recurrent_visit_rows(context, &c.desc, &c.q, &c.k, 4, 0, no_rows, &c),
                  MHA_ERR_CALLBACK, "");
@@ -529,4 +676,7 @@ RUN_TESTS(TEST(outputs_and_states_are_within_the_bound),
           TEST(parts_of_any_sizes_have_the_bits_of_the_whole),
           TEST(rows_of_the_map_times_values_are_the_outputs),
           TEST(nothing_of_later_tokens_reaches_earlier_ones),
-          TEST(states_are_copied_written_and_reset), TEST(misuse_is_refused))
+          TEST(states_are_copied_written_and_reset),
+          TEST(non_finite_numbers_reach_what_the_header_says),
+          TEST(inputs_of_16_bits_give_the_bits_of_f32), TEST(sizes_beyond_memory),
+          TEST(misuse_is_refused))

@@ -492,7 +492,9 @@ static void maps_are_of_every_kind(void **state)
                                                     .study = study,
                                                     .measured = &measured,
                                                     .on = on}),
-             blocks = maps_of(model, &(mha_maps_desc){.tokens = &tokens, .cell = 3});
+             blocks = maps_of(model, &(mha_maps_desc){.tokens = &tokens, .cell = 3}),
+             one = maps_of(model, &(mha_maps_desc){.tokens = &tokens, .cell = INT64_MAX});
+    assert_int_equal(one.rows.count, 1);
     assert_true(measured && whole.twin && also.queries && !also.twin);
     assert_int_equal(whole.flags, MHA_MAPS_SAME | MHA_MAPS_CAUSAL);
     assert_int_equal(mha_maps_count(&whole, 0), H);
@@ -511,8 +513,15 @@ static void maps_are_of_every_kind(void **state)
                     most = whole.layer[1][(h * T + t) * T + k];
         assert_true(blocks.layer[1][i] == most);
     }
+    /* Blocks have labels only. */
+    assert_null(blocks.rows.ids);
+    mha_buffer json = {0};
+    const mha_sink sink = mha_buffer_sink(&json);
+    expect_ok(mha_maps_write_json(&blocks, &sink));
+    mha_buffer_free(&json);
     mha_study_destroy(study);
     mha_maps_free(&whole), mha_maps_free(&also), mha_maps_free(&blocks);
+    mha_maps_free(&one);
     mha_maps_free(NULL);
     mha_tokens_free(&tokens);
     mha_model_destroy(model);
@@ -527,12 +536,17 @@ static void texts_are_subtracted(void **state)
     mha_maps a = maps_of(model, &(mha_maps_desc){.tokens = &text[0]}),
              b = maps_of(model, &(mha_maps_desc){.tokens = &text[1]}),
              c = maps_of(model, &(mha_maps_desc){.tokens = &text[2]}),
-             d = maps_of(model, &(mha_maps_desc){.tokens = &text[0], .cell = 2});
+             d = maps_of(model, &(mha_maps_desc){.tokens = &text[0], .cell = 2}),
+             e = maps_of(model, &(mha_maps_desc){.tokens = &text[1], .on = (uint8_t[L * H]){1}});
     const float before = a.layer[1][5];
+    mha_maps fewer = b;
+    fewer.layers--;
     bool same = true;
     expect_error(mha_maps_subtract(&a, &c, NULL), MHA_ERR_SIZE, "the shorter one begins");
     expect_error(mha_maps_subtract(&b, &c, NULL), MHA_ERR_SIZE, "part at token 2");
     expect_error(mha_maps_subtract(&a, &d, NULL), MHA_ERR_UNSUPPORTED, "blocks");
+    expect_error(mha_maps_subtract(&a, &e, NULL), MHA_ERR_ARGUMENT, "none of layer 1");
+    expect_error(mha_maps_subtract(&a, &fewer, NULL), MHA_ERR_ARGUMENT, "of one model");
     assert_true(a.layer[1][5] == before && !(a.flags & MHA_MAPS_CONTRAST));
     expect_ok(mha_maps_subtract(&a, &b, &same));
     assert_true(!same && a.flags & MHA_MAPS_CONTRAST);
@@ -540,6 +554,7 @@ static void texts_are_subtracted(void **state)
     assert_null(a.shown[1]);
     assert_string_equal(a.shown[2], "cat/dog");
     mha_maps_free(&a), mha_maps_free(&b), mha_maps_free(&c), mha_maps_free(&d);
+    mha_maps_free(&e);
     for (int i = 0; i < 3; i++) mha_tokens_free(&text[i]);
     mha_model_destroy(model);
 }
@@ -563,6 +578,21 @@ static void misuse_of_maps(void **state)
     expect_error(mha_desk_measure(context, NULL, &tokens, 0, &desk), MHA_ERR_NULL, "NULL");
     assert_null(desk.terms);
 #undef RUN
+    expect_ok(mha_maps_make(model, &desc, &maps));
+    float zeros[H + 1] = {0};
+    const mha_tensor p = mha_tensor_contiguous(zeros, MHA_F32, 3, (int64_t[]){H + 1, 1, 1});
+    expect_error(mha_maps_add_rows(context, &maps, L, 0, &p), MHA_ERR_ARGUMENT, "layer is");
+    expect_error(mha_maps_add_rows(context, &maps, -1, 0, &p), MHA_ERR_ARGUMENT, "layer is -1");
+    expect_error(mha_maps_add_rows(context, &maps, 0, 0, &p), MHA_ERR_SHAPE, "heads, expected");
+    maps.rows.count--;
+    mha_show show;
+    mha_buffer json = {0};
+    const mha_sink sink = mha_buffer_sink(&json);
+    expect_ok(mha_desk_measure(context, mha_model_transformer(model), &tokens, 0, &desk));
+    expect_error(mha_desk_write_json(&desk, &maps, &sink), MHA_ERR_SHAPE, "rows, expected");
+    expect_error(mha_show_desk(&desk, &maps, NULL, &show), MHA_ERR_SHAPE, "rows, expected");
+    mha_buffer_free(&json);
+    mha_maps_free(&maps);
     mha_desk_free(&desk);
     mha_tokens_free(&tokens);
     mha_model_destroy(model);

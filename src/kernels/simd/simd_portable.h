@@ -133,13 +133,10 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
 {
     for (int i = 0; i < VF_LANES; i++) p[i] = mhai_f32_to_bf16(x[i]);
 }
-static inline vf vf_byte(vf bytes, int k)
+static inline __attribute__((always_inline)) vf vf_byte(vf bytes, int k)
 {
-    const vi bits = (vi)bytes;
-    vf x;
-    for (int i = 0; i < VF_LANES; i++)
-        x[i] = (float)(int32_t)((uint32_t)bits[i] << (24 - 8 * k) & 0xFF000000u);
-    return x;
+    typedef uint32_t vu __attribute__((vector_size(16)));
+    return __builtin_convertvector((vi)((vu)bytes << (24 - 8 * k) & 0xFF000000u), vf);
 }
 
 static inline vf vf_even_bf16(vf pairs)
@@ -186,7 +183,7 @@ static inline vf vf_div(vf a, vf b)
 {
     return a / b;
 }
-static inline vf vf_fma(vf a, vf b, vf c)
+static inline __attribute__((always_inline)) vf vf_fma(vf a, vf b, vf c)
 {
     return a * b + c;
 }

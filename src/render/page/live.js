@@ -1,23 +1,13 @@
-// The live page: a text is typed, a server that runs the model is asked, and the report's page shows
-// what comes. Heads are switched off or patched from a second text, and the prediction is shown beside
-// the one of the whole model. Everything that is asked for follows from `asked` and the page's state.
+// The live page: a text is typed, the model is asked, and the report's page shows what comes. Heads are
+// switched off or patched from a second text, and the prediction is shown beside the one of the whole model.
+// Everything that is asked for follows from `asked` and the page's state. The carrier is another file, which
+// has post(place, state, signal) and calls startLive(): server.js or explorer.js.
 
-const EXAMPLE = "The animal didn't cross the street because it was too tired";
+let example = "The animal didn't cross the street because it was too tired";
 const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false};
 const CLICKS = [["look", "shows it"], ["off", "switches it off"], ["patch", "patches it"]];
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
-
-const MOST_BYTES = 1 << 20; // of a request: the server closes on longer ones
-
-async function post(place, state, signal) {
-    const body = JSON.stringify(state);
-    if (new Blob([body]).size > MOST_BYTES) throw new Error("The text is longer than 1 MiB; shorten it.");
-    const reply = await fetch(place, {method: "POST", body, signal,
-        headers: {"Content-Type": "application/json"}});
-    if (!reply.ok) throw new Error((await reply.json()).error);
-    return reply;
-}
 
 // What the model computes.
 function runOf() {
@@ -81,9 +71,7 @@ function showStatus(text, wrong) {
 }
 
 function showFailure(error) {
-    if (error.name === "AbortError") return;
-    const lost = error instanceof TypeError; // fetch has no other sign of it
-    showStatus(lost ? "The server does not answer: it was ended." : error.message, true);
+    if (error.name !== "AbortError") showStatus(error.message, true);
 }
 
 function takeAnswer(given, since) {
@@ -319,7 +307,7 @@ function tellPlace(text) {
 function readPlace() {
     const place = new URLSearchParams(location.hash.slice(1)), before = JSON.stringify(runOf());
     const heads = name => new Set((place.get(name) ?? "").split(",").filter(h => /^L\d{1,9}H\d{1,9}$/.test(h)));
-    asked.text = place.get("text") ?? (asked.text || EXAMPLE);
+    asked.text = place.get("text") ?? (asked.text || example);
     asked.other = place.get("other") ?? "";
     asked.off = heads("off");
     asked.patched = heads("patched");
@@ -346,16 +334,6 @@ async function saveReport() {
         cmap: state.cmap, scale: state.scale, dark: state.dark};
     try {
         download("heads.html", "text/html", await (await post("save", body)).blob());
-    } catch (error) {
-        showFailure(error);
-    }
-}
-
-async function quit() {
-    try {
-        await post("quit", {});
-        showStatus("The server has ended. This page can be closed.", false);
-        byId("live-text").disabled = byId("live-other").disabled = byId("live-quit").disabled = true;
     } catch (error) {
         showFailure(error);
     }
@@ -404,7 +382,6 @@ saves.unshift(["report", [["HTML", saveReport]]]);
 saves.find(([name]) => name === "all maps")[1].splice(2);
 
 function startLive() {
-    document.body.append(byId("live-end")); // below all maps, where nobody presses it on the way
     buildChoices(byId("live-click"), "live-click", CLICKS, clickMeans, setClick);
     buildChoices(byId("live-at"), "live-at", [["all", "every token"], ["last", "the last token"]], asked.at,
         value => { asked.at = value; if (asked.patched.size) ask("maps"); rememberPlace(); });
@@ -414,11 +391,8 @@ function startLive() {
     byId("live-other").addEventListener("input", onType);
     byId("live-all-on").addEventListener("click", allOn);
     byId("live-more").addEventListener("click", () => { allTokens = !allTokens; drawNext(); });
-    byId("live-quit").addEventListener("click", quit);
     readPlace();
     ask("maps");
     byId("live-text").focus();
     byId("live-text").setSelectionRange(asked.text.length, asked.text.length);
 }
-
-startLive();

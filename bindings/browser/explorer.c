@@ -1,0 +1,72 @@
+/* A model in a browser: opened from the worker's files, asked as by any other carrier of live.h. One model
+ * at a time; worker.js calls these functions and starts another instance for another model. */
+#include <multihead/live.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A function that worker.js calls by this name. */
+#define FOR_WORKER(type, name, ...)                                        \
+    __attribute__((export_name(#name))) type explorer_##name(__VA_ARGS__); \
+    type explorer_##name(__VA_ARGS__)
+
+static struct {
+    mha_context *context;
+    mha_model *model;
+    mha_live *live;
+    char *name;        /* which live borrows */
+    mha_buffer answer; /* or what is wrong */
+} page;
+
+static int finish(mha_status status)
+{
+    if (status == MHA_OK) return 0;
+    const char *detail = mha_error_detail();
+    mha_buffer_free(&page.answer);
+    const mha_sink sink = mha_buffer_sink(&page.answer);
+    if (sink.write(sink.user, detail, strlen(detail)) != MHA_OK) mha_buffer_free(&page.answer);
+    return (int)status;
+}
+
+/* Room for a text of so many bytes from the worker, which frees it. NULL: no memory. */
+FOR_WORKER(void *, take, size_t bytes)
+{
+    return malloc(bytes ? bytes : 1);
+}
+
+FOR_WORKER(void, give, void *text)
+{
+    free(text);
+}
+
+/* Open the model at a path of the worker's files, under a name. 0, or a status: its answer says why. */
+FOR_WORKER(int, open, const char *path, const char *name)
+{
+    page.name = strdup(name);
+    const mha_live_options options = {.struct_size = sizeof options,
+                                      .name = page.name ? page.name : "model",
+                                      .advise_words =
+                                          "the model's vocab.txt or tokenizer.json lists them"};
+    mha_status status = mha_context_create(NULL, &page.context);
+    if (status == MHA_OK) status = mha_model_load(page.context, path, NULL, &page.model);
+    if (status == MHA_OK) status = mha_live_create(page.context, page.model, &options, &page.live);
+    return finish(status);
+}
+
+/* Answer a request at a place of live.h, likewise. */
+FOR_WORKER(int, answer, const char *place, const char *request, size_t bytes)
+{
+    mha_buffer_free(&page.answer);
+    const mha_sink sink = mha_buffer_sink(&page.answer);
+    return finish(mha_live_answer(page.live, mha_live_find(place), request, bytes, &sink));
+}
+
+FOR_WORKER(const void *, answer_data, void)
+{
+    return page.answer.data;
+}
+
+FOR_WORKER(size_t, answer_bytes, void)
+{
+    return page.answer.size;
+}

@@ -1,0 +1,224 @@
+/* multihead page: what serve shows as one HTML file, with the library as WebAssembly and the model inside. */
+#include "common/arena.h"
+#include "common/commands.h"
+#include "common/files.h"
+#include "common/option_rows.h"
+#include "common/print.h"
+#include "common/text_model.h"
+
+#include <multihead/io.h>
+#include <multihead/live.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define PAGE "page" /* the name in messages */
+
+typedef struct page_options {
+    const char *model, *text, *output, *module;
+    int quiet;
+} page_options;
+
+static const args_option option_table[] = {
+    ROW_HEADING("Output"),
+    ROW_OUTPUT(page_options, output, "FILE", "write there; default: explorer.html"),
+    ROW_HEADING("Other"),
+    ROW_TEXT("module", page_options, module, "FILE",
+             "the library as WebAssembly, compressed by gzip; the\ndefault lies where the program "
+             "was installed or built"),
+    ROW_QUIET(page_options, "no notes on stderr, only warnings and errors"),
+    ROW_HELP,
+};
+
+const args_page page_page = {
+    .command = PAGE,
+    .summary = "write the page of serve as one HTML file that computes",
+    .usage = "page [options] MODEL [\"text\"]",
+    .examples = "multihead page MODEL -o explorer.html\n"
+                "multihead page MODEL \"the king was cold\"",
+    .notes = "The file holds the page, the library as WebAssembly and the model. A browser\n"
+             "opens it from the disk, without a server and a network; its reader may open\n"
+             "other models in it. docs/explorer.md is the manual.",
+    ARGS_OPTIONS(option_table),
+};
+
+/* What a page can be opened with: base64 takes a third more, and browsers limit texts to 512 MB. */
+enum { MOST_BYTES = 256 << 20, MOST_FILES = 256, PATH_BYTES = 4096 };
+
+typedef struct page_files {
+    mha_explorer_file items[MOST_FILES];
+    int64_t count;
+} page_files;
+
+static void forget(void *bytes)
+{
+    mha_file_free(bytes);
+}
+
+/* ---- the model's files ----------------------------------------------------------------------- */
+
+static cli_exit add_file(const char *path, const char *name, page_files *files)
+{
+    char *bytes = NULL, *own;
+    size_t size = 0;
+    if (files->count == MOST_FILES)
+        return cli_fail(CLI_UNSUPPORTED, PAGE, "%s: more than %d files", path, (int)MOST_FILES);
+    CLI_TRY(cli_check(PAGE, mha_file_read(path, MOST_BYTES, &bytes, &size)));
+    CLI_TRY(arena_keep(PAGE, bytes, forget));
+    CLI_TRY(arena_text(PAGE, name, strlen(name), &own));
+    files->items[files->count++] = (mha_explorer_file){own, bytes, size};
+    return CLI_OK;
+}
+
+/* What the library reads of a folder; its other files, such as the state of a training, stay out. */
+static bool is_of_model(const char *name, bool shards)
+{
+    static const char *const names[] = {
+        "config.json",       "generation_config.json",       "tokenizer.json",
+        "vocab.txt",         "tokenizer_config.json",        "special_tokens_map.json",
+        "added_tokens.json", "model.safetensors.index.json", "model.safetensors"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) return true;
+    const size_t length = strlen(name);
+    return shards && !strncmp(name, "model-", 6) && length > 12 &&
+           !strcmp(name + length - 12, ".safetensors");
+}
+
+static void close_folder(void *folder)
+{
+    closedir(folder);
+}
+
+static cli_exit add_folder(const char *folder, const char *name, page_files *files)
+{
+    char path[PATH_BYTES], inside[PATH_BYTES];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    const bool shards = stat(path, &status) != 0;
+    DIR *open = opendir(folder);
+    if (!open)
+        return cli_fail(CLI_NO_INPUT, PAGE, "%s: cannot list it: %s", folder, strerror(errno));
+    CLI_TRY(arena_keep(PAGE, open, close_folder));
+    for (const struct dirent *entry; (entry = readdir(open)) != NULL;) {
+        if (!is_of_model(entry->d_name, shards)) continue;
+        if (snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
+            snprintf(inside, sizeof inside, "%s/%s", name, entry->d_name) >= (int)sizeof inside)
+            return cli_fail(CLI_NO_INPUT, PAGE, "%s: the path is too long", folder);
+        CLI_TRY(add_file(path, inside, files));
+    }
+    return CLI_OK;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const mha_explorer_file *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+static cli_exit add_model(const text_model *model, page_files *files)
+{
+    struct stat status;
+    if (stat(model->folder, &status) == 0 && S_ISREG(status.st_mode))
+        return add_file(model->folder, model->name, files);
+    CLI_TRY(add_folder(model->folder, model->name, files));
+    qsort(files->items, (size_t)files->count, sizeof *files->items, by_name);
+    return CLI_OK;
+}
+
+/* ---- the library ------------------------------------------------------------------------------ */
+
+static cli_exit add_module(const page_options *options, mha_explorer *explorer)
+{
+    static const char *const places[] = {"page/explorer.wasm.gz",
+                                         "../share/multihead/explorer.wasm.gz"};
+    char path[PATH_BYTES], *bytes = NULL;
+    mha_status status = MHA_ERR_FILE;
+    for (size_t i = 0; i < sizeof places / sizeof *places && !options->module && status; i++)
+        if (files_beside_program(places[i], path, sizeof path))
+            status = mha_file_read(path, MOST_BYTES, &bytes, &explorer->module_bytes);
+    if (options->module)
+        CLI_TRY(cli_check(
+            PAGE, mha_file_read(options->module, MOST_BYTES, &bytes, &explorer->module_bytes)));
+    else if (status)
+        return cli_fail(CLI_UNSUPPORTED, PAGE,
+                        "the library compiled to WebAssembly is not there: script/page in the "
+                        "sources makes it (it installs Debian's emscripten, 400 MB); or name "
+                        "explorer.wasm.gz with --module");
+    explorer->module = bytes;
+    CLI_TRY(arena_keep(PAGE, bytes, forget));
+    if (explorer->module_bytes < 2 || memcmp(bytes, "\x1f\x8b", 2) != 0)
+        return cli_fail(CLI_BAD_INPUT, PAGE, "--module: %s is not compressed by gzip",
+                        options->module ? options->module : path);
+    return CLI_OK;
+}
+
+/* ---- the page --------------------------------------------------------------------------------- */
+
+typedef struct drawing {
+    const mha_live *live;
+    const mha_explorer *explorer;
+} drawing;
+
+static mha_status draw(const void *user, const mha_sink *sink)
+{
+    const drawing *d = user;
+    return mha_live_explorer(d->live, d->explorer, sink);
+}
+
+ARENA_RELEASE(end_live, mha_live_destroy)
+
+static cli_exit check_text(const page_options *options, const text_model *model)
+{
+    mha_tokens *tokens;
+    if (!options->text) return CLI_OK;
+    return text_model_encode(model, &(text_limits){0}, options->text, strlen(options->text), NULL,
+                             0, &tokens);
+}
+
+static cli_exit run(const page_options *options)
+{
+    text_model model;
+    mha_live *live = NULL;
+    page_files *files;
+    mha_explorer explorer = {.struct_size = sizeof explorer, .text = options->text};
+    CLI_TRY(text_model_open(PAGE, options->model, 0, false, &model));
+    if (model.encoder)
+        return cli_fail(CLI_UNSUPPORTED, PAGE,
+                        "%s: an encoder-decoder needs two texts; write a page of %s/encoder",
+                        options->model, options->model);
+    CLI_TRY(check_text(options, &model));
+    CLI_TRY(add_module(options, &explorer));
+    const mha_live_options how = {.struct_size = sizeof how, .name = model.name};
+    CLI_TRY(cli_check(PAGE, mha_live_create(model.context, model.model, &how, &live)));
+    CLI_TRY(arena_keep(PAGE, live, end_live));
+    CLI_TRY(ARENA_ALLOC(PAGE, 1, &files));
+    CLI_TRY(add_model(&model, files));
+    explorer.path = explorer.name = model.name;
+    explorer.files = files->items;
+    explorer.file_count = files->count;
+    const drawing drawn = {.live = live, .explorer = &explorer};
+    CLI_TRY(cli_check(PAGE, files_draw(options->output, draw, &drawn)));
+    cli_note(options->quiet, "wrote %s: open it in a browser", options->output);
+    return cli_finish_stdout(PAGE, CLI_OK);
+}
+
+cli_exit cmd_page(int count, char *const *arguments)
+{
+    page_options options = {0};
+    args_line line = {0};
+    CLI_TRY(args_parse(&page_page, count, arguments, &options, &line));
+    if (line.plain.count == 0 || !*line.plain.items[0])
+        return cli_fail(CLI_USAGE, PAGE, "the model is missing: multihead page MODEL");
+    if (line.plain.count > 2)
+        return cli_fail(CLI_USAGE, PAGE,
+                        "'%s' is one argument too many; put quotes around the text",
+                        line.plain.items[2]);
+    options.model = line.plain.items[0];
+    options.text = line.plain.count > 1 ? line.plain.items[1] : NULL;
+    if (!options.output) options.output = "explorer.html";
+    return run(&options);
+}

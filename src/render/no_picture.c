@@ -1,0 +1,8 @@
+/* In a browser: the report has no picture for readers without scripts, which would need libpng. */
+#include "html.h"
+
+mha_status mhai_html_make_picture(mhai_html_page *page)
+{
+    (void)page;
+    return MHA_OK;
+}

@@ -1,0 +1,181 @@
+
+// The explorer's carrier: the library in a worker, and the model of this file or one that the reader opens.
+
+const ended = () => new DOMException("ended", "AbortError");
+const unzip = bytes => new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")))
+    .arrayBuffer();
+
+// Everything of the file that is not the page; then the page is small enough to be kept as a text.
+function takeParts() {
+    const module = byId("explorer-module"), worker = byId("explorer-worker");
+    const files = [...document.querySelectorAll(".explorer-file")];
+    const taken = {
+        module: unzip(bytesOf(module.textContent)),
+        worker: URL.createObjectURL(new Blob([worker.textContent], {type: "text/javascript"})),
+        text: module.dataset.text, running: null, opened: null, ready: false, opening: false, asked: new Map(), count: 0,
+        model: {path: module.dataset.path, name: module.dataset.name,
+            files: files.map(part => ({name: part.dataset.name, content: bytesOf(part.textContent)}))}
+    };
+    for (const part of [module, worker, ...files]) part.remove();
+    taken.page = document.documentElement.outerHTML;
+    return taken;
+}
+
+const parts = window.multihead ??= takeParts(); // for a page that is written over this one
+
+// -- the worker ----------------------------------------------------------------------------------
+
+function call(message) {
+    const id = ++parts.count;
+    return new Promise((resolve, reject) => {
+        parts.asked.set(id, {resolve, reject});
+        parts.running.postMessage({...message, id});
+    });
+}
+
+function endWorker() {
+    parts.running?.terminate();
+    for (const {reject} of parts.asked.values()) reject(ended());
+    parts.asked.clear();
+}
+
+function onAnswer({data}) {
+    if (data.reading !== undefined) return showReading(data);
+    const {resolve, reject} = parts.asked.get(data.id) ?? {};
+    parts.asked.delete(data.id);
+    if (data.lost !== undefined) return onLost(data.lost, reject);
+    if (data.status === 0) resolve?.(data.bytes);
+    else reject?.(new Error(new TextDecoder().decode(data.bytes)));
+}
+
+// A worker that failed cannot be used again. One that failed to open its model is not started again here.
+function onLost(why, reject) {
+    reject?.(new Error(`The computation was stopped (${why}), probably for lack of memory. Shorten the text, ` +
+        "or close other pages."));
+    if (parts.ready) parts.opened = open(parts.model);
+}
+
+async function open(model) {
+    endWorker();
+    parts.ready = false;
+    parts.running = new Worker(parts.worker);
+    parts.running.onmessage = onAnswer;
+    parts.running.onerror = event => {
+        event.preventDefault();
+        const [first] = parts.asked.values();
+        parts.asked.clear();
+        onLost(event.message ?? "the worker ended", first?.reject);
+    };
+    const module = await parts.module;
+    await call({open: {module, path: model.path, name: model.name, files: model.files}});
+    parts.ready = true;
+}
+
+async function post(place, state, signal) {
+    await parts.opened;
+    const bytes = await call({place, request: JSON.stringify(state)});
+    if (signal?.aborted) throw ended();
+    return new Response(bytes);
+}
+
+// -- another model -------------------------------------------------------------------------------
+
+const MOST_BYTES = 2 ** 31 - 2 ** 20; // of a file: what an object in the library's memory may have
+const gigabytes = bytes => `${(bytes / 1e9).toFixed(1)} GB`;
+
+function tell(text, progress) {
+    byId("explorer-state").hidden = false;
+    byId("explorer-text").textContent = text;
+    byId("explorer-progress").hidden = progress === undefined;
+    if (progress >= 0) byId("explorer-progress").value = progress;
+}
+
+function showReading({reading, done, size}) {
+    if (parts.opening) tell(`reading ${reading}: ${Math.floor(100 * done / size)} %`, done / size);
+}
+
+// A GGUF file by itself, or the files of a folder: its name, and paths as the library asks for them.
+function modelOf(list, folder) {
+    const usable = list.filter(({name}) => !name.startsWith("."));
+    const gguf = usable.filter(({name}) => /\.gguf$/i.test(name));
+    if (!usable.length) throw new Error("There is no file in it.");
+    if (gguf.length > 1) throw new Error(`There are ${gguf.length} GGUF files in it; choose one of them.`);
+    const chosen = gguf.length ? gguf : usable, alone = chosen.length === 1;
+    const large = chosen.find(file => /\.(gguf|safetensors)$/i.test(file.name) && file.size > MOST_BYTES);
+    if (large)
+        throw new Error(`${large.name} has ${gigabytes(large.size)}; a page can hold ${gigabytes(MOST_BYTES)}.`);
+    const name = alone ? chosen[0].name : folder || "model";
+    return {name, path: name, files: chosen.map(file => ({name: alone ? name : `${name}/${file.name}`, content: file}))};
+}
+
+async function openOther(list, folder) {
+    if (!list.length) return;
+    try {
+        const model = modelOf(list, folder);
+        tell(`opening ${model.name}`, 0);
+        parts.opening = true;
+        parts.opened = open(model);
+        await parts.opened;
+        parts.opening = false;
+        parts.model = model;
+        writeOver(new TextDecoder().decode(await call({place: "page", request: ""})));
+    } catch (error) {
+        parts.opening = false;
+        tell(error.message);
+        if (!parts.ready) parts.opened = open(parts.model);
+    }
+}
+
+// A page of the same kind with the other model's head: what was built for its layers and heads is gone.
+function writeOver(html) {
+    const parse = text => new DOMParser().parseFromString(text, "text/html");
+    const page = parse(`<!DOCTYPE html>${parts.page}`), other = parse(html);
+    page.querySelector("header.head").replaceWith(page.importNode(other.querySelector("header.head"), true));
+    page.title = other.title;
+    clearTimeout(rememberTimer);
+    history.replaceState(null, "", `#${new URLSearchParams({text: asked.text})}`);
+    document.open();
+    document.write(`<!DOCTYPE html>${page.documentElement.outerHTML}`);
+    document.close();
+}
+
+// -- files that are picked or dropped ------------------------------------------------------------
+
+const folderOf = list => list[0]?.webkitRelativePath.split("/")[0];
+const topLevel = file => file.webkitRelativePath.split("/").length <= 2;
+
+function listFolder(entry) {
+    const reader = entry.createReader(), all = [];
+    return new Promise((resolve, reject) => {
+        const more = () => reader.readEntries(some => {
+            all.push(...some);
+            if (some.length) more();
+            else resolve(all.filter(one => one.isFile));
+        }, reject);
+        more();
+    });
+}
+
+const fileOf = entry => new Promise((resolve, reject) => entry.file(resolve, reject));
+
+async function onDrop(event) {
+    event.preventDefault();
+    const dropped = [...event.dataTransfer.files];
+    const entry = event.dataTransfer.items[0]?.webkitGetAsEntry?.();
+    if (!entry?.isDirectory) return openOther(dropped);
+    return openOther(await Promise.all((await listFolder(entry)).map(fileOf)), entry.name);
+}
+
+function onPick(event) {
+    const list = [...event.target.files].filter(topLevel);
+    event.target.value = "";
+    openOther(list, folderOf(list));
+}
+
+byId("explorer-file").addEventListener("change", onPick);
+byId("explorer-folder").addEventListener("change", onPick);
+addEventListener("dragover", event => event.preventDefault());
+addEventListener("drop", onDrop);
+if (parts.text) example = parts.text;
+parts.opened ??= open(parts.model);
+startLive();

@@ -1,0 +1,213 @@
+"""`multihead page` in headless Chromium, from the disk: the library and the model in the page compute what the
+program computes, nothing is asked of anyone, and other models are opened in it.
+
+Needs playwright, a Chromium, and what script/page makes."""
+import base64
+import importlib.util
+import json
+import os
+import re
+import subprocess
+
+from playwright import sync_api
+import pytest
+
+from shared import LIBRARY_DIR, PROGRAM, ROOT, SMOLLM2, TINY, needs
+
+CARRIER = LIBRARY_DIR / "tests/live_carrier"
+needs(LIBRARY_DIR / "page/explorer.wasm.gz", "is missing: script/page makes it")
+needs(CARRIER)
+TEXT = "the animal didn't cross the street because it was too tired"
+MOST_BYTES = 1_500_000  # of a page with the demo's model
+expect = sync_api.expect
+
+
+def write(model, path, *more):
+    subprocess.run([PROGRAM, "page", model, *more, "-q", "-o", path], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def explorer(trained, tmp_path_factory):
+    return write(trained, tmp_path_factory.mktemp("pages") / "explorer.html")
+
+
+@pytest.fixture
+def visit(open_page, explorer):
+    def opener(path=explorer, **options):
+        page = open_page(path, **options)
+        settled(page)
+        return page
+    return opener
+
+
+def settled(page):
+    """All that was asked for is answered and drawn."""
+    page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
+
+
+def type_text(page, text):
+    page.locator("#live-text").fill(text)
+    settled(page)
+
+
+def tokens_of(page):
+    return page.locator("#strip .chip bdi").all_inner_texts()
+
+
+def said(page):
+    """What the page says about a model that is opened."""
+    page.wait_for_function("() => !/^(opening|reading) /.test(document.getElementById('explorer-text').textContent)")
+    return page.locator("#explorer-text").inner_text()
+
+
+# ---- the numbers are those of the program ----------------------------------------------------------
+
+ASK = """async requests => {
+    const parts = window.multihead, worker = new Worker(parts.worker), module = await parts.module;
+    const call = message => new Promise(resolve => {
+        worker.onmessage = ({data}) => { if (data.reading === undefined) resolve(data); };
+        worker.postMessage(message);
+    });
+    const opened = await call({open: {module, ...parts.model}});
+    if (opened.status !== 0) throw new Error(new TextDecoder().decode(opened.bytes));
+    const all = [];
+    for (const [place, request] of requests) {
+        const {status, bytes, lost} = await call({place, request});
+        if (lost) throw new Error(lost);
+        all.push([status, btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(""))]);
+    }
+    return all;
+}"""
+
+
+def native(model, requests):
+    """The answers of the portable kernels, by the carrier without a socket."""
+    asked = b"".join(b"%s %d\n%s" % (place.encode(), len(body.encode()), body.encode()) for place, body in requests)
+    given = subprocess.run([CARRIER, model, model.name], check=True, capture_output=True, input=asked,
+                           env={**os.environ, "MHA_ISA": "portable"}).stdout
+    while given:
+        line, _, given = given.partition(b"\n")
+        status, size = map(int, line.split())
+        yield status, given[:size]
+        given = given[size:]
+
+
+def same_answers(page, model, texts):
+    heads = ["L0H0", "L1H1"]
+    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map") for more in (
+        {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
+        {"patched": heads, "other": texts[1], "head": "L1H0"}, {"text": ""})]
+    answers = page.evaluate(ASK, requests)
+    seconds = re.compile(rb'"seconds":[0-9.e-]+')
+    for request, (status, text), (own_status, own) in zip(requests, answers, native(model, requests), strict=True):
+        assert status == own_status, request
+        assert seconds.sub(b"", base64.b64decode(text)) == seconds.sub(b"", own), request
+
+
+@pytest.mark.gate(1)
+def test_maps_and_logits_are_the_programs(visit, trained):
+    same_answers(visit(), trained, [TEXT, TEXT.replace("tired", "wide")])
+
+
+@pytest.mark.gate(1)
+@pytest.mark.parametrize("model", [TINY, SMOLLM2], ids=lambda path: path.name)
+def test_models_of_other_kinds(visit, tmp_path, model):
+    if not model.exists():
+        pytest.skip(f"{model} is missing")
+    page = visit(write(model, tmp_path / "page.html", "the cat sat"))
+    assert tokens_of(page)[-2 if model is TINY else -1].strip(" \u2423\u0120") == "sat"
+    same_answers(page, model, ["the cat sat on the mat", "the dog sat on a mat"])
+
+
+# ---- the page --------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_works_from_the_disk(visit, explorer, width):
+    page = visit(width=width)
+    assert explorer.stat().st_size <= MOST_BYTES
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    type_text(page, "the king was")
+    assert tokens_of(page)[-1] == "was"
+    whole = page.locator("#live-tokens td.number").first.inner_text()
+    page.locator("#live-click input[value=off]").check(force=True)
+    page.locator('.thumb[title="L1H0"]').click()
+    settled(page)
+    expect(page.locator("#live-chips .live-chip")).to_have_text(["L1H0"])
+    assert page.locator("#live-tokens td.whole").count() and whole
+    type_text(page, "the unicorn")
+    expect(page.locator("#live-status.wrong")).to_contain_text("unicorn")
+
+
+def test_a_report_is_saved(visit, open_page, tmp_path):
+    page = visit()
+    page.locator("#save summary").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save report as HTML").click()
+    download.value.save_as(tmp_path / "heads.html")
+    report = open_page(tmp_path / "heads.html")
+    assert report.locator("#readout").inner_text() == page.locator("#readout").inner_text()
+
+
+def test_nothing_may_be_fetched(new_page, explorer):
+    page = new_page()
+    page.goto(explorer.as_uri())
+    settled(page)
+    refused = page.evaluate("""() => Promise.allSettled([fetch("data:,x"), fetch("https://localhost/"),
+        new Promise((done, failed) => { const i = new Image(); i.onload = done; i.onerror = failed;
+            i.src = "https://localhost/x.png"; })]).then(all => all.map(one => one.status))""")
+    assert refused == ["rejected"] * 3
+
+
+# ---- a model of the reader's -----------------------------------------------------------------------
+
+def seeds():
+    spec = importlib.util.spec_from_file_location("seeds", ROOT / "tests/fuzz/seeds.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_another_model_is_opened(visit, tmp_path):
+    page = visit()
+    (tmp_path / "small.gguf").write_bytes(seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4)))
+    page.locator("#explorer-file").set_input_files(tmp_path / "small.gguf")
+    expect(page.locator("h1")).to_have_text("small.gguf")
+    type_text(page, "a b")
+    expect(page.locator(".thumb")).to_have_count(2)
+    page.locator("#explorer-file").set_input_files([path for path in TINY.iterdir() if path.suffix != ".md"])
+    expect(page.locator(".facts")).to_contain_text("bert")
+    type_text(page, "the cat")
+    assert tokens_of(page)[1:3] == ["the", "cat"]
+
+
+def test_hostile_files_give_a_sentence(visit, tmp_path):
+    """Whatever is opened, the page says what is wrong, and its own model answers again."""
+    page, model = visit(), seeds().gguf_model()
+    files = {name: data for name, data in seeds().of_gguf() if not name.startswith("model")}
+    files |= {f"cut-{size}": model[:size] for size in (0, 3, 20, 700, len(model) - 40)}
+    files |= {"not-a-model": b"\0" * 100, "wide": seeds().gguf_model(embedding_length=1 << 30)}
+    for name, data in files.items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(data)
+        page.locator("#explorer-file").set_input_files(path)
+        assert said(page) and "stopped" not in said(page), name
+    type_text(page, "the king")
+    assert tokens_of(page)[-1] == "king"
+
+
+def test_files_that_no_page_can_hold_are_refused(visit, tmp_path):
+    page = visit()
+    with open(tmp_path / "large.gguf", "wb") as file:
+        file.truncate(5 << 30)
+    page.locator("#explorer-file").set_input_files(tmp_path / "large.gguf")
+    assert "5.4 GB" in said(page)
+    type_text(page, "the king")
+    assert tokens_of(page)[-1] == "king"
+
+
+def test_a_worker_that_failed_is_started_again(visit):
+    page = visit()
+    page.evaluate("multihead.running.onmessage({data: {id: -1, lost: 'out of memory'}})")
+    type_text(page, "the king")
+    assert tokens_of(page)[-1] == "king"
