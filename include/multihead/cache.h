@@ -61,7 +61,8 @@
  *   mha_kv_cache *cache = NULL;
  *   mha_status status = mha_kv_cache_create(context, &desc, &cache);
  *   if (!status) status = mha_kv_cache_append(cache, &k, &v, NULL); // n new positions
- *   if (!status) status = mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL); // n queries
+ *   if (!status)
+ *       status = mha_kv_cache_attention(context, cache, &causal, &q, &o, NULL); // n queries
  *   mha_kv_cache_destroy(cache);
  *
  * Stability: stable from 1.0 (docs/stability.md).
@@ -183,8 +184,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t 
                                                    int64_t length);
 
 /** The pages of sequence b in order, *count of them; NULL if there is no sequence b. An entry equal
- * to `pages` of the description is a page that a window has discarded. Memory owned by the cache and
- * updated with it. Errors none. Threads any while the cache does not change. Since 0.1 */
+ * to `pages` of the description is a page that a window has discarded. Memory owned by the cache
+ * and updated with it. Errors none. Threads any while the cache does not change. Since 0.1 */
 MHA_API const int32_t *mha_kv_cache_pages(const mha_kv_cache *cache, int64_t b, int64_t *count);
 
 /**

@@ -35,7 +35,8 @@
  *   if (!status) status = mha_head_measures_begin(measures, &text);
  *   if (!status) status = mha_head_measures_attention(measures, 0, &causal, &q, &k);
  *   if (!status) status = mha_head_measures_end(measures);
- *   if (!status) printf("%g\n", mha_head_measures_score(measures, 0, 0, MHA_MEASURE_PREVIOUS).value);
+ *   if (!status)
+ *       printf("%g\n", mha_head_measures_score(measures, 0, 0, MHA_MEASURE_PREVIOUS).value);
  *   mha_head_measures_destroy(measures);
  *
  * Stability: may change in a minor version (docs/stability.md).
@@ -58,8 +59,8 @@ extern "C" {
  *   q [B,H,T,D] in    k [B,Hk,S,D] in    as for mha_attention_forward(); values are not needed
  *
  * desc may be NULL; its dropout, gates and shaw_values are ignored. block_rows 0 chooses a number
- * that keeps a block near 4 MiB. Blocks of a ragged sequence have that sequence's number of keys. p is
- * bit-identical to mha_attention_outputs.probabilities for any block_rows.
+ * that keeps a block near 4 MiB. Blocks of a ragged sequence have that sequence's number of keys.
+ * p is bit-identical to mha_attention_outputs.probabilities for any block_rows.
  *
  * Memory   a block of H block_rows S floats of the context's scratch, and what attention needs.
  * Errors   as mha_attention_forward(); MHA_ERR_ARGUMENT (block_rows negative); what fn returned.
