@@ -3,6 +3,7 @@
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/table.h"
+#include "common/words.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -227,8 +228,9 @@ static void print_title(const ablate_effects *e, int64_t width)
         mha_ablation_name(e->kind));
     cli_print_wrapped("", text, width);
     for (int m = 0; m < e->measure_count; m++) {
-        snprintf(text, sizeof text, "%s: %s; %" PRId64 " texts", e->measures[m].name,
-                 e->measures[m].text, tell(e, m, WHOLE, 0).texts);
+        const int64_t texts = tell(e, m, WHOLE, 0).texts;
+        snprintf(text, sizeof text, "%s: %s; %" PRId64 " text%s", e->measures[m].name,
+                 e->measures[m].text, texts, words_s(texts));
         cli_print_wrapped("  ", text, width);
     }
 }

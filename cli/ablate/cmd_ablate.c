@@ -37,9 +37,9 @@ static const args_option option_table[] = {
              "L18H6.k,L18H6.q",
              .needs = "--task FILE"),
     ROW_HEADING("Output"),
-    ROW_OUTPUT(
-        heads_options, page, "FILE.html",
-        "write a page about all heads: effects, pairs, and the\nscores of 'multihead heads'"),
+    ROW_OUTPUT(heads_options, page, "FILE.html",
+               "write a page about all heads: effects, pairs, and the\nscores of 'multihead heads'",
+               .ending = ".html"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "write NumPy arrays to a new folder: effects, scores,\nand an index.json"),
     ROW_FLAG(0, "json", heads_options, json, 1, "print effects and pairs as JSON"),

@@ -3,6 +3,7 @@
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/texts.h"
+#include "common/words.h"
 
 #include <multihead/json.h>
 
@@ -42,7 +43,7 @@ void bench_print_machine(const bench_machine *m)
 {
     print_processor(&m->processor);
     cli_print("%s, %d thread%s, L2 %lld KiB: ", mha_isa_name(m->isa), m->threads,
-              m->threads == 1 ? "" : "s", (long long)(m->l2 >> 10));
+              words_s(m->threads), (long long)(m->l2 >> 10));
     if (m->fma_peak > 0) cli_print("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
     if (m->bf16_peak > 0) cli_print("%.0f GFLOP/s of bf16 products, ", 1e-9 * m->bf16_peak);
     cli_print("reads %.1f GB/s\n", 1e-9 * m->bandwidth);

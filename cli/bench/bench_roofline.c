@@ -4,6 +4,7 @@
  */
 #include "bench/bench.h"
 #include "common/commands.h"
+#include "common/words.h"
 
 #include <multihead/attention.h>
 #include <multihead/component.h>
@@ -176,7 +177,7 @@ mha_status bench_write_roofline(const bench_report *report, bool pdf, const mha_
     draw_rows(&p, report);
     snprintf(subtitle, sizeof subtitle, "%s, %d thread%s; medians; %% is of the roof",
              mha_isa_name(report->machine.isa), report->machine.threads,
-             report->machine.threads == 1 ? "" : "s");
+             words_s(report->machine.threads));
     const mha_diagram_panel panel = {.width = left + width + 400,
                                      .height = p.height + 80,
                                      .marks = p.marks,

@@ -6,6 +6,7 @@
 #include "common/contexts.h"
 #include "common/files.h"
 #include "common/option_rows.h"
+#include "common/words.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -69,8 +70,8 @@ static const args_option option_table[] = {
     ROW_HEADING("Output"),
     ROW_FLAG(0, "json", bench_options, json, 1, "everything, raw samples included, as JSON"),
     ROW_TEXT("compare", bench_options, compare, "FILE", "report the speedup over an older --json"),
-    ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot"),
-    ROW_TEXT("pdf", bench_options, pdf, "FILE", "the same for a paper"),
+    ROW_TEXT("svg", bench_options, svg, "FILE", "a roofline plot", .ending = ".svg"),
+    ROW_TEXT("pdf", bench_options, pdf, "FILE", "the same for a paper", .ending = ".pdf"),
     ROW_QUIET(bench_options, "no notes on stderr"),
     ROW_HELP,
 };
@@ -340,7 +341,7 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
 {
     const bench_limits limits = limits_of(o);
     cli_note(o->quiet || !o->json, "measuring the machine, then %d row%s", report->count,
-             report->count == 1 ? "" : "s");
+             words_s(report->count));
     CLI_TRY(bench_machine_measure(context, limits.patience < 0.5 ? limits.patience : 0.5,
                                   &report->machine));
     int found = 0; /* of rows that are in the older file too */
@@ -408,22 +409,22 @@ static cli_exit unknown_work(const char *word)
 cli_exit cmd_bench(int count, char *const *arguments)
 {
     bench_options options = {0};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&bench_page, count, arguments, &options, &plain));
+    args_line line = {0};
+    CLI_TRY(args_parse(&bench_page, count, arguments, &options, &line));
     CLI_TRY(check_options(&options));
-    if (plain.count != 1)
+    if (line.plain.count != 1)
         return cli_fail(CLI_USAGE, BENCH,
                         "name one work: forward, backward, decode, module, gemm or all");
-    if (!strcmp(plain.items[0], "all")) {
+    if (!strcmp(line.plain.items[0], "all")) {
         CLI_TRY(check_work(&options, BENCH_KINDS, true));
         return bench(&options, all_shapes, ALL_SHAPES);
     }
     for (int kind = 0; kind < BENCH_KINDS; kind++) {
-        if (strcmp(plain.items[0], bench_kind_name((bench_kind)kind)) != 0) continue;
+        if (strcmp(line.plain.items[0], bench_kind_name((bench_kind)kind)) != 0) continue;
         const bench_shape shape = shape_of(&options, (bench_kind)kind);
         CLI_TRY(check_work(&options, (bench_kind)kind, false));
         CLI_TRY(check_shape(&shape));
         return bench(&options, &shape, 1);
     }
-    return unknown_work(plain.items[0]);
+    return unknown_work(line.plain.items[0]);
 }

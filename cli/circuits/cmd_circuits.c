@@ -28,7 +28,8 @@ static const args_option option_table[] = {
     ROW_HEADING("Output"),
     ROW_OUTPUT(heads_options, page, "FILE.html",
                "write a page about all heads: copying and matching,\ntokens, arrows from earlier "
-               "heads"),
+               "heads",
+               .ending = ".html"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "write NumPy arrays and an index.json to a new folder"),
     ROW_FLAG(0, "details", heads_options, details, 1,

@@ -13,10 +13,10 @@ enum { LONGEST_NAME = 31 };
 /* ---- Parsing --------------------------------------------------------------------------------- */
 
 /* One option as it stands in the arguments. */
-typedef struct args_given {
+typedef struct args_shown {
     char shown[LONGEST_NAME + 3]; /* "--layer" or "-l" */
     const char *value;            /* what follows '=', or the next argument; NULL: nothing */
-} args_given;
+} args_shown;
 
 static const args_option *find_option(const args_page *page, const char *shown)
 {
@@ -85,7 +85,7 @@ bool args_digits(const char **at, int64_t *number)
 }
 
 static cli_exit store_number(const args_page *page, const args_option *option,
-                             const args_given *given, int64_t *field)
+                             const args_shown *given, int64_t *field)
 {
     int64_t number;
     const char *rest;
@@ -98,7 +98,7 @@ static cli_exit store_number(const args_page *page, const args_option *option,
     return CLI_OK;
 }
 
-static cli_exit store_real(const args_page *page, const args_given *given, args_real *field)
+static cli_exit store_real(const args_page *page, const args_shown *given, args_real *field)
 {
     double number;
     const char *rest;
@@ -110,7 +110,7 @@ static cli_exit store_real(const args_page *page, const args_given *given, args_
 }
 
 static cli_exit store_choice(const args_page *page, const args_option *option,
-                             const args_given *given, int *field)
+                             const args_shown *given, int *field)
 {
     char all[256] = "";
     for (int i = 0; option->choices[i]; i++) {
@@ -125,8 +125,35 @@ static cli_exit store_choice(const args_page *page, const args_option *option,
                     given->value, all);
 }
 
-static cli_exit store_text(const args_page *page, const args_given *given, const char **field)
+static bool ends_in(const char *name, const char *ending)
 {
+    const size_t length = strlen(name), bytes = strlen(ending);
+    return length > bytes && !strcmp(name + length - bytes, ending);
+}
+
+/* An output's name may end in anything but the ending of another format. */
+static cli_exit check_ending(const args_page *page, const args_option *option,
+                             const args_shown *given)
+{
+    const char *const formats[] = {".svg", ".png",  ".pdf", ".html",
+                                   ".csv", ".json", ".npy", ".safetensors"};
+    const args_option *better = NULL;
+    const char *name = given->value, *format = NULL;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (ends_in(name, formats[i])) format = formats[i];
+    if (!format || !strcmp(format, option->ending)) return CLI_OK;
+    for (size_t i = 0; i < page->option_count; i++)
+        if (page->options[i].ending && !strcmp(page->options[i].ending, format))
+            better = &page->options[i];
+    return cli_fail(CLI_USAGE, page->command, "%s: \"%s\" must end in %s%s%s%s%s", given->shown,
+                    name, option->ending, better ? "; or use --" : "", better ? better->name : "",
+                    better ? " " : "", better ? name : "");
+}
+
+static cli_exit store_text(const args_page *page, const args_option *option,
+                           const args_shown *given, const char **field)
+{
+    if (option->ending) CLI_TRY(check_ending(page, option, given));
     if (*field)
         return cli_fail(CLI_USAGE, page->command, "%s is given twice: '%s' and '%s'", given->shown,
                         *field, given->value);
@@ -144,13 +171,13 @@ static cli_exit append_text(const args_page *page, const char *what, const char 
     return CLI_OK;
 }
 
-static cli_exit store(const args_page *page, const args_option *option, const args_given *given,
+static cli_exit store(const args_page *page, const args_option *option, const args_shown *given,
                       void *fields)
 {
     void *field = (char *)fields + option->field;
     switch (option->kind) {
     case ARGS_FLAG: *(int *)field = (int)option->least; return CLI_OK;
-    case ARGS_TEXT: return store_text(page, given, field);
+    case ARGS_TEXT: return store_text(page, option, given, field);
     case ARGS_TEXTS: return append_text(page, given->shown, given->value, field);
     case ARGS_NUMBER: return store_number(page, option, given, field);
     case ARGS_REAL: return store_real(page, given, field);
@@ -162,11 +189,11 @@ static cli_exit store(const args_page *page, const args_option *option, const ar
 
 /* Take the option at arguments[*i], and its value, and step *i over what was taken. */
 static cli_exit take_option(const args_page *page, int count, char *const *arguments, int *i,
-                            void *fields)
+                            void *fields, args_line *line)
 {
     const char *word = arguments[*i];
     const char *equals = word[1] == '-' ? strchr(word, '=') : NULL;
-    args_given given = {.value = equals ? equals + 1 : NULL};
+    args_shown given = {.value = equals ? equals + 1 : NULL};
     int length = equals ? (int)(equals - word) : (int)strlen(word);
     snprintf(given.shown, sizeof given.shown, "%.*s", length, word);
     const args_option *option =
@@ -183,11 +210,12 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     if (given.value && !*given.value)
         return cli_fail(CLI_USAGE, page->command, "%s: its value is empty: %s %s", given.shown,
                         given.shown, option->value ? option->value : "CHOICE");
+    line->given[option - page->options] = true;
     return store(page, option, &given, fields);
 }
 
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
-                    args_texts *plain)
+                    args_line *line)
 {
     bool options_ended = false;
     for (int i = 0; i < count; i++) {
@@ -196,9 +224,9 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
         if (!options_ended && !strcmp(word, "--"))
             options_ended = true;
         else if (options_ended || word[0] != '-' || !word[1])
-            code = append_text(page, "arguments", word, plain);
+            code = append_text(page, "arguments", word, &line->plain);
         else
-            code = take_option(page, count, arguments, &i, fields);
+            code = take_option(page, count, arguments, &i, fields, line);
         if (code != CLI_OK) return code;
     }
     return CLI_OK;
@@ -206,43 +234,35 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
 
 /* ---- Options given ---------------------------------------------------------------------------- */
 
-bool args_is_given(const args_option *option, const void *fields)
+void args_imply(const args_page *page, const char *name, args_line *line)
 {
-    const void *field = (const char *)fields + option->field;
-    switch (option->kind) {
-    case ARGS_FLAG:
-    case ARGS_CHOICE: return *(const int *)field != 0;
-    case ARGS_NUMBER:
-        return *(const int64_t *)field != 0 && *(const int64_t *)field >= option->least;
-    case ARGS_REAL: return ((const args_real *)field)->given;
-    case ARGS_TEXT: return *(const char *const *)field != NULL;
-    case ARGS_TEXTS: return ((const args_texts *)field)->count > 0;
-    case ARGS_HEADING: break;
-    }
-    return false;
+    for (size_t i = 0; i < page->option_count; i++)
+        if (page->options[i].kind != ARGS_HEADING && !strcmp(page->options[i].name, name))
+            line->given[i] = true;
 }
 
 /* The first of the options that stand in a text, or NULL, that is given. */
-static const args_option *first_given(const args_page *page, const char *text, const void *fields)
+static const args_option *first_given(const args_page *page, const char *text,
+                                      const args_line *line)
 {
     char shown[LONGEST_NAME + 3];
     for (const char *at = text; at && (at = strstr(at, "--")); at += 2) {
         snprintf(shown, sizeof shown, "%.*s", (int)strcspn(at, " ,"), at);
         const args_option *option = find_option(page, shown);
-        if (option && args_is_given(option, fields)) return option;
+        if (option && line->given[option - page->options]) return option;
     }
     return NULL;
 }
 
-cli_exit args_check(const args_page *page, const void *fields)
+cli_exit args_check(const args_page *page, const args_line *line)
 {
     for (size_t i = 0; i < page->option_count; i++) {
         const args_option *option = &page->options[i];
-        if ((!option->needs && !option->excludes) || !args_is_given(option, fields)) continue;
-        if (option->needs && !first_given(page, option->needs, fields))
+        if (!line->given[i]) continue;
+        if (option->needs && !first_given(page, option->needs, line))
             return cli_fail(CLI_USAGE, page->command, "--%s requires %s", option->name,
                             option->needs);
-        const args_option *other = first_given(page, option->excludes, fields);
+        const args_option *other = first_given(page, option->excludes, line);
         if (other)
             return cli_fail(CLI_USAGE, page->command, "--%s and --%s exclude each other%s%s",
                             option->name, other->name, option->why ? ": " : "",

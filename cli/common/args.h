@@ -50,6 +50,7 @@ typedef struct args_option {
     int64_t least, most;
     const char *needs;    /* "--scores FILE or --lse FILE": meaningless without one of these */
     const char *excludes; /* "--csv --json": an error together with one of these */
+    const char *ending;   /* of a file that is written: ".svg"; other formats' endings are errors */
     const char *why;      /* reason of the exclusion, for the message; NULL: it needs none */
     unsigned marks;       /* whatever the subcommand wants to know of it */
 } args_option;
@@ -84,15 +85,21 @@ bool args_digits(const char **at, int64_t *number);
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
-/* Fill fields and plain (both zeroed or holding defaults) from arguments; errors are printed. */
-cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
-                    args_texts *plain);
+/* What a command line holds beside the values of its options. */
+typedef struct args_line {
+    args_texts plain;
+    bool given[ARGS_MOST_OPTIONS]; /* by the index of the page's option, whatever its value */
+} args_line;
 
-/* Whether the option has a value: other than zero, and of a number not below the least. */
-bool args_is_given(const args_option *option, const void *fields);
+/* Fill fields (zeroed or holding defaults) and line (zeroed) from arguments; errors are printed. */
+cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
+                    args_line *line);
+
+/* Count an option as given, because others imply it. */
+void args_imply(const args_page *page, const char *name, args_line *line);
 
 /* An error if an option is given without one that it needs, or with one that it excludes. */
-cli_exit args_check(const args_page *page, const void *fields);
+cli_exit args_check(const args_page *page, const args_line *line);
 
 /* Help instead of the command, which *done tells: the whole page on stdout if -h or --help stands
  * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments

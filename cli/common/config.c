@@ -174,7 +174,7 @@ static cli_exit take_plain(const char *command, const config_options *o, config 
                                 .cached = 1,
                                 .left = -1};
     snprintf(out->name, sizeof out->name, "width %s, %s head%s", words_count(embed).text,
-             words_count(o->heads).text, o->heads == 1 ? "" : "s");
+             words_count(o->heads).text, words_s(o->heads));
     return CLI_OK;
 }
 

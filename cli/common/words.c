@@ -59,6 +59,11 @@ words words_flops(double flops)
     return scaled(flops, 1000, units, sizeof units / sizeof *units);
 }
 
+const char *words_s(int64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 void words_print(const char *label, const char *text)
 {
     enum { WIDTH = 88 };

@@ -14,6 +14,8 @@ words words_bytes(double bytes); /* "320 KiB", "1.25 GiB" */
 words words_rough(double n);     /* "124 million", "1.4e+18" */
 words words_flops(double flops); /* "1.37 TFLOP" */
 
+const char *words_s(int64_t n); /* the end of a noun behind n: "" for 1, else "s" */
+
 /* A label and a text behind it on stdout, broken at spaces, the lines indented by the label. */
 void words_print(const char *label, const char *text);
 

@@ -159,12 +159,12 @@ static cli_exit count(const count_options *options)
 cli_exit cmd_count(int argument_count, char *const *arguments)
 {
     count_options options = {0};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&count_page, argument_count, arguments, &options, &plain));
-    if (plain.count > 1)
+    args_line line = {0};
+    CLI_TRY(args_parse(&count_page, argument_count, arguments, &options, &line));
+    if (line.plain.count > 1)
         return cli_fail(CLI_USAGE, COUNT, "one model folder at a time: '%s' is one too many",
-                        plain.items[1]);
-    if (plain.count) options.config.model = plain.items[0];
+                        line.plain.items[1]);
+    if (line.plain.count) options.config.model = line.plain.items[0];
     if (options.config.like && !strcmp(options.config.like, "list")) {
         config_print_models();
         return CLI_OK;

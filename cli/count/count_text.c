@@ -57,11 +57,10 @@ static void print_head(const count_report *r)
                        : s->kv_heads == 1      ? "multi-query"
                                                : "grouped-query";
     cli_print("%s: %s attention, %s layer%s\n", r->config.name, kind, words_count(s->layers).text,
-              s->layers == 1 ? "" : "s");
+              words_s(s->layers));
     cli_print("  width %s, %s query head%s of %s, %s key/value head%s, %s, %s\n",
-              words_count(s->embed).text, words_count(s->heads).text, s->heads == 1 ? "" : "s",
-              words_count(s->head_dim).text, words_count(s->kv_heads).text,
-              s->kv_heads == 1 ? "" : "s",
+              words_count(s->embed).text, words_count(s->heads).text, words_s(s->heads),
+              words_count(s->head_dim).text, words_count(s->kv_heads).text, words_s(s->kv_heads),
               s->qkv_bias && s->out_bias ? "biases"
               : s->qkv_bias              ? "biases on q, k, v"
                                          : "no biases",
@@ -74,8 +73,8 @@ static void print_head(const count_report *r)
                   words_count(s->left + 1).text);
     cli_print("  counted for %s sequence%s of %s tokens; matrix and cache in %s, %" PRId64
               " byte%s per element\n",
-              words_count(s->batch).text, s->batch == 1 ? "" : "s", words_count(s->length).text,
-              r->dtype, s->element_bytes, s->element_bytes == 1 ? "" : "s");
+              words_count(s->batch).text, words_s(s->batch), words_count(s->length).text, r->dtype,
+              s->element_bytes, words_s(s->element_bytes));
     if (r->config.source) words_print("  sizes: ", r->config.source);
     if (r->config.note) words_print("  note: ", r->config.note);
 }

@@ -77,8 +77,9 @@ static const args_option option_table[] = {
                "default: MHA_THREADS, else all available CPUs"),
     ROW_HEADING("Output"),
     ROW_TEXT("svg", explain_options, svg, "FILE",
-             "draw it: shapes step by step, shared heads, mask,\npositions; - is stdout"),
-    ROW_TEXT("pdf", explain_options, pdf, "FILE", "the same for a paper"),
+             "draw it: shapes step by step, shared heads, mask,\npositions; - is stdout",
+             .ending = ".svg"),
+    ROW_TEXT("pdf", explain_options, pdf, "FILE", "the same for a paper", .ending = ".pdf"),
     ROW_FLAG(0, "dark", explain_options, dark, 1, "draw on a dark background",
              .needs = "--svg FILE or --pdf FILE"),
     ROW_FLAG(0, "json", explain_options, json, 1, "the report as JSON"),
@@ -150,25 +151,25 @@ static cli_exit write_outputs(const explain_options *options, const explain_prob
     return CLI_OK;
 }
 
-static cli_exit check(const explain_options *options)
+static cli_exit check(const explain_options *options, const args_line *line)
 {
     if (!!options->json + is_stdout(options->svg) + is_stdout(options->pdf) > 1)
         return cli_fail(CLI_USAGE, EXPLAIN,
                         "only one of --json, --svg - and --pdf - can write to stdout; name a file "
                         "for the drawing");
-    return args_check(&explain_page, options);
+    return args_check(&explain_page, line);
 }
 
 cli_exit cmd_explain(int count, char *const *arguments)
 {
     explain_options options = {.offset = EXPLAIN_NO_OFFSET};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&explain_page, count, arguments, &options, &plain));
-    CLI_TRY(check(&options));
-    if (plain.count > 1)
+    args_line line = {0};
+    CLI_TRY(args_parse(&explain_page, count, arguments, &options, &line));
+    CLI_TRY(check(&options, &line));
+    if (line.plain.count > 1)
         return cli_fail(CLI_USAGE, EXPLAIN, "one model folder at a time: '%s' is one too many",
-                        plain.items[1]);
-    if (plain.count) options.config.model = plain.items[0];
+                        line.plain.items[1]);
+    if (line.plain.count) options.config.model = line.plain.items[0];
     if (options.config.like && !strcmp(options.config.like, "list")) {
         config_print_models();
         return CLI_OK;

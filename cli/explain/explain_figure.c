@@ -105,7 +105,7 @@ static void draw_projections(picture *f)
         step(f, inks[i], 1, i, 1, sketch_text(s, "W_%c", names[i]), SHAPE(s, p->E, n[1] * size));
         flow(f, inks[i], 1, i, 2, i, 1);
         step(f, inks[i], 2, i, n[1],
-             sketch_text(s, "%c, %s head%s", names[i], COUNT(n[1]), n[1] == 1 ? "" : "s"),
+             sketch_text(s, "%c, %s head%s", names[i], COUNT(n[1]), words_s(n[1])),
              SHAPE(s, p->B, n[1], i ? p->S : p->T, size));
     }
 }
@@ -145,7 +145,7 @@ static void draw_output(picture *f)
         sketch_line(s, i == 4 ? MHA_INK_ROSE : MHA_INK_GREY, i * COLUMN, middle,
                     (i - 1) * COLUMN + BOX_W + 3, middle, MHA_MARK_ARROW);
     sketch_words(s, MHA_INK_MUTED, 2, below, 0, 0, "%s numbers a token, %s for each of %s head%s.",
-                 COUNT(p->E), COUNT(p->D), COUNT(p->H), p->H == 1 ? "" : "s");
+                 COUNT(p->E), COUNT(p->D), COUNT(p->H), words_s(p->H));
     sketch_words(s, MHA_INK_MUTED, 2, below + 20, 0, 0,
                  "Side by side again, W_o mixes what the heads found.");
 }
@@ -195,7 +195,7 @@ static void draw_sharing(picture *f, double x, const char *name, int64_t kv_head
     sketch_words(s, MHA_INK_TEXT, x + 14, 22, MHA_MARK_BOLD, 0, "%s%s", name,
                  asked ? ", this one" : "");
     sketch_words(s, MHA_INK_MUTED, x + SHARE_W - 14, 22, MHA_MARK_END, 12, "%s group%s of %s",
-                 COUNT(kv_heads), kv_heads == 1 ? "" : "s", COUNT(group));
+                 COUNT(kv_heads), words_s(kv_heads), COUNT(group));
     for (int64_t h = 0; h < shown; h++) {
         double width, kv_width, left = row_place(x, shown, h, 30, &width);
         double kv = row_place(x, groups, h / group, 44, &kv_width);
@@ -455,15 +455,15 @@ static void describe(picture *f)
         snprintf(f->title, sizeof f->title, "Attention with %s", p->config.name);
     char tokens[128];
     if (p->T == p->S)
-        snprintf(tokens, sizeof tokens, "%s token%s", COUNT(p->T), p->T == 1 ? "" : "s");
+        snprintf(tokens, sizeof tokens, "%s token%s", COUNT(p->T), words_s(p->T));
     else
         snprintf(tokens, sizeof tokens, "%s quer%s and %s key%s", COUNT(p->T),
-                 p->T == 1 ? "y" : "ies", COUNT(p->S), p->S == 1 ? "" : "s");
+                 p->T == 1 ? "y" : "ies", COUNT(p->S), words_s(p->S));
     snprintf(f->subtitle, sizeof f->subtitle,
              "One layer: %s sequence%s of %s, %s numbers wide, %s query head%s of %s, %s key/value "
              "head%s%s.",
-             COUNT(p->B), p->B == 1 ? "" : "s", tokens, COUNT(p->E), COUNT(p->H),
-             p->H == 1 ? "" : "s", COUNT(p->D), COUNT(p->k.shape[1]), p->k.shape[1] == 1 ? "" : "s",
+             COUNT(p->B), words_s(p->B), tokens, COUNT(p->E), COUNT(p->H), words_s(p->H),
+             COUNT(p->D), COUNT(p->k.shape[1]), words_s(p->k.shape[1]),
              p->config.causal ? ", causal" : "");
     snprintf(f->footnote, sizeof f->footnote, "multihead explain, version " CLI_VERSION ".%s%s",
              p->config.source ? " Sizes: " : "", p->config.source ? p->config.source : "");

@@ -21,11 +21,6 @@ static void say(const char *name, const char *format, ...)
     words_print(label, text);
 }
 
-static const char *plural(int64_t n)
-{
-    return n == 1 ? "" : "s";
-}
-
 #define COUNT(n) words_count(n).text
 
 /* ---- The problem ----------------------------------------------------------------------------- */
@@ -59,7 +54,7 @@ static line list_mask(const explain_problem *p)
         "a window of %s keys before and %s after", d->left_keys < 0 ? "all" : COUNT(d->left_keys),
         d->right_keys < 0 ? "all" : COUNT(d->right_keys));
     add(&l, d->sink_keys, "the first %s key%s always seen", COUNT(d->sink_keys),
-        plural(d->sink_keys));
+        words_s(d->sink_keys));
     add(&l, d->keep_blocks, "%s of %s blocks of %s x %s", COUNT(p->kept_blocks),
         COUNT(p->block_rows * p->block_cols), COUNT(d->block_keys), COUNT(d->block_keys));
     add(&l, d->keep_mask, "a dense mask");
@@ -134,8 +129,8 @@ static void print_path(const explain_problem *p)
         : plan->flags & MHA_PLAN_KEYS_IN_PLACE ? ", read where they lie"
                                                : ", packed");
     say("rows at a time", "%s", COUNT(plan->row_block));
-    say("work", "%s piece%s for %d thread%s%s", COUNT(plan->work_items), plural(plan->work_items),
-        p->threads, plural(p->threads),
+    say("work", "%s piece%s for %d thread%s%s", COUNT(plan->work_items), words_s(plan->work_items),
+        p->threads, words_s(p->threads),
         plan->flags & MHA_PLAN_KEYS_SHARED        ? ", blocks of keys"
         : plan->work_items == 1 && p->threads > 1 ? ": no other is woken"
                                                   : "");
@@ -244,7 +239,7 @@ static void tell_interval(const explain_problem *p, bool window)
     if (window && d->left_keys < p->S - 1)
         say(NULL, "%s: a query sees the %s key%s before its position%s%s.",
             causal ? "Causal, with a window" : "A window", COUNT(d->left_keys),
-            plural(d->left_keys), causal ? " and its own" : ", its own, and some after it",
+            words_s(d->left_keys), causal ? " and its own" : ", its own, and some after it",
             d->sink_keys ? ", and the first keys" : "");
     else if (!causal)
         return;
@@ -256,7 +251,7 @@ static void tell_interval(const explain_problem *p, bool window)
         say(NULL,
             "Causal: query 0 is at key position 0, so no query sees the last %s key%s. If the "
             "queries are the last ones of a longer sequence, add --offset %" PRId64 ".",
-            COUNT(beyond), plural(beyond), beyond);
+            COUNT(beyond), words_s(beyond), beyond);
     else if (at == beyond && p->T == 1 && p->S > 1)
         say(NULL,
             "Causal: one query, the last token, sees all %s keys: a step of decoding from a cache.",

@@ -38,7 +38,8 @@ static const args_option option_table[] = {
              "sample from tokens at least X times as likely as\nthe most likely one"),
     ROW_NUMBER(
         "seed", generate_options, seed, 0, INT64_MAX,
-        "of the sampling; default 0. The same seed gives the\nsame text for any number of threads"),
+        "of the sampling; default 0. The same seed gives the\nsame text for any number of threads",
+        .needs = "--temperature, --top-k, --top-p or --min-p"),
     ROW_HEADING("Length"),
     ROW_NUMBER("max-tokens", generate_options, max_tokens, 0, INT64_C(1) << 31,
                "new tokens at most; default 64"),
@@ -463,21 +464,22 @@ static cli_exit check_text_options(const generate_options *options, bool text)
 cli_exit cmd_generate(int argument_count, char *const *arguments)
 {
     generate_options options = {.max_tokens = 64, .cache = CACHE_DEFAULTS};
-    args_texts plain = {0};
+    args_line line = {0};
     run r = {0};
-    CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &plain));
+    CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &line));
+    CLI_TRY(args_check(&generate_page, &line));
     CLI_TRY(check_options(&options, &r));
-    if (plain.count < 1 || !*plain.items[0])
+    if (line.plain.count < 1 || !*line.plain.items[0])
         return cli_fail(CLI_USAGE, GENERATE,
                         "the model is missing: multihead generate MODEL [TEXT]");
-    if (plain.count > 2)
+    if (line.plain.count > 2)
         return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
-                        plain.items[2]);
-    CLI_TRY(check_text_options(&options, plain.count > 1));
-    CLI_TRY(load(&r, &options, plain.items[0]));
-    const char *text = plain.count > 1 ? plain.items[1] : "";
+                        line.plain.items[2]);
+    CLI_TRY(check_text_options(&options, line.plain.count > 1));
+    CLI_TRY(load(&r, &options, line.plain.items[0]));
+    const char *text = line.plain.count > 1 ? line.plain.items[1] : "";
     const char *shown = r.tokenizer && !options.chat ? text : NULL;
-    CLI_TRY(make_prompt(&r, &options, plain.items[0], &text));
+    CLI_TRY(make_prompt(&r, &options, line.plain.items[0], &text));
     CLI_TRY(make_room(&r, text));
     CLI_TRY(read_text(&r, text));
     return generate(&r, shown, options.stats);

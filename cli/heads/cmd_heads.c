@@ -38,7 +38,8 @@ static const args_option option_table[] = {
         .needs = NULL),
     ROW_HEADING("Output"),
     ROW_OUTPUT(heads_options, page, "FILE.html",
-               "write a page about all heads: scatter plot, cards,\nplaces in the texts"),
+               "write a page about all heads: scatter plot, cards,\nplaces in the texts",
+               .ending = ".html"),
     ROW_TEXT("npy", heads_options, npy, "FOLDER",
              "write NumPy arrays to a new folder, one per score,\nand an index.json"),
     ROW_TEXT("headvis", heads_options, headvis, "FOLDER",
@@ -72,7 +73,8 @@ static const args_option option_table[] = {
     ROW_FLAG(0, "words", heads_options, words, 1,
              "list the words or tokens of MODEL instead, one per\nline, by id",
              .excludes = "--text --example --conllu --without --state --output --npy --headvis "
-                         "--pictures --clusters --csv --json",
+                         "--pictures --clusters --csv --json --details --max-tokens --truncate "
+                         "--cut --random --layer --head --role --sort",
              .why = "it lists words and measures nothing"),
     ROW_FLAG(0, "spread", heads_options, spread, 1,
              "on several ranks (mpirun): divide MODEL's layers among\nthem, so that no machine "

@@ -6,6 +6,7 @@
 #include "common/files.h"
 #include "common/progress.h"
 #include "common/signals.h"
+#include "common/words.h"
 #include "heads/heads.h"
 #include "heads/heads_folder.h"
 
@@ -542,7 +543,7 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
     result = heads_folder_finish(options->headvis, folder, result);
     signals_release();
     CLI_TRY(result);
-    cli_note(options->quiet, "wrote %s: %" PRId64 " heads in %" PRId64 " texts, for HeadVis",
-             options->headvis, count, v.count);
+    cli_note(options->quiet, "wrote %s: %" PRId64 " head%s in %" PRId64 " text%s, for HeadVis",
+             options->headvis, count, words_s(count), v.count, words_s(v.count));
     return CLI_OK;
 }

@@ -4,6 +4,7 @@
 #include "common/launched.h"
 #include "common/progress.h"
 #include "common/signals.h"
+#include "common/words.h"
 #include "heads/heads.h"
 #include "heads/heads_state.h"
 
@@ -256,8 +257,8 @@ static cli_exit measure_texts(job *j, text_model *model, const heads_sources *so
     CLI_TRY(result);
     j->found->of.text_count = j->number;
     if (stopped) {
-        cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " texts were measured", j->number,
-                 sources->count);
+        cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " text%s were measured", j->number,
+                 sources->count, words_s(sources->count));
         j->found->stopped = true;
         j->found->of.token_count = (int64_t)state->word[STATE_TOKENS];
     }
@@ -315,8 +316,8 @@ static cli_exit draw_and_measure(job *j, int64_t sequences)
     const bool stopped = end_of_measuring(j, result, j->number > 0 || j->found->of.texts);
     CLI_TRY(result);
     if (!stopped) return CLI_OK;
-    cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequences were measured",
-             j->number, sequences);
+    cli_note(false, "interrupted: %" PRId64 " of %" PRId64 " random sequence%s were measured",
+             j->number, sequences, words_s(sequences));
     j->found->stopped = true;
     return CLI_OK;
 }
@@ -422,8 +423,8 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     CLI_TRY(heads_state_begin(options, found, &j.state));
     if (options->state) CLI_TRY(ranks_share(HEADS, j.state.was, sizeof j.state.was));
     if (options->alone && (j.state.was[STATE_MAGIC] || options->random == 0)) return show_state(&j);
-    cli_note(options->quiet || without == 0, "without %" PRId64 " heads: their output is 0",
-             without);
+    cli_note(options->quiet || without == 0, "without %" PRId64 " head%s: output 0", without,
+             words_s(without));
     CLI_TRY(measure_texts(&j, model, sources));
     if (!found->stopped) CLI_TRY(measure_random(&j, options->random));
     if (!found->stopped && found->unsaved == CLI_OK)
@@ -431,8 +432,7 @@ cli_exit heads_measure(const heads_options *options, text_model *model,
     arena_drop(j.state.file);
     if (!options->corpus) found->of.corpus = NULL; /* kept for the state only */
     if (found->of.lost_links > 0)
-        cli_note(options->quiet,
-                 "%" PRId64 " gold links are left out: a word of theirs has no token of its own",
-                 found->of.lost_links);
+        cli_note(options->quiet, "%" PRId64 " gold link%s left out: a word has no token of its own",
+                 found->of.lost_links, words_s(found->of.lost_links));
     return CLI_OK;
 }

@@ -26,13 +26,22 @@ static cli_exit check_state(const heads_options *o)
 
 cli_exit heads_parse(const args_page *page, int count, char *const *arguments, heads_options *o)
 {
-    args_texts plain = {0};
+    args_line line = {0};
     o->random = o->save_every = -1;
-    CLI_TRY(args_parse(page, count, arguments, o, &plain));
-    CLI_TRY(args_check(page, o));
-    o->model = plain.count > 0 ? plain.items[0] : NULL;
-    for (int i = 1; i < plain.count; i++) o->texts.items[o->texts.count++] = plain.items[i];
+    CLI_TRY(args_parse(page, count, arguments, o, &line));
+    CLI_TRY(args_check(page, &line));
+    o->model = line.plain.count > 0 ? line.plain.items[0] : NULL;
+    for (int i = 1; i < line.plain.count; i++)
+        o->texts.items[o->texts.count++] = line.plain.items[i];
     o->named = o->text_file || o->conllu || o->example || o->texts.count > 0;
+    const bool cuttable = o->text_file || o->example || o->texts.count > 0;
+    const char *of_texts = o->cut && !cuttable          ? "cut"
+                           : o->max_tokens && !o->named ? "max-tokens"
+                           : o->truncate && !o->named   ? "truncate"
+                                                        : NULL;
+    if (of_texts)
+        return cli_fail(CLI_USAGE, HEADS,
+                        "--%s requires a text: --text FILE, --example NAME or \"text\"", of_texts);
     if (!o->model && o->attention.count == 0)
         return cli_fail(CLI_USAGE, HEADS, "the model folder is missing: multihead %s MODEL", HEADS);
     if (o->page && !strcmp(o->page, "-") && (o->json || o->csv || o->details))

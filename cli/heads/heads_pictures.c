@@ -4,6 +4,7 @@
 #include "common/files.h"
 #include "common/progress.h"
 #include "common/signals.h"
+#include "common/words.h"
 #include "heads/heads.h"
 #include "heads/heads_folder.h"
 
@@ -375,8 +376,8 @@ static mha_status draw_index(const void *user, const mha_sink *sink)
     put(&html, style);
     put(&html, "<h1>Heads of ");
     put_escaped(&html, p->found->model->name);
-    snprintf(line, sizeof line, " in their texts</h1>\n<p>%" PRId64 " texts, %" PRId64 " tokens. ",
-             p->found->of.text_count, p->found->of.token_count);
+    snprintf(line, sizeof line, " in their texts</h1>\n<p>%" PRId64 " text%s, %" PRId64 " tokens. ",
+             p->found->of.text_count, words_s(p->found->of.text_count), p->found->of.token_count);
     put(&html, line);
     put(&html, guide);
     put(&html, "</p>\n");

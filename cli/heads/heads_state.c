@@ -1,5 +1,6 @@
 /* See heads_state.h. */
 #include "heads/heads_state.h"
+#include "common/words.h"
 
 #include "common/arena.h"
 #include "common/files.h"
@@ -81,17 +82,17 @@ static cli_exit read_head(heads_state *state, const uint8_t *bytes, size_t size)
     const size_t left = size / 8 - STATE_WORDS - 2;
     if (was[STATE_TEXTS] > left || was[STATE_KINDS] > left - was[STATE_TEXTS])
         return damaged(state);
-    const size_t words = STATE_WORDS + 1 + (size_t)(was[STATE_TEXTS] + was[STATE_KINDS]);
-    for (size_t i = 0; i < words; i++) check = heads_state_mix(check, get_word(bytes + i * 8));
-    const size_t rest = size - 8 * (words + 1);
-    if (check != get_word(bytes + 8 * words) || was[STATE_OF_TEXTS] > rest ||
+    const size_t of_head = STATE_WORDS + 1 + (size_t)(was[STATE_TEXTS] + was[STATE_KINDS]);
+    for (size_t i = 0; i < of_head; i++) check = heads_state_mix(check, get_word(bytes + i * 8));
+    const size_t rest = size - 8 * (of_head + 1);
+    if (check != get_word(bytes + 8 * of_head) || was[STATE_OF_TEXTS] > rest ||
         was[STATE_OF_RANDOM] != rest - was[STATE_OF_TEXTS] || was[STATE_TOKENS] > INT64_MAX ||
         was[STATE_LOST_LINKS] > INT64_MAX || was[STATE_SEQUENCES] > INT64_MAX ||
         (was[STATE_TEXTS] > 0 && was[STATE_OF_TEXTS] == 0) ||
         (was[STATE_SEQUENCES] > 0 && was[STATE_OF_RANDOM] == 0))
         return damaged(state);
     state->were = bytes + (size_t)8 * STATE_WORDS;
-    state->of_texts = (const char *)bytes + 8 * (words + 1);
+    state->of_texts = (const char *)bytes + 8 * (of_head + 1);
     state->of_random = state->of_texts + was[STATE_OF_TEXTS];
     return CLI_OK;
 }
@@ -200,7 +201,8 @@ cli_exit heads_state_take_texts(heads_state *state, const heads_options *options
     *done = had;
     if (!state->path || had == 0) return CLI_OK;
     if (had > texts) {
-        snprintf(what, sizeof what, "has %" PRId64 " texts, but %" PRId64 " are given", had, texts);
+        snprintf(what, sizeof what, "has %" PRId64 " text%s, but %" PRId64 " are given", had,
+                 words_s(had), texts);
         return refuse(state, what);
     }
     for (int64_t i = 0; i <= had; i++) {
@@ -219,8 +221,10 @@ cli_exit heads_state_take_texts(heads_state *state, const heads_options *options
     state->word[STATE_TOKENS] = state->was[STATE_TOKENS];
     found->of.lost_links = (int64_t)state->was[STATE_LOST_LINKS];
     cli_note(options->quiet,
-             "%s: goes on after %" PRId64 " of %" PRId64 " texts and %" PRIu64 " random sequences",
-             state->path, had, texts, state->was[STATE_SEQUENCES]);
+             "%s: goes on after %" PRId64 " of %" PRId64 " text%s and %" PRIu64
+             " random sequence%s",
+             state->path, had, texts, words_s(texts), state->was[STATE_SEQUENCES],
+             words_s((int64_t)state->was[STATE_SEQUENCES]));
     return CLI_OK;
 }
 
@@ -238,6 +242,15 @@ cli_exit heads_state_take_random(heads_state *state, heads_found *found)
 ARENA_RELEASE(destroy_measures, mha_head_measures_destroy)
 ARENA_RELEASE(destroy_corpus, mha_head_corpus_destroy)
 
+/* The fingerprint of the model in a file's header may be forged. */
+static bool fits_model(const heads_found *found, const mha_head_measures *measures)
+{
+    bool fits = mha_head_measures_heads(measures, found->of.layers) < 0;
+    for (int64_t l = 0; l < found->of.layers; l++)
+        fits = fits && mha_head_measures_heads(measures, l) == found->of.heads[l];
+    return fits;
+}
+
 static cli_exit read_part(const heads_state *state, const heads_found *found, const char *bytes,
                           uint64_t size, mha_head_measures **measures, mha_head_corpus **corpus)
 {
@@ -247,6 +260,7 @@ static cli_exit read_part(const heads_state *state, const heads_found *found, co
     if (status == MHA_ERR_NOMEM) return cli_fail_status(HEADS, status);
     if (status != MHA_OK) return damaged(state);
     CLI_TRY(arena_keep(HEADS, *measures, destroy_measures));
+    if (!fits_model(found, *measures)) return damaged(state);
     return *corpus ? arena_keep(HEADS, *corpus, destroy_corpus) : CLI_OK;
 }
 
@@ -300,8 +314,9 @@ cli_exit heads_state_show(const heads_state *state, const heads_options *options
     found->of.lost_links = (int64_t)was[STATE_LOST_LINKS];
     found->of.random_count = (int64_t)was[STATE_SEQUENCES];
     cli_note(options->quiet,
-             "%s: %" PRId64 " texts and %" PRId64 " random sequences; nothing is measured",
-             state->path, found->of.text_count, found->of.random_count);
+             "%s: %" PRId64 " text%s and %" PRId64 " random sequence%s; nothing is measured",
+             state->path, found->of.text_count, words_s(found->of.text_count),
+             found->of.random_count, words_s(found->of.random_count));
     return CLI_OK;
 }
 
@@ -312,13 +327,13 @@ typedef struct saving {
     const heads_found *found;
 } saving;
 
-static mha_status put_words(const mha_sink *sink, const uint64_t *words, int64_t count,
+static mha_status put_words(const mha_sink *sink, const uint64_t *from, int64_t count,
                             uint64_t *check)
 {
     for (int64_t i = 0; i < count; i++) {
         uint8_t bytes[8];
-        for (int n = 0; n < 8; n++) bytes[n] = (uint8_t)(words[i] >> 8 * n & 0xFF);
-        *check = heads_state_mix(*check, words[i]);
+        for (int n = 0; n < 8; n++) bytes[n] = (uint8_t)(from[i] >> 8 * n & 0xFF);
+        *check = heads_state_mix(*check, from[i]);
         const mha_status status = sink->write(sink->user, bytes, sizeof bytes);
         if (status != MHA_OK) return status;
     }

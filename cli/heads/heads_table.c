@@ -73,10 +73,10 @@ static void print_title(const heads_found *found, int64_t width)
     size_t used = (size_t)snprintf(line, 400, "%s: ", found->model->name);
     if (used >= 400) used = 399; /* of a very long name */
     if (found->of.texts)
-        used += (size_t)snprintf(
-            line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
-            words_count(found->of.text_count).text, found->of.text_count == 1 ? "" : "s",
-            words_count(found->of.token_count).text, found->of.random ? "; " : "");
+        used +=
+            (size_t)snprintf(line + used, LINE_BYTES - used, "%s text%s, %s tokens%s",
+                             words_count(found->of.text_count).text, words_s(found->of.text_count),
+                             words_count(found->of.token_count).text, found->of.random ? "; " : "");
     if (found->of.random)
         snprintf(line + used, LINE_BYTES - used,
                  "%" PRId64 " x %" PRId64 " random tokens, %" PRId64 " times over",

@@ -157,12 +157,12 @@ static cli_exit print_topic(const char *topic)
 cli_exit cmd_help(int count, char *const *arguments)
 {
     help_options options = {0};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&help_page, count, arguments, &options, &plain));
-    if (plain.count > 1)
+    args_line line = {0};
+    CLI_TRY(args_parse(&help_page, count, arguments, &options, &line));
+    if (line.plain.count > 1)
         return cli_fail(CLI_USAGE, HELP,
                         "one topic at a time: a subcommand, 'exit-codes' or 'scores'");
-    const char *topic = plain.count ? plain.items[0] : NULL;
+    const char *topic = line.plain.count ? line.plain.items[0] : NULL;
     const cli_command *command = NULL;
     if (options.format == FORMAT_TEXT) {
         if (topic) return print_topic(topic);

@@ -240,18 +240,18 @@ static cli_exit report(perplexity_run *r)
 cli_exit cmd_perplexity(int argument_count, char *const *arguments)
 {
     perplexity_options options = {.chunk = 128, .cache = CACHE_DEFAULTS};
-    args_texts plain = {0};
+    args_line line = {0};
     perplexity_run r = {.options = &options};
-    CLI_TRY(args_parse(&perplexity_page, argument_count, arguments, &options, &plain));
-    if (plain.count != 1 || !*plain.items[0])
+    CLI_TRY(args_parse(&perplexity_page, argument_count, arguments, &options, &line));
+    if (line.plain.count != 1 || !*line.plain.items[0])
         return cli_fail(CLI_USAGE, PERPLEXITY,
-                        plain.count <= 1
+                        line.plain.count <= 1
                             ? "the model is missing: multihead perplexity MODEL --text FILE"
                             : "one model at a time; the text goes into a file: --text FILE");
     if (!options.text)
         return cli_fail(CLI_USAGE, PERPLEXITY,
                         "--text is missing: multihead perplexity MODEL --text FILE");
-    r.folder = plain.items[0];
+    r.folder = line.plain.items[0];
     CLI_TRY(load(&r));
     CLI_TRY(read_text(&r));
     CLI_TRY(make_room(&r));

@@ -1,5 +1,6 @@
 /* The result of perplexity, for people and as JSON. */
 #include "common/files.h"
+#include "common/words.h"
 #include "perplexity/perplexity.h"
 
 #include <inttypes.h>
@@ -19,7 +20,7 @@ cli_exit perplexity_print(const perplexity_run *r)
     if (r->predicted > 1) cli_print(" +- %.6f", r->mean_error);
     cli_print(" nats per token\ntokens      %" PRId64, r->done);
     if (r->done < r->count) cli_print(" of %" PRId64 ", interrupted,", r->count);
-    cli_print(" in %" PRId64 " context%s", contexts, contexts == 1 ? "" : "s");
+    cli_print(" in %" PRId64 " context%s", contexts, words_s(contexts));
     if (contexts > 1) cli_print(" of %" PRId64, r->limit);
     cli_print(", %" PRId64 " predicted\n", r->predicted);
     const cache_options *cache = &r->options->cache;

@@ -43,19 +43,26 @@ static const args_option option_table[] = {
     ROW_NUMBER("min-per-layer", prune_options, least, 0, 1000000,
                "leave at least N heads in every layer; default 0"),
     ROW_NUMBER("kv-heads", prune_options, kv_heads, 1, 1000000,
-               "keep all heads; let them share N key/value heads,\neach the mean of its group"),
+               "keep all heads; let them share N key/value heads,\neach the mean of its group",
+               .excludes =
+                   "--keep --fraction --stop --min-per-layer --mask --csv --svg --pdf --html "
+                   "--measure --normalise --step --seed",
+               .why = "it removes no heads"),
     ROW_HEADING("Output"),
     ROW_OUTPUT(prune_options, folder, "FOLDER", "the smaller model, with the original tokenizer"),
     ROW_FLAG(0, "mask", prune_options, mask, 1,
              "keep the model's shape and zero the output of removed\nheads; loads wherever the "
              "original does"),
     ROW_FLAG('n', "dry-run", prune_options, dry_run, 1, "measure, but write no FOLDER"),
-    ROW_TEXT("csv", prune_options, csv, "FILE", "the curve; - is stdout"),
-    ROW_TEXT("json", prune_options, json, "FILE", "the curve and every head; - is stdout"),
-    ROW_TEXT("svg", prune_options, svg, "FILE", "the curve as a picture; - is stdout"),
-    ROW_TEXT("pdf", prune_options, pdf, "FILE", "the same for a paper; - is stdout"),
+    ROW_TEXT("csv", prune_options, csv, "FILE", "the curve; - is stdout", .ending = ".csv"),
+    ROW_TEXT("json", prune_options, json, "FILE", "the curve and every head; - is stdout",
+             .ending = ".json"),
+    ROW_TEXT("svg", prune_options, svg, "FILE", "the curve as a picture; - is stdout",
+             .ending = ".svg"),
+    ROW_TEXT("pdf", prune_options, pdf, "FILE", "the same for a paper; - is stdout",
+             .ending = ".pdf"),
     ROW_TEXT("html", prune_options, html, "FILE",
-             "the curves and every head as an interactive\nreport; - is stdout"),
+             "the curves and every head as an interactive\nreport; - is stdout", .ending = ".html"),
     ROW_HEADING("Other"),
     ROW_THREADS(prune_options),
     ROW_QUIET(prune_options, "no progress or notes on stderr"),
@@ -103,10 +110,6 @@ static cli_exit check_options(const prune_options *o, const args_texts *plain)
                         o->text ? ", not both" : "");
     if (ways > 1)
         return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop: give one of them");
-    if (o->kv_heads > 0 && (ways > 0 || o->mask || o->csv || o->svg || o->pdf || o->html))
-        return cli_fail(CLI_USAGE, PRUNE,
-                        "--kv-heads removes no heads: leave out --keep, --fraction, --stop, "
-                        "--mask, --csv, --svg, --pdf and --html");
     CLI_TRY(check_part("--fraction", &o->fraction));
     return check_part("--stop", &o->stop);
 }
@@ -268,13 +271,14 @@ static cli_exit write_folder(prune_job *job)
 cli_exit cmd_prune(int argument_count, char *const *arguments)
 {
     prune_options o = {.keep = -1};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&prune_page, argument_count, arguments, &o, &plain));
-    CLI_TRY(check_options(&o, &plain));
+    args_line line = {0};
+    CLI_TRY(args_parse(&prune_page, argument_count, arguments, &o, &line));
+    CLI_TRY(args_check(&prune_page, &line));
+    CLI_TRY(check_options(&o, &line.plain));
     CLI_TRY(find_measure(&o));
     prune_job job = {.options = &o};
-    CLI_TRY(ranks_agree(PRUNE, ranks_first() ? check_outputs(&o, plain.items[0]) : CLI_OK));
-    CLI_TRY(open_model(&job, plain.items[0]));
+    CLI_TRY(ranks_agree(PRUNE, ranks_first() ? check_outputs(&o, line.plain.items[0]) : CLI_OK));
+    CLI_TRY(open_model(&job, line.plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
     if (o.kv_heads > 0) ranks_release(); /* two passes: not worth sharing */

@@ -2,6 +2,7 @@
  * head goes, and charts of what is left against the heads that are left. */
 #include "common/arena.h"
 #include "common/commands.h"
+#include "common/words.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
@@ -100,8 +101,8 @@ static void add_words(page *g)
              "Of the heads that can go, L%" PRId64 "H%" PRId64 " goes last.",
              kept->heads, all->heads, prune_measured(job), kept->ours.measure, all->ours.measure,
              last / H, last % H);
-    snprintf(g->size, TEXT_BYTES, "%" PRId64 " sequences, %" PRId64 " tokens", job->data.sequences,
-             job->data.tokens);
+    snprintf(g->size, TEXT_BYTES, "%" PRId64 " sequence%s, %" PRId64 " tokens", job->data.sequences,
+             words_s(job->data.sequences), job->data.tokens);
 }
 
 static mha_status write_page(page *g, const mha_sink *sink)

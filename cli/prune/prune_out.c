@@ -1,6 +1,7 @@
 /* What was measured, as a table, CSV and JSON. */
 #include "common/csv.h"
 #include "common/table.h"
+#include "common/words.h"
 #include "prune/prune.h"
 
 #include <inttypes.h>
@@ -49,17 +50,17 @@ static void print_measure(const prune_job *job)
     if (o->task) of = "the loss of the words that the task asks for";
     cli_print("importance: %s of %s%s; %" PRId64 " head%s per round, measured again after each\n",
               mha_importance_name(kind), of,
-              o->normalise ? ", each layer normalised to length 1" : "", o->step,
-              o->step == 1 ? "" : "s");
+              o->normalise ? ", each layer normalised to length 1" : "", o->step, words_s(o->step));
 }
 
 static void print_data(const prune_job *job)
 {
     const mha_transformer_desc *d = &job->model.desc;
-    cli_print("%s: %" PRId64 " heads in %" PRId64 " layers, %" PRId64 " parameters; %" PRId64
-              " sequences, %" PRId64 " tokens\n",
-              job->model.name, job->heads, d->num_layers, mha_transformer_size(job->model.net),
-              job->data.sequences, job->data.tokens);
+    cli_print("%s: %" PRId64 " head%s in %" PRId64 " layer%s, %" PRId64 " parameters; %" PRId64
+              " sequence%s, %" PRId64 " tokens\n",
+              job->model.name, job->heads, words_s(job->heads), d->num_layers,
+              words_s(d->num_layers), mha_transformer_size(job->model.net), job->data.sequences,
+              words_s(job->data.sequences), job->data.tokens);
     if (job->data.cut > 0)
         cli_print("%" PRId64 " tokens are beyond the %" PRId64
                   " positions of the model and were left out\n",

@@ -63,9 +63,11 @@ static const args_option option_table[] = {
     NUMBER("heads", heads, 1, 1 << 20, "split the last axis of [B,T,H*D] into heads", LINEAR),
     NUMBER("kv-heads", kv_heads, 1, 1 << 20, "the same for keys and values; default: --heads",
            LINEAR, .needs = "--heads"),
-    CHOICE("layout", layout, layouts, "set the order of the axes; default bhtd", LINEAR),
+    CHOICE("layout", layout, layouts, "set the order of the axes; default bhtd", LINEAR,
+           .excludes = "--module --example", .why = "its arrays are x or built in"),
     CHOICE("dtype", dtype, dtypes,
-           "set the type of q, k, v and o; default: the type in\nthe files, o float32", LINEAR),
+           "set the type of q, k, v and o; default: the type in\nthe files, o float32", LINEAR,
+           .excludes = "--module", .why = "it projects in float32"),
     FLAG("example", example, "trace a built-in problem of three tokens", LINEAR),
     ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
     FLAG("module", module,
@@ -131,8 +133,8 @@ static const args_option option_table[] = {
          .needs = "--rope"),
     ROW_HEADING("Outputs (.npy; FILE may be - for stdout)"),
     TEXT("out", out, "FILE", "write o, with the axes of q", LINEAR | WRITTEN, .letter = 'o'),
-    RUN_OUTPUTS(OUTPUT)
-        TEXT("json", json, "FILE", "write a report of the computation as JSON", LINEAR | WRITTEN),
+    RUN_OUTPUTS(OUTPUT) TEXT("json", json, "FILE", "write a report of the computation as JSON",
+                             LINEAR | WRITTEN, .ending = ".json"),
     CHOICE("score-stage", score_stage, stages,
            "write --scores raw (scale q.k), capped (after softcap)\nor biased (the default)", 0,
            .needs = "--scores FILE"),
@@ -246,11 +248,8 @@ static cli_exit check_inputs(const run_options *o)
                          o->x ? "x" : first);
     if (o->x && first)
         return RUN_USAGE("--x replaces --q, --k and --v: leave out --x or --%s", first);
-    if (o->module && (first || o->layout || o->dtype))
-        return RUN_USAGE("--module projects --x to q, k and v in float32: leave out --%s",
-                         o->layout  ? "layout"
-                         : o->dtype ? "dtype"
-                                    : first);
+    if (o->module && first)
+        return RUN_USAGE("--module projects --x to q, k and v: leave out --%s", first);
     if (!o->module && (o->example || o->x) && o->kv_heads && o->kv_heads != o->heads)
         return RUN_USAGE("--kv-heads %" PRId64
                          ": without --module, --x gives queries and keys the same %" PRId64
@@ -267,17 +266,19 @@ static cli_exit check_inputs(const run_options *o)
     return CLI_OK;
 }
 
-static cli_exit check(run_options *o)
+static cli_exit check(run_options *o, args_line *line)
 {
     /* The example is there to be looked at. */
     if (o->example && !o->linear && !run_has_files(o)) o->trace = 1;
     if (o->example && o->module && !o->heads) o->heads = DEFAULT_HEADS;
-    CLI_TRY(args_check(&run_page, o));
+    if (o->trace) args_imply(&run_page, "trace", line);
+    if (o->heads) args_imply(&run_page, "heads", line);
+    CLI_TRY(args_check(&run_page, line));
     if (o->seed && !o->dropout.given && !o->module && !any_random(o))
         return RUN_USAGE("--seed requires --dropout X, --module or a random array");
     CLI_TRY(check_inputs(o));
     for (size_t i = 0; i < run_page.option_count; i++)
-        if (args_is_given(&option_table[i], o)) CLI_TRY(check_option(o, &option_table[i]));
+        if (line->given[i]) CLI_TRY(check_option(o, &option_table[i]));
     if (o->cache) o->causal = 1; /* decoding is */
     return run_check_outputs(o);
 }
@@ -303,11 +304,11 @@ static cli_exit run(const run_options *o)
 cli_exit cmd_run(int count, char *const *arguments)
 {
     run_options options = {0};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&run_page, count, arguments, &options, &plain));
-    if (plain.count > 0)
+    args_line line = {0};
+    CLI_TRY(args_parse(&run_page, count, arguments, &options, &line));
+    if (line.plain.count > 0)
         return RUN_USAGE("unexpected argument '%s'; arrays have names: --q %s, or --x %s",
-                         plain.items[0], plain.items[0], plain.items[0]);
-    CLI_TRY(check(&options));
+                         line.plain.items[0], line.plain.items[0], line.plain.items[0]);
+    CLI_TRY(check(&options, &line));
     return run(&options);
 }

@@ -287,9 +287,9 @@ void run_say(const run_problem *p, const run_results *results)
     cli_note(quiet,
              "%" PRId64 " sequence%s, %" PRId64 " head%s%s, %" PRId64 " queries, %" PRId64
              " keys%s, head size %" PRId64 ", values of %" PRId64,
-             b, b == 1 ? "" : "s", h, h == 1 ? "" : "s", shared, p->q.shape[2], p->k.shape[2],
+             b, words_s(b), h, words_s(h), shared, p->q.shape[2], p->k.shape[2],
              p->ragged ? " in all" : "", p->q.shape[3], p->v.shape[3]);
-    snprintf(ran, sizeof ran, "%d thread%s: %.3g ms", threads, threads == 1 ? "" : "s",
+    snprintf(ran, sizeof ran, "%d thread%s: %.3g ms", threads, words_s(threads),
              1e3 * results->seconds);
     if (p->options->linear)
         cli_note(quiet, "linear attention (elu + 1), %s", ran);

@@ -1,5 +1,6 @@
 /* From options to a problem: every array that they name is read, and the descriptor filled. */
 #include "common/arena.h"
+#include "common/words.h"
 #include "run/run.h"
 
 #include <float.h>
@@ -133,7 +134,7 @@ static cli_exit load_numbers(const run_problem *p, const char *option, const cha
     if (*count >= 0 && given != *count)
         return RUN_BAD_INPUT("%s (%s): %" PRId64 " number%s, expected %" PRId64
                              ", one for each sequence",
-                             text, option, given, given == 1 ? "" : "s", *count);
+                             text, option, given, words_s(given), *count);
     *count = given;
     *numbers = tensor->data;
     return CLI_OK;

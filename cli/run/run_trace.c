@@ -1,6 +1,7 @@
 /* multihead run --trace: attention step by step, as on a blackboard. The numbers are the library's
  * (run_board.c); here they are put under each other, and the first row's are written out. */
 #include "run/run_trace.h"
+#include "common/words.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -264,7 +265,7 @@ static void show_opening(const run_board *board)
         cli_print("Sequence %" PRId64 " of %" PRId64 "; ", board->sequence, run_sequences(p));
     cli_print("%" PRId64 " head%s, %" PRId64 " queries, %" PRId64 " keys, head size %" PRId64
               ", values of %" PRId64 "\n",
-              heads, heads == 1 ? "" : "s", board->queries, board->keys, size, value_size);
+              heads, words_s(heads), board->queries, board->keys, size, value_size);
     if (offset != 0) cli_print("Query q<t> is at key position t + %" PRId64 "\n", offset);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (parts[i].shown >= parts[i].count) continue;

@@ -3,6 +3,7 @@
  * sequence at once had, which is compared here. */
 #include "common/arena.h"
 #include "common/cache_options.h"
+#include "common/words.h"
 #include "run/run_trace.h"
 
 #include <inttypes.h>
@@ -51,8 +52,8 @@ static cli_exit start(decoding *d)
     cli_print("\nDecoding with a KV cache of %s: one token at a time\n\n", run_caches[cache]);
     cli_print("    One position takes %" PRId64 " key/value head%s * (%" PRId64 " + %" PRId64
               ") numbers * %zu byte%s = %" PRId64 " bytes%s.\n",
-              desc.kv_heads, desc.kv_heads == 1 ? "" : "s", desc.head_dim, desc.value_head_dim,
-              size, size == 1 ? "" : "s", d->bytes, sizes.scale_bytes ? " and its scales" : "");
+              desc.kv_heads, words_s(desc.kv_heads), desc.head_dim, desc.value_head_dim, size,
+              words_s((int64_t)size), d->bytes, sizes.scale_bytes ? " and its scales" : "");
     cli_print("    Allocated for up to %" PRId64 ": %" PRId64 " bytes, pages of whole runs of 16 "
               "positions%s and tables.\n",
               desc.capacity, sizes.total_bytes, sizes.scale_bytes ? ", scales" : "");

@@ -17,6 +17,7 @@
 #include "common/option_rows.h"
 #include "common/progress.h"
 #include "common/random.h"
+#include "common/words.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -296,10 +297,10 @@ static cli_exit report(const test_options *options, const contender *runners, in
 {
     bool good = !bits->threads_differ && !bits->sets_differ;
     cli_print("attention forward, tiled path against plain arithmetic in double\n"
-              "%" PRId64 " random problems (seed %" PRId64
+              "%" PRId64 " random problem%s (seed %" PRId64
               "): causal, lengths, masks, biases, grouped "
               "heads, head sizes 1 to 256\n",
-              options->problems, options->seed);
+              options->problems, words_s(options->problems), options->seed);
     for (int i = 0; i < count; i++) {
         const contender *r = &runners[i];
         cli_print(
@@ -321,11 +322,11 @@ static cli_exit report(const test_options *options, const contender *runners, in
 cli_exit cmd_selftest(int count, char *const *arguments)
 {
     test_options options = {.problems = 60, .seed = 1};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&selftest_page, count, arguments, &options, &plain));
-    if (plain.count > 0)
+    args_line line = {0};
+    CLI_TRY(args_parse(&selftest_page, count, arguments, &options, &line));
+    if (line.plain.count > 0)
         return cli_fail(CLI_USAGE, SELFTEST, "unexpected argument '%s'; it takes options only",
-                        plain.items[0]);
+                        line.plain.items[0]);
     contender runners[MOST_RUNNERS] = {0};
     mha_context *three = NULL;
     bit_check bits = {0};

@@ -127,15 +127,15 @@ static cli_exit run(const serve_options *options)
 cli_exit cmd_serve(int count, char *const *arguments)
 {
     serve_options options = {0};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&serve_page, count, arguments, &options, &plain));
-    if (plain.count == 0 || !*plain.items[0])
+    args_line line = {0};
+    CLI_TRY(args_parse(&serve_page, count, arguments, &options, &line));
+    if (line.plain.count == 0 || !*line.plain.items[0])
         return cli_fail(CLI_USAGE, SERVE, "the model is missing: multihead serve MODEL");
-    if (plain.count > 2)
+    if (line.plain.count > 2)
         return cli_fail(CLI_USAGE, SERVE,
                         "'%s' is one argument too many; put quotes around the text",
-                        plain.items[2]);
-    options.model = plain.items[0];
-    options.text = plain.count > 1 ? plain.items[1] : NULL;
+                        line.plain.items[2]);
+    options.model = line.plain.items[0];
+    options.text = line.plain.count > 1 ? line.plain.items[1] : NULL;
     return run(&options);
 }

@@ -68,13 +68,17 @@ static const args_option option_table[] = {
                "the model as a Hugging Face folder, the state of\n"
                "training, the curve and reports of its heads"),
     ROW_FLAG(0, "fresh", train_options, fresh, 1,
-             "start over even if the folder holds a training run"),
+             "start over even if the folder holds a training run", .needs = "--output FOLDER"),
     ROW_FLAG(0, "no-report", train_options, no_report, 1,
              "train and save only; no measurements, no pictures"),
     ROW_HEADING("Other"),
     NUMBER("print", print, 1, 1000000,
            "print N held-out sequences as CoNLL-U, with links to\nthe words to attend to, instead "
-           "of training"),
+           "of training",
+           .excludes =
+               "--text --layers --heads --embed --ff --seed --steps --tries --seconds --batch "
+               "--every --learning-rate --dropout --output --fresh --no-report",
+           .why = "it trains nothing"),
     ROW_THREADS(train_options),
     ROW_QUIET(train_options, "no progress on stderr"),
     ROW_HELP,
@@ -433,12 +437,12 @@ static cli_exit train_on_text(const train_options *options, const args_texts *pl
 cli_exit cmd_train(int count, char *const *arguments)
 {
     train_options options = {.ff = -1};
-    args_texts plain = {0};
+    args_line line = {0};
     const train_task *task = NULL;
-    CLI_TRY(args_parse(&train_page, count, arguments, &options, &plain));
-    CLI_TRY(args_check(&train_page, &options));
-    if (options.text) return train_on_text(&options, &plain);
-    CLI_TRY(find_task(&plain, &task));
+    CLI_TRY(args_parse(&train_page, count, arguments, &options, &line));
+    CLI_TRY(args_check(&train_page, &line));
+    if (options.text) return train_on_text(&options, &line.plain);
+    CLI_TRY(find_task(&line.plain, &task));
     if (options.print) return train_print(task, options.print);
     return run_training(&options, task);
 }

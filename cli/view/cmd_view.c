@@ -51,19 +51,21 @@ static const args_option option_table[] = {
          .excludes = "--attention --contrast --from --layer --head --hide",
          .why = "it shows all heads of its layer at all tokens of a text"),
     ROW_HEADING("Output (several at once; one FILE may be -, stdout)"),
-    ROW_OUTPUT(view_options, html, "FILE.html", "an interactive report in one file"),
+    ROW_OUTPUT(view_options, html, "FILE.html", "an interactive report in one file",
+               .ending = ".html"),
     FLAG(0, "neurons", neurons, 1,
          "with -o: queries and keys, for the view of neurons;\n"
          "exact if they fit in a quarter of the file, else in 16\n"
          "or 8 bits",
          .needs = "--output FILE.html", .excludes = "--attention --contrast --desk"),
-    TEXT("svg", svg, "FILE", "a vector image for print or a web page"),
-    TEXT("png", png, "FILE", "a bitmap image"),
-    TEXT("pdf", pdf, "FILE", "one PDF page for a paper, with embedded font"),
-    TEXT("json", json, "FILE", "tokens and all weights as text"),
+    TEXT("svg", svg, "FILE", "a vector image for print or a web page", .ending = ".svg"),
+    TEXT("png", png, "FILE", "a bitmap image", .ending = ".png"),
+    TEXT("pdf", pdf, "FILE", "one PDF page for a paper, with embedded font", .ending = ".pdf"),
+    TEXT("json", json, "FILE", "tokens and all weights as text", .ending = ".json"),
     TEXT("npy", npy, "FILE",
          "the weights for NumPy: float32\n[layers, heads, tokens, tokens]; the same heads\nof each "
-         "layer"),
+         "layer",
+         .ending = ".npy"),
     FLAG(0, "terminal", terminal, 1, "draw in the terminal as well as to files"),
     ROW_HEADING("The text"),
     TEXT("contrast", contrast, "TEXT",
@@ -85,7 +87,7 @@ static const args_option option_table[] = {
          .needs = "--attention FILE.npy"),
     TEXT("key-tokens", key_tokens, "FILE", "S tokens, if columns and rows differ",
          .needs = "--attention FILE.npy"),
-    ROW_HEADING("Drawing"),
+    ROW_HEADING("Drawing (pictures, the report, the terminal)"),
     CHOICE("cmap", cmap, cmaps, "colour map; default viridis"),
     TEXT("range", range, "RANGE",
          "range of the colours: shared by all heads (the\n"
@@ -168,11 +170,11 @@ static cli_exit check_texts(const view_options *options)
     return CLI_OK;
 }
 
-static cli_exit check(const view_options *options)
+static cli_exit check(const view_options *options, const args_line *line)
 {
     mha_range range;
     double lo, hi;
-    CLI_TRY(args_check(&view_page, options));
+    CLI_TRY(args_check(&view_page, line));
     if (options->attention && options->model)
         return cli_fail(CLI_USAGE, VIEW,
                         "--attention takes weights from a file: '%s' is one argument too many",
@@ -282,11 +284,11 @@ static cli_exit view(const view_options *options)
 cli_exit cmd_view(int count, char *const *arguments)
 {
     view_options options = {.command = VIEW};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&view_page, count, arguments, &options, &plain));
-    options.model = plain.count > 0 ? plain.items[0] : NULL;
-    for (int i = 1; i < plain.count; i++)
-        options.texts.items[options.texts.count++] = plain.items[i];
-    CLI_TRY(check(&options));
+    args_line line = {0};
+    CLI_TRY(args_parse(&view_page, count, arguments, &options, &line));
+    options.model = line.plain.count > 0 ? line.plain.items[0] : NULL;
+    for (int i = 1; i < line.plain.count; i++)
+        options.texts.items[options.texts.count++] = line.plain.items[i];
+    CLI_TRY(check(&options, &line));
     return options.desk ? view_desk(&options) : options.from ? ask(&options) : view(&options);
 }

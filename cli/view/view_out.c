@@ -120,23 +120,8 @@ cli_exit view_check_picks(const view_options *options, const mha_maps *maps)
                     "choose with --layer and plain head numbers, or use --json");
 }
 
-/* -o writes HTML whatever the name: another extension is a mistake. */
-static cli_exit check_name(const char *path)
-{
-    const char *const names[] = {".svg", ".png", ".pdf", ".json", ".npy"};
-    size_t length = path ? strlen(path) : 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        size_t bytes = strlen(names[i]);
-        if (length > bytes && !strcmp(path + length - bytes, names[i]))
-            return cli_fail(CLI_USAGE, VIEW, "-o %s: -o writes an HTML report; use --%s %s", path,
-                            names[i] + 1, path);
-    }
-    return CLI_OK;
-}
-
 cli_exit view_check_outputs(const view_options *options)
 {
-    CLI_TRY(check_name(options->html));
     const char *on_stdout = options->terminal ? "--terminal" : NULL;
     for (int i = 0; i < OUTPUT_COUNT; i++) {
         const char *path = path_of(options, i);

@@ -103,8 +103,8 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const
  *   text [bytes]  UTF-8
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (an unknown splitting, *at beyond the text); MHA_ERR_UTF8
- *          (also for a zero byte).
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (an unknown splitting, *at beyond the text); MHA_ERR_UTF8;
+ *          MHA_ERR_FORMAT (a zero byte).
  * Threads  any.   Cost  linear in the bytes scanned.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_split_next(mha_splitting splitting, const char *text,

@@ -387,6 +387,10 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_merge(mha_head_measures *meas
 MHA_API MHA_NODISCARD mha_status mha_head_measures_merge_layers(mha_head_measures *measures,
                                                                 const mha_head_measures *from);
 
+/** The number of heads of a layer; -1 beyond the last layer. Memory none. Errors none. Threads any.
+ * Since 0.1 */
+MHA_API int64_t mha_head_measures_heads(const mha_head_measures *measures, int64_t layer);
+
 /** The name of a relation, in the memory of measures; NULL beyond the last, or for NULL. Memory none.
  * Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_head_measures_name(const mha_head_measures *measures, int64_t relation);

@@ -75,6 +75,12 @@ void mha_head_measures_destroy(mha_head_measures *m)
     allocator.release(allocator.user, m, sizeof *m);
 }
 
+int64_t mha_head_measures_heads(const mha_head_measures *m, int64_t layer)
+{
+    if (!m || layer < 0 || layer >= m->layers) return -1;
+    return m->first_head[layer + 1] - m->first_head[layer];
+}
+
 const char *mha_head_measures_name(const mha_head_measures *m, int64_t relation)
 {
     return m && relation >= 0 && relation < m->relations ? m->names[relation] : NULL;

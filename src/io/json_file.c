@@ -9,8 +9,12 @@
 
 /* Where jansson gets no memory, it drops what it was about to keep and reads on: it reports malformed text,
  * or none, with pieces of names and numbers missing, and may read its buffer beyond the end. So from the
- * first allocation that fails while a text is parsed here, all fail until it gives up. */
+ * first allocation that fails while a text is parsed here, all fail until it gives up. Its allocators are
+ * of the process, which may use jansson too: ours stand between while a text is parsed, pass on what other
+ * threads ask for, and free nothing themselves. */
 static _Thread_local enum { ELSEWHERE, PARSING, SHORT_OF_MEMORY } state;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int parsing; /* threads */
 static json_malloc_t host_malloc;
 static json_free_t host_free;
 
@@ -23,28 +27,34 @@ static void *take(size_t size)
 
 static void stand_between(void)
 {
-    json_get_alloc_funcs(&host_malloc, &host_free);
-    json_set_alloc_funcs(take, host_free);
+    pthread_mutex_lock(&lock);
+    if (parsing++ == 0) {
+        json_get_alloc_funcs(&host_malloc, &host_free);
+        json_set_alloc_funcs(take, host_free);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
-/* jansson may outlive this library. */
-__attribute__((destructor)) static void step_aside(void)
+static void step_aside(void)
 {
     json_malloc_t now = NULL;
-    json_get_alloc_funcs(&now, &host_free);
-    if (now == take) json_set_alloc_funcs(host_malloc, host_free);
+    json_free_t release;
+    pthread_mutex_lock(&lock);
+    json_get_alloc_funcs(&now, &release);
+    if (--parsing == 0 && now == take) json_set_alloc_funcs(host_malloc, host_free);
+    pthread_mutex_unlock(&lock);
 }
 
 static mha_status parse(const char *path, const char *text, size_t size, size_t flags,
                         json_t **root)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t error;
-    pthread_once(&once, stand_between);
+    stand_between();
     state = PARSING;
     json_t *made = json_loadb(text, size, JSON_REJECT_DUPLICATES | flags, &error);
     const bool no_memory = state == SHORT_OF_MEMORY;
     state = ELSEWHERE;
+    step_aside();
     if (no_memory) {
         json_decref(made);
         return mha_fail(MHA_ERR_NOMEM, "%s: out of memory while parsing JSON",

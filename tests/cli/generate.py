@@ -159,7 +159,8 @@ def streaming(folder):
 
 def refusals(folder):
     for arguments, code, parts in (
-            (["--seed", 1], USAGE, ("model is missing",)),
+            (["--quiet"], USAGE, ("model is missing",)),
+            (["demo", "--seed", 0], USAGE, ("--seed requires --temperature",)),
             ([folder, "a", "b"], USAGE, ("'b'", "quotes")),
             ([folder, "--temperature", -1], USAGE, ("--temperature",)),
             ([folder, "--temperature", "nan"], USAGE, ("--temperature",)),

@@ -278,6 +278,16 @@ def damaged():
     check_error(heads(MODEL, "--state", state, "--json", "--corpus"), BAD_INPUT, "damaged", command="heads",
                 name="a token that the model does not have")
 
+    # Scores of another model under this one's fingerprint.
+    other, small = FOLDER / "other", FOLDER / "other.state"
+    check_good(run("train", "sentences", "--steps", 1, "--layers", 1, "--heads", 2, "--embed", 16, "--no-report",
+                   "--quiet", "-o", other), "another model")
+    check_good(heads(other, "the animal was tired", "--random", 0, "--state", small), "its scores")
+    foreign = small.read_bytes()
+    states = foreign[-struct.unpack("<14Q", foreign[:112])[12]:]
+    state.write_bytes(sealed([*head[:12], len(states), 0], rest, states))
+    check_error(heads(MODEL, "--state", state), BAD_INPUT, "damaged", command="heads", name="another shape")
+
 
 def places():
     text = corpus("place.txt", 3)

@@ -727,7 +727,7 @@ def wrong_lines():
         ([*one, "--memory", "k.npy"], "--memory requires --module"),
         ([*one, "--sinusoidal"], "--sinusoidal requires --module"),
         ([*INPUTS, "--module", "--heads", "2"], "leave out --q"),
-        ([*one, "--module", "--heads", "2", "--dtype", "f16"], "leave out --dtype"),
+        ([*one, "--module", "--heads", "2", "--dtype", "f16"], "--dtype and --module exclude each other"),
         (["--x", "random:5x8", "--module", "--heads", "4", "--kv-heads", "3"], "--kv-heads 3", "4 query"),
         (["--x", "random:5xT"], "random:5xT", "random:4x8"),
         (["--x", "random:"], "random:4x8"),

@@ -224,7 +224,7 @@ def _wants_weights(module: torch.nn.Module, options: dict[str, Any]) -> bool:
 
 
 _WITHOUT_EFFECT = (
-    {"cache_position", "deterministic", "input_ids", "inputs_embeds", "labels", "logits_to_keep",
+    {"cache_position", "deterministic", "grid_thw", "input_ids", "inputs_embeds", "labels", "logits_to_keep",
      "past_key_values", "return_dict", "token_type_ids", "use_cache",
      "sliding_window"}  # the mask has it
     | TransformersKwargs.__annotations__.keys() | FlashAttentionKwargs.__annotations__.keys())
