@@ -1,4 +1,4 @@
-/* multihead: positions. What is added to inputs or applied to queries and keys before attention;
+/* multihead: positions. Position encodings, added to inputs or applied to queries and keys before attention;
  * what acts on scores (ALiBi, T5, Shaw) is part of mha_attention_desc, with slopes and buckets
  * available here. docs/positions.md lists which model family uses which.
  *

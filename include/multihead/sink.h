@@ -56,7 +56,7 @@ typedef struct mha_file mha_file;
  *   an open file of a process,   by any link (/dev/stdout, /dev/fd/3, /proc/self/fd/1): written directly at its
  *                                current position, so that a redirected stdout is continued, as
  *                                with >>
- *   a symbolic link              followed, not replaced; a dangling one is refused
+ *   a symbolic link              followed, not replaced; a dangling one is rejected
  *
  * The new file is called path.mha-N.part, N the first number that is free. A process that is killed
  * leaves it behind; the next process to write path removes it at once, but never a file that is
@@ -75,7 +75,7 @@ MHA_API MHA_NODISCARD mha_status mha_file_create(const char *path, mha_file **fi
 /**
  * The same for a file in a folder that the caller owns, such as a saved model: nothing outside of
  * it is written. Anything that already has the name, even a symbolic link or a pipe, is replaced;
- * only a folder and a regular file without write permission are refused. folder itself may be a
+ * only a folder and a regular file without write permission are rejected. folder itself may be a
  * link; it is looked up once, here, and created if it is missing (its parents are not).
  *
  *   name   without '/'; not "." or ".."
