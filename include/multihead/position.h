@@ -1,6 +1,6 @@
-/* multihead: positions. Position encodings, added to inputs or applied to queries and keys before attention;
- * what acts on scores (ALiBi, T5, Shaw) is part of mha_attention_desc, with slopes and buckets
- * available here. docs/positions.md lists which model family uses which.
+/* multihead: position encodings, added to inputs or applied to queries and keys before attention.
+ * Encodings that act on scores (ALiBi, T5, Shaw) are fields of mha_attention_desc; this header
+ * computes their slopes and buckets. docs/positions.md lists which model family uses which.
  *
  * Letters: B batch, H heads, T tokens, D head size, E width of an embedding, P rows of a table.
  * All numbers are f32 and all strides are free, even of the last axis. Every function computes in
