@@ -83,7 +83,11 @@ if(TARGET multihead_program)
   install(TARGETS multihead_program DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
   # What `multihead page` writes into its pages, if script/page made it.
   set(page_module ${PROJECT_SOURCE_DIR}/build/page/explorer.wasm.gz)
-  install(FILES ${page_module} DESTINATION ${CMAKE_INSTALL_DATADIR}/multihead COMPONENT program OPTIONAL)
+  # OPTIONAL would leave its empty folder behind.
+  install(CODE "if(EXISTS \"${page_module}\")
+    file(INSTALL DESTINATION \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}/multihead\" TYPE FILE
+      FILES \"${page_module}\")
+  endif()" COMPONENT program)
   install(FILES ${program_pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
   install(FILES ${completions}/bash/multihead COMPONENT program
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)

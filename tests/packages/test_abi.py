@@ -21,7 +21,7 @@ EDITS = (
      (False, "field mha_context_desc.more is new")),
     ("attention.h", "MHA_ATTENTION_CAUSAL = 1 << 0", "MHA_ATTENTION_CAUSAL = 1 << 9",
      (True, "value MHA_ATTENTION_CAUSAL")),
-    ("heads.h", "(*mha_rows_fn)(void *user, int64_t b,", "(*mha_rows_fn)(void *user, int b,",
+    ("attention.h", "(*mha_rows_fn)(void *user, int64_t b,", "(*mha_rows_fn)(void *user, int b,",
      (True, "callback mha_rows_fn")),
 )
 
