@@ -14,6 +14,7 @@ static struct {
     mha_context *context;
     mha_model *model;
     mha_live *live;
+    char *name;        /* which live borrows */
     mha_buffer answer; /* or what is wrong */
 } page;
 
@@ -41,8 +42,9 @@ FOR_WORKER(void, give, void *text)
 /* Open the model at a path of the worker's files, under a name. 0, or a status: its answer says why. */
 FOR_WORKER(int, open, const char *path, const char *name)
 {
+    page.name = strdup(name);
     const mha_live_options options = {.struct_size = sizeof options,
-                                      .name = name,
+                                      .name = page.name ? page.name : "model",
                                       .advise_words =
                                           "the model's vocab.txt or tokenizer.json lists them"};
     mha_status status = mha_context_create(NULL, &page.context);

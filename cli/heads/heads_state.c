@@ -201,7 +201,7 @@ cli_exit heads_state_take_texts(heads_state *state, const heads_options *options
     *done = had;
     if (!state->path || had == 0) return CLI_OK;
     if (had > texts) {
-        snprintf(what, sizeof what, "has %" PRId64 " text%s, but only %" PRId64 " given", had,
+        snprintf(what, sizeof what, "has %" PRId64 " text%s, but %" PRId64 " are given", had,
                  words_s(had), texts);
         return refuse(state, what);
     }

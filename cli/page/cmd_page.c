@@ -30,7 +30,7 @@ static const args_option option_table[] = {
     ROW_TEXT("module", page_options, module, "FILE",
              "the library as WebAssembly, compressed by gzip; the\ndefault lies where the program "
              "was installed or built"),
-    ROW_FLAG('q', "quiet", page_options, quiet, 1, "no notes on stderr, only warnings and errors"),
+    ROW_QUIET(page_options, "no notes on stderr, only warnings and errors"),
     ROW_HELP,
 };
 
@@ -209,16 +209,16 @@ static cli_exit run(const page_options *options)
 cli_exit cmd_page(int count, char *const *arguments)
 {
     page_options options = {0};
-    args_texts plain = {0};
-    CLI_TRY(args_parse(&page_page, count, arguments, &options, &plain));
-    if (plain.count == 0 || !*plain.items[0])
+    args_line line = {0};
+    CLI_TRY(args_parse(&page_page, count, arguments, &options, &line));
+    if (line.plain.count == 0 || !*line.plain.items[0])
         return cli_fail(CLI_USAGE, PAGE, "the model is missing: multihead page MODEL");
-    if (plain.count > 2)
+    if (line.plain.count > 2)
         return cli_fail(CLI_USAGE, PAGE,
                         "'%s' is one argument too many; put quotes around the text",
-                        plain.items[2]);
-    options.model = plain.items[0];
-    options.text = plain.count > 1 ? plain.items[1] : NULL;
+                        line.plain.items[2]);
+    options.model = line.plain.items[0];
+    options.text = line.plain.count > 1 ? line.plain.items[1] : NULL;
     if (!options.output) options.output = "explorer.html";
     return run(&options);
 }

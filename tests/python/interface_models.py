@@ -1,4 +1,4 @@
-"""Tiny random models of every text family of transformers that uses its attention interface.
+"""Tiny random models of every family of transformers that uses its attention interface.
 
 A default configuration is made small field by field, by the names of the fields; whatever does not
 come out small or does not run is left out with the reason.
