@@ -239,7 +239,7 @@ typedef struct mha_study_found {
     int64_t text_count, token_count; /* measured texts, and their tokens */
     int64_t random_count;            /* measured sequences of random tokens */
     mha_random_tokens *plan;         /* of these; NULL before mha_study_begin_random() */
-    int64_t lost_links;              /* gold links with a word in which no token begins */
+    int64_t lost_links;              /* gold links with a word that has no token */
     mha_head_corpus *corpus;         /* with MHA_STUDY_CORPUS, else NULL */
     /* [L] with MHA_STUDY_DISTANCES, else NULL; the element of a layer without heads is NULL */
     mha_head_distances **distances;

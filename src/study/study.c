@@ -253,17 +253,33 @@ static mha_status add_words(mha_study *s, const mha_tokens *tokens, mha_heads_te
     return MHA_OK;
 }
 
+/* Where each token begins in its word: the tokens of a byte-level vocabulary without trimmed offsets
+ * (GGUF) begin at the space before it. */
+static void skip_to_words(const mha_tokens *tokens, const mha_study_links *links, int64_t *begin)
+{
+    int64_t w = 0;
+    for (int64_t i = 0; i < tokens->count; i++) {
+        begin[i] = tokens->begin[i];
+        while (w < links->words && begin[i] >= 0 && links->end[w] <= begin[i]) w++;
+        if (w < links->words && begin[i] >= 0 && begin[i] < links->begin[w] &&
+            links->begin[w] < tokens->end[i])
+            begin[i] = links->begin[w];
+    }
+}
+
 /* Add the links between words that have tokens. */
 static mha_status add_links(mha_study *s, const mha_tokens *tokens, const mha_study_links *links,
                             mha_heads_text *text)
 {
-    int64_t *words, *number;
+    int64_t *words, *number, *begin;
     void *kept;
     MHA_TRY(numbers(s, tokens->count, &words));
+    MHA_TRY(numbers(s, tokens->count, &begin));
     MHA_TRY(numbers(s, links->words, &number));
     MHA_TRY(mha_scratch_alloc(s->context, links->count, sizeof(mha_heads_link), &kept));
-    MHA_TRY(mha_head_pass_words(tokens->count, tokens->begin, links->words, links->begin,
-                                links->end, words, number));
+    skip_to_words(tokens, links, begin);
+    MHA_TRY(mha_head_pass_words(tokens->count, begin, links->words, links->begin, links->end, words,
+                                number));
     mha_heads_link *to = kept;
     for (int64_t i = 0; i < links->count; i++) {
         const mha_heads_link *link = &links->links[i];

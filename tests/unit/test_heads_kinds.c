@@ -1,6 +1,6 @@
 /* Heads made by hand, and what each detector says of each kind of head: at least 0.95 on its own
  * kind, and on every other at most 0.1 above chance, but for kinds that contain the pattern (marked
- * in the table below). MHA_TEST_TABLE=1 prints the table (docs/heads.md).
+ * in the table below). MHA_TEST_TABLE=1 prints the table.
  *
  * Texts are random: three segments that end in a separator, a first token, tokens of the second
  * half repeated from the first at uneven distances, one rare word, links between words. A head is

@@ -329,6 +329,8 @@ static void links_and_stops(void **state)
                            .progress_user = &calls};
     mha_model *model = whole_words(32);
     mha_tokens text = read(model, "the cat sat");
+    for (int64_t i = 0; i < text.count; i++)
+        if (text.begin[i] == 4) text.begin[i] = 3; /* as of a GGUF file: " cat" */
     mha_study *study = NULL;
     expect_ok(mha_study_create(context, model, &desc, &study));
     const mha_study_visit *visits[] = {&visit};

@@ -52,7 +52,7 @@ function onAnswer({data}) {
 function onLost(why, reject) {
     reject?.(new Error(`The computation was stopped (${why}), probably for lack of memory. Shorten the text, ` +
         "or close other pages."));
-    if (parts.ready) parts.opened = open(parts.model);
+    if (parts.ready) begin(parts.model);
 }
 
 async function open(model) {
@@ -69,6 +69,13 @@ async function open(model) {
     const module = await parts.module;
     await call({open: {module, path: model.path, name: model.name, files: model.files}});
     parts.ready = true;
+}
+
+// Whoever asks next waits for it, and reports its failure.
+function begin(model) {
+    parts.opened = open(model);
+    parts.opened.catch(() => {});
+    return parts.opened;
 }
 
 async function post(place, state, signal) {
@@ -114,15 +121,14 @@ async function openOther(list, folder) {
         const model = modelOf(list, folder);
         tell(`opening ${model.name}`, 0);
         parts.opening = true;
-        parts.opened = open(model);
-        await parts.opened;
+        await begin(model);
         parts.opening = false;
         parts.model = model;
         writeOver(new TextDecoder().decode(await call({place: "page", request: ""})));
     } catch (error) {
         parts.opening = false;
         tell(error.message);
-        if (!parts.ready) parts.opened = open(parts.model);
+        if (!parts.ready) begin(parts.model);
     }
 }
 
@@ -177,5 +183,5 @@ byId("explorer-folder").addEventListener("change", onPick);
 addEventListener("dragover", event => event.preventDefault());
 addEventListener("drop", onDrop);
 if (parts.text) example = parts.text;
-parts.opened ??= open(parts.model);
+if (!parts.opened) begin(parts.model);
 startLive();
