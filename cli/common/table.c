@@ -23,8 +23,11 @@ static void put(table *t, const char *text)
     const bool left = column->width < 0;
     const int64_t idle = (left ? -column->width : column->width) - mha_text_columns(text);
     const int spaces = idle > 0 ? (int)idle : 0;
-    const int more = snprintf(t->line + t->used, sizeof t->line - t->used, "%*s%s%*s",
-                              left ? 0 : spaces, "", text, left ? spaces : 0, "");
+    const bool touches = t->used > 0 && t->line[t->used - 1] != ' ' && (left || spaces == 0) &&
+                         *text && *text != ' '; /* a cell may be wider than its column */
+    const int more =
+        snprintf(t->line + t->used, sizeof t->line - t->used, "%s%*s%s%*s", touches ? " " : "",
+                 left ? 0 : spaces, "", text, left ? spaces : 0, "");
     if (more > 0) t->used += (size_t)more;
     if (t->used >= sizeof t->line) t->used = sizeof t->line - 1;
     t->next = column + 1;

@@ -37,7 +37,8 @@ typedef struct table {
 /* The row of headings of so many columns. */
 void table_head(table *t, int count);
 
-/* The next cell of the row, of a column that has a heading. A number that is NaN is "-". */
+/* The next cell of the row, of a column that has a heading. A number that is NaN is "-". A cell wider than
+ * its column moves the rest of the row. */
 void table_text(table *t, const char *format, ...) MHA_PRINTF(2, 3);
 void table_number(table *t, double value);
 void table_integer(table *t, int64_t value);

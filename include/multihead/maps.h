@@ -144,7 +144,8 @@ MHA_API MHA_NODISCARD mha_status mha_maps_subtract(mha_maps *maps, const mha_map
                                                    bool *same);
 
 /** Write maps as JSON (docs/program.md describes the object). Numbers have nine digits, which round-trip
- * every float; NaN and infinity are null, and so is what tokens have no array of. Memory none. Errors those of the sink. Threads any. Since 0.1 */
+ * every float; NaN and infinity are null. Fields of tokens without an array are null, and special is
+ * false. Memory none. Errors those of the sink. Threads any. Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink);
 
 /* ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-/* cli_print() against printf(), and what it makes of texts that come from anywhere. */
+/* cli_print() against printf(), and what it makes of texts that come from anywhere; cells of tables. */
 #include "common/print.h"
+#include "common/table.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -119,12 +120,28 @@ static void long_texts(void **state)
     assert_int_equal(strlen(written()), 4 * 700);
 }
 
+/* A cell as wide as its column does not touch the one before. */
+static void wide_cells_stay_apart(void **state)
+{
+    (void)state;
+    static const table_column columns[] = {{"head", -7, 0, TABLE_PLAIN, {0}},
+                                           {"copy", 5, 2, TABLE_PLAIN, {0}},
+                                           {NULL, 9, 0, TABLE_PLAIN, {0}},
+                                           {"match", 6, 2, TABLE_PLAIN, {0}}};
+    table narrow = {.columns = columns}, wide = {.columns = columns};
+    table_text(&narrow, "L0H1"), table_number(&narrow, 0.5), table_number(&narrow, (double)NAN);
+    assert_string_equal(narrow.line, "L0H1    0.50     -");
+    table_text(&wide, "L10H127"), table_number(&wide, -0.25), table_number(&wide, -100.5);
+    assert_string_equal(wide.line, "L10H127 -0.25 -100.50");
+}
+
 int main(void)
 {
     file = tmpfile();
     if (!file) return 1;
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup(as_printf_does, rewind_file),
                                        cmocka_unit_test_setup(texts_from_anywhere, rewind_file),
-                                       cmocka_unit_test_setup(long_texts, rewind_file)};
+                                       cmocka_unit_test_setup(long_texts, rewind_file),
+                                       cmocka_unit_test(wide_cells_stay_apart)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
