@@ -47,7 +47,8 @@ static const float *row_of(const head_run *f, int64_t row)
 static double log_probability(const float *row, int64_t count, int64_t token)
 {
     double most = -INFINITY, sum = 0;
-    for (int64_t i = 0; i < count; i++) most = fmax(most, (double)row[i]);
+    for (int64_t i = 0; i < count; i++) /* fmax() here crashes gcc 12 for aarch64 */
+        if ((double)row[i] > most) most = (double)row[i];
     for (int64_t i = 0; i < count; i++) sum += mha_exp((double)row[i] - most);
     return (double)row[token] - most - mha_log(sum);
 }
