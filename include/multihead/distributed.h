@@ -21,9 +21,9 @@
  * Example, given mha_context *context, const mha_transport *ranks, int64_t n, mha_tensor q,
  * mha_tensor k, mha_tensor v, mha_tensor o:
  *
- *   mha_piece pieces[8]; // of this rank; q, k, v and o hold the rows of these pieces
+ *   mha_piece pieces[2]; // of this rank; q, k, v and o hold the rows of these pieces
  *   int64_t count = 0;
- *   mha_status status = mha_split_pieces(n, ranks->rank, ranks->size, 4, pieces, &count);
+ *   mha_status status = mha_split_pieces(n, ranks->rank, ranks->size, 1, pieces, &count);
  *   mha_sequence_split split = MHA_INIT(mha_sequence_split);
  *   split.transport = ranks, split.queries = split.keys = n;
  *   split.query_pieces = split.key_pieces = pieces;
@@ -57,16 +57,16 @@ typedef struct mha_piece {
 enum { MHA_SPLIT_ROWS = 112 };
 
 /**
- * Cut `length` rows for `size` ranks, and say which pieces rank `rank` has, ascending. Cuts are at
- * multiples of MHA_SPLIT_ROWS; of a short sequence some pieces are empty.
+ * Cut `length` rows for `size` ranks, and list the pieces of rank `rank`, ascending. Cuts are at multiples
+ * of MHA_SPLIT_ROWS; some pieces of a short sequence are empty.
  *
- *   folds 0    one piece a rank, in the order of ranks
- *   folds F    zigzag: 2 F size pieces go to the ranks in alternating order, 0 .. size - 1, size - 1 .. 0, F times
+ *   folds 0    one piece per rank, in the order of ranks
+ *   folds F    zigzag: 2 F size pieces go to ranks 0 .. size - 1, then size - 1 .. 0, F times
  *
- * It matters only if there are more ranks than parts of heads: with a causal mask 1 fold gives all ranks as many
- * pairs.
+ * The division matters only with more ranks than parts of heads: with a causal mask 1 fold gives all ranks
+ * the same number of pairs.
  *
- *   pieces [1 or 2 folds] out    count out: how many these are, of which some may be empty
+ *   pieces [1 or 2 folds] out    *count out: the number of pieces, empty ones included
  *
  * Memory   none.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (length, rank, size, folds).   Threads  any.   Since  0.1

@@ -242,7 +242,7 @@ typedef struct mha_module_call {
  *                            projected (static_k and static_v of PyTorch's functional form)
  *
  * S in outputs is then the longest length, but outputs k and v have the new keys. Steps of any
- * sizes, down to one token, give the bits of the whole causal sequence at once.
+ * sizes, down to one token, are bit-identical to the causal sequence in one call.
  *
  * Memory   borrowed for the call; scratch from the context, of the size of q, k, v and the heads, and
  *          of what is not f32 (mha_module_scratch()).

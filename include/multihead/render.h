@@ -457,7 +457,7 @@ typedef struct mha_link {
  * content words more than two tokens apart; between two words, if there are none or these are four
  * times as large; between two tokens that are not special, likewise; any, if there are no others.
  * English articles, prepositions, conjunctions, auxiliaries and negations are no content words;
- * pronouns are, and so is every word of other languages. With same_labels, a token and itself and
+ * pronouns and all words of other languages are. With same_labels, a token and itself and
  * the first token of a causal map count as "any" only. `strongest` prefers maps with `content`.
  *
  * Memory   rows * cols doubles for the call.

@@ -78,7 +78,7 @@ typedef struct mha_explorer {
  * A live page in one file, with library and model inside: it needs no server, and its
  * Content-Security-Policy forbids every request. Its reader may open another model.
  *
- * Memory   as mha_render_svg(); files are written as they lie, in base64.
+ * Memory   as mha_render_svg(); files are written in base64.
  * Errors   as mha_render_html(); MHA_ERR_NULL.   Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_render_explorer(const mha_figure *figure,

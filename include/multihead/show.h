@@ -1,7 +1,7 @@
 /* multihead: figures and reports from attention maps (libmultihead-show). It selects heads and tokens,
  * reports how much weight the hidden tokens hold, and finds the strongest link of each head, also as a
- * sentence. The renderer (render.h) knows nothing of attention, and the code that computes maps knows
- * nothing of figures; this library connects them.
+ * sentence. The renderer (render.h) does not depend on attention, nor the code that computes maps on
+ * figures; this library connects them.
  *
  * Letters: L layers, H heads of a layer, T rows (queries), S columns (keys).
  *
