@@ -176,7 +176,8 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_state_write(mha_recurrent_state *
  *          the state is unchanged.
  * Threads  one call at a time per context and state. Threads share the heads.
  * Accuracy for unit keys, 0 <= b <= 2, log_decay <= 0, with u = 2^-24 and w_j = |S_j| + |k_j| |u_j|
- *          (Frobenius): |o_t - exact| <= scale |q_t| (D + 80) u sum_j G[t,j] w_j.
+ *          (Frobenius): |o_t - exact| <= 3 scale |q_t| (D + 80) u sum_j G[t,j] w_j
+ *          (docs/numerics.md 16).
  * Cost     6 D Dv + 192 (D + Dv) floating-point operations per token and head, about.
  * Since    0.1
  */

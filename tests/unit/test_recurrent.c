@@ -155,7 +155,7 @@ static void exact_step(const trial *x, exact *e, int64_t b, int64_t h, int64_t t
     for (int64_t d = 0; d < D; d++)
         for (int64_t c = 0; c < Dv; c++) e->s[d * Dv + c] += k[d] * write[c];
     e->error = most * e->error +
-               (double)(D + 80) * u * (norm(e->s, D * Dv) + norm(k, D) * norm(write, Dv));
+               3 * (double)(D + 80) * u * (norm(e->s, D * Dv) + norm(k, D) * norm(write, Dv));
     for (int64_t d = 0; d < D; d++) {
         const double q = element(&x->q.view, x->H, b, h, t, d);
         q_norm += q * q;
