@@ -202,7 +202,8 @@ static double moved(doubled *x, double *element, double by)
 
 static double difference(doubled *x, double *element, double *rounding)
 {
-    double h = element ? 3e-4 * fmax(1, fabs(*element)) : 0x1p-12;
+    /* Scores change by q . k times the step of the scale, through a cap that may be small. */
+    double h = element ? 3e-4 * fmax(1, fabs(*element)) : 0x1p-15;
     double near[2] = {moved(x, element, h), moved(x, element, -h)};
     double far[2] = {moved(x, element, 2 * h), moved(x, element, -2 * h)};
     *rounding = 3.5e-15 * x->terms / h;
