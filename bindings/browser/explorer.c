@@ -15,7 +15,7 @@ static struct {
     mha_model *model;
     mha_live *live;
     char *name;        /* which live borrows */
-    mha_buffer answer; /* or what is wrong */
+    mha_buffer answer; /* or the detail of the error */
 } page;
 
 static int finish(mha_status status)
@@ -28,7 +28,7 @@ static int finish(mha_status status)
     return (int)status;
 }
 
-/* Room for a text of so many bytes from the worker, which frees it. NULL: no memory. */
+/* Allocate a buffer for a text of the worker, which frees it with give(). NULL: out of memory. */
 FOR_WORKER(void *, take, size_t bytes)
 {
     return malloc(bytes ? bytes : 1);

@@ -85,7 +85,7 @@ bool args_digits(const char **at, int64_t *number);
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
-/* What a command line holds beside the values of its options. */
+/* The arguments other than options, and the options that were given. */
 typedef struct args_line {
     args_texts plain;
     bool given[ARGS_MOST_OPTIONS]; /* by the index of the page's option, whatever its value */

@@ -28,13 +28,13 @@ enum { TABLE_LINE_BYTES = 2048 };
 typedef struct table {
     const table_column *columns;
     int64_t limit; /* 0: none */
-    bool ascii;    /* mark what is cut with ~ */
+    bool ascii;    /* mark truncated rows with ~ */
     const table_column *next;
     size_t used;
     char line[TABLE_LINE_BYTES];
 } table;
 
-/* The row of headings of so many columns. */
+/* Print the headings of count columns. */
 void table_head(table *t, int count);
 
 /* The next cell of the row, of a column that has a heading. A number that is NaN is "-". A cell wider than

@@ -46,7 +46,7 @@ const args_page page_page = {
     ARGS_OPTIONS(option_table),
 };
 
-/* What a page can be opened with: base64 takes a third more, and browsers limit texts to 512 MB. */
+/* Limits of a page: base64 adds a third, and browsers limit strings to 512 MB. */
 enum { MOST_BYTES = 256 << 20, MOST_FILES = 256, PATH_BYTES = 4096 };
 
 typedef struct page_files {
