@@ -41,8 +41,11 @@ typedef struct mha_trace_layer {
     float *stream;    /* the residual stream before the layer */
     float *attention; /* what all heads write, and the bias of W_O; NULL: the layer has no heads */
     float *middle;    /* the stream after attention */
-    float *next;      /* the stream after the layer */
-    float *norms;     /* [heads] the length of what each head writes */
+    float *
+        feed_forward; /* what the feed-forward layer adds, the difference of the streams; NULL: there is none, or
+                            a norm follows it */
+    float *next;  /* the stream after the layer */
+    float *norms; /* [heads] the length of what each head writes */
 } mha_trace_layer;
 
 /* Letters: E width of the stream, T tokens, D width of a head, H heads of the head's layer. NULL: the model

@@ -61,6 +61,7 @@ static void put_stream(const mha_trace *x, mha_json *json)
         put_floats(json, "stream", layer->stream, x->width);
         put_floats(json, "attention", layer->attention, x->width);
         put_floats(json, "middle", layer->middle, x->width);
+        put_floats(json, "feed_forward", layer->feed_forward, x->width);
         put_floats(json, "next", layer->next, x->width);
         mha_json_end(json);
     }

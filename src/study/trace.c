@@ -129,6 +129,14 @@ static mha_status trace_writing(tracing *g, int64_t layer, const mha_layer_view 
     return head < 0 ? MHA_OK : copy(&x->memory, written + head * E, E, &x->written);
 }
 
+static mha_status trace_feed_forward(tracing *g, mha_trace_layer *to)
+{
+    if (g->trials->desc.flags & MHA_TRANSFORMER_POST_NORM) return MHA_OK;
+    MHA_TRY(MHA_ROOM_ALLOC(&g->trace->memory, g->trace->width, &to->feed_forward));
+    for (int64_t e = 0; e < g->trace->width; e++) to->feed_forward[e] = to->next[e] - to->middle[e];
+    return MHA_OK;
+}
+
 static mha_status trace_layer(tracing *g, int64_t layer, const mha_activations *activations,
                               const mha_layer_view *view)
 {
@@ -141,6 +149,7 @@ static mha_status trace_layer(tracing *g, int64_t layer, const mha_activations *
     if (g->trials->desc.ff_dim > 0) {
         MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_FEED_FORWARD, &after));
         MHA_TRY(copy_row(g, &after.next, x->row, &to->next));
+        MHA_TRY(trace_feed_forward(g, to));
     }
     if (view->q.ndim == 0) return MHA_OK;
     to->heads = view->q.shape[1];

@@ -8,6 +8,7 @@ const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all
 const CLICKS = [["look", "shows it"], ["off", "switches it off"], ["patch", "patches it"]];
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
+const followers = []; // called with each new answer: other parts of the page that ask for something
 
 // What the model computes.
 function runOf() {
@@ -83,6 +84,7 @@ function takeAnswer(given, since) {
     const part = asked.patched.size && asked.at === "all" && given.patched < given.tokens
         ? ` · patched at the first ${given.patched}, which both texts have` : "";
     showStatus(`${given.tokens} tokens · ${ms} ms${part}`, false);
+    for (const follow of followers) follow();
     byId("live-panel").dataset.answers = Number(byId("live-panel").dataset.answers ?? 0) + 1;
     if (since && given.maps)
         requestAnimationFrame(() => setTimeout(() =>
