@@ -204,8 +204,8 @@ function headButtons(layer, l) {
     return make("div", "dg-heads", ...Array.from(layer.norms, (norm, h) => {
         const name = `L${l}H${h}`, i = panels.findIndex(panel => panel.name === name), look = i < 0 ? null : headLook(i);
         const node = button("dg-head", "", () => openHead(name), make("b", "", name));
-        if (look) node.append(strip(name, look.weights, {most: 1}), make("span", "small", ...tNodes("diagram.head.looks",
-            {token: bdi(look.best.text || "\u2423"), share: Math.round(100 * Math.max(...look.weights))})));
+        if (look) node.append(strip(name, look.weights, {most: 1}), make("span", "dg-looks small",
+            bdi(look.best.text || "\u2423"), `${Math.round(100 * Math.max(...look.weights))} %`));
         node.append(make("span", "dg-writes small", bar(most > 0 ? norm / most : 0),
             t("diagram.head.writes", {n: short(norm)})));
         node.dataset.dg = name;
@@ -237,10 +237,9 @@ function logitsStep(trace) {
     const way = make("div", "dg-way", arrow([tokens, E]),
         ...(model.norm && !model.post_norm ? [operation(t("diagram.norm")), arrow([tokens, E])] : []),
         operation(math("W", "out")), arrow([tokens, V]), operation("softmax"));
-    const most = next.tokens[0].p;
     const list = make("ol", "dg-next", ...next.tokens.slice(0, 6).map(({text, p, logit}) => make("li", "",
-        make("span", "dg-next-token", bdi(text || "\u2423")), make("span", "small dg-next-logit", signed(logit)),
-        bar(p / most), make("span", "dg-next-share", `${percentOf(p)} %`))));
+        make("span", "dg-next-token", bdi(text || "\u2423")), make("span", "small dg-next-logit", t("diagram.next.logit", {n: signed(logit)})),
+        bar(p), make("span", "dg-next-share", `${percentOf(p)} %`))));
     list.setAttribute("aria-label", t("diagram.next"));
     return step("dg-last", make("div", "dg-block", branch()[0], make("h3", "", t("diagram.logits")), way,
         vector(t("diagram.stream.last"), trace.last),

@@ -32,8 +32,8 @@ function inputStep({head, row, key, model}) {
 
 function projectStep({head, model}) {
     const D = head.query.length, shape = `[${D}, ${model.width}]`, i = head.channel;
-    const line = (letter, plain, weight) => [vector(math("row", letter), weight, {note:
-        t("diagram.row", {i, matrix: `W ${shape}`})}), vector(letter, plain)];
+    const line = (letter, plain, weight) => [vector(make("span", "", math("W", letter), " ",
+        t("diagram.row", {i})), weight, {note: ""}), vector(letter, plain)];
     return headStep([t("diagram.project"), " ", make("span", "dg-formula", "q = ", math("W", "q"), " x,  k = ",
         math("W", "k"), " x   ", shape)],
         ...line("q", head.query_plain, head.query_weight), ...line("k", head.key_plain, head.key_weight),
@@ -82,6 +82,7 @@ function productStep({head, key}) {
 
 // -- the row -------------------------------------------------------------------------------------
 
+const weightText = weight => weight > 0 && weight < 0.0001 ? "< 0.0001" : weight.toFixed(4);
 const isMasked = (head, key) => head.biased[key] === -Infinity;
 
 // The keys of a long row that have most weight, in order, and the chosen one.
@@ -109,7 +110,7 @@ function pairLines(trace) {
     if (differs(head.capped ?? head.scaled, head.biased))
         line(tNodes("diagram.scores.bias", {value: signed(head.biased[key])}));
     line(tNodes("diagram.scores.softmax", {value: make("sup", "", signed(head.biased[key])),
-        n: head.biased.filter(Number.isFinite).length, weight: short(head.weights[key])}));
+        n: head.biased.filter(Number.isFinite).length, weight: weightText(head.weights[key])}));
     return lines;
 }
 
@@ -119,7 +120,7 @@ function scoreRow({head, key}, s, columns) {
     const masked = isMasked(head, s), row = make("tr", s === key ? "here" : "", make("th", "", choose),
         ...columns.map(([, list]) => make("td", "number", masked && list === head.biased ? t("diagram.masked")
             : signed(list[s]))),
-        make("td", "number", masked ? "0" : short(head.weights[s])), make("td", "", bar(head.weights[s])));
+        make("td", "number", masked ? "0" : weightText(head.weights[s])), make("td", "", bar(head.weights[s])));
     if (s === key) row.setAttribute("aria-current", "true");
     row.classList.toggle("masked", masked);
     return row;
@@ -157,7 +158,7 @@ function valueStep({head, tokens, row}) {
     const most = Math.max(...parts.map(([, list]) => sizeOf(list)), sizeOf(head.output));
     const off = asked.off.has(`L${head.layer}H${head.head}`);
     return headStep([t("diagram.values"), " ", make("span", "dg-formula", `z [${D}]`)], about("diagram.values.about"),
-        ...parts.map(([s, list]) => vector(make("span", "", `${short(head.weights[s])} v `, bdi(wordAt(s))), list,
+        ...parts.map(([s, list]) => vector(make("span", "", `${weightText(head.weights[s])} v `, bdi(wordAt(s))), list,
             {most})),
         ...(order.length > parts.length ? [about("diagram.values.rest", {n: order.length - parts.length})] : []),
         ...(off ? [about("diagram.values.off")] : []), vector("z", head.output, {most}));
@@ -177,7 +178,7 @@ function writeStep({head, layers, model}) {
     const {norms} = layers[head.layer], all = norms.reduce((sum, norm) => sum + norm, 0);
     return headStep([t("diagram.write"), " ", make("span", "dg-formula", math("W", "o"), " z   ",
         `[${model.width}, ${head.output.length}]`)],
-        about("diagram.write.about", {n: head.output.length, share: (all > 0 ? 100 * norms[head.head] / all : 0)
+        about("diagram.write.about", {n: head.output.length, matrix: math("W", "o"), share: (all > 0 ? 100 * norms[head.head] / all : 0)
             .toFixed(1)}), vector(t("diagram.head.writes", {n: ""}).trim(), head.written));
 }
 

@@ -65,8 +65,8 @@ function strip(name, list, options = {}) {
 function vector(name, list, options = {}) {
     const label = typeof name === "string" ? name : name.textContent;
     return make("div", "dg-vector", make("span", "dg-vector-name", name), strip(label, list, options),
-        make("span", "small dg-vector-note", `[${list.length}] · `, options.note ?? t("diagram.length",
-            {n: short(lengthOf(list))})));
+        make("span", "small dg-vector-note", `[${list.length}]`,
+            ...(options.note === "" ? [] : [" · ", t("diagram.length", {n: short(lengthOf(list))})])));
 }
 
 // -- arrows and boxes ----------------------------------------------------------------------------

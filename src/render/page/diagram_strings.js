@@ -18,7 +18,7 @@ const texts = {en: {
     "diagram.embedding.type": "row of the segment",
     "diagram.embedding.rotary": "No position is added: queries and keys are rotated by their positions.",
     "diagram.embedding.none": "No position is added.",
-    "diagram.stream.first": "the residual stream begins",
+    "diagram.stream.first": "the stream begins",
     "diagram.stream": "the stream after layer {n}",
     "diagram.stream.last": "after the last norm",
 
@@ -29,7 +29,6 @@ const texts = {en: {
     "diagram.heads": "{n} {n|head|heads}",
     "diagram.heads.shared": "{n} heads share {k} key/value {k|head|heads}",
     "diagram.heads.none": "This layer has no heads.",
-    "diagram.head.looks": "looks at {token}, {share} %",
     "diagram.head.writes": "writes {n}",
     "diagram.head.open": "{head}: show its steps",
     "diagram.concat": "concat",
@@ -42,6 +41,7 @@ const texts = {en: {
     "diagram.logits": "Logits",
     "diagram.logits.tied": "The output matrix is the table of embeddings.",
     "diagram.next": "next token",
+    "diagram.next.logit": "logit {n}",
     "diagram.encoder": "This model does not predict a next token: it is an encoder.",
 
     "diagram.pair": "{head}: {query} looks at {key}",
@@ -51,7 +51,7 @@ const texts = {en: {
     "diagram.input.norm": ", normed,",
     "diagram.project": "Query and key",
     "diagram.project.channel": "Channel {i} of {name}: the row of the matrix times x, summed = {value}",
-    "diagram.row": "row {i} of {matrix}",
+    "diagram.row": "row {i}",
     "diagram.rotate": "Rotated by position",
     "diagram.rotate.about": "Pairs of channels turn by an angle that grows with the position: q by {row}, k by {key}. " +
         "Their product depends only on the distance, {distance}.",
@@ -68,7 +68,7 @@ const texts = {en: {
     "diagram.scores.scale": "{score} × {scale} = {value}",
     "diagram.scores.cap": "softcap {n}: {value}",
     "diagram.scores.bias": "with the bias of the distance: {value}",
-    "diagram.scores.softmax": "softmax: e^{value} ÷ the sum of e^score over {n} {n|key|keys} = {weight}",
+    "diagram.scores.softmax": "softmax: e{value} ÷ the sum of these over {n} {n|key|keys} = {weight}",
     "diagram.scores.masked": "{query} does not see {key}: it comes later, and the mask is causal. Its weight is 0.",
     "diagram.scores.hidden": "{query} does not see {key}: the window hides it. Its weight is 0.",
     "diagram.scores.row": "Scores and weights of {token}",
@@ -87,11 +87,10 @@ const texts = {en: {
     "diagram.concat.title": "Concatenated",
     "diagram.concat.about": "The outputs of all {n} heads side by side; this head's part is framed.",
     "diagram.write": "What the head writes",
-    "diagram.write.about": "Its {n} columns of W_o times z: {share} % of the lengths of all heads' terms.",
+    "diagram.write.about": "Its {n} columns of {matrix} times z: {share} % of the lengths of all heads' terms.",
     "diagram.add": "Added to the stream",
     "diagram.add.stream": "stream before",
     "diagram.add.heads": "all heads together",
-    "diagram.add.bias": "all heads and the bias of W_o",
     "diagram.add.after": "stream after"
 }};
 
