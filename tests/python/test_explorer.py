@@ -176,7 +176,7 @@ READ = r"""() => {
 
 
 def marked(texts):
-    """A translation of which every piece is recognised."""
+    """The same texts, each piece in brackets."""
     def mark(found):
         pieces = re.split(r"(\{[^{}|]*\})", found[2])
         return found[1] + "".join(piece if piece.startswith("{") and "|" not in piece else
