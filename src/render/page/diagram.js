@@ -119,7 +119,7 @@ const step = (kind, ...content) => make("li", `dg-step ${kind}`, make("i", "dg-r
 
 function embeddingStep({embedding, row, model, layers, tokens}) {
     const content = [make("h3", "", t("diagram.embedding")), make("p", "small", ...tNodes("diagram.embedding.about",
-        {token: bdi(wordAt(row)), n: model.vocabulary.toLocaleString("en")}))];
+        {token: bdi(wordAt(row)), n: model.vocabulary.toLocaleString(language)}))];
     if (embedding.token) content.push(vector(t("diagram.embedding.token"), embedding.token));
     if (embedding.position) content.push(vector(t(model.positions === "sinusoidal" ? "diagram.embedding.sinusoidal"
         : "diagram.embedding.position", {n: row}), embedding.position));

@@ -17,7 +17,7 @@ function headPanel() {
 }
 
 const headStep = (title, ...content) => make("li", "", make("h5", "", ...title), ...content);
-const about = (key, values) => make("p", "small", ...tNodes(key, values));
+const small = nodes => make("p", "small", ...nodes);
 const pairMost = (a, b) => ({most: Math.max(sizeOf(a), sizeOf(b))});
 
 // -- from x to the score -------------------------------------------------------------------------
@@ -25,7 +25,7 @@ const pairMost = (a, b) => ({most: Math.max(sizeOf(a), sizeOf(b))});
 function inputStep({head, row, key, model}) {
     const options = pairMost(head.query_input, head.key_input);
     const norm = model.norm && !model.post_norm ? t("diagram.input.norm") : "";
-    return headStep([t("diagram.input")], about("diagram.input.about", {norm}),
+    return headStep([t("diagram.input")], small(tNodes("diagram.input.about", {norm})),
         vector(make("span", "", "x ", bdi(wordAt(row))), head.query_input, options),
         vector(make("span", "", "x ", bdi(wordAt(key))), head.key_input, options));
 }
@@ -37,15 +37,15 @@ function projectStep({head, model}) {
     return headStep([t("diagram.project"), " ", make("span", "dg-formula", "q = ", math("W", "q"), " x,  k = ",
         math("W", "k"), " x   ", shape)],
         ...line("q", head.query_plain, head.query_weight), ...line("k", head.key_plain, head.key_weight),
-        about("diagram.project.channel", {i, name: "q", value: signed(head.query_plain[i])}));
+        small(tNodes("diagram.project.channel", {i, name: "q", value: signed(head.query_plain[i])})));
 }
 
 function rotateStep({head, row, key}) {
     if (!head.rotary_dim && !head.normalised) return null;
     const options = pairMost(head.query, head.key);
-    const text = head.normalised ? about("diagram.normalise.about", {rotated: head.rotary_dim
-        ? t("diagram.normalise.rotated") : ""})
-        : about("diagram.rotate.about", {row, key, distance: row - key});
+    const text = head.normalised ? small(tNodes("diagram.normalise.about", {rotated: head.rotary_dim
+        ? t("diagram.normalise.rotated") : ""}))
+        : small(tNodes("diagram.rotate.about", {row, key, distance: row - key}));
     return headStep([t(head.normalised ? "diagram.normalise" : "diagram.rotate")], text,
         vector("q", head.query, options), vector("k", head.key, options));
 }
@@ -76,8 +76,8 @@ function productStep({head, key}) {
     const label = t("diagram.products.chart", {n: products.length, least: signed(Math.min(...products)),
         most: signed(Math.max(...products)), score});
     return headStep([t("diagram.products")], productChart(products, label),
-        about("diagram.products.about", {n: products.length, score, i, q: signed(head.query[i]),
-            k: signed(head.key[i]), product: signed(products[i])}), channelTable(head));
+        small(tNodes("diagram.products.about", {n: products.length, score, i, q: signed(head.query[i]),
+            k: signed(head.key[i]), product: signed(products[i])})), channelTable(head));
 }
 
 // -- the row -------------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ function keysOf({head, key, tokens}) {
 }
 
 function maskedText({head, row, key, model}) {
-    return about(model.causal && key > row ? "diagram.scores.masked" : "diagram.scores.hidden",
-        {query: bdi(wordAt(row)), key: bdi(wordAt(key))});
+    return small(tNodes(model.causal && key > row ? "diagram.scores.masked" : "diagram.scores.hidden",
+        {query: bdi(wordAt(row)), key: bdi(wordAt(key))}));
 }
 
 const differs = (a, b) => a.some((value, s) => Number.isFinite(b[s]) && value !== b[s]);
@@ -141,7 +141,7 @@ function scoreTable(trace) {
     box.setAttribute("aria-label", t("diagram.scores.row", {token: wordAt(row)}));
     if (shown.length === tokens) return [box];
     const rest = 1 - shown.reduce((sum, s) => sum + head.weights[s], 0);
-    return [box, about("diagram.scores.rest", {n: tokens - shown.length, share: (100 * rest).toFixed(1)})];
+    return [box, small(tNodes("diagram.scores.rest", {n: tokens - shown.length, share: (100 * rest).toFixed(1)}))];
 }
 
 function scoreStep(trace) {
@@ -157,11 +157,11 @@ function valueStep({head, tokens, row}) {
         .map(value => value * head.weights[s])]);
     const most = Math.max(...parts.map(([, list]) => sizeOf(list)), sizeOf(head.output));
     const off = asked.off.has(`L${head.layer}H${head.head}`);
-    return headStep([t("diagram.values"), " ", make("span", "dg-formula", `z [${D}]`)], about("diagram.values.about"),
+    return headStep([t("diagram.values"), " ", make("span", "dg-formula", `z [${D}]`)], small(tNodes("diagram.values.about")),
         ...parts.map(([s, list]) => vector(make("span", "", `${weightText(head.weights[s])} v `, bdi(wordAt(s))), list,
             {most})),
-        ...(order.length > parts.length ? [about("diagram.values.rest", {n: order.length - parts.length})] : []),
-        ...(off ? [about("diagram.values.off")] : []), vector("z", head.output, {most}));
+        ...(order.length > parts.length ? [small(tNodes("diagram.values.rest", {n: order.length - parts.length}))] : []),
+        ...(off ? [small(tNodes("diagram.values.off"))] : []), vector("z", head.output, {most}));
 }
 
 function concatStep({head}) {
@@ -171,15 +171,15 @@ function concatStep({head}) {
     frame.style.width = `${100 / n}%`;
     line.querySelector(".dg-strip-box").append(frame);
     return headStep([t("diagram.concat.title"), " ", make("span", "dg-formula", `[${n} × ${D}]`)],
-        about("diagram.concat.about", {n}), line);
+        small(tNodes("diagram.concat.about", {n})), line);
 }
 
 function writeStep({head, layers, model}) {
     const {norms} = layers[head.layer], all = norms.reduce((sum, norm) => sum + norm, 0);
     return headStep([t("diagram.write"), " ", make("span", "dg-formula", math("W", "o"), " z   ",
         `[${model.width}, ${head.output.length}]`)],
-        about("diagram.write.about", {n: head.output.length, matrix: math("W", "o"), share: (all > 0 ? 100 * norms[head.head] / all : 0)
-            .toFixed(1)}), vector(t("diagram.head.writes", {n: ""}).trim(), head.written));
+        small(tNodes("diagram.write.about", {n: head.output.length, matrix: math("W", "o"), share: (all > 0 ? 100 * norms[head.head] / all : 0)
+            .toFixed(1)})), vector(t("diagram.head.writes", {n: ""}).trim(), head.written));
 }
 
 function addStep({head, layers, model}) {
