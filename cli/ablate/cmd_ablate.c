@@ -98,6 +98,7 @@ cli_exit cmd_ablate(int count, char *const *arguments)
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
+    cli_exit unsaved = CLI_OK;
     ablate_effects effects = {.options = &options, .model = &model, .found = &found};
     CLI_TRY(heads_parse(&ablate_page, count, arguments, o));
     if (options.task && !o->drawn) o->random = 0;
@@ -105,10 +106,10 @@ cli_exit cmd_ablate(int count, char *const *arguments)
     CLI_TRY(heads_sources_read(o, &model, &sources));
     CLI_TRY(heads_begin(&model, &found));
     CLI_TRY(ablate_begin(&effects, &sources));
-    if (o->page || o->npy) CLI_TRY(heads_measure(o, &model, &sources, &found));
+    if (o->page || o->npy) CLI_TRY(heads_measure(o, &model, &sources, &found, &unsaved));
     cli_note(!found.stopped, "interrupted: no file is written");
-    if (found.stopped) return found.unsaved;
+    if (found.stopped) return unsaved;
     CLI_TRY(ablate_measure(&effects));
     CLI_TRY(show(&effects, &sources));
-    return found.unsaved;
+    return unsaved;
 }
