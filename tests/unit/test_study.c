@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TINY "tests/golden/tiny-bert"
 
@@ -689,6 +690,62 @@ static void texts_are_subtracted(void **state)
     mha_model_destroy(model);
 }
 
+static void save_half(const char *folder, mha_transformer_desc d, uint64_t seed)
+{
+    const mha_checkpoint_settings s = {
+        .struct_size = sizeof s, .words = words, .word_count = WORDS, .bos_word = "<s>"};
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = seed};
+    mha_transformer *t = NULL;
+    d.struct_size = sizeof d;
+    d.vocab_size = WORDS, d.max_length = 8, d.embed_dim = 12, d.num_layers = L, d.num_heads = H;
+    d.ff_dim = 20;
+    expect_ok(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_checkpoint_save(temp_path(folder), t, &s));
+    mha_transformer_destroy(t);
+}
+
+/* The cross-attention of an encoder-decoder, of the heads that are on, is that of two runs by hand. */
+static void maps_of_an_encoder_decoder(void **state)
+{
+    (void)state;
+    enum { T = 4, S = 3, E = 12 };
+    static const uint8_t on[L * H] = {[1] = 1};
+    static float stream[S * E], all[L * H * T * S];
+    mha_model *model = NULL;
+    assert_int_equal(mkdir(temp_path("two"), 0700), 0);
+    save_half("two/encoder", (mha_transformer_desc){.flags = MHA_TRANSFORMER_NO_OUTPUT}, 1);
+    save_half("two/decoder",
+              (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS}, 2);
+    expect_ok(mha_model_load(context, temp_path("two"), NULL, &model));
+    mha_tokens target = read(model, "the cat sat"),
+               source = read(mha_model_encoder(model), "a dog");
+    assert_int_equal(target.count, T);
+    assert_int_equal(source.count, S);
+    mha_maps_desc desc = {.tokens = &target, .source = &source, .on = on};
+    mha_maps maps = maps_of(model, &desc);
+    const mha_tensor ids[] = {mha_tensor_contiguous(target.ids, MHA_I32, 2, (int64_t[]){1, T}),
+                              mha_tensor_contiguous(source.ids, MHA_I32, 2, (int64_t[]){1, S})};
+    mha_tensor memory = mha_tensor_contiguous(stream, MHA_F32, 3, (int64_t[]){1, S, E}),
+               cross = mha_tensor_contiguous(all, MHA_F32, 5, (int64_t[]){L, 1, H, T, S});
+    const mha_transformer_input reads = {.struct_size = sizeof reads, .tokens = &ids[1]},
+                                writes = {
+                                    .struct_size = sizeof writes, .tokens = ids, .memory = &memory};
+    expect_ok(mha_transformer_forward(context, mha_model_transformer(mha_model_encoder(model)),
+                                      &reads, NULL, &memory, NULL, NULL));
+    expect_ok(mha_transformer_forward(context, mha_model_transformer(model), &writes, NULL, NULL,
+                                      NULL, &cross));
+    assert_memory_equal(maps.layer[0] + T * S, all + T * S, T * S * sizeof *all);
+    assert_null(maps.layer[1]);
+    assert_int_equal(maps.cols.count, S);
+    assert_false(maps.flags & MHA_MAPS_SAME);
+    mha_maps_free(&maps);
+    desc.source = NULL;
+    expect_error(mha_maps_run(context, model, &desc, &maps), MHA_ERR_UNSUPPORTED, "source");
+    mha_tokens_free(&target), mha_tokens_free(&source);
+    mha_model_destroy(model);
+}
+
 static void misuse_of_maps(void **state)
 {
     (void)state;
@@ -773,5 +830,6 @@ RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,
                   TEST(steps_are_the_whole), TEST(a_state_continues),
                   TEST(ranks_have_the_state_of_one_process), TEST(links_and_stops),
                   TEST(random_tokens_tell_induction), TEST(random_tokens_fit_the_model),
-                  TEST(maps_are_of_every_kind), TEST(texts_are_subtracted), TEST(misuse_of_maps),
+                  TEST(maps_are_of_every_kind), TEST(texts_are_subtracted),
+                  TEST(maps_of_an_encoder_decoder), TEST(misuse_of_maps),
                   TEST(heads_write_and_have_cards))
