@@ -114,7 +114,7 @@ static cli_exit measure_texts(job *j)
     CLI_TRY(ranks_check(HEADS, mha_study_begin(j->study)));
     mha_study_resumes(j->study, &texts, &sequences);
     cli_note(j->options->quiet || texts == 0,
-             "%s: goes on after %" PRId64 " of %" PRId64 " text%s and %" PRId64
+             "%s: continues after %" PRId64 " of %" PRId64 " text%s and %" PRId64
              " random sequence%s",
              j->options->state, texts, count, words_s(count), sequences, words_s(sequences));
     return measure_all(j, measure_text);

@@ -55,7 +55,7 @@ static mha_status save(heads_state *state)
 void heads_state_save_if_due(heads_state *state)
 {
     if (!state->path || seconds_now() < state->due || done(state) == state->kept) return;
-    if (save(state) != MHA_OK) cli_warn(HEADS, "%s; the work goes on", mha_error_detail());
+    if (save(state) != MHA_OK) cli_warn(HEADS, "%s; measuring continues", mha_error_detail());
 }
 
 cli_exit heads_state_end(heads_state *state)
