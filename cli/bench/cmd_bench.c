@@ -105,6 +105,8 @@ const args_page bench_page = {
              "machine later gave less than nine tenths of it. A row above 102 % means that it\n"
              "was busy then. decode and gemm of one row read from memory: calls alternate\n"
              "between copies.",
+    .takes = "WORK",
+    .spare = "name one work",
     ARGS_OPTIONS(option_table),
     .word = work_at,
 };
@@ -412,9 +414,6 @@ cli_exit cmd_bench(int count, char *const *arguments)
     args_line line = {0};
     CLI_TRY(args_parse(&bench_page, count, arguments, &options, &line));
     CLI_TRY(check_options(&options));
-    if (line.plain.count != 1)
-        return cli_fail(CLI_USAGE, BENCH,
-                        "name one work: forward, backward, decode, module, gemm or all");
     if (!strcmp(line.plain.items[0], "all")) {
         CLI_TRY(check_work(&options, BENCH_KINDS, true));
         return bench(&options, all_shapes, ALL_SHAPES);

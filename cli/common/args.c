@@ -214,6 +214,23 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     return store(page, option, &given, fields);
 }
 
+/* One word of page->takes for each argument. */
+static cli_exit check_plain(const args_page *page, const args_texts *plain)
+{
+    int at = 0;
+    if (!page->takes) return CLI_OK;
+    for (const char *name = page->takes; *name; at++) {
+        const int length = (int)strcspn(name, " ");
+        if (*name != '[' && (at >= plain->count || !*plain->items[at]))
+            return cli_fail(CLI_USAGE, page->command, "%.*s is missing: multihead %.*s", length,
+                            name, (int)strcspn(page->usage, "\n"), page->usage);
+        name += length + (name[length] == ' ');
+    }
+    if (plain->count <= at) return CLI_OK;
+    return cli_fail(CLI_USAGE, page->command, "'%s' is one argument too many; %s", plain->items[at],
+                    page->spare);
+}
+
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_line *line)
 {
@@ -229,7 +246,7 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
             code = take_option(page, count, arguments, &i, fields, line);
         if (code != CLI_OK) return code;
     }
-    return CLI_OK;
+    return check_plain(page, &line->plain);
 }
 
 /* ---- Options given ---------------------------------------------------------------------------- */

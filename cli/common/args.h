@@ -70,6 +70,9 @@ typedef struct args_page {
     size_t option_count;
     const args_moved *moved; /* [moved_count] */
     size_t moved_count;
+    /* Arguments other than options: "MODEL [TEXT]", "" for none; NULL: any number. `spare` is the
+     * advice for one more */
+    const char *takes, *spare;
     bool bare;                  /* a call without arguments is complete */
     const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
 } args_page;
@@ -91,7 +94,8 @@ typedef struct args_line {
     bool given[ARGS_MOST_OPTIONS]; /* by the index of the page's option, whatever its value */
 } args_line;
 
-/* Fill fields (zeroed or holding defaults) and line (zeroed) from arguments; errors are printed. */
+/* Fill fields (zeroed or holding defaults) and line (zeroed) from arguments, as many as page->takes says;
+ * errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_line *line);
 

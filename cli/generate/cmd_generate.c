@@ -82,6 +82,8 @@ const args_page generate_page = {
              "Sampling applies temperature, top k, top p and min p in this order; with one of\n"
              "the last three alone the temperature is 1. --chat takes no system turn:\n"
              "write one into TEXT, without --chat. docs/caches.md compares the types of cache.",
+    .takes = "MODEL [TEXT]",
+    .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
 };
 
@@ -469,12 +471,6 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &line));
     CLI_TRY(args_check(&generate_page, &line));
     CLI_TRY(check_options(&options, &r));
-    if (line.plain.count < 1 || !*line.plain.items[0])
-        return cli_fail(CLI_USAGE, GENERATE,
-                        "the model is missing: multihead generate MODEL [TEXT]");
-    if (line.plain.count > 2)
-        return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
-                        line.plain.items[2]);
     CLI_TRY(check_text_options(&options, line.plain.count > 1));
     CLI_TRY(load(&r, &options, line.plain.items[0]));
     const char *text = line.plain.count > 1 ? line.plain.items[1] : "";

@@ -1,5 +1,5 @@
 /* multihead heads: what every head of a model does, over texts. Options are in cmd_heads.c, texts
- * and gold links in heads_texts.c, the passes in heads_measure.c, what is printed in heads_table.c
+ * and gold links in heads_texts.c, the study in heads_measure.c, what is printed in heads_table.c
  * and heads_out.c. Texts, selection, page and arrays are those of 'ablate' and 'circuits' too. */
 #ifndef CLI_HEADS_H
 #define CLI_HEADS_H
@@ -74,9 +74,7 @@ typedef struct heads_found {
     mha_study_found of;     /* of all ranks, and with what a state had; for the calls of study.h */
     int64_t count;          /* of heads, all layers together */
     const mha_study *study; /* whose these are; NULL: of arrays */
-    bool spread;            /* each rank has measured the heads of its own layers */
     bool stopped;           /* by a signal, before the last text */
-    cli_exit unsaved;       /* what the state could not be saved for; CLI_OK */
     float *gates;           /* [layers, heads] 0: without this head; NULL: with all */
 } heads_found;
 
@@ -89,8 +87,9 @@ cli_exit heads_source_encode(const heads_options *options, text_model *model,
 /* Nothing is found yet: the model's heads. */
 cli_exit heads_begin(const text_model *model, heads_found *found);
 
+/* *unsaved: why the file of --state could not be saved; CLI_OK. */
 cli_exit heads_measure(const heads_options *options, text_model *model,
-                       const heads_sources *sources, heads_found *found);
+                       const heads_sources *sources, heads_found *found, cli_exit *unsaved);
 
 /* The same of the maps of --attention. model becomes what found refers to: it names the first file,
  * and has no net. */
@@ -111,28 +110,6 @@ void heads_sort(heads_row *rows, int64_t count);
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
-
-/* Texts, or layers, over ranks (heads_ranks.c). A round is a run of texts, which is dealt out to ranks in runs of
- * about as many tokens. */
-typedef struct heads_round {
-    int64_t begin, end;          /* all of it, the same at all ranks */
-    int64_t first, last;         /* this rank's; first >= last: none */
-    double work, began, seconds; /* by tokens; when it began; what measuring took */
-} heads_round;
-
-/* The ranks that have texts of their own: NULL where they have layers of the model instead. */
-const mha_transport *heads_ranks_dealt(const heads_found *found);
-
-/* The round after *round, of texts with so many tokens, NULL: as many in each. Not more than is measured in about
- * `every` seconds; every < 0, or one process: all of the rest. */
-cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const int64_t *tokens,
-                           int64_t count, double every);
-
-/* A text's number in the corpus; and, with the code so far of every rank, what all have measured, at rank 0: after
- * that the others begin anew, or have ended. */
-cli_exit heads_ranks_number(heads_found *found, int64_t number);
-cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
-                            mha_head_corpus *corpus, cli_exit code);
 
 /* A text cut into pieces of options->cut tokens (heads_corpus.c). */
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,

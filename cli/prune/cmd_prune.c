@@ -85,6 +85,8 @@ const args_page prune_page = {
              "cosine of its embeddings (the mean over tokens) to those of the full model. The\n"
              "reversed order and five random ones are measured for comparison.\n"
              "docs/pruning.md has the details.",
+    .takes = "MODEL",
+    .spare = "texts go into a file: --text FILE",
     ARGS_OPTIONS(option_table),
 };
 
@@ -96,14 +98,9 @@ static cli_exit check_part(const char *option, const args_real *x)
     return cli_fail(CLI_USAGE, PRUNE, "%s is %g, expected 0 to 1", option, x->value);
 }
 
-static cli_exit check_options(const prune_options *o, const args_texts *plain)
+static cli_exit check_options(const prune_options *o)
 {
     const int ways = (o->keep >= 0) + o->fraction.given + o->stop.given;
-    if (plain->count != 1)
-        return cli_fail(CLI_USAGE, PRUNE,
-                        plain->count < 1
-                            ? "the model folder is missing: multihead prune MODEL --text FILE"
-                            : "one model at a time; texts go into a file: --text FILE");
     if (!o->text == !o->task)
         return cli_fail(CLI_USAGE, PRUNE,
                         "say what to measure the model on: --text FILE or --task NAME%s",
@@ -274,7 +271,7 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     args_line line = {0};
     CLI_TRY(args_parse(&prune_page, argument_count, arguments, &o, &line));
     CLI_TRY(args_check(&prune_page, &line));
-    CLI_TRY(check_options(&o, &line.plain));
+    CLI_TRY(check_options(&o));
     CLI_TRY(find_measure(&o));
     prune_job job = {.options = &o};
     CLI_TRY(ranks_agree(PRUNE, ranks_first() ? check_outputs(&o, line.plain.items[0]) : CLI_OK));

@@ -199,6 +199,8 @@ const args_page run_page = {
              "have the axes of q; all are computed before the first is written. A trace shows\n"
              "four heads unless --trace-head selects others. float64 and large integers are\n"
              "rounded, with a note. include/multihead/attention.h defines every term.",
+    .takes = "",
+    .spare = "an array needs a name: --q FILE, or --x FILE",
     ARGS_OPTIONS(option_table),
 };
 
@@ -306,9 +308,6 @@ cli_exit cmd_run(int count, char *const *arguments)
     run_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&run_page, count, arguments, &options, &line));
-    if (line.plain.count > 0)
-        return RUN_USAGE("unexpected argument '%s'; arrays have names: --q %s, or --x %s",
-                         line.plain.items[0], line.plain.items[0], line.plain.items[0]);
     CLI_TRY(check(&options, &line));
     return run(&options);
 }

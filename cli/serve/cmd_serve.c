@@ -41,6 +41,8 @@ const args_page serve_page = {
     .notes = "The address of the page is printed on stdout; it holds a random token, without\n"
              "which nothing is answered. The page loads nothing from elsewhere. Ctrl-C ends\n"
              "the program, and so does the button on the page. docs/serve.md is the manual.",
+    .takes = "MODEL [TEXT]",
+    .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
 };
 
@@ -129,12 +131,6 @@ cli_exit cmd_serve(int count, char *const *arguments)
     serve_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&serve_page, count, arguments, &options, &line));
-    if (line.plain.count == 0 || !*line.plain.items[0])
-        return cli_fail(CLI_USAGE, SERVE, "the model is missing: multihead serve MODEL");
-    if (line.plain.count > 2)
-        return cli_fail(CLI_USAGE, SERVE,
-                        "'%s' is one argument too many; put quotes around the text",
-                        line.plain.items[2]);
     options.model = line.plain.items[0];
     options.text = line.plain.count > 1 ? line.plain.items[1] : NULL;
     return run(&options);

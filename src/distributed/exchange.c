@@ -399,12 +399,12 @@ static void room_bytes(const mhai_exchange *e, size_t room[2])
 mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes)
 {
     size_t room[2], each = 0;
-    room_bytes(e, room);
-    for (int i = 0; i < 2; i++) MHA_TRY(mhai_attn_add_scratch(bytes, room[i], 1));
-    for (int i = 0; i < e->count; i++) {
+    for (int i = 0; i < e->count; i++) { /* first: messages are parts of these tensors */
         MHA_TRY(local_bytes(&e->moved[i], &each));
         MHA_TRY(mhai_attn_add_scratch(bytes, each, 1));
     }
+    room_bytes(e, room);
+    for (int i = 0; i < 2; i++) MHA_TRY(mhai_attn_add_scratch(bytes, room[i], 1));
     return MHA_OK;
 }
 

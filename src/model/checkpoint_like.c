@@ -4,6 +4,7 @@
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"
 #include "model/folder.h"
+#include "tokenizer/tokenizer_folder.h"
 
 #include <multihead/component.h>
 #include <multihead/io.h>
@@ -51,15 +52,13 @@ static mha_status copy_file(const char *from, const char *folder, const char *na
 
 mha_status mhai_checkpoint_like_files(const char *like, const char *folder)
 {
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "vocab.txt",
-                                        "special_tokens_map.json", "added_tokens.json"};
     mha_status status = MHA_OK;
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && status == MHA_OK; i++) {
-        char *from = mhai_model_join(like, names[i]);
+    for (const char *const *name = mhai_tokenizer_files; *name && status == MHA_OK; name++) {
+        char *from = mhai_model_join(like, *name);
         if (!from)
             status = MHA_NO_MEMORY("checkpoint");
         else if (access(from, F_OK) == 0)
-            status = copy_file(from, folder, names[i]);
+            status = copy_file(from, folder, *name);
         free(from);
     }
     return status;

@@ -3,6 +3,7 @@
 #include "io/file.h"
 #include "model/folder.h"
 #include "model/model_weights.h"
+#include "tokenizer/tokenizer_folder.h"
 
 #include <multihead/component.h>
 #include <multihead/model.h>
@@ -149,18 +150,10 @@ static mha_status add_weights(mha_context *context, const char *folder, uint64_t
 static mha_status add_part(mha_context *context, const char *path, bool tokens,
                            mha_model_digests *digests)
 {
-    static const char *const configuration[] = {"config.json", "generation_config.json", NULL};
-    static const char *const tokenizer[] = {"tokenizer.json",
-                                            "tokenizer_config.json",
-                                            "special_tokens_map.json",
-                                            "added_tokens.json",
-                                            "vocab.txt",
-                                            "chat_template.jinja",
-                                            NULL};
     if (mhai_model_is_gguf(path)) return add_gguf(context, path, digests);
-    MHA_TRY(add_files(context, path, configuration, &digests->configuration));
+    MHA_TRY(add_files(context, path, mhai_configuration_files, &digests->configuration));
     MHA_TRY(add_weights(context, path, &digests->weights));
-    return tokens ? add_files(context, path, tokenizer, &digests->tokenizer) : MHA_OK;
+    return tokens ? add_files(context, path, mhai_tokenizer_files, &digests->tokenizer) : MHA_OK;
 }
 
 mha_status mha_model_digest(mha_context *context, const char *folder, uint32_t flags,

@@ -51,12 +51,11 @@ static mha_status add_json(const char *path, const json_t *root, int64_t vocab_s
 
 mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends *ends)
 {
-    static const char *const names[] = {"config.json", "generation_config.json"};
     mha_status status = MHA_OK;
-    for (int i = 0; i < 2 && status == MHA_OK; i++) {
+    for (const char *const *name = mhai_configuration_files; *name && status == MHA_OK; name++) {
         json_t *root = NULL;
-        if (!mhai_model_holds(folder, names[i])) continue;
-        char *path = mhai_model_join(folder, names[i]);
+        if (!mhai_model_holds(folder, *name)) continue;
+        char *path = mhai_model_join(folder, *name);
         status = path ? mhai_json_read(path, most_config_bytes, &root)
                       : mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);
         if (status == MHA_OK) status = add_json(path, root, vocab_size, ends);

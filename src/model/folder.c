@@ -2,6 +2,8 @@
 #include "model/folder.h"
 
 #include "io/file.h"
+#include "model/model_weights.h"
+#include "tokenizer/tokenizer_folder.h"
 
 #include <multihead/component.h>
 
@@ -13,6 +15,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+const char *const mhai_configuration_files[] = {"config.json", "generation_config.json", NULL};
 
 char *mhai_model_join(const char *folder, const char *name)
 {
@@ -89,4 +93,43 @@ mha_status mhai_model_check_folder(const char *folder)
                     "%s/model.safetensors: no such file; a model folder has %s; see "
                     "tools/get-minilm",
                     mhai_show_path(folder).text, contents);
+}
+
+/* ---- the files that are read ----------------------------------------------------------------- */
+
+typedef mha_status each_file(void *user, const char *name, const char *path);
+
+static mha_status each_of(const char *folder, const char *const *names, each_file *each, void *user)
+{
+    for (; *names; names++) {
+        if (!mhai_model_holds(folder, *names)) continue;
+        char *path = mhai_model_join(folder, *names);
+        const mha_status status =
+            path ? each(user, *names, path) : MHA_NO_MEMORY(mhai_show_path(folder).text);
+        free(path);
+        MHA_TRY(status);
+    }
+    return MHA_OK;
+}
+
+static mha_status each_weights(const char *folder, each_file *each, void *user)
+{
+    static const char *const index[] = {"model.safetensors.index.json", NULL};
+    mhai_weights weights;
+    mha_status status = mhai_weights_open(folder, &weights);
+    if (status == MHA_OK && !mhai_model_holds(folder, "model.safetensors"))
+        status = each_of(folder, index, each, user);
+    for (int64_t i = 0; i < weights.shards && status == MHA_OK; i++)
+        status = each(user, weights.shard[i].path + strlen(folder) + 1, weights.shard[i].path);
+    mhai_weights_close(&weights);
+    return status;
+}
+
+mha_status mha_model_files(const char *folder, each_file *each, void *user)
+{
+    if (!folder || !each) return mha_fail(MHA_ERR_NULL, "mha_model_files: NULL argument");
+    if (mhai_model_is_gguf(folder)) return each(user, NULL, folder);
+    MHA_TRY(each_of(folder, mhai_configuration_files, each, user));
+    MHA_TRY(each_of(folder, mhai_tokenizer_files, each, user));
+    return each_weights(folder, each, user);
 }

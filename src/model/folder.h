@@ -7,6 +7,9 @@
 
 #include <multihead/tokenizer.h>
 
+/* Names of the files of a configuration; then NULL. */
+extern const char *const mhai_configuration_files[];
+
 /* folder/name; the caller frees it. NULL: no memory. */
 char *mhai_model_join(const char *folder, const char *name);
 

@@ -12,8 +12,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static const char *const file_names[MHAI_FILES] = {"tokenizer.json", "tokenizer_config.json",
-                                                   "special_tokens_map.json", "vocab.txt"};
+const char *const mhai_tokenizer_files[] = {"tokenizer.json",          "tokenizer_config.json",
+                                            "special_tokens_map.json", "vocab.txt",
+                                            "added_tokens.json",       NULL};
 
 /* A vocabulary of a million tokens has about 30 MB. */
 static const size_t most_bytes = (size_t)256 << 20;
@@ -117,7 +118,8 @@ static mha_status read_names(mhai_folder *f)
             if (f->names[which] && strcmp(text, f->names[which]) != 0)
                 return mha_fail(MHA_ERR_MODEL, "%s: %s is '%s', but '%s' in %s",
                                 mhai_show_path(f->paths[file]).text, key, mhai_show_name(text).text,
-                                mhai_show_name(f->names[which]).text, file_names[MHAI_CONFIG_JSON]);
+                                mhai_show_name(f->names[which]).text,
+                                mhai_tokenizer_files[MHAI_CONFIG_JSON]);
             f->names[which] = text;
             f->stated[which] = true;
         }
@@ -182,7 +184,7 @@ static mha_status refuse_added_tokens_file(const char *path, const mhai_folder *
     if (f->json[MHAI_TOKENIZER_JSON] ||
         json_object_get(f->json[MHAI_CONFIG_JSON], "added_tokens_decoder"))
         return MHA_OK;
-    char *added = join(path, "added_tokens.json");
+    char *added = join(path, mhai_tokenizer_files[MHAI_FILES]);
     if (!added)
         return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(path).text);
     const bool there = exists(added);
@@ -198,7 +200,7 @@ mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder)
 {
     for (int i = 0; i < MHAI_NAMED; i++) folder->template_ids[i] = -1;
     for (int i = 0; i < MHAI_FILES; i++) {
-        folder->paths[i] = join(path, file_names[i]);
+        folder->paths[i] = join(path, mhai_tokenizer_files[i]);
         if (!folder->paths[i])
             return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(path).text);
     }

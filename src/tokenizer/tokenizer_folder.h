@@ -7,6 +7,8 @@
 #include <jansson.h>
 
 /* Index of a file. */
+/* Names of the files of a tokenizer, by these numbers; then one that is only refused, and NULL. */
+extern const char *const mhai_tokenizer_files[];
 enum { MHAI_TOKENIZER_JSON, MHAI_CONFIG_JSON, MHAI_MAP_JSON, MHAI_VOCAB_TXT, MHAI_FILES };
 
 typedef struct mhai_folder {

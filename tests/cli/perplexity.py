@@ -217,10 +217,10 @@ def refusals(model):
     empty.write_text("")
     text.write_text(words(60))
     for arguments, code, parts in (
-            (["--text", text], USAGE, ("model is missing",)),
+            (["--text", text], USAGE, ("MODEL is missing",)),
             ([model], USAGE, ("--text is missing",)),
-            ([model, "red", "--text", text], USAGE, ("one model", "--text FILE")),
-            (["", "--text", text], USAGE, ("model is missing",)),
+            ([model, "red", "--text", text], USAGE, ("one argument too many", "--text FILE")),
+            (["", "--text", text], USAGE, ("MODEL is missing",)),
             ([model, "--text", text, "--cache", "f8"], USAGE, ("bf16",)),
             ([model, "--text", text, "--chunk", 0], USAGE, ("--chunk",)),
             ([model, "--text", text, "--tokens", 1], USAGE, ("--tokens",)),

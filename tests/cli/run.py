@@ -716,7 +716,7 @@ def wrong_lines():
     one = ["--x", "x.npy"]
     cases = [
         ([], "no arrays", "--example"),
-        (["q.npy"], "unexpected argument 'q.npy'", "--q q.npy"),
+        (["q.npy"], "'q.npy' is one argument too many", "--q FILE"),
         (["--q", "q.npy"], "--k FILE.npy is missing", "--x"),
         ([*one, "--q", "q.npy"], "leave out --x or --q"),
         (["--example", "--x", "x.npy"], "--example has its own arrays"),
