@@ -27,8 +27,8 @@ static cli_exit check_below(const pick_list *list, const char *what, int64_t num
 {
     if (number < count) return CLI_OK;
     return cli_fail(CLI_USAGE, list->command,
-                    "%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64, list->option,
-                    list->text, what, number, count - 1);
+                    "%s %s: there is no %s %" PRId64 "; %ss are 0 to %" PRId64, list->option,
+                    list->text, what, number, what, count - 1);
 }
 
 /* 3 or 3-5: select all of them. */
@@ -97,10 +97,10 @@ static cli_exit take_list(pick_list *list, const args_texts *texts,
 static cli_exit take_lists(pick_list *list, const args_texts *layers, const args_texts *heads)
 {
     list->option = "--layer";
-    CLI_TRY(take_list(list, layers, take_layer));
-    list->option = "--head";
+    if (layers) CLI_TRY(take_list(list, layers, take_layer));
+    list->option = layers ? "--head" : "--without";
     CLI_TRY(take_list(list, heads, take_head));
-    if (list->located && !list->plain && layers->count > 0)
+    if (layers && layers->count > 0 && list->located && !list->plain)
         return cli_fail(CLI_USAGE, list->command,
                         "--head %s names its layer already; leave out --layer", list->text);
     return CLI_OK;
@@ -129,6 +129,6 @@ cli_exit maps_pick(const char *command, const args_texts *layers, const args_tex
     CLI_TRY(ARENA_ALLOC(command, layer_count, &list.layer_on));
     CLI_TRY(ARENA_ALLOC(command, head_count, &list.head_on));
     CLI_TRY(take_lists(&list, layers, heads));
-    cross(&list, layers->count == 0, heads->count == 0);
+    cross(&list, !layers || layers->count == 0, heads->count == 0);
     return CLI_OK;
 }

@@ -345,10 +345,9 @@ static cli_exit measure_random(job *j, int64_t sequences)
 static cli_exit make_gates(const heads_options *options, const text_model *model,
                            heads_found *found, int64_t *count)
 {
-    const args_texts none = {0};
     maps_picks picks;
     if (options->without.count == 0) return CLI_OK;
-    CLI_TRY(text_model_pick(model, &none, &options->without, &picks));
+    CLI_TRY(text_model_pick(model, NULL, &options->without, &picks));
     CLI_TRY(ARENA_ALLOC(HEADS, picks.layers * picks.heads, &found->gates));
     for (int64_t i = 0; i < picks.layers * picks.heads; i++) found->gates[i] = picks.on[i] ? 0 : 1;
     *count = picks.count;
