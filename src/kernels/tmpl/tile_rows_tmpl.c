@@ -197,7 +197,7 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
 }
 
 /* A key with a non-finite element makes every score non-finite, also that of row 0: its product
- * is infinite or NaN whatever the query holds, and so is every sum with it. */
+ * is infinite or NaN whatever the query holds; likewise every sum with it. */
 static bool rows_finite(const mhai_tile *t)
 {
     vf sum = vf_zero();
