@@ -1,4 +1,4 @@
-/* What was measured, as lines and as JSON; and what an older run says of the same work. */
+/* Results as lines and as JSON, and the results of an older run of the same work. */
 #include "bench/bench.h"
 #include "common/arena.h"
 #include "common/commands.h"
@@ -25,7 +25,7 @@ double bench_limit(const bench_machine *machine, const bench_work *work, double 
     return compute > memory ? compute : memory;
 }
 
-/* Numbers of 0 or less are not known. */
+/* Numbers of 0 or less are unknown. */
 static double known(double value)
 {
     return value > 0 ? value : NAN;
@@ -41,7 +41,8 @@ static const table_column columns[] = {
     {"", 0, 0, 0, {0}},         {"", 0, 0, 0, {0}},
     {"", 0, 0, 0, {0}}};
 
-/* "AMD EPYC, Zen 3 (Milan), AuthenticAMD family 25 model 1 stepping 1", as far as it is known. */
+/* "AMD EPYC, Zen 3 (Milan), AuthenticAMD family 25 model 1 stepping 1"; unknown parts are
+ * omitted. */
 static void print_processor(const bench_processor *p)
 {
     const char *const parts[] = {p->name, p->microarchitecture, p->id};
@@ -65,7 +66,7 @@ void bench_print_machine(const bench_machine *m)
     table_head(&(table){.columns = columns}, 8);
 }
 
-/* Less than the peak while the work ran: the host gave less of its processors. */
+/* Below the peak while the work ran: the host gave less processor time. */
 static void put_share(table *t, const bench_machine *machine, const bench_row *row)
 {
     if (row->work.bytes == 0 && row->result.beside < 0.9 * machine->fma_peak)
@@ -101,7 +102,7 @@ static const char *known_text(const char *text)
 
 static void put_machine(mha_json *json, const bench_machine *m)
 {
-    char date[16] = ""; /* the day of the measurement, where it was measured */
+    char date[16] = ""; /* the day of the measurement, in the machine's time zone */
     const time_t now = time(NULL);
     struct tm parts;
     if (localtime_r(&now, &parts)) strftime(date, sizeof date, "%Y-%m-%d", &parts);
@@ -206,7 +207,7 @@ struct bench_older {
     const char *path; /* the caller's */
 };
 
-/* Nothing else than what put_machine() wrote. */
+/* Accept only what put_machine() wrote. */
 static cli_exit check_older(const json_t *root, const char *path)
 {
     const char *format = json_string_value(json_object_get(root, "format"));

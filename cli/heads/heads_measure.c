@@ -148,11 +148,10 @@ static void note_end(const job *j)
 /* --without */
 static cli_exit make_gates(job *j)
 {
-    const args_texts none = {0};
     maps_picks picks;
     float *gates;
     if (j->options->without.count == 0) return CLI_OK;
-    CLI_TRY(text_model_pick(j->model, &none, &j->options->without, &picks));
+    CLI_TRY(text_model_pick(j->model, NULL, &j->options->without, &picks));
     CLI_TRY(ARENA_ALLOC(HEADS, picks.layers * picks.heads, &gates));
     for (int64_t i = 0; i < picks.layers * picks.heads; i++) gates[i] = picks.on[i] ? 0 : 1;
     j->gates = mha_tensor_contiguous(gates, MHA_F32, 2, (int64_t[]){picks.layers, picks.heads});

@@ -103,10 +103,10 @@ static cli_exit check_options(const prune_options *o)
     const int ways = (o->keep >= 0) + o->fraction.given + o->stop.given;
     if (!o->text == !o->task)
         return cli_fail(CLI_USAGE, PRUNE,
-                        "say what to measure the model on: --text FILE or --task NAME%s",
-                        o->text ? ", not both" : "");
+                        o->text ? "--text and --task exclude each other"
+                                : "the data are missing: --text FILE or --task NAME");
     if (ways > 1)
-        return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop: give one of them");
+        return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop exclude each other");
     CLI_TRY(check_part("--fraction", &o->fraction));
     return check_part("--stop", &o->stop);
 }
@@ -118,7 +118,7 @@ static cli_exit find_measure(prune_options *o)
     for (o->measure = 0; (name = mha_importance_name((mha_importance)o->measure)); o->measure++)
         if (!strcmp(o->measured_by, name)) return CLI_OK;
     return cli_fail(CLI_USAGE, PRUNE,
-                    "--measure '%.40s' is none of gradient, gradient-token, gradient-batch, "
+                    "--measure %.40s: expected one of gradient, gradient-token, gradient-batch, "
                     "gradient-signed, ablation, mean-ablation",
                     o->measured_by);
 }

@@ -241,8 +241,8 @@ static cli_exit find_task(prune_job *job, const train_task **task)
         const size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", (*task)->name);
     }
-    return cli_fail(CLI_USAGE, PRUNE, "--task: there is no task '%.40s'; there are %s",
-                    job->options->task, names);
+    return cli_fail(CLI_USAGE, PRUNE, "--task %.40s: expected one of %s", job->options->task,
+                    names);
 }
 
 static cli_exit check_task(const prune_job *job, const train_task *task)

@@ -72,7 +72,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
     FLAG("module", module,
          "x is [B,T,E]: project it to q, k and v, and the\nconcatenated heads by W_o", LINEAR,
-         .needs = "--heads N, so that E is split"),
+         .needs = "--heads N"),
     TEXT("memory", memory, "FILE",
          "cross-attention: project this [B,S,E] to k and v;\n'example' with --example",
          LINEAR | NO_CACHE, .needs = "--module"),

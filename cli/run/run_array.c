@@ -346,7 +346,7 @@ cli_exit run_list_read(const run_problem *p, const char *option, const char *tex
     }
     for (int64_t i = 0; i < list->shape[0]; i++)
         if (run_entry(list, i) < 0 || run_entry(list, i) >= count)
-            return RUN_USAGE("%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64, option,
-                             text, what, run_entry(list, i), count - 1);
+            return RUN_USAGE("%s %s: there is no %s %" PRId64 "; %ss are 0 to %" PRId64, option,
+                             text, what, run_entry(list, i), what, count - 1);
     return CLI_OK;
 }

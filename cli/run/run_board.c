@@ -25,7 +25,7 @@ static cli_exit choose_all(run_board *board)
     const int64_t b = board->sequence = o->trace_sequence;
     if (b >= run_sequences(p))
         return RUN_USAGE("--trace-sequence: there is no sequence %" PRId64
-                         "; they are 0 to %" PRId64,
+                         "; sequences are 0 to %" PRId64,
                          b, run_sequences(p) - 1);
     board->limit = o->trace_limit ? o->trace_limit : DEFAULT_LIMIT;
     board->batch = p->ragged ? 0 : b;

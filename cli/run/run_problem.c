@@ -213,7 +213,7 @@ static cli_exit fill_numbers(run_problem *p)
     if (o->t5_one_sided) desc->flags |= MHA_ATTENTION_T5_ONE_SIDED;
     if (!read_pair(o->window, ",", &desc->left_keys, &desc->right_keys))
         return RUN_USAGE("--window %s: expected two numbers, the keys visible before and after a "
-                         "query, as --window 4,0; -1 is all of them",
+                         "query, such as --window 4,0; -1: no limit",
                          o->window);
     if (!read_pair(o->block_size, "x", &desc->block_queries, &desc->block_keys))
         return RUN_USAGE("--block-size %s: expected queries and keys per block, such as 64x64",

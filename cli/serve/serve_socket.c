@@ -369,7 +369,7 @@ static cli_exit read_address(const char *text, int port, server *s)
     snprintf(number, sizeof number, "%d", port);
     if (strlen(text) >= SERVE_ADDRESS_BYTES - 2 || getaddrinfo(text, number, &hints, &found) != 0)
         return cli_fail(CLI_USAGE, SERVE,
-                        "--address %s: expected an address as a number, such as 127.0.0.1, or "
+                        "--address %s: expected a numeric address, such as 127.0.0.1, or "
                         "0.0.0.0 for all interfaces",
                         text);
     memcpy(&s->address, found->ai_addr, found->ai_addrlen);

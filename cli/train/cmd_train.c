@@ -282,7 +282,8 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
     if (near)
         return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; did you mean '%s'?", plain->items[0],
                         near);
-    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; there are: %s", plain->items[0], all);
+    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; expected one of %s", plain->items[0],
+                    all);
 }
 
 /* Another number of heads at equal width. */
@@ -291,9 +292,8 @@ static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
     const int64_t width = model->head_dim ? model->head_dim * model->num_heads : model->embed_dim;
     if (width % heads != 0)
         return cli_fail(CLI_USAGE, TRAIN,
-                        "--heads %" PRId64 " does not divide the %" PRId64
-                        " elements of all heads together",
-                        heads, width);
+                        "--heads %" PRId64 ": expected a divisor of the width %" PRId64, heads,
+                        width);
     if (model->head_dim) model->head_dim = width / heads;
     model->num_heads = heads;
     return CLI_OK;

@@ -164,7 +164,7 @@ static cli_exit check_texts(const view_options *options)
                         options->model);
     if (texts > 2)
         return cli_fail(CLI_USAGE, VIEW,
-                        "%d texts, and 2 at most are possible; put quotes around each", texts);
+                        "%d texts given, at most 2 are accepted; put quotes around each", texts);
     if (texts > 1 && of_one)
         return cli_fail(CLI_USAGE, VIEW, "--%s takes one text; leave out the second", of_one);
     return CLI_OK;

@@ -18,10 +18,10 @@
 #include <math.h>
 #include <string.h>
 
-/* A layer's weights, as they read: times the norm's weights in front. */
+/* A layer's weights as it reads the stream: multiplied by the weights of the norm before it. */
 typedef struct composer_layer {
     mha_tensor q, k, v, o, norm;               /* norm.ndim 0: none */
-    int64_t H, Hk;                             /* 0: it has no heads left */
+    int64_t H, Hk;                             /* 0: all its heads are pruned */
     double *gram_q, *gram_k, *gram_v, *gram_o; /* [heads][D,D] */
 } composer_layer;
 
@@ -145,7 +145,7 @@ static void put(const composer *c, const mha_tensor *out, int64_t h, int64_t g, 
     mhai_attribution_at(out, c->reader, h, c->writer)[g] = below == 0 ? 0 : (float)(above / below);
 }
 
-/* Item: a head of the reading layer, against all of the writing one. */
+/* Item: a head of the reading layer, against all heads of the writing one. */
 static void score_head(void *argument, int64_t h, int worker)
 {
     const composer *c = argument;
@@ -167,7 +167,7 @@ static void score_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* The reader's q, k and v below each other, as they read. */
+/* The reader's q, k and v stacked, with the norm's weights. */
 static int64_t stack_reader(const composer *c)
 {
     const composer_layer *to = &c->layers[c->reader];
@@ -182,7 +182,7 @@ static int64_t stack_reader(const composer *c)
     return rows;
 }
 
-/* Every reader behind one writing layer. */
+/* All readers after one writing layer. */
 static mha_status read_writer(composer *c, const mha_linear *linear)
 {
     const int64_t columns = c->layers[c->writer].H * c->D;
@@ -229,7 +229,7 @@ static mha_status take(const composer *c, int64_t a, int64_t b, size_t size, voi
     return mha_scratch_alloc(c->context, count, size, memory);
 }
 
-/* One piece for all Gram matrices: a stack of scratch is not made of many small pieces. */
+/* One allocation for all Gram matrices instead of many small pieces. */
 static mha_status take_grams(composer *c)
 {
     const int64_t square = c->D * c->D;

@@ -1,10 +1,11 @@
-/* Direct logit attribution, as one walk from the output back to the embeddings: u is the direction
- * in the stream that raises the logit, and what a part wrote counts u . part. A norm between turns
- * u as its derivative with frozen mean and deviation does:
+/* Direct logit attribution, as one walk from the output back to the embeddings. u is the
+ * direction in the stream that raises the logit; a part that wrote x contributes u . x. Crossing
+ * a norm, with frozen mean and deviation, transforms u by its derivative:
  *
- *   y = g (x - mean) r + b      u . y = u' . x + u . b      u' = r (g u - mean of g u)
+ * y = g (x - mean) r + b, u . y = u' . x + u . b, u' = r (g u - mean of g u), without the means
+ * for RMS norms.
  *
- * (without the means for RMS norms). Since it is linear once frozen, all terms sum to the logit. */
+ * A frozen norm is linear, so all terms sum to the logit. */
 #include "analysis/attribution.h"
 
 #include "base/need.h"
@@ -55,7 +56,7 @@ static double add_term(logit_job *job, double term)
     return term;
 }
 
-/* Take u from behind a norm to before it; x is what it read. */
+/* Take u from after a norm to before it; x is the norm's input. */
 static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix, const float *x)
 {
     const mha_transformer_desc *d = &job->t->desc;
@@ -125,7 +126,7 @@ static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_laye
     return MHA_OK;
 }
 
-/* One part of a layer, from behind it to before it. */
+/* Take u from after one part of a layer to before it. */
 static mha_status walk_part(logit_job *job, int64_t layer, mha_layer_part part)
 {
     static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};

@@ -63,7 +63,7 @@ static void put_layer_row(const map_job *job, int64_t t)
     }
 }
 
-/* The layer's row first: heads may replace the probabilities. */
+/* The layer's row comes first, because heads may overwrite the probabilities. */
 static void put_map_row(void *argument, int64_t t, int worker)
 {
     const map_job *job = argument;
@@ -203,7 +203,7 @@ static void roll_row(void *argument, int64_t item, int worker)
             sum[j] = weight;
             continue;
         }
-        if (weight == 0) continue; /* causal maps: half of them */
+        if (weight == 0) continue; /* causal maps have half the cells */
         const float *row = mhai_attribution_at(job->before, b, j, 0);
         for (int64_t s = 0; s < T; s++) sum[s] += weight * (double)row[s];
     }

@@ -1,5 +1,5 @@
-/* What heads write: out_h[t] = W_O[h] z_h[t], one token at a time, in double. Blocks of tokens are
- * the pieces that threads share; sums over tokens are kept for each block and joined in order. */
+/* The terms that heads write: out_h[t] = W_O[h] z_h[t], one token at a time, in double. Threads
+ * divide blocks of tokens; sums over tokens are kept per block and added in order. */
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
@@ -126,7 +126,7 @@ void mhai_attribution_write(const mhai_attribution_writer *w, int64_t b, int64_t
     }
 }
 
-/* ---- the mixing desk ----------------------------------------------------------------------- */
+/* ---- the terms of every head (view --desk) --------------------------------------------------- */
 
 typedef struct write_job {
     mhai_attribution_writer writer;

@@ -13,13 +13,13 @@
 typedef struct direct_job {
     const mhai_effect_run *r;
     const mha_effect_text *text;
-    float *heads, *end; /* of the text at hand */
+    float *heads, *end; /* of the current text */
     double *mean;       /* [E] the mean of W_out's rows */
     mha_tensor scale;   /* the final norm's weight; ndim 0: no norm */
     double *u;          /* [terms E] */
     double *p;          /* [workers, H D] */
     double *shares;     /* [terms, H] of a layer, each without its factor */
-    mha_tensor weight;  /* W_O of the layer at hand */
+    mha_tensor weight;  /* W_O of the current layer */
     int64_t layer;
 } direct_job;
 
@@ -38,7 +38,7 @@ static mha_status mean_output(const mhai_effect_run *r, double *mean)
     return MHA_OK;
 }
 
-/* u of a token, taken from after the final norm to before it: y = g (x - mean x) r + b. */
+/* Take u of a token from after the final norm to before it: y = g (x - mean x) r + b. */
 static void aim(const direct_job *job, const mha_effect_term *term, float *row, double *u)
 {
     const mha_transformer_desc *d = job->r->d;

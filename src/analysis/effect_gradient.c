@@ -8,17 +8,18 @@
 typedef struct gradient_job {
     mha_activations *a;
     float *output, *slope; /* [rows V] */
-    float *instead;        /* as mhai_effect_replace() has it */
+    float *instead;        /* layout as from mhai_effect_replace() */
     float *given, *by;     /* [L] blocks of rows [H D]: z, and dM / dz as [L, B T, H D] */
     int64_t *map;
     double *estimates; /* [L H, texts, M] */
 } gradient_job;
 
-/* A pass, its loss's gradient, and back: about three passes, for each measure that a text may have. */
+/* A pass, the loss's gradient, and the backward: about three passes for each measure that a text
+ * may have. */
 int64_t mhai_effect_gradient_work(const mha_transformer *t, mha_ablation kind,
                                   const mha_effect_text *text, int64_t measures)
 {
-    mha_effect_text all_rows = *text; /* every row has logits here */
+    mha_effect_text all_rows = *text; /* logits of every row fit here */
     all_rows.term_count = mhai_effect_tokens(text);
     const int64_t whole = mhai_effect_pass_work(t, &all_rows, 0);
     return 3 * measures * whole +
@@ -46,8 +47,8 @@ static void sum_factors(const mha_effect_text *text, int64_t m, double *factors,
     }
 }
 
-/* Of measure m by the logits: row by row sum_k factor_k (onehot(token_k) - softmax). Cross-entropy has
- * weight (softmax - onehot) of one token. */
+/* The gradient of measure m with respect to the logits: row by row sum_k factor_k
+ * (onehot(token_k) - softmax). Cross-entropy has weight (softmax - onehot) of one token. */
 static mha_status slope_of(const mhai_effect_run *r, const gradient_job *job,
                            const mha_effect_text *text, int64_t m)
 {

@@ -1,5 +1,5 @@
-/* A run over texts: their check, a pass with patches from a layer on, and the measures of what it
- * predicts. Logits are computed for the rows that terms ask about, a block at a time. */
+/* A run over texts: their check, a pass with patches from a layer on, and the measures of its
+ * predictions. Logits are computed only for rows that have terms, a block at a time. */
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- what is given --------------------------------------------------------------------------- */
+/* ---- checks of the data ---------------------------------------------------------------------- */
 
 static mha_status check_terms(const mhai_effect_run *r, const mha_effect_text *text, int64_t i)
 {
@@ -242,7 +242,7 @@ mha_status mha_effect_loss(const int32_t *tokens, int64_t first, int64_t end, do
     return MHA_OK;
 }
 
-/* ---- what takes the place of heads ----------------------------------------------------------- */
+/* ---- replacements of heads ------------------------------------------------------------------- */
 
 const char *mha_ablation_name(mha_ablation kind)
 {

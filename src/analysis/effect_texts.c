@@ -1,4 +1,5 @@
-/* What numbers of texts say: a mean with its interval, and which heads to look at closely. */
+/* Statistics over texts: a mean with its interval, and the selection of heads to measure
+ * exactly. */
 #include "base/need.h"
 #include "base/split_mix.h"
 
@@ -17,7 +18,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The means of `replicates` draws of `count` values, sorted. */
+/* The sorted means of `replicates` bootstrap samples of `count` values. */
 static void draw_means(const double *values, int64_t count, int64_t replicates, uint64_t seed,
                        double *means)
 {
@@ -72,7 +73,7 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
     return status;
 }
 
-/* The head with the largest size of an effect that is not chosen yet; -1: none. */
+/* The head with the largest absolute effect that is not selected yet; -1: none. */
 static int64_t largest(const double *effects, int64_t heads, int64_t measures, int64_t measure,
                        const int64_t *chosen, int64_t made)
 {

@@ -1,5 +1,5 @@
-/* What a row may be measured on: the keys that it sees, and for each score the share of them that
- * is its target. The same for all heads, so it is made once for a block of rows. */
+/* The rows that each score applies to: the visible keys, and for each score the fraction of them
+ * that is its target. The same for all heads, so it is computed once for a block of rows. */
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
@@ -16,7 +16,7 @@ typedef struct fact_job {
     int64_t width;
 } fact_job;
 
-/* Keys that causal and the window leave of row i; sink keys come on top. */
+/* Keys that causal and the window leave to row i; sink keys are added. */
 static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_t *end)
 {
     *begin = 0, *end = x->keys;
@@ -30,7 +30,7 @@ static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_
     *begin = mhai_min_i64(*begin, *end);
 }
 
-/* Of the layer's attention, on top of what the text says. */
+/* Masks of the layer's attention, in addition to those of the text. */
 static bool is_inside(const mhai_head_window *w, int64_t i, int64_t j)
 {
     if (!w->on) return true;
@@ -93,7 +93,7 @@ static void count_keys(const mhai_head_text *text, mhai_head_fact *fact)
 
 /* ---- chances --------------------------------------------------------------------------------- */
 
-/* Targets among N keys: no row to measure on if there are none, or nothing else. */
+/* Targets among N keys: the row is not eligible if there are none, or nothing else. */
 static double chance_of(const mhai_head_fact *fact, int64_t targets)
 {
     if (targets < 1 || targets >= fact->keys) return -1;
@@ -182,7 +182,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
 
 /* ---- cosines --------------------------------------------------------------------------------- */
 
-enum { LANES = 8 }; /* of a sum, which the compiler makes vectors of */
+enum { LANES = 8 }; /* of a sum, which the compiler vectorises */
 
 static double product(const double *a, const double *b, int64_t n) /* n a multiple of LANES */
 {

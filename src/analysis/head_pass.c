@@ -33,7 +33,7 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
     return x->to.measures ? mha_head_measures_rows(x->to.measures, x->layer, row, p) : MHA_OK;
 }
 
-/* The only sequence of a batch. */
+/* The batch has one sequence. */
 static mha_tensor single(const mha_tensor *batch)
 {
     mha_tensor x = *batch;
@@ -43,7 +43,7 @@ static mha_tensor single(const mha_tensor *batch)
     return x;
 }
 
-/* W_O is read for the first text only: later ones find what was made of it. */
+/* W_O is read for the first text only: later texts use the result. */
 static mha_status give_values(pass *x, int64_t layer, const mha_tensor *v)
 {
     mha_head_corpus *corpus = x->to.measures->corpus;
@@ -93,7 +93,7 @@ static mha_status check_input(pass *x, const mha_transformer_input *input)
     return MHA_OK;
 }
 
-/* What is not said of the text follows from the input. */
+/* Defaults of the text's fields, from the input. */
 static mha_status complete_text(pass *x, const mha_heads_text *text)
 {
     const mha_tensor *tokens = x->input.tokens;

@@ -96,7 +96,7 @@ static mha_status check_links(const mha_head_measures *m, const mha_heads_text *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Lay the text's arrays out in memory; with NULL only the size is of use. */
+/* Lay out the text's arrays in memory; with NULL only the size is computed. */
 static size_t lay_out(mhai_head_text *x, unsigned char *memory)
 {
     const int64_t S = x->given.keys, T = x->given.queries;
@@ -240,7 +240,7 @@ static void place_words(mhai_head_text *x)
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* The rows in which a word looks; false if there are none. */
+/* The rows of a word; false if there are none. */
 static bool rows_of_word(const mhai_head_text *x, int64_t word, int64_t *row, int64_t *end)
 {
     const int64_t shift = x->given.q_offset;

@@ -1,5 +1,5 @@
-/* Which heads matter: passes over the batches of the data, with gates closed one by one or with the
- * gradient by all of them. */
+/* The importance of heads: passes over the batches of the data, with gates closed one by one, or
+ * with the gradient of all gates. */
 #include "analysis/importance_parts.h"
 
 #include "base/hash.h"
@@ -221,7 +221,7 @@ static mha_status step(mhai_importance_run *r)
     return r->data.progress ? r->data.progress(r->done, r->passes, r->data.progress_user) : MHA_OK;
 }
 
-/* The mean loss with the gates at hand. */
+/* The mean loss with the current gates. */
 static mha_status measure(mhai_importance_run *r, bool means, double *loss)
 {
     double sum = 0;
@@ -259,7 +259,7 @@ static double fold(mha_importance kind, const float *shares, int64_t B, int64_t 
     return kind == MHA_IMPORTANCE_GRADIENT_BATCH ? fabs(all) : sizes;
 }
 
-/* Of batch i what it adds to each head, then the loss of each sequence. */
+/* The contributions of batch i to each head, then the loss of each sequence. */
 static mha_status gradient_of(mhai_importance_run *r, int64_t i, double *part)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads;
@@ -308,7 +308,7 @@ static bool is_open(float gate)
     return gate < 0 || gate > 0;
 }
 
-/* A head that the layer has, and that is not closed. */
+/* Whether the layer has the head, and its gate is open. */
 static bool is_there(const mhai_importance_run *r, int64_t k)
 {
     return k % r->d.num_heads < mhai_importance_heads(r, k / r->d.num_heads) &&
@@ -340,7 +340,7 @@ static mha_status ablations(mhai_importance_run *r, double *loss)
     return MHA_OK;
 }
 
-/* Sums over the tokens of what a layer's heads gave out, which lie as [B,T,H D]. */
+/* Sums over tokens of the outputs of a layer's heads, [B,T,H D]. */
 static void add_heads(const mhai_importance_run *r, const mha_transformer_input *input,
                       int64_t layer, double *sums)
 {

@@ -1,4 +1,4 @@
-/* The order in which heads go: the least important ones first, the rest measured again. */
+/* The order of removal: the least important heads first, the rest measured again. */
 #include "analysis/importance_parts.h"
 #include "base/need.h"
 #include "base/struct_copy.h"
@@ -18,7 +18,7 @@ static int64_t least_of(const mhai_importance_run *r, const int64_t *open, int64
     return found;
 }
 
-/* order, score of each that goes, and how many heads each layer has open. */
+/* order, score of each removed head, and the number of open heads of each layer. */
 typedef struct going {
     int64_t *order, *open, count;
     double *scores;
@@ -39,7 +39,7 @@ static mha_status take(mhai_importance_run *r, going *g)
     return MHA_OK;
 }
 
-/* Passes of all rounds, for progress: each round has `step` heads fewer to close. */
+/* Passes of all rounds, for progress: each round closes `step` heads fewer. */
 static int64_t all_passes(const mhai_importance_run *r, const going *g, int64_t step, int64_t least)
 {
     int64_t go = 0, passes = 0, round = mhai_importance_passes(r);

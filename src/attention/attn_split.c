@@ -20,17 +20,17 @@
 #include <math.h>
 #include <string.h>
 
-/* What a block of a chunk leaves for the next pass. */
+/* Results of a block of a chunk for the next pass. */
 typedef struct split_part {
     float *s;        /* [rows][MHAI_SCORE_STRIDE] scores */
     float *o;        /* [rows][values, padded] p V */
     float *m, *l;    /* [rows] maximum, NaN where the row's strip sees nothing; sum */
-    float *unfinite; /* not 0: it must be done in the usual way */
+    float *unfinite; /* not 0: compute the block on the general path */
 } split_part;
 
 typedef struct split_job {
     const mhai_attn_stretch *stretch;
-    bool values; /* the pass at hand */
+    bool values; /* the current pass */
 } split_job;
 
 /* One item of a pass. */

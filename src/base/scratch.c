@@ -24,7 +24,7 @@ static void *take_block(mhai_scratch *scratch, size_t bytes)
     return memory;
 }
 
-/* The pieces from offset `from` on may not be touched until they are handed out again. */
+/* Poison the pieces from offset `from` on until they are allocated again. */
 static void poison_from(const mhai_scratch *scratch, size_t block, size_t from)
 {
     MHAI_POISON(at(scratch, block, from), SPREAD * (scratch->block[block].used - from));
@@ -63,8 +63,8 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
     return MHA_OK;
 }
 
-/* With the stack empty and in several blocks: one block for the sum. If that fails, the next call
- * builds its own blocks again, so the failure is of no consequence here. */
+/* When the stack is empty and has several blocks: replace them by one of their total size. If
+ * that fails, the next call builds its own blocks again, so the failure has no effect. */
 static void merge_blocks(mhai_scratch *scratch)
 {
     size_t total = 0;

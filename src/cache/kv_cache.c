@@ -1,4 +1,4 @@
-/* Making a cache, appending to it, and attention on it. */
+/* Creating a cache, appending to it, and attention on it. */
 #include "cache/kv_cache.h"
 
 #include "attention/attn_plan.h"
@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { WINDOW_PAGE = 32 }; /* by default: a panel of keys, and little that is kept for nothing */
+enum { WINDOW_PAGE = 32 }; /* by default: a panel of keys, and little unused memory */
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
@@ -41,7 +41,7 @@ static mha_status check_window(mha_kv_cache_desc *d)
     return MHA_OK;
 }
 
-/* Their powers are those of whole runs. */
+/* Powers exist for whole runs only. */
 static mha_status check_channels(const mha_kv_cache_desc *d)
 {
     if (d->key_scales != MHA_KV_SCALES_CHANNEL) return MHA_OK;
@@ -86,8 +86,8 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     return check_channels(d);
 }
 
-/* Pages that a sequence may hold at once: between two appends those of the sinks and of the window,
- * and in the second those of what it brings. */
+/* Pages that a sequence may hold at once: between two appends those of the sinks and of the
+ * window, and during an append also those of its rows. */
 static int64_t most_pages(const mha_kv_cache_desc *d)
 {
     const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
@@ -117,14 +117,14 @@ static int64_t number_bytes(const mha_kv_cache_desc *d)
            mhai_round_up(each * d->value_head_dim, MHAI_LINE);
 }
 
-/* The numbers and the scales of all runs of a head are as many as can be counted. */
+/* The numbers and the scales of all runs of a head are within int64. */
 static bool is_countable(int64_t width)
 {
     int64_t numbers;
     return mhai_mul_i64(width, MHAI_RUN * 8, &numbers) && numbers <= PTRDIFF_MAX / 64;
 }
 
-/* Pages that memory is taken for: with a window one more, the empty page. */
+/* Pages to allocate: with a window one more, the empty page. */
 static int64_t pool_of(const mha_kv_cache_desc *d)
 {
     return d->pages + (d->window > 0);
@@ -139,7 +139,7 @@ static bool count_bytes(const mha_kv_cache_desc *d, int64_t run, int64_t *page, 
            *all <= PTRDIFF_MAX / 32;
 }
 
-/* Where the parts of a cache begin, in bytes. */
+/* Offsets of the parts of a cache, in bytes. */
 typedef struct parts {
     int64_t discarded, references, free_pages, table, keys, values;
 } parts;
@@ -185,7 +185,7 @@ static mha_status check_pages(mha_kv_cache_desc *d)
     return check_positive("pages", d->pages);
 }
 
-/* A description as it was given becomes a checked one. */
+/* Check a caller's description and fill in its defaults. */
 static mha_status plan_cache(const mha_kv_cache_desc *desc, mha_kv_cache_desc *d,
                              mha_kv_cache_sizes *sizes, parts *at)
 {
@@ -341,7 +341,7 @@ mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_row
 typedef void store_row(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 
-/* Rows of every head of sequence b, after those that it holds. */
+/* Rows of every head of sequence b, after its present ones. */
 static void store_rows(const mha_kv_cache *cache, int64_t b, const mhai_kv_rows *rows,
                        const mha_tensor *x, store_row *to)
 {
@@ -402,7 +402,7 @@ static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, in
     return mhai_kv_cache_shape(cache, longest, width);
 }
 
-/* Something in the call depends on where a query stands. */
+/* Whether the call depends on the positions of queries. */
 static bool reads_positions(const mha_attention_desc *d)
 {
     return (d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW)) || d->alibi_slopes ||
@@ -418,7 +418,7 @@ void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_o
     desc->q_offsets = offsets;
 }
 
-/* A call sees no more than the cache's window; without one of its own it has that. */
+/* A call sees at most the cache's window, which is also its default. */
 static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
                               const mha_attention_outputs *wanted)
 {
@@ -448,7 +448,7 @@ static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
     return MHA_OK;
 }
 
-/* The first row of each sequence that counts sees no position that was discarded. */
+/* Check that the first counted row of each sequence sees no discarded position. */
 static mha_status check_window_held(const mha_kv_cache *cache, const mha_attention_desc *d,
                                     const int64_t *firsts)
 {

@@ -163,7 +163,7 @@ static mha_status read_frame(const char *path, const mhai_file_view *view, curso
 {
     const unsigned char *bytes = view->bytes;
     if (view->size < 10 || memcmp(bytes, "\x93NUMPY", 6) != 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: no .npy file; write it with numpy.save()",
+        return mha_fail(MHA_ERR_FORMAT, "%s: not a .npy file; write it with numpy.save()",
                         mhai_show_path(path).text);
     if (bytes[6] < 1 || bytes[6] > 3 || bytes[7] != 0)
         return mha_fail(MHA_ERR_UNSUPPORTED, "%s: .npy version %d.%d, known are 1.0 to 3.0",

@@ -1,5 +1,5 @@
-/* What a forward call keeps of a batch: one block of memory, carved into the pieces that the
- * backward call reads. */
+/* The activations that a forward call keeps: one block of memory, divided into the arrays that
+ * the backward call reads. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -82,7 +82,7 @@ float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *
     return a->layers[layer].self.step.x;
 }
 
-/* Neighbours take turns, since a layer writes where the next one begins. */
+/* Two buffers alternate, since a layer writes where the next one begins. */
 static void carve_turns(carver *c, const mha_activations *a)
 {
     const int64_t begin = c->used, layers = a->transformer->desc.num_layers;

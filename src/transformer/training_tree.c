@@ -49,7 +49,7 @@ static void add_piece(void *argument, int64_t item, int worker)
     for (int64_t i = item * PIECE; i < end; i++) job->to[i] += job->from[i];
 }
 
-/* Whether the tree adds y to x, which lies before it. */
+/* Whether the tree adds y to x, its left neighbour. */
 static bool are_halves(int64_t leaves, const mhai_node *x, const mhai_node *y)
 {
     const int64_t size = x->end - x->begin; /* a power of two, since leaves follow */
@@ -70,7 +70,7 @@ void mhai_tree_add(mha_context *context, mhai_nodes *to, mhai_node node, int64_t
     }
 }
 
-/* The nodes of leaves begin .. end - 1, and the most on the way. */
+/* Number of nodes for leaves begin .. end - 1, and the most at any time. */
 static int64_t count_nodes(int64_t begin, int64_t end, mhai_nodes *nodes)
 {
     int64_t most = 0;
@@ -111,7 +111,7 @@ static int64_t piece_size(const exchange *x, int32_t rank)
     return piece_begin(x, rank + 1) - piece_begin(x, rank);
 }
 
-/* The nodes that a rank is left with, without their numbers. */
+/* The nodes that a rank has left, without their gradients. */
 static mhai_nodes nodes_of(const exchange *x, int32_t rank)
 {
     const int64_t leaves = x->own->leaves, ranks = x->transport->size;
@@ -143,8 +143,8 @@ static mha_status wait_all(exchange *x)
     return MHA_OK;
 }
 
-/* Every rank's piece of every partial sum goes to it; partners in turn, so that not all send to
- * rank 0 first. */
+/* Send every rank its piece of every partial sum, with rotating partners, so that not all send
+ * to rank 0 first. */
 static mha_status scatter(exchange *x)
 {
     const mha_transport *t = x->transport;

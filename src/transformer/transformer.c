@@ -59,7 +59,7 @@ static mha_status check_layer(mha_transformer_desc *d, int64_t layer)
                     (long long)layer, (long long)heads, (long long)kv);
 }
 
-/* Heads that differ by layer. Lists that say what num_heads and kv_heads say are none. */
+/* Numbers of heads that differ by layer. Lists equal to num_heads and kv_heads count as none. */
 static mha_status check_layers(mha_transformer_desc *d)
 {
     bool same = true;
@@ -95,7 +95,7 @@ static mha_status check_blocks(const mha_transformer_desc *d)
     return MHA_OK;
 }
 
-/* All biases said one by one are MHA_TRANSFORMER_BIAS. */
+/* MHA_TRANSFORMER_BIAS equals all bias flags together. */
 static void join_biases(mha_transformer_desc *d)
 {
     const uint32_t single =
@@ -228,8 +228,8 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
     return step;
 }
 
-/* Linear layers of one input that lie together; a name NULL ends the list early. bias: the flag
- * that gives these layers biases. */
+/* Linear layers that share an input and are contiguous; a name NULL ends the list early. bias:
+ * the flag that gives these layers biases. */
 static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
                                     const char *const names[3], const int64_t outputs[3])
 {
@@ -250,7 +250,7 @@ static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
     return place;
 }
 
-/* What a layer's description asks for besides projections. */
+/* Parameters of a layer besides projections. */
 static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
                        mhai_place_attention *place)
 {
@@ -316,7 +316,7 @@ static void add_feed_forward(layout *l, mhai_place_layer *layer)
     layer->down = add_linear(l, bias, d->ff_dim, down, (const int64_t[]){d->embed_dim, 0, 0});
 }
 
-/* Walk through everything that has parameters. */
+/* Visit everything that has parameters. */
 static mha_status lay_out(mha_transformer *t)
 {
     const mha_transformer_desc *d = &t->desc;
@@ -349,7 +349,8 @@ static mha_status lay_out(mha_transformer *t)
     l.prefix = "lm_head";
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         t->output.weight = add(&l, ".weight", MHA_PARAMETER_MATRIX, d->vocab_size, d->embed_dim);
-    if (l.overflow || t->size > INT64_MAX / 64) /* a source's need not fit in memory */
+    if (l.overflow || t->size > INT64_MAX / 64) /* with a source, the parameters need not fit in
+                                                   memory */
         return mha_fail(MHA_ERR_SIZE, "transformer: its parameters do not fit in memory");
     return MHA_OK;
 }
@@ -368,7 +369,7 @@ static mha_status allocate(mha_transformer *t, int64_t count, size_t size, void 
     return MHA_OK;
 }
 
-/* The packed matrix, or with a source what reads it. */
+/* The packed matrix, or its reader from a source. */
 static mha_status make_linear(mha_context *context, const mha_transformer *t,
                               mhai_place_linear *place)
 {
@@ -398,7 +399,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer, or this rank, lacks this one. */
+/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer, or this rank, lacks it. */
 enum { LINEARS = 7 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
@@ -493,7 +494,7 @@ static mha_status make_data(mha_transformer *t)
     return MHA_OK;
 }
 
-/* Room for what does not stay in the source. */
+/* Room for parameters that are not left in the source. */
 static mha_status make_held(mha_transformer *t)
 {
     void *memory;
@@ -656,7 +657,7 @@ mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, 
 {
     union {
         const float *in;
-        void *out; /* a view may be written; whoever reads gives const views on */
+        void *out; /* the view is writable; callers that may only read get it const */
     } pointer = {data};
     mha_tensor tensor =
         mha_tensor_contiguous(pointer.out, MHA_F32, 2, (const int64_t[]){rows, cols});

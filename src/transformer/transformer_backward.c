@@ -22,8 +22,9 @@ typedef struct call {
     mha_activations *a;
     mha_transformer_gradients out;
     float *dx;            /* [tokens,E] the gradient of the stream */
-    float *dy;            /* [tokens,E] that of what a step adds: dx itself in a plain block */
-    float *din;           /* [tokens,E] that of what a step read */
+    float *dy;            /* [tokens,E] the gradient of a step's output: dx itself in a plain
+                             block */
+    float *din;           /* [tokens,E] the gradient of a step's input */
     float *wide;          /* [tokens, widest] of qkv, heads or the feed-forward layer */
     float *also;          /* the same, of heads and activations */
     float *memory;        /* [memory rows, 2 Hk D] */
@@ -47,7 +48,7 @@ static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory
 
 /* ---- norms, linear layers -------------------------------------------------------------------- */
 
-/* Where the gradient of the parameters at an offset goes; without that gradient, nowhere. */
+/* The gradient of the parameters at an offset; NULL if not requested. */
 static float *place_of(const call *c, int64_t offset)
 {
     return c->out.parameters ? c->out.parameters + offset : NULL;
@@ -105,7 +106,7 @@ static mha_status linear(const call *c, const mhai_place_linear *place, const mh
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Before a step is undone: through the norm after the sum, or the one on what is added. */
+/* Before the reverse of a step: through the norm after the sum, or the one of the branch. */
 static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
@@ -114,7 +115,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
     return norm(c, branch ? &place->post : &place->norm, step->z, c->dx, 0, c->dy);
 }
 
-/* Afterwards: din, the gradient of what the step read, joins that of the stream. */
+/* After it: add din, the gradient of the step's input, to that of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
     if (mhai_transformer_pre_norm(c->t))
@@ -130,7 +131,7 @@ static void add_gates(const call *c, const mha_tensor *to, int64_t layer, mhai_h
     for (int64_t h = 0; h < heads.q; h++) row[h] += c->gates[h];
 }
 
-/* Each head's output times its gradient, token by token: both lie in rows [H D]. */
+/* Each head's output times its gradient, token by token: both are rows [H D]. */
 static void add_heads(const call *c, const float *heads, const float *gradient, int64_t layer)
 {
     const mha_activations *a = c->a;
@@ -149,7 +150,7 @@ static void add_heads(const call *c, const float *heads, const float *gradient, 
             }
 }
 
-/* Through norms and rotation of a layer. What the norms read is projected anew. */
+/* Through norms and rotation of a layer. The inputs of the norms are projected again. */
 static mha_status position(const call *c, const mhai_place_attention *place,
                            const mhai_kept_attention *kept, const mhai_attend *x, mhai_heads count,
                            const mhai_qkv *gradient)
@@ -181,7 +182,7 @@ static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers
     for (int64_t i = 0; i < count; i++) to[i] += ((const float *)numbers->data)[i];
 }
 
-/* The gradient [tokens, H D] of what a layer's heads give out. */
+/* The gradient [tokens, H D] of the outputs of a layer's heads. */
 static void add_outputs(const call *c, const float *gradient, int64_t layer)
 {
     const mha_tensor *to = c->out.head_outputs;
@@ -235,7 +236,7 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     return cross ? MHA_OK : position(c, place, kept, x, count, &gradient);
 }
 
-/* A layer whose heads are gone: the stream's gradient passes by, and the bias has it too. */
+/* A layer without heads: the stream's gradient passes unchanged, and the bias receives it. */
 static mha_status only_bias(const call *c, const mhai_place_attention *place)
 {
     const int64_t width = c->t->desc.embed_dim, rows = mhai_tokens(c->a);
@@ -304,7 +305,7 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
     return end_step(c, &place->ff, &kept->ff);
 }
 
-/* The gradient of logits before the softcap, which are computed anew, into scratch. */
+/* The gradient of logits before the softcap, which are recomputed into scratch. */
 static mha_status through_softcap(const call *c, const mha_tensor *last, mha_tensor *dlogits)
 {
     const int64_t rows = dlogits->shape[0], width = dlogits->shape[1];
@@ -348,7 +349,7 @@ static mha_status begin(const call *c, const mha_tensor *output_gradient)
     return norm(c, &c->t->norm, c->a->x, c->dx, 0, c->dx);
 }
 
-/* Back into the tables. */
+/* Add to the gradients of the embedding tables. */
 static mha_status finish(const call *c)
 {
     const mha_transformer *t = c->t;

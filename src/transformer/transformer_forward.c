@@ -10,13 +10,13 @@
 
 #include <string.h>
 
-/* Padding of a step is not looked at. */
+/* Padding of a step is not validated. */
 static bool is_padding(const mhai_call *c, int64_t b, int64_t t)
 {
     return c->step && (t < c->step->firsts[b] || t - c->step->firsts[b] >= c->step->counts[b]);
 }
 
-/* [B,T] numbers of a table's rows become a row; NULL, and padding: 0. */
+/* Look up rows of a table by [B,T] indices; NULL, and padding: row 0. */
 static mha_status load_numbers(const mhai_call *c, const char *name, const mha_tensor *from,
                                int64_t count, int32_t *to)
 {
@@ -88,7 +88,7 @@ typedef struct add_job {
     float *sum;
 } add_job;
 
-/* Numbers of a piece: adding them takes about as long as waking a thread. */
+/* Numbers per work item: adding them takes about as long as waking a thread. */
 enum { ADDED = 1 << 15 };
 
 static void add_piece(void *argument, int64_t piece, int worker)
@@ -178,7 +178,7 @@ static mha_status project(const mhai_call *c, const mhai_place_linear *place,
     return mha_linear_forward(c->context, place->packed, activation, &in, &out);
 }
 
-/* What a step reads: the stream, or its norm. */
+/* The input of a step: the stream, or its norm. */
 static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
@@ -186,14 +186,14 @@ static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                                            : MHA_OK;
 }
 
-/* Where a step's function writes what it adds. */
+/* The destination of a step's function. */
 static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *next)
 {
     return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
 }
 
-/* next = x + y, with a norm around it if post-norm and on y if a branch norm; y is where added_by()
- * says. */
+/* next = x + y, followed by a norm if post-norm, with a norm of y if there is a branch norm; y
+ * is at added_by(). */
 static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
                            const mhai_kept_step *step, float *next)
 {
@@ -209,7 +209,7 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
     return MHA_OK;
 }
 
-/* Heads come as gate z; what is missing of a gate is filled with the head's mean. */
+/* Heads become gate z; with means, (1 - gate) times the head's mean is added. */
 static void add_means(const mhai_call *c, float *heads, int64_t layer)
 {
     const int64_t D = c->t->desc.head_dim;
@@ -233,7 +233,7 @@ mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer)
     return part;
 }
 
-/* 0 for the heads that a layer does not have. */
+/* 0 for pruned heads */
 static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
 {
     const mha_tensor part = mhai_call_layer_part(wanted, layer);
@@ -246,7 +246,7 @@ static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
     }
 }
 
-/* A layer whose heads are gone: the bias of the output is what remains. */
+/* A layer without heads: only the bias of the output remains. */
 static mha_status only_bias(const mhai_call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, float *next)
 {
@@ -435,7 +435,7 @@ static mha_status embed(const mhai_call *c)
                           : MHA_OK;
 }
 
-/* The stream with which the first layer that is run begins. */
+/* The stream before the first layer of the run. */
 static mha_status begin_stream(const mhai_call *c)
 {
     const mha_tensor *from = c->input.stream;
@@ -495,8 +495,8 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     return d->ff_dim > 0 ? feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
 }
 
-/* status: whether this rank can go on. After an error of its own it computes nothing more, but sends and
- * receives what the others expect. */
+/* status: whether this rank can continue. After an error of its own it computes nothing more,
+ * but sends and receives everything that the others expect. */
 static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer *t = c->t;
@@ -515,12 +515,12 @@ static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status sta
     return status == MHA_OK ? write_output(c, output) : status;
 }
 
-/* Tokens of a piece: the last rank waits for the first piece, but products of fewer rows take longer for
- * each of them. */
+/* Tokens of a piece: the last rank waits for the first piece, but products of fewer rows take
+ * longer per row. */
 enum { PIECE = 64 };
 
-/* A step's tokens in pieces that follow each other through the ranks: while a rank computes one, the
- * rank before it computes the next. */
+/* A step's tokens in pieces that are pipelined through the ranks: while a rank computes one, the
+ * previous rank computes the next. */
 static mha_status forward_pieces(mhai_call *c, const mha_tensor *output)
 {
     const mhai_step *whole = c->step;
@@ -563,7 +563,7 @@ static mha_status forward_all(mhai_call *c, const mha_tensor *output)
     return status;
 }
 
-/* The whole call, of all ranks. status: whether this one can make it. */
+/* The whole call, on all ranks. status: whether this rank can make it. */
 static mha_status run(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     if (status == MHA_OK) status = load_tokens(c);
@@ -580,8 +580,8 @@ size_t mhai_transformer_product_bytes(const mha_context *context, const mha_tran
                : 0;
 }
 
-/* Check what is wanted of every layer, and have the scratch that the largest of them takes: the
- * stack keeps what it has, so that no output is written before something fails. */
+/* Check the requested outputs of every layer, and reserve the scratch of the largest layer: the
+ * stack keeps it, so that nothing fails after an output is written. */
 static mha_status reserve(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
@@ -610,7 +610,7 @@ static mha_status reserve(const mhai_call *c)
     return MHA_OK;
 }
 
-/* With activations of the call's own. */
+/* With activations in the call's scratch. */
 static mha_status prepare_passing(mhai_call *c, const mha_transformer_input *input,
                                   const mha_tensor *output)
 {
@@ -661,6 +661,6 @@ mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
     mhai_call c = {.context = context, .t = t, .input = {.tokens = tokens}, .a = a, .step = step};
     if (status == MHA_OK) status = mhai_call_check_outputs(&c, output);
     status = run(&c, output, status);
-    a->T = -1; /* keys of earlier tokens are not there: nothing for a backward call */
+    a->T = -1; /* keys of earlier tokens are missing, so a backward call is not possible */
     return status;
 }

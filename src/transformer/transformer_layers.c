@@ -1,5 +1,5 @@
-/* What the description of a layer adds to its self-attention: norms, rotation, masks, score terms;
- * and the encodings of positions. */
+/* Per-layer settings of self-attention: norms, rotation, masks, score terms; and the encodings
+ * of positions. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -14,7 +14,7 @@ enum { KNOWN_FLAGS = MHA_LAYER_ROPE_INTERLEAVED * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
-/* Settings whose flag or whose kind of positions is missing. */
+/* Settings whose flag, or whose kind of positions, is missing. */
 static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_desc *l)
 {
     const bool rotary = d->positions == MHA_ENCODING_ROTARY;
@@ -102,7 +102,7 @@ static mha_status read_layer(const void *given, uint32_t size, mha_layer_desc *o
     return MHA_OK;
 }
 
-/* The error of a layer, with its number. */
+/* An error of a layer, with its number. */
 static mha_status fail_layer(mha_status status, int64_t layer)
 {
     char detail[240];
@@ -127,7 +127,7 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
 
 /* ---- encodings ----------------------------------------------------------------------------- */
 
-/* What of a layer decides about its rotation. */
+/* The settings of a layer that determine its rotation. */
 static mha_layer_desc rotation_of(const mha_layer_desc *l)
 {
     return (mha_layer_desc){.rotary_dim = l->rotary_dim,
@@ -140,8 +140,7 @@ static mha_layer_desc rotation_of(const mha_layer_desc *l)
                             .rope_original_length = l->rope_original_length};
 }
 
-/* The table of a rotation, new or one that is there. Room for every position, without touching it.
- */
+/* The table of a rotation, new or existing. Room for every position, which is not touched yet. */
 static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_layer_desc *layer,
                                 mhai_encoding **taken)
 {
@@ -184,7 +183,7 @@ static double clamp(double x, double low, double high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* The pair that turns so many times in the positions of training. */
+/* The pair that makes this number of turns within the positions of training. */
 static double pair_of_turns(const mha_layer_desc *r, double turns)
 {
     const double length = (double)r->rope_original_length, pi = 3.14159265358979323846;
@@ -192,12 +191,12 @@ static double pair_of_turns(const mha_layer_desc *r, double turns)
            (2 * mha_log((double)r->rope_base));
 }
 
-/* By how much the frequency of pair i is divided, beyond the base's own. */
+/* The divisor of the frequency of pair i, beyond the base's own. */
 static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
 {
     const double factor = (double)r->rope_factor, low = (double)r->rope_low,
                  high = (double)r->rope_high;
-    double slow; /* 1: divided by factor, 0: as it is */
+    double slow; /* 1: divided by factor, 0: unchanged */
     if (r->rope_scaling == MHA_ROPE_SCALING_LLAMA3) {
         const double turns = (double)r->rope_original_length * frequency / 6.28318530717958647693;
         slow = clamp((high - turns) / (high - low), 0, 1);
@@ -215,7 +214,7 @@ static double frequency_of(const mha_layer_desc *r, int64_t i)
     return mha_exp(-2 * (double)i / (double)r->rotary_dim * mha_log((double)r->rope_base));
 }
 
-/* They are what turning (1, 0) gives. */
+/* They are the results of rotating (1, 0). */
 mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, int64_t begin,
                                   int64_t rows, float *first)
 {
@@ -231,7 +230,7 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
         mha_tensor x = mha_tensor_bthd(first, 1, rows, 1, width);
         return mha_rope_apply(context, &rope, &x, &x);
     }
-    for (int64_t i = 0; i < half; i++) { /* each pair by itself, at a frequency of its own */
+    for (int64_t i = 0; i < half; i++) { /* each pair separately, at its own frequency */
         const double frequency = frequency_of(r, i);
         mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
         x.stride[2] = width;
@@ -272,7 +271,7 @@ mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *
     return status;
 }
 
-/* What a layer without a description of its own has. */
+/* The settings of a layer without a description. */
 static mha_layer_desc usual_layer(const mha_transformer_desc *d)
 {
     return (mha_layer_desc){.rotary_dim = d->head_dim, .rope_base = d->rope_base, .rope_factor = 1};
@@ -308,7 +307,7 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
     return MHA_OK;
 }
 
-/* ---- what a layer attends with ------------------------------------------------------------- */
+/* ---- a layer's attention --------------------------------------------------------------------- */
 
 static mha_status rotate(mha_context *context, mha_transformer *t, const mha_layer_desc *l,
                          mhai_heads heads, mhai_place_attention *place)
@@ -335,7 +334,7 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
     return MHA_OK;
 }
 
-/* What attention would say to it: every field is checked there. */
+/* Let attention validate it: every field is checked there. */
 static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads heads, int64_t D)
 {
     const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.q, 1, D});
@@ -344,7 +343,7 @@ static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads
     return mha_attention_explain(context, &a->desc, &q, &k, &k, &q, NULL, &plan);
 }
 
-/* The parameters that attention reads as they are. */
+/* The parameters that attention reads directly. */
 static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, mhai_heads heads,
                                   mhai_place_attention *place)
 {
@@ -370,7 +369,7 @@ static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, m
     return MHA_OK;
 }
 
-/* A layer without heads has no parameters, but what it says is checked all the same. */
+/* A layer without heads has no parameters, but its description is checked as well. */
 static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t layer)
 {
     const mha_transformer_desc *d = &t->desc;

@@ -1,5 +1,5 @@
-/* Numbers that take the place of what a forward call computes: patches of heads, and the stream in
- * front of the layer with which the call begins. */
+/* Patches: values that replace the outputs of heads, and the stream before the first layer of a
+ * call. */
 #include "transformer/transformer_parts.h"
 
 #include "base/struct_copy.h"
@@ -81,7 +81,9 @@ mha_status mhai_transformer_patches_apart(const mha_transformer_input *input, co
     return MHA_OK;
 }
 
-/* Where a patch goes: row i is at to + i * stride. */
+/* Destination of a patch: row i is at to + i
+ *
+ * stride. */
 static float *place_of(const mha_activations *a, const mha_head_patch *p, int64_t *stride)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&a->transformer->desc, p->layer, false);

@@ -1,4 +1,4 @@
-/* Smaller transformers made of larger ones: heads taken out of the matrices, key/value heads
+/* Smaller transformers from larger ones: heads removed from the matrices, key/value heads
  * averaged into fewer. */
 #include "transformer/transformer_parts.h"
 
@@ -8,30 +8,30 @@
 
 #include <string.h>
 
-/* From which heads of the old layer those of the new one come. */
+/* The heads of the old layer from which those of the new layer are made. */
 typedef struct heads_plan {
     int64_t q, kv;    /* of the new layer */
     int64_t *from_q;  /* [q] */
-    int64_t *from_kv; /* [kv], the first of `merged` that become one */
+    int64_t *from_kv; /* [kv], the first of `merged` heads that become one */
     int64_t merged;   /* key/value heads that are averaged; 1: copied */
 } heads_plan;
 
-/* What becomes of a parameter: heads stand in its rows or its columns, `block` of them each. */
+/* How a parameter changes: heads are in its rows or its columns, `block` of them each. */
 typedef struct part {
     mha_parameter old;
     const int64_t *rows, *columns; /* the old head of each new one; NULL: all, in order */
     int64_t block, merged;
 } part;
 
-/* A smaller transformer: what it is made of, and, where that has a source, its own source. */
+/* A smaller transformer: the plans for it and, if the old one has a source, its own source. */
 typedef struct pruning {
     mha_allocator allocator;
     const mha_transformer *from;
-    mha_transformer *shared; /* the same, if it is to live as long as this */
+    mha_transformer *shared; /* the same, if it must outlive the call */
     heads_plan *plans;       /* [L] */
     int64_t layers;
-    bool whole;     /* nothing is left out: a copy, with room for as many heads */
-    int64_t *lists; /* what plans point to */
+    bool whole;     /* nothing is removed: a copy, with room for as many heads */
+    int64_t *lists; /* the arrays that plans point to */
     int64_t list_count;
     part *parts; /* [parameters] */
     int64_t part_count;
@@ -62,7 +62,7 @@ static void release(void *user)
 
 static mha_status take(const pruning *x, int64_t count, size_t size, void **memory)
 {
-    const size_t bytes = (size_t)count * size; /* of arrays that the old transformer has too */
+    const size_t bytes = (size_t)count * size; /* of arrays that the old transformer also has */
     *memory = x->allocator.alloc(x->allocator.user, bytes, 64);
     if (!*memory) return mha_fail(MHA_ERR_NOMEM, "pruning: cannot allocate %zu bytes", bytes);
     memset(*memory, 0, bytes);
@@ -96,8 +96,8 @@ static mha_status begin(mha_context *context, const mha_transformer *from, pruni
     return take_plans(x, &from->desc);
 }
 
-/* Heads of a layer with keep != 0. Groups of different sizes are cut into ones of equal size, the
- * greatest that divides them all, each with its own copy of the key/value head. */
+/* Heads of a layer with keep != 0. Groups of different sizes are divided into groups of equal
+ * size, the greatest that divides them all, each with its own copy of the key/value head. */
 static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -115,7 +115,7 @@ static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep
     }
 }
 
-/* All heads of a layer, of which `merged` neighbouring key/value heads become one. */
+/* All heads of a layer, with every `merged` neighbouring key/value heads merged into one. */
 static void plan_all(const mha_transformer *t, int64_t layer, int64_t merged, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -159,7 +159,7 @@ static int64_t old_place(const int64_t *heads, int64_t block, int64_t i)
     return heads ? heads[i / block] * block + i % block : i;
 }
 
-/* How many of the new places i .. i + most - 1 follow each other in the old parameter too. */
+/* How many of the new places i .. i + most - 1 are contiguous in the old parameter, too. */
 static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t most)
 {
     if (!heads) return most;
@@ -168,7 +168,7 @@ static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t mo
     return n < most ? n : most;
 }
 
-/* Parts of old rows that follow each other, to [rows, columns]: together where all columns do too. */
+/* Copy contiguous parts of old rows to [rows, columns]: at once if all columns are. */
 static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows, int64_t column,
                      int64_t columns, float *to)
 {
@@ -183,7 +183,7 @@ static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows,
         }
 }
 
-/* The mean of rows of heads that become one, in double. */
+/* The mean of the rows of merged heads, in double. */
 static void read_merged(const pruning *x, const part *p, int64_t row, int64_t column,
                         int64_t columns, float *to)
 {
@@ -235,13 +235,13 @@ static mha_transformer_desc describe(const pruning *x, const mha_transformer *fr
     d.layer_heads = heads;
     d.layer_kv_heads = kv;
     if (!keep_num_heads) d.num_heads = most;
-    for (int64_t l = 0; l < d.num_layers; l++) /* the rest of what all layers may have alike */
+    for (int64_t l = 0; l < d.num_layers; l++) /* the settings that all layers may share */
         if (!keep_num_heads && heads[l] == most) d.kv_heads = kv[l];
     if (!keep_num_heads && d.num_heads % d.kv_heads != 0) d.kv_heads = d.num_heads;
     return d;
 }
 
-/* With a source of its own if the old one has one: then x is its. */
+/* With its own source if the old one has one, to which x then belongs. */
 static mha_status create(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_transformer **to)
 {
@@ -288,8 +288,8 @@ static mha_status fill(mha_context *context, pruning *x, const mha_transformer *
     return mha_transformer_update(context, to);
 }
 
-/* The new transformer, by the plans in x, which is gone afterwards or the transformer's. status: of
- * what came before. */
+/* The new transformer by the plans in x; afterwards x is freed, or belongs to the transformer.
+ * status: that of the steps before. */
 static mha_status finish(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_status status, mha_transformer **made)
 {
@@ -344,7 +344,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
     return finish(context, x, transformer, false, status, copy);
 }
 
-/* All heads of a layer on kv_heads key/value heads. */
+/* Plans for all heads of a layer on kv_heads key/value heads. */
 static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t kv_heads,
                               heads_plan *plan)
 {

@@ -1,11 +1,11 @@
-/* What a forward call kept, as views for whoever looks at heads; and parameters by name. */
+/* The activations of a forward call as views, for analyses of heads; and parameters by name. */
 #include "base/need.h"
 #include "transformer/transformer_parts.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* [B,T,width] of what is kept in rows of tokens. */
+/* [B,T,width] of activations that are rows of tokens. */
 static mha_tensor tokens_view(const mha_activations *a, const float *data, int64_t width)
 {
     mha_tensor rows = mhai_transformer_rows(data, a->B * a->T, width, width);
@@ -27,7 +27,7 @@ static void view_attention(const mha_activations *a, const mhai_kept_attention *
                            mhai_heads heads, bool cross, const mhai_attend *attend,
                            mha_layer_view *view)
 {
-    if (heads.q == 0) return; /* a layer whose heads are gone */
+    if (heads.q == 0) return; /* a layer without heads */
     const mhai_qkv qkv = mhai_transformer_qkv(a, heads, cross, kept->qkv, kept->memory);
     view->q = qkv.q;
     view->k = qkv.k;

@@ -824,7 +824,7 @@ def wrong_files():
     cases = [
         (["--x", "nowhere.npy"], NO_INPUT, "nowhere.npy", "no such file"),
         (["--x", FOLDER], NO_INPUT, str(FOLDER)),
-        (["--x", "text.npy"], BAD_INPUT, "text.npy", "no .npy file"),
+        (["--x", "text.npy"], BAD_INPUT, "text.npy", "not a .npy file"),
         (["--x", "cut-short.npy"], BAD_INPUT, "cut-short.npy"),
         (["--x", "flat1d.npy"], BAD_INPUT, "flat1d.npy (--x)", "[40]", "[T,D]"),
         (["--x", "five.npy"], BAD_INPUT, "[1, 1, 1, 5, 8]"),

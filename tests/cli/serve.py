@@ -200,7 +200,7 @@ def test_address(model):
         check("0.0.0.0 is reached from other machines" in s.said(), f"said so: {s.said()}")
         check(s.ask("GET", "", Host=f"192.0.2.7:{s.port}")[0] == 200, "an address as a number is its own")
         check(s.ask("GET", "", Host=f"evil.example:{s.port}")[0] == 403, "a name is not")
-    check_error(run("serve", model, "--address", "localhost"), USAGE, "--address localhost", "a number",
+    check_error(run("serve", model, "--address", "localhost"), USAGE, "--address localhost", "a numeric address",
                 command="serve")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
