@@ -91,6 +91,17 @@ static mha_status build_header(const char *const *names, const mha_tensor *tenso
     return MHA_OK;
 }
 
+/* json_dumps() omits a key without an error if its buffer cannot grow: this buffer never does. */
+static mha_status write_text(const json_t *header, char **text)
+{
+    const size_t bytes = json_dumpb(header, NULL, 0, JSON_COMPACT);
+    *text = bytes > 0 ? malloc(bytes + 1) : NULL;
+    if (!*text || json_dumpb(header, *text, bytes, JSON_COMPACT) != bytes)
+        return MHA_NO_MEMORY("header of safetensors");
+    (*text)[bytes] = '\0';
+    return MHA_OK;
+}
+
 static mha_status append_all(const mha_sink *sink, const char *header, const mha_tensor *tensors,
                              int64_t count)
 {
@@ -126,8 +137,8 @@ mha_status mha_safetensors_write_to(const mha_sink *sink, const char *const *nam
     json_t *header = json_object();
     if (!header) return MHA_NO_MEMORY("header of safetensors");
     MHA_TRY_GOTO(build_header(names, tensors, count, metadata, header), done);
-    text = json_dumps(header, JSON_COMPACT);
-    status = text ? append_all(sink, text, tensors, count) : MHA_NO_MEMORY("header of safetensors");
+    status = write_text(header, &text);
+    if (status == MHA_OK) status = append_all(sink, text, tensors, count);
 done:
     free(text);
     json_decref(header);

@@ -21,7 +21,8 @@ typedef struct output {
 static int append(const char *bytes, size_t size, void *user)
 {
     output *out = user;
-    out->status = mhai_file_append(out->sink, bytes, size);
+    /* jansson goes on after a key that was not written */
+    if (out->status == MHA_OK) out->status = mhai_file_append(out->sink, bytes, size);
     return out->status == MHA_OK ? 0 : -1;
 }
 
