@@ -308,6 +308,7 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
     void *memory;
     MHAI_NEED("mha_recurrent_forward", context, q, k, v, o);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o, 0, &call));
+    MHA_TRY(mhai_recurrent_check_output("o", o, &call));
     MHA_TRY(check_state(state, &call));
     if (call.B == 0 || call.H == 0 || call.T == 0 || call.sizes.Dv == 0)
         return MHA_OK; /* axes of a tensor without elements may have any length */
