@@ -238,15 +238,17 @@ mha_recurrent_backward(mha_context *context, const mha_recurrent_desc *desc, con
  *
  *   q, k, desc   as for mha_recurrent_forward(), from a state of 0
  *
- * block_rows 0 selects about 4 MiB per block. Row t is computed backward from r = scale q_t:
- * M[t,j] = b_j (k_j . r), then r = a_j (r - (k_j . r) b_j k_j) for the delta rule, all in double.
+ * block_rows 0 selects about 4 MiB per block, but at least 32 rows. Row t is computed backward from
+ * r = scale q_t: M[t,j] = b_j (k_j . r), then r = a_j (r - (k_j . r) b_j k_j) for the delta rule, for 32
+ * keys and up to 128 rows at once. Blocks of any size have the same bits; small ones repeat the keys' part.
  *
- * Memory   a block of H block_rows T floats of scratch, and 5 D floats per thread.
+ * Memory   a block of H block_rows T floats of scratch, and about 550 D floats per thread.
  * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT (heads, block_rows); the status that fn
  *          returned.
  * Threads  one call at a time per context; fn runs in the calling thread.
- * Accuracy |M - exact| <= 2 u |M| + T (D + 5) 2^-52 scale |q| |b| for unit keys and 0 <= b <= 2.
- * Cost     4 D operations per pair.   Since  0.1
+ * Accuracy for unit keys, 0 <= b <= 2 and log_decay <= 0, n = (t - j) / 32 + 2:
+ *          |M - exact| <= 3 n (D + 80) u scale |q_t| b_j max_d G[t,j] (docs/numerics.md 16.2).
+ * Cost     4 D floating-point operations per pair, about.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_recurrent_visit_rows(mha_context *context,
                                                           const mha_recurrent_desc *desc,
