@@ -46,7 +46,7 @@ static workspace carve(const visit *x, void *memory, size_t *bytes)
     return w;
 }
 
-/* Rows first .. end - 1 of a head's block, of which some may lie in the present block of keys. */
+/* Rows first .. end - 1 of a head. Some may lie in the present block of keys. */
 typedef struct group {
     const visit *x;
     workspace *w;

@@ -726,7 +726,14 @@ static void misuse_is_refused(void **unused)
     c.decay = mha_tensor_contiguous(memory[4], MHA_F32, 4, (int64_t[]){1, 1, 5, 3});
     expect_error(make_call(context, &c), MHA_ERR_ARGUMENT,
                  "log_decay: is per channel, expected per head");
+    /* ... of the sequences that a call continues. */
+    c.lengths[0] = c.lengths[1] = 0;
+    expect_ok(make_call(context, &c));
     c.desc.log_decay = NULL;
+    c.lengths[0] = 5;
+    expect_ok(make_call(context, &c));
+    assert_int_equal(mha_recurrent_state_lengths(state)[0], 10);
+    assert_int_equal(mha_recurrent_state_lengths(state)[1], 5);
     expect_error(mha_recurrent_visit_rows(context, &c.desc, &c.q, &c.k, 4, 0, no_rows, &c),
                  MHA_ERR_CALLBACK, "");
     expect_error(mha_recurrent_visit_rows(context, &c.desc, &c.q, &c.k, 3, 0, no_rows, NULL),
