@@ -25,11 +25,13 @@ list(REMOVE_ITEM translations ${page}/strings/en.js)
 list(JOIN translations "|" translation_list)
 list(JOIN heads_scripts "|" heads_script_list)
 list(JOIN page_scripts "|" page_script_list)
-set(live_assets live=live.html live_style=live.css live_script=live.js server=server.html
-  server_script=server.js explorer=explorer.html explorer_script=explorer.js)
-list(TRANSFORM live_assets REPLACE "=" "=${page}/")
+set(live_assets live=live.html live_style=live.css|diagram.css
+  live_script=live.js|diagram_parts.js|diagram_head.js|diagram.js
+  server=server.html server_script=server.js explorer=explorer.html explorer_script=explorer.js)
+list(TRANSFORM live_assets REPLACE "[=|]" "\\0${page}/")
 list(APPEND live_assets worker=${PROJECT_SOURCE_DIR}/bindings/browser/worker.js)
 list(TRANSFORM live_assets REPLACE "^[a-z_]+=" "" OUTPUT_VARIABLE live_files)
+string(REPLACE "|" ";" live_files "${live_files}")
 list(JOIN live_assets "," live_asset_list)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)

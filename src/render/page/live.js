@@ -9,6 +9,7 @@ const CLICKS = ["look", "off", "patch"].map(name => [name, t(`live.${name}`)]);
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
 let chosenLanguage = ""; // by the switch
+const followers = []; // called with each new answer: other parts of the page that ask for something
 
 // What the model computes.
 function runOf() {
@@ -83,6 +84,7 @@ function takeAnswer(next, since) {
     const ms = Math.round(1000 * next.seconds);
     const part = asked.patched.size && asked.at === "all" && next.patched < next.tokens;
     showStatus(t(part ? "live.took.patched" : "live.took", {n: next.tokens, ms, patched: next.patched}), false);
+    for (const follow of followers) follow();
     byId("live-panel").dataset.answers = Number(byId("live-panel").dataset.answers ?? 0) + 1;
     if (since && next.maps)
         requestAnimationFrame(() => setTimeout(() =>
