@@ -78,7 +78,7 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
     }
     if (x->to.distances && x->to.distances[layer])
         MHA_TRY(mha_head_distances_outputs(x->to.distances[layer], &heads));
-    return mha_attention_visit_rows(x->context, &view.attention, &view.q, &view.k, 0, take_rows, x);
+    return mha_layer_visit_rows(x->context, &view, 0, take_rows, x);
 }
 
 static mha_status check_input(pass *x, const mha_transformer_input *input)
@@ -197,4 +197,22 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
     }
     if (status == MHA_OK) *distances = made;
     return status;
+}
+
+mha_status mha_layer_visit_rows(mha_context *context, const mha_layer_view *view,
+                                int64_t block_rows, mha_rows_fn fn, void *user)
+{
+    MHAI_NEED("mha_layer_visit_rows", context, view);
+    if (view->struct_size != sizeof *view)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_view: struct_size is %u, expected %zu",
+                        (unsigned)view->struct_size, sizeof *view);
+    if (!view->mixer)
+        return mha_attention_visit_rows(context, &view->attention, &view->q, &view->k, block_rows,
+                                        fn, user);
+    const mha_recurrent_desc desc = {.struct_size = sizeof desc,
+                                     .flags = MHA_RECURRENT_DELTA,
+                                     .log_decay = &view->log_decay,
+                                     .strength = &view->strength};
+    return mha_recurrent_visit_rows(context, &desc, &view->q, &view->k, view->heads.shape[1],
+                                    block_rows, fn, user);
 }
