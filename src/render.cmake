@@ -14,27 +14,33 @@ endif()
 
 # The report's page is plain HTML, CSS and JavaScript; the library holds it as bytes.
 set(page ${CMAKE_CURRENT_SOURCE_DIR}/render/page)
-set(page_scripts ${page}/data.js ${page}/scale.js ${page}/paint.js ${page}/view.js
+set(page_scripts ${page}/strings.js ${page}/data.js ${page}/scale.js ${page}/paint.js ${page}/view.js
   ${page}/map.js ${page}/strip.js ${page}/lines.js ${page}/neurons.js ${page}/overview.js
   ${page}/evidence.js ${page}/player.js ${page}/curves.js ${page}/save.js ${page}/share.js
   ${page}/page.js)
 set(heads_scripts ${page}/heads_data.js ${page}/heads_plots.js ${page}/heads_card.js
   ${page}/heads_table.js ${page}/heads_page.js)
+file(GLOB translations CONFIGURE_DEPENDS ${page}/strings/*.js)
+list(REMOVE_ITEM translations ${page}/strings/en.js)
+list(JOIN translations "|" translation_list)
 list(JOIN heads_scripts "|" heads_script_list)
 list(JOIN page_scripts "|" page_script_list)
-set(live_assets live=live.html live_style=live.css live_script=live.js server=server.html
-  server_script=server.js explorer=explorer.html explorer_script=explorer.js)
-list(TRANSFORM live_assets REPLACE "=" "=${page}/")
+set(live_assets live=live.html live_style=live.css|diagram.css
+  live_script=live.js|diagram_parts.js|diagram_head.js|diagram.js
+  server=server.html server_script=server.js explorer=explorer.html explorer_script=explorer.js)
+list(TRANSFORM live_assets REPLACE "[=|]" "\\0${page}/")
 list(APPEND live_assets worker=${PROJECT_SOURCE_DIR}/bindings/browser/worker.js)
 list(TRANSFORM live_assets REPLACE "^[a-z_]+=" "" OUTPUT_VARIABLE live_files)
+string(REPLACE "|" ";" live_files "${live_files}")
 list(JOIN live_assets "," live_asset_list)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 add_custom_command(OUTPUT ${page_source}
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${page_source} -DHEADER=render/html.h
-    "-DASSETS=template=${page}/report.html,style=${page}/report.css,script=${page_script_list},${live_asset_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
+    "-DASSETS=template=${page}/report.html,strings=${page}/strings/en.js,translations=${translation_list},style=${page}/report.css,script=${page_script_list},${live_asset_list},heads_template=${page}/heads.html,heads_style=${page}/heads.css,heads_script=${heads_script_list}"
     -P ${page_embed}
   DEPENDS ${page_embed} ${page}/report.html ${page}/report.css ${page_scripts} ${live_files}
+    ${page}/strings/en.js ${translations}
     ${page}/heads.html ${page}/heads.css ${heads_scripts}
   COMMENT "Embedding the report's page" VERBATIM)
 

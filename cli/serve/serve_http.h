@@ -3,6 +3,7 @@
  *
  *   GET  /TOKEN/            the page       GET  /TOKEN/page.css, page.js
  *   POST /TOKEN/look        maps of all heads and predictions        JSON in, JSON out
+ *   POST /TOKEN/trace       the steps at a token and of a head        JSON in, JSON out
  *   POST /TOKEN/map         one map                                  JSON in, float32 out
  *   POST /TOKEN/save        a report                                 JSON in, HTML out
  *   POST /TOKEN/quit        the server ends

@@ -91,6 +91,8 @@ static void write_asset(const mhai_html_asset *asset, mhai_writer *writer)
 void mhai_html_write_script(const mhai_html_asset *carrier, mhai_writer *writer)
 {
     mhai_sink_text(writer, "\"use strict\";\n(() => {\n");
+    write_asset(&mhai_html_strings, writer);
+    if (carrier) write_asset(&mhai_html_translations, writer);
     write_asset(&mhai_html_script, writer);
     if (carrier) {
         write_asset(&mhai_html_live_script, writer);

@@ -14,10 +14,11 @@ typedef struct mhai_html_asset {
     size_t size;
 } mhai_html_asset;
 
-extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_script,
-    mhai_html_heads_template, mhai_html_heads_style, mhai_html_heads_script, mhai_html_live,
-    mhai_html_live_style, mhai_html_live_script, mhai_html_server, mhai_html_server_script,
-    mhai_html_explorer, mhai_html_explorer_script, mhai_html_worker;
+extern const mhai_html_asset mhai_html_template, mhai_html_style, mhai_html_strings,
+    mhai_html_translations, mhai_html_script, mhai_html_heads_template, mhai_html_heads_style,
+    mhai_html_heads_script, mhai_html_live, mhai_html_live_style, mhai_html_live_script,
+    mhai_html_server, mhai_html_server_script, mhai_html_explorer, mhai_html_explorer_script,
+    mhai_html_worker;
 
 /* How values are written: all cells or blocks of pool x pool, in 32 (exact), 16 or 8 bits; of the
  * frames every frame_step-th and the last, always in 8 bits. */

@@ -68,7 +68,7 @@ static mha_status put_token(mhai_live_asked *a, const mha_trial_choice *c, bool 
     return MHA_OK;
 }
 
-static mha_status put_next(mhai_live_asked *a, mha_json *json)
+mha_status mhai_live_next(mhai_live_asked *a, mha_json *json)
 {
     mha_trial_next next;
     MHA_TRY(mha_trials_predict(a->live->trials, &a->trial, a->request.row, &next));
@@ -110,7 +110,7 @@ static mha_status look(mhai_live_asked *a)
         MHA_TRY(mhai_live_map_beside(a, &json));
     }
     MHA_TRY(mha_trials_run(a->live->trials, &a->trial, -1, NULL, NULL, &patched));
-    MHA_TRY(put_next(a, &json));
+    MHA_TRY(mhai_live_next(a, &json));
     mha_json_integer(&json, "patched", patched);
     mha_json_number(&json, "seconds", seconds_now() - start);
     mha_json_end(&json);
@@ -121,6 +121,12 @@ static mha_status map(mhai_live_asked *a)
 {
     MHA_TRY(make_trial(a));
     return mhai_live_map(a);
+}
+
+static mha_status trace(mhai_live_asked *a)
+{
+    MHA_TRY(make_trial(a));
+    return mhai_live_trace(a);
 }
 
 static mha_status save(mhai_live_asked *a)
@@ -192,6 +198,7 @@ static const struct {
     {{"page.js", "text/javascript; charset=utf-8", NULL, false}, script},
     {{"look", "application/json", NULL, true}, look},
     {{"map", "application/octet-stream", NULL, true}, map},
+    {{"trace", "application/json", NULL, true}, trace},
     {{"save", "text/html; charset=utf-8", "heads.html", true}, save},
 };
 

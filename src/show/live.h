@@ -28,6 +28,12 @@ typedef struct mhai_live_asked {
     const mha_sink *sink;
 } mhai_live_asked;
 
+/* live.c: the most likely next tokens, as a member. */
+MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
+
+/* live_trace.c: the stream at the row of the cell, and the selected head with its pair. */
+MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
+
 /* live_maps.c: small maps of all heads; the map of the selected head as floats, and in JSON if it is small
  * enough to send with the others; a report. */
 MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);

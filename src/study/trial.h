@@ -30,6 +30,14 @@ struct mha_trials {
 MHA_NODISCARD mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given,
                                          mha_trial *run);
 
+/* Receives each layer of a run when it is done. */
+typedef mha_status (*mhai_trial_layer_fn)(void *user, const mha_activations *activations,
+                                          int64_t layer);
+
+/* Run the transformer once more, with the intervention of the run, and show fn each layer. */
+MHA_NODISCARD mha_status mhai_trial_watch(mha_trials *trials, const mha_trial *run,
+                                          mhai_trial_layer_fn fn, void *user);
+
 /* Provide the baseline of a run: trials->whole, or trials->now if the run has no intervention. */
 MHA_NODISCARD mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run,
                                           const mhai_kept_run **whole);

@@ -293,6 +293,7 @@ typedef struct running {
     mhai_kept_run *run; /* NULL: the run is not kept */
     int64_t only;       /* the only layer to visit; -1: all */
     mha_trial_rows_fn fn;
+    mhai_trial_layer_fn watch;
     void *user;
     int64_t layer;
     float *free; /* the unused part of the run's memory */
@@ -339,6 +340,7 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     running *r = user;
     mha_layer_view view = {.struct_size = sizeof view};
     MHA_TRY(check_over(r->trials));
+    if (r->watch) return r->watch(r->user, activations, layer);
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     if (view.q.ndim == 0) return MHA_OK;
     if (!r->run || !r->run->layers) return visit(r, layer, &view);
@@ -431,6 +433,13 @@ mha_status mha_trials_run(mha_trials *trials, const mha_trial *given, int64_t la
     if (status == MHA_OK && trials->now.layers) status = visit_kept(trials, &r);
     if (status == MHA_OK && patched) *patched = trials->now.patched;
     return status;
+}
+
+mha_status mhai_trial_watch(mha_trials *trials, const mha_trial *run, mhai_trial_layer_fn fn,
+                            void *user)
+{
+    running r = {.trials = trials, .only = -1, .watch = fn, .user = user};
+    return run_text(trials, run, &r);
 }
 
 mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run, const mhai_kept_run **whole)

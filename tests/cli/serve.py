@@ -462,7 +462,7 @@ def test_long(model_of):
 def test_other_carrier(s, model):
     """The library's answers by another carrier have the bytes of the server's, in whatever order."""
     heads, other = ["L0H0", "L1H1"], {"other": WORDS.replace("tired", "wide")}
-    requests = [(place, {"text": WORDS, **more}) for place in ("look", "save", "map") for more in (
+    requests = [(place, {"text": WORDS, **more}) for place in ("look", "save", "map", "trace") for more in (
         {}, {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
         {"patched": heads, **other, "head": "L1H0"}, {"patched": heads, **other, "at": "last", "dark": True})]
     requests += [("look", {"text": ""}), ("look", {"txt": WORDS}), ("map", {})]

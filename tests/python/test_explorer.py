@@ -95,7 +95,7 @@ def native(model, requests):
 
 def same_answers(page, model, texts):
     heads = ["L0H0", "L1H1"]
-    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map") for more in (
+    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map", "trace") for more in (
         {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
         {"patched": heads, "other": texts[1], "head": "L1H0"}, {"text": ""})]
     answers = page.evaluate(ASK, requests)
@@ -157,6 +157,62 @@ def test_nothing_may_be_fetched(new_page, explorer):
         new Promise((done, failed) => { const i = new Image(); i.onload = done; i.onerror = failed;
             i.src = "https://localhost/x.png"; })]).then(all => all.map(one => one.status))""")
     assert refused == ["rejected"] * 3
+
+
+# ---- languages -------------------------------------------------------------------------------------
+
+# Texts of the page that letters are in, without tokens, names and what a person typed.
+READ = r"""() => {
+    const own = "script, style, bdi, textarea, kbd, sub, h1, dd, [id=live-language], [id=cmap], .thumb-name, " +
+        ".chip, .live-chip, [id=name], [id=overview-now], .save-line button, noscript, footer";
+    const all = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode())
+        if (!walk.currentNode.parentElement.closest(own)) all.push(walk.currentNode.data);
+    for (const node of document.querySelectorAll("[title], [aria-label], [placeholder]"))
+        for (const name of ["title", "aria-label", "placeholder"])
+            if (!node.matches(".thumb")) all.push(node.getAttribute(name) ?? "");
+    return all.filter(text => /\p{L}{2}/u.test(text) && !/[\u27e6\u27e7]/.test(text));
+}"""
+
+
+def marked(texts):
+    """The same texts, each piece in brackets."""
+    def mark(found):
+        pieces = re.split(r"(\{[^{}|]*\})", found[2])
+        return found[1] + "".join(piece if piece.startswith("{") and "|" not in piece else
+                                  re.sub(r"(\{\w+\|)?([^{}|]+)", "\\1\u27e6\\2\u27e7", piece)
+                                  for piece in pieces) + '"'
+    return re.sub(r'(": +"|^ {8}")((?:[^"\\\n]|\\.)*)"', mark, texts, flags=re.M)
+
+
+def test_every_text_is_translated(visit, explorer, tmp_path):
+    page_text = explorer.read_text()
+    start = page_text.index("texts.de = {")
+    end = page_text.index("\n};\n", start)
+    (tmp_path / "marked.html").write_text(page_text[:start] + marked(page_text[start:end]) + page_text[end:])
+    page = visit(tmp_path / "marked.html", locale="de-CH")
+    assert page.evaluate("document.documentElement.lang") == "de"
+    for view in page.locator("#view input").all():
+        view.check(force=True)
+        assert page.evaluate(READ) == []
+    page.keyboard.press("x")
+    page.locator("#help").click()
+    settled(page)
+    assert page.evaluate(READ) == []
+
+
+def test_the_language_is_chosen(visit):
+    page = visit()
+    page.locator('.thumb[title="L1H2"]').click()
+    page.keyboard.press("x")
+    settled(page)
+    page.mouse.move(0, 0)
+    page.locator("#live-language").select_option("de")
+    expect(page.locator("#live-next-title")).to_contain_text("Nächstes Token nach")
+    settled(page)
+    assert (page.locator("#name").inner_text(), page.locator("#live-chips").inner_text()) == ("L1H2", "L1H2")
+    page.locator("#live-language").select_option("en")
+    expect(page.locator("#live-next-title")).to_contain_text("Next token after")
 
 
 # ---- a model of the reader's -----------------------------------------------------------------------

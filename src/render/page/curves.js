@@ -105,7 +105,7 @@ const lineClass = (series, k) => `line ${series.baseline ? "baseline" : `line-${
 function describeChart(chart) {
     const {curve} = chart, ends = curve.series.map(s => {
         const last = s.y.findLastIndex(v => v !== null);
-        return last < 0 ? s.name : `${s.name} ends at ${short(s.y[last])}`;
+        return last < 0 ? s.name : t("curves.end", {name: s.name, value: short(s.y[last])});
     });
     chart.svg.setAttribute("aria-label",
         `${[curve.title, curve.y_axis].filter(Boolean).join(", ")}: ${ends.join("; ")}`);

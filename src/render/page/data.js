@@ -51,9 +51,9 @@ function takeData(next) {
     same = data.same_labels;
     rowItems = axisOf(data.row_labels, data.row_shown, data.rows);
     colItems = same ? rowItems : axisOf(data.col_labels, data.col_shown, data.cols);
-    rowWord = wordOf(data.row_axis);
-    colWord = wordOf(data.col_axis);
-    valueWord = data.value_name ?? "value";
+    rowWord = wordOf(given(data.row_axis));
+    colWord = wordOf(given(data.col_axis));
+    valueWord = data.value_name ? given(data.value_name) : t("value");
     frames = data.frames;
     special = new Set(data.special ?? []);
     canHide = perCell === 1;
@@ -69,8 +69,8 @@ const sourceOf = i => frames[state.frame]?.maps[i] ?? panels[i];
 // Beside the large map: another one that the reader chose, or its twin.
 const twinOf = i => state.beside >= 0 ? sourceOf(state.beside)
     : state.frame < 0 ? panels[i].twin ?? null : null;
-const twinName = () => state.beside >= 0 ? panels[state.beside].name : data.twin_name ?? "twin";
-const twinWord = () => state.beside >= 0 ? panels[state.beside].name : data.twin_value ?? "value";
+const twinName = () => state.beside >= 0 ? panels[state.beside].name : given(data.twin_name ?? t("twin.word"));
+const twinWord = () => state.beside >= 0 ? panels[state.beside].name : given(data.twin_value ?? t("value"));
 
 // Largest magnitude, which the codes of 16 and 8 bits are relative to.
 const reach = source => Math.max(Math.abs(source.least), Math.abs(source.greatest));

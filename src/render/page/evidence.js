@@ -11,13 +11,20 @@ function drawTitle() {
     drawCard(panel);
 }
 
+// The sentence of a head's strongest link (src/show/show_figure.c).
+const LINK = /^“(?<from>.+)” attends to “(?<to>.+)”: (?<weight>[\d.]+)(?: \([^()]*: (?<mean>[\d.]+)\))?\.$/;
+function translated(sentence) {
+    const link = LINK.exec(sentence)?.groups;
+    return !link ? sentence : t(link.mean ? "card.link" : "card.link.only", link);
+}
+
 const FEW_MEASURES = 6;
 function drawCard(panel) {
     const sentences = (panel?.detail ?? "").split("\n").filter(Boolean);
     const measures = panel?.measures ?? [];
     byId("card").hidden = !sentences.length && !measures.length;
     byId("detail").replaceChildren(...sentences.map(text => {
-        const line = make("p", "", text);
+        const line = make("p", "", translated(text));
         line.dir = "auto";
         return line;
     }));
@@ -25,7 +32,7 @@ function drawCard(panel) {
     byId("measures").replaceChildren(...shown.flatMap(measureLine));
     byId("measures-more").hidden = measures.length <= FEW_MEASURES;
     byId("measures-more").textContent =
-        state.allMeasures ? "fewer measures" : `all ${measures.length} measures`;
+        state.allMeasures ? t("measures.fewer") : t("measures.all", {n: measures.length});
 }
 
 // A name, a bar with a tick where chance is, the number, and how it was measured.
@@ -41,8 +48,8 @@ function measureLine(m) {
         tick.style.left = `${100 * part(chance)}%`;
         bar.append(tick);
     }
-    const about = [chance === null ? "" : `chance ${tidy(chance, most)}`,
-        m.count ? [m.count.toLocaleString("en"), m.note ?? ""].join(" ").trim() : m.note ?? ""];
+    const about = [chance === null ? "" : t("measures.chance", {value: tidy(chance, most)}),
+        m.count ? [m.count.toLocaleString(language), m.note ?? ""].join(" ").trim() : m.note ?? ""];
     return [make("dt", "", make("bdi", "", m.name ?? "")), make("dd", "gauge-cell", bar),
         make("dd", "number", tidy(m.value, most)),
         make("dd", "about", m.value === null ? "" : about.filter(Boolean).join(" · "))];
@@ -76,8 +83,9 @@ function buildScores() {
     });
     byId("scores").hidden = !data.columns.length || !panels.length;
     if (byId("scores").hidden) return;
-    const heads = [[-1, "map", null, true], ...(hasBadges ? [[-2, "role", null, true]] : []),
-        ...data.columns.map((c, i) => [i, c.name ?? `column ${i}`, c.about, Boolean(c.ascending)])];
+    const heads = [[-1, t("scores.map"), null, true],
+        ...(hasBadges ? [[-2, t("overview.role"), null, true]] : []),
+        ...data.columns.map((c, i) => [i, columnName(i), c.about, Boolean(c.ascending)])];
     byId("scores-head").append(...heads.map(scoreHead));
     const abouts = data.columns.filter(column => column.about);
     byId("scores-about").append(...abouts.flatMap(column =>
@@ -96,7 +104,7 @@ function scoreHead([column, text, about, ascending]) {
         scores.descending = scores.column === column ? !scores.descending : !ascending;
         scores.column = column;
         drawScores();
-        say(`sorted by ${text}, ${scores.descending ? "descending" : "ascending"}`);
+        say(t(scores.descending ? "scores.down" : "scores.up", {column: text}));
     });
     return cell;
 }
@@ -122,7 +130,8 @@ function drawScores() {
     });
     byId("scores-body").replaceChildren(...lines);
     byId("scores-more").hidden = panels.length <= FEW_SCORES;
-    byId("scores-more").textContent = scores.all ? `first ${FEW_SCORES}` : `all ${panels.length} maps`;
+    byId("scores-more").textContent = scores.all ? t("list.first", {n: FEW_SCORES})
+        : t("scores.all", {n: panels.length});
     markScores();
 }
 

@@ -50,8 +50,7 @@ function onAnswer({data}) {
 
 // A worker that failed cannot be used again. One that failed to open its model is not started again here.
 function onLost(why, reject) {
-    reject?.(new Error(`The computation was stopped (${why}), probably for lack of memory. Shorten the text, ` +
-        "or close other pages."));
+    reject?.(new Error(t("explorer.stopped", {why})));
     if (parts.ready) begin(parts.model);
 }
 
@@ -98,19 +97,21 @@ function tell(text, progress) {
 }
 
 function showReading({reading, done, size}) {
-    if (parts.opening) tell(`reading ${reading}: ${Math.floor(100 * done / size)} %`, done / size);
+    if (!parts.opening) return;
+    tell(t("explorer.reading", {file: reading, percent: Math.floor(100 * done / size)}), done / size);
 }
 
 // A GGUF file by itself, or the files of a folder: its name, and paths as the library asks for them.
 function modelOf(list, folder) {
     const usable = list.filter(({name}) => !name.startsWith("."));
     const gguf = usable.filter(({name}) => /\.gguf$/i.test(name));
-    if (!usable.length) throw new Error("There is no file in it.");
-    if (gguf.length > 1) throw new Error(`There are ${gguf.length} GGUF files in it; choose one of them.`);
+    if (!usable.length) throw new Error(t("explorer.nothing"));
+    if (gguf.length > 1) throw new Error(t("explorer.many", {n: gguf.length}));
     const chosen = gguf.length ? gguf : usable, alone = chosen.length === 1;
     const large = chosen.find(file => /\.(gguf|safetensors)$/i.test(file.name) && file.size > MOST_BYTES);
     if (large)
-        throw new Error(`${large.name} has ${gigabytes(large.size)}; a page can hold ${gigabytes(MOST_BYTES)}.`);
+        throw new Error(t("explorer.large",
+            {file: large.name, size: gigabytes(large.size), most: gigabytes(MOST_BYTES)}));
     const name = alone ? chosen[0].name : folder || "model";
     return {name, path: name, files: chosen.map(file => ({name: alone ? name : `${name}/${file.name}`, content: file}))};
 }
@@ -119,12 +120,17 @@ async function openOther(list, folder) {
     if (!list.length) return;
     try {
         const model = modelOf(list, folder);
-        tell(`opening ${model.name}`, 0);
+        tell(t("explorer.opening", {model: model.name}), 0);
         parts.opening = true;
         await begin(model);
         parts.opening = false;
         parts.model = model;
-        writeOver(new TextDecoder().decode(await call({place: "page", request: ""})));
+        const page = parse(new TextDecoder().decode(await call({place: "page", request: ""})));
+        clearTimeout(rememberTimer);
+        const place = new URLSearchParams({text: asked.text});
+        if (chosenLanguage) place.set("lang", chosenLanguage);
+        history.replaceState(null, "", `#${place}`);
+        writeOver(page.querySelector("header.head"), page.title);
     } catch (error) {
         parts.opening = false;
         tell(error.message);
@@ -132,18 +138,19 @@ async function openOther(list, folder) {
     }
 }
 
-// A page of the same kind with the other model's head: what was built for its layers and heads is gone.
-function writeOver(html) {
-    const parse = text => new DOMParser().parseFromString(text, "text/html");
-    const page = parse(`<!DOCTYPE html>${parts.page}`), other = parse(html);
-    page.querySelector("header.head").replaceWith(page.importNode(other.querySelector("header.head"), true));
-    page.title = other.title;
-    clearTimeout(rememberTimer);
-    history.replaceState(null, "", `#${new URLSearchParams({text: asked.text})}`);
+const parse = text => new DOMParser().parseFromString(text, "text/html");
+
+// The same page with the head of another model, or in another language: what was built before is gone.
+function writeOver(head, title) {
+    const page = parse(`<!DOCTYPE html>${parts.page}`);
+    page.querySelector("header.head").replaceWith(page.importNode(head, true));
+    page.title = title;
     document.open();
     document.write(`<!DOCTYPE html>${page.documentElement.outerHTML}`);
     document.close();
 }
+
+const restart = () => writeOver(document.querySelector("header.head"), document.title);
 
 // -- files that are picked or dropped ------------------------------------------------------------
 
@@ -172,14 +179,14 @@ async function onDrop(event) {
     return openOther(await Promise.all((await listFolder(entry)).map(fileOf)), entry.name);
 }
 
-function onPick(event) {
+function onFilePick(event) {
     const list = [...event.target.files].filter(topLevel);
     event.target.value = "";
     openOther(list, folderOf(list));
 }
 
-byId("explorer-file").addEventListener("change", onPick);
-byId("explorer-folder").addEventListener("change", onPick);
+byId("explorer-file").addEventListener("change", onFilePick);
+byId("explorer-folder").addEventListener("change", onFilePick);
 addEventListener("dragover", event => event.preventDefault());
 addEventListener("drop", onDrop);
 if (parts.text) example = parts.text;

@@ -221,8 +221,8 @@ function drawLineTools() {
         square.type = "button";
         square.dataset.panel = i;
         square.style.setProperty("--color", lineColor(i));
-        square.title = `${name}: click to switch its lines on or off, twice for it alone`;
-        square.setAttribute("aria-label", `Lines of ${name}`);
+        square.title = t("lines.square.title", {map: name});
+        square.setAttribute("aria-label", t("lines.square", {map: name}));
         square.setAttribute("aria-pressed", String(lit));
         square.addEventListener("click", () => toggleLit(i));
         square.addEventListener("dblclick", () => lightOnly([i]));
@@ -233,7 +233,7 @@ function drawLineTools() {
 
 function litText(group) {
     const names = group.list.filter(i => state.lit.has(i)).map(i => panels[i].name);
-    return names.length > 4 ? `${names.length} of ${group.list.length}` : names.join(" ");
+    return names.length > 4 ? t("lines.lit", {n: names.length, all: group.list.length}) : names.join(" ");
 }
 
 function toggleLit(i) {
@@ -241,7 +241,7 @@ function toggleLit(i) {
     else state.lit.add(i);
     if (state.lit.has(i) && state.panel !== i) showPanel(i);
     drawFocus();
-    say(`${panels[i].name} ${state.lit.has(i) ? "on" : "off"}`);
+    say(t(state.lit.has(i) ? "lines.on" : "lines.off", {map: panels[i].name}));
 }
 
 function lightOnly(list) {
@@ -348,7 +348,6 @@ function scrollToToken(k) {
 function linesNote() {
     const most = data.only_view ? [] : litPanels(shownPanel()).map(i =>
         strongestCells(mapOf(i), MOST_LINES)).filter(found => found.all > MOST_LINES);
-    return most.length ? `of ${most[0].all.toLocaleString("en")} lines of a map the ` +
-        `${MOST_LINES.toLocaleString("en")} strongest are drawn; point at a token for all of its own`
-        : "";
+    return most.length ? t("lines.note", {all: most[0].all.toLocaleString(language),
+        n: MOST_LINES.toLocaleString(language)}) : "";
 }

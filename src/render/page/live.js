@@ -1,13 +1,15 @@
 // The live page: a text is typed, the model is asked, and the report's page shows what comes. Heads are
 // switched off or patched from a second text, and the prediction is shown beside the one of the whole model.
 // Everything that is asked for follows from `asked` and the page's state. The carrier is another file, which
-// has post(place, state, signal) and calls startLive(): server.js or explorer.js.
+// has post(place, state, signal) and restart(), and calls startLive(): server.js or explorer.js.
 
 let example = "The animal didn't cross the street because it was too tired";
 const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false};
-const CLICKS = [["look", "shows it"], ["off", "switches it off"], ["patch", "patches it"]];
+const CLICKS = ["look", "off", "patch"].map(name => [name, t(`live.${name}`)]);
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
+let chosenLanguage = ""; // by the switch
+const followers = []; // called with each new answer: other parts of the page that ask for something
 
 // What the model computes.
 function runOf() {
@@ -40,7 +42,7 @@ async function askAll() {
         if (!asked.text.trim()) {
             answer = null;
             drawNext();
-            showStatus("Type a text.", false);
+            showStatus(t("live.empty"), false);
             byId("main").classList.add("stale");
             continue;
         }
@@ -74,17 +76,17 @@ function showFailure(error) {
     if (error.name !== "AbortError") showStatus(error.message, true);
 }
 
-function takeAnswer(given, since) {
-    answer = given;
-    if (given.maps) renew(given.maps, given.map);
+function takeAnswer(next, since) {
+    answer = next;
+    if (next.maps) renew(next.maps, next.map);
     drawNext();
     drawHeads();
-    const ms = Math.round(1000 * given.seconds);
-    const part = asked.patched.size && asked.at === "all" && given.patched < given.tokens
-        ? ` · patched at the first ${given.patched}, which both texts have` : "";
-    showStatus(`${given.tokens} tokens · ${ms} ms${part}`, false);
+    const ms = Math.round(1000 * next.seconds);
+    const part = asked.patched.size && asked.at === "all" && next.patched < next.tokens;
+    showStatus(t(part ? "live.took.patched" : "live.took", {n: next.tokens, ms, patched: next.patched}), false);
+    for (const follow of followers) follow();
     byId("live-panel").dataset.answers = Number(byId("live-panel").dataset.answers ?? 0) + 1;
-    if (since && given.maps)
+    if (since && next.maps)
         requestAnimationFrame(() => setTimeout(() =>
             performance.measure("live-latency", {start: since, end: performance.now()})));
 }
@@ -197,7 +199,7 @@ function toggleHeads(list, mode) {
     if (mode === "patch" && !asked.other.trim()) {
         byId("live-second").open = true;
         byId("live-other").focus();
-        showStatus("Type a second text, from which heads are patched.", false);
+        showStatus(t("live.other.missing"), false);
         return;
     }
     const add = !names.every(name => own.has(name));
@@ -207,8 +209,8 @@ function toggleHeads(list, mode) {
         else own.delete(name);
     }
     drawHeads();
-    say(`${names.length === 1 ? names[0] : `${names.length} heads`} ` +
-        (!add ? "on" : mode === "off" ? "off" : "patched"));
+    const heads = names.length === 1 ? names[0] : t("live.heads", {n: names.length});
+    say(t(!add ? "live.now-on" : mode === "off" ? "live.now-off" : "live.now-patched", {heads}));
     ask("maps");
     rememberPlace();
 }
@@ -225,8 +227,8 @@ function drawHeads() {
     const chip = (name, kind) => {
         const button = make("button", `live-chip ${kind}`, name);
         button.type = "button";
-        button.title = kind === "off" ? "off: click to switch it on" : "patched: click to undo it";
-        button.setAttribute("aria-label", `${name}, ${button.title}`);
+        button.title = t(`live.chip.${kind}`);
+        button.setAttribute("aria-label", t("live.chip", {head: name, what: button.title}));
         button.addEventListener("click", () =>
             toggleHeads([panels.findIndex(panel => panel.name === name)], kind === "off" ? "off" : "patch"));
         return button;
@@ -261,8 +263,8 @@ function nextLine(line, changed) {
     bar.append(now);
     const cells = [make("td", "", make("bdi", "", line.text || "\u2423")), make("td", "", bar),
         make("td", "number", `${percentOf(line.p)} %`)];
-    cells[0].title = `logit ${short(line.logit)}` +
-        (changed ? `, all heads on ${short(line.logit_whole)}` : "") + `, token ${line.id}`;
+    cells[0].title = t(changed ? "next.logits" : "next.logit", {id: line.id, logit: short(line.logit),
+        whole: changed && short(line.logit_whole)});
     if (changed) {
         const whole = make("b", ""), difference = line.p - line.p_whole;
         whole.style.left = `${100 * line.p_whole}%`;
@@ -281,15 +283,16 @@ function drawNext() {
     byId("live-panel").classList.toggle("changed", Boolean(next?.changed));
     if (!next) return;
     const item = rowItems.find(item => item.from <= next.row && next.row <= item.to);
-    byId("live-next-title").replaceChildren("Next token",
-        ...(item ? [" after ", make("bdi", "", item.text)] : []));
+    byId("live-next-title").replaceChildren(...(item
+        ? tNodes("next.after", {token: make("bdi", "", item.text)}) : tNodes("next")));
     byId("live-change").textContent = next.changed
-        ? `changed by ${short(next.divergence)} nats (KL divergence)` : "";
+        ? t("next.changed", {n: short(next.divergence)}) : "";
     const shown = allTokens ? next.tokens : next.tokens.slice(0, FEW_TOKENS);
     byId("live-tokens").tBodies[0].replaceChildren(
         ...shown.map(line => nextLine(line, next.changed)));
     byId("live-more").hidden = next.tokens.length <= FEW_TOKENS;
-    byId("live-more").textContent = allTokens ? `first ${FEW_TOKENS}` : `all ${next.tokens.length}`;
+    byId("live-more").textContent = allTokens ? t("list.first", {n: FEW_TOKENS})
+        : t("list.all", {n: next.tokens.length});
 }
 
 // -- the address ---------------------------------------------------------------------------------
@@ -301,6 +304,17 @@ function tellPlace(text) {
     if (asked.patched.size) text.set("patched", [...asked.patched].join(","));
     if (asked.at !== "all") text.set("at", asked.at);
     if (asked.chosenRow) text.set("next", "chosen");
+    if (chosenLanguage) text.set("lang", chosenLanguage);
+}
+
+// The page is written again in the language, with the place that it had.
+function chooseLanguage(name) {
+    chosenLanguage = name;
+    clearTimeout(rememberTimer);
+    const place = new URLSearchParams(panels.length ? placeText() : "");
+    tellPlace(place);
+    history.replaceState(null, "", `#${place}`);
+    restart();
 }
 
 // What the address asks for; true if that is another run than the page shows.
@@ -313,6 +327,7 @@ function readPlace() {
     asked.patched = heads("patched");
     asked.at = place.get("at") === "last" ? "last" : "all";
     asked.chosenRow = place.get("next") === "chosen";
+    chosenLanguage = Object.hasOwn(texts, place.get("lang") ?? "") ? place.get("lang") : "";
     byId("live-text").value = asked.text;
     byId("live-other").value = asked.other;
     byId("live-second").open ||= asked.other !== "";
@@ -372,20 +387,37 @@ live = {
     }
 };
 
-keys.push(["x", "switch the chosen head off or on", () => toggleHeads([state.panel], "off")],
-    ["X", "the same for all heads of its layer",
+keys.push(["x", t("key.off"), () => toggleHeads([state.panel], "off")],
+    ["X", t("key.layer-off"),
         () => toggleHeads(groupList().find(g => g.list.includes(state.panel)).list, "off")],
-    ["y", "patch the chosen head from the second text, or not", () => toggleHeads([state.panel], "patch")],
-    ["a", "all heads on", allOn], ["e", "edit the text", () => byId("live-text").focus()]);
+    ["y", t("key.patch"), () => toggleHeads([state.panel], "patch")],
+    ["a", t("key.all-on"), allOn], ["e", t("key.edit"), () => byId("live-text").focus()]);
 saves.unshift(["report", [["HTML", saveReport]]]);
 // A page of small maps has no numbers of all maps: the report has them.
-saves.find(([name]) => name === "all maps")[1].splice(2);
+saves.find(([name]) => name === "maps")[1].splice(2);
+
+function buildLanguages() {
+    const box = byId("live-language");
+    for (const name of Object.keys(texts)) box.append(new Option(texts[name].language, name));
+    box.value = language;
+    box.addEventListener("change", () => chooseLanguage(box.value));
+}
+
+// What the program wrote above the text.
+function fillFacts() {
+    for (const name of document.querySelectorAll(".facts dt")) {
+        name.dataset.given ??= name.textContent;
+        name.textContent = given(name.dataset.given);
+    }
+}
 
 function startLive() {
+    buildLanguages();
+    fillFacts();
     buildChoices(byId("live-click"), "live-click", CLICKS, clickMeans, setClick);
-    buildChoices(byId("live-at"), "live-at", [["all", "every token"], ["last", "the last token"]], asked.at,
+    buildChoices(byId("live-at"), "live-at", [["all", t("live.at.all")], ["last", t("live.at.last")]], asked.at,
         value => { asked.at = value; if (asked.patched.size) ask("maps"); rememberPlace(); });
-    buildChoices(byId("live-row"), "live-row", [["last", "last token"], ["chosen", "chosen token"]], "last",
+    buildChoices(byId("live-row"), "live-row", [["last", t("next.last")], ["chosen", t("next.chosen")]], "last",
         value => { asked.chosenRow = value === "chosen"; ask("next"); rememberPlace(); });
     byId("live-text").addEventListener("input", onType);
     byId("live-other").addEventListener("input", onType);

@@ -26,7 +26,7 @@ function drawMap() {
     byId("twin").hidden = byId("map-head").hidden = !twin;
     if (empty) {
         byId("nothing").textContent = data.rows && data.cols && panels.length
-            ? "All tokens are hidden." : "This figure is empty.";
+            ? t("map.hidden") : t("map.empty");
         return;
     }
     placeBoth(mapOf(i), twin && mapFrom(twin), rows, cols);
@@ -73,7 +73,7 @@ function placeBoth(map, twin, rows, cols) {
 function drawMapHeads(i) {
     drawMapHead(byId("map-head"), state.beside >= 0 ? panels[i].name : valueWord, "", scaleOf(i),
         place.x);
-    const value = state.beside >= 0 ? valueWord : data.twin_value ?? "";
+    const value = state.beside >= 0 ? valueWord : given(data.twin_value ?? "");
     drawMapHead(byId("twin-head"), twinName(), value, twinScaleOf(i), twinPlace.x);
 }
 
@@ -99,19 +99,19 @@ function placeGrid() {
     for (const side in box) grid.style[side] = box[side] + "px";
     grid.setAttribute("aria-rowcount", place.rows.length);
     grid.setAttribute("aria-colcount", place.cols.length);
-    const size = `${place.rows.length} ${data.row_axis} by ${place.cols.length} ${data.col_axis}`;
-    grid.setAttribute("aria-label",
-        `${panels[i].name}: ${size}, ${valueWord} ${short(r.least)} to ${short(r.greatest)}`);
+    grid.setAttribute("aria-label", t("map.size", {map: panels[i].name, rows: place.rows.length,
+        row: given(data.row_axis), columns: place.cols.length, column: given(data.col_axis),
+        value: valueWord, low: short(r.least), high: short(r.greatest)}));
 }
 
 function drawZoom() {
     const useful = place.base < 14;
     byId("zoom").hidden = !useful && state.zoom === 1;
-    byId("zoom-text").textContent = state.zoom === 1 ? "all" : state.zoom + "×";
+    byId("zoom-text").textContent = state.zoom === 1 ? t("zoom.all") : state.zoom + "×";
     const fits = hasNumbers(place), button = byId("numbers");
     button.disabled = !fits;
     button.setAttribute("aria-pressed", String(state.numbers && fits));
-    button.title = fits ? "Numbers in the cells (v)" : "The cells are too small for numbers: zoom in";
+    button.title = t(fits ? "numbers.title" : "numbers.small");
 }
 
 function zoomBy(factor) {
@@ -265,7 +265,7 @@ function setLock(locked) {
     state.locked = locked;
     byId("maps").classList.toggle("locked", locked);
     drawCursor();
-    say(`${locked ? "Locked" : "Unlocked"}: ${cellText(state)}`);
+    say(t(locked ? "lock.on" : "lock.off", {cell: cellText(state)}));
 }
 
 function onWheel(event) {

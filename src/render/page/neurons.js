@@ -110,7 +110,7 @@ function paintScore(surface, p, i, row, col, y, value, most, color) {
     write(p.dot + (p.narrow ? 40 : 104), tidy(score, 100));
     const x = p.dot + (p.narrow ? 52 : 120);
     if (Number.isNaN(value)) {
-        write(x, "masked", "start");
+        write(x, t("masked"), "start");
         return;
     }
     if (!p.narrow)
@@ -129,10 +129,10 @@ function paintNeuronHead(context, p, i, cell, top) {
     paintStrip(context, d => q[cell.row * D + d], D, panels[i].queries.most, p.x1, top + 17, p.wide,
         KEY_HEIGHT - 3);
     write(p.x1, 50, "k", "start", true);
-    const product = "q × k, channel by channel";
+    const product = t("neurons.product");
     write(p.x2, 50, cutTo(product, 11.5, p.wide) === product ? product : "q × k", "start", true);
     if (!p.narrow) write(p.dot + 48, 50, "q · k", "end", true);
-    write(p.dot + (p.narrow ? 40 : 104), 50, p.narrow ? "score" : "× scale", "end", true);
+    write(p.dot + (p.narrow ? 40 : 104), 50, t(p.narrow ? "neurons.score" : "neurons.scaled"), "end", true);
     write(p.dot + (p.narrow ? 52 : 120), 50, valueWord, "start", true);
 }
 
@@ -165,7 +165,8 @@ function fillNeuronTip(tip, i, row, {col, d}, event) {
     tip.dataset.key = "";
     tip.replaceChildren(
         make("span", "pair", token(rowItems[row]), make("span", "to", "·"), token(colItems[col])),
-        make("span", "line", `channel ${d}: `, make("span", "value", exactly(q * k, 0))),
+        make("span", "line", ...tNodes("neurons.channel",
+            {n: d, value: make("span", "value", exactly(q * k, 0))})),
         make("span", "rank", `q ${number(q, "queries")} × k ${number(k, "keys")}`));
     placeTip(tip, event);
 }
@@ -215,6 +216,5 @@ function buildNeurons() {
 function neuronsNote() {
     if (data.neuron_bits === 32) return "";
     const i = shownPanel(), worst = Math.max(...neuronNames.map(name => vectorError(panels[i][name])));
-    return `q and k are stored in ${data.neuron_bits} bits: known within ` +
-        `${Number(worst.toPrecision(1))}`;
+    return t("neurons.note", {bits: data.neuron_bits, error: Number(worst.toPrecision(1))});
 }

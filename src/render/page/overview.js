@@ -23,8 +23,8 @@ function buildOverview() {
     box.addEventListener("pointerleave", () => peek(-1));
     box.addEventListener("keydown", onOverviewKey);
     byId("main").classList.toggle("single", panels.length <= 1);
-    byId("overview-count").textContent = `${panels.length} maps`;
-    byId("guide").textContent = data.guide ?? "";
+    byId("overview-count").textContent = t("overview.count", {n: panels.length});
+    byId("guide").textContent = given(data.guide ?? "");
     byId("guide").hidden = !data.guide;
     buildOrders();
     buildRoles();
@@ -70,9 +70,11 @@ function shownOrder() {
     return list.filter(hasRole);
 }
 
+const columnName = i => data.columns[i].name ?? t("overview.column", {n: i});
+
 function buildOrders() {
-    const orders = [["index", "index"], ...(hasBadges ? [["role", "role"]] : []),
-        ...data.columns.map((column, i) => [String(i), column.name ?? `column ${i}`])];
+    const orders = [["index", t("overview.index")], ...(hasBadges ? [["role", t("overview.role")]] : []),
+        ...data.columns.map((column, i) => [String(i), columnName(i)])];
     byId("order-line").hidden = orders.length < 2;
     byId("order").append(...orders.map(([value, text]) => new Option(text, value)));
     byId("order").addEventListener("change", event => setOrder(event.target.value));
@@ -83,7 +85,7 @@ function setOrder(order) {
     byId("order").value = order;
     arrangeOverview();
     drawOverview();
-    say(`sorted by ${byId("order").selectedOptions[0]?.textContent ?? order}`);
+    say(t("overview.sorted", {order: byId("order").selectedOptions[0]?.textContent ?? order}));
 }
 
 function buildRoles() {
@@ -111,7 +113,7 @@ function setRole(role) {
     for (const line of byId("scores-body").rows)
         line.classList.toggle("other", !hasRole(Number(line.dataset.panel)));
     if (role !== null && !hasRole(state.panel)) choosePanel(shownOrder()[0]);
-    say(role === null ? "all roles" : `${role}: ${shownOrder().length} maps`);
+    say(role === null ? t("roles.all") : t("roles.one", {role, n: shownOrder().length}));
 }
 
 function columnHeads(count) {
@@ -128,7 +130,7 @@ function groupRow(group) {
     const line = make("div", "group", name, cells);
     name.addEventListener("click", () => live?.pickGroup(group.list));
     line.setAttribute("role", "group");
-    line.setAttribute("aria-label", group.name || "maps");
+    line.setAttribute("aria-label", group.name || t("overview.group"));
     return line;
 }
 
@@ -233,7 +235,7 @@ function markThumbs() {
         button.tabIndex = chosen ? 0 : -1;
         if (chosen) button.setAttribute("aria-current", "true");
         else button.removeAttribute("aria-current");
-        const r = reachOf(sourceOf(i)), range = `${short(r.least)} to ${short(r.greatest)}`;
+        const r = reachOf(sourceOf(i)), range = t("overview.reach", {low: short(r.least), high: short(r.greatest)});
         button.setAttribute("aria-label",
             [panels[i].name, panels[i].badge, panels[i].note, range].filter(Boolean).join(", "));
     }

@@ -34,10 +34,11 @@ function markChoices() {
 const usableScales = SCALES.filter(kind =>
     kind !== "log" || !(data.negative || (data.range === "fixed" && data.hi <= 0)));
 
-const usableRanges = [["shared", "shared", "one range for all maps"],
-    ["panel", "per map", "each map its own range"]];
+const usableRanges = [["shared", t("range.shared"), t("range.shared.about")],
+    ["panel", t("range.panel"), t("range.panel.about")]];
 if (data.range === "fixed")
-    usableRanges.push(["fixed", "fixed", `${short(data.lo)} to ${short(data.hi)}`]);
+    usableRanges.push(["fixed", t("range.fixed"),
+        t("range.fixed.about", {lo: short(data.lo), hi: short(data.hi)})]);
 
 // The sheet opens at its top, not at its only button.
 function openHelp() {
@@ -49,7 +50,7 @@ function buildTools() {
     for (const cmap of data.cmaps) byId("cmap").append(new Option(cmap.name, cmap.name));
     byId("cmap").value = state.cmap;
     byId("cmap").addEventListener("change", event => choose("cmap", event.target.value));
-    buildChoices(byId("scale"), "scale", usableScales.map(kind => [kind, kind]), state.scale,
+    buildChoices(byId("scale"), "scale", usableScales.map(kind => [kind, t(`scale.${kind}`)]), state.scale,
         value => choose("scale", value));
     buildChoices(byId("range"), "range", usableRanges, state.range,
         value => choose("range", value));
@@ -61,7 +62,7 @@ function buildTools() {
     if (panels.length < 2) byId("beside").remove();
     byId("twin-button").addEventListener("click", toggleTwin);
     byId("twin-button").hidden = !panels.some(panel => panel.twin);
-    byId("twin-button").textContent = data.twin_name ?? "Twin";
+    if (data.twin_name) byId("twin-button").textContent = given(data.twin_name);
     byId("previous").addEventListener("click", () => stepPanel(-1));
     byId("next").addEventListener("click", () => stepPanel(1));
     byId("row-more").addEventListener("click", toggleWholeRow);
@@ -94,7 +95,7 @@ function toggleRowOnly() {
     state.rowOnly = !state.rowOnly;
     byId("row-only").setAttribute("aria-pressed", String(state.rowOnly));
     drawMarks();
-    say(state.rowOnly ? "only the chosen row" : "all rows");
+    say(t(state.rowOnly ? "row.only" : "row.all"));
 }
 
 function toggleTwin() {
@@ -138,15 +139,13 @@ function listHiding() {
     byId("hide-none").disabled = !canHide;
     byId("renorm").disabled = !canHide || !canRescale;
     if (!canHide) {
-        byId("hide-refused").textContent =
-            `Each cell is the maximum of ${block}×${block} tokens here, so single tokens ` +
-            "cannot be taken out. A report of fewer maps, or a larger one, allows it.";
+        byId("hide-refused").textContent = t("hide.refused", {n: block});
         return;
     }
     const counts = labelCounts();
     const present = counts.map(([text]) => text).filter(text => special.has(text));
     byId("special-line").hidden = !present.length;
-    byId("special-text").textContent = `special tokens: ${present.join(", ")}`;
+    byId("special-text").textContent = t("hide.special", {list: present.join(", ")});
     byId("renorm").checked = state.rescale;
     byId("hide-labels").replaceChildren(...counts.map(([text, count]) => hideLine(text, count)));
 }
@@ -155,7 +154,7 @@ function hideLine(text, count) {
     const input = document.createElement("input");
     input.type = "checkbox";
     input.addEventListener("change", () => setHidden([text], input.checked));
-    const line = make("label", "check", input, " ", make("bdi", "", text || "(empty)"));
+    const line = make("label", "check", input, " ", make("bdi", "", text || t("hide.empty")));
     if (count > 1) line.append(make("span", "count", ` ×${count}`));
     line.dataset.text = text;
     return line;
@@ -171,7 +170,7 @@ function applyHiding() {
         line.querySelector("input").checked = state.hidden.has(line.dataset.text);
     byId("special").checked = [...special].some(text => state.hidden.has(text));
     byId("hide").firstElementChild.textContent =
-        state.hidden.size ? `${state.hidden.size} hidden` : "Hide tokens";
+        state.hidden.size ? t("hide.count", {n: state.hidden.size}) : t("hide");
     byId("hide").classList.toggle("active", state.hidden.size > 0);
     chooseView(state.hidden, state.rescale);
     keepCellInView();
@@ -181,9 +180,9 @@ function applyHiding() {
 // -- the colour bar ------------------------------------------------------------------------------
 
 function rangeText() {
-    if (state.range === "panel") return `range of ${panels[shownPanel()].name}`;
-    if (state.range === "fixed") return "fixed range";
-    return panels.length > 1 ? `shared by ${panels.length} maps` : "";
+    if (state.range === "panel") return t("legend.panel", {map: panels[shownPanel()].name});
+    if (state.range === "fixed") return t("legend.fixed");
+    return panels.length > 1 ? t("legend.shared", {n: panels.length}) : "";
 }
 
 function drawLegend() {
@@ -199,11 +198,11 @@ function drawLegend() {
     byId("bar-high").classList.toggle("on", scale.clippedHigh);
     const ends = [scale.lo, scale.middle(), scale.hi].map(short);
     ends.forEach((text, i) => { byId(`tick-${i}`).textContent = text; });
-    byId("value-name").textContent = data.value_name ?? "";
-    const kind = scale.kind === "linear" ? "" : `${scale.kind} scale`;
+    byId("value-name").textContent = data.value_name ? valueWord : "";
+    const kind = scale.kind === "linear" ? "" : t("legend.scale", {kind: t(`scale.${scale.kind}`)});
     byId("bar-note").textContent = [rangeText(), kind].filter(Boolean).join(" · ");
     byId("legend").setAttribute("aria-label",
-        `Colour bar: ${valueWord} from ${ends[0]} through ${ends[1]} to ${ends[2]}`);
+        t("legend", {value: valueWord, low: ends[0], middle: ends[1], high: ends[2]}));
     const kinds = panels.length ? cellsOf(sourceOf(shownPanel())).kind : null;
     byId("key-masked").hidden = !kinds?.includes(MASKED);
     byId("key-bad").hidden = !kinds?.includes(NOT_FINITE);
@@ -222,7 +221,7 @@ function onFind() {
     drawPicture();
     drawCursor();
     const count = matches().length;
-    say(state.find ? `${count} tokens found` : "");
+    say(state.find ? t("find.count", {n: count}) : "");
     byId("find").classList.toggle("none", state.find !== "" && count === 0);
 }
 
@@ -257,7 +256,7 @@ function applyTheme() {
 function toggleTheme() {
     document.documentElement.dataset.theme = themeNow() === "dark" ? "light" : "dark";
     applyTheme();
-    say(`${themeNow()} theme`);
+    say(t(themeNow() === "dark" ? "theme.dark" : "theme.light"));
 }
 
 // Paper is light.
@@ -280,47 +279,44 @@ function afterPrint() {
 
 const cycle = (list, now) => list[(list.indexOf(now) + 1) % list.length];
 const keys = [
-    ["[", "previous map", () => stepPanel(-1)],
-    ["]", "next map", () => stepPanel(1)],
-    ["{", "same place in the previous group", () => chooseGroup(-1)],
-    ["}", "same place in the next group", () => chooseGroup(1)],
-    ["s", "next scale", () => choose("scale", cycle(usableScales, state.scale))],
-    ["c", "next colours", () => choose("cmap", cycle(data.cmaps.map(c => c.name), state.cmap))],
-    ["r", "range shared or per map",
+    ["[", t("key.previous"), () => stepPanel(-1)],
+    ["]", t("key.next"), () => stepPanel(1)],
+    ["{", t("key.previous-group"), () => chooseGroup(-1)],
+    ["}", t("key.next-group"), () => chooseGroup(1)],
+    ["s", t("key.scale"), () => choose("scale", cycle(usableScales, state.scale))],
+    ["c", t("key.colours"), () => choose("cmap", cycle(data.cmaps.map(c => c.name), state.cmap))],
+    ["r", t("key.range"),
         () => choose("range", cycle(usableRanges.map(([value]) => value), state.range))],
-    ["h", "hide or show special tokens",
+    ["h", t("key.special"),
         () => { if (!byId("special-line").hidden) byId("special").click(); }],
-    ["v", "numbers in the cells", toggleNumbers],
-    ["f", "only the chosen row, or all", toggleRowOnly],
-    ["b", "keep this map beside the next; again: alone", () => toggleBeside()],
-    ["l", "next view: map, lines, model, neurons", () => setView(cycle(
+    ["v", t("key.numbers"), toggleNumbers],
+    ["f", t("key.row"), toggleRowOnly],
+    ["b", t("key.beside"), () => toggleBeside()],
+    ["l", t("key.view"), () => setView(cycle(
         VIEWS.map(([name]) => name).filter(canView), state.view))],
-    ["n", "with or without the twin of the map", toggleTwin],
-    ["o", "next order of the maps", () => setOrder(cycle(
+    ["n", t("key.twin"), toggleTwin],
+    ["o", t("key.order"), () => setOrder(cycle(
         Array.from(byId("order").options, option => option.value), state.order))],
-    ["p", "play or stop the training", togglePlay],
-    [",", "one frame back", () => stepFrame(-1)],
-    [".", "one frame on", () => stepFrame(1)],
-    ["t", "the whole row as a table, or its first lines", toggleWholeRow],
-    ["/", "find a token (Enter: next, Shift+Enter: previous)", () => byId("find").focus()],
-    ["+", "zoom in", () => zoomBy(2)],
-    ["-", "zoom out", () => zoomBy(0.5)],
-    ["d", "dark or light", toggleTheme],
-    ["?", "this help", openHelp]
+    ["p", t("key.play"), togglePlay],
+    [",", t("key.back"), () => stepFrame(-1)],
+    [".", t("key.on"), () => stepFrame(1)],
+    ["t", t("key.table"), toggleWholeRow],
+    ["/", t("key.find"), () => byId("find").focus()],
+    ["+", t("key.in"), () => zoomBy(2)],
+    ["-", t("key.out"), () => zoomBy(0.5)],
+    ["d", t("key.theme"), toggleTheme],
+    ["?", t("key.help"), openHelp]
 ];
 
 function buildHelp() {
-    const mapKeys = [["Arrows", "move in the map (when it has the focus)"],
-        ["Home End", "first and last column; with Ctrl also row"], ["Page Up, Down", "ten rows"],
-        ["Enter", "lock or unlock the cell"], ["Esc", "unlock, close"]];
+    const mapKeys = ["arrows", "ends", "pages", "enter", "escape"].map(name =>
+        [t(`key.${name}`), t(`key.${name}.does`)]);
     const idle = [...(frames.length ? [] : ["p", ",", "."]),
         ...(panels.some(panel => panel.twin) ? [] : ["n"]), ...(panels.length > 1 ? [] : ["b"])];
     for (const [key, text] of [...mapKeys, ...keys.filter(([key]) => !idle.includes(key))])
         byId("help-keys").append(make("dt", "", make("kbd", "", key)), make("dd", "", text));
-    byId("help-text").textContent =
-        `Rows are ${data.row_axis}, columns are ${data.col_axis}. Point at a small map to look at ` +
-        "it large, click to stay with it. Point at a cell to read it, click to lock it; the line " +
-        "of tokens is coloured by the chosen row, and a click on a token chooses its row.";
+    byId("help-text").textContent = t("help.text",
+        {rows: given(data.row_axis), columns: given(data.col_axis)});
 }
 
 function onKey(event) {

@@ -372,7 +372,7 @@ function paintColLabels(surface, p, look) {
 
 // The share of each row that is hidden, as a bar and in percent.
 function paintShares(surface, p, theme) {
-    surface.text(p.x + p.w + 8, p.y + p.h + 12, "hidden", {size: 9.5, color: theme.muted});
+    surface.text(p.x + p.w + 8, p.y + p.h + 12, t("hidden"), {size: 9.5, color: theme.muted});
     for (let r = 0; r < p.nr; r++) {
         const share = p.map.hidden[p.r0 + r], x = p.x + p.w + 8, y = p.y + r * p.ch;
         const h = Math.min(p.ch - (p.ch > 3 ? 2 : 0), 5);

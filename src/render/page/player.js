@@ -4,8 +4,7 @@ const WHOLE_MS = 6000, LEAST_MS = 80, MOST_MS = 500; // a playback; between two 
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 let playing = 0; // the timer, or 0
 
-const NOW = "now";
-const frameLabel = () => state.frame < 0 ? NOW
+const frameLabel = () => state.frame < 0 ? t("player.now")
     : frames[state.frame].label ?? String(frames[state.frame].at);
 
 function buildPlayer() {
@@ -27,8 +26,8 @@ function buildPlayer() {
 function aboutFrames() {
     const last = frames[frames.length - 1].label ?? "";
     const all = data.frame_step > 1
-        ? `${frames.length} of ${data.frame_count} snapshots are kept, to ${last}`
-        : `${frames.length} snapshots, to ${last}`;
+        ? t("player.kept", {n: frames.length, all: data.frame_count, last})
+        : t("player.count", {n: frames.length, last});
     if (state.frame < 0) return all;
     const at = frames[state.frame].at;
     const lines = data.curves.filter(curve => curve.timeline).flatMap(curve => curve.series);
@@ -54,9 +53,8 @@ function drawPlayer() {
     byId("frame-label").textContent = frameLabel();
     byId("player-about").textContent = aboutFrames();
     byId("player").classList.toggle("playing", playing !== 0);
-    const word = playing ? "Stop" : "Play";
-    byId("play").setAttribute("aria-label", `${word} the training`);
-    byId("play").title = `${word} (p)`;
+    byId("play").setAttribute("aria-label", t(playing ? "player.stop" : "player.play"));
+    byId("play").title = t(playing ? "player.stop.title" : "player.play.title");
 }
 
 function stop() {
@@ -95,4 +93,4 @@ function stepFrame(by) {
 
 // Under the map, while it is not the figure itself.
 const frameNote = () => state.frame < 0 ? ""
-    : `this is ${frameLabel()}, in 8 bits; one range holds all snapshots`;
+    : t("note.frame", {frame: frameLabel()});

@@ -110,8 +110,8 @@ function paintBar(surface, x, y, width, scale) {
     const texts = [scale.lo, scale.middle(), scale.hi].map(short);
     texts.forEach((text, k) => surface.text(x + 12 + width * k / 2, y + 22, text,
         {size: 9.5, color: theme.muted, anchor: ["start", "middle", "end"][k]}));
-    const kind = scale.kind === "linear" ? "" : scale.kind;
-    surface.text(x + width + 30, y + 9, [data.value_name, kind].filter(Boolean).join(", "),
+    const kind = scale.kind === "linear" ? "" : t(`scale.${scale.kind}`);
+    surface.text(x + width + 30, y + 9, [data.value_name && valueWord, kind].filter(Boolean).join(", "),
         {size: 9.5, color: theme.muted});
 }
 
@@ -143,13 +143,13 @@ function savePng() {
 const everything = () => panels.map((_, i) => i);
 const saveText = (i, ending, type, text) => download(fileName(i, ending), type, text);
 const saves = [
-    ["this map", [
+    ["map", [
         ["PNG", savePng],
         ["SVG", () => saveText(state.panel, ".svg", "image/svg+xml", svgText())],
         ["CSV", () => saveText(state.panel, ".csv", "text/csv", csvText([state.panel], false))],
         ["JSON", () =>
             saveText(state.panel, ".json", "application/json", jsonText([state.panel]))]]],
-    ["all maps", [
+    ["maps", [
         ["PNG", saveAllPng],
         ["SVG", () => saveText(-1, ".svg", "image/svg+xml", allSvgText())],
         ["CSV", () => saveText(-1, ".csv", "text/csv", csvText(everything(), true))],
@@ -160,7 +160,7 @@ const saves = [
 
 // The table of scores as it is sorted.
 function scoresText() {
-    const head = ["map", "role", ...data.columns.map((column, i) => column.name ?? `column ${i}`)];
+    const head = [t("scores.map"), t("overview.role"), ...data.columns.map((_, i) => columnName(i))];
     const lines = scoreOrder().map(i => [csvField(panels[i].name), csvField(panels[i].badge ?? ""),
         ...data.columns.map(column => column.values[i] === null ? "" : String(column.values[i]))]);
     return [head.map(csvField), ...lines].map(line => line.join(",")).join("\r\n") + "\r\n";
@@ -184,7 +184,7 @@ function tilesOf() {
 
 function paintAll(surface, {tiles, width, height}) {
     surface.rect(0, 0, width, height, theme.paper);
-    surface.text(20, 26, cutTo(data.title ?? "Heat maps", 15, width - 40),
+    surface.text(20, 26, cutTo(data.title ?? t("map.untitled"), 15, width - 40),
         {size: 15, color: theme.ink, bold: true});
     if (state.range !== "panel") paintBar(surface, 8, 42, 200, scaleOf(0));
     for (const {i, x, y} of tiles) {
@@ -215,12 +215,13 @@ function saveAllPng() {
 }
 
 function buildSaves() {
-    for (const [what, kinds] of saves) {
+    for (const [name, kinds] of saves) {
+        const what = t(`save.${name}`);
         const line = make("div", "save-line", make("span", "", what));
         for (const [kind, save] of kinds) {
             const button = make("button", "", kind);
             button.type = "button";
-            button.setAttribute("aria-label", `Save ${what} as ${kind}`);
+            button.setAttribute("aria-label", t("save.as", {what, kind}));
             button.addEventListener("click", () => { save(); byId("save").open = false; });
             line.append(button);
         }

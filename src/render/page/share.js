@@ -1,7 +1,7 @@
 // Which view is shown, and what of it the address of the page says: #view=lines&head=L3H7&cell=10,2.
 
-const VIEWS = [["map", "map", "one map large"], ["lines", "lines", "lines between tokens"],
-    ["model", "model", "lines of all maps"], ["neurons", "neurons", "queries and keys by channel"]];
+const VIEWS = ["map", "lines", "model", "neurons"].map(name =>
+    [name, t(`view.${name}`), t(`view.${name}.about`)]);
 const isFull = () => panels.length > 0;
 const canView = name => name === "map" || (isFull() && VIEWS.some(([v]) => v === name) &&
     (name !== "neurons" || panels.some(panel => panel.queries)) &&
@@ -27,7 +27,7 @@ function setView(name) {
     markView();
     drawOverview();
     drawFocus();
-    say(`view: ${VIEWS.find(([v]) => v === name)[2]}`);
+    say(t("view.now", {view: t(`view.${name}.about`)}));
 }
 
 // The parts of the page that a view has.
@@ -54,7 +54,7 @@ function toggleBeside(i = state.panel) {
     byId("beside")?.setAttribute("aria-pressed", String(state.beside >= 0));
     if (state.view !== "map") setView("map");
     drawFocus();
-    say(state.beside >= 0 ? `${panels[state.beside].name} stays beside` : "one map");
+    say(state.beside >= 0 ? t("beside.on", {map: panels[state.beside].name}) : t("beside.off"));
 }
 
 // -- the address ---------------------------------------------------------------------------------

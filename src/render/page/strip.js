@@ -8,9 +8,9 @@ function factsOf(cell) {
     const kind = map.kind ? map.kind[k] : VALUE, value = map.value[k];
     const facts = {row: rowItems[cell.row], col: colItems[cell.col], kind, value,
         hidden: map.hidden ? map.hidden[at.row] : 0};
-    if (kind === MASKED) facts.text = "masked";
+    if (kind === MASKED) facts.text = t("masked");
     else if (kind === NOT_FINITE) {
-        facts.text = Number.isFinite(value) ? "not finite" : String(value);
+        facts.text = Number.isFinite(value) ? t("not-finite") : String(value);
     } else {
         facts.text = exactly(value, errorOf(sourceOf(i), value));
         Object.assign(facts, rankOf(map, at.row, at.col));
@@ -30,10 +30,11 @@ function twinFacts(i, at, k) {
 function cellText(cell) {
     const f = factsOf(cell);
     if (!f) return "";
-    const rank = f.rank ? `, rank ${f.rank} of ${f.count}` : "";
-    const from = `${rowWord} ${f.row.place} '${f.row.text}'`;
-    const twin = f.twin ? `; ${twinWord()} ${f.twin.text}, rank ${f.twin.rank}` : "";
-    return `${from} → ${colWord} ${f.col.place} '${f.col.text}': ${f.text}${rank}${twin}`;
+    const rank = f.rank ? `, ${t("cell.rank", {rank: f.rank, n: f.count})}` : "";
+    const twin = f.twin
+        ? `; ${t("cell.twin", {twin: twinWord(), value: f.twin.text, rank: f.twin.rank})}` : "";
+    return t("cell", {row: rowWord, from: f.row.place, fromText: f.row.text, column: colWord,
+        to: f.col.place, toText: f.col.text, value: f.text}) + rank + twin;
 }
 
 function make(tag, className, ...children) {
@@ -58,18 +59,19 @@ function rawLines(f) {
     const lines = [];
     for (const [word, item] of [[rowWord, f.row], [colWord, f.col]]) {
         if (item.raw === null) continue;
-        lines.push(make("span", "raw", `${word} text: `, make("bdi", "", escaped(item.raw))));
+        lines.push(make("span", "raw",
+            ...tNodes("cell.raw", {axis: word, text: make("bdi", "", escaped(item.raw))})));
     }
     return lines;
 }
 
 function rankLine(f) {
-    return f.rank ? make("span", "rank", `rank ${f.rank} of ${f.count} in the row`) : "";
+    return f.rank ? make("span", "rank", t("cell.rank.row", {rank: f.rank, n: f.count})) : "";
 }
 
 function twinLine(f) {
     return f.twin ? make("span", "rank twin-value", `${twinWord()} `, make("b", "", f.twin.text),
-        ` rank ${f.twin.rank}`) : "";
+        ` ${t("cell.twin.rank", {rank: f.twin.rank})}`) : "";
 }
 
 function drawReadout() {
@@ -82,8 +84,8 @@ function drawReadout() {
     byId("cell").setAttribute("aria-selected", String(state.locked));
     if (!f) return;
     box.append(pairLine(f), make("span", "value", f.text), rankLine(f), twinLine(f));
-    if (view.hiding) box.append(make("span", "rank", `${percent(f.hidden)} of the row hidden`));
-    if (state.locked) box.append(make("span", "lock", "locked · Esc"));
+    if (view.hiding) box.append(make("span", "rank", t("cell.hidden", {share: percent(f.hidden)})));
+    if (state.locked) box.append(make("span", "lock", t("cell.locked")));
 }
 
 function showTip(cell, event) {
@@ -115,7 +117,7 @@ function buildStrip(box, items, onChoose, word) {
         const chip = make("button", "chip", make("bdi", "", item.text));
         chip.type = "button";
         chip.tabIndex = -1;
-        chip.title = `${word} ${item.place}`;
+        chip.title = t("strip", {axis: word, place: item.place});
         chip.addEventListener("click", () => onChoose(i));
         return chip;
     }));
@@ -224,10 +226,11 @@ function drawTable() {
     const i = shownPanel(), list = rowValues(i, at);
     const shown = list.slice(0, state.wholeRow ? MOST_ROWS : FEW_ROWS);
     const most = Math.max(...list.map(([value]) => Math.abs(value)), 0) || 1;
-    byId("row-title").replaceChildren(rowWord + " ", token(rowItems[cell.row]),
-        `, greatest ${valueWord} first`);
+    byId("row-title").replaceChildren(...tNodes("table.title",
+        {row: rowWord, token: token(rowItems[cell.row]), value: valueWord}));
     byId("row-more").hidden = list.length <= FEW_ROWS;
-    byId("row-more").textContent = state.wholeRow ? `first ${FEW_ROWS}` : `all ${list.length}`;
+    byId("row-more").textContent = state.wholeRow ? t("list.first", {n: FEW_ROWS})
+        : t("list.all", {n: list.length});
     const mostTwin = Math.max(...list.map(line => Math.abs(line[3]) || 0), 0) || 1;
     const amount = (value, source, most) => [
         make("td", "number", rowNumber(value, source, most)),
@@ -237,13 +240,13 @@ function drawTable() {
         make("td", "number", String(rank + 1)), make("td", "", token(item)),
         ...amount(value, sourceOf(i), most),
         ...(twin ? amount(other, twin, mostTwin) : []));
-    const names = ["rank", colWord, valueWord, "", ...(twin ? [twinWord(), ""] : [])];
+    const names = [t("rank"), colWord, valueWord, "", ...(twin ? [twinWord(), ""] : [])];
     const head = make("thead", twin ? "" : "unseen",
         make("tr", "", ...names.map(text => make("th", "", text))));
     byId("row-body").replaceChildren(
         make("table", "", head, make("tbody", "", ...shown.map(line))));
     if (state.wholeRow && list.length > MOST_ROWS)
-        byId("row-body").append(make("p", "small", `The ${MOST_ROWS} greatest of ${list.length}.`));
+        byId("row-body").append(make("p", "small", t("table.cut", {n: MOST_ROWS, all: list.length})));
 }
 
 // Far below the greatest of its row a number is only said to be small.
@@ -267,13 +270,13 @@ function toggleWholeRow() {
 // -- small print ---------------------------------------------------------------------------------
 
 function precisionNote() {
-    const which = data.negative ? "the largest in magnitude" : "max";
-    const size = block > 1 ? `1 cell = ${block}×${block} tokens, ${which}; ` : "";
-    if (data.bits === 32 || panels[shownPanel()]?.exact) return size ? size + "values are exact" : "";
+    const which = t(data.negative ? "note.magnitude" : "note.max");
+    const size = block > 1 ? t("note.cell", {n: block, which}) : "";
+    if (data.bits === 32 || panels[shownPanel()]?.exact) return size ? size + t("note.exact") : "";
     const most = panels.reduce((worst, p) => Math.max(worst, reach(p)), 0);
     const error = panels.reduce((worst, p) => Math.max(worst, errorOf(p, reach(p))), 0);
-    return `${size}values are stored in ${data.bits} bits: known within ` +
-        `${Number(error.toPrecision(1))} near ${short(most)}, closer near 0`;
+    return size + t("note.bits",
+        {bits: data.bits, error: Number(error.toPrecision(1)), most: short(most)});
 }
 
 function hiddenNote() {
@@ -282,20 +285,19 @@ function hiddenNote() {
     const shares = [...map.hidden];
     const mean = shares.reduce((a, b) => a + b, 0) / Math.max(shares.length, 1);
     const names = [...state.hidden].map(text => `“${text}”`), more = names.length - 6;
-    const list = names.slice(0, 6).join(", ") + (more > 0 ? ` and ${more} more` : "");
-    return `hidden: ${list}: ${percent(mean)} of the ${valueWord} of the remaining rows on average ` +
-        `(${percent(Math.min(...shares))} to ${percent(Math.max(...shares))})` +
-        (view.rescaled ? "; what is left of each row is rescaled to its old sum"
-            : "; rows are not rescaled");
+    const list = names.slice(0, 6).join(", ") + (more > 0 ? t("note.more", {n: more}) : "");
+    return t("note.hidden", {list, mean: percent(mean), value: valueWord,
+        least: percent(Math.min(...shares)), most: percent(Math.max(...shares))}) +
+        t(view.rescaled ? "note.rescaled" : "note.not-rescaled");
 }
 
 function drawNotes() {
     const notes = [precisionNote(), hiddenNote(), frameNote(), viewNote()];
     const pooled = state.view === "map" && place?.pooled || [1, 1];
     if (pooled[0] > 1 || pooled[1] > 1)
-        notes.push(`1 px = ${pooled[0] * block}×${pooled[1] * block} tokens, max; zoom with +`);
+        notes.push(t("note.pixel", {rows: pooled[0] * block, columns: pooled[1] * block}));
     const scale = state.view === "map" && scaleOf(shownPanel());
     if (scale?.clippedHigh || scale?.clippedLow)
-        notes.push("values beyond an end of the colour bar (an arrow) have the colour of that end");
+        notes.push(t("note.clipped"));
     byId("notes").replaceChildren(...notes.filter(Boolean).map(text => make("li", "", text)));
 }

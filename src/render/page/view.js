@@ -176,7 +176,7 @@ function groupList() {
             groups.get(panel.group).push(i);
         });
         groupCache = [...groups].sort((a, b) => a[0] - b[0]).map(([group, list]) =>
-            ({group, list, name: data.groups?.[group] ?? (groups.size > 1 ? String(group) : "")}));
+            ({group, list, name: given(data.groups?.[group] ?? (groups.size > 1 ? String(group) : ""))}));
     }
     return groupCache;
 }

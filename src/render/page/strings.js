@@ -1,0 +1,48 @@
+// Texts by name, in the reader's language: strings/en.js, and a file for each translation.
+
+// The one that the address names (the switch of a live page), else the browser's first that there is.
+const language = [new URLSearchParams(location.hash.slice(1)).get("lang"), ...navigator.languages]
+    .map(tag => tag?.toLowerCase().split("-")[0]).find(tag => Object.hasOwn(texts, tag)) ?? "en";
+
+const PLURALS = ["zero", "one", "two", "few", "many", "other"];
+const plurals = new Intl.PluralRules(language);
+
+// "{n|map|maps}": the form for n, in the order of PLURALS as far as the language has them.
+function formOf(n, forms) {
+    const {pluralCategories} = plurals.resolvedOptions();
+    return forms[PLURALS.filter(kind => pluralCategories.includes(kind)).indexOf(plurals.select(n))];
+}
+
+// A text in pieces, since values can be nodes: {name} is a value, {name|one|other} a form for a number.
+function tNodes(key, values = {}) {
+    const text = texts[language][key] ?? texts.en[key];
+    return text.split(/\{([^{}]*)\}/).map((part, i) => {
+        if (i % 2 === 0) return part;
+        const [name, ...forms] = part.split("|");
+        return forms.length ? formOf(values[name], forms) : values[name];
+    }).filter(part => part !== "");
+}
+
+const t = (key, values) => tNodes(key, values).join("");
+
+// Words that come with the data: "query (looking)", "layer 3".
+function given(text) {
+    const [n] = /\d+/.exec(text) ?? [], key = `given.${text.replace(n, "{n}")}`;
+    return key in texts.en ? t(key, {n}) : text;
+}
+
+// The texts of the page's own elements: data-t is what is in it, around those children that have a
+// data-slot; data-t-label, data-t-title and data-t-hint are attributes.
+function fillTexts(root) {
+    for (const node of root.querySelectorAll("[data-t]")) {
+        const slots = [...node.children].filter(child => child.dataset.slot);
+        node.replaceChildren(...tNodes(node.dataset.t,
+            Object.fromEntries(slots.map(child => [child.dataset.slot, child]))));
+    }
+    for (const [name, attribute] of [["label", "aria-label"], ["title", "title"], ["hint", "placeholder"]])
+        for (const node of root.querySelectorAll(`[data-t-${name}]`))
+            node.setAttribute(attribute, t(node.getAttribute(`data-t-${name}`)));
+}
+
+document.documentElement.lang = language;
+fillTexts(document);
