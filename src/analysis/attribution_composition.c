@@ -290,6 +290,7 @@ mha_status mha_transformer_composition(mha_context *context, const mha_transform
                                        mha_composition *out)
 {
     MHAI_NEED("mha_transformer_composition", context, transformer, out);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_composition", transformer));
     const mha_transformer_desc *d = &transformer->desc;
     composer c = {.context = context,
                   .t = transformer,

@@ -249,6 +249,7 @@ mha_status mha_transformer_head_attribution(mha_context *context,
                                             mha_head_attribution *found)
 {
     MHAI_NEED("mha_transformer_head_attribution", context, transformer, desc, found);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_head_attribution", transformer));
     mha_head_attribution_desc own;
     mha_head_attribution out;
     MHA_TRY(mhai_struct_copy("mha_head_attribution_desc", &own, sizeof own, sizeof own, desc));

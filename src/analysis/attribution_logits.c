@@ -253,6 +253,7 @@ mha_status mha_logit_attribution(mha_context *context, const mha_transformer *tr
     mha_attribution_target own;
     MHAI_NEED("mha_logit_attribution", context, target, out);
     MHA_TRY(mhai_attribution_check(transformer, activations, MHA_PART_SELF_ATTENTION));
+    MHA_TRY(mhai_transformer_plain_mixers("mha_logit_attribution", transformer));
     MHA_TRY(mhai_struct_copy("mha_attribution_target", &own, sizeof own, sizeof own, target));
     logit_job job = {
         .context = context, .t = transformer, .a = activations, .E = transformer->desc.embed_dim};

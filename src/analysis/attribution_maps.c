@@ -166,6 +166,7 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     mha_tensor weight;
     char name[32];
     MHA_TRY(mhai_attribution_check(transformer, activations, part));
+    MHA_TRY(mhai_transformer_plain_mixers("mha_layer_norm_maps", transformer));
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_norm_maps: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);

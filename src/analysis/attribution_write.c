@@ -306,9 +306,10 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_write: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);
-    snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
+    const char *prefix = view.mixer ? "delta_net" : mhai_attribution_part(part);
+    snprintf(name, sizeof name, "%s.o_proj.weight", prefix);
     mha_status status = mhai_attribution_weight(context, transformer, layer, name, false, &weight);
-    snprintf(name, sizeof name, "%s.o_proj.bias", mhai_attribution_part(part));
+    snprintf(name, sizeof name, "%s.o_proj.bias", prefix);
     if (status == MHA_OK)
         status = mhai_attribution_weight(context, transformer, layer, name, true, &bias);
     if (status == MHA_OK)

@@ -110,6 +110,7 @@ mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *context, const mha
                              const mha_effect_data *data)
 {
     void *memory;
+    MHA_TRY(mhai_transformer_plain_mixers("effects of heads", t));
     *r = (mhai_effect_run){.context = context, .t = t, .d = &t->desc};
     MHA_TRY(mhai_struct_copy("mha_effect_data", &r->data, sizeof r->data, sizeof r->data, data));
     MHA_TRY(check_data(r));

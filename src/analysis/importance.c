@@ -166,6 +166,7 @@ mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
 {
     *r = (mhai_importance_run){.context = context, .t = t};
     MHAI_NEED_AS("importance", "context, transformer, data", context, t, data);
+    MHA_TRY(mhai_transformer_plain_mixers("importance", t));
     mha_transformer_describe(t, &r->d);
     r->width = r->d.flags & MHA_TRANSFORMER_NO_OUTPUT ? r->d.embed_dim : r->d.vocab_size;
     MHA_TRY(mhai_struct_copy("mha_importance_data", &r->data, sizeof r->data,

@@ -52,6 +52,7 @@ static int64_t count_rotations(const mha_transformer_desc *d)
     for (int64_t i = 0; d->layers && i < d->num_layers; i++) {
         int64_t k = 0;
         const mha_layer_desc *a = &d->layers[i];
+        if (a->mixer) continue;
         for (const mha_layer_desc *b = d->layers; k < i; k++, b++)
             if (same_rotation(a, b)) break;
         count += k == i;
@@ -106,7 +107,10 @@ static double numbers_described(const mha_transformer_desc *d)
     double layers = (double)d->num_layers * (q + 2 * E * kv * D), layer = 0;
     if (d->layer_heads) layers = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
-        layers += 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
+        layers += d->layers && d->layers[i].mixer
+                      ? E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
+                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim)
+                      : 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         layers += (double)d->layers[i].t5_buckets *
                   (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);

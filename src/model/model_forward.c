@@ -181,18 +181,27 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
                         (long long)layer);
     mha_transformer_desc d;
     mha_transformer_describe(pass->model->transformer, &d);
-    const int64_t B = pass->B, T = pass->T, D = info->head_dim;
+    const mha_layer_desc *of = d.layers ? &d.layers[layer] : NULL;
+    const bool delta = of && of->mixer;
+    const int64_t B = pass->B, T = pass->T, D = delta ? of->key_dim : info->head_dim;
+    const int64_t Dv = delta ? of->value_dim : D;
     const int64_t H = d.layer_heads ? d.layer_heads[layer] : info->heads;
     const int64_t Hk = d.layer_heads ? d.layer_kv_heads[layer] : info->kv_heads;
     const int64_t map[] = {B, H, T, T}, mean[] = {B, T, T}, row[] = {B, H, T};
-    const int64_t query[] = {B, H, T, D}, key[] = {B, Hk, T, D};
+    const int64_t query[] = {B, delta ? Hk : H, T, D}, key[] = {B, Hk, T, D};
+    const int64_t value[] = {B, delta ? H : Hk, T, Dv}, heads[] = {B, H, T, Dv};
+    if (delta && w.lse)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_outputs: lse of layer %lld, which is a gated delta net and has "
+                        "none",
+                        (long long)layer);
     MHA_TRY(check_output("probabilities", layer, w.probabilities, 4, map, all));
     MHA_TRY(check_output("average_probabilities", layer, w.average_probabilities, 3, mean, all));
     MHA_TRY(check_output("lse", layer, w.lse, 3, row, all));
     MHA_TRY(check_output("q", layer, w.q, 4, query, all));
     MHA_TRY(check_output("k", layer, w.k, 4, key, all));
-    MHA_TRY(check_output("v", layer, w.v, 4, key, all));
-    return check_output("heads", layer, w.heads, 4, query, all);
+    MHA_TRY(check_output("v", layer, w.v, 4, value, all));
+    return check_output("heads", layer, w.heads, 4, heads, all);
 }
 
 static mha_status check_outputs(const mha_model_info *info, const model_call *pass)

@@ -13,7 +13,7 @@ typedef struct mhai_stored_parameter {
     int64_t columns;     /* of ours; 1 of a vector */
     int64_t total;       /* columns there, if transposed */
     int64_t first;       /* row there of our row 0; or column */
-    int64_t part, parts; /* of rows that are fused head by head */
+    int64_t block, step; /* of fused rows: `block` of ours follow each other every `step` there */
     int64_t head_dim;
 } mhai_stored_parameter;
 

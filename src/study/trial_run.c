@@ -3,6 +3,7 @@
 #include "study/trial.h"
 
 #include <multihead/component.h>
+#include <multihead/head_pass.h>
 #include <multihead/heads.h>
 
 #include <inttypes.h>
@@ -115,12 +116,17 @@ static void forget(mhai_kept_run *run)
     *run = (mhai_kept_run){0};
 }
 
-/* An upper bound of the number of elements in the queries and keys of all layers. */
+/* An upper bound of the number of elements in what the rows of all layers need. */
 static double count_kept(const mha_trials *trials, int64_t tokens)
 {
     const mha_transformer_desc *d = &trials->desc;
-    const int64_t most = d->layer_heads ? 2 * d->num_heads : d->num_heads + d->kv_heads;
-    return (double)tokens * (double)d->num_layers * (double)most * (double)d->head_dim;
+    const double H = (double)d->num_heads;
+    const double most = d->layer_heads ? 2 * H : H + (double)d->kv_heads;
+    double numbers = 0;
+    for (int64_t l = 0; l < d->num_layers; l++)
+        numbers += d->layers && d->layers[l].mixer ? 2 * H * (double)(d->layers[l].key_dim + 1)
+                                                   : most * (double)d->head_dim;
+    return (double)tokens * numbers;
 }
 
 /* Allocate a run; without layers if their queries and keys exceed most_bytes. */
@@ -203,6 +209,12 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     for (int64_t i = 0; i < p->run->patched_count; i++) {
         if (p->run->patched[i].layer != layer) continue;
+        if (view.heads.shape[3] != p->size)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "patched: layer %" PRId64
+                            " is a gated delta net, whose heads have %" PRId64
+                            " numbers and not %" PRId64,
+                            layer, view.heads.shape[3], p->size);
         const float *from =
             (const float *)view.heads.data + p->run->patched[i].head * view.heads.stride[1];
         for (int64_t t = 0; t < p->taken; t++)
@@ -295,12 +307,11 @@ static mha_status give_rows(void *user, int64_t b, int64_t row, const mha_tensor
     return r->fn(r->user, r->layer, row, p);
 }
 
-static mha_status visit(running *r, int64_t layer, const mha_attention_desc *attention,
-                        const mha_tensor *q, const mha_tensor *k)
+static mha_status visit(running *r, int64_t layer, const mha_layer_view *view)
 {
     r->layer = layer;
-    if (!r->fn || q->ndim == 0 || (r->only >= 0 && layer != r->only)) return MHA_OK;
-    return mha_attention_visit_rows(r->trials->context, attention, q, k, 0, give_rows, r);
+    if (!r->fn || view->q.ndim == 0 || (r->only >= 0 && layer != r->only)) return MHA_OK;
+    return mha_layer_visit_rows(r->trials->context, view, 0, give_rows, r);
 }
 
 static mha_tensor keep_rows(running *r, const mha_tensor *x)
@@ -313,6 +324,17 @@ static mha_tensor keep_rows(running *r, const mha_tensor *x)
     return made;
 }
 
+/* [1,H,T] */
+static mha_tensor keep_numbers(running *r, const mha_tensor *x)
+{
+    mha_tensor each = *x;
+    each.ndim = 4;
+    each.shape[3] = each.stride[3] = 1;
+    each = keep_rows(r, &each);
+    each.ndim = 3;
+    return each;
+}
+
 static mha_status after_layer(void *user, const mha_activations *activations, int64_t layer)
 {
     running *r = user;
@@ -321,11 +343,14 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     if (r->watch) return r->watch(r->user, activations, layer);
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     if (view.q.ndim == 0) return MHA_OK;
-    if (!r->run || !r->run->layers) return visit(r, layer, &view.attention, &view.q, &view.k);
+    if (!r->run || !r->run->layers) return visit(r, layer, &view);
     mhai_kept_layer *kept = &r->run->layers[layer];
-    kept->attention = view.attention;
-    kept->q = keep_rows(r, &view.q);
-    kept->k = keep_rows(r, &view.k);
+    kept->view = view;
+    kept->view.q = keep_rows(r, &view.q);
+    kept->view.k = keep_rows(r, &view.k);
+    if (!view.mixer) return MHA_OK;
+    kept->view.log_decay = keep_numbers(r, &view.log_decay);
+    kept->view.strength = keep_numbers(r, &view.strength);
     return MHA_OK;
 }
 
@@ -384,7 +409,7 @@ static mha_status visit_kept(const mha_trials *trials, running *r)
     for (int64_t l = 0; r->fn && l < trials->desc.num_layers; l++) {
         const mhai_kept_layer *kept = &trials->now.layers[l];
         MHA_TRY(check_over(trials));
-        MHA_TRY(visit(r, l, &kept->attention, &kept->q, &kept->k));
+        MHA_TRY(visit(r, l, &kept->view));
     }
     return MHA_OK;
 }

@@ -46,13 +46,13 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
 {
     const mha_transformer_desc *d = &a->transformer->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
-    const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim,
-                  kv = 2 * heads.kv * d->head_dim;
+    const mhai_mix mix = mhai_transformer_mix(d, layer);
+    const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim;
     mhai_kept_attention kept = {.step = carve_step(c, a)};
-    kept.qkv = carve(c, tokens, cross ? q : q + kv);
-    if (cross) kept.memory = carve(c, a->max_memory, kv);
-    kept.heads = carve(c, tokens, q);
-    kept.lse = carve(c, tokens, heads.q);
+    kept.qkv = carve(c, tokens, cross ? q : mix.width);
+    if (cross) kept.memory = carve(c, a->max_memory, 2 * heads.kv * d->head_dim);
+    kept.heads = carve(c, tokens, cross ? q : mix.out);
+    if (cross || !mix.mixer) kept.lse = carve(c, tokens, heads.q);
     return kept;
 }
 

@@ -229,20 +229,20 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
 }
 
 /* Linear layers that share an input and are contiguous; a name NULL ends the list early. bias:
- * the flag that gives these layers biases. */
+ * the flag that gives these layers biases; 0: none does. */
 static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
-                                    const char *const names[3], const int64_t outputs[3])
+                                    const char *const *names, const int64_t *outputs)
 {
     mhai_place_linear place = {MHAI_NOWHERE, MHAI_NOWHERE, inputs, 0, NULL};
     char name[32];
-    for (int i = 0; i < 3 && names[i]; i++) {
+    for (int i = 0; names[i]; i++) {
         snprintf(name, sizeof name, ".%s.weight", names[i]);
         int64_t at = add(l, name, MHA_PARAMETER_MATRIX, outputs[i], inputs);
         if (i == 0) place.weight = at;
         place.outputs += outputs[i];
     }
-    const bool biased = mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS | bias);
-    for (int i = 0; i < 3 && names[i] && biased; i++) {
+    const bool biased = bias && mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS | bias);
+    for (int i = 0; names[i] && biased; i++) {
         snprintf(name, sizeof name, ".%s.bias", names[i]);
         int64_t at = add(l, name, MHA_PARAMETER_BIAS, outputs[i], 0);
         if (i == 0) place.bias = at;
@@ -267,11 +267,33 @@ static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
             add(l, ".relative_attention_bias.weight", MHA_PARAMETER_BIAS, of->t5_buckets, heads);
 }
 
+static const char *const o_name[] = {"o_proj", NULL};
+
+static mhai_place_attention add_delta(layout *l)
+{
+    static const char *const names[] = {"q_proj", "k_proj", "v_proj", "g_proj",
+                                        "b_proj", "a_proj", NULL};
+    const mha_transformer_desc *d = &l->t->desc;
+    const mhai_mix mix = mhai_transformer_mix(d, l->layer);
+    const int64_t kernel = d->layers[l->layer].conv_kernel, k = mix.k * mix.D;
+    mhai_place_attention place = {.step = add_step(l, "self_attn_norm", "self_attn_post_norm")};
+    l->prefix = "delta_net";
+    place.in = add_linear(l, 0, d->embed_dim, names,
+                          (const int64_t[]){k, k, mix.out, mix.out, mix.v, mix.v});
+    place.conv = add(l, ".conv.weight", MHA_PARAMETER_BIAS, mix.gates, kernel);
+    place.decay = add(l, ".A_log", MHA_PARAMETER_BIAS, mix.v, 0);
+    place.shift = add(l, ".dt_bias", MHA_PARAMETER_BIAS, mix.v, 0);
+    place.o_norm = add(l, ".o_norm.weight", MHA_PARAMETER_NORM, mix.Dv, 0);
+    place.out = add_linear(l, 0, mix.out, o_name, &d->embed_dim);
+    return place;
+}
+
 static mhai_place_attention add_attention(layout *l, bool cross)
 {
-    static const char *const qkv_names[3] = {"q_proj", "k_proj", "v_proj"};
-    static const char *const q_name[3] = {"q_proj"}, *const kv_names[3] = {"k_proj", "v_proj"};
-    static const char *const o_name[3] = {"o_proj"};
+    static const char *const qkv_names[] = {"q_proj", "k_proj", "v_proj", NULL};
+    static const char *const gated_names[] = {"q_proj", "k_proj", "v_proj", "g_proj", NULL};
+    static const char *const q_name[] = {"q_proj", NULL};
+    static const char *const kv_names[] = {"k_proj", "v_proj", NULL};
     const uint32_t qkv_bias = MHA_TRANSFORMER_QKV_BIAS;
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
@@ -279,6 +301,8 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const uint32_t after = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_attention place = {.step = {none, none}};
+    const bool gated = !cross && mhai_transformer_mix(d, l->layer).gated;
+    if (!cross && mhai_transformer_mix(d, l->layer).mixer) return add_delta(l);
     if (heads.q > 0 || mhai_transformer_has(l->t, after))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");
@@ -290,30 +314,29 @@ static mhai_place_attention add_attention(layout *l, bool cross)
         return place;
     }
     if (cross) {
-        place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, (const int64_t[]){q, 0, 0});
-        place.memory =
-            add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv, 0});
+        place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, &q);
+        place.memory = add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv});
     } else {
-        place.in = add_linear(l, qkv_bias, d->embed_dim, qkv_names, (const int64_t[]){q, kv, kv});
+        place.in = add_linear(l, qkv_bias, d->embed_dim, gated ? gated_names : qkv_names,
+                              (const int64_t[]){q, kv, kv, q});
     }
-    place.out =
-        add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, (const int64_t[]){d->embed_dim, 0, 0});
+    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, &d->embed_dim);
     if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads.q, &place);
     return place;
 }
 
 static void add_feed_forward(layout *l, mhai_place_layer *layer)
 {
-    static const char *const gated[3] = {"gate_proj", "up_proj"}, *const up[3] = {"up_proj"};
-    static const char *const down[3] = {"down_proj"};
+    static const char *const gated[] = {"gate_proj", "up_proj", NULL};
+    static const char *const up[] = {"up_proj", NULL}, *const down[] = {"down_proj", NULL};
     const mha_transformer_desc *d = &l->t->desc;
     if (d->ff_dim == 0) return;
     const uint32_t bias = MHA_TRANSFORMER_FF_BIAS;
     layer->ff = add_step(l, "mlp_norm", "mlp_post_norm");
     l->prefix = "mlp";
     layer->up = add_linear(l, bias, d->embed_dim, mhai_transformer_gated(l->t) ? gated : up,
-                           (const int64_t[]){d->ff_dim, d->ff_dim, 0});
-    layer->down = add_linear(l, bias, d->ff_dim, down, (const int64_t[]){d->embed_dim, 0, 0});
+                           (const int64_t[]){d->ff_dim, d->ff_dim});
+    layer->down = add_linear(l, bias, d->ff_dim, down, &d->embed_dim);
 }
 
 /* Visit everything that has parameters. */
@@ -477,7 +500,9 @@ static mha_status copy_layers(mha_transformer *t)
     t->layer_descs = memory;
     MHA_TRY(mhai_transformer_read_layers(d, t->layer_descs, &plain));
     d->layers = plain ? NULL : t->layer_descs;
-    return MHA_OK;
+    return t->source.transport && t->source.transport->size > 1
+               ? mhai_transformer_plain_mixers("layers over ranks", t)
+               : MHA_OK;
 }
 
 static mha_status make_data(mha_transformer *t)

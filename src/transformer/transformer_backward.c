@@ -152,7 +152,7 @@ static void add_heads(const call *c, const float *heads, const float *gradient, 
 
 /* Through norms and rotation of a layer. The inputs of the norms are projected again. */
 static mha_status position(const call *c, const mhai_place_attention *place,
-                           const mhai_kept_attention *kept, const mhai_attend *x, mhai_heads count,
+                           const mhai_kept_attention *kept, const mhai_attend *x, int64_t layer,
                            const mhai_qkv *gradient)
 {
     mhai_qkv read = {.q = {.ndim = 0}};
@@ -165,7 +165,7 @@ static mha_status position(const call *c, const mhai_place_attention *place,
         mha_tensor in = mhai_transformer_rows(kept->step.in, rows, inputs, inputs);
         mha_tensor out = mhai_transformer_rows(memory, rows, place->in.outputs, place->in.outputs);
         MHA_TRY(mha_linear_forward(c->context, place->in.packed, MHA_ACTIVATION_NONE, &in, &out));
-        read = mhai_transformer_qkv(c->a, count, false, memory, NULL);
+        read = mhai_transformer_qkv(c->a, layer, false, memory, NULL);
         q.weight = place_of(c, place->q_norm);
         k.weight = place_of(c, place->k_norm);
     }
@@ -207,8 +207,8 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     const mhai_attend *x = &described.attend;
     const bool sinks = x->desc.sink_logits && c->out.parameters;
     const bool t5 = x->desc.t5_table && c->out.parameters;
-    mhai_qkv gradient = mhai_transformer_qkv(a, count, cross, c->wide, c->memory);
-    mha_tensor dheads = mhai_transformer_heads(a, count, c->also);
+    mhai_qkv gradient = mhai_transformer_qkv(a, layer, cross, c->wide, c->memory);
+    mha_tensor dheads = mhai_transformer_heads(a, layer, cross, c->also);
     mha_tensor gates = mhai_transformer_vector(c->gates, count.q);
     mha_tensor dsinks = mhai_transformer_vector(c->sinks, count.q), dt5 = place->t5_table;
     dt5.data = c->t5;
@@ -233,7 +233,7 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     if (dgates) add_gates(c, dgates, layer, count);
     if (sinks) add_numbers(c, place->sinks, &dsinks);
     if (t5) add_numbers(c, place->t5, &dt5);
-    return cross ? MHA_OK : position(c, place, kept, x, count, &gradient);
+    return cross ? MHA_OK : position(c, place, kept, x, layer, &gradient);
 }
 
 /* A layer without heads: the stream's gradient passes unchanged, and the bias receives it. */
@@ -507,6 +507,7 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                         "mha_transformer_backward: compute %s is forward only; load the model with "
                         "MHA_COMPUTE_F32",
                         mha_compute_name(transformer->source.compute));
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_backward", transformer));
     if (transformer->ranks)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: the layers of this transformer are spread over "

@@ -13,6 +13,15 @@ typedef struct mhai_call {
     const mhai_step *step; /* NULL: whole sequences */
 } mhai_call;
 
+/* transformer_delta.c: a gated delta net between its projections: what its recurrence reads, in place of
+ * what they gave; its heads. Check what else is wanted of it. */
+MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);
+MHA_NODISCARD mha_status mhai_delta_run(const mhai_call *c, int64_t layer);
+MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer);
+
+/* Multiply the outputs of heads by the gates of their layer; of a gated delta net, norm them first. */
+void mhai_gate_heads(const mhai_call *c, int64_t layer);
+
 static inline int64_t mhai_tokens(const mha_activations *a)
 {
     return a->B * a->T;

@@ -24,12 +24,27 @@ struct mha_decoder {
     mhai_attend_sinks *sinks; /* [L] of MHA_DECODER_STREAMING; else NULL */
     float *sink_keys;         /* of all of them */
     float *turns;             /* of a step's rows, in every encoding */
+    mhai_delta_state *deltas; /* [L][B] */
 };
 
 /* ---- description --------------------------------------------------------------------------- */
 
+/* The first gated delta net; -1: there is none. */
+static int64_t first_delta(const mha_transformer *t)
+{
+    for (int64_t i = 0; i < t->desc.num_layers; i++)
+        if (mhai_transformer_mix(&t->desc, i).mixer) return i;
+    return -1;
+}
+
 static mha_status check_kind(const mha_transformer *t, const mha_decoder_desc *own)
 {
+    if (own->window > 0 && first_delta(t) >= 0)
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "mha_decoder_desc: window is %lld, but layer %lld is a gated delta net, whose "
+            "state holds all tokens; leave it 0",
+            (long long)own->window, (long long)first_delta(t));
     const bool cross = mhai_transformer_has(t, MHA_TRANSFORMER_CROSS);
     if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: only transformers that are "
@@ -131,6 +146,7 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
 {
     mha_attention_desc sees = t->layers[layer].self.attend.desc;
     if (cross && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) return false;
+    if (!cross && mhai_transformer_mix(&t->desc, layer).mixer) return false;
     *cache = (mha_kv_cache_desc){.struct_size = sizeof *cache,
                                  .batch = d->batch,
                                  .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
@@ -230,6 +246,62 @@ static mha_status make_sinks(mha_decoder *d)
     return MHA_OK;
 }
 
+/* Bytes of a gated delta net's states; 0 of another layer. */
+static int64_t delta_bytes(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer)
+{
+    const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
+    if (!mix.mixer) return 0;
+    const double rows = (double)((mix.D + MHA_RECURRENT_CHUNK) * mhai_round_up(mix.Dv, 32));
+    const double floats = (double)mix.v * (rows + 160 * (double)mix.D) +
+                          (double)(t->desc.layers[layer].conv_kernel - 1) * (double)mix.gates;
+    const double bytes = (double)d->batch * floats * sizeof(float);
+    return bytes < 0x1p62 ? (int64_t)bytes : INT64_MAX;
+}
+
+static mha_status make_delta(mha_context *context, mha_decoder *d, int64_t layer, int64_t b)
+{
+    const mha_transformer_desc *t = &d->transformer->desc;
+    const mhai_mix mix = mhai_transformer_mix(t, layer);
+    mhai_delta_state *made = &d->deltas[layer * d->desc.batch + b];
+    const mha_recurrent_state_desc size = {.struct_size = sizeof size,
+                                           .batch = 1,
+                                           .heads = mix.v,
+                                           .head_dim = mix.D,
+                                           .value_dim = mix.Dv};
+    void *memory;
+    made->floats = (t->layers[layer].conv_kernel - 1) * mix.gates + 1;
+    MHA_TRY(allocate(d, made->floats, sizeof *made->inputs, &memory));
+    made->inputs = memory;
+    return mha_recurrent_state_create(context, &size, &made->state);
+}
+
+static mha_status make_deltas(mha_context *context, mha_decoder *d)
+{
+    const int64_t layers = d->transformer->desc.num_layers;
+    void *memory;
+    if (first_delta(d->transformer) < 0) return MHA_OK;
+    MHA_TRY(allocate(d, layers * d->desc.batch, sizeof *d->deltas, &memory));
+    d->deltas = memory;
+    for (int64_t i = 0; i < layers * d->desc.batch; i++)
+        if (mhai_transformer_mix(&d->transformer->desc, i / d->desc.batch).mixer)
+            MHA_TRY(make_delta(context, d, i / d->desc.batch, i % d->desc.batch));
+    return MHA_OK;
+}
+
+static void free_deltas(mha_decoder *d)
+{
+    const int64_t count = d->transformer->desc.num_layers * d->desc.batch;
+    for (int64_t i = 0; d->deltas && i < count; i++) {
+        mhai_delta_state *x = &d->deltas[i];
+        mha_recurrent_state_destroy(x->state);
+        if (x->inputs)
+            d->allocator.release(d->allocator.user, x->inputs,
+                                 (size_t)x->floats * sizeof *x->inputs);
+    }
+    if (d->deltas)
+        d->allocator.release(d->allocator.user, d->deltas, (size_t)count * sizeof *d->deltas);
+}
+
 static mha_status make_parts(mha_context *context, mha_decoder *d)
 {
     const mha_transformer *t = d->transformer;
@@ -246,6 +318,7 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
             describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
             MHA_TRY(mha_kv_cache_create(context, &cache, &d->caches[i]));
     MHA_TRY(make_sinks(d));
+    MHA_TRY(make_deltas(context, d));
     return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
                                    &d->activations);
 }
@@ -281,6 +354,7 @@ void mha_decoder_destroy(mha_decoder *d)
 {
     if (!d) return;
     const mha_allocator a = d->allocator;
+    free_deltas(d);
     const int64_t caches = 2 * d->transformer->desc.num_layers;
     for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
     if (d->caches) a.release(a.user, d->caches, (size_t)caches * sizeof *d->caches);
@@ -329,6 +403,9 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
         all.scale_bytes += one.scale_bytes;
         if (i >= layers) all.memory_bytes += one.total_bytes;
     }
+    for (int64_t i = 0; i < layers; i++)
+        if (!mhai_add_i64(all.total_bytes, delta_bytes(transformer, &own, i), &all.total_bytes))
+            return mha_fail(MHA_ERR_SIZE, "decoder: its states do not fit in the address space");
     all.total_bytes += sink_floats(transformer, &own, layers) * (int64_t)sizeof(float);
     *sizes = all;
     return MHA_OK;
@@ -359,7 +436,42 @@ static mha_status check_length(const char *function, const mha_decoder *d, int64
                         (long long)length, (long long)d->lengths[b]);
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         if (d->caches[i]) MHA_TRY(mhai_kv_pages_check_truncate(d->caches[i], b, length));
+    if (!d->deltas || length == 0 || length == d->lengths[b]) return MHA_OK;
+    return mha_fail(
+        MHA_ERR_UNSUPPORTED,
+        "%s: layer %lld is a gated delta net, whose state has no history: sequence %lld "
+        "keeps its %lld tokens or begins anew, not with %lld",
+        function, (long long)first_delta(d->transformer), (long long)b, (long long)d->lengths[b],
+        (long long)length);
+}
+
+/* Set a sequence's states to 0, or to those of another. */
+static mha_status copy_deltas(mha_decoder *d, int64_t from, int64_t to, bool empty)
+{
+    for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++) {
+        const mhai_delta_state *x = &d->deltas[i * d->desc.batch + from];
+        mhai_delta_state *y = &d->deltas[i * d->desc.batch + to];
+        if (!y->state) continue;
+        y->length = empty ? 0 : x->length;
+        if (empty) {
+            mha_recurrent_state_reset(y->state);
+            memset(y->inputs, 0, (size_t)y->floats * sizeof *y->inputs);
+        } else {
+            memcpy(y->inputs, x->inputs, (size_t)y->floats * sizeof *y->inputs);
+            MHA_TRY(mha_recurrent_state_copy(x->state, 0, y->state, 0));
+        }
+    }
     return MHA_OK;
+}
+
+/* Whether a net has taken tokens of a step that failed. */
+static bool is_ahead(const mha_decoder *d, int64_t b)
+{
+    for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++)
+        if (d->deltas[i * d->desc.batch + b].state &&
+            d->deltas[i * d->desc.batch + b].length != d->lengths[b])
+            return true;
+    return false;
 }
 
 /* Back to a length to which every layer can go. */
@@ -368,6 +480,7 @@ static mha_status cut(mha_decoder *d, int64_t b, int64_t length)
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         if (d->caches[i] && mha_kv_cache_lengths(d->caches[i])[b] > length)
             MHA_TRY(mha_kv_cache_truncate(d->caches[i], b, length));
+    if (length == 0) MHA_TRY(copy_deltas(d, b, b, true));
     d->lengths[b] = length;
     return MHA_OK;
 }
@@ -420,7 +533,7 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
         MHA_TRY(mha_kv_cache_fork(cache, from, to, rows));
     }
     d->lengths[to] = length;
-    return MHA_OK;
+    return copy_deltas(d, from, to, length == 0);
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -552,7 +665,8 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
                     .sink_keys = d->desc.sink_keys,
                     .sinks = d->sinks,
                     .divides = B == 1 && counts[0] == n && !d->sinks &&
-                               d->desc.key_scales != MHA_KV_SCALES_CHANNEL};
+                               d->desc.key_scales != MHA_KV_SCALES_CHANNEL,
+                    .deltas = d->deltas};
     return MHA_OK;
 }
 
@@ -602,7 +716,7 @@ static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tens
         if (status == MHA_OK)
             d->lengths[b] += step.counts[b];
         else
-            MHA_TRY(cut(d, b, d->lengths[b]));
+            MHA_TRY(cut(d, b, is_ahead(d, b) ? 0 : d->lengths[b]));
     return status;
 }
 

@@ -70,16 +70,21 @@ static mha_tensor heads_view(const float *data, int64_t batch, int64_t length, i
     return view;
 }
 
-mhai_qkv mhai_transformer_qkv(const mha_activations *a, mhai_heads heads, bool cross,
-                              const float *qkv, const float *memory)
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cross, const float *qkv,
+                              const float *memory)
 {
-    const int64_t D = a->transformer->desc.head_dim, q = heads.q * D, kv = heads.kv * D;
-    const int64_t width = cross ? q : q + 2 * kv, kv_width = cross ? 2 * kv : width;
-    const int64_t keys = cross ? a->S : a->T;
-    const float *k = cross ? memory : qkv + q;
-    return (mhai_qkv){heads_view(qkv, a->B, a->T, heads.q, D, width),
-                      heads_view(k, a->B, keys, heads.kv, D, kv_width),
-                      heads_view(k + kv, a->B, keys, heads.kv, D, kv_width)};
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
+    const int64_t D = d->head_dim, kv = heads.kv * D;
+    if (cross)
+        return (mhai_qkv){heads_view(qkv, a->B, a->T, heads.q, D, heads.q * D),
+                          heads_view(memory, a->B, a->S, heads.kv, D, 2 * kv),
+                          heads_view(memory + kv, a->B, a->S, heads.kv, D, 2 * kv)};
+    const mhai_mix mix = mhai_transformer_mix(d, layer);
+    const float *k = qkv + mix.q * mix.D, *v = k + mix.k * mix.D;
+    return (mhai_qkv){heads_view(qkv, a->B, a->T, mix.q, mix.D, mix.width),
+                      heads_view(k, a->B, a->T, mix.k, mix.D, mix.width),
+                      heads_view(v, a->B, a->T, mix.v, mix.Dv, mix.width)};
 }
 
 typedef struct add_job {
@@ -110,10 +115,13 @@ void mhai_transformer_add(mha_context *context, int64_t count, const float *x, c
         for (int64_t i = 0; i < pieces; i++) add_piece(&job, i, 0);
 }
 
-mha_tensor mhai_transformer_heads(const mha_activations *a, mhai_heads heads, const float *data)
+mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
+                                  const float *data)
 {
-    const int64_t D = a->transformer->desc.head_dim;
-    return heads_view(data, a->B, a->T, heads.q, D, heads.q * D);
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const int64_t H = mhai_transformer_heads_of(d, layer, cross).q;
+    const int64_t D = cross ? d->head_dim : mhai_transformer_mix(d, layer).Dv;
+    return heads_view(data, a->B, a->T, H, D, H * D);
 }
 
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse)
@@ -130,7 +138,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     const mhai_kept_attention *kept = cross ? &a->layers[layer].cross : &a->layers[layer].self;
     const mha_tensor *gates = cross ? input->cross_gates : input->gates;
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, cross);
-    const mhai_qkv qkv = mhai_transformer_qkv(a, heads, cross, kept->qkv, kept->memory);
+    const mhai_qkv qkv = mhai_transformer_qkv(a, layer, cross, kept->qkv, kept->memory);
     mhai_attend *x = &made->attend;
     *x = cross ? (mhai_attend){.desc = {.struct_size = sizeof x->desc}}
                : t->layers[layer].self.attend;
@@ -143,7 +151,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     x->q = qkv.q;
     x->k = qkv.k;
     x->v = qkv.v;
-    x->heads = mhai_transformer_heads(a, heads, kept->heads);
+    x->heads = mhai_transformer_heads(a, layer, cross, kept->heads);
     made->lse = mhai_transformer_lse(a, heads, kept->lse);
     if (!gates) return;
     made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer), heads.q);
@@ -212,8 +220,8 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
 /* Heads become gate z; with means, (1 - gate) times the head's mean is added. */
 static void add_means(const mhai_call *c, float *heads, int64_t layer)
 {
-    const int64_t D = c->t->desc.head_dim;
-    const int64_t H = mhai_transformer_heads_of(&c->t->desc, layer, false).q;
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const int64_t D = mix.Dv, H = mix.out / D;
     const float *gates = mhai_nn_row(c->input.gates, layer);
     const float *means = mhai_nn_row(c->input.head_means, layer);
     for (int64_t i = 0; i < mhai_tokens(c->a); i++)
@@ -338,6 +346,7 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     const int64_t rows = mhai_tokens(c->a);
+    const bool delta = !cross && mhai_transformer_mix(&c->t->desc, layer).mixer;
     mhai_call_attention attention;
     if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0) return only_bias(c, place, kept, next);
@@ -345,10 +354,15 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
     if (cross && !c->step)
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
-    MHA_TRY(prepare(c, layer, cross, &attention));
-    MHA_TRY(mhai_attend_position(&attention.attend));
+    if (delta) {
+        MHA_TRY(mhai_delta_position(c, layer));
+    } else {
+        MHA_TRY(prepare(c, layer, cross, &attention));
+        MHA_TRY(mhai_attend_position(&attention.attend));
+    }
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, false);
-    MHA_TRY(mhai_attend_run(&attention.attend));
+    MHA_TRY(delta ? mhai_delta_run(c, layer) : mhai_attend_run(&attention.attend));
+    if (!cross) mhai_gate_heads(c, layer);
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, true);
     MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
@@ -595,6 +609,10 @@ static mha_status reserve(const mhai_call *c)
         if ((cross && !(d->flags & MHA_TRANSFORMER_CROSS)) ||
             mhai_transformer_heads_of(d, i / 2, cross).q == 0)
             continue;
+        if (!cross && mhai_transformer_mix(d, i / 2).mixer) {
+            MHA_TRY(mhai_delta_check_outputs(c, i / 2));
+            continue;
+        }
         MHA_TRY(prepare(c, i / 2, cross, &attention));
         MHA_TRY(mha_attention_explain(c->context, &x->desc, &x->q, &x->k, &x->v, &x->heads,
                                       &x->outputs, &plan));

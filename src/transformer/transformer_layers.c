@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_ROPE_INTERLEAVED * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_OUTPUT_GATE * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
@@ -68,8 +68,53 @@ static mha_status fill_scaling(mha_layer_desc *l)
     return MHA_OK;
 }
 
-static mha_status fill_defaults(const mha_transformer_desc *d, mha_layer_desc *l)
+static bool in_bounds(int64_t value, int64_t most)
 {
+    return value >= 1 && value <= most;
+}
+
+/* A gated delta net: sizes, and nothing of attention. The bounds keep the width of a row in 64 bits. */
+static mha_status check_delta(const mha_transformer_desc *d, const mha_layer_desc *l, int64_t layer)
+{
+    const mha_layer_desc sizes = {.struct_size = l->struct_size,
+                                  .mixer = l->mixer,
+                                  .conv_kernel = l->conv_kernel,
+                                  .key_dim = l->key_dim,
+                                  .value_dim = l->value_dim};
+    if (memcmp(&sizes, l, sizeof sizes) != 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: a gated delta net has mixer, "
+                                          "conv_kernel, key_dim and value_dim alone; leave the "
+                                          "other fields 0");
+    if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
+        d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_layer_desc: a gated delta net needs MHA_TRANSFORMER_CAUSAL and "
+                        "MHA_NORM_RMS, and no cross-attention or parallel blocks");
+    if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || !in_bounds(l->key_dim, 1 << 20) ||
+        !in_bounds(l->value_dim, 1 << 20))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: conv_kernel is %d, key_dim %lld, value_dim %lld; expected "
+                        "1..%d, 1..%d, 1..%d",
+                        (int)l->conv_kernel, (long long)l->key_dim, (long long)l->value_dim,
+                        MHA_CONVOLUTION_MOST, 1 << 20, 1 << 20);
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
+    if (heads.q >= 1 && heads.q * mhai_max_i64(l->key_dim, l->value_dim) <= INT32_MAX)
+        return MHA_OK;
+    return mha_fail(heads.q < 1 ? MHA_ERR_ARGUMENT : MHA_ERR_SIZE,
+                    "mha_layer_desc: a gated delta net of %lld heads, key_dim %lld and value_dim "
+                    "%lld; expected 1 head or more and at most %d numbers",
+                    (long long)heads.q, (long long)l->key_dim, (long long)l->value_dim, INT32_MAX);
+}
+
+static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
+{
+    if ((unsigned)l->mixer > MHA_MIXER_GATED_DELTA)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
+                        (int)l->mixer, MHA_MIXER_GATED_DELTA);
+    if (l->mixer) return check_delta(d, l, layer);
+    if (l->conv_kernel || l->key_dim || l->value_dim)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim and value_dim: "
+                                          "only with MHA_MIXER_GATED_DELTA");
     if (l->flags & ~(uint32_t)KNOWN_FLAGS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: flags 0x%x are unknown",
                         (unsigned)(l->flags & ~(uint32_t)KNOWN_FLAGS));
@@ -119,7 +164,7 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
     for (int64_t i = 0; i < d->num_layers; i++, given += d->layers->struct_size) {
         mha_status status = read_layer(given, d->layers->struct_size, &own[i]);
         if (memcmp(&own[i], &none, sizeof none) != 0) *plain = false;
-        if (status == MHA_OK) status = fill_defaults(d, &own[i]);
+        if (status == MHA_OK) status = fill_defaults(d, i, &own[i]);
         if (status != MHA_OK) return fail_layer(status, i);
     }
     return MHA_OK;
@@ -380,7 +425,7 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
     mhai_place_attention *place = &t->layers[layer].self;
     mhai_attend *a = &place->attend;
     int64_t bucket;
-    if (heads.q == 0 && !d->layers) return MHA_OK;
+    if (l->mixer || (heads.q == 0 && !d->layers)) return MHA_OK;
     *a = (mhai_attend){.desc = {.struct_size = sizeof a->desc,
                                 .flags = causal ? MHA_ATTENTION_CAUSAL : 0,
                                 .scale = l->scale,

@@ -7,6 +7,7 @@
 
 #include <multihead/cache.h>
 #include <multihead/component.h>
+#include <multihead/recurrent.h>
 #include <multihead/transformer.h>
 
 #include <pthread.h>
@@ -36,9 +37,10 @@ typedef struct mhai_place_attention {
     mhai_attend attend; /* the layer's settings; points to the tensors below */
     int64_t q_norm, k_norm, sinks, slopes, t5;
     mha_tensor sink_logits, alibi_slopes, t5_table, cosines, sines;
-    mhai_place_linear in;     /* q, k, v; in cross-attention only q */
+    mhai_place_linear in;     /* q, k, v and gates; in cross-attention only q */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
     mhai_place_linear out;
+    int64_t conv, decay, shift, o_norm; /* of a gated delta net */
 } mhai_place_attention;
 
 typedef struct mhai_place_layer {
@@ -145,10 +147,10 @@ typedef struct mhai_kept_step {
 
 typedef struct mhai_kept_attention {
     mhai_kept_step step;
-    float *qkv;    /* [tokens, (H + 2 Hk) D]; in cross-attention [tokens, H D] */
+    float *qkv;    /* [tokens, mhai_mix.width]; in cross-attention [tokens, H D] */
     float *memory; /* cross-attention: [memory rows, 2 Hk D] */
-    float *heads;  /* [tokens, H D] */
-    float *lse;    /* [B,H,T] */
+    float *heads;  /* [tokens, mhai_mix.out] */
+    float *lse;    /* [B,H,T]; NULL in a gated delta net */
 } mhai_kept_attention;
 
 typedef struct mhai_kept_layer {
@@ -205,14 +207,54 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
     return (mhai_heads){d->layer_heads[layer], d->layer_kv_heads[layer]};
 }
 
+/* What the heads of a layer's mixer are: heads and sizes of q, k and v, which follow each other in rows
+ * of `width` numbers, and then gates [out], and strengths and decays [v] of a gated delta net. */
+typedef struct mhai_mix {
+    mha_mixer mixer;
+    bool gated;
+    int64_t q, k, v, D, Dv;
+    int64_t out; /* of all heads */
+    int64_t gates, width;
+} mhai_mix;
+
+static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64_t layer)
+{
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
+    const mha_layer_desc *l = d->layers ? &d->layers[layer] : NULL;
+    mhai_mix mix = {
+        .q = heads.q, .k = heads.kv, .v = heads.kv, .D = d->head_dim, .Dv = d->head_dim};
+    if (l) {
+        mix.mixer = l->mixer;
+        mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE || l->mixer;
+    }
+    if (mix.mixer) {
+        mix.q = heads.kv;
+        mix.v = heads.q;
+        mix.D = l->key_dim;
+        mix.Dv = l->value_dim;
+    }
+    mix.out = heads.q * mix.Dv;
+    mix.gates = (mix.q + mix.k) * mix.D + mix.v * mix.Dv;
+    mix.width = mix.gates + (mix.gated ? mix.out : 0) + (mix.mixer ? 2 * mix.v : 0);
+    return mix;
+}
+
+/* Refuse a layer that a function cannot compute: a gated delta net, or an output gate. */
+MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
+                                                       const mha_transformer *t);
+
 /* q [B,H,T,D], k and v [B,Hk,S,D] of the activations of an attention step, or of gradients with
  * the same layout. */
 typedef struct mhai_qkv {
     mha_tensor q, k, v;
 } mhai_qkv;
-mhai_qkv mhai_transformer_qkv(const mha_activations *a, mhai_heads heads, bool cross,
-                              const float *qkv, const float *memory);
-mha_tensor mhai_transformer_heads(const mha_activations *a, mhai_heads heads, const float *data);
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cross, const float *qkv,
+                              const float *memory);
+mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
+                                  const float *data);
+/* What a gated delta net's recurrence reads besides, [B,H,T]. */
+void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
+                      mha_tensor *strength);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
 /* sum = x + y, which may be x or y. */
@@ -265,6 +307,13 @@ MHA_NODISCARD mha_status mhai_transformer_patches_apart(const mha_transformer_in
 void mhai_transformer_patch(const mha_activations *a, const mha_transformer_input *input,
                             int64_t layer, bool output);
 
+/* A gated delta net's state of a sequence, and the tokens that its convolution has taken. */
+typedef struct mhai_delta_state {
+    mha_recurrent_state *state; /* NULL: the layer is no such net */
+    float *inputs;              /* [K-1, channels] */
+    int64_t floats, length;
+} mhai_delta_state;
+
 /* The state of a decoder's step, in addition to a forward call. */
 typedef struct mhai_step {
     mha_kv_cache *const *caches;    /* [L] of self-attention */
@@ -275,6 +324,7 @@ typedef struct mhai_step {
     int64_t window, sink_keys;      /* of the decoder */
     const mhai_attend_sinks *sinks; /* [L]; NULL: sinks do not move */
     bool divides; /* one sequence, whose rows may be divided into several bit-identical steps */
+    mhai_delta_state *deltas; /* [L][B] */
 } mhai_step;
 
 /* A forward call whose tokens follow those in the caches, to which their rows are appended;

@@ -324,6 +324,7 @@ mha_status mha_transformer_prune(mha_context *context, const mha_transformer *tr
                                  const mha_tensor *keep, mha_transformer **pruned)
 {
     MHAI_NEED("mha_transformer_prune", context, transformer, pruned);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_prune", transformer));
     MHA_TRY(check_keep(transformer, keep));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
@@ -336,6 +337,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
                                 mha_transformer **copy)
 {
     MHAI_NEED("mha_transformer_copy", context, transformer, copy);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_copy", transformer));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
@@ -363,6 +365,7 @@ mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer 
                                     int64_t kv_heads, mha_transformer **shared)
 {
     MHAI_NEED("mha_transformer_share_kv", context, transformer, shared);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_share_kv", transformer));
     pruning *x = NULL;
     mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)

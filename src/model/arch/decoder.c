@@ -362,7 +362,8 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     plan->desc.rope_base = rope.rope_base;
     if (!rope.rotary_dim && rope.rope_factor == 0 && !plan->layers) return MHA_OK;
     MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) mhai_set_rotation(&plan->layers[i], &rope);
+    for (int64_t i = 0; i < plan->desc.num_layers; i++)
+        if (!plan->layers[i].mixer) mhai_set_rotation(&plan->layers[i], &rope);
     return MHA_OK;
 }
 

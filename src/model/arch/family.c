@@ -11,14 +11,15 @@
 extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family_electra,
     mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
     mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
-    mhai_family_phi3;
+    mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5;
 
 /* The one list. A transformer is saved as the first that it fits; the last fits all. */
 static const mhai_family *const families[] = {
     &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra, &mhai_family_distilbert,
     &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,   &mhai_family_mistral,
     &mhai_family_mixtral, &mhai_family_qwen2,    &mhai_family_qwen3,   &mhai_family_gemma,
-    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,    &mhai_family_multihead};
+    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,    &mhai_family_qwen3_next,
+    &mhai_family_qwen3_5, &mhai_family_multihead};
 
 enum { FAMILIES = sizeof families / sizeof families[0] };
 

@@ -36,9 +36,12 @@ typedef enum mhai_weight_form {
     /* Rows of q, k and v, or of gate and up, one part after the other. */
     MHAI_FUSED,
     MHAI_FUSED_TRANSPOSED,
-    MHAI_FUSED_HEADS, /* head by head: its q, its k, its v */
-    MHAI_LAST_ROWS,   /* of a longer table */
-    MHAI_PAIRED_ROWS  /* of a rotation that pairs neighbours: 2 k and 2 k + 1 of each head */
+    MHAI_FUSED_HEADS,  /* head by head: its q, its k, its v */
+    MHAI_FUSED_GATE,   /* head by head: its q, its output gate */
+    MHAI_FUSED_GROUPS, /* of a gated delta net, by heads of q: its q, k, v, g, or its b, a */
+    MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
+    MHAI_LAST_ROWS,    /* of a longer table */
+    MHAI_PAIRED_ROWS   /* of a rotation that pairs neighbours: 2 k and 2 k + 1 of each head */
 } mhai_weight_form;
 
 /* What a family calls a parameter, without ".weight". part: 0 the first of a fused weight, 1 .. */
