@@ -134,8 +134,9 @@ mha_status mha_trials_predict(mha_trials *trials, const mha_trial *given, int64_
     if (!next) return mha_fail(MHA_ERR_NULL, "trial: next is NULL");
     MHA_TRY(mhai_trial_read(trials, given, &run));
     mha_trial_next made = {.row = row < 0 ? run.count - 1 : row};
-    if (!(trials->desc.flags & MHA_TRANSFORMER_NO_OUTPUT) &&
-        trials->desc.flags & MHA_TRANSFORMER_CAUSAL) {
+    const mha_trials *base = trials->options.baseline ? trials->options.baseline : trials;
+    if (!(base->desc.flags & MHA_TRANSFORMER_NO_OUTPUT) &&
+        base->desc.flags & MHA_TRANSFORMER_CAUSAL) {
         if (made.row >= run.count)
             return mha_fail(MHA_ERR_MODEL, "row: the text has %" PRId64 " tokens", run.count);
         MHA_TRY(mha_trials_run(trials, given, -1, NULL, NULL, NULL));
