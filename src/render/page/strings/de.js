@@ -271,7 +271,7 @@ texts.de = {
     "next.whole": "alle ein",
     "next.change": "Änderung",
     "next.sampled": "gezogen",
-    "next.unchanged": "unverändert",
+    "next.unchanged": "original",
     "next.heads-on": "alle Köpfe ein",
     "next.logit": "Logit {logit}, Token {id}",
     "next.logits": "Logit {logit}, alle Köpfe ein: {whole}, Token {id}",

@@ -270,7 +270,7 @@ const texts = {en: {
     "next.whole": "all on",
     "next.change": "change",
     "next.sampled": "sampled",
-    "next.unchanged": "unchanged",
+    "next.unchanged": "original",
     "next.heads-on": "all heads on",
     "next.logit": "logit {logit}, token {id}",
     "next.logits": "logit {logit}, all heads on {whole}, token {id}",
