@@ -9,6 +9,7 @@ const CLICKS = ["look", "off", "patch"].map(name => [name, t(`live.${name}`)]);
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
 let chosenLanguage = ""; // by the switch
+const followers = []; // called with each new answer: other parts of the page
 
 // What the model computes.
 function runOf() {
@@ -50,7 +51,7 @@ async function askAll() {
             if (panels.length && body.maps) body.head = panels[state.panel].name;
             takeAnswer(await (await post("look", body)).json(), since);
         } catch (error) {
-            showFailure(error);
+            if (error.name === "AbortError" || !keepText()) showFailure(error);
         }
     }
     asking = false;
@@ -83,6 +84,7 @@ function takeAnswer(next, since) {
     const ms = Math.round(1000 * next.seconds);
     const part = asked.patched.size && asked.at === "all" && next.patched < next.tokens;
     showStatus(t(part ? "live.took.patched" : "live.took", {n: next.tokens, ms, patched: next.patched}), false);
+    for (const follow of followers) follow();
     byId("live-panel").dataset.answers = Number(byId("live-panel").dataset.answers ?? 0) + 1;
     if (since && next.maps)
         requestAnimationFrame(() => setTimeout(() =>
@@ -303,6 +305,7 @@ function tellPlace(text) {
     if (asked.at !== "all") text.set("at", asked.at);
     if (asked.chosenRow) text.set("next", "chosen");
     if (chosenLanguage) text.set("lang", chosenLanguage);
+    if (tour.at >= 0) text.set("station", station().name);
 }
 
 // The page is written again in the language, with the place that it had.
@@ -330,6 +333,7 @@ function readPlace() {
     byId("live-other").value = asked.other;
     byId("live-second").open ||= asked.other !== "";
     markLive();
+    readStation(place);
     return JSON.stringify(runOf()) !== before;
 }
 
@@ -412,6 +416,7 @@ function fillFacts() {
 function startLive() {
     buildLanguages();
     fillFacts();
+    buildTour();
     buildChoices(byId("live-click"), "live-click", CLICKS, clickMeans, setClick);
     buildChoices(byId("live-at"), "live-at", [["all", t("live.at.all")], ["last", t("live.at.last")]], asked.at,
         value => { asked.at = value; if (asked.patched.size) ask("maps"); rememberPlace(); });
