@@ -5,7 +5,7 @@ import pathlib
 import shutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KEPT = ("CMakeLists.txt", "README.md", "cli", "cmake", "docs", "examples", "include", "src", "tests", "tools")
+KEPT = ("CMakeLists.txt", "README.md", "bindings", "cli", "cmake", "docs", "examples", "include", "src", "tests", "tools")
 
 
 def copy_tree(to):
