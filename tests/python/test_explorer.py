@@ -252,7 +252,7 @@ def test_every_station_has_one_right_answer(visit, trained):
     assert right["it"] == heads[change.index(max(change))]
 
 
-def test_a_station_is_an_address(visit, explorer):
+def test_a_station_is_an_address(visit, new_page):
     page = visit()
     at_station(page, "window")
     page.locator("#live-text").fill("the king was too old")
@@ -260,9 +260,8 @@ def test_a_station_is_an_address(visit, explorer):
     page.locator("#tour[data-ready]").wait_for()
     page.wait_for_function("() => location.hash.includes('too+old')")
     address = page.url
-    again = visit()
+    again = new_page()
     again.goto(address)
-    again.reload()
     settled(again)
     assert again.locator("#live-text").input_value() == "the king was too old"
     assert again.locator("#tour-link").get_attribute("href") == "#station=window"

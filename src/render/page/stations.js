@@ -170,7 +170,7 @@ const STATIONS = [
     }}
 ];
 
-// How many tokens a head looks at as if evenly: e to the entropy of a row, on average.
+// How many tokens a head attends to as if evenly: e to the entropy of a row, on average.
 const evenness = i => mean(rowItems.map((_, r) => Math.exp(weightsOf(i, r)
     .reduce((sum, w) => sum - (w > 0 ? w * Math.log(w) : 0), 0))));
 

@@ -289,8 +289,8 @@ const texts = {en: {
     "tour.needs.causal": "This model has no causal mask: every token sees every other. Open a decoder, such as the " +
         "model in this file or SmolLM2.",
     "tour.heads": "Why several heads",
-    "tour.heads.text": "Each head compares all tokens in its own way, so the maps differ: one looks back by one token, " +
-        "one at the first token, one at nouns. A single head would have to average these patterns.",
+    "tour.heads.text": "Each head compares all tokens through its own matrices, so the maps differ: one looks back by one " +
+        "token, one at the first token, one at nouns. A single head would have to average these patterns.",
     "tour.heads.asks": "Which head looks most at the token just before?",
     "tour.heads.answer": "{head} has {weight} of its weight there, averaged over all tokens; the least of all heads " +
         "is {least}.",
