@@ -206,8 +206,8 @@ DECODE(q6_k, 256, 210, 16)
 
 /* ---- coded rows: one lane each ---------------------------------------------------------------
  *
- * Blocks are transposed in dwords: four numbers, eight nibbles or the block's other fields. Then the
- * numbers, scales and offsets of all rows are extracted side by side. */
+ * Blocks are transposed in dwords: four numbers, eight nibbles or other fields of a block. Then
+ * the numbers, scales and offsets of all rows are extracted side by side. */
 #if defined(__AVX512F__)
 enum { LANES = 16 };
 #define MIX(a, b, i, j, k, l)                                                                  \
