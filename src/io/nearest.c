@@ -28,8 +28,8 @@ static int edit_distance(const char *a, const char *b)
     return cost[n][m];
 }
 
-/* A prefix counts as near ("--trunc" for "--truncate"), also of the word ("--output" for "--out"),
- * and so does a word of the name ("--mask" for "--keep-mask"). */
+/* A prefix counts as near: "--trunc" for "--truncate", and "--output" for "--out". So does one word
+ * of the name: "--mask" for "--keep-mask". */
 static bool is_part(const char *word, size_t length, const char *name)
 {
     size_t whole = strlen(name);

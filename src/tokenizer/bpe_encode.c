@@ -139,8 +139,8 @@ static mha_status split_part(encoder *e, const mhai_step *step, const part *p, b
     return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
-/* Append a step's own text, with `rest` bytes still to come. The growth is bounded, since a chain of
- * growing steps could use any amount of memory. */
+/* Append a step's own text, with `rest` bytes still to come. The growth is bounded, since a chain
+ * of growing steps could use any amount of memory. */
 static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
                            size_t rest, mhai_draft *draft)
 {

@@ -104,7 +104,7 @@ typedef struct mhai_family {
 /* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
 
-/* Reject a family of which only the shape is known. */
+/* Reject a family whose shape alone is supported. */
 MHA_NODISCARD mha_status mhai_family_check_loads(const mhai_config *config,
                                                  const mhai_family *family);
 
