@@ -1,7 +1,7 @@
 /* mha_distributed_decode(): few queries, which all ranks have; keys and values stay at their ranks.
  *
  *   at once     scores of all pieces; broadcast maxima; values of all pieces; join, piece by piece
- *   in turn     fold, piece by piece
+ *   serial      fold, piece by piece
  *
  * Both end with a chain: the rows' sums are passed from piece to piece in the order of keys, and
  * broadcast by the last. Joining adds sums of blocks that were computed before (attn_split.c),
@@ -10,7 +10,7 @@
  * blocks.
  *
  * Values that are not finite are detected through the numbers sent: a maximum or a sum l is then
- * NaN, and all ranks start again in turn, which supports them. */
+ * NaN, and all ranks start again serially, which supports them. */
 #include "distributed/distributed.h"
 
 #include "attention/attn_fold.h"
@@ -206,7 +206,7 @@ static mha_status check_takes(const call *c)
                         : "the only output beside o is lse; mha_distributed_forward() has others");
 }
 
-/* The problem of all keys, of which this rank has a part. */
+/* The problem of all keys; this rank has a part of them. */
 static mha_status plan_call(call *c, bool need_data)
 {
     const mhai_slice_call *w = &c->whole;
