@@ -76,7 +76,7 @@ def test_sampling(visit):
     tokens = look(page, temperature=0.5, top_k=3, maps=False)["next"]["tokens"]
     logits = np.array([token["logit"] for token in tokens[:3]])
     weights = np.exp(2 * (logits - logits[0]))
-    assert [token["p_drawn"] for token in tokens] == pytest.approx([*weights / weights.sum(), *[0] * 7], abs=1e-12)
+    assert [token["p_drawn"] for token in tokens] == pytest.approx([*weights / weights.sum(), *[0] * 7], abs=1e-8)
     page.get_by_label("top-k").select_option("1")
     first = page.locator("#live-tokens tbody tr").first
     expect(first.locator("td.number").nth(1)).to_have_text("100.0 %")
@@ -100,7 +100,7 @@ def test_descriptions(visit):
     plain = look(page, maps=False)["next"]["tokens"][0]
     assert [t["p_whole"] for t in answer["next"]["tokens"] if t["id"] == plain["id"]] == [plain["p"]]
     same = look(page, positions=answer["model"]["positions"])
-    assert max(same["moved"]) == 0 and same["next"]["divergence"] == pytest.approx(0, abs=1e-12)
+    assert max(same["moved"]) == 0 and same["next"]["divergence"] == pytest.approx(0, abs=1e-8)
     for change in {"scaled": False}, {"positions": "none"}, {"rope_base": 100}, {"noisy": "L0H1", "noise": 1}:
         assert max(look(page, **change)["moved"]) > 0, change
     for change, words in ({"window": 0}, "at least 1"), ({"rope_base": 1}, "above 1"), ({"noise": 1}, "noisy"), \
