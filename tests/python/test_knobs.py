@@ -120,7 +120,7 @@ def test_what_changes_is_marked(visit):
     assert "of the weight moved" in page.locator(".thumb.moved").first.get_attribute("title")
     page.get_by_label("causal mask").uncheck()
     settled(page)
-    page.wait_for_function("location.hash.includes('knobs=window%3A2%2Ccausal%3Afalse')")
+    page.wait_for_function("location.hash.includes('knobs=window%3A2,causal%3Afalse')")
     page.get_by_role("button", name="reset all knobs").click()
     expect(page.locator(".thumb.moved")).to_have_count(0)
     expect(page.locator("#live-tokens th.for-change").first).to_be_hidden()
