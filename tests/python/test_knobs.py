@@ -4,6 +4,7 @@ is marked, and the answers follow from the maps.
 Needs playwright and a Chromium, as test_serve.py."""
 import base64
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_what_changes_is_marked(visit):
     assert "of the weight moved" in page.locator(".thumb.moved").first.get_attribute("title")
     page.get_by_label("causal mask").uncheck()
     settled(page)
-    page.wait_for_function("location.hash.includes('knobs=window%3A2,causal%3Afalse')")
+    expect(page).to_have_url(re.compile("knobs=window%3A2,causal%3Afalse"))
     page.get_by_role("button", name="reset all knobs").click()
     expect(page.locator(".thumb.moved")).to_have_count(0)
     expect(page.locator("#live-tokens th.for-change").first).to_be_hidden()
@@ -130,7 +131,7 @@ def test_the_address_has_the_knobs(visit):
     page = visit(place="&knobs=window:3,scaled:false,noise:0.5,noisy:L1H0")
     expect(page.get_by_label("window (tokens)")).to_have_value("3")
     expect(page.get_by_label("scores divided by")).not_to_be_checked()
-    expect(page.get_by_label("head", exact=True)).to_have_value("L1H0")
+    expect(page.get_by_role("combobox", name="head", exact=True)).to_have_value("L1H0")
     expect(page.locator(".thumb.moved")).not_to_have_count(0)
 
 
