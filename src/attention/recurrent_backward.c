@@ -672,13 +672,11 @@ static mha_status run(mha_context *context, back *x)
     const mhai_recurrent *call = &x->call;
     const int64_t D = call->sizes.D;
     const int64_t width[MADE_STATE] = {D, D, call->sizes.Dv, call->channels ? D : 1, 1};
-    void *memory;
     x->blocks = mhai_ceil_div(call->T, MHAI_BLOCK);
     for (x->stage = 1; x->stage * x->stage < x->blocks;) x->stage++;
     carve(x, NULL, &x->worker_bytes);
     for (int i = 0; i < MADE_STATE; i++) MHA_TRY(place_sink(context, x, width[i], &x->to[i]));
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &memory));
-    x->memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &x->memory));
     mha_parallel_for(context, call->B * call->H, run_head, x);
     for (int i = 0; i < MADE_STATE; i++) {
         joining j = {x, &x->to[i]};
