@@ -141,13 +141,22 @@ static mha_status save(mhai_live_asked *a)
 static mha_status write_page(const mha_live *live, const mha_explorer *explorer,
                              const mha_sink *sink)
 {
-    char size[64], most[64], producer[64];
+    const mha_transformer_desc *d = &live->desc;
+    const int64_t kv = d->kv_heads ? d->kv_heads : d->num_heads;
+    char size[64], width[64], each[64], shared[64], most[64], producer[64];
     mha_format(size, sizeof size, "%" PRId64 " \u00d7 %" PRId64, live->info.layers,
                live->info.heads);
+    mha_format(width, sizeof width, "%" PRId64, d->embed_dim);
+    mha_format(each, sizeof each, "%" PRId64,
+               d->head_dim ? d->head_dim : d->embed_dim / d->num_heads);
+    mha_format(shared, sizeof shared, "%" PRId64, kv);
     mha_format(most, sizeof most, "%" PRId64, live->options.max_tokens);
     mha_format(producer, sizeof producer, "multihead %s", mha_version());
     const mha_fact facts[] = {{"kind", live->info.architecture},
                               {"layers \u00d7 heads", size},
+                              {"width", width},
+                              {"numbers per head", each},
+                              {"key/value heads", shared},
                               {"tokens, at most", most}};
     const mha_figure figure = {.struct_size = sizeof figure,
                                .panel_size = sizeof(mha_panel),

@@ -182,7 +182,7 @@ def marked(texts):
         return found[1] + "".join(piece if piece.startswith("{") and "|" not in piece else
                                   re.sub(r"(\{\w+\|)?([^{}|]+)", "\\1\u27e6\\2\u27e7", piece)
                                   for piece in pieces) + '"'
-    return re.sub(r'(": +"|^ {8}")((?:[^"\\\n]|\\.)*)"', mark, texts, flags=re.M)
+    return re.sub(r'(": +"|^(?="[^"\n]*"(?: \+|,)?$)")((?:[^"\\\n]|\\.)*)"', mark, texts, flags=re.M)
 
 
 def test_every_text_is_translated(visit, explorer, tmp_path):
@@ -213,6 +213,58 @@ def test_the_language_is_chosen(visit):
     assert (page.locator("#name").inner_text(), page.locator("#live-chips").inner_text()) == ("L1H2", "L1H2")
     page.locator("#live-language").select_option("en")
     expect(page.locator("#live-next-title")).to_contain_text("Next token after")
+
+
+# ---- the guided tour -------------------------------------------------------------------------------
+
+def at_station(page, name):
+    """Opens a station by its link; its question's options, and which of them the page calls right."""
+    page.evaluate("name => { location.hash = `station=${name}`; }", name)
+    page.locator(f"#tour[data-ready]:has(#tour-link[href='#station={name}'])").wait_for()
+    settled(page)
+    options = page.locator("#tour-options label")
+    right = []
+    for option in options.all():
+        option.locator("input").check(force=True)
+        if page.locator("#tour-answer.right").count():
+            right.append(option.inner_text())
+    assert len(right) == 1, f"{name}: {options.all_inner_texts()}"
+    return options.all_inner_texts(), right[0]
+
+
+def test_every_station_has_one_right_answer(visit, trained):
+    page = visit()
+    page.locator("#tour-open").click()
+    names = page.evaluate("() => document.getElementById('tour-link').hash") and re.findall(
+        r'\{name: "(\w+)", view', (ROOT / "src/render/page/stations.js").read_text())
+    assert len(names) == 12
+    right = {name: at_station(page, name)[1] for name in names}
+    text = page.locator("#live-text").input_value()
+    tokens = len(tokens_of(page))
+    assert right["masks"] == str(tokens * (tokens - 1) // 2)
+    assert right["cache"] == f"{2 * 4 * 2 * 16 * 4 * tokens:,}"
+    assert (right["projections"], right["concat"], right["positions"]) == ("1,024", "8", "the same")
+
+    # The head without which the program's own prediction changes most.
+    heads = [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
+    without = native(trained, [("look", json.dumps({"text": text, "off": [head], "maps": False})) for head in heads])
+    change = [json.loads(answer)["next"]["divergence"] for _, answer in without]
+    assert right["it"] == heads[change.index(max(change))]
+
+
+def test_a_station_is_an_address(visit, new_page):
+    page = visit()
+    at_station(page, "window")
+    page.locator("#live-text").fill("the king was too old")
+    settled(page)
+    page.locator("#tour[data-ready]").wait_for()
+    page.wait_for_function("() => location.hash.includes('too+old')")
+    address = page.url
+    again = new_page()
+    again.goto(address)
+    settled(again)
+    assert again.locator("#live-text").input_value() == "the king was too old"
+    assert again.locator("#tour-link").get_attribute("href") == "#station=window"
 
 
 # ---- a model of the reader's -----------------------------------------------------------------------

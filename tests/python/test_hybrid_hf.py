@@ -1,5 +1,5 @@
 """Models whose layers are gated delta nets, against transformers in float64: logits, steps, greedy tokens, maps,
-heads switched off, and what is refused. The models are random and made here."""
+heads switched off, and what is rejected. The models are random and made here."""
 import importlib
 import json
 import subprocess

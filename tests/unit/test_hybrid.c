@@ -1,5 +1,5 @@
 /* Transformers whose layers are gated delta nets or have output gates: steps and threads change no bit, maps are
- * those that rows give, heads switch off, and what such layers cannot do is refused. */
+ * those that rows give, heads switch off, and what such layers cannot do is rejected. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Build the documentation as plain HTML: every .md file, the public headers, the options of each subcommand, and
-what they link to.
+what they link to. The first page is the one that computes (docs/explorer.md), if script/page and script/demo made its
+parts.
 
     build.py [--output DIR]     default: build/site
 
@@ -31,6 +32,9 @@ import options  # noqa: E402
 ROOT = check_links.ROOT
 HEADERS = "include/multihead"
 MANUAL = "docs/program.md"
+# What script/page and script/demo leave.
+MODULE, MODEL = ROOT / "build/page/explorer.wasm.gz", ROOT / "build/demo/sentences/model.safetensors"
+EXPLORER = "explorer.html"
 IMAGES = (".png", ".svg", ".jpg", ".gif")
 NAME = re.compile(r"\b(?:mha_[a-z0-9_]+|MHA_[A-Z0-9_]+)\b(?:\(\))?")
 WORD = re.compile(r"\w{2,}")
@@ -68,6 +72,7 @@ class Site:
                 self.names.setdefault(name, path)
         self.commands = options.subcommands()
         self.wanted, self.done = [], set()
+        self.explorer = MODULE.exists() and MODEL.exists()
         self.index = []  # of the search: [URL, name of the page, name of the section, its text]
         self.menu = self.groups()
 
@@ -133,8 +138,11 @@ class Site:
         path.write_text(text, encoding="utf-8")
 
     def navigation(self, page, sections):
-        """The groups of docs/start.md, with the sections of the page that is shown."""
+        """The page that computes, and the groups of docs/start.md with the sections of the page that is shown."""
         out = []
+        if self.explorer:
+            to = os.path.relpath(EXPLORER, os.path.dirname(page) or ".")
+            out.append(f'<ul>\n<li><a href="{to}">Attention in your browser</a></li>\n</ul>')
         for group, links in self.menu:
             out.append(f"<h2>{html.escape(group)}</h2>\n<ul>")
             for text, path in links:
@@ -295,6 +303,9 @@ class Site:
                 self.build_one(path)
         for name, purpose in self.commands:
             self.subcommand(name, purpose)
+        if self.explorer:
+            subprocess.run([options.PROGRAM, "page", MODEL.parent, "-q", "--module", MODULE, "-o", self.output / EXPLORER],
+                           check=True)
         for name in ("site.css", "search.js"):
             shutil.copyfile(pathlib.Path(__file__).parent / name, self.output / name)
         self.write_index()

@@ -51,7 +51,7 @@ async function askAll() {
             if (panels.length && body.maps) body.head = panels[state.panel].name;
             takeAnswer(await (await post("look", body)).json(), since);
         } catch (error) {
-            showFailure(error);
+            if (error.name === "AbortError" || !keepText()) showFailure(error);
         }
     }
     asking = false;
@@ -305,6 +305,7 @@ function tellPlace(text) {
     if (asked.at !== "all") text.set("at", asked.at);
     if (asked.chosenRow) text.set("next", "chosen");
     if (chosenLanguage) text.set("lang", chosenLanguage);
+    if (tour.at >= 0) text.set("station", station().name);
 }
 
 // The page is written again in the language, with the place that it had.
@@ -332,6 +333,7 @@ function readPlace() {
     byId("live-other").value = asked.other;
     byId("live-second").open ||= asked.other !== "";
     markLive();
+    readStation(place);
     return JSON.stringify(runOf()) !== before;
 }
 
@@ -414,6 +416,7 @@ function fillFacts() {
 function startLive() {
     buildLanguages();
     fillFacts();
+    buildTour();
     buildChoices(byId("live-click"), "live-click", CLICKS, clickMeans, setClick);
     buildChoices(byId("live-at"), "live-at", [["all", t("live.at.all")], ["last", t("live.at.last")]], asked.at,
         value => { asked.at = value; if (asked.patched.size) ask("maps"); rememberPlace(); });

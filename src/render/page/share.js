@@ -61,7 +61,7 @@ function toggleBeside(i = state.panel) {
 
 const canShare = !data.only_view && location.protocol !== "about:";
 const REMEMBER_MS = 400; // browsers limit how often an address changes
-let rememberTimer = 0;
+let rememberTimer = 0, address = location.hash; // the part of it that was read or written last
 
 function placeText() {
     const text = new URLSearchParams(), first = {scale: data.scale, cmap: data.cmap,
@@ -81,8 +81,9 @@ function rememberPlace() {
     if (!canShare || rememberTimer) return;
     rememberTimer = setTimeout(() => {
         rememberTimer = 0;
-        const text = `#${placeText()}`;
-        if (text !== location.hash) history.replaceState(null, "", text);
+        if (location.hash !== address) return; // a reader changed it: onAddress() comes
+        history.replaceState(null, "", `#${placeText()}`);
+        address = location.hash;
     }, REMEMBER_MS);
 }
 
@@ -116,6 +117,7 @@ function restorePlace() {
 }
 
 function onAddress() {
+    address = location.hash;
     if (live?.follow()) return;
     restorePlace();
     markView();

@@ -13,13 +13,15 @@ function formOf(n, forms) {
     return forms[PLURALS.filter(kind => pluralCategories.includes(kind)).indexOf(plurals.select(n))];
 }
 
-// A text in pieces, since values can be nodes: {name} is a value, {name|one|other} a form for a number.
+// A text in pieces, since values can be nodes, or functions that make one for each place: {name} is a value,
+// {name|one|other} a form for a number.
 function tNodes(key, values = {}) {
     const text = texts[language][key] ?? texts.en[key];
     return text.split(/\{([^{}]*)\}/).map((part, i) => {
         if (i % 2 === 0) return part;
         const [name, ...forms] = part.split("|");
-        return forms.length ? formOf(values[name], forms) : values[name];
+        const value = values[name];
+        return forms.length ? formOf(value, forms) : typeof value === "function" ? value() : value;
     }).filter(part => part !== "");
 }
 

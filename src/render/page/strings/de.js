@@ -275,6 +275,100 @@ texts.de = {
     "next.logits": "Logit {logit}, alle Köpfe ein: {whole}, Token {id}",
     "next.changed": "um {n} nat geändert (KL-Divergenz)",
 
+    // -- the tour
+    "tour": "Rundgang",
+    "tour.open": "Rundgang: zwölf Stationen, vom einzelnen Kopf bis zum Pruning",
+    "tour.close": "Rundgang schließen",
+    "tour.back": "Vorige Station",
+    "tour.on": "Nächste Station",
+    "tour.station": "Station",
+    "tour.title": "{n}. {name}",
+    "tour.link": "Link zu dieser Station",
+    "tour.right": "Richtig: {answer}.",
+    "tour.wrong": "Leider nicht; richtig ist {answer}.",
+    "tour.needs.next": "Dieses Modell sagt kein nächstes Token vorher. Öffnen Sie einen Decoder, zum Beispiel das " +
+        "Modell in dieser Datei oder SmolLM2.",
+    "tour.needs.causal": "Dieses Modell hat keine kausale Maske: jedes Token sieht jedes andere. Öffnen Sie einen " +
+        "Decoder, zum Beispiel das Modell in dieser Datei oder SmolLM2.",
+    "tour.heads": "Warum mehrere Köpfe",
+    "tour.heads.text": "Jeder Kopf vergleicht alle Token auf seine Weise, deshalb sind die Karten verschieden: einer " +
+        "schaut ein Token zurück, einer auf das erste Token, einer auf Substantive. Ein einzelner Kopf müsste diese " +
+        "Muster mitteln.",
+    "tour.heads.asks": "Welcher Kopf schaut am stärksten auf das Token unmittelbar davor?",
+    "tour.heads.answer": "{head} hat dort im Mittel über alle Token {weight} seines Gewichts; der kleinste Wert aller " +
+        "Köpfe ist {least}.",
+    "tour.softmax": "Skaliertes Skalarprodukt und Softmax",
+    "tour.softmax.text": "Ein Score ist q·k / √D. Softmax macht aus den Scores einer Zeile Gewichte mit der Summe 1: " +
+        "jedes Gewicht ist e hoch Score, geteilt durch die Summe der Zeile.",
+    "tour.softmax.asks": "{query} gibt {first} das Gewicht {a} und {second} das Gewicht {b}. Um wie viel ist der Score " +
+        "von {first} größer?",
+    "tour.softmax.answer": "Die Summe der Zeile kürzt sich weg: ln({a} / {b}) = {difference}.",
+    "tour.projections": "Projektionen",
+    "tour.projections.text": "Ein Kopf vergleicht nicht die Token selbst. W_q macht aus den Zahlen jedes Tokens " +
+        "seine Queries, W_k seine Keys und W_v seine Values.",
+    "tour.projections.asks": "Ein Token hat {E} Zahlen, eine Query eines Kopfes {D}. Wie viele Zahlen hat der Teil " +
+        "von W_q, der zu diesem Kopf gehört?",
+    "tour.projections.answer": "{D} Zeilen mit je {E} Zahlen: {n}.",
+    "tour.concat": "Aufteilen und aneinanderhängen",
+    "tour.concat.text": "Die Köpfe einer Schicht teilen sich deren Breite. Jeder berechnet seine eigene Ausgabe; die " +
+        "Ausgaben werden nebeneinandergestellt, und W_o mischt sie.",
+    "tour.concat.asks": "{H} Köpfe haben je {D} Zahlen. Wie viele hätte jeder bei {twice} Köpfen und gleich vielen " +
+        "Parametern?",
+    "tour.concat.answer": "{H} × {D} = {twice} × {half}. Mehr Köpfe sind mehr Muster, jedes aus weniger Zahlen.",
+    "tour.masks": "Masken",
+    "tour.masks.text": "Ein Modell, das das nächste Token vorhersagt, darf es nicht sehen. Die Maske setzt die Scores " +
+        "späterer Token auf −∞, ihre Gewichte sind also 0: die schraffierten Zellen.",
+    "tour.masks.asks": "Es sind {T} Token. Wie viele Zellen jeder Karte sind verdeckt?",
+    "tour.masks.answer": "Von {T} × {T} = {all} Zellen sind {seen} sichtbar und {hidden} verdeckt: T (T − 1) / 2.",
+    "tour.roles": "Köpfe, die sich spezialisieren",
+    "tour.roles.text": "Vor dem Training verteilt jeder Kopf sein Gewicht auf alle Token; das Training macht manche " +
+        "scharf. „multihead train“ legt neben das Modell einen Bericht: sein Abspielknopf zeigt, wie die Karten entstehen.",
+    "tour.roles.asks": "Welcher Kopf verteilt sein Gewicht auf die meisten Token?",
+    "tour.roles.answer": "{head}: im Mittel {tokens} Token (e hoch Entropie). Der schärfste ist {sharp}: {few}.",
+    "tour.it": "Wer ist „it“?",
+    "tour.it.text": "Um nach dem letzten Token weiterzuschreiben, muss das Modell wissen, was „it“ war. Irgendein Kopf " +
+        "muss dieses Wort hierher bringen. Wählen Sie unten „schaltet ihn aus“ und klicken Sie auf Köpfe, um zu sehen, " +
+        "was der Vorhersage dann fehlt.",
+    "tour.it.asks": "Welcher Kopf ändert die Vorhersage nach {query} am stärksten, wenn er aus ist?",
+    "tour.it.answer": "Ohne {head} geht die Wahrscheinlichkeit von „{token}“ von {before} % auf {after} % ({nats} nat).",
+    "tour.cache": "Gruppierte Köpfe und der Cache",
+    "tour.cache.text": "Beim Generieren werden die Keys und Values aller früheren Token aufgehoben. Die Köpfe einer " +
+        "Gruppe teilen sie sich, deshalb schrumpft der Cache mit H / Hk.",
+    "tour.cache.asks": "{L} Schichten, {Hk} Key/Value-Köpfe mit {D} Zahlen, {T} Token, 4 Byte je Zahl. Wie viele Byte " +
+        "braucht der Cache?",
+    "tour.cache.answer": "{L} × {Hk} × 2 × {D} × 4 × {T} = {bytes} Byte; mit {H} Key/Value-Köpfen wären es {all}.",
+    "tour.positions": "Relative Positionen",
+    "tour.positions.text": "Attention allein kennt die Reihenfolge der Token nicht. RoPE dreht q und k um Winkel, die mit der Position " +
+        "wachsen, sodass q·k nur vom Abstand abhängt; für eine gelernte Tabelle von Positionen gilt das nicht.",
+    "tour.positions.asks": "In {head} gibt {query} {first} das {before}-Fache des Gewichts von {second}. Hinter einer Kopie seiner selbst " +
+        "hat der Text lauter größere Positionen. Ist das Verhältnis dann kleiner, gleich (auf 5 %) oder größer?",
+    "tour.positions.less": "kleiner",
+    "tour.positions.same": "gleich",
+    "tour.positions.more": "größer",
+    "tour.positions.answer": "Es ist {before} in der ersten Kopie und {after} in der zweiten. Gleich heißt: nur Abstände zählen.",
+    "tour.desk": "W_o, das Mischpult",
+    "tour.desk.text": "W_o addiert, was alle Köpfe schreiben, zu einem Strom, so wie ein Mischpult seine Kanäle addiert. " +
+        "Spätere Schichten und die Softmax lesen die Summe.",
+    "tour.desk.asks": "Ohne {a} sinkt das Logit von {token} um {one}, ohne {b} um {two}. Und ohne beide?",
+    "tour.desk.sum": "um die Summe",
+    "tour.desk.other": "um einen anderen Betrag",
+    "tour.desk.answer": "Die Summe ist {sum}; ohne beide sinkt es um {both}. Nur das Schreiben ist eine Summe: was den " +
+        "Strom liest, ist nicht linear.",
+    "tour.pruning": "Pruning",
+    "tour.pruning.text": "Ein Kopf mit Gate 0 trägt nichts bei und kann aus dem Modell entfernt werden. Hier werden die " +
+        "Köpfe vom unwichtigsten an ausgeschaltet.",
+    "tour.pruning.asks": "Wie viele von {H} Köpfen können aus sein, bis das wahrscheinlichste nächste Token nicht mehr " +
+        "{token} ist?",
+    "tour.pruning.answer": "{n} Köpfe können weg; der nächste wäre {next}.",
+    "tour.window": "Fenster und lineare Attention",
+    "tour.window.text": "Eine Karte von T × T Zellen ist für lange Texte teuer. Ein Fenster behält nur die letzten W " +
+        "Token; lineare Attention ersetzt die Karte durch eine laufende Summe. Beide kosten T statt T².",
+    "tour.window.asks": "Wie viel seines Gewichts behielte {head} in einem Fenster von {W} Token?",
+    "tour.window.low": "weniger als ein Drittel",
+    "tour.window.middle": "zwischen einem und zwei Dritteln",
+    "tour.window.high": "mehr als zwei Drittel",
+    "tour.window.answer": "{share}. Das Fenster berechnet höchstens {cells} statt {all} Zellen.",
+
     // -- its carriers
     "server.quit": "Server beenden",
     "server.quit.title": "Beendet das Programm, das diese Seite beantwortet",
@@ -399,6 +493,9 @@ texts.de = {
     "given.norm": "Norm",
     "given.kind": "Art",
     "given.layers × heads": "Schichten × Köpfe",
+    "given.width": "Breite",
+    "given.numbers per head": "Zahlen je Kopf",
+    "given.key/value heads": "Key/Value-Köpfe",
     "given.tokens, at most": "Token, höchstens",
     "card.link": "„{from}“ schaut auf „{to}“: {weight} (Mittel der gezeigten Köpfe: {mean}).",
     "card.link.only": "„{from}“ schaut auf „{to}“: {weight}.",

@@ -274,6 +274,96 @@ const texts = {en: {
     "next.logits": "logit {logit}, all heads on {whole}, token {id}",
     "next.changed": "changed by {n} nats (KL divergence)",
 
+    // -- the tour
+    "tour": "Guided tour",
+    "tour.open": "Guided tour: twelve stations, from one head to pruning",
+    "tour.close": "Close the tour",
+    "tour.back": "Previous station",
+    "tour.on": "Next station",
+    "tour.station": "Station",
+    "tour.title": "{n}. {name}",
+    "tour.link": "Link to this station",
+    "tour.right": "Right: {answer}.",
+    "tour.wrong": "Not that one; it is {answer}.",
+    "tour.needs.next": "This model predicts no next token. Open a decoder, such as the model in this file or SmolLM2.",
+    "tour.needs.causal": "This model has no causal mask: every token sees every other. Open a decoder, such as the " +
+        "model in this file or SmolLM2.",
+    "tour.heads": "Why several heads",
+    "tour.heads.text": "Each head compares all tokens through its own matrices, so the maps differ: one looks back by one " +
+        "token, one at the first token, one at nouns. A single head would have to average these patterns.",
+    "tour.heads.asks": "Which head looks most at the token just before?",
+    "tour.heads.answer": "{head} has {weight} of its weight there, averaged over all tokens; the least of all heads " +
+        "is {least}.",
+    "tour.softmax": "Scaled dot product and softmax",
+    "tour.softmax.text": "A score is q·k / √D. Softmax turns the scores of a row into weights that sum to 1: " +
+        "each weight is e to the score, divided by the sum over the row.",
+    "tour.softmax.asks": "{query} gives {first} the weight {a} and {second} the weight {b}. How much larger is the " +
+        "score of {first}?",
+    "tour.softmax.answer": "The sum of the row cancels: ln({a} / {b}) = {difference}.",
+    "tour.projections": "Projections",
+    "tour.projections.text": "A head does not compare the tokens themselves. W_q makes its queries, W_k its keys and W_v " +
+        "its values from the numbers of each token.",
+    "tour.projections.asks": "A token has {E} numbers and a query of one head has {D}. How many numbers has the part " +
+        "of W_q that belongs to this head?",
+    "tour.projections.answer": "{D} rows of {E} numbers: {n}.",
+    "tour.concat": "Split and concatenate",
+    "tour.concat.text": "The heads of a layer share its width. Each computes its own output; the outputs are put side by " +
+        "side, and W_o mixes them.",
+    "tour.concat.asks": "{H} heads have {D} numbers each. With {twice} heads and no more parameters, how many would each " +
+        "have?",
+    "tour.concat.answer": "{H} × {D} = {twice} × {half}. More heads are more patterns, each from fewer numbers.",
+    "tour.masks": "Masks",
+    "tour.masks.text": "A model that predicts the next token must not see it. The mask sets the scores of later tokens " +
+        "to −∞, so their weights are 0: the hatched cells.",
+    "tour.masks.asks": "There are {T} tokens. How many cells of each map are hidden?",
+    "tour.masks.answer": "Of {T} × {T} = {all} cells, {seen} are visible and {hidden} are hidden: T (T − 1) / 2.",
+    "tour.roles": "Heads that specialise",
+    "tour.roles.text": "Before training every head spreads its weight over all tokens; training makes some sharp. " +
+        "“multihead train” saves a report beside the model: its Play button shows how the maps form.",
+    "tour.roles.asks": "Which head spreads its weight over most tokens?",
+    "tour.roles.answer": "{head}: {tokens} tokens on average (e to the entropy). The sharpest is {sharp}: {few}.",
+    "tour.it": "Who is “it”?",
+    "tour.it.text": "To continue after the last token, the model must know what “it” was. Some head has to bring " +
+        "that word here. Choose “switches it off” below and click on heads to see what the prediction loses.",
+    "tour.it.asks": "Which head changes the prediction after {query} most when it is off?",
+    "tour.it.answer": "Without {head} the probability of “{token}” goes from {before} % to {after} % ({nats} nats).",
+    "tour.cache": "Grouped heads and the cache",
+    "tour.cache.text": "A generator keeps the keys and values of all earlier tokens. Heads of a group share them, so the " +
+        "cache shrinks as H / Hk grows.",
+    "tour.cache.asks": "{L} layers, {Hk} key/value heads of {D} numbers, {T} tokens, 4 bytes per number. How many bytes " +
+        "does the cache take?",
+    "tour.cache.answer": "{L} × {Hk} × 2 × {D} × 4 × {T} = {bytes} bytes; with {H} key/value heads it would be {all}.",
+    "tour.positions": "Relative positions",
+    "tour.positions.text": "Attention alone does not know the order of the tokens. RoPE turns q and k by angles that grow with " +
+        "the position, so that q·k depends on the distance only; a learned table of positions does not.",
+    "tour.positions.asks": "In {head}, {query} gives {first} {before} times the weight of {second}. Written after a copy of itself, all " +
+        "positions of the text are larger. Is this ratio then smaller, the same (within 5 %), or larger?",
+    "tour.positions.less": "smaller",
+    "tour.positions.same": "the same",
+    "tour.positions.more": "larger",
+    "tour.positions.answer": "It is {before} in the first copy and {after} in the second. The same ratio means that only distances count.",
+    "tour.desk": "W_o, the mixing desk",
+    "tour.desk.text": "W_o adds what every head writes into one stream, as a mixing desk adds its channels. Later layers " +
+        "and the softmax read the sum.",
+    "tour.desk.asks": "Without {a} the logit of {token} falls by {one}, without {b} by {two}. And without both?",
+    "tour.desk.sum": "by the sum",
+    "tour.desk.other": "by another amount",
+    "tour.desk.answer": "The sum is {sum}; without both it falls by {both}. Only the writing is a sum: what reads " +
+        "the stream is not linear.",
+    "tour.pruning": "Pruning",
+    "tour.pruning.text": "A head with gate 0 adds nothing, so it can be removed from the model. Heads are switched off " +
+        "here from the least important on.",
+    "tour.pruning.asks": "Of {H} heads, how many can be off until the most likely next token is no longer {token}?",
+    "tour.pruning.answer": "{n} heads can go; the next would be {next}.",
+    "tour.window": "Windows and linear attention",
+    "tour.window.text": "A map of T × T cells is expensive for long texts. A window keeps only the last W tokens; linear " +
+        "attention replaces the map by one running sum. Both cost T instead of T².",
+    "tour.window.asks": "How much of its weight would {head} keep in a window of {W} tokens?",
+    "tour.window.low": "less than a third",
+    "tour.window.middle": "between one and two thirds",
+    "tour.window.high": "more than two thirds",
+    "tour.window.answer": "{share}. The window computes at most {cells} cells instead of {all}.",
+
     // -- its carriers
     "server.quit": "End the server",
     "server.quit.title": "Ends the program that answers this page",
@@ -397,6 +487,9 @@ const texts = {en: {
     "given.norm": "norm",
     "given.kind": "kind",
     "given.layers × heads": "layers × heads",
+    "given.width": "width",
+    "given.numbers per head": "numbers per head",
+    "given.key/value heads": "key/value heads",
     "given.tokens, at most": "tokens, at most",
     "card.link": "“{from}” attends to “{to}”: {weight} (mean of the heads shown: {mean}).",
     "card.link.only": "“{from}” attends to “{to}”: {weight}.",

@@ -1,0 +1,134 @@
+// The guided tour: stations, each with a state of the page, a short text and one question (stations.js). A
+// question's options and its answer are computed from the maps on the page or asked of the model.
+
+const tour = {at: -1, waits: false, key: "", question: null, text: ""}; // text: of the last answer
+const station = () => STATIONS[tour.at];
+
+// -- the state of a station ----------------------------------------------------------------------
+
+function openStation(at) {
+    const {text, off} = STATIONS[at];
+    tour.at = at;
+    tour.waits = true;
+    tour.key = "";
+    asked.text = byId("live-text").value = text ?? TOUR_TEXT;
+    asked.off = new Set(off ?? []);
+    asked.patched.clear();
+    asked.chosenRow = false;
+    setClick("look");
+    markLive();
+    drawStation();
+    hideQuestion();
+    ask("maps");
+}
+
+// The station's head and cell, when the maps have come; then its question.
+function followTour() {
+    tour.text = asked.text;
+    if (tour.at < 0) return;
+    if (tour.waits) {
+        tour.waits = false;
+        placeStation(station());
+    }
+    const key = `${tour.at} ${asked.text}`;
+    if (key !== tour.key) {
+        tour.key = key;
+        askQuestion(key);
+    }
+}
+
+function placeStation({view: name, place}) {
+    const {head, row, col} = place();
+    setView(name);
+    choosePanel(head);
+    [state.row, state.col, state.side] = [row, col, name === "lines" ? "row" : null];
+    setLock(true);
+    if (name === "lines") state.lit = new Set([head]);
+    drawAll();
+}
+
+// A model of other words has no maps of the station's text: the page goes back to the text that it had.
+function keepText() {
+    if (!tour.waits || asked.text === tour.text) return false;
+    asked.text = byId("live-text").value = tour.text;
+    ask("maps");
+    return true;
+}
+
+// -- the question --------------------------------------------------------------------------------
+
+function hideQuestion() {
+    byId("tour").removeAttribute("data-ready");
+    byId("tour-question").hidden = true;
+    byId("tour-answer").textContent = "";
+}
+
+async function askQuestion(key) {
+    hideQuestion();
+    try {
+        const missing = station().needs?.find(need => !TOUR_NEEDS[need]());
+        const question = missing ? null : await station().ask();
+        if (tour.key !== key) return;
+        tour.question = question;
+        if (missing) byId("tour-answer").textContent = t(`tour.needs.${missing}`);
+        else drawQuestion(question);
+        byId("tour").setAttribute("data-ready", "");
+    } catch (error) {
+        showFailure(error);
+    }
+}
+
+function drawQuestion({options, values}) {
+    byId("tour-question").hidden = false;
+    byId("tour-asks").replaceChildren(...tNodes(`tour.${station().name}.asks`, values));
+    byId("tour-options").replaceChildren();
+    buildChoices(byId("tour-options"), "tour-option", options.map((text, i) => [String(i), text]), "", answerWith);
+}
+
+function answerWith(value) {
+    const {options, right, values} = tour.question, good = Number(value) === right;
+    byId("tour-answer").classList.toggle("right", good);
+    byId("tour-answer").replaceChildren(make("b", "", t(good ? "tour.right" : "tour.wrong", {answer: options[right]})),
+        " ", ...tNodes(`tour.${station().name}.answer`, values));
+}
+
+// -- drawing -------------------------------------------------------------------------------------
+
+function drawStation() {
+    const open = tour.at >= 0;
+    byId("tour-open").hidden = open;
+    byId("tour-panel").hidden = !open;
+    if (!open) return;
+    byId("tour-station").value = String(tour.at);
+    byId("tour-text").textContent = t(`tour.${station().name}.text`);
+    byId("tour-back").disabled = tour.at === 0;
+    byId("tour-on").disabled = tour.at === STATIONS.length - 1;
+    byId("tour-link").href = `#station=${station().name}`;
+}
+
+function closeTour() {
+    tour.at = -1;
+    drawStation();
+    byId("tour-open").focus();
+    rememberPlace();
+}
+
+// A link to a station sets its state; an address with a text of its own is that of a reader at a station.
+function readStation(place) {
+    const at = STATIONS.findIndex(({name}) => name === place.get("station"));
+    if (at >= 0 && !place.has("text")) openStation(at);
+    else tour.at = at;
+    drawStation();
+}
+
+function buildTour() {
+    tour.text = asked.text || example;
+    followers.push(followTour);
+    STATIONS.forEach(({name}, i) => byId("tour-station").append(
+        new Option(t("tour.title", {n: i + 1, name: t(`tour.${name}`)}), String(i))));
+    byId("tour-open").addEventListener("click", () => { openStation(0); byId("tour-station").focus(); });
+    byId("tour-close").addEventListener("click", closeTour);
+    byId("tour-station").addEventListener("change", event => openStation(Number(event.target.value)));
+    byId("tour-back").addEventListener("click", () => openStation(tour.at - 1));
+    byId("tour-on").addEventListener("click", () => openStation(tour.at + 1));
+}
