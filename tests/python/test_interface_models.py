@@ -89,7 +89,7 @@ def test_every_family(passed):
 
 
 def check(lines):
-    """Raise unless nothing is wrong, at least LEAST classes are right and exactly REFUSED are refused."""
+    """Raise unless nothing is wrong, at least LEAST classes are right and exactly as many as in REFUSED refused."""
     assert not lines["wrong"], "\n".join(lines["wrong"])
     counts = len(lines["right"]), len(lines["refused"])
     assert counts[0] >= LEAST and counts[1] == len(REFUSED), counts
