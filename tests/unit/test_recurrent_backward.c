@@ -478,7 +478,7 @@ static void misuse_is_refused(void **unused)
     unmake(&x);
 }
 
-/* What no sequence has is 0 all the same. */
+/* A shared gradient of no sequences is 0. */
 static void no_sequences_give_zeros(void **unused)
 {
     (void)unused;
@@ -487,11 +487,11 @@ static void no_sequences_give_zeros(void **unused)
                      decay = mha_tensor_contiguous(decays, MHA_F32, 3, (int64_t[]){1, 2, 3}),
                      to = mha_tensor_contiguous(out, MHA_F32, 3, (int64_t[]){1, 2, 3});
     mha_recurrent_desc desc = MHA_INIT(mha_recurrent_desc);
-    mha_recurrent_gradients gradients = MHA_INIT(mha_recurrent_gradients);
+    mha_recurrent_gradients wanted = MHA_INIT(mha_recurrent_gradients);
     desc.log_decay = &decay;
-    gradients.log_decay = &to;
-    expect_ok(mha_recurrent_backward(context_with(2), &desc, &none, &none, &none, NULL, &none,
-                                     &gradients));
+    wanted.log_decay = &to;
+    expect_ok(
+        mha_recurrent_backward(context_with(2), &desc, &none, &none, &none, NULL, &none, &wanted));
     for (int i = 0; i < 6; i++) assert_true(out[i] == 0);
 }
 
