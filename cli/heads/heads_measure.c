@@ -1,4 +1,4 @@
-/* The texts of 'multihead heads', and repeated random tokens, through a study (study.h). */
+/* Run the texts of 'multihead heads', and repeated random tokens, through a study (study.h). */
 #include "common/arena.h"
 #include "common/launched.h"
 #include "common/progress.h"
@@ -85,8 +85,9 @@ static cli_exit measure_drawn(job *j, int64_t number)
     return cli_check(HEADS, status);
 }
 
-/* Measure until none is left or a signal comes, after which the results so far are saved and shown. A signal
- * to one of several ranks ends it, and so all: what rank 0 has saved is whole. */
+/* Measure until all texts are done or a signal arrives; then the results so far are saved and
+ * shown. A signal to one of several ranks stops all of them; the state that rank 0 has saved is
+ * complete. */
 static cli_exit measure_all(job *j, cli_exit (*measure)(job *j, int64_t number))
 {
     cli_exit result = CLI_OK;
@@ -194,7 +195,7 @@ static cli_exit begin_study(job *j)
     return CLI_OK;
 }
 
-/* What the file has, without measuring. */
+/* Show the results of the file without measuring. */
 static cli_exit show_state(const job *j)
 {
     const heads_options *o = j->options;

@@ -123,7 +123,7 @@ static cli_exit find_measure(prune_options *o)
                     o->measured_by);
 }
 
-/* Outputs that could not be written are found out before the work. */
+/* Report unwritable outputs before the work. */
 static cli_exit check_places(const prune_options *o)
 {
     const char *const paths[] = {o->csv, o->json, o->svg, o->pdf, o->html};
@@ -152,7 +152,7 @@ static bool to_stdout(const prune_options *o)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-/* By its first bytes; what is no model at all is for the reader to say. */
+/* Decide by its first bytes; the reader rejects files that are not models. */
 static bool is_gguf(const char *path)
 {
     struct stat status;
@@ -165,7 +165,7 @@ static bool is_gguf(const char *path)
     return found;
 }
 
-/* What could not be written is found out before the model is opened. */
+/* Report unwritable outputs before the model is opened. */
 static cli_exit check_folder(const prune_options *o, const char *model)
 {
     if (!o->folder) return CLI_OK;
@@ -180,7 +180,7 @@ static cli_exit check_folder(const prune_options *o, const char *model)
                     o->folder, model);
 }
 
-/* Of rank 0, which writes them. */
+/* Rank 0 writes them. */
 static cli_exit check_outputs(const prune_options *o, const char *model)
 {
     CLI_TRY(check_places(o));
@@ -278,7 +278,7 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     CLI_TRY(open_model(&job, line.plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
-    if (o.kv_heads > 0) ranks_release(); /* two passes: not worth sharing */
+    if (o.kv_heads > 0) ranks_release(); /* two passes: not worth dividing among ranks */
     if (ranks_first() || o.kv_heads < 1) CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));
     if (!ranks_first()) return CLI_OK;
     CLI_TRY(write_files(&job));

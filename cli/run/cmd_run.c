@@ -172,7 +172,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR),
 };
 
-enum { DEFAULT_HEADS = 2 /* of the example as a module */ };
+enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
 
 const args_page run_page = {
     .command = RUN,
@@ -270,7 +270,7 @@ static cli_exit check_inputs(const run_options *o)
 
 static cli_exit check(run_options *o, args_line *line)
 {
-    /* The example is there to be looked at. */
+    /* The example is meant to be read on the terminal. */
     if (o->example && !o->linear && !run_has_files(o)) o->trace = 1;
     if (o->example && o->module && !o->heads) o->heads = DEFAULT_HEADS;
     if (o->trace) args_imply(&run_page, "trace", line);

@@ -1,4 +1,4 @@
-/* multihead serve: a page where one types a text and sees at once what the heads of a model do. */
+/* multihead serve: a page where the user types a text and sees the attention of a model's heads. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/option_rows.h"
@@ -48,7 +48,7 @@ const args_page serve_page = {
 
 #ifdef CLI_HAS_SERVE
 
-/* The page's address, with a text to begin with after the '#', where no server sees it. */
+/* The page's address, with an initial text after the '#', which browsers do not send to servers. */
 static void print_address(const serve_site *site, const char *text)
 {
     cli_print("http://%s:%d/%s/%s", site->address, site->port, site->token, text ? "#text=" : "");
@@ -76,7 +76,7 @@ static cli_exit open_model(const serve_options *options, text_model *model)
                     options->max_tokens, model->max_length);
 }
 
-/* Whether the work for a request is to end: a signal came, or its reader left. */
+/* Whether to stop the work for a request: a signal came, or the client disconnected. */
 static bool is_over(void *user)
 {
     (void)user;

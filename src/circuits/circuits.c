@@ -1,6 +1,6 @@
-/* The QK and OV circuits of heads, layer by layer: weights are read and folded, then each head is an
- * item of its own. Tall matrices are [E,D] by columns, so that a head's rows of W_Q lie as they are
- * stored. circuits.h has the formulas. */
+/* The QK and OV circuits of heads, layer by layer: weights are read and folded, then each head is
+ * an independent item. Tall matrices are [E,D] in column order, so that a head's rows of W_Q are
+ * used as stored. circuits.h has the formulas. */
 #include "circuits/circuits_lapack.h"
 #include "circuits/circuits_weights.h"
 
@@ -32,7 +32,7 @@ typedef struct circuits_job {
     const mha_transformer *t;
     mha_circuits_desc desc;
     mha_circuits out;
-    int64_t L, H, D, E, K, rank; /* rank: the most that a circuit has */
+    int64_t L, H, D, E, K, rank; /* rank: the largest of any circuit */
     bool centred, pre_norm;
     double *copies, *matches; /* [E,E] Gram matrices, or NULL */
     circuits_room *rooms;     /* [threads] */
@@ -41,7 +41,7 @@ typedef struct circuits_job {
     circuits_layer layer;
 } circuits_job;
 
-/* ---- weights as they act -------------------------------------------------------------------- */
+/* ---- weights with norms folded in ----------------------------------------------------------- */
 
 void mhai_circuits_centre(double *x, int64_t count)
 {
@@ -151,8 +151,8 @@ static void multiply_r(const circuits_job *job, const circuits_room *room, bool 
         }
 }
 
-/* The signs of a pair: the largest element of the left vector is positive; of those that are equal but for
- * rounding, the first. */
+/* Fix the signs of a pair: the largest element of the left vector is positive; among elements that
+ * are equal up to rounding, the first. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t at = 0;
@@ -429,7 +429,7 @@ static mha_status take_grams(circuits_job *job)
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_EMBEDDING, job->desc.flags, &tokens));
     MHA_TRY(
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_UNEMBEDDING, job->desc.flags, &logits));
-    const bool same = logits.normed; /* there is no output: tokens on both sides */
+    const bool same = logits.normed; /* without an output layer, use tokens on both sides */
     if (job->out.copying) MHA_TRY(take_gram(job, &tokens, &logits, same ? 2 : 1, &job->copies));
     if (job->out.matching) MHA_TRY(take_gram(job, &tokens, &tokens, 2, &job->matches));
     return MHA_OK;

@@ -1,11 +1,11 @@
-/* The tokens at the ends of directions. The map between rows of a table and tokens is applied to the
- * directions, so that what is multiplied with all tokens are the rows as they are stored. */
+/* The tokens at the ends of directions. The map between rows of a table and tokens is applied to
+ * the directions, so that the stored rows are multiplied directly. */
 #include "circuits/circuits_weights.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { STRIP = 256, BLOCK = 16 }; /* tokens at a time; directions of an item: a line of a cache */
+enum { STRIP = 256, BLOCK = 16 }; /* tokens per step; directions of an item: one cache line */
 
 typedef struct ends_job {
     mha_context *context;
@@ -20,7 +20,7 @@ typedef struct ends_job {
     int64_t first, rows;      /* the strip */
 } ends_job;
 
-/* Behind those of the same value: they have smaller ids. sign -1: the least first. */
+/* Insert a token after those of the same value, which have smaller ids. sign -1: smallest first. */
 static void insert(const ends_job *job, int64_t m, int end, int64_t listed, int32_t id, float value)
 {
     int32_t *ids = job->ids + (m * 2 + end) * job->N;
@@ -54,7 +54,7 @@ static void list_tokens(void *argument, int64_t item, int worker)
     }
 }
 
-/* Directions as rows of the table see them. */
+/* Directions in the basis of the table's rows. */
 static mha_status pull_directions(const ends_job *job, const float *directions, float *to)
 {
     void *memory;

@@ -22,7 +22,7 @@ mha_status mhai_sums_take(mhai_sums *s)
     return MHA_OK;
 }
 
-/* The sums go to the rank that adds next. */
+/* Send the sums to the rank that adds next. */
 static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32_t *at, int32_t to)
 {
     const mha_transport *t = s->roles->s->t;
@@ -34,7 +34,7 @@ static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32
     return t->rank == to ? mha_transport_receive(t, from, sums, bytes) : MHA_OK;
 }
 
-/* A sequence, some heads of a part, and each piece after the other. */
+/* For each sequence and some heads of a part, one piece after the other. */
 typedef mha_status visit_fn(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
                             const mhai_backward_share *share, int32_t *at);
 
@@ -68,7 +68,8 @@ static mha_status add_parameters(const mhai_sums *s, int64_t b, int64_t h, int64
     return MHA_OK;
 }
 
-/* Where no sum is over heads, those of a part go together: each has the order of sequences and pieces. */
+/* If no sum is over heads, the heads of a part are sent together: each keeps the order of sequences
+ * and pieces. */
 static mha_status run_parameters(mhai_sums *s)
 {
     const mhai_backward_problem *x = s->x;

@@ -1,5 +1,5 @@
 /* Reading files: mapped or whole. Only regular files: a FIFO would block forever and a device has
- * no length, so both are refused by name rather than read. */
+ * no length, so both are rejected by name without reading. */
 #include "io/file.h"
 
 #include <multihead/component.h>
@@ -100,7 +100,7 @@ mha_status mhai_file_map(const char *path, mhai_file_view *view)
 
 void mhai_file_unmap(mhai_file_view *view)
 {
-    /* munmap takes a plain pointer; the bytes themselves stay untouched. */
+    /* munmap takes a pointer to non-const; the bytes are not written. */
     if (view->bytes) munmap((void *)(uintptr_t)view->bytes, view->size);
     *view = (mhai_file_view){NULL, 0};
 }
@@ -138,7 +138,7 @@ void mhai_file_sort_extents(mhai_extent *extents, int64_t count)
     if (count > 0) qsort(extents, (size_t)count, sizeof *extents, by_begin);
 }
 
-/* Exactly size bytes; a file that someone shortens meanwhile is an error. */
+/* Read exactly size bytes; a file that is shortened meanwhile is an error. */
 static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
 {
     const size_t chunk = (size_t)1 << 30; /* Linux reads at most 2 GB at a time */

@@ -4,8 +4,8 @@
  *   n bytes  {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   padded, newline
  *   the rest the elements
  *
- * The header is a Python literal. Only the form above is accepted, in any order of the three keys
- * and with any blanks: a full parser of Python is not wanted in front of hostile files. */
+ * The header is a Python literal. Only the form above is accepted, with the three keys in any order
+ * and any white space: files are untrusted, and a full parser of Python would be a risk. */
 #include "io/file.h"
 
 #include <multihead/component.h>
@@ -27,7 +27,7 @@ static const struct {
     mha_dtype dtype;
 } descrs[] = {
     {"<f4", MHA_F32}, {"<f8", MHA_F64}, {"<f2", MHA_F16}, {"|i1", MHA_I8},
-    {"<i4", MHA_I32}, {"<i8", MHA_I64}, {"|u1", MHA_U8}, /* as which u8 is written */
+    {"<i4", MHA_I32}, {"<i8", MHA_I64}, {"|u1", MHA_U8}, /* the type name that u8 is written as */
     {"|b1", MHA_U8},  {"<i1", MHA_I8},  {"<u1", MHA_U8},
 };
 
@@ -58,7 +58,7 @@ static void skip_blanks(cursor *c)
     while (c->at < c->end && (*c->at == ' ' || *c->at == '\t' || *c->at == '\n')) c->at++;
 }
 
-/* Take text if it comes next, blanks aside. */
+/* Consume text if it comes next, after white space. */
 static bool take(cursor *c, const char *text)
 {
     size_t length = strlen(text);
@@ -158,7 +158,7 @@ static mha_status read_literal(cursor *c, header *h)
     return MHA_OK;
 }
 
-/* The fixed part: sets the cursor on the literal. */
+/* Read the fixed part and set the cursor to the literal. */
 static mha_status read_frame(const char *path, const mhai_file_view *view, cursor *c)
 {
     const unsigned char *bytes = view->bytes;
@@ -195,7 +195,7 @@ static mha_status find_dtype(const char *path, const char *descr, mha_dtype *dty
                     mhai_show_path(path).text, descr);
 }
 
-/* to in C order from the same array in Fortran order. */
+/* Convert the array in Fortran order to C order in `to`. */
 static void copy_fortran(const mha_tensor *to, const unsigned char *from, int64_t count)
 {
     size_t size = mha_dtype_size(to->dtype);
@@ -228,7 +228,7 @@ static mha_status measure(const char *path, const mha_tensor *tensor, size_t res
     return MHA_OK;
 }
 
-/* What the header says, checked; *data and *bytes are where the elements lie in the file. */
+/* The checked content of the header; *data and *bytes locate the elements in the file. */
 static mha_status read_header(const char *path, const mhai_file_view *view, header *h,
                               mha_tensor *tensor, const unsigned char **data, size_t *bytes)
 {
@@ -255,7 +255,7 @@ static mha_status read_array(const char *path, const mhai_file_view *view, mha_n
                         bytes);
     tensor.data = made->bytes;
     made->tensor = tensor;
-    if (h.fortran && bytes > 0) /* the axes of what is empty may be of any size */
+    if (h.fortran && bytes > 0) /* an empty array may have axes of any size */
         copy_fortran(&tensor, data, (int64_t)(bytes / mha_dtype_size(tensor.dtype)));
     else if (bytes > 0)
         memcpy(made->bytes, data, bytes);
@@ -298,7 +298,7 @@ void mha_npy_destroy(mha_npy *array)
     free(array);
 }
 
-/* The whole head of a file of version 1, padded so that the data begins at a multiple of 64. */
+/* The header of a version 1 file, padded so that the data begins at a multiple of 64. */
 static size_t build_head(const mha_tensor *tensor, const char *descr, char *head, size_t room)
 {
     char shape[MHA_MAX_DIMS * 24] = "";
@@ -310,7 +310,7 @@ static size_t build_head(const mha_tensor *tensor, const char *descr, char *head
     size_t length = (size_t)snprintf(
         head, room, "\x93NUMPY%c%c%c%c{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", 1,
         0, 0, 0, descr, shape);
-    size_t padded = (length + 64) / 64 * 64; /* at least one byte more, for the newline */
+    size_t padded = (length + 64) / 64 * 64; /* at least one byte of padding, for the newline */
     memset(head + length, ' ', padded - length);
     head[padded - 1] = '\n';
     head[8] = (char)((padded - 10) & 0xFF);

@@ -1,9 +1,9 @@
-/* Reading safetensors (the format stands in io.h; writing is in safetensors_out.c).
+/* Reading safetensors (io.h defines the format; safetensors_out.c writes it).
  *
- * The header is hostile until proven otherwise. It is parsed as JSON, then every tensor is checked
- * by itself (type, shape, offsets, that they agree), then all of them together: sorted by offset,
- * each must begin where the one before ended, and the last must end with the file. So no view can
- * reach outside the mapping, and no byte belongs to two tensors or to none. */
+ * The header is untrusted. It is parsed as JSON. Then each tensor's type, shape and offsets are
+ * checked for consistency. Finally all tensors are sorted by offset: each must begin where the
+ * previous one ended, and the last must end with the file. So no view reaches outside the mapping,
+ * and every byte belongs to exactly one tensor. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "io/safetensors_data.h"
@@ -22,20 +22,21 @@ typedef struct entry {
     const mhai_safetensors_type *type;
     const json_t *shape;  /* array of non-negative integers */
     int64_t begin, end;   /* offsets into the data */
-    _Atomic(void *) copy; /* aligned, once it is asked for and the data in the mapping is not */
+    _Atomic(void *) copy; /* an aligned copy, made on request if the data in the mapping is not
+                           * aligned */
 } entry;
 
 struct mha_safetensors {
     mhai_file_view view;
-    const unsigned char *data; /* in the mapping, behind the header */
+    const unsigned char *data; /* in the mapping, after the header */
     int64_t data_bytes;
     json_t *header;
     int64_t count;
     entry *entries; /* [count] in the order of the header */
 };
 
-/* Where an entry's description keeps its index: a key that the format has not, so that names are
- * found by the hash that jansson keeps of them (seeded at random, against hostile names). */
+/* The key under which an entry stores its index. The format does not use this key. Names are found
+ * by jansson's hash table, which is seeded at random against crafted names. */
 static const char index_key[] = "index";
 
 static mha_status bad(const char *path, const char *tensor, const char *what)
@@ -44,7 +45,7 @@ static mha_status bad(const char *path, const char *tensor, const char *what)
                     mhai_show_path(path).text, mhai_show_name(tensor).text, what);
 }
 
-/* The integer at place in a JSON array, at least 0; -1 if it is none. */
+/* The integer at place in a JSON array, at least 0; -1 if it is not one. */
 static int64_t whole_number(const json_t *array, size_t place)
 {
     const json_t *value = json_array_get(array, place);
@@ -53,7 +54,7 @@ static int64_t whole_number(const json_t *array, size_t place)
                : -1;
 }
 
-/* The number of bytes that type and shape ask for. */
+/* The number of bytes that type and shape require. */
 static mha_status tensor_bytes(const char *path, const entry *tensor, int64_t *bytes)
 {
     int64_t count = 1, bits;
@@ -313,7 +314,7 @@ mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mh
                             "tensor '%s': cannot allocate %zu bytes, which the file has unaligned",
                             mhai_show_name(from->name).text, bytes);
         memcpy(copy, mhai_safetensors_data(file, index), bytes);
-        /* The copy of whichever thread comes first is everyone's. */
+        /* The first thread's copy is used by all. */
         if (!atomic_compare_exchange_strong(&from->copy, &first, copy)) free(copy);
         found.data = first ? first : copy;
     }

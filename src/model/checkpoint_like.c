@@ -1,5 +1,5 @@
-/* What a folder takes over from another one: the files of its tokenizer, as they are, and the
- * numbers of its special tokens. */
+/* Copy from another folder the files of its tokenizer, unchanged, and the ids of its special
+ * tokens. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"

@@ -1,5 +1,5 @@
-/* Digests of the files of a model. Pieces of a file are hashed by the rounds of XXH64 (Collet 2014), seeded by where they stand,
- * and their hashes added up, so that threads can share a file. */
+/* Digests of the files of a model. Pieces of a file are hashed by the rounds of XXH64 (Collet
+ * 2014), seeded by their offsets. The hashes are added, so that threads can share a file. */
 #include "io/file.h"
 #include "model/folder.h"
 #include "model/model_weights.h"
@@ -105,12 +105,12 @@ static mha_status add_file(mha_context *context, const char *path, size_t begin,
     return status;
 }
 
-/* Those of a list that are there. */
+/* Hash the files of a list that exist. */
 static mha_status add_files(mha_context *context, const char *folder, const char *const *names,
                             uint64_t *digest)
 {
     for (; *names; names++) {
-        *digest = turn(*digest, 9) + P5; /* a file under another name is another one */
+        *digest = turn(*digest, 9) + P5; /* include the name in the hash */
         if (!mhai_model_holds(folder, *names)) continue;
         char *path = mhai_model_join(folder, *names);
         if (!path)
@@ -146,7 +146,7 @@ static mha_status add_weights(mha_context *context, const char *folder, uint64_t
     return status;
 }
 
-/* A folder of one part, or a GGUF file. */
+/* A folder without parts, or a GGUF file. */
 static mha_status add_part(mha_context *context, const char *path, bool tokens,
                            mha_model_digests *digests)
 {

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Far more than any model has; looking one up is a loop over them. */
+/* Far more than any model has; lookup is linear. */
 enum { MOST_ENDS = 1024 };
 
 static const size_t most_config_bytes = 16u << 20;
@@ -67,7 +67,7 @@ mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends
 
 /* ---- GGUF files ---------------------------------------------------------------------------- */
 
-/* llama.cpp ends a text at these too, since converters do not always name them. */
+/* llama.cpp also ends a text at these, since converters do not always name them. */
 static bool is_end(const char *text, size_t size)
 {
     static const char *const names[] = {"<|eot_id|>",

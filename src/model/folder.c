@@ -1,4 +1,4 @@
-/* Model folders: which files there are. */
+/* Model folders: which files exist. */
 #include "model/folder.h"
 
 #include "io/file.h"
@@ -43,7 +43,8 @@ bool mhai_model_is_gguf(const char *path)
 bool mhai_model_holds(const char *folder, const char *name)
 {
     struct stat status;
-    char path[PATH_MAX]; /* nothing to allocate: lack of memory is not a missing file */
+    char path[PATH_MAX]; /* without an allocation: lack of memory must not look like a missing
+                          * file */
     const int length = snprintf(path, sizeof path, "%s/%s", folder, name);
     return length > 0 && (size_t)length < sizeof path && stat(path, &status) == 0;
 }
@@ -70,7 +71,7 @@ mha_status mhai_model_check_folder(const char *folder)
     if (!S_ISDIR(status.st_mode))
         return mha_fail(MHA_ERR_FILE, "%s: neither a folder nor a GGUF file; a model folder has %s",
                         mhai_show_path(folder).text, contents);
-    if (access(folder, X_OK) != 0) /* else every file in it would seem to be missing */
+    if (access(folder, X_OK) != 0) /* else every file in it would appear to be missing */
         return mha_fail(MHA_ERR_FILE, "%s: its files cannot be opened: %s",
                         mhai_show_path(folder).text, strerror(errno));
     if (!mhai_model_holds(folder, "config.json"))

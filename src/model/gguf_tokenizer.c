@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the description points to. */
+/* Memory of the description. */
 typedef struct reading {
     const mha_gguf *file;
     mhai_vocabulary_desc desc;
@@ -31,7 +31,7 @@ static bool find(const reading *r, const char *key, mha_gguf_value *value)
     return mha_gguf_key_find(r->file, key) >= 0 && mha_gguf_value_of(r->file, key, value) == MHA_OK;
 }
 
-/* A short text, or what it is without the key. */
+/* A short text, or the default if the key is absent. */
 static mha_status read_word(const reading *r, const char *key, const char *fallback, char *word,
                             size_t room)
 {
@@ -45,7 +45,7 @@ static mha_status read_word(const reading *r, const char *key, const char *fallb
     return MHA_OK;
 }
 
-/* An array of strings; none without the key. */
+/* An array of strings; empty if the key is absent. */
 static mha_status read_texts(const reading *r, const char *key, mhai_text **texts, int64_t *count)
 {
     mha_gguf_value value;
@@ -113,7 +113,7 @@ static mha_status read_flag(const reading *r, const char *key, bool fallback, bo
     return find(r, key, &value) ? mha_gguf_bool(&value, 0, flag) : MHA_OK;
 }
 
-/* The flags' defaults are llama.cpp's. */
+/* The defaults of the flags are llama.cpp's. */
 static mha_status read_all(reading *r)
 {
     mhai_vocabulary_desc *d = &r->desc;

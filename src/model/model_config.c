@@ -124,7 +124,7 @@ mha_status mhai_config_float(const mhai_config *config, const char *key, float *
 {
     const json_t *found = find(config, key);
     const double number = found ? json_number_value(found) : 0;
-    const double most = 3.4028235e38; /* FLT_MAX as it is written: a little more */
+    const double most = 3.4028235e38; /* FLT_MAX in decimal, rounded up */
     *value = 0;
     if (found && (!json_is_number(found) || !(fabs(number) <= most)))
         return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a number that fits in a float",
@@ -133,7 +133,7 @@ mha_status mhai_config_float(const mhai_config *config, const char *key, float *
     return MHA_OK;
 }
 
-/* The place of a text field among count known ones. */
+/* The index of a text field among count known values. */
 mha_status mhai_config_choice(const mhai_config *config, const char *key, const char *fallback,
                               const char *const *known, int count, int *choice)
 {

@@ -1,4 +1,4 @@
-/* Models: a folder's transformer with what turns a text into its tokens. */
+/* Models: a folder's transformer and its tokenizer. */
 #include "model/model.h"
 
 #include "io/file.h"
@@ -36,7 +36,8 @@ static mha_status load_tokenizer(const char *folder, mha_model *model)
         if (status == MHA_OK)
             return check_count(folder, mha_vocabulary_count(model->vocabulary),
                                model->info.vocab_size);
-        if (status == MHA_ERR_UNSUPPORTED) /* neither: the first error says more */
+        if (status == MHA_ERR_UNSUPPORTED) /* neither worked: report the first error, which says
+                                            * more */
             status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     }
     MHA_TRY(status);
@@ -64,7 +65,7 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
     model->ends = loaded->ends;
 }
 
-/* What the tokenizer calls the end of a text is among those of the files. */
+/* The tokenizer's end of text is one of the ends of the files. */
 static mha_status add_end(mha_model *model)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info, .eos_id = -1};
@@ -177,7 +178,7 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-/* All ranks have a model, and the same one. */
+/* All ranks must have the same model. */
 static mha_status agree(mha_context *context, const char *path, const mha_model_options *options,
                         mha_status status)
 {

@@ -1,5 +1,5 @@
-/* The shape of a model's attention: config.json of many architectures, by a table of what each
- * calls its sizes and which biases its attention has. No weight is read. */
+/* The shape of a model's attention from config.json, without reading weights. A table has each
+ * architecture's names of sizes and its attention biases. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/folder.h"

@@ -18,7 +18,7 @@ static const size_t most_index_bytes = 64u << 20;
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* Take path, and open it as one more shard. */
+/* Open path as one more shard; takes ownership of path. */
 static mha_status open_shard(mhai_weights *weights, char *path)
 {
     mhai_shard *grown = NULL;
@@ -46,7 +46,7 @@ static bool is_open(const mhai_weights *weights, const char *name)
     return false;
 }
 
-/* A file that the index names: it lies beside the index, nowhere else. */
+/* A file that the index names must be in the folder of the index. */
 static mha_status open_named(mhai_weights *weights, const char *folder, const json_t *value)
 {
     const char *name = json_string_value(value);
@@ -66,7 +66,7 @@ static mha_status open_named(mhai_weights *weights, const char *folder, const js
     return open_shard(weights, mhai_model_join(folder, name));
 }
 
-/* No weight twice: the one that is found would depend on the order of the files. */
+/* Reject duplicate weights: the result would depend on the order of the files. */
 static mha_status check_single(const mhai_weights *weights)
 {
     for (int64_t i = 0; i < weights->shards; i++)
@@ -150,7 +150,7 @@ const char *mhai_weights_name(const mhai_weights *weights, int64_t index)
     return mha_safetensors_name(shard->file, index - shard->first);
 }
 
-/* A tensor of a GGUF file is read as f32, whatever its blocks are. */
+/* A tensor of a GGUF file is read as f32, whatever the type of its blocks. */
 static mha_status peek_gguf(const mha_gguf *file, int64_t index, mha_tensor *tensor)
 {
     mha_gguf_tensor found;

@@ -1,5 +1,5 @@
-/* See multihead/state.h. Loading checks and converts everything before it sets the first
- * parameter; setting what was checked cannot fail. */
+/* See multihead/state.h. Loading checks and converts everything before setting the first parameter;
+ * setting checked parameters cannot fail. */
 #include "io/file.h"
 #include "model/model_weights.h"
 
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Far more than a module has. */
+/* Far more than any module has. */
 enum { MOST_PARAMETERS = 32 };
 
-/* The tensors of a state, named in full and by the module's own names. */
+/* The tensors of a state, by full name and by the module's name. */
 typedef struct state {
     const char *path, *prefix;
     int64_t count;
@@ -32,7 +32,7 @@ static void free_state(state *s)
     }
 }
 
-/* Names and shapes of all that the module has; no data yet. */
+/* Names and shapes of all tensors of the module; no data yet. */
 static mha_status list_state(const mha_module *module, const char *path, const char *prefix,
                              state *s)
 {
@@ -50,7 +50,7 @@ static mha_status list_state(const mha_module *module, const char *path, const c
     return MHA_OK;
 }
 
-/* Memory for tensor i, of count floats. */
+/* Allocate tensor i, of count floats. */
 static mha_status own_memory(state *s, int64_t i, int64_t *count)
 {
     MHA_TRY(mha_tensor_count(&s->tensor[i], count));
@@ -102,7 +102,7 @@ static mha_status read_tensor(const mha_safetensors *file, state *s, int64_t i)
     return mha_safetensors_read(file, index, MHA_F32, count, s->memory[i]);
 }
 
-/* Nothing else may stand under the prefix. */
+/* Reject other tensors under the prefix. */
 static mha_status check_unexpected(const mha_safetensors *file, const state *s)
 {
     size_t length = strlen(s->prefix);

@@ -89,7 +89,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Where our row i is. Rows of a rotation that pairs neighbours stand as 0, D/2, 1, D/2 + 1, ... */
+/* The file's row of row i. A rotation of neighbouring pairs orders its rows 0, D/2, 1, D/2 + 1,
+ * ... */
 static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
 {
     const int64_t D = p->head_dim;
@@ -102,7 +103,7 @@ static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
     }
 }
 
-/* Rows there are columns here. */
+/* Rows are columns in the file. */
 static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                         int64_t columns, float *to)
 {
@@ -123,7 +124,7 @@ static bool in_order(const mhai_stored_parameter *p)
            (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
 }
 
-/* Whole rows that are neighbours there are read together. */
+/* Read rows that are neighbours in the file together. */
 static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to)
 {

@@ -1,4 +1,4 @@
-/* A short causal convolution of each channel by itself, with the last inputs as its state. */
+/* A short causal convolution of each channel, with the last inputs as its state. */
 #include "nn/nn_check.h"
 
 #include "base/checked.h"
@@ -46,7 +46,7 @@ static void load(piece *p)
         memcpy(p->before[k], row_of(p, job->state, k), bytes);
 }
 
-/* The last inputs, before the outputs take their place. */
+/* Save the last inputs before the outputs overwrite them. */
 static void save(const piece *p)
 {
     const convolution *job = p->job;
@@ -74,7 +74,7 @@ static void convolve_row(const piece *p, int64_t t)
         memcpy(y, sum, (size_t)p->count * sizeof *y);
 }
 
-/* From the last row on, so that y may be x. */
+/* From the last row down, so that y may be x. */
 static void run_piece(void *argument, int64_t index, int worker)
 {
     const convolution *job = argument;

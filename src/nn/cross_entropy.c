@@ -13,7 +13,7 @@ typedef struct loss_job {
     const mhai_kernels *kernels;
     const mha_tensor *logits, *targets, *weights, *dlogits;
     float mean;       /* the weight of a row that counts, without weights */
-    float *p;         /* [workers][V], where no gradient is wanted */
+    float *p;         /* [workers][V], if no gradient is requested */
     double *row_loss; /* [M] */
 } loss_job;
 
@@ -77,7 +77,7 @@ static mha_status check(const loss_job *job, const mha_tensor *losses, int64_t *
     return mhai_tensor_check_disjoint("losses", losses, "weights", job->weights);
 }
 
-/* Rows in their order, whichever thread computed them. */
+/* Rows in order, whichever thread computed them. */
 static double total_loss(const loss_job *job, const mha_tensor *losses)
 {
     double total = 0;
@@ -89,7 +89,7 @@ static double total_loss(const loss_job *job, const mha_tensor *losses)
     return total;
 }
 
-/* Every row's loss, and the gradient if one is wanted. */
+/* Compute every row's loss, and the gradient if requested. */
 static mha_status run(mha_context *context, loss_job *job)
 {
     void *memory;

@@ -1,4 +1,4 @@
-/* Gradients of a linear layer: three products, each with one of the factors transposed. */
+/* Gradients of a linear layer: three products, each with one factor transposed. */
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/struct_copy.h"
@@ -51,8 +51,8 @@ typedef struct bias_job {
     int64_t owned; /* columns of an item */
 } bias_job;
 
-/* As many columns as threads leave, since rows lie pages apart and each begins with a miss; their
- * sums stay in L1. */
+/* Use as many columns as the number of threads allows: rows are pages apart and each begins with a
+ * cache miss. The sums stay in L1. */
 enum { MOST_COLUMNS = 1024 };
 
 /* Sums of columns in double, rows in order. */
@@ -71,7 +71,7 @@ static void sum_columns(void *argument, int64_t item, int worker)
     for (int64_t i = 0; i < columns; i++) out[i] = (float)((double)out[i] + sum[i]);
 }
 
-/* Make the scratch of the larger product sure, so that nothing fails between the two. */
+/* Reserve the scratch of the larger product first, so that nothing can fail between the two. */
 static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweight_inner,
                           int64_t cols)
 {

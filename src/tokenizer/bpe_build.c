@@ -1,4 +1,4 @@
-/* What BPE makes of a vocabulary and its merges. */
+/* Build the BPE tables from a vocabulary and its merges. */
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_load.h"
 
@@ -49,7 +49,7 @@ mha_status mhai_bpe_index(mha_tokenizer *t)
     return MHA_OK;
 }
 
-/* The id of size bytes; text is room for them and a zero byte. */
+/* The id of a text of size bytes; text has room for them and a zero byte. */
 static mha_status look_up(const mhai_loader *l, mhai_vector *text, const char *first,
                           size_t first_size, const char *second, size_t second_size, size_t merge,
                           int32_t *id)
@@ -123,7 +123,7 @@ static mha_status find_unknown(const mhai_loader *l)
     return MHA_OK;
 }
 
-/* The templates were read before the vocabulary. */
+/* The templates were read before the vocabulary existed. */
 static mha_status check_templates(const mhai_loader *l)
 {
     const mha_tokenizer *t = l->tokenizer;
@@ -150,9 +150,9 @@ static mha_status build(mhai_loader *l)
     return check_templates(l);
 }
 
-/* ---- What tokens stand for ------------------------------------------------------------------- */
+/* ---- The bytes of tokens --------------------------------------------------------------------- */
 
-/* A token with a character that is no letter of a byte is text as it is. */
+/* A token with a character that is not a byte's letter stands for itself. */
 static size_t speak_letters(const mha_tokenizer *t, const char *token, char *bytes)
 {
     size_t count = 0;

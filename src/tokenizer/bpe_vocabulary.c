@@ -1,4 +1,4 @@
-/* A BPE tokenizer of a vocabulary in memory, as GGUF files hold it (bpe.h). */
+/* A BPE tokenizer of a vocabulary in memory, as in GGUF files (bpe.h). */
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_load.h"
 
@@ -11,15 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A pair of pieces is looked up at every boundary of a token, so long ones cost the square. */
+/* Every boundary of a token is a lookup of two pieces, so long tokens take quadratic time. */
 enum { MOST_PIECE = 256 };
 
 #define SPACE_AND_LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
 #define OTHERS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
-/* How llama.cpp calls what the tokenizer.json of models says: names of one splitter share a row, if
- * also NFC and merges are alike. */
+/* llama.cpp's names of the settings in tokenizer.json. Names with the same splitter share a row if
+ * NFC and merges are also equal. */
 static const struct splitter {
     const char *names;
     bool digits, nfc, ignore_merges, add_bos;
@@ -174,7 +174,7 @@ static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     return MHA_OK;
 }
 
-/* An id of the file: what is named must be there. */
+/* A special id of the file; if given, it must exist. */
 static mha_status check_id(const mhai_vocabulary_desc *d, const char *name, int32_t id)
 {
     if (id >= -1 && id < d->count) return MHA_OK;
@@ -230,7 +230,7 @@ static int by_score(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* A normal token of exactly these bytes; -1: none. */
+/* The normal token of exactly these bytes; -1: none. */
 static int32_t find_piece(const mha_tokenizer *t, const mhai_vocabulary_desc *d, const char *text,
                           size_t size)
 {
@@ -240,7 +240,7 @@ static int32_t find_piece(const mha_tokenizer *t, const mhai_vocabulary_desc *d,
     return !d->types || d->types[id] == MHAI_TOKEN_NORMAL ? id : -1;
 }
 
-/* All pairs that a token can be made of. */
+/* Append all pairs that a token can be made of. */
 static mha_status add_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, int32_t id,
                             int32_t rank)
 {
@@ -260,8 +260,8 @@ static mha_status add_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, int
     return MHA_OK;
 }
 
-/* The pair that makes the token of the highest score is merged first, as SentencePiece does it;
- * tokens of the same score share a rank, and the leftmost of their pairs is first. */
+/* Merge the pair that makes the token of the highest score first, as SentencePiece does. Tokens of
+ * equal score share a rank; among their pairs the leftmost is merged first. */
 static mha_status rank_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, scored *order)
 {
     int32_t count = 0;

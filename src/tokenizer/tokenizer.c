@@ -1,4 +1,4 @@
-/* Asking a tokenizer what it is, and what its public functions share. */
+/* Queries about a tokenizer, and helpers of its public functions. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"

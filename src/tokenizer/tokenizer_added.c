@@ -1,5 +1,5 @@
-/* The added tokens of a tokenizer. Up to four places tell of them: "added_tokens" of
- * tokenizer.json, "added_tokens_decoder" of tokenizer_config.json, and the names in this and in
+/* The added tokens of a tokenizer, from up to four places: "added_tokens" of tokenizer.json,
+ * "added_tokens_decoder" of tokenizer_config.json, and the names in this file and in
  * special_tokens_map.json. */
 #include "tokenizer/tokenizer_load.h"
 
@@ -88,7 +88,7 @@ static mha_status add_decoder_list(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Where both lists are given, transformers takes one of them and forgets the other. */
+/* If both lists are given, transformers uses one and ignores the other. */
 static mha_status compare_lists(const mhai_loader *l)
 {
     const mhai_added *added = l->added.items;
@@ -104,7 +104,7 @@ static mha_status compare_lists(const mhai_loader *l)
     return MHA_OK;
 }
 
-/* A token that is only named. Unless a list defines more, it is found in the text as it is. */
+/* A token that is only named. Unless a list defines more, it is matched verbatim in the text. */
 static mha_status add_named(mhai_loader *l, const char *path, const char *key, const json_t *json)
 {
     mhai_added token = {.id = -1, .path = path};
@@ -125,7 +125,7 @@ static bool ends_with_token(const char *key)
     return length >= 6 && strcmp(key + length - 6, "_token") == 0;
 }
 
-/* All that a file names: "sep_token", "my_own_token", a list of further ones. */
+/* Add all tokens that a file names: "sep_token", "my_own_token", a list of further ones. */
 static mha_status add_file_names(mhai_loader *l, int file)
 {
     const char *path = l->folder.paths[file], *key;
@@ -156,7 +156,7 @@ static bool in_vocabulary(const mhai_loader *l, const char *text)
     return false;
 }
 
-/* [UNK] and the others by their usual names, where no file names them and BERT's class does. */
+/* Add [UNK] and the others by their usual names, if no file names them and the class is BERT's. */
 static mha_status add_default_names(mhai_loader *l)
 {
     if (!l->folder.defaults) return MHA_OK;
@@ -172,7 +172,7 @@ static mha_status add_default_names(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Give the added tokens that the vocabulary lacks their place behind it: ids without holes. */
+/* Append the added tokens that the vocabulary lacks; ids must have no gaps. */
 static mha_status append_extra(mhai_loader *l)
 {
     const mhai_added *added = l->added.items;
@@ -198,7 +198,7 @@ static mha_status append_extra(mhai_loader *l)
 
 mha_status mhai_tokenizer_added_read(mhai_loader *l)
 {
-    l->added_places = json_object(); /* without memory, the first token tells */
+    l->added_places = json_object(); /* if out of memory, the first token reports it */
     MHA_TRY(add_json_list(l));
     MHA_TRY(add_decoder_list(l));
     MHA_TRY(compare_lists(l));

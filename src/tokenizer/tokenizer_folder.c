@@ -1,5 +1,5 @@
-/* See tokenizer_folder.h. Where files say different things, transformers takes one and does not
- * tell; here that is an error. */
+/* See tokenizer_folder.h. If files contradict each other, transformers silently uses one; here that
+ * is an error. */
 #include "tokenizer/tokenizer_folder.h"
 
 #include "io/file.h"
@@ -16,7 +16,7 @@ const char *const mhai_tokenizer_files[] = {"tokenizer.json",          "tokenize
                                             "special_tokens_map.json", "vocab.txt",
                                             "added_tokens.json",       NULL};
 
-/* A vocabulary of a million tokens has about 30 MB. */
+/* A vocabulary of a million tokens takes about 30 MB. */
 static const size_t most_bytes = (size_t)256 << 20;
 
 static const char *const name_keys[MHAI_NAMED] = {
@@ -147,7 +147,7 @@ static mha_status read_config(mhai_folder *f)
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
-/* A path in the folder; NULL without memory. */
+/* A path in the folder; NULL if out of memory. */
 static char *join(const char *folder, const char *name)
 {
     const size_t length = strlen(folder), rest = strlen(name);
@@ -159,8 +159,7 @@ static char *join(const char *folder, const char *name)
     return path;
 }
 
-/* Whatever stands there, readable or not, so that what cannot be read is an error and not a
- * missing file. */
+/* Whether any file exists there, so that an unreadable file is an error and not a missing one. */
 static bool exists(const char *path)
 {
     struct stat status;
@@ -178,7 +177,7 @@ static mha_status read_file(mhai_folder *f, int file)
                     mhai_show_path(path).text, mhai_show_json(f->json[file]));
 }
 
-/* Tokens of older folders that only this file tells of. */
+/* Tokens of older folders that only this file defines. */
 static mha_status refuse_added_tokens_file(const char *path, const mhai_folder *f)
 {
     if (f->json[MHAI_TOKENIZER_JSON] ||

@@ -21,7 +21,7 @@ static size_t trim(const char *line, size_t size)
     return size;
 }
 
-/* Cut vocab.txt into its lines, in place: each loses white space at its end. */
+/* Split vocab.txt into its lines, in place, and trim white space at their ends. */
 static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
 {
     const char *path = l->folder.paths[MHAI_VOCAB_TXT];
@@ -39,7 +39,7 @@ static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
         const char *newline = memchr(text + at, '\n', size - at);
         const size_t length = newline ? (size_t)(newline - (text + at)) : size - at;
         const char *line = text + at;
-        text[at + trim(line, length)] = '\0'; /* a zero byte follows the file's contents */
+        text[at + trim(line, length)] = '\0'; /* the buffer ends with a zero byte */
         at += length + 1;
         if (lines->count == INT32_MAX - 1)
             return mha_fail(MHA_ERR_SIZE, "%s: more than %d lines", mhai_show_path(path).text,

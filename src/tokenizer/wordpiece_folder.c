@@ -1,6 +1,6 @@
-/* The settings of a WordPiece tokenizer. Where files say different things, transformers takes one and
- * does not tell; here that is an error. So is whatever this tokenizer would do otherwise than
- * tokenizer.json says. */
+/* The settings of a WordPiece tokenizer. If files contradict each other, transformers silently uses
+ * one; here that is an error. So is every setting of tokenizer.json that this tokenizer would
+ * handle differently. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
@@ -200,7 +200,7 @@ static mha_status check_processor(mhai_folder *f)
     const json_t *root = f->json[MHAI_TOKENIZER_JSON];
     const json_t *processor = json_object_get(root, "post_processor");
     const char *type = json_string_value(json_object_get(processor, "type"));
-    /* BERT's class makes its own; a generic one would add no special tokens at all. */
+    /* BERT's class builds its own template; a generic class would add no special tokens. */
     if ((!processor || json_is_null(processor)) && !f->generic) return MHA_OK;
     if (type && strcmp(type, "BertProcessing") == 0) return read_bert_processing(f, processor);
     MHA_TRY(
@@ -235,7 +235,7 @@ mha_status mhai_wordpiece_read(mhai_loader *loader)
 
 /* ---- The template ---------------------------------------------------------------------------- */
 
-/* Without a mask or padding one can do. */
+/* Optional: encoding works without a mask or padding token. */
 static mha_status check_named(const mhai_loader *l)
 {
     static const int needed[] = {MHAI_UNK, MHAI_CLS, MHAI_SEP};

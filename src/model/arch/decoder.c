@@ -1,4 +1,4 @@
-/* What families of decoders share: sizes, rotations, windows. */
+/* Shared by the families of decoders: sizes, rotations, windows. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -59,8 +59,8 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
     return MHA_OK;
 }
 
-/* Tables of frequencies and masks in old files, and a copy of the embeddings that is one by
- * config.json. */
+/* Old files hold tables of frequencies and masks, and a copy of the embeddings if config.json ties
+ * the output to them. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
     static const char *const old[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
@@ -88,16 +88,15 @@ static bool same_value(const json_t *a, const json_t *b)
     return json_number_value(a) == json_number_value(b);
 }
 
-/* Where a field is said. */
+/* One place where config.json may hold a field. */
 typedef struct rope_place {
     const mhai_config *config;
-    const char *level; /* what messages call it */
-    bool passed;       /* transformers reads another level in its place */
+    const char *level; /* the name in messages */
+    bool passed;       /* transformers reads another level instead */
 } rope_place;
 
-/* Add a field that transformers finds only if no level in front has it, called name there. One that
- * says otherwise is refused, since a reader of config.json may take either for what holds; "default"
- * says nothing. */
+/* Add a field `name` that transformers reads only if no earlier level has it. A different value
+ * there is an error: a reader of config.json may use either. "default" counts as absent. */
 static mha_status add_field(const rope_place *place, const char *name, const char *key,
                             json_t *value, json_t *rope)
 {
@@ -136,7 +135,7 @@ static mha_status add_object(const rope_place *place, json_t *object, json_t *ro
     return MHA_OK;
 }
 
-/* A field that config.json itself calls name. */
+/* Add a field at the top level of config.json. */
 static mha_status add_outer(const mhai_config *config, const char *name, const char *key,
                             json_t *rope)
 {
@@ -152,7 +151,7 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
     return mhai_put(rope, key, json_real(value)) ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* Fields beside the objects of types of layers. */
+/* Fields beside the objects for each type of layer. */
 static mha_status check_nested(const mhai_config *config, json_t *objects)
 {
     const char *key;
@@ -168,8 +167,9 @@ static mha_status check_nested(const mhai_config *config, json_t *objects)
     return MHA_OK;
 }
 
-/* A rotation's fields in one object, as transformers collects them: rope_scaling in place of
- * rope_parameters, or above its object for a type of layers; then what stands in config.json itself. */
+/* The fields of a rotation in one object, as transformers collects them: rope_parameters, else
+ * rope_scaling, overridden by its object for a type of layers; then the top level of
+ * config.json. */
 static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {
     static const char original[] = "original_max_position_embeddings";
@@ -202,7 +202,7 @@ static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kin
     return place.passed ? add_object(&place, given, rope) : MHA_OK;
 }
 
-/* "type" is what transformers before 4.43 calls rope_type. */
+/* transformers before 4.43 calls rope_type "type". */
 static mha_status read_type(const mhai_config *rope, bool old, const char *const *types, int count,
                             int *type)
 {
@@ -228,7 +228,7 @@ static mha_status read_float(const mhai_config *rope, const char *key, double fa
                                        mhai_config_name(rope, key).text, number);
 }
 
-/* By how much YaRN multiplies cosines and sines; 0: as mha_layer_desc has it. */
+/* The factor of cosines and sines in YaRN; 0: the default of mha_layer_desc. */
 static mha_status read_amplitude(const mhai_config *config, mha_layer_desc *rope)
 {
     double scale, all;
@@ -266,15 +266,15 @@ static mha_status read_scaled(const mhai_config *config, const mha_transformer_d
                         (double)rope->rope_high, yarn ? "at least" : "more than",
                         mhai_config_name(config, low).text, (double)rope->rope_low);
     if (!yarn) return MHA_OK;
-    if (truncate && !json_is_true(truncate)) /* null is false to transformers */
+    if (truncate && !json_is_true(truncate)) /* transformers treats null as false */
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "%s: YaRN with 'truncate' false is not supported; known: true",
                         mhai_show_path(config->path).text);
     return read_amplitude(config, rope);
 }
 
-/* Of an odd number n transformers rotates n + 1, at the frequencies base^(-2 i / n), which an even
- * rotation has of the base base^((n + 1) / n); so have the turns by which llama3 decides. */
+/* For an odd number n transformers rotates n + 1 elements with frequencies base^(-2 i / n). An even
+ * rotation with base base^((n + 1) / n) has the same frequencies, and the same turns for llama3. */
 static mha_status set_part(const mhai_config *config, int64_t rotated, const char *type,
                            mha_layer_desc *rope)
 {
@@ -291,8 +291,8 @@ static mha_status set_part(const mhai_config *config, int64_t rotated, const cha
                     type, base);
 }
 
-/* Dynamic scaling (NTK) changes the base for texts beyond max_position_embeddings alone, and no
- * longer ones are taken. partial: a part of each head may rotate. */
+/* Dynamic scaling (NTK) changes the base only for texts beyond max_position_embeddings; longer
+ * texts are rejected. partial: only part of each head may rotate. */
 static mha_status read_rotation(const mhai_config *config, bool partial, bool old,
                                 const mha_transformer_desc *d, mha_layer_desc *rope)
 {
@@ -369,7 +369,7 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
 
 mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
 {
-    /* without an object layers with a window are not scaled, and have a base of their own */
+    /* without an object, layers with a window are not scaled and have their own base */
     static const mhai_rope_kind kinds[] = {
         {"full_attention", "rope_theta", "partial_rotary_factor", 1e6, 1, true},
         {"sliding_attention", "rope_local_base_freq", "partial_rotary_factor", 1e4, 1, false}};

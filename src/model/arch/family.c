@@ -1,4 +1,4 @@
-/* The list of families, and what they share. */
+/* The list of families, and their shared functions. */
 #include "model/arch/family.h"
 
 #include "io/file.h"
@@ -13,7 +13,8 @@ extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family
     mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
     mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5;
 
-/* The one list. A transformer is saved as the first that it fits; the last fits all. */
+/* A transformer is saved as the first family that can describe it; the last one can describe
+ * all. */
 static const mhai_family *const families[] = {
     &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra, &mhai_family_distilbert,
     &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,   &mhai_family_mistral,
@@ -113,7 +114,7 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
            mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
 }
 
-/* transformers takes the usual name of a size before the family's own. */
+/* transformers prefers the usual name of a size to the family's own. */
 static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys *keys,
                                 const mha_transformer_desc *d)
 {

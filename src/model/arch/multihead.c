@@ -1,4 +1,4 @@
-/* This library's own: every field of a description, under its name. */
+/* This library's own family: every field of a description, by name. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -90,7 +90,7 @@ enum {
 static const char *const qk_norms[] = {"rms", "l2"};
 static const char *const scalings[] = {"linear", "llama3", "yarn"};
 
-/* What a layer does not have is left out. */
+/* Omit the parameters that a layer does not have. */
 static bool write_layer(const mha_layer_desc *l, json_t *root)
 {
     bool good = !(l->flags & MHA_LAYER_QK_NORM) ||
@@ -134,7 +134,7 @@ static bool is_layer_key(const char *key)
     return known;
 }
 
-/* With a setting that this library does not know, the model computes something else. */
+/* With an unknown setting the results would differ. */
 static mha_status check_keys(const mhai_config *config, json_t *layer)
 {
     const char *key;
@@ -176,7 +176,7 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
     return MHA_OK;
 }
 
-/* What layers have besides projections; absent where no layer has anything. */
+/* Parameters of layers besides projections; absent if no layer has them. */
 static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
@@ -232,7 +232,8 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
         good = good && mhai_put(root, "logit_softcap", mhai_json_real(d->logit_softcap));
     if (mhai_desc_has(d, MHA_TRANSFORMER_PADDING))
         good = good && mhai_put_count(root, "padding_token", d->padding_token);
-    for (int i = 0; i < FLAGS; i++) /* newer ones only where they are set: older versions read it */
+    for (int i = 0; i < FLAGS; i++) /* write newer fields only if set, so that older versions can
+                                     * read the file */
         if (mhai_desc_has(d, flags[i].flag) || flags[i].flag <= MHA_TRANSFORMER_NO_OUTPUT)
             good = good && mhai_put_bool(root, flags[i].name, mhai_desc_has(d, flags[i].flag));
     return good;
@@ -263,7 +264,7 @@ static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc
     return MHA_OK;
 }
 
-/* num_layers whole numbers from 0 to most. */
+/* Read num_layers integers of 0 .. most. */
 static mha_status read_list(const mhai_config *config, const char *key, int64_t count, int64_t most,
                             int64_t *numbers)
 {
@@ -284,7 +285,7 @@ static mha_status read_list(const mhai_config *config, const char *key, int64_t 
     return MHA_OK;
 }
 
-/* No weight would vouch for a num_heads that no layer has. */
+/* No weight would confirm a num_heads larger than that of any layer. */
 mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;

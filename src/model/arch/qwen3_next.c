@@ -65,7 +65,7 @@ static mha_status find_delta(const mhai_config *config, const json_t *list, int6
                     type ? mhai_show_name(type).text : "");
 }
 
-/* Layers that are gated delta nets, and their sizes. */
+/* Read which layers are gated delta nets, and their sizes. */
 static mha_status read_kinds(const mhai_config *config, const mha_layer_desc *net,
                              mhai_family_plan *plan)
 {
@@ -93,7 +93,7 @@ static mha_status read_kinds(const mhai_config *config, const mha_layer_desc *ne
     return MHA_OK;
 }
 
-/* The number of heads of each layer: those of v are a net's heads. */
+/* The number of heads of each layer; a net has as many as v. */
 static mha_status list_heads(const mhai_config *config, int64_t heads, int64_t kv_heads,
                              mhai_family_plan *plan)
 {
@@ -144,7 +144,7 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
 
 /* ---- models -------------------------------------------------------------------------------------- */
 
-/* Layers whose feed-forward layer is a mixture of experts. */
+/* Reject layers whose feed-forward layer is a mixture of experts. */
 static mha_status refuse_experts(const mhai_config *config, int64_t layers)
 {
     const json_t *dense = json_object_get(config->root, "mlp_only_layers");
@@ -192,7 +192,7 @@ static mha_status read_later(const mhai_config *config, mhai_family_plan *plan)
     return read_hybrid(config, &mhai_family_qwen3_5, plan);
 }
 
-/* Predictors of further tokens are no part of the model. */
+/* Layers that predict further tokens are not part of the model. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
     return strncmp(name, "mtp.", 4) == 0 || mhai_decoder_ignores(plan, name);

@@ -1,4 +1,5 @@
-/* RoBERTa: a BERT whose positions begin after the padding's, which its tokens have wherever they stand. */
+/* RoBERTa: a BERT whose positions begin after that of the padding token, which has the same
+ * position everywhere. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
