@@ -696,7 +696,6 @@ mha_status mha_recurrent_backward(mha_context *context, const mha_recurrent_desc
     x.kernels = mhai_kernels_for(context->isa);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o_gradient, 0, &x.call));
     MHA_TRY(check_gradients(desc, gradients, &x));
-    if (x.call.B == 0 || x.call.H == 0) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = run(context, &x);
     mha_scratch_release(context, mark);

@@ -244,7 +244,7 @@ static int64_t delta_bytes(const mha_transformer *t, const mha_decoder_desc *d, 
     const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
     if (!mix.mixer) return 0;
     const double rows = (double)((mix.D + MHA_RECURRENT_CHUNK) * mhai_round_up(mix.Dv, 32));
-    const double floats = (double)mix.v * (rows + 160 * (double)mix.D) +
+    const double floats = (double)mix.v * (rows + 164 * (double)mix.D + 32) +
                           (double)(t->desc.layers[layer].conv_kernel - 1) * (double)mix.gates;
     const double bytes = (double)d->batch * floats * sizeof(float);
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_MAX;
