@@ -42,8 +42,7 @@ mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t, 
     if (!is_parameter(t, layer, name, &p)) return MHA_OK;
     weight->rows = p.shape[0];
     weight->columns = p.ndim > 1 ? p.shape[1] : 1;
-    MHA_TRY(
-        mhai_circuits_take(context, weight->rows, weight->columns, sizeof(float), &data));
+    MHA_TRY(mhai_circuits_take(context, weight->rows, weight->columns, sizeof(float), &data));
     MHA_TRY(mha_transformer_read(t, &p, 0, weight->rows, data));
     weight->data = data;
     return check_finite(&p, weight->data, p.count);
