@@ -735,6 +735,22 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
                                                           mha_transformer **shared);
 
 /**
+ * The same parameters under another description: without a mask, with a window, another scale, other positions or
+ * another base of the rotation. The result is another function.
+ *
+ *   desc  that of mha_transformer_describe(), changed; every parameter that it needs must exist, in the same shape
+ *
+ * Memory   as mha_transformer_prune(); desc is copied.
+ * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_SHAPE (other layers or heads, a parameter of another shape); those
+ *          of mha_transformer_create(); MHA_ERR_ARGUMENT (a parameter that does not exist).
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_vary(mha_context *context,
+                                                      const mha_transformer *transformer,
+                                                      const mha_transformer_desc *desc,
+                                                      mha_transformer **varied);
+
+/**
  * A copy with an array (mha_transformer_data()), which can be changed or trained, also of a
  * transformer with a source.
  *

@@ -15,12 +15,11 @@ static void put_floats(mha_json *json, const char *name, const float *x, int64_t
 /* ---- the model ------------------------------------------------------------------------------- */
 
 static const char *const norms[] = {NULL, "layer", "rms"};
-static const char *const positions[] = {NULL, "learned", "sinusoidal", "rotary"};
 static const char *const feed_forwards[] = {"gelu", "relu", "swiglu", "gelu", "geglu", "geglu"};
 
 static void put_model(const mhai_live_asked *a, mha_json *json)
 {
-    const mha_transformer_desc *d = &a->live->desc;
+    const mha_transformer_desc *d = a->desc;
     const struct {
         const char *name;
         uint32_t flag;
@@ -36,7 +35,7 @@ static void put_model(const mhai_live_asked *a, mha_json *json)
     mha_json_integer(json, "feed_forward_width", d->ff_dim);
     mha_json_text(json, "feed_forward", d->ff_dim ? feed_forwards[d->feed_forward] : NULL);
     mha_json_text(json, "norm", norms[d->norm]);
-    mha_json_text(json, "positions", positions[d->positions]);
+    mha_json_text(json, "positions", d->positions ? mhai_live_positions[d->positions] : NULL);
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         mha_json_bool(json, flags[i].name, d->flags & flags[i].flag);
     mha_json_end(json);
@@ -126,7 +125,7 @@ mha_status mhai_live_trace(mhai_live_asked *a)
     const mha_trace_options options = {
         .struct_size = sizeof options, .head = r->head, .row = r->cell_row, .key = r->cell_col};
     mha_trace trace = {.struct_size = sizeof trace};
-    MHA_TRY(mha_trials_trace(a->live->trials, &a->trial, &options, &trace));
+    MHA_TRY(mha_trials_trace(a->trials, &a->trial, &options, &trace));
     const mha_status status = put_trace(a, &trace);
     mha_trace_free(&trace);
     return status;

@@ -7,6 +7,7 @@
 #include <multihead/heads.h>
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +54,14 @@ mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given, mha
     if (!run->tokens || (run->off_count > 0 && !run->off) ||
         (run->patched_count > 0 && (!run->patched || !run->other || run->other_count < 1)))
         return mha_fail(MHA_ERR_NULL, "trial: tokens, heads or the other text are missing");
+    if (!(run->noise >= 0 && run->noise <= 1e3) ||
+        !(run->temperature >= 0 && run->temperature <= 1e3) || run->top_k < 0 ||
+        run->top_k > MHA_TRIAL_TOP)
+        return mha_fail(MHA_ERR_MODEL,
+                        "trial: noise %g, temperature %g, top_k %" PRId64
+                        "; expected 0 to 1000, 0 to 1000, 0 to %d",
+                        run->noise, run->temperature, run->top_k, MHA_TRIAL_TOP);
+    if (run->noise > 0) MHA_TRY(check_heads(trials, &run->noisy, 1));
     MHA_TRY(check_heads(trials, run->off, run->off_count));
     return check_heads(trials, run->patched, run->patched_count);
 }
@@ -89,11 +98,16 @@ static mha_status make_key(const mha_trial *r, run_key *key)
 {
     const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
                  tokens = (size_t)(r->count + r->other_count) * 2 * sizeof *r->tokens;
-    *key = (run_key){.bytes = malloc(heads + tokens + 64)};
+    *key = (run_key){.bytes = malloc(heads + tokens + 128)};
     if (!key->bytes) return MHA_NO_MEMORY("a run of the text");
     add_text(key, r->tokens, r->types, r->count);
     add_heads(key, r->off, r->off_count);
     add_heads(key, r->patched, r->patched_count);
+    if (r->noise > 0) {
+        add(key, &r->noise, sizeof r->noise);
+        add_heads(key, &r->noisy, 1);
+        add(key, &r->noise_seed, sizeof r->noise_seed);
+    }
     if (r->patched_count == 0) return MHA_OK;
     add(key, &r->flags, sizeof r->flags);
     add_text(key, r->other, r->other_types, r->other_count);
@@ -273,6 +287,44 @@ static mha_status make_patches(const mha_trials *trials, const mha_trial *r, pat
     return forward(trials, &other);
 }
 
+/* One of a pair of normal numbers (Box and Muller), the bits of a counter mixed by SplitMix64. */
+static uint64_t mix(uint64_t x)
+{
+    x += UINT64_C(0x9E3779B97F4A7C15);
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return x ^ x >> 31;
+}
+
+static double normal_at(uint64_t seed, int64_t i)
+{
+    const uint64_t key = mix(seed), at = 2 * (uint64_t)i;
+    const double a = ((double)(mix(key ^ at) >> 11) + 0.5) * 0x1p-53;
+    const double b = (double)(mix(key ^ (at + 1)) >> 11) * 0x1p-53;
+    return sqrt(-2 * mha_log(a)) * mha_cos_turns(b);
+}
+
+/* Patch the noisy head from the same text, plus noise. The caller calls free_patches() in any case. */
+static mha_status make_noise(const mha_trials *trials, const mha_trial *r, patching *p)
+{
+    const mha_trial own = {.tokens = r->tokens,
+                           .types = r->types,
+                           .count = r->count,
+                           .patched = &r->noisy,
+                           .patched_count = 1,
+                           .other = r->tokens,
+                           .other_types = r->types,
+                           .other_count = r->count};
+    MHA_TRY(make_patches(trials, &own, p));
+    const int64_t count = r->count * p->size;
+    double squares = 0;
+    for (int64_t i = 0; i < count; i++) squares += (double)p->memory[i] * (double)p->memory[i];
+    const double size = r->noise * sqrt(squares / (double)count);
+    for (int64_t i = 0; i < count; i++)
+        p->memory[i] = (float)((double)p->memory[i] + size * normal_at(r->noise_seed, i));
+    return MHA_OK;
+}
+
 /* Gates that are 0 for ablated heads. *memory is NULL if out of memory. */
 static mha_tensor make_gates(const mha_trials *trials, const mha_trial *r, float **memory)
 {
@@ -354,36 +406,65 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     return MHA_OK;
 }
 
+/* The patches of a run. */
+typedef struct interventions {
+    patching patched, noisy;
+    mha_head_patch *all;
+    float *gate_memory;
+    mha_tensor gates;
+} interventions;
+
+static void free_interventions(interventions *x)
+{
+    free_patches(&x->patched);
+    free_patches(&x->noisy);
+    free(x->all);
+    free(x->gate_memory);
+}
+
+static mha_status make_interventions(const mha_trials *trials, const mha_trial *run,
+                                     interventions *x, mha_transformer_input *input)
+{
+    if (run->off_count > 0) {
+        x->gates = make_gates(trials, run, &x->gate_memory);
+        input->gates = &x->gates;
+        if (!x->gate_memory) return MHA_NO_MEMORY("a run of the text");
+    }
+    const size_t count = (size_t)run->patched_count;
+    if (count == 0 && !(run->noise > 0)) return MHA_OK;
+    x->all = calloc(count + 1, sizeof *x->all);
+    if (!x->all) return MHA_NO_MEMORY("a run of the text");
+    input->patches = x->all;
+    if (count > 0) {
+        MHA_TRY(make_patches(trials, run, &x->patched));
+        memcpy(x->all, x->patched.patches, count * sizeof *x->all);
+        input->patch_count = run->patched_count;
+    }
+    if (!(run->noise > 0)) return MHA_OK;
+    MHA_TRY(make_noise(trials, run, &x->noisy));
+    x->all[input->patch_count++] = *x->noisy.patches;
+    return MHA_OK;
+}
+
 static mha_status run_text(const mha_trials *trials, const mha_trial *run, running *r)
 {
-    patching p = {0};
+    interventions x = {0};
     sequence s;
-    float *gate_memory = NULL;
-    mha_tensor gates, hidden;
-    mha_status status = MHA_OK;
+    mha_tensor hidden;
     make_sequence(trials, run->tokens, run->types, run->count, &s);
     s.input.after_layer = after_layer;
     s.input.after_layer_user = r;
-    if (run->off_count > 0) {
-        gates = make_gates(trials, run, &gate_memory);
-        s.input.gates = &gates;
-        if (!gate_memory) status = MHA_NO_MEMORY("a run of the text");
-    }
-    if (status == MHA_OK && run->patched_count > 0) {
-        status = make_patches(trials, run, &p);
-        s.input.patches = p.patches;
-        s.input.patch_count = run->patched_count;
-    }
+    mha_status status = make_interventions(trials, run, &x, &s.input);
     if (r->run) {
         const int64_t shape[] = {1, run->count, trials->desc.embed_dim};
+        const uint8_t *rows = x.patched.rows;
         hidden = mha_tensor_contiguous(r->run->hidden, MHA_F32, 3, shape);
         s.input.last_hidden = &hidden;
         r->free = r->run->memory;
-        for (int64_t t = 0; p.rows && t < run->count; t++) r->run->patched += p.rows[t];
+        for (int64_t t = 0; rows && t < run->count; t++) r->run->patched += rows[t];
     }
     if (status == MHA_OK) status = forward(trials, &s);
-    free_patches(&p);
-    free(gate_memory);
+    free_interventions(&x);
     return status;
 }
 
@@ -450,8 +531,14 @@ mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run, const mhai
                              .tokens = run->tokens,
                              .types = run->types,
                              .count = run->count};
-    *whole = run->off_count + run->patched_count > 0 ? &trials->whole : &trials->now;
-    if (*whole == &trials->now) return MHA_OK;
+    mha_trials *baseline = trials->options.baseline;
+    if (baseline) {
+        *whole = &baseline->now;
+        return mha_trials_run(baseline, &plain, -1, NULL, NULL, NULL);
+    }
+    const bool changed = run->off_count + run->patched_count > 0 || run->noise > 0;
+    *whole = changed ? &trials->whole : &trials->now;
+    if (!changed) return MHA_OK;
     MHA_TRY(make_key(&plain, &key));
     const mha_status status =
         is_of(&trials->whole, &key) ? MHA_OK : run_anew(trials, &plain, false, &key, &r);

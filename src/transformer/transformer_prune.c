@@ -1,5 +1,5 @@
-/* Smaller transformers from larger ones: heads removed from the matrices, key/value heads
- * averaged into fewer. */
+/* Transformers from others: heads removed from the matrices, key/value heads averaged into fewer, the same
+ * parameters under another description. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -31,8 +31,9 @@ typedef struct pruning {
     mha_transformer *shared; /* the same, if it must outlive the call */
     heads_plan *plans;       /* [L] */
     int64_t layers;
-    bool whole;     /* nothing is removed: a copy, with room for as many heads */
-    int64_t *lists; /* the arrays that plans point to */
+    const mha_transformer_desc *as; /* while it is made: its description; NULL: that of `from` */
+    bool whole;                     /* nothing is removed: a copy, with room for as many heads */
+    int64_t *lists;                 /* the arrays that plans point to */
     int64_t list_count;
     part *parts; /* [parameters] */
     int64_t part_count;
@@ -217,7 +218,7 @@ static void read_pruned(const void *user, int64_t parameter, int64_t row, int64_
 static mha_transformer_desc describe(const pruning *x, const mha_transformer *from, int64_t *heads,
                                      int64_t *kv)
 {
-    mha_transformer_desc d = from->desc;
+    mha_transformer_desc d = x->as ? *x->as : from->desc;
     const bool keep_num_heads = x->whole || d.flags & MHA_TRANSFORMER_CROSS;
     int64_t most = 1;
     for (int64_t l = 0; l < d.num_layers; l++) {
@@ -261,6 +262,9 @@ static mha_status find_parts(pruning *x, const mha_transformer *from, const mha_
     for (int64_t i = 0; i < to->parameter_count; i++) {
         mha_parameter old;
         MHA_TRY(mha_transformer_find(from, -1, to->parameters[i].name, &old));
+        if (x->as && (old.count != to->parameters[i].count || old.ndim != to->parameters[i].ndim ||
+                      old.shape[0] != to->parameters[i].shape[0]))
+            return mha_fail(MHA_ERR_SHAPE, "%s: the description needs another shape", old.name);
         x->parts[i] = find_part(x, &to->parameters[i], &old, from->desc.head_dim);
     }
     return MHA_OK;
@@ -362,4 +366,30 @@ mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer 
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
         status = plan_shared(transformer, l, kv_heads, &x->plans[l]);
     return finish(context, x, transformer, transformer->source.read, status, shared);
+}
+
+static mha_status check_as(const mha_transformer *t, const mha_transformer_desc *d)
+{
+    MHA_TRY(mha_struct_check_size("mha_transformer_desc", d->struct_size, sizeof *d));
+    if (d->num_layers == t->desc.num_layers && d->num_heads == t->desc.num_heads &&
+        d->head_dim == t->desc.head_dim && d->layer_heads == t->desc.layer_heads)
+        return MHA_OK;
+    return mha_fail(MHA_ERR_SHAPE, "varying: layers and heads are not the transformer's; change a "
+                                   "description of mha_transformer_describe()");
+}
+
+mha_status mha_transformer_vary(mha_context *context, const mha_transformer *transformer,
+                                const mha_transformer_desc *desc, mha_transformer **varied)
+{
+    MHAI_NEED("mha_transformer_vary", context, transformer, desc, varied);
+    pruning *x = NULL;
+    MHA_TRY(check_as(transformer, desc));
+    const mha_status status = begin(context, transformer, &x);
+    for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
+        plan_all(transformer, l, 1, &x->plans[l]);
+    if (x) {
+        x->whole = true;
+        x->as = desc;
+    }
+    return finish(context, x, transformer, transformer->source.read, status, varied);
 }
