@@ -33,7 +33,9 @@ static struct {
     char *room;
     size_t size;
 } kept;
-static cli_exit reported; /* the last one */
+/* The code of the last cli_fail(). A callback of the library can only return MHA_ERR_CALLBACK, which
+ * carries no code, through calls that do not know the program: so it waits here. */
+static cli_exit reported;
 
 void cli_fail_into(char *room, size_t size)
 {

@@ -140,7 +140,7 @@ static mha_status draw_appended(const void *user, const mha_sink *sink)
     return a->head->json.status;
 }
 
-/* The output after the current content of the head's file. */
+/* Append the output of put to the head's file. */
 static cli_exit append(const headvis *v, shown_head *head, put_fn *put)
 {
     char path[PATH_BYTES];
@@ -305,7 +305,7 @@ static cli_exit deal(headvis *v, shown_head *head)
     return CLI_OK;
 }
 
-/* ---- write the ends of these files, and the other files --------------------------------------- */
+/* ---- finish these files; write the others --------------------------------------------------- */
 
 static void put_tokens(const headvis *v, const shown_head *head, int side, const char *name,
                        mha_json *json)

@@ -101,7 +101,7 @@ typedef struct mha_recurrent_state mha_recurrent_state;
  * Create states that are 0.
  *
  * Memory   the caller owns *state; B H (D + MHA_RECURRENT_CHUNK) Dv floats, Dv rounded up to 32,
- *          and B H 160 D of the chunk, from the context's allocator, which must outlive it.
+ *          and B H (164 D + 32) of the chunk, from the context's allocator, which must outlive it.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a size below 1), MHA_ERR_UNSUPPORTED
  *          (flags), MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1

@@ -31,7 +31,7 @@ typedef struct mha_trace_options {
     uint32_t struct_size;
     uint32_t reserved;   /* 0 */
     mha_trial_head head; /* layer -1: no head, only the stream */
-    int64_t row;         /* the token that looks; -1: the last */
+    int64_t row;         /* the query token; -1: the last */
     int64_t key;         /* the token looked at; -1: that of the largest weight */
 } mha_trace_options;
 

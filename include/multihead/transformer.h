@@ -481,7 +481,8 @@ typedef struct mha_transformer_input {
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
     /* f32 [L,H D] in, with gates: mean ablation: the gated output of a self-attention head is gate
-     * z + (1 - gate) mean at every token; NULL: mean 0. Forward calls only */
+     * z + (1 - gate) mean at every token; NULL: mean 0. A gated delta net has value_dim numbers a
+     * head; if all heads of one exceed H D, rows have as many. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
     const mha_tensor *last_hidden; /* f32 [B,T,E] out: what W_out reads; NULL. Forward calls only */
@@ -831,7 +832,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     mha_decoder **decoder);
 
 /**
- * The memory of the caches of a decoder of this description, before it is created.
+ * The memory of the caches of a decoder of this description, before it is created. Of gated delta
+ * nets it counts the numbers of their states, not what aligns them.
  *
  * Memory   fills *sizes, whose struct_size must be set.
  * Errors   as mha_decoder_create(), except MHA_ERR_NOMEM.
@@ -862,9 +864,9 @@ MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
  * a sequence that has one keeps its length or begins anew.
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (gated delta nets); MHA_ERR_ARGUMENT if every sequence is shorter, or if a sequence has
- *          discarded tokens that its window would show afterwards. Every sequence is then
- *          unchanged.
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (gated delta nets); MHA_ERR_ARGUMENT if every sequence
+ *          is shorter, or if a sequence has discarded tokens that its window would show afterwards.
+ *          Every sequence is then unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);

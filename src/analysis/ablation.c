@@ -46,10 +46,9 @@ static mha_status take_means(mhai_effect_run *r, const mha_tensor *means)
 {
     const int64_t L = r->d->num_layers, wide = r->d->num_heads * r->d->head_dim;
     int64_t tokens = 0;
-    void *memory;
+    double *sums;
     MHA_TRY(mhai_nn_out_matrix("means", means, L, wide));
-    MHA_TRY(mha_scratch_alloc(r->context, L * wide, sizeof(double), &memory));
-    double *sums = memset(memory, 0, (size_t)(L * wide) * sizeof(double));
+    MHA_TRY(mha_scratch_zeros(r->context, L * wide, sizeof *sums, &sums));
     MHA_TRY(sum_heads(r, sums, &tokens));
     for (int64_t k = 0; k < L * wide; k++)
         mhai_nn_row(means, k / wide)[k % wide] = tokens > 0 ? (float)(sums[k] / (double)tokens) : 0;
@@ -182,17 +181,14 @@ static mha_status run_sets(mhai_effect_run *r, sets_job *job)
 {
     const int64_t L = r->d->num_layers;
     const bool rows = r->desc.kind == MHA_ABLATION_RESAMPLE;
-    void *memory;
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->embed_dim, &job->stream));
     MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
                                &job->heads));
     memset(job->heads, 0, (size_t)r->d->head_dim * sizeof *job->heads); /* of ZERO */
-    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &memory));
-    job->map = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));
     if (!job->whole) {
         MHA_TRY(mha_scratch_alloc(r->context, r->data.texts * r->data.measures, sizeof *job->whole,
-                                  &memory));
-        job->whole = memory;
+                                  &job->whole));
     }
     for (int64_t i = 0; i < r->data.texts; i++)
         r->total += text_work(r->t, r->desc.kind, &r->texts[i], &job->sets);

@@ -216,15 +216,7 @@ static mha_status check(const head_run *f)
 
 static mha_status allocate(const head_run *f, int64_t rows, int64_t columns, float **memory)
 {
-    int64_t count;
-    void *made;
-    if (!mhai_mul_i64(rows, columns, &count))
-        return mha_fail(MHA_ERR_SIZE,
-                        "mha_transformer_head_attribution: %lld x %lld numbers overflow 64 bits",
-                        (long long)rows, (long long)columns);
-    MHA_TRY(mha_scratch_alloc(f->context, count, sizeof(float), &made));
-    *memory = made;
-    return MHA_OK;
+    return mha_scratch_alloc(f->context, mhai_times(rows, columns), sizeof(float), memory);
 }
 
 static mha_status run(head_run *f)

@@ -211,9 +211,7 @@ static mha_status aim(logit_job *job, const mha_attribution_target *target)
         for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)target->direction[e];
         return MHA_OK;
     }
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(job->context, job->E, sizeof *row, &memory));
-    row = memory;
+    MHA_TRY(mha_scratch_alloc(job->context, job->E, sizeof *row, &row));
     read_row(job, target->token, row);
     for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)row[e];
     if (target->against < 0) return MHA_OK;
@@ -236,11 +234,8 @@ static mha_status run(mha_context *context, logit_job *job, const mha_attributio
 {
     const mha_transformer_desc *d = &job->t->desc;
     const int64_t q = d->num_heads * d->head_dim;
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, job->E, sizeof(double), &memory));
-    job->u = memory;
-    MHA_TRY(mha_scratch_alloc(context, q > d->ff_dim ? q : d->ff_dim, sizeof(double), &memory));
-    job->p = memory;
+    MHA_TRY(mha_scratch_alloc(context, job->E, sizeof(double), &job->u));
+    MHA_TRY(mha_scratch_alloc(context, q > d->ff_dim ? q : d->ff_dim, sizeof(double), &job->p));
     MHA_TRY(aim(job, target));
     clear(job);
     return walk(job);

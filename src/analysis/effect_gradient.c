@@ -53,13 +53,12 @@ static mha_status slope_of(const mhai_effect_run *r, const gradient_job *job,
                            const mha_effect_text *text, int64_t m)
 {
     const int64_t rows = mhai_effect_tokens(text), V = r->d->vocab_size;
-    void *memory[3];
-    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof(double), &memory[0]));
-    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof(int32_t), &memory[1]));
-    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof(float), &memory[2]));
-    double *factors = memory[0];
-    int32_t *first = memory[1];
-    float *weights = memory[2];
+    double *factors;
+    int32_t *first;
+    float *weights;
+    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof *factors, &factors));
+    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof *first, &first));
+    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof *weights, &weights));
     sum_factors(text, m, factors, first);
     for (int64_t i = 0; i < rows; i++) weights[i] = (float)-factors[i];
     const mha_tensor logits = mhai_transformer_rows(job->output, rows, V, V);
@@ -148,7 +147,6 @@ static mha_status take_scratch(mhai_effect_run *r, gradient_job *job)
 {
     const int64_t L = r->d->num_layers, V = r->d->vocab_size;
     const bool rows = r->desc.kind == MHA_ABLATION_RESAMPLE;
-    void *memory;
     MHA_TRY(mhai_effect_floats(r, r->rows, V, &job->output));
     MHA_TRY(mhai_effect_floats(r, r->rows, V, &job->slope));
     MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
@@ -156,8 +154,7 @@ static mha_status take_scratch(mhai_effect_run *r, gradient_job *job)
     memset(job->instead, 0, (size_t)r->d->head_dim * sizeof *job->instead); /* of ZERO */
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->heads, &job->given));
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->num_heads * r->d->head_dim, &job->by));
-    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &memory));
-    job->map = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));
     for (int64_t i = 0; i < r->data.texts; i++)
         r->total += mhai_effect_gradient_work(r->t, r->desc.kind, &r->texts[i], r->data.measures);
     return mha_activations_create(r->context, r->t, r->rows, 0, &job->a);

@@ -190,12 +190,10 @@ static mha_status run(mhai_effect_run *r, mha_context *context, const mha_transf
                                   .texts = 1,
                                   .measures = job->desc.measures,
                                   .text = &job->desc.to};
-    void *memory;
     MHA_TRY(mhai_effect_begin(r, context, t, &data));
     MHA_TRY(check(r, job));
     MHA_TRY(take_scratch(r, job));
-    MHA_TRY(mha_scratch_alloc(context, 2 * job->desc.measures, sizeof(double), &memory));
-    job->to_values = memory;
+    MHA_TRY(mha_scratch_alloc(context, 2 * job->desc.measures, sizeof(double), &job->to_values));
     double *from = job->to_values + job->desc.measures;
     MHA_TRY(run_both(r, job, from));
     const size_t bytes = (size_t)job->desc.measures * sizeof(double);

@@ -50,7 +50,7 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
                                 mha_effect_interval *interval)
 {
     mha_effect_interval found = {NAN, NAN, NAN, 0};
-    void *memory[2];
+    double *kept, *room;
     MHAI_NEED("mha_effect_bootstrap", context, values, interval);
     if (replicates == 0) replicates = REPLICATES;
     if (count < 1 || stride < 1 || replicates < LEAST_REPLICATES)
@@ -60,13 +60,12 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
                         (long long)count, (long long)stride, (long long)replicates,
                         LEAST_REPLICATES);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = mha_scratch_alloc(context, count, sizeof(double), &memory[0]);
-    if (!status) status = mha_scratch_alloc(context, replicates, sizeof(double), &memory[1]);
+    mha_status status = mha_scratch_alloc(context, count, sizeof *kept, &kept);
+    if (!status) status = mha_scratch_alloc(context, replicates, sizeof *room, &room);
     if (!status) {
-        double *kept = memory[0];
         for (int64_t i = 0; i < count; i++)
             if (!isnan(values[i * stride])) kept[found.texts++] = values[i * stride];
-        find_interval(kept, replicates, seed, memory[1], &found);
+        find_interval(kept, replicates, seed, room, &found);
         *interval = found;
     }
     mha_scratch_release(context, mark);

@@ -81,18 +81,14 @@ mha_status mha_head_clusters(mha_context *context, int64_t count, const double *
                              double cut, int64_t *cluster, int64_t *found)
 {
     clusters x = {.count = count};
-    void *memory;
     mha_status status;
     if (!context || !found || (count > 0 && (!distance || !cluster)))
         return mha_fail(MHA_ERR_NULL, "mha_head_clusters: a pointer is NULL");
     MHA_TRY(check(count, distance, cut));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY_GOTO(mha_scratch_alloc(context, count * count, sizeof(double), &memory), done);
-    x.distance = memory;
-    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &memory), done);
-    x.size = memory;
-    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &memory), done);
-    x.head = memory;
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count * count, sizeof(double), &x.distance), done);
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &x.size), done);
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &x.head), done);
     run(&x, distance, cut, cluster, found);
 done:
     mha_scratch_release(context, mark);

@@ -235,13 +235,9 @@ static void make_unit(void *argument, int64_t s, int worker)
 }
 
 static mha_status take(mha_context *context, int64_t rows, int64_t width, size_t size,
-                       void **memory)
+                       void *pointer)
 {
-    int64_t count;
-    if (!mhai_mul_i64(rows, width, &count))
-        return mha_fail(MHA_ERR_SIZE, "%lld rows of %lld keys do not fit in memory",
-                        (long long)rows, (long long)width);
-    return mha_scratch_alloc(context, count, size, memory);
+    return mha_scratch_alloc(context, mhai_times(rows, width), size, pointer);
 }
 
 mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count,
@@ -250,19 +246,19 @@ mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count
     const int64_t S = m->text.given.keys;
     const bool inputs = m->inputs_layer == m->layer;
     const int64_t width = inputs ? mhai_round_up(m->inputs.shape[1], LANES) : 0;
-    void *memory, *visible, *cosine = NULL, *unit = NULL;
-    MHA_TRY(take(m->context, count, 1, sizeof(mhai_head_fact), &memory));
+    uint8_t *visible;
+    double *cosine = NULL, *unit = NULL;
+    MHA_TRY(take(m->context, count, 1, sizeof **facts, facts));
     MHA_TRY(take(m->context, count, S, 1, &visible));
     if (inputs) {
         MHA_TRY(take(m->context, count, S, sizeof(double), &cosine));
         MHA_TRY(take(m->context, S, width, sizeof(double), &unit));
         mha_parallel_for(m->context, S, make_unit, &(unit_job){&m->inputs, unit, width});
     }
-    fact_job job = {.m = m, .row = row, .facts = memory, .unit = unit, .width = width};
+    fact_job job = {.m = m, .row = row, .facts = *facts, .unit = unit, .width = width};
     for (int64_t r = 0; r < count; r++)
-        job.facts[r] = (mhai_head_fact){.visible = (uint8_t *)visible + r * S,
-                                        .cosine = inputs ? (double *)cosine + r * S : NULL};
+        job.facts[r] =
+            (mhai_head_fact){.visible = visible + r * S, .cosine = inputs ? cosine + r * S : NULL};
     mha_parallel_for(m->context, count, make_fact, &job);
-    *facts = job.facts;
     return MHA_OK;
 }

@@ -567,7 +567,9 @@ static void add_head(void *argument, int64_t h, int worker)
 /* All allocations for the rows precede the first count. */
 typedef struct row_memory {
     mhai_head_fact *facts;
-    void *rows, *faults, *finish;
+    double *rows;
+    int64_t *faults;
+    void *finish;
     size_t finish_bytes;
 } row_memory;
 
@@ -578,8 +580,7 @@ static mha_status take_row_memory(mha_head_measures *m, int64_t row, const mha_t
     memory->finish_bytes = (size_t)mhai_round_up((int64_t)mhai_head_finish_bytes(m), 64);
     MHA_TRY(mhai_head_facts_make(m, row, p->shape[1], &memory->facts));
     MHA_TRY(mha_scratch_alloc(m->context, threads * S, sizeof(double), &memory->rows));
-    MHA_TRY(mha_scratch_alloc(m->context, p->shape[0], sizeof(int64_t), &memory->faults));
-    memset(memory->faults, 0, (size_t)p->shape[0] * sizeof(int64_t));
+    MHA_TRY(mha_scratch_zeros(m->context, p->shape[0], sizeof(int64_t), &memory->faults));
     return mha_scratch_alloc(m->context, threads, memory->finish_bytes, &memory->finish);
 }
 

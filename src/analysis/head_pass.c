@@ -129,7 +129,6 @@ static mha_status complete_text(pass *x, const mha_heads_text *text)
 {
     const mha_tensor *tokens = x->input.tokens;
     const int64_t T = tokens->shape[1];
-    void *memory;
     if (text)
         MHA_TRY(mhai_struct_copy("mha_heads_text", &x->text, sizeof x->text, sizeof x->text, text));
     x->text.struct_size = sizeof x->text;
@@ -145,8 +144,8 @@ static mha_status complete_text(pass *x, const mha_heads_text *text)
     x->text.flags &= ~(uint32_t)MHA_HEADS_CAUSAL;
     if (x->causal) x->text.flags |= MHA_HEADS_CAUSAL;
     if (x->text.ids) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(x->context, T, sizeof(int64_t), &memory));
-    int64_t *ids = memory;
+    int64_t *ids;
+    MHA_TRY(mha_scratch_alloc(x->context, T, sizeof(int64_t), &ids));
     for (int64_t i = 0; i < T; i++) ids[i] = ((const int32_t *)tokens->data)[i * tokens->stride[1]];
     x->text.ids = ids;
     return MHA_OK;

@@ -202,13 +202,10 @@ static mha_status check_bytes(mhai_state_io *io, const uint8_t *bytes, size_t si
 static mha_status read_name(mhai_state_io *io, mha_context *context, char **name)
 {
     int64_t bytes;
-    void *memory;
     io->what = "a relation's name";
     mhai_state_number(io, &bytes, 0, 8 * (io->count - io->at));
     MHA_TRY(io->status);
-    MHA_TRY(mha_scratch_alloc(context, bytes + 8, 1, &memory));
-    *name = memory;
-    memset(memory, 0, (size_t)bytes + 8);
+    MHA_TRY(mha_scratch_zeros(context, bytes + 8, 1, name));
     for (int64_t at = 0; at < bytes; at += 8) {
         uint64_t word;
         mhai_state_word(io, &word);

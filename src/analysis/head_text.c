@@ -160,9 +160,8 @@ static mha_status find_same(const mha_head_measures *m, mhai_head_text *x)
         return MHA_OK;
     }
     const mha_scratch_mark mark = mha_scratch_top(m->context);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(m->context, S, sizeof(placed), &memory));
-    placed *tokens = memory;
+    placed *tokens;
+    MHA_TRY(mha_scratch_alloc(m->context, S, sizeof(placed), &tokens));
     int64_t count = 0;
     for (int64_t s = 0; s < S; s++) {
         x->same_before[s] = x->same_after[s] = -1;

@@ -130,11 +130,9 @@ static mha_status check_desc(const mhai_importance_run *r)
     return MHA_OK;
 }
 
-static mha_status take(mhai_importance_run *r, int64_t count, size_t size, void **memory)
+static mha_status take(const mhai_importance_run *r, int64_t count, size_t size, void *pointer)
 {
-    MHA_TRY(mha_scratch_alloc(r->context, count, size, memory));
-    memset(*memory, 0, (size_t)count * size);
-    return MHA_OK;
+    return mha_scratch_zeros(r->context, count, size, pointer);
 }
 
 static mha_status take_scratch(mhai_importance_run *r)
@@ -142,17 +140,14 @@ static mha_status take_scratch(mhai_importance_run *r)
     const int64_t heads = r->d.num_layers * r->d.num_heads;
     const bool slopes = r->desc.kind < MHA_IMPORTANCE_ABLATION;
     const int64_t parts = slopes ? r->data.batches * (heads + r->batch) : heads;
-    void *m[8] = {0};
-    MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[0]));
-    if (slopes) MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[1]));
-    if (slopes) MHA_TRY(take(r, heads * r->tokens, sizeof(float), &m[2]));
-    MHA_TRY(take(r, heads, sizeof(float), &m[3]));
-    MHA_TRY(take(r, heads * r->d.head_dim, sizeof(float), &m[4]));
-    MHA_TRY(take(r, r->batch, sizeof(double), &m[5]));
-    MHA_TRY(take(r, heads, sizeof(double), &m[6]));
-    MHA_TRY(take(r, parts, sizeof(double), &m[7]));
-    r->output = m[0], r->slope = m[1], r->shares = m[2], r->gates = m[3], r->means = m[4];
-    r->losses = m[5], r->scores = m[6], r->parts = m[7];
+    MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &r->output));
+    if (slopes) MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &r->slope));
+    if (slopes) MHA_TRY(take(r, heads * r->tokens, sizeof(float), &r->shares));
+    MHA_TRY(take(r, heads, sizeof(float), &r->gates));
+    MHA_TRY(take(r, heads * r->d.head_dim, sizeof(float), &r->means));
+    MHA_TRY(take(r, r->batch, sizeof(double), &r->losses));
+    MHA_TRY(take(r, heads, sizeof(double), &r->scores));
+    MHA_TRY(take(r, parts, sizeof(double), &r->parts));
     for (int64_t i = 0; i < heads; i++)
         r->gates[i] = r->desc.gates
                           ? mhai_nn_row(r->desc.gates, i / r->d.num_heads)[i % r->d.num_heads]
@@ -357,9 +352,8 @@ static mha_status measure_means(mhai_importance_run *r)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads, wide = H * r->d.head_dim;
     int64_t tokens = 0;
-    void *memory;
-    MHA_TRY(take(r, L * wide, sizeof(double), &memory));
-    double *sums = memory;
+    double *sums;
+    MHA_TRY(take(r, L * wide, sizeof(double), &sums));
     for (int64_t k = 0; k < L * H; k++) r->gates[k] = 1;
     for (int64_t i = 0; i < r->data.batches; i++) {
         turn now;

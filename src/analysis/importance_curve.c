@@ -148,20 +148,20 @@ mha_status mha_head_curve(mha_context *context, const mha_transformer *transform
     const size_t bytes = (size_t)c.points * sizeof *c.losses;
     mha_scratch_mark mark = mha_scratch_top(context);
     mhai_importance_run r;
-    void *found = NULL, *memory = NULL;
+    double *found = NULL;
+    float *gates = NULL;
     mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
     if (status == MHA_OK) status = check_order("mha_head_curve", &r.d, c.order, c.count);
     if (status == MHA_OK) status = check_points(&c);
     if (status == MHA_OK) status = mha_scratch_alloc(context, c.points, sizeof *c.losses, &found);
     if (status == MHA_OK)
-        status =
-            mha_scratch_alloc(context, r.d.num_layers * r.d.num_heads, sizeof *r.gates, &memory);
+        status = mha_scratch_alloc(context, r.d.num_layers * r.d.num_heads, sizeof *gates, &gates);
     if (status == MHA_OK) {
         r.mark = mhai_hash(r.mark, c.order, (size_t)c.count * sizeof *c.order);
         r.mark = mhai_hash(r.mark, c.removed, (size_t)c.points * sizeof *c.removed);
     }
     status = mhai_importance_agree(&r, status, c.points, c.count);
-    if (status == MHA_OK) status = curve(&r, &c, memory, found);
+    if (status == MHA_OK) status = curve(&r, &c, gates, found);
     if (status == MHA_OK && c.points > 0) memcpy(c.losses, found, bytes);
     mhai_importance_end(&r);
     mha_scratch_release(context, mark);

@@ -27,12 +27,10 @@ typedef struct going {
 static mha_status take(mhai_importance_run *r, going *g)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads;
-    void *m[3];
-    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->order, &m[0]));
-    MHA_TRY(mha_scratch_alloc(r->context, L, sizeof *g->open, &m[1]));
-    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->scores, &m[2]));
-    *g = (going){.order = m[0], .open = m[1], .scores = m[2]};
-    memset(g->open, 0, (size_t)L * sizeof *g->open);
+    *g = (going){0};
+    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->order, &g->order));
+    MHA_TRY(mha_scratch_zeros(r->context, L, sizeof *g->open, &g->open));
+    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->scores, &g->scores));
     for (int64_t k = 0; k < L * H; k++)
         g->open[k / H] +=
             (r->gates[k] < 0 || r->gates[k] > 0) && k % H < mhai_importance_heads(r, k / H);

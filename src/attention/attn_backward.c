@@ -315,13 +315,9 @@ void mhai_backward_join_weights(mhai_backward_problem *x)
 static mha_status take_rows(mha_context *context, const mhai_attn_problem *p, double **rows)
 {
     int64_t count;
-    void *memory;
     if (!mhai_mul_i64(p->q.shape[0] * p->H, p->q.shape[2], &count))
         return mha_fail(MHA_ERR_SIZE, "q: a number for each row overflows 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof(double), &memory));
-    memset(memory, 0, (size_t)count * sizeof(double));
-    *rows = memory;
-    return MHA_OK;
+    return mha_scratch_zeros(context, count, sizeof(double), rows);
 }
 
 /* Place the requested sums one after the other in memory (NULL: count only). Returns their
@@ -356,13 +352,11 @@ static int64_t lay_out_sums(mhai_backward_problem *x, double *memory)
 mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x, double **sums,
                                    int64_t *count)
 {
-    void *memory;
     *count = lay_out_sums(x, NULL);
     if (*count < 0)
         return mha_fail(MHA_ERR_SIZE, "gradients: the sums of the tables overflow 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, *count, sizeof **sums, &memory));
-    memset(memory, 0, (size_t)*count * sizeof **sums);
-    lay_out_sums(x, *sums = memory);
+    MHA_TRY(mha_scratch_zeros(context, *count, sizeof **sums, sums));
+    lay_out_sums(x, *sums);
     return MHA_OK;
 }
 
@@ -381,15 +375,13 @@ static size_t prepared_bytes(mhai_backward_problem *x, int threads)
 mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *x, float **room)
 {
     int64_t floats, D = x->p.D, Dv = x->p.Dv;
-    void *memory;
     MHA_TRY(take_rows(context, &x->p, &x->delta));
     if (mhai_backward_has_weights(x)) MHA_TRY(take_rows(context, &x->p, &x->weight_sums));
     if (x->sinks.data) MHA_TRY(take_rows(context, &x->p, &x->sink_terms));
     if (!mhai_add_i64(D, Dv, &floats) || !mhai_add_i64(floats, Dv, &floats) ||
         !mhai_mul_i64(floats, context->num_threads, &floats))
         return mha_fail(MHA_ERR_SIZE, "q: a row for each thread overflows 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, floats, MHAI_MAX_ROWS * sizeof(float), &memory));
-    *room = memory;
+    MHA_TRY(mha_scratch_alloc(context, floats, MHAI_MAX_ROWS * sizeof(float), room));
     return MHA_OK;
 }
 

@@ -443,18 +443,16 @@ mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job)
         const mha_tensor *table = all[i].table;
         if (!table->data) continue;
         int64_t n = mhai_attn_padded_shaw(table), columns = table->shape[1];
-        void *memory;
-        MHA_TRY(mha_scratch_alloc(context, n * columns, sizeof(float), &memory));
-        *all[i].by_distance = memory;
-        job->kernels->pack_panels(&(mhai_pack){.out = memory,
+        MHA_TRY(mha_scratch_alloc(context, n * columns, sizeof(float), all[i].by_distance));
+        job->kernels->pack_panels(&(mhai_pack){.out = *all[i].by_distance,
                                                .in = table->data,
                                                .stride = table->stride[0],
                                                .rows = table->shape[0],
                                                .cols = columns});
         if (!all[i].rows) continue;
-        MHA_TRY(mha_scratch_alloc(context, n * mhai_cells_padded(columns), sizeof(float), &memory));
-        float *rows = *all[i].rows = memory;
-        memset(rows, 0, (size_t)(n * mhai_cells_padded(columns)) * sizeof(float));
+        MHA_TRY(
+            mha_scratch_zeros(context, n * mhai_cells_padded(columns), sizeof(float), all[i].rows));
+        float *rows = *all[i].rows;
         for (int64_t r = 0; r < table->shape[0]; r++)
             for (int64_t d = 0; d < columns; d++)
                 rows[d / MHAI_PANEL * n * MHAI_PANEL + r * MHAI_PANEL + d % MHAI_PANEL] =

@@ -339,13 +339,10 @@ static mha_status scratch_bytes(const mhai_backward_problem *x, size_t *worker, 
 static mha_status run_parameters(mha_context *context, plain_job *job)
 {
     const mhai_attn_problem *p = &job->x->p;
-    void *memory;
     MHA_TRY(head_sums(job->x, &job->head_sums));
     if (job->head_sums == 0) return MHA_OK;
     int64_t sums = job->head_sums * p->H;
-    MHA_TRY(mha_scratch_alloc(context, sums, sizeof(double), &memory));
-    job->by_head = memory;
-    memset(memory, 0, (size_t)sums * sizeof(double));
+    MHA_TRY(mha_scratch_zeros(context, sums, sizeof(double), &job->by_head));
     mha_parallel_for(context, p->H, run_head, job);
     sum_heads(job);
     return MHA_OK;
@@ -369,9 +366,7 @@ mha_status mhai_plain_run_backward(mha_context *context, mhai_backward_plan *pla
     mhai_backward_problem *x = &plan->x;
     const mhai_attn_problem *p = &x->p;
     plain_job job = {.x = x, .worker_bytes = plan->worker_bytes};
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
-    job.memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &job.memory));
     if (x->weight_sums) {
         mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_weights, &job);
         mhai_backward_join_weights(x);

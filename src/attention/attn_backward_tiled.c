@@ -317,8 +317,9 @@ mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
     const int64_t keys = mhai_attn_padded_shaw(&p->shaw_keys) * mhai_cells_padded(p->D);
     const int64_t values = mhai_attn_padded_shaw(&p->shaw_values) * mhai_cells_padded(p->Dv);
     const int64_t buckets = p->t5_table.shape[0];
-    void *made, *t5 = NULL, *shaw_keys = NULL, *shaw_values = NULL;
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, &made));
+    double *t5 = NULL;
+    float *shaw_keys = NULL, *shaw_values = NULL;
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, sums));
     /* The tables exist, so their sizes are far from overflow. */
     if (x->t5.data)
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)buckets * sizeof(double), &t5));
@@ -326,12 +327,11 @@ mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)keys * sizeof(float), &shaw_keys));
     if (x->shaw_values.data)
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)values * sizeof(float), &shaw_values));
-    *sums = made;
     for (int64_t i = 0; i < count; i++)
-        (*sums)[i] = (mhai_cells_sums){
-            .t5 = t5 ? (double *)t5 + i * buckets : NULL,
-            .shaw_keys = shaw_keys ? (float *)shaw_keys + i * keys : NULL,
-            .shaw_values = shaw_values ? (float *)shaw_values + i * values : NULL};
+        (*sums)[i] =
+            (mhai_cells_sums){.t5 = t5 ? t5 + i * buckets : NULL,
+                              .shaw_keys = shaw_keys ? shaw_keys + i * keys : NULL,
+                              .shaw_values = shaw_values ? shaw_values + i * values : NULL};
     return MHA_OK;
 }
 
@@ -505,9 +505,7 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
 {
     mhai_cells_job job = mhai_cells_job_of(context, &plan->x);
     const walks w = walks_of(&job);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
-    job.memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &job.memory));
     MHA_TRY(mhai_cells_pack_tables(context, &job));
     if (mhai_backward_has_sums(&plan->x))
         MHA_TRY(mhai_cells_take_sums(context, &job, WAVE, &job.sums));

@@ -37,14 +37,12 @@ mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t *bytes)
 mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
                                 mhai_attn_fold *fold)
 {
-    void *memory;
     size_t bytes = 0;
     *fold = (mhai_attn_fold){.plan = *plan, .part = *plan->p.part, .rows = count_rows(&plan->p)};
     fold->plan.p.part = &fold->part;
     MHA_TRY(mhai_attn_fold_bytes(plan, &bytes));
     MHA_TRY(mhai_attn_walk_begin(context, &fold->plan, &fold->walk));
-    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &memory));
-    fold->o = memory;
+    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &fold->o));
     fold->m = fold->o + fold->rows * mhai_attn_padded_values(&plan->p);
     fold->l = fold->m + fold->rows;
     fold->shaw = fold->l + fold->rows;

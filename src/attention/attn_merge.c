@@ -152,9 +152,7 @@ mha_status mha_attention_merge(mha_context *context, const mha_attention_part *p
     merge_job job = {.parts = parts, .count = count, .o = *o};
     if (lse) job.lse = *lse;
     mha_scratch_mark mark = mha_scratch_top(context);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, weights, sizeof(double), &memory));
-    job.weights = memory;
+    MHA_TRY(mha_scratch_alloc(context, weights, sizeof(double), &job.weights));
     mha_parallel_for(context, mhai_ceil_div(rows, ROWS), merge_rows, &job);
     mha_scratch_release(context, mark);
     return MHA_OK;

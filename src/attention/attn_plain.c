@@ -322,8 +322,6 @@ mha_status mhai_plain_plan(const mha_context *context, mhai_attn_plan *plan)
 mha_status mhai_plain_run(mha_context *context, const mhai_attn_plan *plan)
 {
     plain_job job = {.p = &plan->p, .worker_bytes = plan->scratch.worker};
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
-    job.memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &job.memory));
     return run(context, &job);
 }

@@ -196,10 +196,8 @@ mha_status mhai_attn_split(mha_context *context, const mhai_attn_walk *walk,
 {
     const mhai_attn_tiling *tiling = &walk->tiling;
     mhai_attn_stretch all = {.walk = walk, .blocks = tiling->split_blocks};
-    void *memory;
     *done = false;
-    MHA_TRY(mha_scratch_alloc(context, tiling->split_floats, sizeof(float), &memory));
-    all.parts = memory;
+    MHA_TRY(mha_scratch_alloc(context, tiling->split_floats, sizeof(float), &all.parts));
     if (!mhai_attn_stretch_scores(context, &all) || !mhai_attn_stretch_values(context, &all))
         return MHA_OK;
     mhai_attn_workspace w = mhai_attn_workspace_of(walk, 0);

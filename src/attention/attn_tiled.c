@@ -227,11 +227,9 @@ mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
 {
     const mhai_attn_tiling *t = &plan->tiling;
     tiled_job job = {.one_block = t->one_block};
-    void *memory;
     MHA_TRY(mhai_attn_walk_begin(context, plan, &job.walk));
     if (t->kept_rows > 0) {
-        MHA_TRY(mha_scratch_alloc(context, 1, plan->scratch.kept, &memory));
-        job.kept.m = memory;
+        MHA_TRY(mha_scratch_alloc(context, 1, plan->scratch.kept, &job.kept.m));
         job.kept.l = job.kept.m + t->kept_rows;
     }
     bool done = false;

@@ -52,10 +52,9 @@ mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item
 static mha_status index_items(mha_context *context, size_t bytes, mhai_attn_walk *walk)
 {
     const mhai_attn_problem *p = walk->p;
-    void *memory;
     if (bytes == 0) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &memory));
-    int64_t *first = memory;
+    int64_t *first;
+    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &first));
     first[0] = 0;
     for (int64_t b = 0; b < p->B; b++)
         first[b + 1] = first[b] + p->Hk * mhai_attn_chunks_of(p, mhai_attn_sequence_of(p, b).T,
@@ -78,7 +77,6 @@ mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p)
 mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan,
                                 mhai_attn_walk *walk)
 {
-    void *memory;
     *walk = (mhai_attn_walk){.p = &plan->p,
                              .kernels = plan->kernels,
                              .tiling = plan->tiling,
@@ -86,8 +84,7 @@ mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan
                              .pairs = mhai_kernels_have_pairs(plan->kernels),
                              .dropout = mhai_attn_dropout_of(&plan->p)};
     MHA_TRY(index_items(context, plan->scratch.index, walk));
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, walk->worker_bytes, &memory));
-    walk->memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, walk->worker_bytes, &walk->memory));
     return MHA_OK;
 }
 

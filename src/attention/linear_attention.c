@@ -428,17 +428,14 @@ static mha_status run(mha_context *context, linear_job *job)
 {
     const mhai_attn_problem *a = &job->p->a;
     int64_t heads = a->B * a->Hk, states = a->causal ? context->num_threads : heads, floats, items;
-    void *memory;
     if (!mhai_mul_i64(states, job->state_floats, &floats) ||
         !mhai_mul_i64(heads, job->blocks, &items))
         return mha_fail(MHA_ERR_SIZE, "%lld states of %lld floats overflow 64 bits",
                         (long long)states, (long long)job->state_floats);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    job->states = memory;
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &job->states));
     if (!mhai_mul_i64(context->num_threads, job->work_floats, &floats))
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    job->work = memory;
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &job->work));
     mha_parallel_for(context, heads, a->causal ? run_causal : run_keys, job);
     if (!a->causal) mha_parallel_for(context, items, run_queries, job);
     return MHA_OK;

@@ -308,13 +308,10 @@ static void run_head(void *argument, int64_t item, int worker)
 static mha_status run(mha_context *context, linear_back *x)
 {
     const mhai_attn_problem *a = &x->p.a;
-    void *memory;
     MHA_TRY(size_workspace(x, &x->worker_bytes));
     MHA_TRY(mha_scratch_alloc(context, a->q.shape[0] * a->H * a->q.shape[2], 2 * sizeof(double),
-                              &memory));
-    x->rows = memory;
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &memory));
-    x->memory = memory;
+                              &x->rows));
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &x->memory));
     mha_parallel_for(context, a->B * a->Hk, run_head, x);
     return MHA_OK;
 }

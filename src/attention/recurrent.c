@@ -312,7 +312,6 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
                                  mha_recurrent_state *state, const mha_tensor *o)
 {
     mhai_recurrent call;
-    void *memory;
     MHAI_NEED("mha_recurrent_forward", context, q, k, v, o);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o, 0, &call));
     MHA_TRY(mhai_recurrent_check_output("o", o, &call));
@@ -322,9 +321,8 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
     job x = {.call = &call, .kernels = mhai_kernels_for(context->isa), .state = state};
     carve(&x, NULL, &x.worker_bytes);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = mha_scratch_alloc(context, context->num_threads, x.worker_bytes, &memory);
+    mha_status status = mha_scratch_alloc(context, context->num_threads, x.worker_bytes, &x.memory);
     if (!status) {
-        x.memory = memory;
         mha_parallel_for(context, call.B * call.H, run_head, &x);
         for (int64_t b = 0; state && b < call.B; b++) {
             const int64_t length = mhai_recurrent_length(&call, b);

@@ -672,13 +672,11 @@ static mha_status run(mha_context *context, back *x)
     const mhai_recurrent *call = &x->call;
     const int64_t D = call->sizes.D;
     const int64_t width[MADE_STATE] = {D, D, call->sizes.Dv, call->channels ? D : 1, 1};
-    void *memory;
     x->blocks = mhai_ceil_div(call->T, MHAI_BLOCK);
     for (x->stage = 1; x->stage * x->stage < x->blocks;) x->stage++;
     carve(x, NULL, &x->worker_bytes);
     for (int i = 0; i < MADE_STATE; i++) MHA_TRY(place_sink(context, x, width[i], &x->to[i]));
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &memory));
-    x->memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &x->memory));
     mha_parallel_for(context, call->B * call->H, run_head, x);
     for (int i = 0; i < MADE_STATE; i++) {
         joining j = {x, &x->to[i]};
@@ -698,7 +696,6 @@ mha_status mha_recurrent_backward(mha_context *context, const mha_recurrent_desc
     x.kernels = mhai_kernels_for(context->isa);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o_gradient, 0, &x.call));
     MHA_TRY(check_gradients(desc, gradients, &x));
-    if (x.call.B == 0 || x.call.H == 0) return MHA_OK;
     const mha_scratch_mark mark = mha_scratch_top(context);
     const mha_status status = run(context, &x);
     mha_scratch_release(context, mark);

@@ -203,16 +203,13 @@ static mha_status visit_all(mha_context *context, visit *x, int64_t block, mha_r
                             void *user)
 {
     const mhai_recurrent *call = x->call;
-    void *memory;
     int64_t cells;
     if (!mhai_mul_i64(call->H, call->T, &cells) || !mhai_mul_i64(cells, block, &cells))
         return mha_fail(MHA_ERR_SIZE, "%lld rows of %lld heads are too many", (long long)block,
                         (long long)call->H);
-    MHA_TRY(mha_scratch_alloc(context, cells, sizeof(float), &memory));
-    x->p = memory;
+    MHA_TRY(mha_scratch_alloc(context, cells, sizeof(float), &x->p));
     carve(x, NULL, &x->worker_bytes);
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &memory));
-    x->memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &x->memory));
     for (x->b = 0; x->b < call->B; x->b++) {
         x->keys = mhai_recurrent_length(call, x->b);
         for (x->row = 0; x->row < x->keys; x->row += x->rows) {

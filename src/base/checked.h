@@ -58,6 +58,25 @@ static inline void *mhai_take(const mha_allocator *a, int64_t count, size_t size
     return memory;
 }
 
+/* That of *pointer, a pointer to any type; `what` needs it. mhai_give() takes the same numbers. */
+static inline mha_status mhai_take_for(const char *what, const mha_allocator *a, int64_t count,
+                                       size_t size, void *pointer)
+{
+    void *memory = mhai_take(a, count, size);
+    memcpy(pointer, &memory, sizeof memory);
+    if (memory) return MHA_OK;
+    const bool fits = count >= 0 && (uint64_t)count <= PTRDIFF_MAX / (size ? size : 1);
+    return mha_fail(fits ? MHA_ERR_NOMEM : MHA_ERR_SIZE,
+                    "%s: cannot allocate %lld elements of %zu bytes", what, (long long)count, size);
+}
+
+/* a b, both at least 0; INT64_MAX if that overflows, which no allocation has. */
+static inline int64_t mhai_times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return mhai_mul_i64(a, b, &product) ? product : INT64_MAX;
+}
+
 static inline void mhai_give(const mha_allocator *a, void *memory, int64_t count, size_t size)
 {
     const size_t bytes = (size_t)count * size;

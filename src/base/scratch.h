@@ -24,6 +24,9 @@ MHA_NODISCARD mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t byte
  * if it is too small. */
 void *mhai_scratch_spare(mha_context *context, size_t bytes);
 
+/* Allocate and release: a later allocation of the same amount at this mark cannot fail. */
+MHA_NODISCARD mha_status mhai_scratch_ensure(mha_context *context, int64_t count, size_t size);
+
 void mhai_scratch_free(mhai_scratch *scratch);
 
 #endif

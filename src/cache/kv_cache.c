@@ -216,13 +216,6 @@ mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc, mha_kv_cache_sizes 
     return MHA_OK;
 }
 
-static mha_status allocate(const mha_allocator *a, size_t bytes, size_t alignment, void **memory)
-{
-    *memory = a->alloc(a->user, bytes, alignment);
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "cache: cannot allocate %zu bytes", bytes);
-    return MHA_OK;
-}
-
 static void place_parts(mha_kv_cache *cache, unsigned char *memory, const parts *at)
 {
     const mha_kv_cache_desc *d = &cache->desc;
@@ -265,22 +258,22 @@ mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *de
     mha_kv_cache_desc d;
     mha_kv_cache_sizes sizes;
     parts at;
-    void *memory;
-    mha_status status;
     MHA_TRY(plan_cache(desc, &d, &sizes, &at));
     const mha_allocator *a = &context->allocator;
-    MHA_TRY(allocate(a, sizeof(mha_kv_cache), _Alignof(mha_kv_cache), &memory));
-    mha_kv_cache *made = memory;
+    mha_kv_cache *made;
+    MHA_TRY(mhai_take_for("cache", a, 1, sizeof *made, &made));
     *made = (mha_kv_cache){.allocator = *a, .desc = d, .sizes = sizes};
-    MHA_TRY_GOTO(allocate(a, (size_t)sizes.total_bytes, MHAI_LINE, &memory), fail);
+    void *memory = a->alloc(a->user, (size_t)sizes.total_bytes, MHAI_LINE); /* not touched here */
+    if (!memory) {
+        mhai_give(a, made, 1, sizeof *made);
+        return mha_fail(MHA_ERR_NOMEM, "cache: cannot allocate %lld bytes",
+                        (long long)sizes.total_bytes);
+    }
     place_parts(made, memory, &at);
     clear_empty_page(made);
     mha_kv_cache_reset(made);
     *cache = made;
     return MHA_OK;
-fail:
-    mha_kv_cache_destroy(made);
-    return status;
 }
 
 void mha_kv_cache_destroy(mha_kv_cache *cache)
@@ -288,7 +281,7 @@ void mha_kv_cache_destroy(mha_kv_cache *cache)
     if (!cache) return;
     mha_allocator a = cache->allocator;
     if (cache->memory) a.release(a.user, cache->memory, (size_t)cache->sizes.total_bytes);
-    a.release(a.user, cache, sizeof *cache);
+    mhai_give(&a, cache, 1, sizeof *cache);
 }
 
 void mha_kv_cache_describe(const mha_kv_cache *cache, mha_kv_cache_desc *desc)

@@ -68,7 +68,8 @@ static mha_status add_all(mha_context *context, const mha_transformer *t, const 
                           gram_job *job)
 {
     const int64_t E = a->E;
-    void *rows, *left, *right, *room;
+    float *rows;
+    double *left, *right, *room;
     MHA_TRY(mhai_circuits_take(context, STRIP, E, sizeof(float), &rows));
     MHA_TRY(mhai_circuits_take(context, STRIP, E, sizeof(double), &left));
     MHA_TRY(mhai_circuits_take(context, STRIP, E, sizeof(double), &right));

@@ -5,12 +5,12 @@
 #include <string.h>
 
 mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
-                              void **memory)
+                              void *pointer)
 {
     if (b > 0 && a > INT64_MAX / b)
         return mha_fail(MHA_ERR_SIZE, "circuits: %lld x %lld numbers do not fit in memory",
                         (long long)a, (long long)b);
-    return mha_scratch_alloc(context, a * b, size, memory);
+    return mha_scratch_alloc(context, a * b, size, pointer);
 }
 
 bool mhai_circuits_pre_norm(const mha_transformer_desc *d)
@@ -37,15 +37,15 @@ mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t, 
                                 const char *name, mhai_weight *weight)
 {
     mha_parameter p;
-    void *memory;
+    float *data;
     *weight = (mhai_weight){0};
     if (!is_parameter(t, layer, name, &p)) return MHA_OK;
     weight->rows = p.shape[0];
     weight->columns = p.ndim > 1 ? p.shape[1] : 1;
-    MHA_TRY(mhai_circuits_take(context, weight->rows, weight->columns, sizeof(float), &memory));
-    MHA_TRY(mha_transformer_read(t, &p, 0, weight->rows, memory));
-    weight->data = memory;
-    return check_finite(&p, memory, p.count);
+    MHA_TRY(mhai_circuits_take(context, weight->rows, weight->columns, sizeof(float), &data));
+    MHA_TRY(mha_transformer_read(t, &p, 0, weight->rows, data));
+    weight->data = data;
+    return check_finite(&p, weight->data, p.count);
 }
 
 /* ---- tokens --------------------------------------------------------------------------------- */

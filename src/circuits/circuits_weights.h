@@ -9,7 +9,7 @@
 
 /* mha_scratch_alloc() of a x b elements, both at least 0. */
 MHA_NODISCARD mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
-                                            void **memory);
+                                            void *pointer);
 
 bool mhai_circuits_pre_norm(const mha_transformer_desc *d);
 

@@ -359,11 +359,7 @@ static mha_attention_backward_call own_call(const back_call *c)
 
 static mha_status reserve(const back_call *c, size_t bytes)
 {
-    void *memory;
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    MHA_TRY(mha_scratch_alloc(c->context, 1, bytes, &memory));
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(c->context, 1, bytes);
 }
 
 static mha_status reserve_alone(const back_call *c)
@@ -378,10 +374,8 @@ static mha_status take_shares(back_call *c)
 {
     const mhai_roles *r = &c->roles;
     const int64_t all = mhai_roles_rows(r, MHAI_GROUP_QUERIES);
-    void *memory;
     MHA_TRY(
-        mha_scratch_alloc(c->context, r->count[MHAI_GROUP_QUERIES], sizeof *c->shares, &memory));
-    c->shares = memory;
+        mha_scratch_alloc(c->context, r->count[MHAI_GROUP_QUERIES], sizeof *c->shares, &c->shares));
     for (int64_t i = 0; i < r->count[MHAI_GROUP_QUERIES]; i++) {
         const mhai_owned *p = &r->rows[MHAI_GROUP_QUERIES][i];
         const mha_piece piece = {p->begin, p->end};
@@ -429,15 +423,12 @@ static mha_status take_keys(back_call *c)
     const int64_t columns[] = {mhai_cells_padded(c->common.head_dim),
                                mhai_cells_padded(c->common.value_dim)};
     float **to[] = {&c->dk, &c->dv};
-    void *memory;
     for (int i = 0; i < 2; i++) {
         MHA_TRY(mha_scratch_alloc(c->context, c->common.batch * rows,
-                                  (size_t)columns[i] * sizeof(float), &memory));
-        *to[i] = memory;
+                                  (size_t)columns[i] * sizeof(float), &*to[i]));
     }
     c->block_count = list_blocks(c, NULL);
-    MHA_TRY(mha_scratch_alloc(c->context, c->block_count, sizeof *c->blocks, &memory));
-    c->blocks = memory;
+    MHA_TRY(mha_scratch_alloc(c->context, c->block_count, sizeof *c->blocks, &c->blocks));
     list_blocks(c, c->blocks);
     return MHA_OK;
 }
@@ -468,13 +459,12 @@ static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *sh
     mha_attention_desc desc = c->given.call.desc;
     mha_tensor inputs[MHAI_HEAD_INPUTS];
     mhai_backward_plan plan = {.threads = 0};
-    void *memory;
+    int64_t *before;
     mhai_slice_heads(&desc, h, h + 1, inputs);
     replace_masks(e, at, &desc);
     const int64_t sequences = desc.query_starts ? desc.sequences : c->common.batch;
-    MHA_TRY(mha_scratch_alloc(c->context, sequences, sizeof(int64_t), &memory));
-    memset(memory, 0, (size_t)sequences * sizeof(int64_t));
-    const mhai_attn_part part = {.queries_before = memory,
+    MHA_TRY(mha_scratch_zeros(c->context, sequences, sizeof(int64_t), &before));
+    const mhai_attn_part part = {.queries_before = before,
                                  .T = c->split.given.queries,
                                  .H = c->common.heads,
                                  .keys = c->split.given.keys};

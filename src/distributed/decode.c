@@ -211,13 +211,12 @@ static mha_status plan_call(call *c, bool need_data)
 {
     const mhai_slice_call *w = &c->whole;
     const int64_t B = w->q->shape[0];
-    void *memory;
+    int64_t *before;
     if (w->desc.query_starts || w->desc.key_starts || w->desc.sequences)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_distributed_decode: no ragged batches");
     MHA_TRY(take_lengths(c));
-    MHA_TRY(mha_scratch_alloc(c->context, B, sizeof(int64_t), &memory));
-    memset(memory, 0, (size_t)B * sizeof(int64_t));
-    c->part = (mhai_attn_part){.queries_before = memory, .T = w->q->shape[2]};
+    MHA_TRY(mha_scratch_zeros(c->context, B, sizeof(int64_t), &before));
+    c->part = (mhai_attn_part){.queries_before = before, .T = w->q->shape[2]};
     const mhai_attn_call made = {.desc = &w->desc,
                                  .q = w->q,
                                  .k = &c->all_k,
@@ -254,9 +253,7 @@ static mha_status count_floats(const call *c, int64_t *maxima, int64_t *parts)
 
 static mha_status take_floats(const call *c, int64_t count, float **floats)
 {
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, count, sizeof **floats, &memory));
-    *floats = memory;
+    MHA_TRY(mha_scratch_alloc(c->context, count, sizeof **floats, floats));
     return MHA_OK;
 }
 

@@ -37,9 +37,7 @@ mha_status mhai_roles_take(mha_context *context, const mhai_split *s, const mha_
     *r = (mhai_roles){.s = s, .heads = heads, .kv_heads = kv_heads};
     const int64_t room[MHAI_EXTENTS] = {s->query_count, 1, 1, backward ? count_blocks(s, d) : 0, 1};
     for (int i = 0; i < MHAI_EXTENTS; i++) {
-        void *memory;
-        MHA_TRY(mha_scratch_alloc(context, room[i], sizeof **r->rows, &memory));
-        r->rows[i] = memory;
+        MHA_TRY(mha_scratch_alloc(context, room[i], sizeof **r->rows, &r->rows[i]));
     }
     return MHA_OK;
 }
@@ -411,16 +409,13 @@ mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes)
 mha_status mhai_exchange_take(mha_context *context, mhai_exchange *e)
 {
     size_t room[2], each = 0;
-    void *memory;
     room_bytes(e, room);
     for (int i = 0; i < 2; i++) {
-        MHA_TRY(mha_scratch_alloc(context, 1, room[i], &memory));
-        e->room[i] = memory;
+        MHA_TRY(mha_scratch_alloc(context, 1, room[i], &e->room[i]));
     }
     for (int i = 0; i < e->count; i++) {
         MHA_TRY(local_bytes(&e->moved[i], &each));
-        MHA_TRY(mha_scratch_alloc(context, 1, each, &memory));
-        e->moved[i].local.data = memory;
+        MHA_TRY(mha_scratch_alloc(context, 1, each, &e->moved[i].local.data));
     }
     return MHA_OK;
 }

@@ -170,9 +170,8 @@ static mha_status make_slices(call *c)
 {
     const mhai_roles *r = &c->roles;
     const int64_t all = r->count[MHAI_GROUP_QUERIES];
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, all, sizeof(mha_piece), &memory));
-    mha_piece *pieces = memory;
+    mha_piece *pieces;
+    MHA_TRY(mha_scratch_alloc(c->context, all, sizeof(mha_piece), &pieces));
     for (int64_t i = 0; i < all; i++) {
         const mhai_owned *p = &r->rows[MHAI_GROUP_QUERIES][i];
         if (p->rank == mhai_roles_group(r)) pieces[c->count++] = (mha_piece){p->begin, p->end};
@@ -240,15 +239,13 @@ static mha_status make_columns(call *c, bool need_data)
 {
     const mha_tensor *x = c->own.outputs.column_sums;
     columns *s = &c->columns;
-    void *memory;
     if (!x || c->alone) return MHA_OK;
     s->count = c->own.q->shape[0] * c->own.q->shape[1] * c->split.given.keys;
     s->roles = &c->roles;
     s->piece = -1;
     s->part = (mhai_attn_columns){.take = take_sums, .pass = pass_sums, .user = s};
     if (need_data) {
-        MHA_TRY(mha_scratch_alloc(c->context, s->count, sizeof(double), &memory));
-        s->part.sums = memory;
+        MHA_TRY(mha_scratch_alloc(c->context, s->count, sizeof(double), &s->part.sums));
     }
     for (int64_t i = 0; s->count > 0 && i < c->count; i++) c->slices[i].part.columns = &s->part;
     return MHA_OK;
@@ -295,14 +292,10 @@ static void count_columns(const call *c, mha_distributed_plan *plan)
 /* Reserve memory before the exchange: other ranks rely on this rank's messages. */
 static mha_status reserve(call *c)
 {
-    void *memory;
     size_t bytes;
     double pairs;
     MHA_TRY(count_scratch(c, true, &bytes, &pairs));
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    MHA_TRY(mha_scratch_alloc(c->context, 1, bytes, &memory));
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(c->context, 1, bytes);
 }
 
 static mha_status make(call *c, bool need_data)

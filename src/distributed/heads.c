@@ -75,13 +75,10 @@ static mha_status check(int axis, const mha_tensor *piece, const mha_tensor *who
 
 static mha_status take(mha_context *context, gathering *g)
 {
-    void *memory;
     int64_t count;
     MHA_TRY(mha_tensor_count(&g->whole, &count));
-    MHA_TRY(mha_scratch_alloc(context, count, mha_dtype_size(g->whole.dtype), &memory));
-    g->bytes = memory;
-    MHA_TRY(mha_scratch_alloc(context, g->t->size, sizeof *g->extents, &memory));
-    g->extents = memory;
+    MHA_TRY(mha_scratch_alloc(context, count, mha_dtype_size(g->whole.dtype), &g->bytes));
+    MHA_TRY(mha_scratch_alloc(context, g->t->size, sizeof *g->extents, &g->extents));
     return MHA_OK;
 }
 

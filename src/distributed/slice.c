@@ -268,14 +268,11 @@ static mha_status place_sequences(mha_context *context, const mhai_slice_call *c
 {
     const mha_attention_desc *d = &call->desc;
     const int64_t sequences = d->query_starts ? d->sequences : call->q->shape[0];
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, sequences, sizeof(int64_t), &memory));
-    s->before = memory;
+    MHA_TRY(mha_scratch_alloc(context, sequences, sizeof(int64_t), &s->before));
     for (int64_t b = 0; b < sequences; b++) s->before[b] = piece->begin;
     s->part.queries_before = s->before;
     if (!d->query_starts) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, sequences + 1, sizeof(int64_t), &memory));
-    s->starts = memory;
+    MHA_TRY(mha_scratch_alloc(context, sequences + 1, sizeof(int64_t), &s->starts));
     for (int64_t b = 0; b <= sequences; b++)
         s->starts[b] =
             mhai_max_i64(piece->begin, mhai_min_i64(d->query_starts[b], piece->end)) - piece->begin;
@@ -318,10 +315,8 @@ mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
                            const mhai_split *split, const mha_piece *pieces, int64_t count,
                            mhai_slice **slices)
 {
-    void *memory;
     int64_t first = 0, all = 0;
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof **slices, &memory));
-    *slices = memory;
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof **slices, slices));
     for (int64_t i = 0; i < count; i++) all += pieces[i].end - pieces[i].begin;
     for (int64_t i = 0; i < count; i++) {
         MHA_TRY(mhai_slice_piece(context, call, split, all, &pieces[i], first, &(*slices)[i]));

@@ -89,14 +89,11 @@ static int compare_owned(const void *a, const void *b)
 static mha_status take_pieces(mha_context *context, const mha_transport *t, int64_t most,
                               mhai_owned **all, mhai_owned **own)
 {
-    void *memory;
     int64_t total;
     if (!mhai_mul_i64(most, t->size, &total))
         return mha_fail(MHA_ERR_SIZE, "mha_sequence_split: too many pieces");
-    MHA_TRY(mha_scratch_alloc(context, total, sizeof **all, &memory));
-    *all = memory;
-    MHA_TRY(mha_scratch_alloc(context, most, sizeof **own, &memory));
-    *own = memory;
+    MHA_TRY(mha_scratch_alloc(context, total, sizeof **all, all));
+    MHA_TRY(mha_scratch_alloc(context, most, sizeof **own, own));
     return MHA_OK;
 }
 

@@ -7,17 +7,14 @@
 
 mha_status mhai_sums_take(mhai_sums *s)
 {
-    void *memory;
     MHA_TRY(mhai_backward_take_sums(s->context, s->x, &s->parameters, &s->count));
     if (!s->shares_bias) return MHA_OK;
     s->job = mhai_cells_job_of(s->context, s->x);
     s->items = mhai_cells_bias_items(&s->job);
     s->numbers = s->items > 0 && mhai_cells_bias_item(&s->job, 0).by_key ? MHAI_CELL_KEYS : 1;
-    MHA_TRY(mha_scratch_alloc(s->context, s->items, (size_t)s->numbers * sizeof *s->bias, &memory));
-    s->bias = memory;
-    memset(s->bias, 0, (size_t)(s->items * s->numbers) * sizeof *s->bias);
-    MHA_TRY(mha_scratch_alloc(s->context, s->items, sizeof *s->at, &memory));
-    s->at = memory;
+    MHA_TRY(
+        mha_scratch_zeros(s->context, s->items, (size_t)s->numbers * sizeof *s->bias, &s->bias));
+    MHA_TRY(mha_scratch_alloc(s->context, s->items, sizeof *s->at, &s->at));
     for (int64_t i = 0; i < s->items; i++) s->at[i] = -1;
     return MHA_OK;
 }

@@ -23,6 +23,10 @@ mhai_shown mhai_show_path(const char *path);
 /* The beginning of a name or a piece of text that came from a file. */
 mhai_shown mhai_show_name(const char *name);
 
+/* mha_fail() with "PATH: " before the text. */
+mha_status mhai_path_fail(mha_status status, const char *path, const char *format, ...)
+    MHA_PRINTF(3, 4);
+
 /* A regular file opened for reading. */
 MHA_NODISCARD mha_status mhai_file_open(const char *path, int *fd, size_t *size);
 

@@ -60,12 +60,11 @@ static mha_status parse(const char *path, const char *text, size_t size, size_t 
     step_aside();
     if (no_memory) {
         json_decref(made);
-        return mha_fail(MHA_ERR_NOMEM, "%s: out of memory while parsing JSON",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_NOMEM, path, "out of memory while parsing JSON");
     }
     if (!made)
-        return mha_fail(MHA_ERR_FORMAT, "%s: malformed JSON at byte %d: %s",
-                        mhai_show_path(path).text, error.position, mhai_show_name(error.text).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "malformed JSON at byte %d: %s", error.position,
+                              mhai_show_name(error.text).text);
     *root = made;
     return MHA_OK;
 }

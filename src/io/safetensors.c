@@ -41,8 +41,9 @@ static const char index_key[] = "index";
 
 static mha_status bad(const char *path, const char *tensor, const char *what)
 {
-    return mha_fail(MHA_ERR_FORMAT, "%s: tensor '%s': %s; the file is damaged, fetch it again",
-                    mhai_show_path(path).text, mhai_show_name(tensor).text, what);
+    return mhai_path_fail(MHA_ERR_FORMAT, path,
+                          "tensor '%s': %s; the file is damaged, fetch it again",
+                          mhai_show_name(tensor).text, what);
 }
 
 /* The integer at place in a JSON array, at least 0; -1 if it is not one. */
@@ -67,12 +68,13 @@ static mha_status tensor_bytes(const char *path, const entry *tensor, int64_t *b
     }
     for (size_t i = 0; i < json_array_size(tensor->shape) && !empty; i++)
         if (__builtin_mul_overflow(count, whole_number(tensor->shape, i), &count))
-            return mha_fail(MHA_ERR_SIZE, "%s: tensor '%s': more elements than 63 bits count",
-                            mhai_show_path(path).text, mhai_show_name(tensor->name).text);
+            return mhai_path_fail(MHA_ERR_SIZE, path,
+                                  "tensor '%s': more elements than 63 bits count",
+                                  mhai_show_name(tensor->name).text);
     if (empty) count = 0;
     if (__builtin_mul_overflow(count, (int64_t)tensor->type->bits, &bits))
-        return mha_fail(MHA_ERR_SIZE, "%s: tensor '%s': more bits than 63 bits count",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text);
+        return mhai_path_fail(MHA_ERR_SIZE, path, "tensor '%s': more bits than 63 bits count",
+                              mhai_show_name(tensor->name).text);
     if (bits % 8 != 0) return bad(path, tensor->name, "the shape does not fill whole bytes");
     *bytes = bits / 8;
     return MHA_OK;
@@ -88,11 +90,11 @@ static mha_status read_offsets(const char *path, const json_t *offsets, int64_t 
     if (tensor->begin < 0 || tensor->end < tensor->begin)
         return bad(path, tensor->name, "data_offsets are not two increasing whole numbers");
     if (tensor->end > data_bytes)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: tensor '%s': data_offsets end at %lld, but the file has only %lld "
-                        "bytes of data; it is truncated, fetch it again",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
-                        (long long)tensor->end, (long long)data_bytes);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "tensor '%s': data_offsets end at %lld, but the file has only %lld "
+                              "bytes of data; it is truncated, fetch it again",
+                              mhai_show_name(tensor->name).text, (long long)tensor->end,
+                              (long long)data_bytes);
     return MHA_OK;
 }
 
@@ -105,11 +107,10 @@ static mha_status read_entry(const char *path, const json_t *value, int64_t data
     if (!type) return bad(path, tensor->name, "dtype is missing or no text");
     tensor->type = mhai_safetensors_find_type(type);
     if (!tensor->type)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: tensor '%s': unknown dtype '%s'; known are F32, F16 "
-                        "and the others of the safetensors format",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
-                        mhai_show_name(type).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "tensor '%s': unknown dtype '%s'; known are F32, F16 "
+                              "and the others of the safetensors format",
+                              mhai_show_name(tensor->name).text, mhai_show_name(type).text);
     tensor->shape = json_object_get(value, "shape");
     if (!json_is_array(tensor->shape))
         return bad(path, tensor->name, "shape is missing or no array");
@@ -117,12 +118,11 @@ static mha_status read_entry(const char *path, const json_t *value, int64_t data
     MHA_TRY(tensor_bytes(path, tensor, &bytes));
     MHA_TRY(read_offsets(path, json_object_get(value, "data_offsets"), data_bytes, tensor));
     if (tensor->end - tensor->begin != bytes)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: tensor '%s': shape and dtype %s need %lld bytes, data_offsets span "
-                        "%lld; the file is damaged, fetch it again",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
-                        tensor->type->name, (long long)bytes,
-                        (long long)(tensor->end - tensor->begin));
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "tensor '%s': shape and dtype %s need %lld bytes, data_offsets span "
+                              "%lld; the file is damaged, fetch it again",
+                              mhai_show_name(tensor->name).text, tensor->type->name,
+                              (long long)bytes, (long long)(tensor->end - tensor->begin));
     return MHA_OK;
 }
 
@@ -131,18 +131,15 @@ static mha_status check_metadata(const char *path, json_t *metadata)
     const char *key;
     json_t *value;
     if (!json_is_object(metadata))
-        return mha_fail(MHA_ERR_FORMAT, "%s: __metadata__ is not a JSON object",
-                        mhai_show_path(path).text);
-    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return mha_fail(
-        MHA_ERR_FORMAT, "%s: __metadata__: '%s' is not text", mhai_show_path(path).text,
-        mhai_show_name(key).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "__metadata__ is not a JSON object");
+    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return mhai_path_fail(
+        MHA_ERR_FORMAT, path, "__metadata__: '%s' is not text", mhai_show_name(key).text);
     return MHA_OK;
 }
 
 static mha_status no_table(const char *path, size_t count)
 {
-    return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %zu tensors",
-                    mhai_show_path(path).text, count);
+    return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate a table of %zu tensors", count);
 }
 
 static mha_status read_entries(const char *path, mha_safetensors *file)
@@ -186,10 +183,10 @@ static mha_status check_cover(const char *path, const mha_safetensors *file)
     }
     free(order);
     if (status == MHA_OK && end != file->data_bytes)
-        status = mha_fail(MHA_ERR_FORMAT,
-                          "%s: %lld bytes at the end belong to no tensor; the file is damaged, "
-                          "fetch it again",
-                          mhai_show_path(path).text, (long long)(file->data_bytes - end));
+        status = mhai_path_fail(MHA_ERR_FORMAT, path,
+                                "%lld bytes at the end belong to no tensor; the file is damaged, "
+                                "fetch it again",
+                                (long long)(file->data_bytes - end));
     return status;
 }
 
@@ -199,20 +196,20 @@ static mha_status read_header(const char *path, mha_safetensors *file)
     const unsigned char *bytes = file->view.bytes;
     uint64_t length = 0;
     if (file->view.size < 8)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: %zu bytes are too short for a safetensors file; fetch it again",
-                        mhai_show_path(path).text, file->view.size);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "%zu bytes are too short for a safetensors file; fetch it again",
+                              file->view.size);
     memcpy(&length, bytes, 8);
     if (length > file->view.size - 8 || length > (uint64_t)most_header_bytes)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: the header claims %llu bytes, the file has %zu behind its length (and "
-                        "100 MB is the limit); it is truncated or no safetensors file",
-                        mhai_show_path(path).text, (unsigned long long)length, file->view.size - 8);
+        return mhai_path_fail(
+            MHA_ERR_FORMAT, path,
+            "the header claims %llu bytes, the file has %zu behind its length (and "
+            "100 MB is the limit); it is truncated or no safetensors file",
+            (unsigned long long)length, file->view.size - 8);
     if (length == 0 || bytes[8] != '{')
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: the header does not begin with '{'; this is no "
-                        "safetensors file",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "the header does not begin with '{'; this is no "
+                              "safetensors file");
     file->data = bytes + 8 + length;
     file->data_bytes = (int64_t)(file->view.size - 8 - length);
     return mhai_json_parse(path, (const char *)bytes + 8, (size_t)length, &file->header);

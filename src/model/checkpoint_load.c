@@ -70,11 +70,11 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
                                                                   : d->embed_dim / d->num_heads;
     const int64_t tables = count_rotations(d);
     if (d->max_length * width <= MOST_ANGLES / tables) return MHA_OK; /* 2^20 each: no overflow */
-    return mha_fail(MHA_ERR_SIZE,
-                    "%s: %lld positions of %lld angles in %lld tables are more than the %d "
-                    "supported",
-                    mhai_show_path(config->path).text, (long long)d->max_length, (long long)width,
-                    (long long)tables, MOST_ANGLES);
+    return mhai_path_fail(MHA_ERR_SIZE, config->path,
+                          "%lld positions of %lld angles in %lld tables are more than the %d "
+                          "supported",
+                          (long long)d->max_length, (long long)width, (long long)tables,
+                          MOST_ANGLES);
 }
 
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
@@ -153,8 +153,9 @@ static mha_status check_numbers(const loading *l)
     }
     if (described <= held) return MHA_OK;
     if (unread >= 0) return mhai_weights_peek(weights, unread, &tensor);
-    return mha_fail(MHA_ERR_MODEL, "%s: holds %.0f numbers, %s describes at least %.0f; %s",
-                    mhai_show_path(weights->path).text, held, weights->asks, described, remedy(l));
+    return mhai_path_fail(MHA_ERR_MODEL, weights->path,
+                          "holds %.0f numbers, %s describes at least %.0f; %s", held, weights->asks,
+                          described, remedy(l));
 }
 
 /* Check the embeddings first: their error is the clearest if a wrong config.json lies beside the
@@ -191,11 +192,11 @@ static mha_status check_output(loading *l)
     }
     if (at < 0 || !tied || mhai_weights_equal(weights, at, mhai_weights_find(weights, table)))
         return MHA_OK;
-    return mha_fail(
-        MHA_ERR_MODEL,
-        "%s: 'tie_word_embeddings' is true, but the file has a weight '%s' that differs "
+    return mhai_path_fail(
+        MHA_ERR_MODEL, l->config,
+        "'tie_word_embeddings' is true, but the file has a weight '%s' that differs "
         "from '%s'; set it to false",
-        mhai_show_path(l->config).text, name, table);
+        name, table);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -284,9 +285,9 @@ static mha_status check_all_used(const loading *l)
     for (int64_t i = 0; i < l->stored->weights.count; i++) {
         const char *name = mhai_weights_name(&l->stored->weights, i);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
-            return mha_fail(MHA_ERR_MODEL, "%s: has weight '%s', which %s does not ask for; %s",
-                            mhai_show_path(l->stored->weights.path).text, mhai_show_name(name).text,
-                            l->stored->weights.asks, remedy(l));
+            return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
+                                  "has weight '%s', which %s does not ask for; %s",
+                                  mhai_show_name(name).text, l->stored->weights.asks, remedy(l));
     }
     return MHA_OK;
 }
@@ -318,11 +319,10 @@ static mha_status check_compute(const loading *l)
 {
     if (l->how->compute != MHA_COMPUTE_INT8 || mhai_weights_have_blocks(&l->stored->weights))
         return MHA_OK;
-    return mha_fail(
-        MHA_ERR_UNSUPPORTED,
-        "%s: no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic "
-        "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic",
-        mhai_show_path(l->stored->weights.path).text);
+    return mhai_path_fail(
+        MHA_ERR_UNSUPPORTED, l->stored->weights.path,
+        "no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic "
+        "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic");
 }
 
 /* An invalid description means an error in config.json. */
@@ -333,7 +333,7 @@ static mha_status create(loading *l)
     if (status != MHA_ERR_ARGUMENT && status != MHA_ERR_SHAPE && status != MHA_ERR_UNSUPPORTED)
         return status;
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
-    return mha_fail(MHA_ERR_MODEL, "%s: %s", mhai_show_path(l->config).text, detail);
+    return mhai_path_fail(MHA_ERR_MODEL, l->config, "%s", detail);
 }
 
 static mha_status load_body(loading *l)
@@ -389,8 +389,7 @@ static mha_status load(loading *l, const char *folder)
     MHA_TRY(mhai_model_check_folder(folder));
     json_t *root = NULL;
     char *path = mhai_model_join(folder, "config.json");
-    if (!path)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);
+    if (!path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
     mha_status status = mhai_json_read(path, most_config_bytes, &root);
     if (status == MHA_OK) status = load_plan(l, &(mhai_config){path, root}, folder);
     json_decref(root);

@@ -96,8 +96,7 @@ static mha_status add_file(mha_context *context, const char *path, size_t begin,
         j.rooms = rooms;
         mha_parallel_for(context, (int64_t)((j.end - j.begin + PIECE - 1) / PIECE), add_piece, &j);
         if (j.error)
-            status = mha_fail(MHA_ERR_FILE, "%s: cannot read: %s", mhai_show_path(path).text,
-                              strerror(j.error));
+            status = mhai_path_fail(MHA_ERR_FILE, path, "cannot read: %s", strerror(j.error));
     }
     mha_scratch_release(context, mark);
     close(j.file);
@@ -113,9 +112,7 @@ static mha_status add_files(mha_context *context, const char *folder, const char
         *digest = turn(*digest, 9) + P5; /* include the name in the hash */
         if (!mhai_model_holds(folder, *names)) continue;
         char *path = mhai_model_join(folder, *names);
-        if (!path)
-            return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names",
-                            mhai_show_path(folder).text);
+        if (!path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
         const mha_status status = add_file(context, path, 0, SIZE_MAX, digest);
         free(path);
         MHA_TRY(status);

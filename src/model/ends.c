@@ -39,14 +39,14 @@ static mha_status add_json(const char *path, const json_t *root, int64_t vocab_s
     for (size_t i = 0; i < count && count <= MOST_ENDS; i++) {
         const json_t *id = list ? json_array_get(value, i) : value;
         if (!json_is_integer(id))
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: 'eos_token_id' is neither a token's number nor a list of them",
-                            mhai_show_path(path).text);
+            return mhai_path_fail(MHA_ERR_MODEL, path,
+                                  "'eos_token_id' is neither a token's number nor a list of them");
         MHA_TRY(mhai_ends_add(ends, (int64_t)json_integer_value(id), vocab_size));
     }
     if (count <= MOST_ENDS) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: 'eos_token_id' lists %zu tokens, at most %d are supported",
-                    mhai_show_path(path).text, count, (int)MOST_ENDS);
+    return mhai_path_fail(MHA_ERR_MODEL, path,
+                          "'eos_token_id' lists %zu tokens, at most %d are supported", count,
+                          (int)MOST_ENDS);
 }
 
 mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends *ends)

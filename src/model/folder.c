@@ -61,19 +61,18 @@ mha_status mhai_model_check_folder(const char *folder)
     struct stat status;
     static const char contents[] = "config.json, model.safetensors and vocab.txt or tokenizer.json";
     if (stat(folder, &status) != 0 && errno != ENOENT)
-        return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(folder).text, strerror(errno));
+        return mhai_path_fail(MHA_ERR_FILE, folder, "%s", strerror(errno));
     if (stat(folder, &status) != 0)
-        return mha_fail(
-            MHA_ERR_FILE,
-            "%s: no such folder or file; tools/get-minilm fetches an encoder, tools/get-smollm2 a "
-            "model that generates text",
-            mhai_show_path(folder).text);
+        return mhai_path_fail(
+            MHA_ERR_FILE, folder,
+            "no such folder or file; tools/get-minilm fetches an encoder, tools/get-smollm2 a "
+            "model that generates text");
     if (!S_ISDIR(status.st_mode))
-        return mha_fail(MHA_ERR_FILE, "%s: neither a folder nor a GGUF file; a model folder has %s",
-                        mhai_show_path(folder).text, contents);
+        return mhai_path_fail(MHA_ERR_FILE, folder,
+                              "neither a folder nor a GGUF file; a model folder has %s", contents);
     if (access(folder, X_OK) != 0) /* else every file in it would appear to be missing */
-        return mha_fail(MHA_ERR_FILE, "%s: its files cannot be opened: %s",
-                        mhai_show_path(folder).text, strerror(errno));
+        return mhai_path_fail(MHA_ERR_FILE, folder, "its files cannot be opened: %s",
+                              strerror(errno));
     if (!mhai_model_holds(folder, "config.json"))
         return mha_fail(MHA_ERR_FILE,
                         "%s/config.json: no such file; a model folder has %s; see tools/get-minilm",
@@ -82,14 +81,13 @@ mha_status mhai_model_check_folder(const char *folder)
     if (mhai_model_holds(folder, "model.safetensors.index.json")) return MHA_OK;
     if (mhai_model_holds(folder, "pytorch_model.bin") ||
         mhai_model_holds(folder, "pytorch_model.bin.index.json"))
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "%s: pytorch_model.bin is not read, since a pickle can run code; convert it in "
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, folder,
+            "pytorch_model.bin is not read, since a pickle can run code; convert it in "
             "the folder: python3 -c 'import glob, torch, safetensors.torch as s; "
             "s.save_file({k: v.contiguous().clone() for f in glob.glob(\"pytorch_model*.bin\")"
             " for k, v in torch.load(f, weights_only=True).items()}, "
-            "\"model.safetensors\", {\"format\": \"pt\"})'",
-            mhai_show_path(folder).text);
+            "\"model.safetensors\", {\"format\": \"pt\"})'");
     return mha_fail(MHA_ERR_FILE,
                     "%s/model.safetensors: no such file; a model folder has %s; see "
                     "tools/get-minilm",

@@ -126,8 +126,8 @@ static bool find(const reading *r, const char *key, mha_gguf_value *value)
 
 static mha_status refuse(const reading *r, const mha_gguf_value *value, const char *why)
 {
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: '%s' %s; take the model's folder",
-                    mhai_show_path(r->path).text, mhai_show_name(value->key).text, why);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; take the model's folder",
+                          mhai_show_name(value->key).text, why);
 }
 
 static const char differs[] = "differs from layer to layer, which is not supported";
@@ -137,9 +137,9 @@ static mha_status check_array(const reading *r, const mha_gguf_value *value)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
     if (!value->array || value->count == layers) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' has %lld elements, expected %lld, one for each layer",
-                    mhai_show_path(r->path).text, mhai_show_name(value->key).text,
-                    (long long)value->count, (long long)layers);
+    return mhai_path_fail(
+        MHA_ERR_MODEL, r->path, "'%s' has %lld elements, expected %lld, one for each layer",
+        mhai_show_name(value->key).text, (long long)value->count, (long long)layers);
 }
 
 /* A number, or an array of equal numbers. */
@@ -160,8 +160,8 @@ static mha_status read_value(const reading *r, const mha_gguf_value *value, bool
     *number = real ? json_real(x) : json_integer((json_int_t)n);
     if (*number) return MHA_OK;
     return isfinite(x) ? MHA_NO_MEMORY("model")
-                       : mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a finite number",
-                                  mhai_show_path(r->path).text, mhai_show_name(value->key).text);
+                       : mhai_path_fail(MHA_ERR_MODEL, r->path, "'%s' is not a finite number",
+                                        mhai_show_name(value->key).text);
 }
 
 /* Copy a value into a field of object; messages name the key. */
@@ -177,8 +177,7 @@ static mha_status take(const reading *r, const mha_gguf_value *value, bool real,
 
 static mha_status missing(const reading *r, const char *key)
 {
-    return mha_fail(MHA_ERR_MODEL, "%s: key '%s.%s' is missing", mhai_show_path(r->path).text,
-                    r->of->name, key);
+    return mhai_path_fail(MHA_ERR_MODEL, r->path, "key '%s.%s' is missing", r->of->name, key);
 }
 
 static mha_status read_rows(const reading *r)
@@ -211,8 +210,8 @@ static mha_status refuse_unsupported(const reading *r)
     if (find(r, "expert_count", &value))
         MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX, &experts));
     if (experts == 0) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: '%s' is %lld: experts are not supported",
-                    mhai_show_path(r->path).text, value.key, (long long)experts);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' is %lld: experts are not supported",
+                          value.key, (long long)experts);
 }
 
 /* Heads: the largest number of any layer, and by layer where they differ. Without a key of its own,
@@ -298,9 +297,9 @@ static mha_status read_width(const reading *r, int64_t *rotated)
         *rotated = (int64_t)json_integer_value(number);
         json_decref(number);
         if (*rotated < 1 || (width > 0 && *rotated > width))
-            return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, expected 1..%lld, a head's numbers",
-                            mhai_show_path(r->path).text, value.key, (long long)*rotated,
-                            (long long)width);
+            return mhai_path_fail(MHA_ERR_MODEL, r->path,
+                                  "'%s' is %lld, expected 1..%lld, a head's numbers", value.key,
+                                  (long long)*rotated, (long long)width);
         /* use the half times the width: the rounded quotient may be less than the count */
         if (*rotated < width) part = ((double)*rotated + 0.5) / (double)width;
         if (!mhai_put_text(r->names, "partial_rotary_factor", value.key))
@@ -354,10 +353,10 @@ static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
         same = fabs((double)factor / exact - 1) <= (20 * (double)last / 3 + 4) * 0x1p-24;
     }
     if (!same)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: the factors of 'rope_freqs.weight' are not those of Llama 3.1 (low 1, "
-                        "high 4, 8192 positions); take the model's folder",
-                        mhai_show_path(r->path).text);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, r->path,
+            "the factors of 'rope_freqs.weight' are not those of Llama 3.1 (low 1, "
+            "high 4, 8192 positions); take the model's folder");
     MHA_TRY(begin_scaling(r, "llama3", &scaling));
     return mhai_put(scaling, "factor", json_real((double)last)) &&
                    mhai_put_text(r->names, "factor", factors.name) &&
@@ -431,10 +430,11 @@ static mha_status read_scaling(const reading *r, bool factors)
     MHA_TRY(refuse_others(r, yarn));
     if ((!typed && !scaled) || strcmp(type, "none") == 0) return MHA_OK;
     if (factors || !scaled || (!yarn && strcmp(type, "linear") != 0))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: '%s.rope.scaling.type' is not supported here; known: none, linear and "
-                        "yarn with a factor and without rope_freqs.weight; take the model's folder",
-                        mhai_show_path(r->path).text, r->of->name);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, r->path,
+            "'%s.rope.scaling.type' is not supported here; known: none, linear and "
+            "yarn with a factor and without rope_freqs.weight; take the model's folder",
+            r->of->name);
     MHA_TRY(begin_scaling(r, type, &scaling));
     MHA_TRY(take(r, &scale, true, scaling, "factor"));
     return yarn ? read_yarn(r, scaling) : MHA_OK;
@@ -446,11 +446,10 @@ static mha_status read_rotation(const reading *r)
     bool factors;
     MHA_TRY(read_width(r, &rotated));
     if (mha_gguf_find(r->file, "rope_factors_long.weight") >= 0)
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "%s: 'rope_factors_long.weight', factors of a rotation by the length of the "
-            "text, is not supported; take the model's folder",
-            mhai_show_path(r->path).text);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, r->path,
+            "'rope_factors_long.weight', factors of a rotation by the length of the "
+            "text, is not supported; take the model's folder");
     MHA_TRY(read_factors(r, rotated, &factors));
     return read_scaling(r, factors);
 }
@@ -461,8 +460,7 @@ static mha_status read_weights(const reading *r)
     mha_gguf_tensor table;
     const int64_t at = mha_gguf_find(r->file, "token_embd.weight");
     if (at < 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: weight 'token_embd.weight' is missing",
-                        mhai_show_path(r->path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, r->path, "weight 'token_embd.weight' is missing");
     MHA_TRY(mha_gguf_describe(r->file, at, &table));
     const bool tied = mha_gguf_find(r->file, "output.weight") < 0;
     const bool biased = mha_gguf_find(r->file, "blk.0.attn_q.bias") >= 0 ||
@@ -515,10 +513,10 @@ static mha_status refuse_part(const reading *r)
         MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX - 1, &part));
     }
     if (parts <= 1) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: is part %lld of %lld of a model; merge them with llama.cpp's "
-                    "llama-gguf-split --merge FIRST-PART WHOLE.gguf",
-                    mhai_show_path(r->path).text, (long long)part + 1, (long long)parts);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                          "is part %lld of %lld of a model; merge them with llama.cpp's "
+                          "llama-gguf-split --merge FIRST-PART WHOLE.gguf",
+                          (long long)part + 1, (long long)parts);
 }
 
 static mha_status find_architecture(reading *r)
@@ -536,9 +534,9 @@ static mha_status find_architecture(reading *r)
     }
     if (r->of) return MHA_OK;
     snprintf(found, sizeof found, "%.*s", (int)(size < 40 ? size : 40), name);
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: general.architecture '%s' is not supported; known: %s",
-                    mhai_show_path(r->path).text, mhai_show_name(found).text, known);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                          "general.architecture '%s' is not supported; known: %s",
+                          mhai_show_name(found).text, known);
 }
 
 mha_status mhai_gguf_status(mha_status status)

@@ -17,6 +17,10 @@ typedef struct mhai_config {
 #define MHAI_CONFIG_NAMES "\xff"
 mhai_shown mhai_config_name(const mhai_config *config, const char *key);
 
+/* mha_fail() with "PATH: 'KEY' " before the text. */
+mha_status mhai_config_fail(mha_status status, const mhai_config *config, const char *key,
+                            const char *format, ...) MHA_PRINTF(4, 5);
+
 /* A required whole number from low to high. */
 MHA_NODISCARD mha_status mhai_config_count(const mhai_config *config, const char *key, int64_t low,
                                            int64_t high, int64_t *value);

@@ -276,13 +276,12 @@ static mha_status take_layer(void *user, const mha_activations *activations, int
 static mha_status want_of_layers(const model_call *p, const mha_attention_outputs *const **list)
 {
     const int64_t layers = p->model->info.layers;
-    void *memory;
     *list = NULL;
     if (!p->want.attention) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof(mha_attention_outputs), &memory));
-    mha_attention_outputs *outputs = memory;
-    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof *list, &memory));
-    const mha_attention_outputs **pointers = memory;
+    mha_attention_outputs *outputs;
+    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof(mha_attention_outputs), &outputs));
+    const mha_attention_outputs **pointers;
+    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof *list, &pointers));
     for (int64_t l = 0; l < layers; l++) {
         const mha_module_outputs *given = p->want.attention[l];
         pointers[l] = NULL;

@@ -24,10 +24,10 @@ struct mha_vocabulary {
 
 static mha_status unsupported(const char *path, const char *what)
 {
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: %s; only whole words are read (WordLevel), split at white space, at "
-                    "punctuation too, or into characters",
-                    mhai_show_path(path).text, what);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                          "%s; only whole words are read (WordLevel), split at white space, at "
+                          "punctuation too, or into characters",
+                          what);
 }
 
 static bool is_text(const json_t *object, const char *key, const char *text)
@@ -47,8 +47,8 @@ static mha_status find(const mha_vocabulary *v, const char *path, const char *wh
 {
     const json_t *found = word ? json_object_get(v->ids, word) : NULL;
     if (word && !found)
-        return mha_fail(MHA_ERR_MODEL, "%s: %s '%s' is not a word of the vocabulary",
-                        mhai_show_path(path).text, what, mhai_show_name(word).text);
+        return mhai_path_fail(MHA_ERR_MODEL, path, "%s '%s' is not a word of the vocabulary", what,
+                              mhai_show_name(word).text);
     *id = found ? (int32_t)json_integer_value(found) : -1;
     return MHA_OK;
 }
@@ -65,9 +65,9 @@ static mha_status list_words(const char *path, mha_vocabulary *v)
     {
         const json_int_t at = json_is_integer(id) ? json_integer_value(id) : -1;
         if (at < 0 || at >= v->count || at > INT32_MAX || v->words[at])
-            return mha_fail(MHA_ERR_MODEL, "%s: the ids of %lld words are not 0..%lld, see '%s'",
-                            mhai_show_path(path).text, (long long)v->count, (long long)v->count - 1,
-                            mhai_show_name(word).text);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, path, "the ids of %lld words are not 0..%lld, see '%s'",
+                (long long)v->count, (long long)v->count - 1, mhai_show_name(word).text);
         v->words[at] = word;
     }
     return MHA_OK;
@@ -114,8 +114,7 @@ static mha_status read_words(const char *path, const json_t *root, mha_vocabular
         return unsupported(path, "it has a normalizer or another pre_tokenizer");
     json_t *ids = json_object_get(model, "vocab");
     if (!json_is_object(ids))
-        return mha_fail(MHA_ERR_MODEL, "%s: model.vocab is not a JSON object",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, path, "model.vocab is not a JSON object");
     v->ids = json_incref(ids);
     MHA_TRY(list_words(path, v));
     const char *unknown = json_string_value(json_object_get(model, "unk_token"));

@@ -38,9 +38,7 @@ typedef struct call {
 
 static mha_status take(call *c, int64_t rows, int64_t cols, float **memory)
 {
-    void *taken;
-    MHA_TRY(mha_scratch_alloc(c->f.context, rows * cols, sizeof(float), &taken));
-    *memory = taken;
+    MHA_TRY(mha_scratch_alloc(c->f.context, rows * cols, sizeof(float), memory));
     return MHA_OK;
 }
 

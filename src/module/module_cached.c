@@ -60,10 +60,9 @@ static mha_status take_lengths(mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;
     const int64_t *held = mha_kv_cache_lengths(f->at.cache);
-    void *memory;
-    MHA_TRY(mhai_module_take(f, 3 * f->B, sizeof(int64_t), &memory));
-    if (f->measuring) MHA_TRY(mha_scratch_alloc(f->context, 3 * f->B, sizeof(int64_t), &memory));
-    f->lengths = memory;
+    MHA_TRY(mhai_module_take(f, 3 * f->B, sizeof(int64_t), &f->lengths));
+    if (f->measuring)
+        MHA_TRY(mha_scratch_alloc(f->context, 3 * f->B, sizeof(int64_t), &f->lengths));
     f->new_lengths = f->lengths + f->B;
     f->query_starts = f->new_lengths + f->B;
     f->columns = 0;
@@ -113,11 +112,7 @@ mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
 /* The context keeps its scratch: after this, the same amount cannot fail. */
 static mha_status reserve(mhai_forward *f)
 {
-    void *memory;
-    mha_scratch_mark mark = mha_scratch_top(f->context);
-    MHA_TRY(mha_scratch_alloc(f->context, (int64_t)f->attention_bytes, 1, &memory));
-    mha_scratch_release(f->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(f->context, (int64_t)f->attention_bytes, 1);
 }
 
 mha_status mhai_module_cached_attend(mhai_forward *f)

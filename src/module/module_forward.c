@@ -247,7 +247,6 @@ static mha_status compute(mhai_forward *f)
 static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
 {
     size_t most = 0;
-    void *memory;
     for (int i = 0; i < MHAI_PROJECTIONS; i++) {
         const mha_linear *l = f->module->projection[i];
         if (l->weight) continue;
@@ -257,10 +256,7 @@ static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
     }
     if (plan->scratch_bytes < most) plan->scratch_bytes = most;
     if (f->measuring || most == 0) return MHA_OK;
-    const mha_scratch_mark mark = mha_scratch_top(f->context);
-    MHA_TRY(mha_scratch_alloc(f->context, (int64_t)most, 1, &memory));
-    mha_scratch_release(f->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(f->context, (int64_t)most, 1);
 }
 
 /* Check everything, reserve scratch, and explain attention: it rejects a bad descriptor before

@@ -70,7 +70,7 @@ typedef struct mhai_forward {
 
 /* module_scratch.c: memory for a call; while counting, only its size. */
 MHA_NODISCARD mha_status mhai_module_take(mhai_forward *f, int64_t count, size_t size,
-                                          void **memory);
+                                          void *pointer);
 
 /* module_check.c: read a call's arguments into f. */
 MHA_NODISCARD mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call);

@@ -54,11 +54,10 @@ static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows,
                            mha_tensor *ids, mha_positions *positions)
 {
     const mha_attention_desc *d = &f->at.desc;
-    void *memory;
-    MHA_TRY(mhai_module_take(f, rows, sizeof(int64_t), &memory));
-    *ids = mha_tensor_contiguous(memory, MHA_I64, 2, (int64_t[]){1, rows});
+    int64_t *id;
+    MHA_TRY(mhai_module_take(f, rows, sizeof(int64_t), &id));
+    *ids = mha_tensor_contiguous(id, MHA_I64, 2, (int64_t[]){1, rows});
     *positions = (mha_positions){.ids = ids};
-    int64_t *id = memory;
     for (int64_t i = 0; id && i < rows; i++) id[i] = 0;
     for (int64_t b = 0; id && b < d->sequences; b++) {
         int64_t first = query ? d->q_offsets ? d->q_offsets[b] : d->q_offset : 0;

@@ -115,6 +115,7 @@ static mha_status check(const convolution *job)
     MHA_TRY(mhai_tensor_check_output("state", job->state));
     MHA_TRY(mhai_tensor_check_disjoint("state", job->state, "x", job->x));
     MHA_TRY(mhai_tensor_check_disjoint("state", job->state, "y", job->y));
+    if (job->bias) MHA_TRY(mhai_tensor_check_disjoint("state", job->state, "bias", job->bias));
     return mhai_tensor_check_disjoint("state", job->state, "weight", job->weight);
 }
 

@@ -1,6 +1,7 @@
 /* Gradients of a linear layer: three products, each with one factor transposed. */
 #include "base/checked.h"
 #include "base/need.h"
+#include "base/scratch.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/matmul.h"
@@ -75,15 +76,11 @@ static void sum_columns(void *argument, int64_t item, int worker)
 static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweight_inner,
                           int64_t cols)
 {
-    void *memory;
     int64_t inner = dx_inner > dweight_inner ? dx_inner : dweight_inner, floats;
     if (!mhai_matmul_panels(inner, cols, &floats))
         return mha_fail(MHA_ERR_SIZE, "a matrix of %lld x %lld elements overflows 64 bits",
                         (long long)inner, (long long)cols);
-    mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    mha_scratch_release(context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(context, floats, sizeof(float));
 }
 
 mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients *call)

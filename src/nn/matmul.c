@@ -216,12 +216,8 @@ static size_t sums_bytes(int64_t threads)
 
 mha_status mhai_matmul_reserve(mha_context *context, const mhai_matmul *job)
 {
-    void *memory;
     if (!mhai_matmul_pages_apart(job)) return MHA_OK;
-    const mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, 1, sums_bytes(context->num_threads), &memory));
-    mha_scratch_release(context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(context, 1, sums_bytes(context->num_threads));
 }
 
 /* Items of the first product, then those of the next. */

@@ -172,12 +172,10 @@ static void round_rows(void *argument, int64_t item, int worker)
 static mha_status round_all(mha_context *context, const mhai_matmul *job, bf16_job *j,
                             mhai_matmul *rounded)
 {
-    void *memory;
     *j = (bf16_job){
         .job = job, .kernels = mhai_kernels_for(context->isa), .stride = stride_of(job->inner)};
     j->pairs = mhai_kernels_have_pairs(j->kernels);
-    MHA_TRY(mha_scratch_alloc(context, (int64_t)rows_bytes(job->rows, job->inner), 1, &memory));
-    j->x = memory;
+    MHA_TRY(mha_scratch_alloc(context, (int64_t)rows_bytes(job->rows, job->inner), 1, &j->x));
     j->fits = (void *)(j->x + job->rows * j->stride);
     mhai_rows_each(context, job, 0, mhai_ceil_div(job->rows, ROUND_ROWS), round_rows, j);
     *rounded = *job;

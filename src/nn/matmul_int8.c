@@ -134,11 +134,9 @@ mha_status mhai_rows_int8(mha_context *context, const mhai_matmul *job, const mh
                   .zeros = zeros,
                   .tiles = job->rows > INT8_FEW ? INT8_TILES : 1,
                   .group = threads > 1 ? mhai_ceil_div(panels, 4 * threads) : panels};
-    void *memory;
     j.r.group = j.r.room = 1;
     MHA_TRY(mha_scratch_alloc(context, (int64_t)bytes_of(context, job->rows, job->inner, j.tiles),
-                              1, &memory));
-    j.coded = memory;
+                              1, &j.coded));
     j.blocks = (void *)(j.coded + threads * j.tiles);
     j.small = (void *)(j.blocks + chunks * job->rows * MHAI_INT8_BLOCKS);
     mhai_rows_place(&j.r, (void *)(j.small + chunks * job->rows * j.kernels->row_stride));

@@ -311,7 +311,7 @@ static mha_status run_self(maps_run *run, mha_room *room)
     return mha_transformer_forward(run->context, run->net, &s.input, NULL, NULL, NULL, NULL);
 }
 
-/* Cross-attention of all layers at once, of which the maps keep those that are on. */
+/* Cross-attention of all layers at once; the maps keep the selected ones. */
 static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
 {
     mha_maps *maps = run->maps;

@@ -286,9 +286,7 @@ static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_te
 
 static mha_status numbers(mha_study *s, int64_t count, int64_t **array)
 {
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(s->context, count, sizeof **array, &memory));
-    *array = memory;
+    MHA_TRY(mha_scratch_alloc(s->context, count, sizeof **array, array));
     return MHA_OK;
 }
 

@@ -17,10 +17,8 @@ static mha_status predict(const mha_trials *trials, const mhai_kept_run *run, in
                           prediction *out)
 {
     const int64_t width = trials->desc.embed_dim, vocab = trials->desc.vocab_size;
-    void *memory;
     double most = -INFINITY, sum = 0;
-    MHA_TRY(mha_scratch_alloc(trials->context, vocab, sizeof *out->logits, &memory));
-    out->logits = memory;
+    MHA_TRY(mha_scratch_alloc(trials->context, vocab, sizeof *out->logits, &out->logits));
     const mha_tensor hidden = mha_tensor_contiguous(run->hidden + row * width, MHA_F32, 2,
                                                     (const int64_t[]){1, width}),
                      logits = mha_tensor_contiguous(out->logits, MHA_F32, 2,

@@ -130,7 +130,7 @@ static void forget(mhai_kept_run *run)
     *run = (mhai_kept_run){0};
 }
 
-/* An upper bound of the number of elements in what the rows of all layers need. */
+/* An upper bound of the number of elements that the rows of all layers need. */
 static double count_kept(const mha_trials *trials, int64_t tokens)
 {
     const mha_transformer_desc *d = &trials->desc;

@@ -29,11 +29,10 @@ static mha_status add(mhai_loader *l, const mhai_added *token)
     if (before->normal != token->normal ||
         (before->flags ^ token->flags) & ~(unsigned)MHAI_IS_SPECIAL ||
         (before->id >= 0 && token->id >= 0 && before->id != token->id))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: token '%s' has another id or is normalized or stripped "
-                        "otherwise than in %s",
-                        mhai_show_path(token->path).text, mhai_show_name(token->text).text,
-                        mhai_show_path(before->path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, token->path,
+                              "token '%s' has another id or is normalized or stripped "
+                              "otherwise than in %s",
+                              mhai_show_name(token->text).text, mhai_show_path(before->path).text);
     if (token->id >= 0) before->id = token->id;
     before->flags |= token->flags;
     before->in_json |= token->in_json;
@@ -47,8 +46,8 @@ static mha_status add_listed(mhai_loader *l, const char *path, const json_t *jso
     token.path = path;
     MHA_TRY(mhai_tokenizer_folder_token(path, "an added token", json, &token.text));
     if (!token.text || !json_is_object(json))
-        return mha_fail(MHA_ERR_FORMAT, "%s: an added token must be an object with content",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "an added token must be an object with content");
     MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal, &token.flags));
     return add(l, &token);
 }
@@ -80,8 +79,8 @@ static mha_status add_decoder_list(mhai_loader *l)
             id = *digit >= '0' && *digit <= '9' && id < INT32_MAX / 10 ? 10 * id + (*digit - '0')
                                                                        : -1;
         if (id < 0 || *key == '\0')
-            return mha_fail(MHA_ERR_FORMAT, "%s: added_tokens_decoder: '%s' is no id",
-                            mhai_show_path(path).text, mhai_show_name(key).text);
+            return mhai_path_fail(MHA_ERR_FORMAT, path, "added_tokens_decoder: '%s' is no id",
+                                  mhai_show_name(key).text);
         token.id = (int32_t)id;
         MHA_TRY(add_listed(l, path, json, token));
     }
@@ -97,10 +96,11 @@ static mha_status compare_lists(const mhai_loader *l)
         return MHA_OK;
     for (size_t i = 0; i < l->added.count; i++)
         if (added[i].in_json != added[i].in_decoder)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: added token '%s' is missing from the other of tokenizer.json and "
-                            "tokenizer_config.json",
-                            mhai_show_path(added[i].path).text, mhai_show_name(added[i].text).text);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, added[i].path,
+                "added token '%s' is missing from the other of tokenizer.json and "
+                "tokenizer_config.json",
+                mhai_show_name(added[i].text).text);
     return MHA_OK;
 }
 
@@ -186,11 +186,11 @@ static mha_status append_extra(mhai_loader *l)
         if (added[i].id < l->model_count) continue;
         const size_t at = (size_t)(added[i].id - l->model_count);
         if (at >= extra || tokens[at])
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: added token '%s' has id %d; %zu tokens are added to a vocabulary "
-                            "of %d, their ids must follow it one by one",
-                            mhai_show_path(added[i].path).text, mhai_show_name(added[i].text).text,
-                            added[i].id, extra, l->model_count);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, added[i].path,
+                "added token '%s' has id %d; %zu tokens are added to a vocabulary "
+                "of %d, their ids must follow it one by one",
+                mhai_show_name(added[i].text).text, added[i].id, extra, l->model_count);
         tokens[at] = added[i].text;
     }
     return MHA_OK;

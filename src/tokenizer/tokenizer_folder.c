@@ -34,8 +34,7 @@ mha_status mhai_tokenizer_folder_flag(const char *path, const json_t *object, co
     *value = MHAI_UNSAID;
     if (!json || json_is_null(json)) return MHA_OK;
     if (!json_is_boolean(json))
-        return mha_fail(MHA_ERR_FORMAT, "%s: %s must be true, false or null",
-                        mhai_show_path(path).text, key);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "%s must be true, false or null", key);
     *value = json_is_true(json) ? MHAI_YES : MHAI_NO;
     return MHA_OK;
 }
@@ -65,8 +64,9 @@ mha_status mhai_tokenizer_folder_id(const char *path, const char *what, const js
     const double value = json_number_value(json);
     if (!json_is_number(json) || !(value >= 0) || value >= INT32_MAX ||
         value != (double)(int32_t)value)
-        return mha_fail(MHA_ERR_FORMAT, "%s: the id of '%s' must be an integer from 0 to %d",
-                        mhai_show_path(path).text, mhai_show_name(what).text, INT32_MAX - 1);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "the id of '%s' must be an integer from 0 to %d",
+                              mhai_show_name(what).text, INT32_MAX - 1);
     *id = (int32_t)value;
     return MHA_OK;
 }
@@ -99,8 +99,7 @@ mha_status mhai_tokenizer_folder_token(const char *path, const char *key, const 
     if (!json || json_is_null(json)) return MHA_OK;
     if (json_is_object(json)) json = json_object_get(json, "content");
     if (!json_is_string(json) || json_string_length(json) == 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: %s must be a text that is not empty",
-                        mhai_show_path(path).text, key);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "%s must be a text that is not empty", key);
     *text = json_string_value(json);
     return MHA_OK;
 }
@@ -116,10 +115,10 @@ static mha_status read_names(mhai_folder *f)
                                                 json_object_get(f->json[file], key), &text));
             if (!text) continue;
             if (f->names[which] && strcmp(text, f->names[which]) != 0)
-                return mha_fail(MHA_ERR_MODEL, "%s: %s is '%s', but '%s' in %s",
-                                mhai_show_path(f->paths[file]).text, key, mhai_show_name(text).text,
-                                mhai_show_name(f->names[which]).text,
-                                mhai_tokenizer_files[MHAI_CONFIG_JSON]);
+                return mhai_path_fail(MHA_ERR_MODEL, f->paths[file], "%s is '%s', but '%s' in %s",
+                                      key, mhai_show_name(text).text,
+                                      mhai_show_name(f->names[which]).text,
+                                      mhai_tokenizer_files[MHAI_CONFIG_JSON]);
             f->names[which] = text;
             f->stated[which] = true;
         }
@@ -133,13 +132,11 @@ static mha_status read_config(mhai_folder *f)
     mhai_answer split;
     MHA_TRY(mhai_tokenizer_folder_flag(path, config, "split_special_tokens", &split));
     if (split == MHAI_YES)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: split_special_tokens is not supported",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path, "split_special_tokens is not supported");
     const json_t *length = json_object_get(config, "model_max_length");
     const double tokens = json_number_value(length);
     if (length && !json_is_null(length) && !(json_is_number(length) && tokens >= 1))
-        return mha_fail(MHA_ERR_FORMAT, "%s: model_max_length must be a number from 1",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "model_max_length must be a number from 1");
     /* transformers writes 1e30 for "no limit known". */
     f->max_length = tokens >= 1 && tokens < 1e15 ? (int64_t)tokens : 0;
     return MHA_OK;
@@ -173,8 +170,8 @@ static mha_status read_file(mhai_folder *f, int file)
     if (file == MHAI_VOCAB_TXT) return mha_file_read(path, most_bytes, &f->vocab, &f->vocab_size);
     MHA_TRY(mhai_json_read_reals(path, most_bytes, &f->json[file]));
     if (json_is_object(f->json[file])) return MHA_OK;
-    return mha_fail(MHA_ERR_FORMAT, "%s: holds %s, expected a JSON object",
-                    mhai_show_path(path).text, mhai_show_json(f->json[file]));
+    return mhai_path_fail(MHA_ERR_FORMAT, path, "holds %s, expected a JSON object",
+                          mhai_show_json(f->json[file]));
 }
 
 /* Tokens of older folders that only this file defines. */
@@ -184,15 +181,13 @@ static mha_status refuse_added_tokens_file(const char *path, const mhai_folder *
         json_object_get(f->json[MHAI_CONFIG_JSON], "added_tokens_decoder"))
         return MHA_OK;
     char *added = join(path, mhai_tokenizer_files[MHAI_FILES]);
-    if (!added)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(path).text);
+    if (!added) return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate names");
     const bool there = exists(added);
     free(added);
     if (!there) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: added_tokens.json is not supported; save the tokenizer again with "
-                    "transformers, which writes tokenizer.json",
-                    mhai_show_path(path).text);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                          "added_tokens.json is not supported; save the tokenizer again with "
+                          "transformers, which writes tokenizer.json");
 }
 
 mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder)
@@ -200,13 +195,11 @@ mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder)
     for (int i = 0; i < MHAI_NAMED; i++) folder->template_ids[i] = -1;
     for (int i = 0; i < MHAI_FILES; i++) {
         folder->paths[i] = join(path, mhai_tokenizer_files[i]);
-        if (!folder->paths[i])
-            return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(path).text);
+        if (!folder->paths[i]) return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate names");
     }
     for (int i = 0; i < MHAI_FILES; i++) MHA_TRY(read_file(folder, i));
     if (!folder->vocab && !folder->json[MHAI_TOKENIZER_JSON])
-        return mha_fail(MHA_ERR_FILE, "%s: neither vocab.txt nor tokenizer.json is there",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FILE, path, "neither vocab.txt nor tokenizer.json is there");
     MHA_TRY(refuse_added_tokens_file(path, folder));
     MHA_TRY(read_names(folder));
     return read_config(folder);

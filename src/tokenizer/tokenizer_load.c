@@ -58,10 +58,9 @@ static mha_status build_vocabulary(mhai_loader *l)
     const int32_t count = fill_entries(t, 0, t->model_count);
     const int32_t twice = mhai_lexicon_build(first, count, &t->vocabulary);
     if (twice >= 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: token '%s' is there twice, with ids %d and %d",
-                        mhai_show_path(l->vocabulary_path).text,
-                        mhai_show_name(first[twice].text).text, first[twice].id,
-                        first[twice + 1].id);
+        return mhai_path_fail(
+            MHA_ERR_FORMAT, l->vocabulary_path, "token '%s' is there twice, with ids %d and %d",
+            mhai_show_name(first[twice].text).text, first[twice].id, first[twice + 1].id);
     /* Added tokens were compared with each other when they were read. */
     (void)mhai_lexicon_build(extra, fill_entries(t, t->model_count, t->count), &t->extra);
     mhai_lexicon_branch_make(&t->vocabulary, "", &t->first_pieces);
@@ -73,12 +72,12 @@ static mha_status resolve(const mhai_loader *l, const mhai_added *added, int32_t
 {
     *id = mha_tokenizer_id(l->tokenizer, added->text);
     if (*id < 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: token '%s' is not in the vocabulary",
-                        mhai_show_path(added->path).text, mhai_show_name(added->text).text);
+        return mhai_path_fail(MHA_ERR_MODEL, added->path, "token '%s' is not in the vocabulary",
+                              mhai_show_name(added->text).text);
     if (added->id >= 0 && added->id != *id)
-        return mha_fail(MHA_ERR_MODEL, "%s: token '%s' has id %d, in the vocabulary it has %d",
-                        mhai_show_path(added->path).text, mhai_show_name(added->text).text,
-                        added->id, *id);
+        return mhai_path_fail(MHA_ERR_MODEL, added->path,
+                              "token '%s' has id %d, in the vocabulary it has %d",
+                              mhai_show_name(added->text).text, added->id, *id);
     return MHA_OK;
 }
 
@@ -95,10 +94,9 @@ static mha_status normalize_added(const mha_tokenizer *t, const mhai_added *adde
 static mha_status check_length(const mhai_added *added, size_t size)
 {
     if (size > 0 && size <= MHAI_ADDED_BYTES) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: added token '%s' has %zu bytes, 1 to %d are supported",
-                    mhai_show_path(added->path).text, mhai_show_name(added->text).text, size,
-                    (int)MHAI_ADDED_BYTES);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, added->path,
+                          "added token '%s' has %zu bytes, 1 to %d are supported",
+                          mhai_show_name(added->text).text, size, (int)MHAI_ADDED_BYTES);
 }
 
 /* Add the entries of one kind of added tokens, from entry first on. */

@@ -262,9 +262,7 @@ static mha_status take(mha_trainer *t, int64_t count, float **buffers)
 {
     buffers[0] = t->gradient;
     for (int64_t i = 1; i < count; i++) {
-        void *memory;
-        MHA_TRY(mha_scratch_alloc(t->context, t->size, sizeof(float), &memory));
-        buffers[i] = memory;
+        MHA_TRY(mha_scratch_alloc(t->context, t->size, sizeof(float), &buffers[i]));
     }
     return MHA_OK;
 }
@@ -297,7 +295,6 @@ mha_status mhai_leaves_learn(mha_trainer *t, const mhai_views *v, mhai_nodes *ow
     mhai_node nodes[MOST_ABREAST];
     mhai_desk own_desk = {t->context, t->main.kept, t->encoder.kept,
                           t->logits,  t->memory,    t->memory_gradient};
-    void *ends;
     MHA_TRY(take(t, mhai_tree_depth(L, first, end) + wide - 1, buffers));
     if (wide > 1)
         MHA_TRY(helpers_make(t, wide, most * shape[1],
@@ -309,8 +306,7 @@ mha_status mhai_leaves_learn(mha_trainer *t, const mhai_views *v, mhai_nodes *ow
                .mean = v->counted > 0 ? 1.0f / (float)v->counted : 0,
                .desks = wide > 1 ? t->helpers.desks : &own_desk,
                .nodes = nodes};
-    MHA_TRY(mha_scratch_alloc(t->context, wide, sizeof *g.ends, &ends));
-    g.ends = ends;
+    MHA_TRY(mha_scratch_alloc(t->context, wide, sizeof *g.ends, &g.ends));
     while (g.first < end) MHA_TRY(learn_group(&g, mhai_min_i64(wide, end - g.first), buffers, own));
     return MHA_OK;
 }

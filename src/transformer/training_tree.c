@@ -221,23 +221,17 @@ static mha_status add_losses(const exchange *x, double *all, double *loss)
     return mha_transport_broadcast(t, 0, loss, sizeof *loss);
 }
 
-static mha_status take(mha_context *context, int64_t count, size_t size, void *pointer)
-{
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, count, size, &memory));
-    memcpy(pointer, &memory, sizeof memory);
-    return MHA_OK;
-}
-
 static mha_status prepare(exchange *x, double **losses)
 {
     const mha_transport *t = x->transport;
     for (int32_t r = 0; r < t->size; r++) x->parts += nodes_of(x, r).count;
     /* sent: own nodes to each other rank, or a piece; received: all others' nodes, or a piece */
     const int64_t transfers = (int64_t)t->size * (x->own->count + 2) + x->parts;
-    MHA_TRY(take(x->context, transfers, sizeof *x->transfers, &x->transfers));
-    MHA_TRY(take(x->context, (int64_t)t->size * MHAI_MOST_PARTS, sizeof **losses, losses));
-    return take(x->context, x->parts * piece_size(x, t->rank), sizeof *x->arrived, &x->arrived);
+    MHA_TRY(mha_scratch_alloc(x->context, transfers, sizeof *x->transfers, &x->transfers));
+    MHA_TRY(
+        mha_scratch_alloc(x->context, (int64_t)t->size * MHAI_MOST_PARTS, sizeof **losses, losses));
+    return mha_scratch_alloc(x->context, x->parts * piece_size(x, t->rank), sizeof *x->arrived,
+                             &x->arrived);
 }
 
 mha_status mhai_tree_reduce(mha_context *context, const mha_transport *transport,

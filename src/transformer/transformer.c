@@ -380,16 +380,9 @@ static mha_status lay_out(mha_transformer *t)
 
 /* ---- making -------------------------------------------------------------------------------- */
 
-static mha_status allocate(mha_transformer *t, int64_t count, size_t size, void **memory)
+static mha_status allocate(const mha_transformer *t, int64_t count, size_t size, void *pointer)
 {
-    if (count > PTRDIFF_MAX / (int64_t)size)
-        return mha_fail(MHA_ERR_SIZE, "transformer: %lld elements do not fit in memory",
-                        (long long)count);
-    const size_t bytes = (size_t)count * size;
-    *memory = t->allocator.alloc(t->allocator.user, bytes, 64);
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
-    memset(*memory, 0, bytes);
-    return MHA_OK;
+    return mhai_take_for("transformer", &t->allocator, count, size, pointer);
 }
 
 /* The packed matrix, or its reader from a source. */
@@ -473,10 +466,8 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
 static mha_status copy_lists(mha_transformer *t)
 {
     mha_transformer_desc *d = &t->desc;
-    void *memory;
     if (!d->layer_heads) return MHA_OK;
-    MHA_TRY(allocate(t, 2 * d->num_layers, sizeof *t->head_lists, &memory));
-    t->head_lists = memory;
+    MHA_TRY(allocate(t, 2 * d->num_layers, sizeof *t->head_lists, &t->head_lists));
     for (int64_t i = 0; i < d->num_layers; i++) {
         const int64_t heads = d->layer_heads[i];
         t->head_lists[i] = heads;
@@ -493,11 +484,9 @@ static mha_status copy_lists(mha_transformer *t)
 static mha_status copy_layers(mha_transformer *t)
 {
     mha_transformer_desc *d = &t->desc;
-    void *memory;
     bool plain;
     if (!d->layers) return MHA_OK;
-    MHA_TRY(allocate(t, d->num_layers, sizeof *t->layer_descs, &memory));
-    t->layer_descs = memory;
+    MHA_TRY(allocate(t, d->num_layers, sizeof *t->layer_descs, &t->layer_descs));
     MHA_TRY(mhai_transformer_read_layers(d, t->layer_descs, &plain));
     d->layers = plain ? NULL : t->layer_descs;
     return t->source.transport && t->source.transport->size > 1
@@ -507,9 +496,7 @@ static mha_status copy_layers(mha_transformer *t)
 
 static mha_status make_data(mha_transformer *t)
 {
-    void *memory;
-    MHA_TRY(allocate(t, t->size, sizeof *t->data, &memory));
-    t->data = memory;
+    MHA_TRY(allocate(t, t->size, sizeof *t->data, &t->data));
     for (int64_t i = 0; i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
         const char *dot = strrchr(p->name, '.');
@@ -522,33 +509,26 @@ static mha_status make_data(mha_transformer *t)
 /* Room for parameters that are not left in the source. */
 static mha_status make_held(mha_transformer *t)
 {
-    void *memory;
-    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &memory));
-    t->held_at = memory;
+    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &t->held_at));
     for (int64_t i = 0; i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
         const bool stays = p->kind == MHA_PARAMETER_MATRIX || p->offset == t->tokens;
         t->held_at[i] = stays ? MHAI_NOWHERE : t->held_count;
         if (!stays) t->held_count += p->count;
     }
-    MHA_TRY(allocate(t, t->held_count, sizeof *t->held, &memory));
-    t->held = memory;
-    MHA_TRY(allocate(t, 1, sizeof *t->owners, &memory));
-    t->owners = memory;
+    MHA_TRY(allocate(t, t->held_count, sizeof *t->held, &t->held));
+    MHA_TRY(allocate(t, 1, sizeof *t->owners, &t->owners));
     atomic_init(t->owners, 1);
     return MHA_OK;
 }
 
 static mha_status make_parts(mha_context *context, mha_transformer *t)
 {
-    void *memory;
     MHA_TRY(copy_lists(t));
     MHA_TRY(copy_layers(t));
     MHA_TRY(lay_out(t)); /* counts */
-    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &memory));
-    t->parameters = memory;
-    MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &memory));
-    t->layers = memory;
+    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &t->parameters));
+    MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &t->layers));
     MHA_TRY(lay_out(t));
     MHA_TRY(t->source.read ? make_held(t) : make_data(t));
     MHA_TRY(mhai_spread_make(t));
@@ -617,11 +597,6 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
     return make(context, desc, &own, transformer);
 }
 
-static void release(const mha_allocator *a, void *memory, int64_t count, size_t size)
-{
-    if (memory) a->release(a->user, memory, (size_t)count * size);
-}
-
 void mha_transformer_destroy(mha_transformer *t)
 {
     if (!t || (t->owners && atomic_fetch_sub(t->owners, 1) > 1)) return;
@@ -630,18 +605,18 @@ void mha_transformer_destroy(mha_transformer *t)
         const mhai_place_linear *place = linear_of(t, i);
         if (place) mha_linear_destroy(place->packed);
     }
-    release(&a, t->layers, t->desc.num_layers, sizeof *t->layers);
-    release(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
-    release(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
-    release(&a, t->data, t->size, sizeof *t->data);
-    release(&a, t->held, t->held_count, sizeof *t->held);
-    release(&a, t->owners, 1, sizeof *t->owners);
-    release(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
-    release(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
-    release(&a, t->ranks, t->desc.num_layers + 1, sizeof *t->ranks);
+    mhai_give(&a, t->layers, t->desc.num_layers, sizeof *t->layers);
+    mhai_give(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
+    mhai_give(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
+    mhai_give(&a, t->data, t->size, sizeof *t->data);
+    mhai_give(&a, t->held, t->held_count, sizeof *t->held);
+    mhai_give(&a, t->owners, 1, sizeof *t->owners);
+    mhai_give(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
+    mhai_give(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
+    mhai_give(&a, t->ranks, t->desc.num_layers + 1, sizeof *t->ranks);
     mhai_transformer_free_encodings(t);
     if (t->source.release) t->source.release(t->source.user);
-    a.release(a.user, t, sizeof *t);
+    mhai_give(&a, t, 1, sizeof *t);
 }
 
 /* ---- looking ------------------------------------------------------------------------------- */

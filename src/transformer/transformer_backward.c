@@ -40,9 +40,7 @@ static mha_tensor stream(const call *c, const float *data)
 
 static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory)
 {
-    void *taken;
-    MHA_TRY(mha_scratch_alloc(c->context, rows * cols, sizeof(float), &taken));
-    *memory = taken;
+    MHA_TRY(mha_scratch_alloc(c->context, rows * cols, sizeof(float), memory));
     return MHA_OK;
 }
 

@@ -185,13 +185,9 @@ static int64_t sink_floats(const mha_transformer *t, const mha_decoder_desc *d, 
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void **memory)
+static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void *pointer)
 {
-    const size_t bytes = (size_t)count * size;
-    *memory = d->allocator.alloc(d->allocator.user, bytes, _Alignof(max_align_t));
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
-    memset(*memory, 0, bytes);
-    return MHA_OK;
+    return mhai_take_for("decoder", &d->allocator, count, size, pointer);
 }
 
 static mha_status turn(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
@@ -233,15 +229,11 @@ static mhai_attend_sinks sinks_of(const mha_decoder *d, int64_t i)
 static mha_status make_sinks(mha_decoder *d)
 {
     const int64_t layers = d->transformer->desc.num_layers;
-    void *memory;
     if (!(d->desc.flags & MHA_DECODER_STREAMING)) return MHA_OK;
-    MHA_TRY(allocate(d, layers, sizeof *d->sinks, &memory));
-    d->sinks = memory;
-    MHA_TRY(allocate(d, sink_floats(d->transformer, &d->desc, layers) + 1, sizeof *d->sink_keys,
-                     &memory));
-    d->sink_keys = memory;
-    MHA_TRY(allocate(d, turn_floats(d) + 1, sizeof *d->turns, &memory));
-    d->turns = memory;
+    MHA_TRY(allocate(d, layers, sizeof *d->sinks, &d->sinks));
+    MHA_TRY(allocate(d, sink_floats(d->transformer, &d->desc, layers), sizeof *d->sink_keys,
+                     &d->sink_keys));
+    MHA_TRY(allocate(d, turn_floats(d), sizeof *d->turns, &d->turns));
     for (int64_t i = 0; i < layers; i++) d->sinks[i] = sinks_of(d, i);
     return MHA_OK;
 }
@@ -252,7 +244,7 @@ static int64_t delta_bytes(const mha_transformer *t, const mha_decoder_desc *d, 
     const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
     if (!mix.mixer) return 0;
     const double rows = (double)((mix.D + MHA_RECURRENT_CHUNK) * mhai_round_up(mix.Dv, 32));
-    const double floats = (double)mix.v * (rows + 160 * (double)mix.D) +
+    const double floats = (double)mix.v * (rows + 164 * (double)mix.D + 32) +
                           (double)(t->desc.layers[layer].conv_kernel - 1) * (double)mix.gates;
     const double bytes = (double)d->batch * floats * sizeof(float);
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_MAX;
@@ -268,20 +260,16 @@ static mha_status make_delta(mha_context *context, mha_decoder *d, int64_t layer
                                            .heads = mix.v,
                                            .head_dim = mix.D,
                                            .value_dim = mix.Dv};
-    void *memory;
     made->floats = (t->layers[layer].conv_kernel - 1) * mix.gates + 1;
-    MHA_TRY(allocate(d, made->floats, sizeof *made->inputs, &memory));
-    made->inputs = memory;
+    MHA_TRY(allocate(d, made->floats, sizeof *made->inputs, &made->inputs));
     return mha_recurrent_state_create(context, &size, &made->state);
 }
 
 static mha_status make_deltas(mha_context *context, mha_decoder *d)
 {
     const int64_t layers = d->transformer->desc.num_layers;
-    void *memory;
     if (first_delta(d->transformer) < 0) return MHA_OK;
-    MHA_TRY(allocate(d, layers * d->desc.batch, sizeof *d->deltas, &memory));
-    d->deltas = memory;
+    MHA_TRY(allocate(d, layers * d->desc.batch, sizeof *d->deltas, &d->deltas));
     for (int64_t i = 0; i < layers * d->desc.batch; i++)
         if (mhai_transformer_mix(&d->transformer->desc, i / d->desc.batch).mixer)
             MHA_TRY(make_delta(context, d, i / d->desc.batch, i % d->desc.batch));
@@ -294,12 +282,9 @@ static void free_deltas(mha_decoder *d)
     for (int64_t i = 0; d->deltas && i < count; i++) {
         mhai_delta_state *x = &d->deltas[i];
         mha_recurrent_state_destroy(x->state);
-        if (x->inputs)
-            d->allocator.release(d->allocator.user, x->inputs,
-                                 (size_t)x->floats * sizeof *x->inputs);
+        mhai_give(&d->allocator, x->inputs, x->floats, sizeof *x->inputs);
     }
-    if (d->deltas)
-        d->allocator.release(d->allocator.user, d->deltas, (size_t)count * sizeof *d->deltas);
+    mhai_give(&d->allocator, d->deltas, count, sizeof *d->deltas);
 }
 
 static mha_status make_parts(mha_context *context, mha_decoder *d)
@@ -307,12 +292,9 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
     const mha_transformer *t = d->transformer;
     const int64_t layers = t->desc.num_layers;
     mha_kv_cache_desc cache;
-    void *memory;
     MHA_TRY(mhai_transformer_encode(context, t, d->desc.capacity));
-    MHA_TRY(allocate(d, d->desc.batch, sizeof *d->lengths, &memory));
-    d->lengths = memory;
-    MHA_TRY(allocate(d, 2 * layers, sizeof *d->caches, &memory));
-    d->caches = memory;
+    MHA_TRY(allocate(d, d->desc.batch, sizeof *d->lengths, &d->lengths));
+    MHA_TRY(allocate(d, 2 * layers, sizeof *d->caches, &d->caches));
     for (int64_t i = 0; i < 2 * layers; i++)
         if (mhai_spread_mine(t, i % layers) &&
             describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
@@ -327,8 +309,8 @@ static mha_status make(mha_context *context, const mha_transformer *t, const mha
                        mha_decoder **decoder)
 {
     const mha_allocator *a = &context->allocator;
-    mha_decoder *made = a->alloc(a->user, sizeof *made, _Alignof(mha_decoder));
-    if (!made) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", sizeof *made);
+    mha_decoder *made;
+    MHA_TRY(mhai_take_for("decoder", a, 1, sizeof *made, &made));
     *made = (mha_decoder){.allocator = *a, .transformer = t, .desc = *own};
     *decoder = made;
     return make_parts(context, made);
@@ -357,14 +339,14 @@ void mha_decoder_destroy(mha_decoder *d)
     free_deltas(d);
     const int64_t caches = 2 * d->transformer->desc.num_layers;
     for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
-    if (d->caches) a.release(a.user, d->caches, (size_t)caches * sizeof *d->caches);
-    const int64_t keys = sink_floats(d->transformer, &d->desc, caches / 2);
-    if (d->turns) a.release(a.user, d->turns, (size_t)(turn_floats(d) + 1) * sizeof *d->turns);
-    if (d->sink_keys) a.release(a.user, d->sink_keys, (size_t)(keys + 1) * sizeof *d->sink_keys);
-    if (d->sinks) a.release(a.user, d->sinks, (size_t)caches / 2 * sizeof *d->sinks);
-    if (d->lengths) a.release(a.user, d->lengths, (size_t)d->desc.batch * sizeof *d->lengths);
+    mhai_give(&a, d->caches, caches, sizeof *d->caches);
+    mhai_give(&a, d->turns, turn_floats(d), sizeof *d->turns);
+    mhai_give(&a, d->sink_keys, sink_floats(d->transformer, &d->desc, caches / 2),
+              sizeof *d->sink_keys);
+    mhai_give(&a, d->sinks, caches / 2, sizeof *d->sinks);
+    mhai_give(&a, d->lengths, d->desc.batch, sizeof *d->lengths);
     mha_activations_destroy(d->activations);
-    a.release(a.user, d, sizeof *d);
+    mhai_give(&a, d, 1, sizeof *d);
 }
 
 const int64_t *mha_decoder_lengths(const mha_decoder *d)
@@ -556,15 +538,10 @@ static mha_status check_memory(const mha_decoder *d, const mha_tensor *memory,
 static mha_status reserve_memory(mha_context *context, const mha_transformer *t, int64_t rows,
                                  float **kv)
 {
-    void *memory;
     MHA_TRY(mha_scratch_alloc(
-        context, rows, (size_t)(2 * t->desc.kv_heads * t->desc.head_dim) * sizeof(float), &memory));
-    *kv = memory;
-    const mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, (int64_t)mhai_transformer_product_bytes(context, t, rows), 1,
-                              &memory));
-    mha_scratch_release(context, mark);
-    return MHA_OK;
+        context, rows, (size_t)(2 * t->desc.kv_heads * t->desc.head_dim) * sizeof(float), kv));
+    return mhai_scratch_ensure(context, (int64_t)mhai_transformer_product_bytes(context, t, rows),
+                               1);
 }
 
 static mha_status store_memory(mha_context *context, mha_decoder *d, const mha_tensor *memory,

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/need.h"
+#include "base/scratch.h"
 #include "nn/matmul.h"
 #include "nn/nn_check.h"
 
@@ -601,7 +602,6 @@ static mha_status reserve(const mhai_call *c)
     const mha_transformer_desc *d = &c->t->desc;
     mha_attention_plan plan;
     size_t most = 0;
-    void *memory;
     for (int64_t i = 0; mhai_tokens(c->a) > 0 && i < 2 * d->num_layers; i++) {
         const bool cross = i % 2;
         mhai_call_attention attention;
@@ -622,10 +622,7 @@ static mha_status reserve(const mhai_call *c)
     const size_t products = mhai_transformer_product_bytes(
         c->context, c->t, mhai_max_i64(mhai_tokens(c->a), c->a->B * c->a->S));
     if (most < products) most = products;
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    MHA_TRY(mha_scratch_alloc(c->context, (int64_t)most, 1, &memory));
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(c->context, (int64_t)most, 1);
 }
 
 /* With activations in the call's scratch. */

@@ -85,9 +85,7 @@ mha_status mhai_transformer_patches_apart(const mha_transformer_input *input, co
     return MHA_OK;
 }
 
-/* Destination of a patch: row i is at to + i
- *
- * stride. */
+/* Destination of a patch: row i is at the result + i stride. */
 static float *place_of(const mha_activations *a, const mha_head_patch *p, int64_t *stride)
 {
     const mhai_mix mix = mhai_transformer_mix(&a->transformer->desc, p->layer);

@@ -2,6 +2,7 @@
  * parameters under another description. */
 #include "transformer/transformer_parts.h"
 
+#include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
 #include "nn/nn_check.h"
@@ -54,32 +55,25 @@ static void release(void *user)
 {
     pruning *x = user;
     const mha_allocator a = x->allocator;
-    if (x->plans) a.release(a.user, x->plans, (size_t)x->layers * sizeof *x->plans);
-    if (x->lists) a.release(a.user, x->lists, (size_t)x->list_count * sizeof *x->lists);
-    if (x->parts) a.release(a.user, x->parts, (size_t)x->part_count * sizeof *x->parts);
+    mhai_give(&a, x->plans, x->layers, sizeof *x->plans);
+    mhai_give(&a, x->lists, x->list_count, sizeof *x->lists);
+    mhai_give(&a, x->parts, x->part_count, sizeof *x->parts);
     mha_transformer_destroy(x->shared);
-    a.release(a.user, x, sizeof *x);
+    mhai_give(&a, x, 1, sizeof *x);
 }
 
-static mha_status take(const pruning *x, int64_t count, size_t size, void **memory)
+static mha_status take(const pruning *x, int64_t count, size_t size, void *pointer)
 {
-    const size_t bytes = (size_t)count * size; /* of arrays that the old transformer also has */
-    *memory = x->allocator.alloc(x->allocator.user, bytes, 64);
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "pruning: cannot allocate %zu bytes", bytes);
-    memset(*memory, 0, bytes);
-    return MHA_OK;
+    return mhai_take_for("pruning", &x->allocator, count, size, pointer);
 }
 
 /* Plans without heads, and room for them. */
 static mha_status take_plans(pruning *x, const mha_transformer_desc *d)
 {
-    void *memory;
     x->layers = d->num_layers;
-    MHA_TRY(take(x, x->layers, sizeof *x->plans, &memory));
-    x->plans = memory;
+    MHA_TRY(take(x, x->layers, sizeof *x->plans, &x->plans));
     x->list_count = 2 * x->layers * d->num_heads;
-    MHA_TRY(take(x, x->list_count, sizeof *x->lists, &memory));
-    x->lists = memory;
+    MHA_TRY(take(x, x->list_count, sizeof *x->lists, &x->lists));
     for (int64_t l = 0; l < x->layers; l++)
         x->plans[l] = (heads_plan){.merged = 1,
                                    .from_q = x->lists + 2 * l * d->num_heads,
@@ -90,8 +84,8 @@ static mha_status take_plans(pruning *x, const mha_transformer_desc *d)
 static mha_status begin(mha_context *context, const mha_transformer *from, pruning **made)
 {
     const mha_allocator *a = &context->allocator;
-    pruning *x = a->alloc(a->user, sizeof *x, _Alignof(pruning));
-    if (!x) return mha_fail(MHA_ERR_NOMEM, "pruning: cannot allocate %zu bytes", sizeof *x);
+    pruning *x;
+    MHA_TRY(mhai_take_for("pruning", a, 1, sizeof *x, &x));
     *x = (pruning){.allocator = *a};
     *made = x;
     return take_plans(x, &from->desc);
@@ -252,9 +246,8 @@ static mha_status create(mha_context *context, pruning *x, const mha_transformer
                                         .release = release,
                                         .user = x};
     const mha_scratch_mark mark = mha_scratch_top(context);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, 2 * x->layers, sizeof(int64_t), &memory));
-    int64_t *heads = memory;
+    int64_t *heads;
+    MHA_TRY(mha_scratch_alloc(context, 2 * x->layers, sizeof(int64_t), &heads));
     const mha_transformer_desc d = describe(x, from, heads, heads + x->layers);
     const mha_status status = source ? mha_transformer_create_from(context, &d, &own, to)
                                      : mha_transformer_create(context, &d, to);
@@ -264,10 +257,8 @@ static mha_status create(mha_context *context, pruning *x, const mha_transformer
 
 static mha_status find_parts(pruning *x, const mha_transformer *from, const mha_transformer *to)
 {
-    void *memory;
     x->part_count = to->parameter_count;
-    MHA_TRY(take(x, x->part_count, sizeof *x->parts, &memory));
-    x->parts = memory;
+    MHA_TRY(take(x, x->part_count, sizeof *x->parts, &x->parts));
     for (int64_t i = 0; i < to->parameter_count; i++) {
         mha_parameter old;
         MHA_TRY(mha_transformer_find(from, -1, to->parameters[i].name, &old));

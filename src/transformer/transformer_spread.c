@@ -11,8 +11,7 @@
 #include "base/hash.h"
 #include "ranks/rank_messages.h"
 
-/* ---- assignment of layers
- * ---------------------------------------------------------------------- */
+/* ---- assignment of layers -------------------------------------------------------------------- */
 
 /* Numbers of a layer's matrices; L: of the output's. */
 static int64_t weight_of(const mha_transformer *t, int64_t layer)

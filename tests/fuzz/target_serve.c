@@ -55,7 +55,8 @@ static const char *choose(fuzz_part *choices, const char *own, char *given)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const places[] = {"", "page.css", "page.js", "look", "map", "save", "quit", "trace"};
+    static const char *const places[] = {"",    "page.css", "page.js", "look",
+                                         "map", "save",     "quit",    "trace"};
     static const char *const methods[] = {"POST", "GET", "PUT"};
     fuzz_part parts[5];
     char path[SERVE_TOKEN_BYTES + 64], *texts[3];

@@ -505,11 +505,12 @@ def test_default_device_is_not_used():
     """Tensors of the CPU stay there under torch.set_default_device()."""
     q, = tensors((2, 4, 5, 8))
     lengths = torch.tensor([3, 5])
-    mha = mt.MultiheadAttention(8, 2, batch_first=True, rope_base=1e4)
+    mha = mt.MultiheadAttention(8, 2, batch_first=True, rope_base=1e4, sinks=True)
     numpy_like = multihead.attention(q, q, q)
-    exact = [ours(q, q, q, key_lengths=lengths), ours(q, q, q), mha(*[q[0]] * 3, attn_mask=causal_upper_left(5, 5))[0]]
+    slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25, 0.1, 0.05]))
+    exact = [ours(q, q, q, key_lengths=lengths), ours(q, q, q, alibi_slopes=slopes), ours(q, q, q), mha(*[q[0]] * 3, attn_mask=causal_upper_left(5, 5))[0]]
     with torch.device("meta"):
-        found = [ours(q, q, q, key_lengths=[3, 5]), ours(q, q, q, dropout_p=1e-30),
+        found = [ours(q, q, q, key_lengths=[3, 5]), ours(q, q, q, alibi_slopes=slopes), ours(q, q, q, dropout_p=1e-30),
                  mha(*[q[0]] * 3, attn_mask=causal_upper_left(5, 5))[0]]
         assert torch.equal(multihead.attention(q, q, q), numpy_like)
     assert all(map(torch.equal, found, exact))

@@ -155,6 +155,10 @@ static void misuse_is_refused(void **state)
                  MHA_ERR_SHAPE, "state");
     expect_error(mha_short_convolution(context, 0, &input, &weight, NULL, NULL, &shifted),
                  MHA_ERR_OVERLAP, "y");
+    const mha_tensor state_of = mha_tensor_contiguous(s, MHA_F32, 3, (int64_t[]){1, 3, 2});
+    const mha_tensor bias = mha_tensor_contiguous(s + 5, MHA_F32, 1, (int64_t[]){2});
+    expect_error(mha_short_convolution(context, 0, &input, &weight, &bias, &state_of, &output),
+                 MHA_ERR_OVERLAP, "bias");
 }
 
 RUN_TESTS(TEST(outputs_and_states_are_within_the_bound),

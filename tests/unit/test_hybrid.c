@@ -7,6 +7,7 @@
 
 #include <multihead/head_pass.h>
 #include <multihead/importance.h>
+#include <multihead/recurrent.h>
 #include <multihead/training.h>
 #include <multihead/transformer.h>
 
@@ -255,5 +256,59 @@ static void descriptions_are_checked(void **state)
     }
 }
 
+/* A net whose heads are wider than those of attention needs wider rows of means. */
+static void means_have_the_width_of_the_widest_layer(void **state)
+{
+    enum { WIDE = 20 };
+    mha_context *context = context_with(1);
+    static float gates[L * H], means[L * H * WIDE], logits[B * T * V];
+    static int32_t ids[B * T];
+    mha_layer_desc layers[L] = {net, gated, net};
+    mha_transformer *t = NULL;
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    const mha_tensor tokens = draw(ids), all = floats(logits, T, V),
+                     closed = mha_tensor_contiguous(gates, MHA_F32, 2, (const int64_t[]){L, H}),
+                     wide = mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){L, H * WIDE}),
+                     narrow = mha_tensor_contiguous(means, MHA_F32, 2, (int64_t[]){L, H * 8});
+    (void)state;
+    layers[2].value_dim = WIDE;
+    const mha_transformer_desc d = describe(layers);
+    expect_ok(mha_transformer_create(context, &d, &t));
+    input.tokens = &tokens;
+    input.gates = &closed;
+    input.head_means = &narrow;
+    expect_error(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL), MHA_ERR_SHAPE,
+                 "head_means");
+    input.head_means = &wide;
+    expect_ok(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL));
+    mha_transformer_destroy(t);
+}
+
+static void bytes_are_those_of_states(void **state)
+{
+    mha_context *context = context_with(1);
+    mha_layer_desc layers[L] = {net, net, net};
+    mha_transformer *t = NULL;
+    mha_recurrent_state *s = NULL;
+    mha_decoder_sizes sizes = MHA_INIT(mha_decoder_sizes);
+    mha_recurrent_state_desc one = MHA_INIT(mha_recurrent_state_desc);
+    size_t bytes = 0;
+    (void)state;
+    for (int l = 0; l < L; l++) {
+        layers[l].key_dim = 16, layers[l].value_dim = 20;
+        one.batch = 1, one.heads = l == 1 ? 2 : H, one.head_dim = 16, one.value_dim = 20;
+        expect_ok(mha_recurrent_state_create(context, &one, &s));
+        const int64_t inputs = one.heads / 2 * 2 * 16 + one.heads * 20;
+        bytes += mha_recurrent_state_bytes(s) + (size_t)(inputs * 3) * sizeof(float);
+        mha_recurrent_state_destroy(s);
+    }
+    const mha_transformer_desc d = describe(layers);
+    expect_ok(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_decoder_count(t, NULL, &sizes));
+    assert_int_equal(sizes.total_bytes, bytes);
+    mha_transformer_destroy(t);
+}
+
 RUN_TESTS(TEST(steps_and_threads_change_no_bit), TEST(maps_are_rows_and_heads_switch_off),
+          TEST(means_have_the_width_of_the_widest_layer), TEST(bytes_are_those_of_states),
           TEST(what_is_not_supported_is_refused), TEST(descriptions_are_checked))

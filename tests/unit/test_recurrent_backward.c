@@ -478,4 +478,22 @@ static void misuse_is_refused(void **unused)
     unmake(&x);
 }
 
-RUN_TESTS(TEST(gradients_are_differences), TEST(random_problems), TEST(misuse_is_refused))
+/* A shared gradient of no sequences is 0. */
+static void no_sequences_give_zeros(void **unused)
+{
+    (void)unused;
+    float decays[6] = {0}, out[6] = {1, 1, 1, 1, 1, 1};
+    const mha_tensor none = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){0, 2, 3, 4}),
+                     decay = mha_tensor_contiguous(decays, MHA_F32, 3, (int64_t[]){1, 2, 3}),
+                     to = mha_tensor_contiguous(out, MHA_F32, 3, (int64_t[]){1, 2, 3});
+    mha_recurrent_desc desc = MHA_INIT(mha_recurrent_desc);
+    mha_recurrent_gradients wanted = MHA_INIT(mha_recurrent_gradients);
+    desc.log_decay = &decay;
+    wanted.log_decay = &to;
+    expect_ok(
+        mha_recurrent_backward(context_with(2), &desc, &none, &none, &none, NULL, &none, &wanted));
+    for (int i = 0; i < 6; i++) assert_true(out[i] == 0);
+}
+
+RUN_TESTS(TEST(gradients_are_differences), TEST(random_problems), TEST(misuse_is_refused),
+          TEST(no_sequences_give_zeros))

@@ -79,7 +79,7 @@ class ModelAttention:
         return map_
 
     def _repr_html_(self) -> str:
-        """In a notebook: the heads of the first layer, as `multihead.head_view` draws them."""
+        """In a notebook: what `multihead.head_view` draws of it."""
         from ._views import head_view
 
         return head_view(self, html_action="return").data

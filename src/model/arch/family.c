@@ -33,8 +33,7 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
     const char *type = NULL;
     char known[256] = "";
     if (!json_is_object(config->root))
-        return mha_fail(MHA_ERR_MODEL, "%s: is not a JSON object",
-                        mhai_show_path(config->path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
     for (int i = 0; i < FAMILIES; i++) {
         if (strcmp(families[i]->model_type, type) == 0) {
@@ -44,8 +43,9 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
                  families[i]->model_type);
     }
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: model_type '%s' is not known; known: %s",
-                    mhai_show_path(config->path).text, mhai_show_name(type).text, known);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "model_type '%s' is not known; known: %s", mhai_show_name(type).text,
+                          known);
 }
 
 mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family *family)
@@ -56,8 +56,9 @@ mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family 
         if (families[i]->read)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s",
                      known[0] ? ", " : "", families[i]->model_type);
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: model_type '%s' is not supported; supported: %s",
-                    mhai_show_path(config->path).text, family->model_type, known);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "model_type '%s' is not supported; supported: %s", family->model_type,
+                          known);
 }
 
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
@@ -130,11 +131,10 @@ static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys
         MHA_TRY(mhai_config_optional(config, sizes[i].usual, INT64_MIN, INT64_MAX, sizes[i].value,
                                      &value));
         if (value != sizes[i].value)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: '%s' is %lld, '%s' is %lld; leave the one that the model has",
-                            mhai_show_path(config->path).text,
-                            mhai_config_name(config, sizes[i].usual).text, (long long)value,
-                            mhai_config_name(config, sizes[i].own).text, (long long)sizes[i].value);
+            return mhai_config_fail(MHA_ERR_MODEL, config, sizes[i].usual,
+                                    "is %lld, '%s' is %lld; leave the one that the model has",
+                                    (long long)value, mhai_config_name(config, sizes[i].own).text,
+                                    (long long)sizes[i].value);
     }
     return MHA_OK;
 }
@@ -150,10 +150,9 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &d->num_layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
     if (!given && d->embed_dim % d->num_heads != 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: %s %lld is not a multiple of %s %lld",
-                        mhai_show_path(config->path).text,
-                        mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
-                        mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path, "%s %lld is not a multiple of %s %lld",
+                              mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
+                              mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
     MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
     return check_aliases(config, keys, d);
 }

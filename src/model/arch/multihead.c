@@ -142,9 +142,9 @@ static mha_status check_keys(const mhai_config *config, json_t *layer)
     json_object_foreach(layer, key, value)
     {
         if (!is_layer_key(key))
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: '%s' is not known to this version of multihead",
-                            mhai_show_path(config->path).text, mhai_show_name(key).text);
+            return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                                  "'%s' is not known to this version of multihead",
+                                  mhai_show_name(key).text);
     }
     return MHA_OK;
 }
@@ -183,9 +183,9 @@ static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
     const json_t *list = json_object_get(config->root, "layers");
     if (mhai_config_absent(config, "layers")) return MHA_OK;
     if (!json_is_array(list) || (int64_t)json_array_size(list) != d->num_layers)
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: 'layers' is not a list of %lld objects, one for each layer",
-                        mhai_show_path(config->path).text, (long long)d->num_layers);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "'layers' is not a list of %lld objects, one for each layer",
+                              (long long)d->num_layers);
     plan->layers = calloc((size_t)d->num_layers, sizeof *plan->layers);
     if (!plan->layers) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     for (int64_t i = 0; i < d->num_layers; i++) {
@@ -270,17 +270,16 @@ static mha_status read_list(const mhai_config *config, const char *key, int64_t 
 {
     const json_t *list = json_object_get(config->root, key);
     if (!json_is_array(list) || (int64_t)json_array_size(list) != count)
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a list of %lld numbers, one for each layer",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text,
-                        (long long)count);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                "is not a list of %lld numbers, one for each layer",
+                                (long long)count);
     for (int64_t i = 0; i < count; i++) {
         const json_t *value = json_array_get(list, (size_t)i);
         numbers[i] = (int64_t)json_integer_value(value);
         if (!json_is_integer(value) || numbers[i] < 0 || numbers[i] > most)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: '%s' number %lld is not a whole number from 0 to %lld",
-                            mhai_show_path(config->path).text, mhai_config_name(config, key).text,
-                            (long long)i, (long long)most);
+            return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                    "number %lld is not a whole number from 0 to %lld",
+                                    (long long)i, (long long)most);
     }
     return MHA_OK;
 }
@@ -302,8 +301,9 @@ mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan)
     d->layer_heads = heads;
     d->layer_kv_heads = kv;
     if (most == d->num_heads || mhai_desc_has(d, MHA_TRANSFORMER_CROSS)) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: 'num_heads' is %lld, but no layer has more than %lld",
-                    mhai_show_path(config->path).text, (long long)d->num_heads, (long long)most);
+    return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                          "'num_heads' is %lld, but no layer has more than %lld",
+                          (long long)d->num_heads, (long long)most);
 }
 
 static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)

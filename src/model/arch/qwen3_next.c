@@ -58,11 +58,10 @@ static mha_status find_delta(const mhai_config *config, const json_t *list, int6
     const char *type = json_string_value(json_array_get(list, (size_t)layer));
     *delta = type && strcmp(type, "linear_attention") == 0;
     if (*delta || (type && strcmp(type, "full_attention") == 0)) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: 'layer_types' of layer %lld is '%s'; known: full_attention, "
-                    "linear_attention",
-                    mhai_show_path(config->path).text, (long long)layer,
-                    type ? mhai_show_name(type).text : "");
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "'layer_types' of layer %lld is '%s'; known: full_attention, "
+                          "linear_attention",
+                          (long long)layer, type ? mhai_show_name(type).text : "");
 }
 
 /* Read which layers are gated delta nets, and their sizes. */
@@ -76,9 +75,9 @@ static mha_status read_kinds(const mhai_config *config, const mha_layer_desc *ne
     MHA_TRY(
         mhai_config_optional(config, "full_attention_interval", 1, MHAI_MOST_LAYERS, 4, &period));
     if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != d->num_layers))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: 'layer_types' is not a list of %lld, one for each layer",
-                        mhai_show_path(config->path).text, (long long)d->num_layers);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "'layer_types' is not a list of %lld, one for each layer",
+                              (long long)d->num_layers);
     MHA_TRY(mhai_plan_layers(plan));
     for (int64_t i = 0; i < d->num_layers; i++) {
         bool delta;
@@ -100,11 +99,11 @@ static mha_status list_heads(const mhai_config *config, int64_t heads, int64_t k
     mha_transformer_desc *d = &plan->desc;
     const int64_t L = d->num_layers, most = heads > d->num_heads ? heads : d->num_heads;
     if (heads % kv_heads != 0)
-        return mha_fail(
-            MHA_ERR_MODEL,
-            "%s: 'linear_num_value_heads' is %lld, which 'linear_num_key_heads' %lld is "
+        return mhai_path_fail(
+            MHA_ERR_MODEL, config->path,
+            "'linear_num_value_heads' is %lld, which 'linear_num_key_heads' %lld is "
             "no divisor of",
-            mhai_show_path(config->path).text, (long long)heads, (long long)kv_heads);
+            (long long)heads, (long long)kv_heads);
     plan->head_lists = calloc((size_t)(2 * L), sizeof *plan->head_lists);
     if (!plan->head_lists) return MHA_NO_MEMORY("model");
     for (int64_t i = 0; i < L; i++) {
@@ -156,10 +155,10 @@ static mha_status refuse_experts(const mhai_config *config, int64_t layers)
         for (size_t k = 0; k < json_array_size(dense); k++)
             if (json_integer_value(json_array_get(dense, k)) == i) routed = false;
         if (routed)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: 'num_experts' is %lld and layer %lld routes tokens to experts, "
-                            "which is not supported; dense models of this kind are",
-                            mhai_show_path(config->path).text, (long long)experts, (long long)i);
+            return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                                  "'num_experts' is %lld and layer %lld routes tokens to experts, "
+                                  "which is not supported; dense models of this kind are",
+                                  (long long)experts, (long long)i);
     }
     return MHA_OK;
 }
@@ -174,9 +173,8 @@ static mha_status read_hybrid(const mhai_config *config, const mhai_family *fami
     if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
     if (plan->head_lists)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: heads by layer are not supported in a model of this kind",
-                        mhai_show_path(config->path).text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                              "heads by layer are not supported in a model of this kind");
     MHA_TRY(read_nets(config, plan));
     return mhai_read_rope(config, plan);
 }
