@@ -25,12 +25,17 @@ list(REMOVE_ITEM translations ${page}/strings/en.js)
 list(JOIN translations "|" translation_list)
 list(JOIN heads_scripts "|" heads_script_list)
 list(JOIN page_scripts "|" page_script_list)
-set(live_assets live=tour.html|live.html live_style=live.css live_script=live.js|stations.js|tour.js
+set(live_assets live=tour.html|live.html live_style=live.css|diagram.css|knobs.css
+  live_script=live.js|diagram_parts.js|diagram_head.js|diagram.js|knobs.js|stations.js|tour.js
   server=server.html server_script=server.js explorer=explorer.html explorer_script=explorer.js)
 list(TRANSFORM live_assets REPLACE "[=|]" "\\0${page}/")
 list(APPEND live_assets worker=${PROJECT_SOURCE_DIR}/bindings/browser/worker.js)
 list(TRANSFORM live_assets REPLACE "^[a-z_]+=" "" OUTPUT_VARIABLE live_files)
 string(REPLACE "|" ";" live_files "${live_files}")
+if(EMSCRIPTEN) # a page that has these itself
+  list(TRANSFORM live_assets REPLACE "^(live_style|live_script|server_script|explorer_script|explorer|worker)=.*" "\\1=")
+  set(translation_list)
+endif()
 list(JOIN live_assets "," live_asset_list)
 set(page_source ${CMAKE_CURRENT_BINARY_DIR}/html_assets.c)
 set(page_embed ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)

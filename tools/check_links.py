@@ -3,7 +3,7 @@
 
 Fails on: a relative link of an .md file whose target is missing, or whose anchor is no heading of its
 target; a page of docs/ that docs/start.md does not list; a C program in a page that is not word for
-word a file of examples/, which the tests run; a row of the tables of docs/features.md with a
+word a file of examples/, which the tests run, or a block after <!-- part of FILE --> that is not in it; a row of the tables of docs/features.md with a
 cell too many or too few; a "yes" of ours there that does not link to a test file and name a test of it
 in backquotes right behind the link. A test is a function that a C file gives to RUN_TESTS or to cmocka,
 a test_ function of pytest, or a function of a script in tests/cli.
@@ -90,6 +90,9 @@ def other_programs(name, text):
         if "int main(" in code and code not in examples:
             first = code.split("\n")[0]
             yield f"{name}: the program that begins with '{first}' is no file of examples/"
+    for file, code in re.findall(r"^<!-- part of (\S+) -->\n+```c\n(.*?)^```$", text, re.M | re.S):
+        if code not in (ROOT / file).read_text(encoding="utf-8"):
+            yield f"{name}: {file} does not contain the code that begins with '{code.split(chr(10))[0]}'"
 
 
 class Page(html.parser.HTMLParser):

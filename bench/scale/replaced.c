@@ -29,13 +29,11 @@ void __wrap_mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tenso
     (void)to, (void)to_row, (void)from, (void)from_row, (void)shape, (void)rows;
 }
 
-mha_status __real_mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
-                                    void **memory);
-mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
-                                    void **memory);
+mha_status __real_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void *memory);
+mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void *memory);
 
 /* Tensors of a rank's heads, and messages, are single elements of megabytes; tables have small ones. */
-mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void **memory)
+mha_status __wrap_mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void *memory)
 {
     if (count != 1 || size < 1 << 20) return __real_mha_scratch_alloc(context, count, size, memory);
     *memory = SMPI_SHARED_MALLOC(size);

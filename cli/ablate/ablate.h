@@ -14,6 +14,7 @@ typedef struct ablate_options {
     heads_options heads;                  /* must be first: texts, outputs */
     int kind;                             /* mha_ablation */
     const char *task, *paths;             /* FILE of prompts; receivers */
+    args_texts named;                     /* heads to measure exactly, in place of head_count */
     int64_t head_count, pairs, max_texts; /* head_count -1: not given */
 } ablate_options;
 
@@ -58,10 +59,11 @@ typedef struct ablate_effects {
     effect_set sets[EFFECT_SETS];
     effect_measure measures[EFFECT_MEASURES];
     int measure_count;
-    bool estimated;                /* estimates exist */
-    int64_t *chosen, chosen_count; /* heads measured exactly, layer * H + head, best first */
-    int64_t *pairs, pair_count;    /* [pair_count, 2] indices into chosen */
-    effect_prompt *prompts;        /* of the task */
+    bool estimated; /* estimates exist */
+    int64_t *chosen,
+        chosen_count;           /* heads measured exactly, layer * H + head, named or best first */
+    int64_t *pairs, pair_count; /* [pair_count, 2] indices into chosen */
+    effect_prompt *prompts;     /* of the task */
     double *patched,
         *paths; /* [L H, prompts] restored share; change by paths. NULL: not requested */
     const char *paths_to;

@@ -379,6 +379,7 @@ static cli_exit choose(effects_job *j)
 {
     ablate_effects *e = j->effects;
     const int64_t all = j->effects->found->of.layers * j->model->heads;
+    if (e->chosen) return CLI_OK; /* by name */
     CLI_TRY(ARENA_ALLOC(ABLATE, j->heads + 1, &e->chosen));
     if (e->estimated) return rank(j, false, j->heads, e->chosen, &e->chosen_count);
     for (int64_t k = all - 1; k >= 0 && e->chosen_count < j->heads; k--)
@@ -511,6 +512,19 @@ static cli_exit check_sets(const effects_job *j)
                     j->effects->options->task);
 }
 
+/* --head */
+static cli_exit choose_named(ablate_effects *e)
+{
+    const args_texts none = {0};
+    maps_picks picks;
+    if (e->options->named.count == 0) return CLI_OK;
+    CLI_TRY(text_model_pick(e->model, &none, &e->options->named, &picks));
+    CLI_TRY(ARENA_ALLOC(ABLATE, picks.count + 1, &e->chosen));
+    for (int64_t k = 0; k < picks.layers * picks.heads; k++)
+        if (picks.on[k]) e->chosen[e->chosen_count++] = k;
+    return CLI_OK;
+}
+
 cli_exit ablate_begin(ablate_effects *e, const heads_sources *sources)
 {
     effects_job j = {.effects = e, .model = e->model};
@@ -520,6 +534,7 @@ cli_exit ablate_begin(ablate_effects *e, const heads_sources *sources)
     CLI_TRY(add_random(&j));
     CLI_TRY(add_task(&j));
     CLI_TRY(check_sets(&j));
+    CLI_TRY(choose_named(e));
     CLI_TRY(ablate_read_paths(e));
     if (e->sets[SET_TEXTS].data.measures == 1)
         cli_note(e->options->heads.quiet,
@@ -571,6 +586,7 @@ cli_exit ablate_measure(ablate_effects *e)
                  "heads are not chosen by estimates");
     const int64_t heads = e->estimated ? DEFAULT_HEADS : e->found->count;
     j.heads = o->head_count >= 0 ? o->head_count : heads;
+    if (e->chosen) j.heads = e->chosen_count;
     if (j.heads > e->found->count) j.heads = e->found->count;
     j.pairs = o->pairs < j.heads ? o->pairs : j.heads;
     int64_t most = 0;

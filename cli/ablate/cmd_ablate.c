@@ -29,6 +29,9 @@ static const args_option option_table[] = {
                "another text"),
     ROW_NUMBER("heads", ablate_options, head_count, 0, 1000000,
                "measure N heads exactly, those with the largest\ngradient estimates; default 40"),
+    ROW_TEXTS(0, "head", ablate_options, named, "LIST",
+              "measure these heads exactly instead: L4H11, or 0,2-4\nin every layer",
+              .excludes = "--heads"),
     ROW_NUMBER("pairs", ablate_options, pairs, 0, 10000,
                "measure all pairs of the best N of them; default 12"),
     ROW_TEXT("paths", ablate_options, paths, "LIST",
@@ -98,6 +101,7 @@ cli_exit cmd_ablate(int count, char *const *arguments)
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
+    cli_exit unsaved = CLI_OK;
     ablate_effects effects = {.options = &options, .model = &model, .found = &found};
     CLI_TRY(heads_parse(&ablate_page, count, arguments, o));
     if (options.task && !o->drawn) o->random = 0;
@@ -105,10 +109,10 @@ cli_exit cmd_ablate(int count, char *const *arguments)
     CLI_TRY(heads_sources_read(o, &model, &sources));
     CLI_TRY(heads_begin(&model, &found));
     CLI_TRY(ablate_begin(&effects, &sources));
-    if (o->page || o->npy) CLI_TRY(heads_measure(o, &model, &sources, &found));
+    if (o->page || o->npy) CLI_TRY(heads_measure(o, &model, &sources, &found, &unsaved));
     cli_note(!found.stopped, "interrupted: no file is written");
-    if (found.stopped) return found.unsaved;
+    if (found.stopped) return unsaved;
     CLI_TRY(ablate_measure(&effects));
     CLI_TRY(show(&effects, &sources));
-    return found.unsaved;
+    return unsaved;
 }

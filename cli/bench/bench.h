@@ -1,5 +1,5 @@
-/* multihead bench: pieces of work with their operations and bytes, what this machine can do at
- * most, measured in the same run, and how close the one comes to the other. */
+/* multihead bench: works with their operations and bytes, the machine's peaks measured in the
+ * same run, and the fraction of them that each work reaches. */
 #ifndef CLI_BENCH_H
 #define CLI_BENCH_H
 
@@ -11,7 +11,7 @@
 
 #define BENCH "bench"
 
-/* The one list of kinds of work: name, value, what it is. */
+/* The one list of kinds of work: name, value, description. */
 #define BENCH_KIND_LIST(X)                                             \
     X(BENCH_FORWARD, 0, "forward", "attention")                        \
     X(BENCH_BACKWARD, 1, "backward", "its gradients by q, k and v")    \
@@ -40,44 +40,44 @@ typedef enum bench_mask {
     BENCH_MASK_FULL,
     BENCH_MASK_CAUSAL,
     BENCH_MASK_WINDOW,  /* causal, `window` keys */
-    BENCH_MASK_BLOCKS,  /* a fifth of the blocks of 64 x 64 */
+    BENCH_MASK_BLOCKS,  /* a fifth of the blocks of 64 x 64 is visible */
     BENCH_MASK_LENGTHS, /* 100 keys are padding */
     BENCH_MASK_KEEP,    /* a byte for each pair */
-    BENCH_MASK_BIAS     /* a number for each pair */
+    BENCH_MASK_BIAS     /* a bias per pair */
 } bench_mask;
 
-/* What is to be done; sizes are positive. */
+/* The work to measure; sizes are positive. */
 typedef struct bench_shape {
     bench_kind kind;
     bench_mask mask;
     int64_t batch, heads, kv_heads, head_dim, queries, keys, window;
     int64_t rows, outputs, inputs; /* gemm: M, N, K */
     bool by_token;                 /* [B,T,H,D] in memory, as projections write it */
-    bool need_weights;             /* module: the weights' mean over heads */
-    bench_cache cache;             /* decode from a KV cache that keeps this */
+    bool need_weights;             /* module: also compute the mean weights over heads */
+    bench_cache cache;             /* decode from a KV cache of this type */
     int64_t page;                  /* positions of its pages; 0: one page */
-    mha_compute compute;           /* forward, decode: its packing included; bf16 of bf16 tensors */
+    mha_compute compute;           /* forward, decode: packing included; bf16 of bf16 tensors */
 } bench_shape;
 
-/* A piece of work, ready to run as often as one likes; the i-th time it takes the i-th copy of what
- * must come from memory. */
+/* A work, ready to run any number of times; run i uses copy i of the data that must come from
+ * memory. */
 typedef struct bench_work {
     char name[96];
     bench_shape shape;
     double flops;
-    double bytes; /* that come from memory each time; 0: what is needed fits into caches */
+    double bytes; /* copies of that data; 0: everything fits into caches */
     mha_status (*run)(void *user, int64_t i);
     void *user;
 } bench_work;
 
-/* What it needs is the arena's. Errors are printed. */
+/* Its memory belongs to the arena. Errors are printed. */
 cli_exit bench_work_make(mha_context *context, const bench_shape *shape, bench_work *work);
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
-/* Texts that are not known are empty. */
+/* Unknown texts are empty. */
 typedef struct bench_processor {
-    char name[96]; /* as its vendor or the host calls it */
+    char name[96]; /* the vendor's or the host's name for it */
     char microarchitecture[48];
     char id[96]; /* vendor, family, model, stepping */
 } bench_processor;
@@ -89,21 +89,21 @@ typedef struct bench_machine {
     mha_isa isa;
     int threads;
     int64_t l2;       /* bytes, by which the library cuts work */
-    double fma_peak;  /* FLOP/s of multiply-adds in registers; 0: not known for this processor */
-    double bf16_peak; /* likewise of products of bf16 */
-    double bandwidth; /* bytes read a second */
-    float *memory;    /* more than caches hold, for reading beside work */
+    double fma_peak;  /* multiply-adds in registers, FLOP/s; 0: unknown for this processor */
+    double bf16_peak; /* the same for products of bf16 */
+    double bandwidth; /* bytes read per second */
+    float *memory;    /* larger than the caches, for reading during work */
 } bench_machine;
 
-/* Each of the three for at most `seconds`, or a few runs. Errors are printed. */
+/* Measure each of the three for at most `seconds`, or a few runs. Errors are printed. */
 cli_exit bench_machine_measure(mha_context *context, double seconds, bench_machine *machine);
 
-/* Short pieces of the same, to run beside work: multiply-adds a second (0: not known), and bytes
- * read a second of the i-th piece of a machine's memory. */
+/* Short pieces of the same, to run between samples: multiply-adds per second (0: unknown), and
+ * bytes read per second of the i-th piece of a machine's memory. */
 double bench_multiply_piece(mha_context *context);
 double bench_read_piece(mha_context *context, const float *memory, int64_t i);
 
-int bench_compare(const void *a, const void *b); /* of doubles, for qsort */
+int bench_compare(const void *a, const void *b); /* comparison of doubles for qsort */
 
 enum { BENCH_MOST_SAMPLES = 4000, BENCH_QUIET = 5 };
 
@@ -112,11 +112,11 @@ enum { BENCH_MOST_SAMPLES = 4000, BENCH_QUIET = 5 };
 typedef struct bench_result {
     double median, best;     /* seconds; the median of the quiet samples, or of all if ungated */
     int samples, quiet;      /* how many */
-    bool gated;              /* there are BENCH_QUIET quiet ones */
-    double *seconds, *noise; /* [samples] each one, and the longer of its two probes */
-    double *rates;      /* [samples] multiply-adds, or bytes read, a second: mean of both probes */
-    double beside;      /* the median of those of the samples that count */
-    double most;        /* the third highest of all of them */
+    bool gated;              /* there are at least BENCH_QUIET quiet samples */
+    double *seconds, *noise; /* [samples] each sample, and the longer of its two probes */
+    double *rates;      /* [samples] multiply-adds or bytes read per second: mean of both probes */
+    double beside;      /* median over the samples that count */
+    double most;        /* the third highest over all samples */
     double quiet_level; /* seconds of a probe on an otherwise idle machine */
 } bench_result;
 
@@ -127,8 +127,8 @@ typedef struct bench_limits {
     double seconds, patience;
 } bench_limits;
 
-/* Make the work of a shape and measure it; of the work only what it is stays. Errors are printed.
- */
+/* Make the work of a shape and measure it; only the description of the work remains. Errors are
+ * printed. */
 cli_exit bench_measure(mha_context *context, const bench_machine *machine, const bench_shape *shape,
                        const bench_limits *limits, bench_work *work, bench_result *result);
 
@@ -137,10 +137,11 @@ cli_exit bench_measure(mha_context *context, const bench_machine *machine, const
 typedef struct bench_row {
     bench_work work;
     bench_result result;
-    double limit;  /* seconds that the machine needs at least, by peak or by bandwidth beside it */
-    double best;   /* the same by the highest bandwidth beside it */
-    double before; /* median of an older run; 0: none */
-    double f32;    /* of a row that is not in f32: median of the same in f32 */
+    double limit;  /* minimum seconds on this machine, by its peak or by the bandwidth of the
+                      probes */
+    double best;   /* the same by the highest bandwidth of the probes */
+    double before; /* median of the older run; 0: none */
+    double f32;    /* of a row that is not in f32: the median in f32 */
 } bench_row;
 
 typedef struct bench_report {
@@ -149,30 +150,33 @@ typedef struct bench_report {
     int count;
 } bench_report;
 
-/* Seconds at the machine's limit; 0 if its peak is not known. Traffic from memory is compared
- * with reading at the same time: on a shared machine the bandwidth changes within seconds. */
+/* Minimum seconds on this machine; 0 if its peak is unknown. Traffic from memory is compared
+ * with the bandwidth at the same time, because on a shared machine it changes within seconds. */
 double bench_limit(const bench_machine *machine, const bench_work *work, double bandwidth);
 
-/* The peak the work's products are compared with: multiply-adds, or those of bytes; 0: unknown. */
+/* The peak for the work's products: multiply-adds, or those of bytes; 0: unknown. */
 double bench_peak(const bench_machine *machine, const bench_work *work);
 
 void bench_print_machine(const bench_machine *machine);
 void bench_print_row(const bench_machine *machine, const bench_row *row);
 
-/* One object: of one row alone its fields stand beside the machine's; of several under "rows". */
+/* Write one object: a single row's fields follow those of the machine; several rows are under
+ * "rows". */
 mha_status bench_write_json(const bench_report *report, const mha_sink *sink);
 
-/* An older --json; path NULL: none, *older is NULL. Errors are printed. path must outlive it. */
+/* Read an older --json; path NULL: none, *older is NULL. Errors are printed. path must outlive
+ * it. */
 typedef struct bench_older bench_older;
 cli_exit bench_older_read(const char *path, bench_older **older);
 
-/* Say if it was measured in another way, or on another machine. */
+/* Warn if it was measured with other settings, or on another machine. */
 void bench_older_warn(const bench_older *older, const bench_machine *machine);
 
-/* The median of its row of that name; 0: it has none. */
+/* The median of its row of that name; 0: there is none. */
 double bench_older_median(const bench_older *older, const char *name);
 
-/* Work against operations for each byte, both axes logarithmic, under the machine's roof. */
+/* Plot operations per second against operations per byte, both logarithmic, under the machine's
+ * roof. */
 mha_status bench_write_roofline(const bench_report *report, bool pdf, const mha_sink *sink);
 
 #endif

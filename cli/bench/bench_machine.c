@@ -1,5 +1,5 @@
-/* What the machine can do at most. Loops of registers show the peaks, and reading what does not fit
- * into caches the memory's; a thread shares them as it shares work, by mha_parallel_for(). */
+/* The machine's peaks. Loops in registers measure arithmetic, and reading an array larger than
+ * the caches measures memory. Threads divide the items by mha_parallel_for(), as in the library. */
 #include "bench/bench.h"
 
 #include "common/arena.h"
@@ -56,7 +56,7 @@ __attribute__((target("avx2,fma"), noinline)) static float fma256(int rounds)
     return _mm256_cvtss_f32(sum[0]);
 }
 
-/* In assembly, since gcc 12 moves every sum to another register around the intrinsic. */
+/* In assembly, because gcc 12 copies each sum to another register around the intrinsic. */
 __attribute__((target("avx512f,avx512bf16"), noinline)) static float bf16_512(int rounds)
 {
     __m512 sum[CHAINS], x = _mm512_castsi512_ps(_mm512_set1_epi16(0x3E80)); /* 1/4 */
@@ -138,7 +138,7 @@ __attribute__((target("avx512f"), noinline)) static float read512(const float *p
 }
 #endif
 
-/* The sixteen lanes become vectors of whatever the compiler may assume. */
+/* The sixteen lanes become vectors of the width that the compiler may assume. */
 static float read_memory(mha_isa isa, const float *p, size_t n)
 {
 #if defined(__x86_64__)
@@ -151,9 +151,9 @@ static float read_memory(mha_isa isa, const float *p, size_t n)
     return sum[0] + sum[7];
 }
 
-/* ---- shared by the threads, so that there are many small items ------------------------------- */
+/* ---- many small items, divided among the threads --------------------------------------------- */
 
-/* Sums go to `sink`, or a compiler would leave them out. */
+/* Sums are stored to `sink`, so that the compiler cannot remove them. */
 typedef struct job {
     loop loop;
     int rounds;
@@ -177,7 +177,7 @@ static void read_item(void *argument, int64_t item, int worker)
     j->sink[item] = read_memory(j->isa, j->memory + (size_t)item * j->floats, j->floats);
 }
 
-/* More than the caches of the machines that we know, and as much of it as one reads at a time. */
+/* Larger than the caches of current machines; reads take pieces of it. */
 static const size_t memory_bytes = (size_t)256 << 20, piece_bytes = (size_t)32 << 20;
 
 double bench_read_piece(mha_context *context, const float *memory, int64_t i)
@@ -191,7 +191,7 @@ double bench_read_piece(mha_context *context, const float *memory, int64_t i)
     return (double)piece_bytes / (seconds_now() - start);
 }
 
-/* Operations a second; 0: there is no such loop. */
+/* Operations per second; 0: there is no such loop. */
 static double multiply(mha_context *context, loop of, int rounds)
 {
     job j = {.loop = of, .rounds = rounds};
@@ -208,15 +208,15 @@ double bench_multiply_piece(mha_context *context)
 
 /* ---- peaks ----------------------------------------------------------------------------------- */
 
-/* Of what a rate is measured: a loop, or else memory. */
+/* What a rate is measured on: a loop, or memory. */
 typedef struct source {
     mha_context *context;
     loop loop;
     const float *memory;
 } source;
 
-/* The third of the highest rates, of at least nine: not the first, since where a host takes time
- * away, clocks now and then run short. */
+/* The third highest of at least nine rates. The highest is unreliable: where a host takes time
+ * away, clocks occasionally run short. */
 static double highest(double seconds, const source *of)
 {
     double rate[RUNS];

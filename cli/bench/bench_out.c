@@ -1,7 +1,8 @@
-/* What was measured, as lines and as JSON; and what an older run says of the same work. */
+/* Results as lines and as JSON, and the results of an older run of the same work. */
 #include "bench/bench.h"
 #include "common/arena.h"
 #include "common/commands.h"
+#include "common/table.h"
 #include "common/texts.h"
 #include "common/words.h"
 
@@ -24,9 +25,24 @@ double bench_limit(const bench_machine *machine, const bench_work *work, double 
     return compute > memory ? compute : memory;
 }
 
+/* Numbers of 0 or less are unknown. */
+static double known(double value)
+{
+    return value > 0 ? value : NAN;
+}
+
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* "AMD EPYC, Zen 3 (Milan), AuthenticAMD family 25 model 1 stepping 1", as far as it is known. */
+static const table_column columns[] = {
+    {"", -36, 0, 0, {0}},       {"median ms", 11, 0, 0, {0}},
+    {"best ms", 11, 0, 0, {0}}, {"GFLOP/s", 11, 1, 0, {0}},
+    {"GB/s", 9, 1, 0, {0}},     {"% roof", 8, 1, 0, {0}},
+    {"best", 7, 1, 0, {0}},     {"  quiet samples", 0, 0, 0, {0}},
+    {"", 0, 0, 0, {0}},         {"", 0, 0, 0, {0}},
+    {"", 0, 0, 0, {0}}};
+
+/* "AMD EPYC, Zen 3 (Milan), AuthenticAMD family 25 model 1 stepping 1"; unknown parts are
+ * omitted. */
 static void print_processor(const bench_processor *p)
 {
     const char *const parts[] = {p->name, p->microarchitecture, p->id};
@@ -47,46 +63,37 @@ void bench_print_machine(const bench_machine *m)
     if (m->fma_peak > 0) cli_print("%.1f GFLOP/s of multiply-adds, ", 1e-9 * m->fma_peak);
     if (m->bf16_peak > 0) cli_print("%.0f GFLOP/s of bf16 products, ", 1e-9 * m->bf16_peak);
     cli_print("reads %.1f GB/s\n", 1e-9 * m->bandwidth);
-    cli_print("%-36s %10s %10s  %9s %8s  %6s %6s  %s\n", "", "median ms", "best ms", "GFLOP/s",
-              "GB/s", "% roof", "best", "quiet samples");
+    table_head(&(table){.columns = columns}, 8);
 }
 
-/* Less than the peak while the work ran: the host gave less of its processors. */
-static void print_share(const bench_machine *machine, const bench_row *row)
+/* Below the peak while the work ran: the host gave less processor time. */
+static void put_share(table *t, const bench_machine *machine, const bench_row *row)
 {
     if (row->work.bytes == 0 && row->result.beside < 0.9 * machine->fma_peak)
-        cli_print("  (at the time the machine gave %.0f GFLOP/s of multiply-adds)",
-                  1e-9 * row->result.beside);
+        table_text(t, "  (at the time the machine gave %.0f GFLOP/s of multiply-adds)",
+                   1e-9 * row->result.beside);
 }
 
 void bench_print_row(const bench_machine *machine, const bench_row *row)
 {
     const bench_result *r = &row->result;
-    cli_print("%-36s %10.4g %10.4g  %9.1f ", row->work.name, 1e3 * r->median, 1e3 * r->best,
-              1e-9 * row->work.flops / r->median);
-    if (row->work.bytes > 0)
-        cli_print("%8.1f", 1e-9 * row->work.bytes / r->median);
-    else
-        cli_print("%8s", "");
-    if (row->limit > 0)
-        cli_print("  %6.1f %6.1f", 100 * row->limit / r->median, 100 * row->best / r->best);
-    else
-        cli_print("  %6s %6s", "", "");
-    cli_print("  %d of %d%s", r->quiet, r->samples, r->gated ? "" : ", ungated");
-    if (row->f32 > 0) cli_print("  %.2f times as fast as f32", row->f32 / r->median);
-    if (row->before > 0) cli_print("  %.2f times as fast as before", row->before / r->median);
-    print_share(machine, row);
-    cli_print("\n");
+    table t = {.columns = columns};
+    table_text(&t, "%s", row->work.name);
+    table_text(&t, "%.4g", 1e3 * r->median);
+    table_text(&t, "%.4g", 1e3 * r->best);
+    table_number(&t, 1e-9 * row->work.flops / r->median);
+    table_number(&t, known(1e-9 * row->work.bytes / r->median));
+    table_number(&t, known(100 * row->limit / r->median));
+    table_number(&t, row->limit > 0 ? 100 * row->best / r->best : NAN);
+    table_text(&t, "  %d of %d%s", r->quiet, r->samples, r->gated ? "" : ", ungated");
+    if (row->f32 > 0) table_text(&t, "  %.2f times as fast as f32", row->f32 / r->median);
+    if (row->before > 0) table_text(&t, "  %.2f times as fast as before", row->before / r->median);
+    put_share(&t, machine, row);
+    table_end(&t);
     fflush(stdout);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
-
-/* Numbers of 0 or less are not known. */
-static double known(double value)
-{
-    return value > 0 ? value : NAN;
-}
 
 static const char *known_text(const char *text)
 {
@@ -95,7 +102,7 @@ static const char *known_text(const char *text)
 
 static void put_machine(mha_json *json, const bench_machine *m)
 {
-    char date[16] = ""; /* the day of the measurement, where it was measured */
+    char date[16] = ""; /* the day of the measurement, in the machine's time zone */
     const time_t now = time(NULL);
     struct tm parts;
     if (localtime_r(&now, &parts)) strftime(date, sizeof date, "%Y-%m-%d", &parts);
@@ -200,7 +207,7 @@ struct bench_older {
     const char *path; /* the caller's */
 };
 
-/* Nothing else than what put_machine() wrote. */
+/* Accept only what put_machine() wrote. */
 static cli_exit check_older(const json_t *root, const char *path)
 {
     const char *format = json_string_value(json_object_get(root, "format"));

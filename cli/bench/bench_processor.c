@@ -1,4 +1,4 @@
-/* Which processor this is, as /proc/cpuinfo says; elsewhere it is not known. */
+/* The processor's identity from /proc/cpuinfo; unknown on other systems. */
 #include "bench/bench.h"
 
 #include <stdio.h>

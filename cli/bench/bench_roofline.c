@@ -1,7 +1,7 @@
-/* The roofline plot (Williams, Waterman and Patterson 2009): operations a second against operations
- * for each byte, both logarithmic. Under the roof, which memory bounds on the left and
- * multiply-adds on the right, each row is a box; its height says how much of the roof it reaches.
- */
+/* The roofline plot (Williams, Waterman and Patterson 2009): operations per second against
+ * operations per byte, both logarithmic. The roof is bounded by memory on the left and by
+ * multiply-adds on the right. Each row is a box, whose height shows how much of the roof it
+ * reaches. */
 #include "bench/bench.h"
 #include "common/commands.h"
 #include "common/words.h"
@@ -78,8 +78,8 @@ static void put_text(plot *p, double x, double y, uint32_t flags, const char *fo
     put_label(p, x, y, flags, MHA_INK_MUTED, text);
 }
 
-/* Operations for each byte: of memory where that is what is waited for, else of the tensors that
- * the work reads and writes once. */
+/* Operations per byte: of the traffic from memory if the work is limited by it, else of the
+ * tensors that it reads and writes once. */
 static double intensity_of(const bench_work *work)
 {
     const bench_shape *s = &work->shape;
@@ -130,7 +130,7 @@ static void draw_axes(plot *p)
     put_label(p, left - 60, top - 8, 0, MHA_INK_MUTED, "GFLOP/s");
 }
 
-/* The roof: the memory's slope up to where the multiply-adds are the lower of the two. */
+/* The roof: the slope of the memory up to the height of the multiply-adds. */
 static void draw_roof(plot *p, const bench_machine *m)
 {
     const double peak = 1e-9 * m->fma_peak, slope = 1e-9 * m->bandwidth, knee = peak / slope;

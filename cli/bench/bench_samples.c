@@ -1,5 +1,4 @@
-/* Samples of work, with the gate that tells quiet ones and what the machine could do beside them.
- */
+/* Samples of work, classified as quiet or not, with the machine's rates between them. */
 #include "bench/bench.h"
 
 #include "common/arena.h"
@@ -12,9 +11,9 @@
 
 /* ---- the probes: work of the same kind ------------------------------------------------------- */
 
-/* For work that computes a small attention, and a loop of multiply-adds; for work that waits for
- * memory a piece of reading. (The loop alone is no probe: it shows its full speed while neighbours
- * have the caches.) */
+/* The probe of arithmetic is a small attention and a loop of multiply-adds; the probe of memory
+ * is a read. The loop alone is not sufficient: it runs at full speed while neighbours occupy the
+ * caches. */
 typedef struct probe {
     mha_context *context;
     bench_work attention;
@@ -22,7 +21,7 @@ typedef struct probe {
     int64_t pieces;
 } probe;
 
-/* seconds: of the work of the same kind; rate: multiply-adds, or bytes read, a second. */
+/* seconds: of the probe; rate: multiply-adds or bytes read per second. */
 typedef struct probe_result {
     double seconds, rate;
 } probe_result;
@@ -56,7 +55,7 @@ static mha_status probe_run(probe *p, probe_result *result)
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* Short work is repeated until a clock can tell what it takes. */
+/* Repeat short work until the clock resolves its duration. */
 static mha_status work_time(const bench_work *work, int64_t first, int64_t repeats, double *seconds)
 {
     mha_status status = MHA_OK;
@@ -81,7 +80,7 @@ static void sort_into(const double *values, int count, double *sorted)
     qsort(sorted, (size_t)count, sizeof *sorted, bench_compare);
 }
 
-/* The third of the fastest probes, as peaks are taken: by their time, and by their rate. */
+/* The third fastest probe, as for the peaks: its time, and its rate. */
 static double quiet_level(const bench_result *r, double *scratch)
 {
     sort_into(r->noise, r->samples, scratch);
@@ -99,7 +98,7 @@ static bool is_quiet(const bench_result *r, int sample)
     return r->noise[sample] <= 1.05 * r->quiet_level;
 }
 
-/* Of the samples that count. */
+/* Over the samples that count. */
 static double median_of(const bench_result *r, const double *values, double *scratch)
 {
     int count = 0;
@@ -109,7 +108,7 @@ static double median_of(const bench_result *r, const double *values, double *scr
     return count % 2 ? scratch[count / 2] : (scratch[count / 2 - 1] + scratch[count / 2]) / 2;
 }
 
-/* Of the samples so far; scratch has room for them. */
+/* Over the samples so far; scratch has room for them. */
 static void count_quiet(bench_result *r, double *scratch)
 {
     r->quiet_level = quiet_level(r, scratch);
@@ -133,7 +132,7 @@ static mha_status take_samples(const bench_work *work, const bench_limits *limit
     const double start = seconds_now();
     mha_status status = choose_repeats(work, &repeats);
     if (!status) status = probe_run(p, &before);
-    if (!status) status = probe_run(p, &before); /* the first one warms its memory */
+    if (!status) status = probe_run(p, &before); /* the first sample warms its memory */
     while (!status && !enough(r, limits, seconds_now() - start)) {
         double *seconds = &r->seconds[r->samples];
         status = work_time(work, 2 + r->samples * repeats, repeats, seconds);

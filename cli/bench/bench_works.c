@@ -1,5 +1,5 @@
-/* The pieces of work: attention forward, backward and decoding, the module, a linear layer. Each
- * makes its tensors, says how many operations and bytes a run takes, and runs. */
+/* The works: attention forward, backward and decoding, the module, a linear layer. Each creates
+ * its tensors, counts the operations and bytes of a run, and runs. */
 #include "bench/bench.h"
 
 #include "common/arena.h"
@@ -20,8 +20,7 @@ const char *bench_kind_name(bench_kind kind)
     return kind < BENCH_KINDS ? names[kind] : "?";
 }
 
-/* What must come from memory is there in copies of this many bytes together, more than caches
- * keep. */
+/* Data that must come from memory has copies of this many bytes in all, more than caches hold. */
 static const double cold_bytes = 512e6;
 enum { MOST_COPIES = 64, BLOCK = 64, PADDING = 100 };
 
@@ -31,7 +30,7 @@ static int64_t copies_of(double bytes)
     return copies < 1 ? 1 : copies > MOST_COPIES ? MOST_COPIES : (int64_t)copies;
 }
 
-/* Numbers in -0.5 .. 0.5; the same every time. NULL: out of memory. */
+/* Numbers in -0.5 .. 0.5, the same in every run. NULL: out of memory. */
 static float *some_floats(int64_t count)
 {
     float *x = count > 0 ? arena_try(count, sizeof *x) : NULL;
@@ -77,7 +76,7 @@ static mha_tensor take(float **at, const bench_shape *s, int64_t heads, int64_t 
     return x;
 }
 
-/* To bf16, in its own memory. */
+/* Convert to bf16 in place. */
 static void narrow(mha_tensor *x)
 {
     const int64_t count = x->shape[0] * x->shape[1] * x->shape[2] * x->shape[3];
@@ -129,7 +128,7 @@ static cli_exit make_tensors(attention_work *w)
     return CLI_OK;
 }
 
-/* A fifth of the blocks: the diagonal, and others at random. Returns the share. */
+/* Keep a fifth of the blocks: the diagonal, and others at random. Returns the share. */
 static double some_blocks(uint8_t *keep, int64_t rows, int64_t columns)
 {
     uint32_t state = 7;
@@ -176,7 +175,7 @@ static double window_pairs(double rows, double window)
     return rows <= window ? rows * (rows + 1) / 2 : window * rows - window * (window - 1) / 2;
 }
 
-/* The mask in w->desc; returns the share of all pairs that it leaves, 0: out of memory. */
+/* Set the mask in w->desc; returns the share of pairs that it keeps, 0: out of memory. */
 static double set_mask(attention_work *w)
 {
     const bench_shape *s = &w->shape;
@@ -266,7 +265,7 @@ static cli_exit make_attention(mha_context *context, bench_work *work)
     *w = (attention_work){.context = context, .shape = *s};
     w->desc.struct_size = sizeof w->desc;
     w->desc.compute = s->compute;
-    const double each = s->compute == MHA_COMPUTE_BF16 /* of a key and its value */
+    const double each = s->compute == MHA_COMPUTE_BF16 /* per key and value */
                             ? 4
                             : 2 * (double)mha_dtype_size(cache_type(s->cache));
     const double keys_bytes = each * (double)(s->batch * s->kv_heads * s->keys * s->head_dim);
@@ -310,7 +309,7 @@ static mha_status run_module(void *user, int64_t i)
 
 ARENA_RELEASE(destroy_module, mha_module_destroy)
 
-/* All parameters from one array, which must be as large as the largest. */
+/* All parameters come from one array, as large as the largest of them. */
 static cli_exit set_parameters(mha_module *module, float *numbers)
 {
     mha_module_parameter parameter;
@@ -377,7 +376,7 @@ static mha_status run_gemm(void *user, int64_t i)
 
 ARENA_RELEASE(destroy_linear, mha_linear_destroy)
 
-/* One row waits for its weights, which then come from memory. */
+/* A single row is limited by reading its weights, so they come from memory. */
 static cli_exit make_gemm(mha_context *context, bench_work *work)
 {
     const bench_shape *s = &work->shape;

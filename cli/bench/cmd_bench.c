@@ -1,5 +1,5 @@
 /* multihead bench: attention as a fraction of this machine's peak, measured in the same run
- * (bench_machine.c); only samples taken while the machine was otherwise idle count. */
+ * (bench_machine.c). Only samples taken while the machine was otherwise idle count. */
 #include "bench/bench.h"
 #include "common/arena.h"
 #include "common/commands.h"
@@ -105,11 +105,13 @@ const args_page bench_page = {
              "machine later gave less than nine tenths of it. A row above 102 % means that it\n"
              "was busy then. decode and gemm of one row read from memory: calls alternate\n"
              "between copies.",
+    .takes = "WORK",
+    .spare = "name one work",
     ARGS_OPTIONS(option_table),
     .word = work_at,
 };
 
-/* ---- what is measured ------------------------------------------------------------------------ */
+/* ---- the works ------------------------------------------------------------------------------- */
 
 #define PLAIN(b, h, hk, d, n) \
     .batch = (b), .heads = (h), .kv_heads = (hk), .head_dim = (d), .queries = (n), .keys = (n)
@@ -118,7 +120,7 @@ const args_page bench_page = {
     .queries = 1, .keys = (n)
 #define PRODUCT(m, n, k) .kind = BENCH_GEMM, .rows = (m), .outputs = (n), .inputs = (k)
 
-/* The shapes of `bench all`; docs/speed.md shows some. */
+/* The shapes of `bench all`; docs/speed.md shows some of them. */
 static const bench_shape all_shapes[] = {
     {PLAIN(1, 8, 8, 64, 512)},
     {PLAIN(1, 8, 8, 64, 2048)},
@@ -207,7 +209,7 @@ static bench_shape shape_of(const bench_options *o, bench_kind kind)
     return s;
 }
 
-/* Options that are for other works than this one. */
+/* Options of other works. */
 static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
 {
     const bool sizes = o->heads || o->kv_heads || o->head_dim || o->length || o->keys || o->batch;
@@ -216,13 +218,13 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
     const bool product = o->rows || o->outputs || o->inputs;
     if (all && (sizes || kinds || product || o->compute))
         return cli_fail(CLI_USAGE, BENCH,
-                        "'all' is a list of works with sizes and masks of their own; name one of "
-                        "them, as 'forward', to choose");
+                        "all measures a fixed list of works; name one of them, such as forward, "
+                        "to choose sizes and masks");
     if (all) return CLI_OK;
     if (kind == BENCH_GEMM && (sizes || kinds))
-        return cli_fail(CLI_USAGE, BENCH, "of sizes 'gemm' takes --rows, --outputs and --inputs");
+        return cli_fail(CLI_USAGE, BENCH, "gemm has only the sizes --rows, --outputs and --inputs");
     if (kind != BENCH_GEMM && product)
-        return cli_fail(CLI_USAGE, BENCH, "--rows, --outputs and --inputs are for the work 'gemm'");
+        return cli_fail(CLI_USAGE, BENCH, "--rows, --outputs and --inputs apply to gemm only");
     if (o->need_weights && kind != BENCH_MODULE)
         return cli_fail(CLI_USAGE, BENCH, "--need-weights is for the work 'module'");
     if (o->cache && kind != BENCH_DECODE)
@@ -237,7 +239,7 @@ static cli_exit check_work(const bench_options *o, bench_kind kind, bool all)
     return CLI_OK;
 }
 
-/* --mask, --causal and --window say one thing. */
+/* --mask, --causal and --window set the same field. */
 static cli_exit check_mask(const bench_options *o)
 {
     const bench_mask mask = (bench_mask)o->mask;
@@ -325,7 +327,7 @@ static cli_exit write_outputs(const bench_options *o, const bench_report *report
     return o->pdf ? cli_check(BENCH, files_draw(o->pdf, draw_pdf, report)) : CLI_OK;
 }
 
-/* What only shows once the machine was measured, before minutes are spent on rows. */
+/* Checks that need the machine's measurement, before minutes are spent on rows. */
 static cli_exit check_machine(const bench_options *o, const bench_machine *machine,
                               const bench_older *older)
 {
@@ -344,7 +346,7 @@ static cli_exit measure_all(const bench_options *o, mha_context *context, const 
              words_s(report->count));
     CLI_TRY(bench_machine_measure(context, limits.patience < 0.5 ? limits.patience : 0.5,
                                   &report->machine));
-    int found = 0; /* of rows that are in the older file too */
+    int found = 0; /* rows that the older file has, too */
     CLI_TRY(check_machine(o, &report->machine, older));
     if (!o->json) bench_print_machine(&report->machine);
     for (int i = 0; i < report->count; i++) {
@@ -402,7 +404,7 @@ static cli_exit unknown_work(const char *word)
     if (near)
         return cli_fail(CLI_USAGE, BENCH, "unknown work '%s'; did you mean '%s'?", word, near);
     return cli_fail(CLI_USAGE, BENCH,
-                    "unknown work '%s'; there are forward, backward, decode, module, gemm and all",
+                    "unknown work '%s'; expected forward, backward, decode, module, gemm or all",
                     word);
 }
 
@@ -412,9 +414,6 @@ cli_exit cmd_bench(int count, char *const *arguments)
     args_line line = {0};
     CLI_TRY(args_parse(&bench_page, count, arguments, &options, &line));
     CLI_TRY(check_options(&options));
-    if (line.plain.count != 1)
-        return cli_fail(CLI_USAGE, BENCH,
-                        "name one work: forward, backward, decode, module, gemm or all");
     if (!strcmp(line.plain.items[0], "all")) {
         CLI_TRY(check_work(&options, BENCH_KINDS, true));
         return bench(&options, all_shapes, ALL_SHAPES);

@@ -123,6 +123,7 @@ cli_exit cmd_circuits(int count, char *const *arguments)
     heads_options *o = &options.heads;
     text_model model = {0};
     heads_found found = {0};
+    cli_exit unsaved;
     circuits c = {.options = &options, .found = &found};
     CLI_TRY(heads_parse(&circuits_page, count, arguments, o));
     if (o->named)
@@ -135,7 +136,7 @@ cli_exit cmd_circuits(int count, char *const *arguments)
                         "%s is an encoder-decoder; circuits reads self-attention: give %s/encoder",
                         o->model, o->model);
     o->random = 0; /* measure nothing: a state has its own random tokens */
-    CLI_TRY(o->state ? heads_measure(o, &model, &(heads_sources){0}, &found)
+    CLI_TRY(o->state ? heads_measure(o, &model, &(heads_sources){0}, &found, &unsaved)
                      : heads_begin(&model, &found));
     ranks_release();
     if (!ranks_first()) return CLI_OK; /* rank 0 reads all weights, a few at a time */

@@ -1,4 +1,4 @@
-/* See arena.h: a room of the library (component.h), with errors as the program prints them. */
+/* See arena.h: a room of the library (component.h), which reports errors as the program does. */
 #include "common/arena.h"
 
 #include "common/words.h"

@@ -12,26 +12,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Memory for count elements of size bytes, zeroed. pointer is the address of a pointer of any type,
- * NULL after a failure. Errors are printed. */
+/* Zeroed memory for count elements of size bytes. pointer is the address of a pointer of any
+ * type, NULL after a failure. Errors are printed. */
 cli_exit arena_alloc(const char *command, int64_t count, size_t size, void *pointer);
 
-/* The same for elements of the type that *pointer leads to. */
+/* The same for elements of the type that *pointer points to. */
 #define ARENA_ALLOC(command, count, pointer) \
     arena_alloc(command, count, sizeof **(pointer), pointer)
 
-/* The same memory without a message; NULL: there is none. */
+/* The same memory without a message; returns NULL on failure. */
 void *arena_try(int64_t count, size_t size);
 
-/* More memory for what *pointer holds, which is NULL or of this arena; what is added is not zeroed.
- * Errors are printed, and *pointer stays. */
+/* Grow what *pointer holds, which is NULL or of this arena; the added memory is not zeroed.
+ * Errors are printed, and *pointer stays valid. */
 cli_exit arena_grow(const char *command, int64_t count, size_t size, void *pointer);
 
-/* A copy of bytes with a NUL behind it. Errors are printed. */
+/* A NUL-terminated copy of bytes. Errors are printed. */
 cli_exit arena_text(const char *command, const char *text, size_t bytes, char **copy);
 
-/* Let release end a thing when its time comes; at once if the arena has no room to remember it.
- * thing NULL: nothing to do. Errors are printed. */
+/* Register release(thing) to be called at the end; it is called at once if the arena has no
+ * memory to register it. thing NULL: no-op. Errors are printed. */
 cli_exit arena_keep(const char *command, void *thing, void (*release)(void *thing));
 
 /* Such a release, of a function that takes a pointer of its own type. */
@@ -41,14 +41,14 @@ cli_exit arena_keep(const char *command, void *thing, void (*release)(void *thin
         destroy(thing);              \
     }
 
-/* End one thing, or free one piece of memory, before its time. NULL: nothing to do. */
+/* Release one thing, or free one piece of memory, early. NULL: no-op. */
 void arena_drop(const void *thing);
 
-/* Everything that came after the mark ends. */
+/* Release everything allocated after the mark. */
 size_t arena_mark(void);
 void arena_release(size_t mark);
 
-/* Everything ends, and the arena is as new. */
+/* Release everything. */
 void arena_close(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Command lines: see args.h. One walk over the arguments, one table lookup an option. */
+/* Command lines: see args.h. One walk over the arguments, one table lookup per option. */
 #include "common/args.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@ enum { LONGEST_NAME = 31 };
 /* One option as it stands in the arguments. */
 typedef struct args_shown {
     char shown[LONGEST_NAME + 3]; /* "--layer" or "-l" */
-    const char *value;            /* what follows '=', or the next argument; NULL: nothing */
+    const char *value;            /* the text after '=', or the next argument; NULL: none */
 } args_shown;
 
 static const args_option *find_option(const args_page *page, const char *shown)
@@ -50,7 +50,7 @@ static cli_exit unknown_option(const args_page *page, const char *shown, const c
                     page->command);
 }
 
-/* What strtoll() and strtod() take beside these: blanks before, a plus, hexadecimals, names. */
+/* strtoll() and strtod() accept more than these: leading blanks, a plus, hexadecimals, names. */
 static bool begins_number(const char *text, const char *characters, const char *ends,
                           const char **rest)
 {
@@ -131,7 +131,7 @@ static bool ends_in(const char *name, const char *ending)
     return length > bytes && !strcmp(name + length - bytes, ending);
 }
 
-/* An output's name may end in anything but the ending of another format. */
+/* An output's name may have any ending except that of another format. */
 static cli_exit check_ending(const args_page *page, const args_option *option,
                              const args_shown *given)
 {
@@ -187,7 +187,7 @@ static cli_exit store(const args_page *page, const args_option *option, const ar
     return CLI_OK;
 }
 
-/* Take the option at arguments[*i], and its value, and step *i over what was taken. */
+/* Parse the option at arguments[*i] and its value, and advance *i past them. */
 static cli_exit take_option(const args_page *page, int count, char *const *arguments, int *i,
                             void *fields, args_line *line)
 {
@@ -214,6 +214,23 @@ static cli_exit take_option(const args_page *page, int count, char *const *argum
     return store(page, option, &given, fields);
 }
 
+/* One word of page->takes for each argument. */
+static cli_exit check_plain(const args_page *page, const args_texts *plain)
+{
+    int at = 0;
+    if (!page->takes) return CLI_OK;
+    for (const char *name = page->takes; *name; at++) {
+        const int length = (int)strcspn(name, " ");
+        if (*name != '[' && (at >= plain->count || !*plain->items[at]))
+            return cli_fail(CLI_USAGE, page->command, "%.*s is missing: multihead %.*s", length,
+                            name, (int)strcspn(page->usage, "\n"), page->usage);
+        name += length + (name[length] == ' ');
+    }
+    if (plain->count <= at) return CLI_OK;
+    return cli_fail(CLI_USAGE, page->command, "'%s' is one argument too many; %s", plain->items[at],
+                    page->spare);
+}
+
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_line *line)
 {
@@ -229,7 +246,7 @@ cli_exit args_parse(const args_page *page, int count, char *const *arguments, vo
             code = take_option(page, count, arguments, &i, fields, line);
         if (code != CLI_OK) return code;
     }
-    return CLI_OK;
+    return check_plain(page, &line->plain);
 }
 
 /* ---- Options given ---------------------------------------------------------------------------- */
@@ -241,7 +258,7 @@ void args_imply(const args_page *page, const char *name, args_line *line)
             line->given[i] = true;
 }
 
-/* The first of the options that stand in a text, or NULL, that is given. */
+/* The first option named in a text that is given, or NULL. */
 static const args_option *first_given(const args_page *page, const char *text,
                                       const args_line *line)
 {
@@ -273,7 +290,7 @@ cli_exit args_check(const args_page *page, const args_line *line)
 
 /* ---- Help ------------------------------------------------------------------------------------ */
 
-/* Each line of text behind prefix. */
+/* Print each line of text after prefix. */
 static void print_lines(FILE *file, const char *prefix, const char *text)
 {
     while (*text) {
@@ -303,7 +320,7 @@ static void print_option(const args_option *option)
         used += snprintf(names + used, sizeof names - (size_t)used, "%s%s", i ? "|" : " ",
                          option->choices[i]);
     cli_print("%s", names);
-    /* The first line of the help stands beside the names where they leave room for it. */
+    /* The first line of the help is on the line of the names, if it fits there. */
     int column = used;
     for (const char *text = option->help; *text;) {
         size_t length = strcspn(text, "\n");

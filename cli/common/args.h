@@ -30,7 +30,7 @@ typedef struct args_texts {
 } args_texts;
 
 typedef enum args_kind {
-    ARGS_HEADING, /* no option: `name` is a title in the help */
+    ARGS_HEADING, /* not an option: `name` is a title in the help */
     ARGS_FLAG,    /* int: becomes `least` */
     ARGS_TEXT,    /* const char *, NULL before; may be given once */
     ARGS_TEXTS,   /* args_texts; may be repeated */
@@ -43,19 +43,20 @@ typedef struct args_option {
     args_kind kind;
     char letter;                /* 0: none */
     const char *name;           /* without the dashes */
-    const char *value;          /* what the help calls its value; NULL for flags and choices */
+    const char *value;          /* name of the value in the help; NULL for flags and choices */
     size_t field;               /* offset in the struct that args_parse() fills */
     const char *help;           /* lines are divided by \n */
     const char *const *choices; /* NULL at its end */
     int64_t least, most;
-    const char *needs;    /* "--scores FILE or --lse FILE": meaningless without one of these */
-    const char *excludes; /* "--csv --json": an error together with one of these */
-    const char *ending;   /* of a file that is written: ".svg"; other formats' endings are errors */
-    const char *why;      /* reason of the exclusion, for the message; NULL: it needs none */
-    unsigned marks;       /* whatever the subcommand wants to know of it */
+    const char *needs;    /* "--scores FILE or --lse FILE": requires one of these */
+    const char *excludes; /* "--csv --json": cannot be combined with these */
+    const char *ending;   /* ending of a file that is written: ".svg"; other formats' endings are
+                             errors */
+    const char *why;      /* reason of the exclusion, for the message; may be NULL */
+    unsigned marks;       /* for use by the subcommand */
 } args_option;
 
-/* An option that is now another's: "ablate", "multihead ablate --with". */
+/* An option that has moved: "ablate", "multihead ablate --with". */
 typedef struct args_moved {
     const char *option, *now;
 } args_moved;
@@ -63,47 +64,53 @@ typedef struct args_moved {
 typedef struct args_page {
     const char *command;  /* "view" */
     const char *summary;  /* one line */
-    const char *usage;    /* what follows "multihead ", lines divided by \n */
-    const char *examples; /* lines divided by \n, as they are typed */
+    const char *usage;    /* the text after "multihead ", lines separated by \n */
+    const char *examples; /* command lines, separated by \n */
     const char *notes;    /* paragraphs after the options, or NULL */
     const args_option *options;
     size_t option_count;
     const args_moved *moved; /* [moved_count] */
     size_t moved_count;
-    bool bare;                  /* a call without arguments is complete */
-    const char *(*word)(int i); /* what an argument may be, NULL after the last; none: a file */
+    /* Arguments other than options: "MODEL [TEXT]", "" for none; NULL: any number. `spare` is the
+     * advice for one more */
+    const char *takes, *spare;
+    bool bare;                  /* a call without arguments is valid */
+    const char *(*word)(int i); /* allowed words, NULL after the last; none: the argument is a
+                                   file */
 } args_page;
 
 /* Its members for an array of options. */
 #define ARGS_OPTIONS(table) .options = (table), .option_count = sizeof(table) / sizeof *(table)
 
-/* A number of digits alone, at most 2^40 or so; *at steps behind it. */
+/* A number of digits only, at most about 2^40; advances *at past it. */
 bool args_digits(const char **at, int64_t *number);
 
-/* A decimal number at the beginning of text, up to a character of ends or the end of it; no blanks,
- * no plus. *rest is where it stops; false if there is none, or it does not fit. */
+/* A decimal number at the beginning of text, up to one of the characters in ends or the end of
+ * the text; no blanks, no plus. *rest is where it stops; false if there is none or it is out of
+ * range. */
 bool args_whole(const char *text, const char *ends, int64_t *number, const char **rest);
 bool args_decimal(const char *text, const char *ends, double *number, const char **rest);
 
 /* The arguments other than options, and the options that were given. */
 typedef struct args_line {
     args_texts plain;
-    bool given[ARGS_MOST_OPTIONS]; /* by the index of the page's option, whatever its value */
+    bool given[ARGS_MOST_OPTIONS]; /* by the option's index on the page, whatever its value */
 } args_line;
 
-/* Fill fields (zeroed or holding defaults) and line (zeroed) from arguments; errors are printed. */
+/* Fill fields (zeroed or holding defaults) and line (zeroed) from arguments, as many as page->takes says;
+ * errors are printed. */
 cli_exit args_parse(const args_page *page, int count, char *const *arguments, void *fields,
                     args_line *line);
 
-/* Count an option as given, because others imply it. */
+/* Mark an option as given, because others imply it. */
 void args_imply(const args_page *page, const char *name, args_line *line);
 
-/* An error if an option is given without one that it needs, or with one that it excludes. */
+/* Report an option that lacks one that it needs, or that is combined with one that it excludes. */
 cli_exit args_check(const args_page *page, const args_line *line);
 
-/* Help instead of the command, which *done tells: the whole page on stdout if -h or --help stands
- * anywhere before a "--"; usage and examples on stderr, and CLI_USAGE, for a call without arguments
- * that is not complete. */
+/* Print help if it is requested or needed; sets *done if help was printed. The whole page goes
+ * to stdout if -h or --help precedes any "--". Usage and examples go to stderr, with CLI_USAGE,
+ * if a call without arguments is not valid. */
 cli_exit args_help(const args_page *page, int count, char *const *arguments, bool *done);
 
 #endif

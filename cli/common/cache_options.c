@@ -35,8 +35,8 @@ cli_exit cache_fill(const char *command, const cache_options *options, mha_decod
                         (long long)options->page);
     if (options->streaming && options->window == 0)
         return cli_fail(CLI_USAGE, command,
-                        "--streaming: positions count in the cache if that has a window; add "
-                        "--window N, at most the model's positions less --sinks");
+                        "--streaming requires --window N, at most the model's positions less "
+                        "--sinks");
     if (options->streaming) desc->flags |= MHA_DECODER_STREAMING;
     cache_types(options->type, &desc->cache_type, &desc->key_scales);
     desc->page_size = options->page;

@@ -1,4 +1,4 @@
-/* Options of a cache of keys and values, for the subcommands that decode. */
+/* Cache options of the subcommands that decode. */
 #ifndef CLI_CACHE_OPTIONS_H
 #define CLI_CACHE_OPTIONS_H
 
@@ -15,10 +15,11 @@ typedef struct cache_options {
 
 extern const char *const cache_names[];
 
-/* What one of the names stands for. */
+/* The cache type of one of the names. */
 void cache_types(int name, mha_dtype *type, mha_kv_scales *scales);
 
-/* Rows for a struct that has them as `field`; `keeps`: what --page leaves as it is. */
+/* Rows for a struct that has them as `field`; `keeps`: the property that --page does not change,
+ * for its help. */
 #define CACHE_ROWS(type_, field_, keeps)                                                        \
     ROW_CHOICE("cache", type_, field_.type, cache_names,                                        \
                "in which keys and values are kept: default f32;\n"                              \
@@ -38,7 +39,7 @@ void cache_types(int name, mha_dtype *type, mha_kv_scales *scales);
                  "StreamingLLM, so that a text may be longer than the\n"                        \
                  "model's positions")
 
-/* What the options say of a decoder; sinks are 4 unless they are given. */
+/* Copy the options into a decoder's description; sinks are 4 unless given. */
 #define CACHE_DEFAULTS \
     {                  \
         .sinks = -1    \

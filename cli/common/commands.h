@@ -16,14 +16,14 @@
     CLI_TEXT_OF(MHA_VERSION_MAJOR) \
     "." CLI_TEXT_OF(MHA_VERSION_MINOR) "." CLI_TEXT_OF(MHA_VERSION_PATCH) MHA_VERSION_SUFFIX
 
-/* What a build was made without. */
+/* Parts that a build may lack. */
 #ifdef CLI_HAS_SERVE
 #define CLI_LEFT_OUT ""
 #else
 #define CLI_LEFT_OUT " (without serve)"
 #endif
 
-/* All of them: name, purpose. */
+/* All subcommands: name, purpose. */
 #define CLI_COMMANDS(X)                                                   \
     X(view, "draw what every head of a model attends to")                 \
     X(serve, "see heads while you type, switch them off, in a browser")   \
@@ -60,7 +60,7 @@ const cli_command *cli_command_at(int i);
 /* Whether it may be started on several ranks (launched.h). */
 bool cli_command_knows_ranks(const cli_command *command);
 
-/* The one of that name; an error suggests the nearest. */
+/* The subcommand of that name; an error suggests the nearest one. */
 cli_exit cli_command_find(const char *name, const cli_command **command);
 
 #endif

@@ -83,7 +83,7 @@ static cli_exit take_folder(const char *command, const char *folder, config *out
 
 /* ---- Windows --------------------------------------------------------------------------------- */
 
-/* A number of keys from text on, up to the character end. */
+/* A number of keys from text on, up to the character `end`. */
 static bool parse_keys(const char *text, char end, int64_t *keys, const char **rest)
 {
     if (!args_whole(text, (const char[]){end, 0}, keys, rest) || **rest != end || *keys < -1 ||

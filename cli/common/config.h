@@ -1,5 +1,5 @@
-/* The attention that a subcommand describes: sizes on the command line, a published model's, or
- * those of a model folder, with single sizes overridden. */
+/* The attention that a subcommand describes: sizes on the command line, of a published model, or
+ * of a model folder. Options override single sizes. */
 #ifndef CLI_CONFIG_H
 #define CLI_CONFIG_H
 
@@ -30,7 +30,7 @@ enum { CONFIG_MOST_HEADS = 1 << 20 };
         ROW_NUMBER("head-dim", type, config.head_dim, 1, CONFIG_MOST,                           \
                    "head size D; default: E / H")
 
-/* What was asked about, with every default filled in. */
+/* The configuration, with every default filled in. */
 typedef struct config {
     char name[192];     /* "gpt2", a folder's name, or "512 wide, 8 heads" */
     const char *source; /* the publication, or NULL */
@@ -46,7 +46,7 @@ cli_exit config_resolve(const char *command, const config_options *options, conf
 /* The table of --like list, on stdout. */
 void config_print_models(void);
 
-/* Keys before and after one's own that a window text means; causal decides about "W". */
+/* Keys before and after a query's own of a window option; causal selects the meaning of "W". */
 cli_exit config_window(const char *command, const char *text, bool causal, int64_t *left,
                        int64_t *right);
 

@@ -1,4 +1,4 @@
-/* Contexts of the library, as options ask for them. */
+/* Contexts of the library, from options. */
 #ifndef CLI_CONTEXTS_H
 #define CLI_CONTEXTS_H
 
@@ -6,7 +6,7 @@
 
 #include <multihead/base.h>
 
-/* It lives until the subcommand ends. isa and threads 0: the defaults. Errors are printed. */
+/* Freed when the subcommand ends. isa and threads 0: the defaults. Errors are printed. */
 cli_exit context_make(const char *command, mha_isa isa, int64_t threads, mha_context **context);
 
 #endif

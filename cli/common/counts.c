@@ -1,4 +1,4 @@
-/* See counts.h. Products and sums go through a tally that remembers whether one did not fit. */
+/* See counts.h. Products and sums go through a tally that records overflow. */
 #include "common/counts.h"
 
 #include <stddef.h>

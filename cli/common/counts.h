@@ -16,9 +16,10 @@
 typedef struct counts_shape {
     int64_t embed, heads, kv_heads, head_dim; /* E, H, Hk, D */
     int64_t layers;                           /* attention modules, L */
-    int64_t cached;                           /* those that keep keys and values while decoding */
+    int64_t cached;                           /* layers that cache keys and values in decoding */
     int64_t batch, length;                    /* B, N */
-    int64_t left, right;                      /* keys seen before and after one's own; -1: all */
+    int64_t left, right;                      /* keys visible before and after a query's own; -1:
+                                                 all */
     int64_t element_bytes;                    /* of the matrix and the cache */
     bool qkv_bias, out_bias;
 } counts_shape;
@@ -38,14 +39,15 @@ typedef struct counts {
     int64_t pairs, visible_pairs; /* query-key pairs of one head of one sequence */
     int64_t matrix_bytes;
     int64_t cache_bytes;        /* all N tokens */
-    int64_t window_cache_bytes; /* the most tokens that a window still needs; else cache_bytes */
+    int64_t window_cache_bytes; /* with the most tokens that a window needs; otherwise
+                                   cache_bytes */
     int64_t token_bytes;        /* one token of one sequence, all cached layers */
     int64_t all_parameters, all_flops, all_matrix_bytes; /* all layers */
     int64_t all_kv_bytes;                                /* keys and values of all layers */
-    int64_t all_cache_bytes, all_window_cache_bytes;     /* of those that are cached */
+    int64_t all_cache_bytes, all_window_cache_bytes;     /* of the layers with a cache */
 } counts;
 
-/* False if a count passes 2^63 - 1, or a size is not positive. */
+/* False if a count exceeds 2^63 - 1, or a size is not positive. */
 bool counts_of(const counts_shape *shape, counts *result);
 
 /* Pairs (t, s) with t - left <= s <= t + right, 0 <= t, s < n; -1: open. -1 on overflow. */

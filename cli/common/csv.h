@@ -1,5 +1,5 @@
-/* CSV on its way to a sink: commas, quotes and ends of lines. The first failure is kept, and after it
- * nothing is written. */
+/* A CSV writer over a sink: commas, quotes and line ends. After the first failure it writes
+ * nothing more. */
 #ifndef CLI_CSV_H
 #define CLI_CSV_H
 
@@ -11,10 +11,10 @@
 typedef struct csv_out {
     const mha_sink *sink;
     mha_status status;
-    bool filled; /* the row has a cell */
+    bool filled; /* the row has a cell already */
 } csv_out;
 
-/* The row of names, with commas between them. */
+/* The header row. */
 void csv_names(csv_out *csv, const char *names);
 
 /* Write a cell, quoted if necessary. A text that a spreadsheet would read as a formula gets a leading ' (OWASP,

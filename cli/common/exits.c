@@ -6,19 +6,19 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The one table from a library status to an exit code. What is not here is a fault of ours. */
+/* The one table from library status to exit code. A status that it lacks is an internal error. */
 static const struct {
     mha_status status;
     cli_exit code;
 } exit_of_status[] = {
     {MHA_OK, CLI_OK},
-    {MHA_ERR_ARGUMENT, CLI_USAGE}, /* what the command line or the environment said */
+    {MHA_ERR_ARGUMENT, CLI_USAGE}, /* from the command line or the environment */
     {MHA_ERR_FILE, CLI_NO_INPUT},
     {MHA_ERR_FORMAT, CLI_BAD_INPUT},
     {MHA_ERR_UTF8, CLI_BAD_INPUT},
     {MHA_ERR_MODEL, CLI_BAD_INPUT},
     {MHA_ERR_NUMERIC, CLI_BAD_INPUT},
-    {MHA_ERR_SHAPE, CLI_BAD_INPUT}, /* arrays that do not fit together */
+    {MHA_ERR_SHAPE, CLI_BAD_INPUT}, /* arrays with contradictory shapes */
     {MHA_ERR_SIZE, CLI_BAD_INPUT},
     {MHA_ERR_WRITE, CLI_NO_OUTPUT},
     {MHA_ERR_CALLBACK, CLI_NO_OUTPUT},
@@ -33,7 +33,9 @@ static struct {
     char *room;
     size_t size;
 } kept;
-static cli_exit reported; /* the last one */
+/* The code of the last cli_fail(). A callback of the library can only return MHA_ERR_CALLBACK, which
+ * carries no code, through calls that do not know the program: so it waits here. */
+static cli_exit reported;
 
 void cli_fail_into(char *room, size_t size)
 {

@@ -6,7 +6,8 @@
 
 #include <stdbool.h>
 
-/* The one list of exit codes: name, value, text. Documented and pinned: scripts rely on them. */
+/* The one list of exit codes: name, value, text. They are documented and must not change, since
+ * scripts rely on them. */
 #define CLI_EXIT_LIST(X)                                                            \
     X(CLI_OK, 0, "success")                                                         \
     X(CLI_INTERNAL, 1, "unexpected: a bug in the program, or a failed selftest")    \
@@ -26,10 +27,10 @@ typedef enum cli_exit {
 #undef CLI_EXIT_ENUM
 } cli_exit;
 
-/* The subcommand that main() runs, as messages name it: for code that several of them share. */
+/* The subcommand that main() runs, as messages name it; for code that several subcommands share. */
 extern const char *cli_running;
 
-/* Leave the function with the exit code of a call that failed. */
+/* Return the exit code of a call that failed. */
 #define CLI_TRY(call)                              \
     do {                                           \
         const cli_exit try_code_ = (call);         \
@@ -39,16 +40,16 @@ extern const char *cli_running;
 /* Print "multihead: command: message" on stderr and return code. */
 cli_exit cli_fail(cli_exit code, const char *command, const char *format, ...) MHA_PRINTF(3, 4);
 
-/* The same for a library call that failed, with its detail and the exit code that the table in
- * exits.c gives its status. MHA_ERR_CALLBACK, which only the program's own callbacks return, is
- * silent: the error is already reported, whose code it gives, or there is none to report. */
+/* The same for a failed library call, with its detail and the exit code that exits.c maps its
+ * status to. MHA_ERR_CALLBACK, which only the program's own callbacks return, prints nothing:
+ * the callback has reported the error, or there is none to report. */
 cli_exit cli_fail_status(const char *command, mha_status status);
 
-/* From here on messages of cli_fail() become a text in room, cut to size bytes with its NUL; NULL: they
- * go to stderr again. For a subcommand that answers others, who must learn what was wrong. */
+/* Redirect the messages of cli_fail() into room, truncated to size bytes with the NUL; NULL: to
+ * stderr again. For subcommands that report errors to a client. */
 void cli_fail_into(char *room, size_t size);
 
-/* The library's status for a code: the one that cli_fail_status() turns into it. */
+/* The library status that cli_fail_status() maps back to this code. */
 mha_status cli_status_of(cli_exit code);
 
 /* CLI_OK for MHA_OK, else cli_fail_status(). */
@@ -57,10 +58,10 @@ cli_exit cli_check(const char *command, mha_status status);
 /* "multihead: command: warning: ..." on stderr. */
 void cli_warn(const char *command, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* A line on stderr for the user, unless quiet. */
+/* Print a line on stderr, unless quiet. */
 void cli_note(bool quiet, const char *format, ...) MHA_PRINTF(2, 3);
 
-/* Flush stdout: what could not be written is an error, or silence where a pipe was closed. */
+/* Flush stdout. A failed write is an error, except to a closed pipe. */
 cli_exit cli_finish_stdout(const char *command, cli_exit code);
 
 #endif

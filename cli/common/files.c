@@ -22,7 +22,7 @@ static mha_status write_stdout(void *user, const void *bytes, size_t count)
     (void)user;
     errno = 0;
     if (fwrite(bytes, 1, count, stdout) == count) return MHA_OK;
-    /* Whoever closed a pipe has seen enough: the silent status. */
+    /* The reader has closed the pipe: end without a message. */
     if (errno == EPIPE) return mha_fail(MHA_ERR_CALLBACK, "stdout: closed");
     return mha_fail(MHA_ERR_WRITE, "stdout: cannot write: %s", strerror(errno ? errno : EIO));
 }
@@ -38,9 +38,9 @@ void files_begin_json(mha_json *json, const char *format)
     mha_json_text(json, "producer", "multihead " CLI_VERSION);
 }
 
-/* ---- Anything that is drawn into a sink ------------------------------------------------------ */
+/* ---- functions that draw into a sink --------------------------------------------------------- */
 
-/* The file is given up when a signal comes. */
+/* A signal abandons the file. */
 static mha_status write_until_signal(void *user, const void *bytes, size_t count)
 {
     const mha_sink *inner = user;
@@ -48,8 +48,8 @@ static mha_status write_until_signal(void *user, const void *bytes, size_t count
     return inner->write(inner->user, bytes, count);
 }
 
-/* Signals are not held for a FIFO or a device: nothing of them can be removed, and they may block forever.
- * Who holds them already wants the file whole. */
+/* Signals are not held for a FIFO or a device: there is no file to remove, and writes may block
+ * without limit. A caller that holds them already requires the whole file. */
 static mha_status draw_file(const char *folder, const char *path, files_draw_fn *draw,
                             const void *user)
 {
@@ -125,7 +125,7 @@ bool files_beside_program(const char *name, char *path, size_t bytes)
     return true;
 }
 
-/* The folder of a path, which stands before its last slash. */
+/* The folder of a path: the part before its last slash. */
 static bool folder_of(const char *path, char folder[PATH_MAX])
 {
     size_t end = strlen(path);
@@ -135,8 +135,9 @@ static bool folder_of(const char *path, char folder[PATH_MAX])
     return snprintf(folder, PATH_MAX, "%.*s", end ? (int)end : 1, end ? path : ".") < PATH_MAX;
 }
 
-/* Where a path leads: all of it if it exists, else its folder, with the last name behind; false: no such
- * folder. Nothing to allocate: lack of memory is not another file. */
+/* The real path: of the whole path if it exists, else of its folder, with the last name
+ * appended; false: no such folder. It allocates nothing, so that lack of memory cannot look like
+ * another file. */
 static bool resolve(const char *path, char place[2 * PATH_MAX])
 {
     char folder[PATH_MAX];
@@ -155,7 +156,7 @@ bool files_same(const char *a, const char *b)
     return !strcmp(a, b) || (resolve(a, at_a) && resolve(b, at_b) && !strcmp(at_a, at_b));
 }
 
-/* Whether the folder that holds path takes a new entry; an errno, or 0. */
+/* Whether an entry can be created in the folder of path; returns an errno, or 0. */
 static int parent_error(const char *path)
 {
     char folder[PATH_MAX];

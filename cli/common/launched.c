@@ -25,9 +25,9 @@ enum { PATH_BYTES = 4096 };
 static struct {
     const mha_transport *transport;
     const char *command; /* of the message */
-    char message[1024];  /* of the last error, which is not printed where it occurs */
-    bool agreed;         /* all ranks know of it */
-    bool lost;           /* a rank is gone, and nobody can be told */
+    char message[1024];  /* the last error, printed later */
+    bool agreed;         /* every rank has received the error */
+    bool lost;           /* a rank is lost, so messages cannot reach all ranks */
     bool released;
 #ifdef CLI_HAS_MPI
     mha_mpi *mpi;
@@ -51,7 +51,7 @@ bool ranks_first(void)
     return !ranks.transport || ranks.transport->rank == 0;
 }
 
-/* ---- what the launcher says ------------------------------------------------------------------ */
+/* ---- the launcher's environment -------------------------------------------------------------- */
 
 static int64_t number_of(const char *name)
 {
@@ -59,7 +59,7 @@ static int64_t number_of(const char *name)
     return text && *text >= '0' && *text <= '9' ? strtoll(text, NULL, 10) : -1;
 }
 
-/* Open MPI, MPICH and its relatives, and what Slurm starts with PMIx. */
+/* Open MPI, MPICH and its derivatives, and Slurm with PMIx. */
 static int64_t launched(void)
 {
     const int64_t open_mpi = number_of("OMPI_COMM_WORLD_SIZE"), pmi = number_of("PMI_SIZE");
@@ -80,8 +80,8 @@ static int64_t launched_rank(void)
 
 #ifdef CLI_HAS_MPI
 
-/* The companion of this program's folder, with the library that it needs, which may be in no path of
- * the system. Functions of the program itself come before those of that library, so that there is one
+/* Load the companion library from the program's folder, with its dependency, which may be
+ * outside the system's paths. Symbols of the program take precedence, so that both share one
  * text of the last error. */
 static void *open_beside(const char *folder)
 {
@@ -100,8 +100,8 @@ static void *open_library(void)
 {
     const char *named = getenv("MHA_MPI_LIBRARY");
     if (named && *named) return dlopen(named, RTLD_NOW | RTLD_GLOBAL);
-    /* Where a build and where an installed tree has it. A path from CMake would make the program depend on
-     * where it is installed. */
+    /* Relative paths in a build and in an installed tree. A path from CMake would tie the
+     * program to its place of installation. */
     static const char *const folders[] = {"", "../lib/", "../lib64/"};
     void *library = NULL;
     for (size_t i = 0; !library && i < sizeof folders / sizeof *folders; i++)
@@ -109,7 +109,7 @@ static void *open_library(void)
     return library ? library : dlopen(MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
 }
 
-/* The address of a function; pointers to functions and to data are as wide. */
+/* The address of a function; function and data pointers have the same size. */
 static bool find(void *library, const char *name, void *function)
 {
     void *address = dlsym(library, name);
@@ -173,7 +173,7 @@ static cli_exit join(int64_t size)
 
 #endif
 
-/* Everybody's stdout but that of rank 0 leads nowhere, and notes are not printed. */
+/* Other ranks than 0 write stdout to /dev/null and print no notes. */
 static void be_silent(void)
 {
     const int nowhere = open("/dev/null", O_WRONLY);
@@ -224,7 +224,7 @@ cli_exit ranks_agree(const char *command, cli_exit code)
 {
     mha_status status = MHA_OK;
     if (!ranks.transport) return code;
-    if (code == CLI_NO_RANK) { /* no message arrives any more; the text names the rank */
+    if (code == CLI_NO_RANK) { /* messages cannot be received any more; the text names the rank */
         ranks.lost = ranks.agreed = true;
         ranks.command = command;
         return code;
@@ -255,8 +255,8 @@ void ranks_release(void)
     ranks.released = true;
 }
 
-/* The command line is the same at all ranks: which one refused it does not matter. What all fail at
- * together has the number of the rank where it began. */
+/* The command line is the same on all ranks, so an error in it names no rank. An error in which
+ * all ranks agree names the rank where it began. */
 static void print_message(cli_exit code)
 {
     const char *text = ranks.message, *command = ranks.command;

@@ -8,23 +8,23 @@
 typedef struct like_model {
     const char *name;
     int64_t layers; /* attention modules */
-    int64_t cached; /* those that keep keys and values while decoding; 0: an encoder */
+    int64_t cached; /* layers that cache keys and values in decoding; 0: an encoder */
     int64_t embed, heads, kv_heads, head_dim;
-    int64_t length; /* tokens of its training */
-    int64_t window; /* keys that a token sees, itself included; 0: all */
+    int64_t length; /* tokens of the training context */
+    int64_t window; /* keys that a token sees, including itself; 0: all */
     bool causal, qkv_bias, out_bias;
     double published; /* parameters of the whole model as published */
     const char *source;
-    const char *note; /* what a reader should know, or NULL */
+    const char *note; /* a note for the reader, or NULL */
 } like_model;
 
-/* NULL at an index beyond the last. */
+/* NULL if the index is beyond the last. */
 const like_model *likes_at(int i);
 
 /* NULL if no model has that name. */
 const like_model *likes_find(const char *name);
 
-/* The name that may have been meant, or NULL. */
+/* The nearest name, or NULL. */
 const char *likes_nearest(const char *name);
 
 #endif

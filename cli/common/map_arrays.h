@@ -1,4 +1,4 @@
-/* Attention maps of .npy files: weights that anything may have computed. */
+/* Attention maps of .npy files, from any program. */
 #ifndef CLI_MAP_ARRAYS_H
 #define CLI_MAP_ARRAYS_H
 
@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-/* The shape [L,H,T,S] of an array [T,S], [H,T,S] or [L,H,T,S]; or with a batch of one before or
- * behind L, as numpy.stack() makes it of what transformers returns. Errors name path. */
+/* The shape [L,H,T,S] of an array [T,S], [H,T,S] or [L,H,T,S], with an optional batch axis of 1
+ * before or after L, as numpy.stack() of transformers' maps has. Errors name path. */
 cli_exit map_arrays_shape(const char *command, const char *path, const mha_tensor *tensor,
                           int64_t shape[4]);
 

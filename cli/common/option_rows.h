@@ -9,7 +9,7 @@
     {                                       \
         .kind = ARGS_HEADING, .name = title \
     }
-/* Behind the help may stand more of an option: .needs = "--svg FILE". */
+/* More fields may follow the help: .needs = "--svg FILE". */
 #define ROW_FLAG(letter_, name_, type_, field_, value_, ...)                  \
     {                                                                         \
         .kind = ARGS_FLAG, .letter = letter_, .name = name_, .least = value_, \

@@ -1,17 +1,17 @@
-/* Which heads are wanted: the lists of --layer and --head. */
+/* The selected heads: the lists of --layer and --head. */
 #include "common/arena.h"
 #include "common/maps.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* A list being parsed: its option, and what may be named. */
+/* A list being parsed: its option, and the allowed range. */
 typedef struct pick_list {
     const char *command, *option; /* "view", "--layer" */
     const char *text;             /* for messages: the whole list */
     int64_t layers, heads;
     uint8_t *layer_on;   /* [L] */
-    uint8_t *head_on;    /* [H] plain head numbers, in every layer chosen */
+    uint8_t *head_on;    /* [H] plain head numbers, for every selected layer */
     maps_picks *picks;   /* where L4H11 goes */
     bool plain, located; /* which kinds of heads were seen */
 } pick_list;
@@ -27,11 +27,11 @@ static cli_exit check_below(const pick_list *list, const char *what, int64_t num
 {
     if (number < count) return CLI_OK;
     return cli_fail(CLI_USAGE, list->command,
-                    "%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64, list->option,
-                    list->text, what, number, count - 1);
+                    "%s %s: there is no %s %" PRId64 "; %ss are 0 to %" PRId64, list->option,
+                    list->text, what, number, what, count - 1);
 }
 
-/* 3 or 3-5: all of them on. */
+/* 3 or 3-5: select all of them. */
 static cli_exit take_range(const pick_list *list, const char **at, int64_t first, const char *what,
                            int64_t count, uint8_t *on)
 {
@@ -45,7 +45,7 @@ static cli_exit take_range(const pick_list *list, const char **at, int64_t first
     return CLI_OK;
 }
 
-/* The head behind "L4H" or "4.". */
+/* The head number after "L4H" or "4.". */
 static cli_exit take_located(pick_list *list, const char **at, int64_t layer)
 {
     int64_t head;
@@ -97,17 +97,17 @@ static cli_exit take_list(pick_list *list, const args_texts *texts,
 static cli_exit take_lists(pick_list *list, const args_texts *layers, const args_texts *heads)
 {
     list->option = "--layer";
-    CLI_TRY(take_list(list, layers, take_layer));
-    list->option = "--head";
+    if (layers) CLI_TRY(take_list(list, layers, take_layer));
+    list->option = layers ? "--head" : "--without";
     CLI_TRY(take_list(list, heads, take_head));
-    if (list->located && !list->plain && layers->count > 0)
+    if (layers && layers->count > 0 && list->located && !list->plain)
         return cli_fail(CLI_USAGE, list->command,
                         "--head %s names its layer already; leave out --layer", list->text);
     return CLI_OK;
 }
 
-/* Turn on what layers and plain heads mean together. Heads that all name their layer mean no more
- * than themselves. */
+/* Select plain heads in the given layers. If every head names its layer, --layer selects nothing
+ * more. */
 static void cross(const pick_list *list, bool all_layers, bool all_heads)
 {
     maps_picks *picks = list->picks;
@@ -129,6 +129,6 @@ cli_exit maps_pick(const char *command, const args_texts *layers, const args_tex
     CLI_TRY(ARENA_ALLOC(command, layer_count, &list.layer_on));
     CLI_TRY(ARENA_ALLOC(command, head_count, &list.head_on));
     CLI_TRY(take_lists(&list, layers, heads));
-    cross(&list, layers->count == 0, heads->count == 0);
+    cross(&list, !layers || layers->count == 0, heads->count == 0);
     return CLI_OK;
 }

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* ---- Texts from anywhere --------------------------------------------------------------------- */
+/* ---- untrusted text -------------------------------------------------------------------------- */
 
 void cli_show(const char **text, const char *end, char shown[CLI_SHOWN_BYTES])
 {
@@ -18,7 +18,7 @@ void cli_show(const char **text, const char *end, char shown[CLI_SHOWN_BYTES])
     if (!hidden) {
         memcpy(shown, from, length);
         shown[length] = '\0';
-    } else if (length == 1) /* ASCII, or a byte that belongs to nothing */
+    } else if (length == 1) /* ASCII, or a byte that is not part of a character */
         snprintf(shown, CLI_SHOWN_BYTES, "\\x%02x", (unsigned)(unsigned char)*from);
     else
         snprintf(shown, CLI_SHOWN_BYTES, code < 0x10000 ? "\\u%04" PRIx32 : "\\U%08" PRIx32, code);
@@ -36,7 +36,7 @@ static int64_t columns_of(const char *text, size_t bytes)
     return columns;
 }
 
-/* What is on its way to a stream: stderr has no buffer of its own, and a line is one write. */
+/* Buffered output: stderr is unbuffered, and a line must be one write. */
 typedef struct page {
     FILE *file;
     size_t used;
@@ -165,7 +165,7 @@ static void write_number(const directive *d, va_list *arguments, char text[NUMBE
     if (d->plus && *at == '-') memmove(text, at, strlen(at) + 1);
 }
 
-/* Bytes of a %s: up to its end or its precision, without half a character. */
+/* Bytes of a %s: up to its end or its precision, never splitting a character. */
 static size_t text_bytes(const char *text, int precision)
 {
     if (precision < 0) return strlen(text);
@@ -203,7 +203,7 @@ static int put_directive(page *out, const directive *d, va_list *arguments)
     return idle > 0 ? d->width : columns;
 }
 
-/* What we say ourselves is a column a character. */
+/* The program's own text has one column per character. */
 static int columns_of_format(const char *text, size_t bytes)
 {
     int columns = 0;
@@ -215,7 +215,7 @@ static int columns_of_format(const char *text, size_t bytes)
 static int put_list(page *out, const char *format, va_list arguments)
 {
     int columns = 0;
-    va_list list; /* an array on some machines, whose address cannot be taken as a parameter's */
+    va_list list; /* an array on some machines, where the address of a parameter has another type */
     va_copy(list, arguments);
     while (*format) {
         const size_t plain = strcspn(format, "%");

@@ -19,26 +19,27 @@
 enum { CLI_SHOWN_BYTES = 16 };
 void cli_show(const char **text, const char *end, char shown[CLI_SHOWN_BYTES]);
 
-/* printf() of d i u x c s e f g and %%, with flags - + 0, width, precision and l ll z j. A width is
- * in columns of the terminal, of what is written; a precision is in bytes and cuts no character
- * in two. Returns the columns written, all lines together. */
+/* printf() of d i u x c s e f g and %%, with flags - + 0, width, precision and l ll z j. A width
+ * is in terminal columns of the visible form; a precision is in bytes and never splits a
+ * character. Returns the columns written, all lines together. */
 int cli_print(const char *format, ...) MHA_PRINTF(1, 2);
 int cli_print_to(FILE *file, const char *format, ...) MHA_PRINTF(2, 3);
 int cli_print_list(FILE *file, const char *format, va_list arguments) MHA_PRINTF(2, 0);
 
-/* A line "multihead: command: kind message", without what is NULL; without the program's name if kind is
- * NULL. It is one write (up to a kilobyte), so that the lines of several ranks do not mix. */
+/* A line "multihead: command: kind message"; parts that are NULL are omitted, and the program's
+ * name if kind is NULL. It is one write (up to a kilobyte), so that lines of several ranks do
+ * not mix. */
 void cli_print_line(FILE *file, const char *command, const char *kind, const char *format,
                     va_list arguments) MHA_PRINTF(4, 0);
 
-/* Whether nothing is written to stderr from here on. */
+/* Suppress everything on stderr from here on. */
 void cli_print_silence(bool silent);
 
-/* text on stdout behind label, broken at spaces where the width ends, each further line indented by
- * the label's columns. */
+/* Print text on stdout after label, wrapped at spaces to the width, continuation lines indented
+ * by the label's columns. */
 void cli_print_wrapped(const char *label, const char *text, int64_t width);
 
-/* text on stdout, cut to so many columns, the last one an ellipsis where something is left out. */
+/* Print text on stdout, truncated to so many columns with an ellipsis. */
 void cli_print_cut(const char *text, int64_t columns, bool ascii);
 
 #endif

@@ -18,10 +18,10 @@ typedef struct progress {
 
 progress progress_begin(bool quiet);
 
-/* What is going on, and how much of all the work is done, 0 to 1. */
+/* The current activity, and the completed part of all work, 0 to 1. */
 void progress_show(progress *p, double part, const char *format, ...) MHA_PRINTF(3, 4);
 
-/* Before anything else is printed: the line disappears. progress_show() may bring it back. */
+/* Erase the line before anything else is printed. progress_show() may print it again. */
 void progress_clear(const progress *p);
 
 #endif

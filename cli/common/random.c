@@ -1,4 +1,4 @@
-/* SplitMix64 (Steele, Lea and Flood 2014), the streams kept apart by its own mixing. */
+/* SplitMix64 (Steele, Lea and Flood 2014); its mixing function separates the streams. */
 #include "common/random.h"
 
 uint64_t random_next(random_source *r)

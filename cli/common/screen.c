@@ -1,4 +1,4 @@
-/* What the terminal can do: its width, its colours, its characters, its background. */
+/* The terminal's width, colours, characters and background. */
 #define _DEFAULT_SOURCE /* TIOCGWINSZ */
 #include "common/screen.h"
 
@@ -41,8 +41,8 @@ static bool want_color(const screen_options *options)
     return isatty(STDOUT_FILENO);
 }
 
-/* Characters outside ASCII are left out only where the locale names another encoding than UTF-8:
- * many machines name none at all and show UTF-8. */
+/* Only a locale that names an encoding other than UTF-8 disables characters outside ASCII: many
+ * machines name none and show UTF-8. */
 static bool is_ascii(const screen_options *options)
 {
     if (options->ascii) return true;

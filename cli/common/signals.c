@@ -11,7 +11,7 @@ enum { COUNT = 3 };
 static const int numbers[COUNT] = {SIGINT, SIGTERM, SIGHUP};
 static struct sigaction before[COUNT];
 static int holds;
-static atomic_int came, last; /* last: postponed ones too */
+static atomic_int came, last; /* the last signal, including postponed ones */
 
 static void on_signal(int number)
 {
@@ -34,7 +34,7 @@ bool signals_came(void)
     return came != 0;
 }
 
-/* Whether the outermost hold has ended, or there was none. */
+/* Whether no hold is active. */
 static bool let_go(void)
 {
     if (holds == 0) return true;

@@ -23,7 +23,7 @@ typedef struct table_column {
         heading, width, decimals, unit, MHA_JSON_NAMED(name, type, structure, member) \
     }
 
-/* A table under way: set columns, and limit where rows are cut at the terminal's width. */
+/* A table being printed: set columns, and limit if rows are truncated to the terminal's width. */
 enum { TABLE_LINE_BYTES = 2048 };
 typedef struct table {
     const table_column *columns;
@@ -37,19 +37,19 @@ typedef struct table {
 /* Print the headings of count columns. */
 void table_head(table *t, int count);
 
-/* The next cell of the row, of a column that has a heading. A number that is NaN is "-". A cell wider than
- * its column moves the rest of the row. */
+/* Print the next cell of a column with a heading. NaN is "-". A cell wider than its column moves
+ * the rest of the row. */
 void table_text(table *t, const char *format, ...) MHA_PRINTF(2, 3);
 void table_number(table *t, double value);
 void table_integer(table *t, int64_t value);
 
-/* The fields of the next count columns; those without a heading are left out. */
+/* Print the fields of the next count columns; those without a heading are skipped. */
 void table_fields(table *t, int count, const void *row);
 
 /* Print the row. */
 void table_end(table *t);
 
-/* The fields of count columns that have a name, as members of the open object. */
+/* Write the fields of count named columns as members of the open object. */
 void table_json(const table_column *columns, int count, mha_json *json, const void *row);
 
 #endif

@@ -68,8 +68,8 @@ cli_exit text_model_pick(const text_model *model, const args_texts *layers, cons
         picks->count--;
     }
     if (picks->count > 0) return CLI_OK;
-    return cli_fail(CLI_USAGE, model->command, "%s: pruned, and without the heads chosen",
-                    model->folder);
+    return cli_fail(CLI_USAGE, model->command,
+                    "%s: the selected heads have been pruned; choose others", model->folder);
 }
 
 void text_model_close(text_model *model)

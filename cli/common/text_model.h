@@ -17,12 +17,13 @@
 
 typedef struct text_model {
     const char *command, *folder; /* of the caller; for messages */
-    char where[160];              /* in front of messages about a text: "file: line 3: " */
+    char where[160];              /* prefix of messages about a text: "file: line 3: " */
     char *name;                   /* the folder's, as a title */
     char architecture[32];        /* model_type */
     mha_context *context;
-    const mha_transport *ranks; /* over which the layers are spread; NULL: all are here */
-    mha_model *model;           /* what is below is its own */
+    const mha_transport *ranks; /* the transport that divides the layers; NULL: all layers are
+                                   here */
+    mha_model *model;           /* this struct owns the fields below */
     mha_transformer *net;
     mha_transformer_desc desc;
     mha_transformer *encoder; /* of an encoder-decoder, whose decoder is net; else NULL */
@@ -32,16 +33,16 @@ typedef struct text_model {
     const mha_vocabulary *vocabulary; /* ... whole words; the other is NULL */
 } text_model;
 
-/* Open a folder, until the subcommand ends; what is read below lives in the arena. Errors are
- * printed. threads 0: the default. spread: divide the layers among the ranks, if there are several; all
- * ranks then make the same calls. Otherwise each rank loads all layers. */
+/* Open a folder until the subcommand ends. Errors are printed. threads 0: the default. spread:
+ * divide the layers among the ranks, if there are several; all ranks then make the same calls.
+ * Otherwise each rank loads all layers. */
 cli_exit text_model_open(const char *command, const char *folder, int64_t threads, bool spread,
                          text_model *model);
 
-/* For those who go on without it: its memory is free again. */
+/* Close it early and free its memory. */
 void text_model_close(text_model *model);
 
-/* maps_pick(), without the heads that a pruned layer does not have. */
+/* maps_pick(), without the heads that a pruned layer lacks. */
 cli_exit text_model_pick(const text_model *model, const args_texts *layers, const args_texts *heads,
                          maps_picks *picks);
 
@@ -51,45 +52,45 @@ cli_exit text_model_token(const text_model *model, int32_t id, char **text);
 /* A text to read. */
 typedef struct text_request {
     const char *command, *folder; /* for messages */
-    const char *where;            /* in front of them: "file: line 3: " */
+    const char *where;            /* prefix of messages: "file: line 3: " */
     const mha_model *model;
     mha_tokens_options how;
     const char *text, *pair; /* pair NULL: none */
     size_t bytes, pair_bytes;
 } text_request;
 
-/* mha_tokens_read(), in the arena, with advice of the program in its errors, which are printed. */
+/* mha_tokens_read() in the arena. Errors are printed, with the program's advice. */
 cli_exit text_read(const text_request *request, mha_tokens **tokens);
 
 typedef struct text_limits {
-    int64_t most;  /* tokens, special ones included; 0: what the model takes */
-    bool truncate; /* cut longer texts instead of refusing them */
+    int64_t most;  /* most tokens, including special ones; 0: the model's limit */
+    bool truncate; /* cut longer texts instead of rejecting them */
 } text_limits;
 
-/* The file that the next texts come from, "-" for stdin, and their line; for messages. file NULL:
- * none; line 0: the whole file. */
+/* File and line of the next texts for messages; "-" is stdin. file NULL: none; line 0: the whole
+ * file. */
 void text_model_where(text_model *model, const char *file, int64_t line);
 
-/* pair NULL: one text. Texts without a token but special ones are refused. Errors are printed. */
+/* pair NULL: one text. Texts with special tokens only are rejected. Errors are printed. */
 cli_exit text_model_encode(const text_model *model, const text_limits *limits, const char *text,
                            size_t bytes, const char *pair, size_t pair_bytes, mha_tokens **tokens);
 
-/* The same for what model.encoder reads. */
+/* The same for the input of model.encoder. */
 cli_exit text_model_encode_source(const text_model *model, const text_limits *limits,
                                   const char *text, size_t bytes, mha_tokens **tokens);
 
-/* How far a study is, on a progress. */
+/* Report the progress of a study. */
 struct progress;
 void text_show_study(struct progress *shown, const mha_study_progress *at);
 
-/* What a run gives on the way: fields of mha_transformer_input. */
+/* Callbacks of a run: fields of mha_transformer_input. */
 typedef struct text_visit {
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *user;
     const mha_tensor *gates;
 } text_visit;
 
-/* One text through model.net, which must have no memory (encoder-decoders have). */
+/* Run one text through model.net, which must not be a decoder of an encoder-decoder. */
 mha_status text_model_run(const text_model *model, const mha_tokens *tokens,
                           const text_visit *visit);
 

@@ -19,7 +19,7 @@ static cli_exit cannot_read(const char *command, const char *path, int error)
                     path, error == ENOENT ? "no such file" : strerror(error));
 }
 
-/* All that the stream gives, up to a limit that no text for a model comes near. */
+/* Read the stream to its end, up to a limit far above any model's text. */
 static cli_exit read_stream(const char *command, FILE *file, const char *path, char **bytes,
                             size_t *size)
 {
@@ -42,7 +42,7 @@ static cli_exit read_stream(const char *command, FILE *file, const char *path, c
     return CLI_OK;
 }
 
-/* A launcher gives it to rank 0 alone, which gives it to all. */
+/* A launcher passes stdin to rank 0 only, which broadcasts it. */
 static cli_exit read_stdin(const char *command, char **bytes, size_t *size)
 {
     if (ranks_first()) CLI_TRY(read_stream(command, stdin, "stdin", bytes, size));
@@ -94,7 +94,7 @@ cli_exit texts_read_utf8(const char *command, const char *path, const char **tex
 
 ARENA_RELEASE(free_json, json_decref)
 
-/* Where jansson gets no memory it drops something and goes on, or reports malformed text. */
+/* If jansson runs out of memory, it drops a value and continues, or reports malformed text. */
 cli_exit texts_json(const char *command, const char *path, const char *text, size_t size,
                     size_t flags, json_t **root, json_error_t *error)
 {

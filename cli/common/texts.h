@@ -7,19 +7,19 @@
 #include <jansson.h>
 #include <stddef.h>
 
-/* A whole file, or stdin for "-", whatever kind of file it is; ends with a NUL that *size does not
- * count. Errors are printed. */
+/* A whole file of any kind, or stdin for "-"; ends with a NUL that *size does not count. Errors
+ * are printed. */
 cli_exit texts_read_file(const char *command, const char *path, char **bytes, size_t *size);
 
-/* A regular file, no device and no pipe, of at most limit bytes; in the arena, with a zero byte behind. */
+/* A regular file (no device, no pipe) of at most limit bytes; in the arena, NUL-terminated. */
 cli_exit texts_read_regular(const char *command, const char *path, size_t limit, char **bytes,
                             size_t *size);
 
-/* The same of text that must be UTF-8; a byte order mark at its beginning is left out. */
+/* The same, validated as UTF-8; a leading byte order mark is skipped. */
 cli_exit texts_read_utf8(const char *command, const char *path, const char **text, size_t *size);
 
-/* A JSON value, in the arena; *root NULL: malformed, as *error says, and the caller prints it. flags are
- * jansson's. */
+/* A JSON value in the arena; *root NULL: malformed, described in *error for the caller to print.
+ * flags are jansson's. */
 cli_exit texts_json(const char *command, const char *path, const char *text, size_t size,
                     size_t flags, json_t **root, json_error_t *error);
 

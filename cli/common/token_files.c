@@ -12,7 +12,7 @@
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
 
-/* Names that models give to tokens which stand for no text. */
+/* Names of tokens that models add and that are not text. */
 static bool looks_special(const char *text)
 {
     static const char *const names[] = {"[CLS]", "[SEP]", "[PAD]",         "[MASK]",
@@ -31,7 +31,7 @@ typedef struct token_list {
 static cli_exit append(const char *command, token_list *list, const char *text, size_t bytes)
 {
     const int64_t count = list->count;
-    /* Room doubles whenever the count is a power of two. */
+    /* Capacity doubles whenever the count is a power of two. */
     if ((count & (count - 1)) == 0)
         CLI_TRY(arena_grow(command, count > 0 ? 2 * count : 1, sizeof *list->items, &list->items));
     char **copy = &list->items[list->count++];
@@ -63,8 +63,7 @@ static cli_exit malformed_list(const char *command, const char *path, const char
                     unit, at);
 }
 
-/* A text with a zero character, which no token holds and at which labels end, is refused by
- * jansson, and so are lone surrogates. */
+/* jansson rejects a text with U+0000, at which labels would end, and lone surrogates. */
 static cli_exit take_json(const char *command, const char *path, const char *text, size_t size,
                           token_list *read)
 {

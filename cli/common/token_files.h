@@ -1,4 +1,4 @@
-/* Files of tokens: a token a line, or a JSON list of texts if the name ends in .json. */
+/* Files of tokens: one token per line, or a JSON list of texts if the name ends in .json. */
 #ifndef CLI_TOKEN_FILES_H
 #define CLI_TOKEN_FILES_H
 

@@ -1,4 +1,4 @@
-/* See words.h. Returned by value, so that they can stand in a call. */
+/* See words.h. Texts are returned by value, so that they can be arguments of a call. */
 #include "common/words.h"
 
 #include "common/print.h"

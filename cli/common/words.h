@@ -1,4 +1,4 @@
-/* Numbers as people read them: digits in threes, bytes with a unit, rough sizes. */
+/* Numbers for people: digits in groups of three, bytes with a unit, rounded sizes. */
 #ifndef CLI_WORDS_H
 #define CLI_WORDS_H
 
@@ -14,9 +14,9 @@ words words_bytes(double bytes); /* "320 KiB", "1.25 GiB" */
 words words_rough(double n);     /* "124 million", "1.4e+18" */
 words words_flops(double flops); /* "1.37 TFLOP" */
 
-const char *words_s(int64_t n); /* the end of a noun behind n: "" for 1, else "s" */
+const char *words_s(int64_t n); /* the plural ending for n: "" for 1, else "s" */
 
-/* A label and a text behind it on stdout, broken at spaces, the lines indented by the label. */
+/* Print a label and a text on stdout, wrapped at spaces and indented by the label. */
 void words_print(const char *label, const char *text);
 
 #endif

@@ -68,6 +68,8 @@ const args_page count_page = {
              "  KV cache            2 B N Hk D b bytes; as allocated: whole runs of 16\n"
              "                      positions, scales and tables\n"
              "A multiply and an add are two operations.",
+    .takes = "[MODEL]",
+    .spare = "give one model folder at a time",
     ARGS_OPTIONS(option_table),
 };
 
@@ -161,9 +163,6 @@ cli_exit cmd_count(int argument_count, char *const *arguments)
     count_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&count_page, argument_count, arguments, &options, &line));
-    if (line.plain.count > 1)
-        return cli_fail(CLI_USAGE, COUNT, "one model folder at a time: '%s' is one too many",
-                        line.plain.items[1]);
     if (line.plain.count) options.config.model = line.plain.items[0];
     if (options.config.like && !strcmp(options.config.like, "list")) {
         config_print_models();

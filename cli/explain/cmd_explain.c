@@ -105,6 +105,8 @@ const args_page explain_page = {
              "(online softmax over blocks of keys) or plain (row by row, in double).\n"
              "Operations are 2 (D + Dv) per visible pair. Below about 20 operations per byte,\n"
              "memory bandwidth is the limit, unless everything fits in L2.",
+    .takes = "[MODEL]",
+    .spare = "give one model folder at a time",
     ARGS_OPTIONS(option_table),
 };
 
@@ -166,9 +168,6 @@ cli_exit cmd_explain(int count, char *const *arguments)
     args_line line = {0};
     CLI_TRY(args_parse(&explain_page, count, arguments, &options, &line));
     CLI_TRY(check(&options, &line));
-    if (line.plain.count > 1)
-        return cli_fail(CLI_USAGE, EXPLAIN, "one model folder at a time: '%s' is one too many",
-                        line.plain.items[1]);
     if (line.plain.count) options.config.model = line.plain.items[0];
     if (options.config.like && !strcmp(options.config.like, "list")) {
         config_print_models();

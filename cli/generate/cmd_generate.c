@@ -82,6 +82,8 @@ const args_page generate_page = {
              "Sampling applies temperature, top k, top p and min p in this order; with one of\n"
              "the last three alone the temperature is 1. --chat takes no system turn:\n"
              "write one into TEXT, without --chat. docs/caches.md compares the types of cache.",
+    .takes = "MODEL [TEXT]",
+    .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
 };
 
@@ -104,19 +106,19 @@ typedef struct run {
     int64_t most; /* new tokens */
     cache_options cache;
     bool quiet;
-    int32_t *ids; /* [room] the prompt, then what was chosen last */
+    int32_t *ids; /* [room] the prompt; later the last tokens chosen */
     int64_t count, room;
     int64_t limit;   /* tokens of a text */
     float *logits;   /* [V] */
-    int64_t choices; /* of V: a vocabulary may be padded with tokens that stand for nothing */
-    bool begun;      /* something stands on the line */
+    int64_t choices; /* of V: a vocabulary may be padded with unused ids */
+    bool begun;      /* the current line is not empty */
 } run;
 
 ARENA_RELEASE(destroy_decoder, mha_decoder_destroy)
 ARENA_RELEASE(destroy_model, mha_model_destroy)
 ARENA_RELEASE(destroy_writer, mha_text_writer_destroy)
 
-/* One token on stdout, at once. */
+/* Print one token and flush. */
 static cli_exit show(run *r, int32_t id, bool *stopped)
 {
     const char *text;
@@ -133,7 +135,7 @@ static cli_exit show(run *r, int32_t id, bool *stopped)
     if (r->begun && !characters) cli_print(" ");
     const char *word = r->vocabulary ? mha_vocabulary_word(r->vocabulary, id) : NULL;
     if (word && characters && (!strcmp(word, "\n") || !strcmp(word, "\t")))
-        cli_print(*word == '\n' ? "\n" : "\t"); /* characters of a text, as the text has them */
+        cli_print(*word == '\n' ? "\n" : "\t"); /* characters of a text, unchanged */
     else if (word)
         cli_print("%s", word);
     else
@@ -190,7 +192,7 @@ static cli_exit read_text(run *r, const char *text)
                     "nothing to begin with: this model has no beginning-of-text token; give TEXT");
 }
 
-/* What stands before the answer, and what ends it. */
+/* Wrap the prompt in the chat template, and set the token that ends the answer. */
 static cli_exit make_prompt(run *r, const generate_options *options, const char *folder,
                             const char **text)
 {
@@ -218,7 +220,7 @@ static bool predicts(const mha_transformer_desc *d)
     return d->flags & MHA_TRANSFORMER_CAUSAL && !(d->flags & others);
 }
 
-/* What the model writes needs no tokenizer if it is numbers that are read. */
+/* Without a tokenizer, input and output are token ids. */
 static cli_exit load_model(run *r, const generate_options *options, const char *folder)
 {
     mha_model_options how = {.struct_size = sizeof how,
@@ -260,7 +262,7 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
     return arena_keep(GENERATE, r->writer, destroy_writer);
 }
 
-/* A text has no more tokens than bytes, and some that stand for none. */
+/* A text has at most one token per byte, plus special tokens. */
 static cli_exit make_room(run *r, const char *text)
 {
     const int64_t most = (int64_t)strlen(text) + 16;
@@ -281,7 +283,7 @@ static mha_status step(run *r, int64_t at)
 
 enum { MOST_STEP = 512 };
 
-/* The prompt: all but its last token at once, or in pieces, without logits. */
+/* Process the prompt except for its last token, at once or in pieces, without logits. */
 static cli_exit begin(run *r)
 {
     const int64_t left = r->limit - r->count, first = r->count - 1;
@@ -290,7 +292,7 @@ static cli_exit begin(run *r)
                              .capacity = r->count + (r->most < left ? r->most : left),
                              .max_step = first > 0 ? first : 1};
     CLI_TRY(cache_fill(GENERATE, &r->cache, &desc));
-    /* What a step brings is held beside the window. */
+    /* The tokens of a step are cached in addition to the window. */
     if (desc.window > 0 && desc.max_step > MOST_STEP) desc.max_step = MOST_STEP;
     CLI_TRY(cli_check(GENERATE, mha_decoder_create(r->context, mha_model_transformer(r->model),
                                                    &desc, &r->decoder)));
@@ -320,7 +322,7 @@ static cli_exit show_rest(run *r)
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
 
-/* The prompt as it was given; what was made of it for a chat is not repeated. */
+/* Echo the prompt as given, without its chat template. */
 static cli_exit show_prompt(run *r, const char *text)
 {
     bool stopped;
@@ -371,7 +373,7 @@ static cli_exit choose(run *r, uint64_t step)
                     "large for 32 bits; fetch the model again");
 }
 
-/* New tokens until one ends the text. *made: how many; *full: no position is left. */
+/* New tokens until one ends the text. *made: their number; *full: no position is left. */
 static cli_exit write_tokens(run *r, int64_t *made, bool *full)
 {
     bool stopped = false;
@@ -397,7 +399,8 @@ static cli_exit generate(run *r, const char *text, bool stats)
     double from = seconds_now();
     CLI_TRY(begin(r));
     r->seconds[0] = seconds_now() - from;
-    /* Before it, there is no text that must end well; of several ranks the launcher ends all. */
+    /* Before the first token, no text needs a clean end; with several ranks the launcher ends
+     * all. */
     if (!ranks_transport()) signals_hold();
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();
@@ -443,7 +446,7 @@ static cli_exit check_options(const generate_options *options, run *r)
     return CLI_OK;
 }
 
-/* What takes text, before a model is loaded. */
+/* Check the texts before loading a model. */
 static cli_exit check_text_options(const generate_options *options, bool text)
 {
     if (options->ids && options->stops.count > 0)
@@ -469,12 +472,6 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     CLI_TRY(args_parse(&generate_page, argument_count, arguments, &options, &line));
     CLI_TRY(args_check(&generate_page, &line));
     CLI_TRY(check_options(&options, &r));
-    if (line.plain.count < 1 || !*line.plain.items[0])
-        return cli_fail(CLI_USAGE, GENERATE,
-                        "the model is missing: multihead generate MODEL [TEXT]");
-    if (line.plain.count > 2)
-        return cli_fail(CLI_USAGE, GENERATE, "'%s' is one text too many; put quotes around it",
-                        line.plain.items[2]);
     CLI_TRY(check_text_options(&options, line.plain.count > 1));
     CLI_TRY(load(&r, &options, line.plain.items[0]));
     const char *text = line.plain.count > 1 ? line.plain.items[1] : "";

@@ -231,6 +231,7 @@ static cli_exit heads(const heads_options *options)
     text_model model = {0};
     heads_sources sources = {0};
     heads_found found = {0};
+    cli_exit unsaved;
     if (options->attention.count > 0 || options->words) ranks_release();
     if (!ranks_first() && (options->attention.count > 0 || options->words)) return CLI_OK;
     if (options->attention.count > 0) {
@@ -247,11 +248,11 @@ static cli_exit heads(const heads_options *options)
                         "%s is an encoder-decoder; heads measures self-attention: give %s/encoder",
                         options->model, options->model);
     CLI_TRY(heads_sources_read(options, &model, &sources));
-    CLI_TRY(heads_measure(options, &model, &sources, &found));
+    CLI_TRY(heads_measure(options, &model, &sources, &found, &unsaved));
     ranks_release();
     if (!ranks_first()) return CLI_OK;
     CLI_TRY(show(options, &model, &sources, &found));
-    return found.unsaved;
+    return unsaved;
 }
 
 cli_exit cmd_heads(int count, char *const *arguments)

@@ -1,5 +1,5 @@
-/* See conllu.h. A file is read as a whole and taken line by line; a sentence is kept when its last
- * line, an empty one, is there. */
+/* See conllu.h. A file is read as a whole and parsed line by line; a sentence is complete at its
+ * final empty line. */
 #include "heads/conllu.h"
 
 #include "common/arena.h"
@@ -23,20 +23,20 @@ typedef struct piece {
 typedef struct word {
     piece form;
     int64_t line, head, coref; /* numbers from 1; 0: none */
-    int64_t unit;              /* the word of the text that it is, or is a part of */
+    int64_t unit;              /* the word of the text that contains it */
     int relation;              /* -1: none */
     bool space;
 } word;
 
-/* A file on its way. */
+/* A file being parsed. */
 typedef struct reading {
     const char *command, *path;
     bool spaced;
     conllu *out;
     int64_t line;
-    word *words; /* of the sentence at hand, in order of ID */
+    word *words; /* of the current sentence, in order of ID */
     int64_t count, room;
-    word *units; /* what stands in the text: words, and multiword tokens in place of theirs */
+    word *units; /* the words of the text: multiword tokens replace their words */
     int64_t unit_count, unit_room;
     int64_t covered; /* words up to this one belong to the last multiword token */
     int64_t sentences_room;
@@ -47,7 +47,7 @@ static cli_exit bad(const reading *r, const char *what)
     return cli_fail(CLI_BAD_INPUT, r->command, "%s: line %" PRId64 ": %s", r->path, r->line, what);
 }
 
-/* Room for one element more; items is the address of a pointer. */
+/* Make room for one more element; items is the address of a pointer. */
 static cli_exit grow(const reading *r, void *items, int64_t count, int64_t *room, size_t size)
 {
     if (count < *room) return CLI_OK;
@@ -62,7 +62,7 @@ static bool is(piece p, const char *text)
     return p.bytes == strlen(text) && !memcmp(p.at, text, p.bytes);
 }
 
-/* Digits alone, at most `most`. */
+/* Parse digits only, at most `most` of them. */
 static bool read_number(piece p, int64_t most, int64_t *value)
 {
     int64_t number = 0;
@@ -75,7 +75,7 @@ static bool read_number(piece p, int64_t most, int64_t *value)
     return number <= most;
 }
 
-/* What stands before the first `mark`, and after it. */
+/* The text before the first `mark`, and the text after it. */
 static bool split(piece p, char mark, piece *before, piece *after)
 {
     const char *at = p.bytes ? memchr(p.at, mark, p.bytes) : NULL;
@@ -93,7 +93,7 @@ static bool split_columns(piece line, piece columns[COLUMNS])
     return !memchr(line.at, '\t', line.bytes);
 }
 
-/* As it will stand in tables and files. */
+/* Convert to the form of tables and files. */
 static bool is_name(piece p)
 {
     static const char also[] = ":_-";
@@ -161,7 +161,7 @@ static cli_exit add_word(reading *r, const piece columns[COLUMNS], word *w)
     return CLI_OK;
 }
 
-/* "3-4": stands in the text in place of words 3 and 4, which follow. */
+/* "3-4": replaces words 3 and 4, which follow, in the text. */
 static cli_exit add_multiword(reading *r, piece first, piece last, const word *w)
 {
     int64_t from, to;

@@ -1,6 +1,6 @@
 /* multihead heads: what every head of a model does, over texts. Options are in cmd_heads.c, texts
- * and gold links in heads_texts.c, the passes in heads_measure.c, what is printed in heads_table.c
- * and heads_out.c. Texts, selection, page and arrays are those of 'ablate' and 'circuits' too. */
+ * and gold links in heads_texts.c, the study in heads_measure.c, printing in heads_table.c and
+ * heads_out.c. 'ablate' and 'circuits' share the texts, selection, page and arrays. */
 #ifndef CLI_HEADS_H
 #define CLI_HEADS_H
 
@@ -19,15 +19,15 @@
 
 typedef struct heads_options {
     args_texts texts;             /* from the command line */
-    args_texts attention, tokens; /* files of maps in place of a model, and of their tokens */
+    args_texts attention, tokens; /* files of maps instead of a model, and of their tokens */
     const char *model, *text_file, *conllu, *example;
     int whole, truncate, predict, words;
     int64_t max_tokens, random;
     bool named, drawn; /* texts, and random, are given */
-    bool alone;        /* a state, and neither: nothing is measured that the file has */
+    bool alone;        /* a state only: show its results without measuring */
     args_texts layers, heads, roles;
     const char *sort;
-    args_real min, clusters; /* clusters: how far apart heads of one may be */
+    args_real min, clusters; /* clusters: the largest distance between heads of one */
     int csv, json, details, quiet;
     const char *page;          /* FILE.html */
     const char *npy, *headvis; /* new folders: of arrays; of files for HeadVis */
@@ -54,7 +54,7 @@ typedef struct heads_source {
     size_t bytes;
     const conllu_sentence *gold; /* NULL: no links */
     const char *file;            /* NULL: from the command line */
-    int64_t line, offset;        /* offset: bytes of the text in front of a piece of it */
+    int64_t line, offset;        /* offset: bytes of the text before this piece */
 } heads_source;
 
 typedef struct heads_sources {
@@ -63,46 +63,45 @@ typedef struct heads_sources {
     conllu gold;
 } heads_sources;
 
-/* All texts that the options name; for a model of whole words, words of gold sentences stand apart.
- */
+/* All texts of the options. For a model of whole words, words of gold sentences are separated. */
 cli_exit heads_sources_read(const heads_options *options, text_model *model,
                             heads_sources *sources);
 
-/* What was found. */
+/* The results. */
 typedef struct heads_found {
     const text_model *model;
-    mha_study_found of;     /* of all ranks, and with what a state had; for the calls of study.h */
+    mha_study_found of;     /* over all ranks, including those of a state; for the calls of
+                             * study.h */
     int64_t count;          /* of heads, all layers together */
-    const mha_study *study; /* whose these are; NULL: of arrays */
-    bool spread;            /* each rank has measured the heads of its own layers */
+    const mha_study *study; /* owns them; NULL: heads of arrays */
     bool stopped;           /* by a signal, before the last text */
-    cli_exit unsaved;       /* what the state could not be saved for; CLI_OK */
-    float *gates;           /* [layers, heads] 0: without this head; NULL: with all */
+    float *gates;           /* [layers, heads] 0: ablated; NULL: none */
 } heads_found;
 
 cli_exit heads_sources_add(heads_sources *sources, heads_source source);
 
-/* text_model_encode() of it, as the options limit texts. */
+/* text_model_encode() of a text, with the limits of the options. */
 cli_exit heads_source_encode(const heads_options *options, text_model *model,
                              const heads_source *source, mha_tokens **tokens);
 
-/* Nothing is found yet: the model's heads. */
+/* Initialise the results with the model's heads. */
 cli_exit heads_begin(const text_model *model, heads_found *found);
 
+/* *unsaved: why the file of --state could not be saved; CLI_OK. */
 cli_exit heads_measure(const heads_options *options, text_model *model,
-                       const heads_sources *sources, heads_found *found);
+                       const heads_sources *sources, heads_found *found, cli_exit *unsaved);
 
-/* The same of the maps of --attention. model becomes what found refers to: it names the first file,
- * and has no net. */
+/* Likewise for the maps of --attention. model becomes the model of found: it has the name of the
+ * first file, and no net. */
 cli_exit heads_measure_arrays(const heads_options *options, text_model *model, heads_found *found);
 
 /* One head of the table. */
 typedef struct heads_row {
     int64_t layer, head;
-    double key; /* what rows are sorted by, the largest first; equal: by layer and head */
+    double key; /* the value that rows are sorted by, largest first; ties by layer and head */
 } heads_row;
 
-/* Rows as --layer, --head, --role, --min and --sort say. */
+/* The rows of --layer, --head, --role, --min and --sort. */
 cli_exit heads_choose(const heads_options *options, const heads_found *found, heads_row **rows,
                       int64_t *count);
 
@@ -111,28 +110,6 @@ void heads_sort(heads_row *rows, int64_t count);
 
 void heads_print(const heads_options *options, const heads_found *found, const heads_row *rows,
                  int64_t count);
-
-/* Texts, or layers, over ranks (heads_ranks.c). A round is a run of texts, which is dealt out to ranks in runs of
- * about as many tokens. */
-typedef struct heads_round {
-    int64_t begin, end;          /* all of it, the same at all ranks */
-    int64_t first, last;         /* this rank's; first >= last: none */
-    double work, began, seconds; /* by tokens; when it began; what measuring took */
-} heads_round;
-
-/* The ranks that have texts of their own: NULL where they have layers of the model instead. */
-const mha_transport *heads_ranks_dealt(const heads_found *found);
-
-/* The round after *round, of texts with so many tokens, NULL: as many in each. Not more than is measured in about
- * `every` seconds; every < 0, or one process: all of the rest. */
-cli_exit heads_ranks_round(const heads_found *found, heads_round *round, const int64_t *tokens,
-                           int64_t count, double every);
-
-/* A text's number in the corpus; and, with the code so far of every rank, what all have measured, at rank 0: after
- * that the others begin anew, or have ended. */
-cli_exit heads_ranks_number(heads_found *found, int64_t number);
-cli_exit heads_ranks_gather(heads_found *found, mha_head_measures *measures,
-                            mha_head_corpus *corpus, cli_exit code);
 
 /* A text cut into pieces of options->cut tokens (heads_corpus.c). */
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
@@ -154,17 +131,18 @@ cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t he
 cli_exit heads_corpus_json(mha_json *json, const heads_found *found, const heads_row *row);
 void heads_corpus_json_luck(mha_json *json, const heads_found *found);
 
-/* What 'ablate' and 'circuits' have found of heads beside their scores, for the page and for arrays. */
+/* Results of 'ablate' and 'circuits' beside the scores, for the page and for arrays. */
 enum { HEADS_MOST_BESIDE = 8, HEADS_COMPOSITIONS = 3 };
 typedef struct heads_beside {
     mha_heads_column columns[HEADS_MOST_BESIDE];
     int64_t column_count;
-    int64_t x; /* the column by which the page's scatter opens, on the head of its largest size */
+    int64_t x; /* initial column of the page's scatter plot, which selects the head of largest
+                * magnitude */
     void (*values)(const void *of, const heads_row *row, mha_heads_value values[HEADS_MOST_BESIDE]);
-    /* Lists of a head's card, added to lists[card->list_count], and its arrows. */
+    /* Add lists to a head's card, in lists[card->list_count], and its arrows. */
     cli_exit (*card)(const void *of, const heads_row *row, mha_heads_list lists[HEADS_MOST_BESIDE],
                      mha_heads_card *card);
-    float *const *composition; /* q, k, v: [layers, heads, layers, heads]; NULL: not made */
+    float *const *composition; /* q, k, v: [layers, heads, layers, heads]; NULL: not computed */
     double composition_chance;
     const void *of;
 } heads_beside;
@@ -190,18 +168,18 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                               const heads_sources *sources, const heads_found *found,
                               const heads_row *rows, int64_t count);
 
-/* The measures whose places are shown: those of rows, which a reader can see in a few tokens. */
+/* The measures with examples: those of rows, which a reader can see in a few tokens. */
 enum { HEADS_PLACED = 8 };
 extern const mha_head_measure heads_placed[HEADS_PLACED];
 
-/* The end of what can be cut off at `most` bytes of text: before a character. */
+/* The length of text truncated to at most `most` bytes, at a character boundary. */
 size_t heads_whole_characters(const char *text, size_t bytes, size_t most);
 
-/* "book.txt, text 3, token 17": where a place is. */
+/* "book.txt, text 3, token 17": the location of a place. */
 void heads_report_where(const heads_source *source, const mha_head_place *place, char *where,
                         size_t size);
 
-/* A token as its text has it, with the spaces in front. */
+/* A token as written in its text, including spaces before it. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
                               char **text);
 
@@ -210,10 +188,10 @@ cli_exit heads_write_npy(const heads_options *options, const heads_found *found,
                          const heads_beside *beside);
 
 void heads_print_csv(const heads_found *found, const heads_row *rows, int64_t count);
-/* Who made a file, and of what: lines of its JSON. */
+/* The program and the source of a file: lines of its JSON. */
 void heads_json_begin(mha_json *json, const char *format, const heads_found *found, int64_t heads);
 
-/* Members of the open object: which head it is about. */
+/* Members of the open object that identify the head. */
 void heads_json_head(mha_json *json, const heads_row *row);
 
 cli_exit heads_write_json(const heads_options *options, const heads_found *found,

@@ -1,5 +1,5 @@
-/* 'multihead heads --attention': heads of maps that come from elsewhere, without a model. Each file
- * is a text. What its tokens are is known from --tokens alone. */
+/* 'multihead heads --attention': heads of maps from other programs, without a model. Each file is a
+ * text. Its tokens are known only from --tokens. */
 #include "common/arena.h"
 #include "common/contexts.h"
 #include "common/map_arrays.h"
@@ -18,7 +18,7 @@ typedef struct text_maps {
     const char *path;
     mha_tensor array;
     int64_t L, H, T;
-    float *layer; /* [H,T,T] the one at hand */
+    float *layer; /* [H,T,T] the current one */
     mha_tokens tokens;
     mha_heads_text text;
 } text_maps;
@@ -60,7 +60,7 @@ static bool is_causal(const text_maps *maps)
     return true;
 }
 
-/* A token's label, and where it stands. */
+/* A token's label and its position. */
 typedef struct place_of {
     const char *label;
     int64_t at;
@@ -71,7 +71,7 @@ static int by_label(const void *a, const void *b)
     return strcmp(((const place_of *)a)->label, ((const place_of *)b)->label);
 }
 
-/* Tokens of the same text have the same id: all that duplicates and induction ask for. */
+/* Tokens of the same text have the same id, as duplicate token and induction scores require. */
 static cli_exit number_tokens(const mha_tokens *tokens, int64_t **ids)
 {
     place_of *order;
@@ -113,7 +113,7 @@ static cli_exit describe(const heads_options *options, int number, text_maps *ma
 
 ARENA_RELEASE(destroy_measures, mha_head_measures_destroy)
 
-/* What the first file says of all. */
+/* Set the properties of all files from the first one. */
 static cli_exit begin(const heads_options *options, const text_maps *first, text_model *model,
                       heads_found *found)
 {

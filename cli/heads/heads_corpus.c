@@ -1,5 +1,4 @@
-/* What is kept of a corpus beside the means, read out for JSON; and long texts cut into pieces of so many
- * tokens. */
+/* Write the results of a corpus besides the means as JSON, and cut long texts into pieces. */
 #include "common/arena.h"
 #include "heads/heads.h"
 
@@ -16,7 +15,7 @@ size_t heads_whole_characters(const char *text, size_t bytes, size_t most)
     return most;
 }
 
-/* Where the last token of the text that fits ends. */
+/* The end of the last token that fits. */
 static size_t end_of(const mha_tokens *tokens, const char *text, size_t bytes)
 {
     size_t end = 0;
@@ -26,7 +25,7 @@ static size_t end_of(const mha_tokens *tokens, const char *text, size_t bytes)
     return heads_whole_characters(text, bytes, end);
 }
 
-/* A token has 16 bytes at most, on average: more of them wait for the next piece. */
+/* A token has at most 16 bytes on average; the rest goes to the next piece. */
 cli_exit heads_corpus_cut(const heads_options *options, text_model *model,
                           const heads_source *whole, heads_sources *into)
 {
@@ -167,7 +166,7 @@ void heads_corpus_json_luck(mha_json *json, const heads_found *found)
 
 /* ---- tokens by name -------------------------------------------------------------------------- */
 
-/* A kind of token must occur in a hundredth of a per cent of all places, and three times. */
+/* A kind of token must be at least 0.01 % of all tokens, and occur three times. */
 cli_exit heads_corpus_tokens(const heads_found *found, int64_t layer, int64_t head,
                              mha_head_token_list list, heads_token *tokens, int64_t most,
                              int64_t *count)

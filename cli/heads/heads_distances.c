@@ -1,5 +1,5 @@
-/* How alike the heads of a layer are: the part of 'multihead heads' behind --clusters. Distances
- * are summed while the texts go through the model; nothing as large as a map is kept. */
+/* How similar the heads of a layer are: the part of 'multihead heads' for --clusters. Distances are
+ * summed while the texts are processed; no maps are kept. */
 #include "common/arena.h"
 #include "heads/heads.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* When a pair is called redundant, as head_distances.h suggests. */
+/* Threshold of redundant pairs, as head_distances.h suggests. */
 static const double FARTHEST = 0.1, NEAREST = 0.9;
 
 enum { LINE_BYTES = 1024 };
@@ -88,7 +88,7 @@ static void print_redundant(const heads_found *found, int64_t width)
     cli_print_wrapped("", line, width);
 }
 
-/* The nearest pair where there is room for it, and the clusters. */
+/* The nearest pair, if it fits, and the clusters. */
 static cli_exit print_layer(const heads_found *found, int64_t layer, double cut, bool wide,
                             const mha_terminal *terminal)
 {

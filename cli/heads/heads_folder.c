@@ -32,7 +32,7 @@ cli_exit heads_folder_check(const char *option, const char *path)
     return cli_check(HEADS, files_check_folder(path));
 }
 
-/* The folder, and those in it. They are open from the start: removing them must not need memory. */
+/* The folder and its subfolders, opened at the start, so that removing them needs no memory. */
 static struct {
     DIR *open[1 + MOST_FOLDERS];
     int count;
@@ -60,7 +60,7 @@ cli_exit heads_folder_make(const char *path, char **folder)
     if (!mkdtemp(name)) return heads_folder_fail(path);
     CLI_TRY(keep_open(name));
     *folder = name;
-    const mode_t mask = umask(0); /* mkdtemp() is for its owner alone */
+    const mode_t mask = umask(0); /* mkdtemp() grants access to the owner only */
     umask(mask);
     return chmod(name, 0777 & ~mask) == 0 ? CLI_OK : heads_folder_fail(path);
 }

@@ -1,7 +1,7 @@
-/* What was found as the folder that HeadVis (Luger et al. 2026) shows, as data_pipeline.py of its release
- * describes it: config.json, scatter_data.json and heads/LxHy.json. Texts run a second and a third time:
- * once for the largest weight of each head in each, by which they are dealt into ten intervals, once for
- * the weights of those that are shown. */
+/* Write the results as the folder that HeadVis (Luger et al. 2026) shows, as data_pipeline.py of
+ * its release defines it: config.json, scatter_data.json and heads/LxHy.json. Texts run two more
+ * times: first for the largest weight of each head in each text, by which texts are divided into
+ * ten intervals, then for the weights of the shown texts. */
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/progress.h"
@@ -18,10 +18,10 @@
 #include <sys/stat.h>
 
 enum {
-    MOST_TEXTS = 200, /* that are looked at, evenly spread: 20 in each interval */
+    MOST_TEXTS = 200, /* texts considered, evenly spaced: 20 in each interval */
     INTERVALS = 10,
-    SAMPLES = 5, /* shown of each: half a megabyte a head for texts of 256 tokens */
-    LARGEST = 8, /* weights kept of a row, each at least LEAST: what HeadVis advises */
+    SAMPLES = 5, /* texts shown of each: half a megabyte per head for texts of 256 tokens */
+    LARGEST = 8, /* weights kept of a row, each at least LEAST, as HeadVis recommends */
     EDGES = 20,  /* of distances: 0, 1, 2, 4, ... */
     BARS = 20,   /* of largest weights */
     TOP_TOKENS = 50,
@@ -30,12 +30,12 @@ enum {
 };
 #define LEAST 0.005F
 
-/* A head that is written. */
+/* A head of the output. */
 typedef struct shown_head {
     heads_row row;
     float *most;       /* [count] largest weight in each text */
     uint8_t *interval; /* [count] 1 .. INTERVALS; 0: not shown */
-    double *mass[2];   /* [kinds + 1] by the kind of the query's token, of the key's */
+    double *mass[2];   /* [kinds + 1] by the kind of the query's token and of the key's */
     int64_t distances[EDGES];
     int64_t written; /* times */
     mha_json json;   /* of its file */
@@ -48,11 +48,11 @@ typedef struct headvis {
     const heads_sources *sources;
     const char *folder;
     shown_head *heads;         /* [head_count] */
-    int64_t *head_at;          /* [layers, heads] its place in them, or -1 */
+    int64_t *head_at;          /* [layers, heads] index of the head, or -1 */
     int64_t head_count, count; /* count: texts */
     int64_t *texts;            /* [count] their sources */
     mha_tensor gates;
-    /* of the present text */
+    /* of the current text */
     bool writing;
     int64_t text, tokens;
     mha_tokens *read;
@@ -88,7 +88,7 @@ static int64_t keep_row(const float *row, int64_t step, int64_t keys, int64_t fo
     return held;
 }
 
-/* Without the diagonal, the first row and the first column, as HeadVis takes it. */
+/* Without the diagonal, the first row and the first column, as in HeadVis. */
 static void find_most(shown_head *head, int64_t text, const float *row, int64_t step, int64_t i,
                       int64_t keys)
 {
@@ -140,7 +140,7 @@ static mha_status draw_appended(const void *user, const mha_sink *sink)
     return a->head->json.status;
 }
 
-/* What put prints, after what the head's file has. */
+/* Append the output of put to the head's file. */
 static cli_exit append(const headvis *v, shown_head *head, put_fn *put)
 {
     char path[PATH_BYTES];
@@ -285,7 +285,8 @@ static int by_most(const void *a, const void *b)
     return x->text < y->text ? -1 : x->text > y->text;
 }
 
-/* Texts in the order of their largest weights, in ten equal intervals; of each, evenly spread ones. */
+/* Sort texts by their largest weights, divide them into ten equal intervals, and choose evenly
+ * spaced ones in each. */
 static cli_exit deal(headvis *v, shown_head *head)
 {
     const size_t mark = arena_mark();
@@ -304,7 +305,7 @@ static cli_exit deal(headvis *v, shown_head *head)
     return CLI_OK;
 }
 
-/* ---- the ends of files, and the others -------------------------------------------------------- */
+/* ---- finish these files; write the others --------------------------------------------------- */
 
 static void put_tokens(const headvis *v, const shown_head *head, int side, const char *name,
                        mha_json *json)
@@ -373,7 +374,7 @@ static void put_end(const headvis *v, shown_head *head)
     mha_json_end(json);
 }
 
-/* A score is an axis if every head that is shown has it. */
+/* A score is an axis if all shown heads have it. */
 static bool is_axis(const headvis *v, int64_t score)
 {
     for (int64_t i = 0; i < v->head_count; i++)
@@ -407,7 +408,7 @@ static mha_status draw_scatter(const void *user, const mha_sink *sink)
     return mha_json_finish(&json);
 }
 
-/* Names of all axes, or of all with their definitions. */
+/* Names of all axes, or names and definitions. */
 static void put_axes(const headvis *v, mha_json *json, bool text)
 {
     char name[NAME_BYTES];
@@ -418,7 +419,7 @@ static void put_axes(const headvis *v, mha_json *json, bool text)
     }
 }
 
-/* What HeadVis shows beside its own: keys of heads' files, and their titles. */
+/* Columns that HeadVis shows besides its own: keys of heads' files, and their titles. */
 static void put_titles(mha_json *json, const char *name, const char *const titles[2][2])
 {
     mha_json_line(json, 1);
@@ -536,7 +537,7 @@ cli_exit heads_write_headvis(const heads_options *options, text_model *model,
                  .progress = progress_begin(options->quiet)};
     char *folder = NULL;
     CLI_TRY(make_heads(&v, rows));
-    signals_hold(); /* it ends after the present text, and cleans up */
+    signals_hold(); /* stop after the current text, and clean up */
     cli_exit result = heads_folder_make(options->headvis, &folder);
     v.folder = folder;
     if (result == CLI_OK) result = fill(&v);

@@ -1,5 +1,5 @@
-/* What was found as NumPy arrays in a folder (--npy), with an index that names each array, its axes and
- * definition: docs/heads-corpus.md. The folder appears with everything in it, or not at all. */
+/* Write the results as NumPy arrays in a folder (--npy), with an index that names each array, its
+ * axes and definition: docs/heads-corpus.md. The folder appears complete or not at all. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
@@ -20,8 +20,8 @@ typedef struct arrays {
     const heads_options *options;
     const heads_found *found;
     const heads_beside *beside; /* NULL: nothing */
-    char *folder;               /* being filled, beside the one asked for; NULL: there is none */
-    mha_buffer index;           /* "arrays", and a line end */
+    char *folder;               /* the temporary folder; NULL: none */
+    mha_buffer index;           /* "arrays", and a newline */
     mha_json json;              /* into it */
     mha_sink sink;
     int64_t layers, heads, count;
@@ -29,7 +29,7 @@ typedef struct arrays {
 
 /* ---- arrays ----------------------------------------------------------------------------------- */
 
-/* A file and its line of the index. axes: JSON; definition may be anything. */
+/* Write a file and its line of the index. axes: JSON; definition may be any text. */
 static cli_exit put(arrays *a, const char *file, const char *name, const char *part,
                     const mha_tensor *data, const char *axes, const char *definition)
 {
@@ -58,7 +58,7 @@ static cli_exit put(arrays *a, const char *file, const char *name, const char *p
 
 #define HEAD_AXES "[\"layer\", \"head\"]"
 
-/* One number of each head, and `more` numbers if that is not 1. */
+/* An array of one number for each head, or of `more` numbers. */
 static mha_tensor of_heads(const arrays *a, void *data, mha_dtype dtype, int64_t more)
 {
     return mha_tensor_contiguous(data, dtype, more == 1 ? 2 : 3,
@@ -73,7 +73,7 @@ static cli_exit empty(const arrays *a, int64_t more, double **numbers)
     return CLI_OK;
 }
 
-/* Parts of a name: NAME.npy, NAME.PART.npy. */
+/* Parts of a file name: NAME.npy, NAME.PART.npy. */
 static cli_exit put_part(arrays *a, const char *file, const char *name, const char *part,
                          void *data, mha_dtype dtype, int64_t more, const char *axes,
                          const char *definition)
@@ -112,7 +112,7 @@ static cli_exit put_distribution(arrays *a, const char *name, mha_head_measure w
                     "of rows: the smallest, 10 %, ... 90 %, the largest");
 }
 
-/* Relations are named by files: theirs are numbered. */
+/* Files name relations, which may not be valid file names: use numbers. */
 static cli_exit put_score(arrays *a, int64_t score)
 {
     const int64_t relations =
@@ -196,7 +196,7 @@ static cli_exit put_composition(arrays *a)
     return CLI_OK;
 }
 
-/* A column that the page has too. */
+/* A column that the page also has. */
 static cli_exit put_column(arrays *a, int64_t c)
 {
     const mha_heads_column *column = &a->beside->columns[c];

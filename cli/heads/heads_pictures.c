@@ -1,5 +1,5 @@
-/* The folder of --pictures: attention around the places where heads have most of a measure, as 'view'
- * draws it, and a page that shows all. The texts of these places run once more. */
+/* The folder of --pictures: attention around the places where heads score highest, drawn as by
+ * 'view', and a page that shows all pictures. The texts of these places run once more. */
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/progress.h"
@@ -15,11 +15,11 @@
 #include <string.h>
 
 enum {
-    MOST_HEADS = 10, /* of a selection: up to 240 pictures */
+    MOST_HEADS = 10, /* of a selection: at most 240 pictures */
     FEW_PLACES = 3,  /* of a head and measure, as on the page of -o */
-    WINDOW = 48,     /* tokens: labels can be read, and the picture fits a screen */
-    BEFORE = 36,     /* of them before the query in a causal model, which sees only these */
-    AROUND_KEY = 2,  /* tokens on each side of a key that is further away */
+    WINDOW = 48,     /* tokens: labels are legible, and the picture fits a screen */
+    BEFORE = 36,     /* of them before the query in a causal model, which sees no others */
+    AROUND_KEY = 2,  /* tokens on each side of a distant key */
     MOST_COLUMNS = WINDOW + 2 * AROUND_KEY + 2,
     LARGE_SCALE = 2, /* pixels of PNG per unit */
     NAME_BYTES = MHA_STUDY_NAME_BYTES,
@@ -33,11 +33,11 @@ typedef struct picture {
     mha_head_measure measure;
     mha_head_place place;
     bool made;
-    char name[NAME_BYTES]; /* of its files, without what follows the dot */
+    char name[NAME_BYTES]; /* of its files, without extension */
     char title[LINE_BYTES], said[LINE_BYTES], shown[LINE_BYTES];
-    /* while its text is there */
+    /* while its text is processed */
     int64_t first, end;       /* rows */
-    int64_t at[MOST_COLUMNS]; /* [columns] tokens; -1: those between are left out */
+    int64_t at[MOST_COLUMNS]; /* [columns] tokens; -1: an omitted range */
     int64_t columns, mark[2];
     float *weights; /* [end - first, columns] */
     double seen;    /* of the row's attention */
@@ -93,7 +93,7 @@ static bool is_selected(const heads_options *o)
     return o->layers.count > 0 || o->heads.count > 0 || o->roles.count > 0 || o->min.given;
 }
 
-/* The measure that heads are sorted by, or all. */
+/* The measure by which heads are sorted, or all. */
 static bool is_wanted(const heads_options *options, mha_head_measure measure)
 {
     bool sorted = false;
@@ -132,8 +132,8 @@ static void add_columns(picture *made, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) made->at[made->columns++] = i;
 }
 
-/* Rows around the query, the key among them if it is near, and these tokens as columns; a key that is
- * further away has columns of its own. */
+/* Rows around the query, with the key if it is near; the same tokens as columns, and separate
+ * columns around a distant key. */
 static void set_window(picture *made, int64_t tokens, bool causal)
 {
     const int64_t row = made->place.row, key = made->place.key;
@@ -206,7 +206,7 @@ static int label_bytes(const char *label)
     return (int)heads_whole_characters(label, strlen(label), TOKEN_BYTES);
 }
 
-/* What stands above and below the picture. */
+/* The texts above and below the picture. */
 static void describe(const pictures *p, const mha_tokens *tokens, picture *made)
 {
     const mha_measure_info info = mha_measure_describe(made->measure);
@@ -348,7 +348,7 @@ static const char guide[] =
     "Rows are queries, columns are keys; brighter cells have larger weights. The "
     "row of the place and its largest weight are marked. Tokens count from 0.";
 
-/* A head and a measure, before the first of their pictures. */
+/* The heading of a head and measure, before its first picture. */
 static void put_heading(const pictures *p, const picture *made, html_out *html)
 {
     char line[160];
@@ -430,7 +430,7 @@ cli_exit heads_write_pictures(const heads_options *options, text_model *model,
                   .progress = progress_begin(options->quiet)};
     char *folder = NULL;
     CLI_TRY(choose(&p, rows, count));
-    signals_hold(); /* it ends after the present text, and cleans up */
+    signals_hold(); /* stop after the current text, and clean up */
     cli_exit result = heads_folder_make(options->pictures, &folder);
     p.folder = folder;
     if (result == CLI_OK) result = fill(&p);

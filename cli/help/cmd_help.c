@@ -48,6 +48,8 @@ const args_page help_page = {
         "multihead help view --format man | man -l -\n"
         "multihead help --format bash > ~/.local/share/bash-completion/completions/multihead",
     .notes = "An installation has the man pages and the completions already.",
+    .takes = "[TOPIC]",
+    .spare = "name one topic: a subcommand, 'exit-codes' or 'scores'",
     ARGS_OPTIONS(option_table),
     .word = topic_at,
 };
@@ -159,9 +161,6 @@ cli_exit cmd_help(int count, char *const *arguments)
     help_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&help_page, count, arguments, &options, &line));
-    if (line.plain.count > 1)
-        return cli_fail(CLI_USAGE, HELP,
-                        "one topic at a time: a subcommand, 'exit-codes' or 'scores'");
     const char *topic = line.plain.count ? line.plain.items[0] : NULL;
     const cli_command *command = NULL;
     if (options.format == FORMAT_TEXT) {

@@ -6,15 +6,13 @@
 #include "common/print.h"
 #include "common/text_model.h"
 
+#include <multihead/component.h>
 #include <multihead/io.h>
 #include <multihead/live.h>
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define PAGE "page" /* the name in messages */
 
@@ -43,6 +41,8 @@ const args_page page_page = {
     .notes = "The file holds the page, the library as WebAssembly and the model. A browser\n"
              "opens it from the disk, without a server and a network; its reader may open\n"
              "other models in it. docs/explorer.md is the manual.",
+    .takes = "MODEL [TEXT]",
+    .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
 };
 
@@ -52,6 +52,7 @@ enum { MOST_BYTES = 256 << 20, MOST_FILES = 256, PATH_BYTES = 4096 };
 typedef struct page_files {
     mha_explorer_file items[MOST_FILES];
     int64_t count;
+    const char *model; /* the name of its folder */
 } page_files;
 
 static void forget(void *bytes)
@@ -61,56 +62,21 @@ static void forget(void *bytes)
 
 /* ---- the model's files ----------------------------------------------------------------------- */
 
-static cli_exit add_file(const char *path, const char *name, page_files *files)
+/* As mha_model_files() calls it. */
+static mha_status add_file(void *user, const char *name, const char *path)
 {
+    page_files *files = user;
     char *bytes = NULL, *own;
     size_t size = 0;
     if (files->count == MOST_FILES)
-        return cli_fail(CLI_UNSUPPORTED, PAGE, "%s: more than %d files", path, (int)MOST_FILES);
-    CLI_TRY(cli_check(PAGE, mha_file_read(path, MOST_BYTES, &bytes, &size)));
-    CLI_TRY(arena_keep(PAGE, bytes, forget));
-    CLI_TRY(arena_text(PAGE, name, strlen(name), &own));
+        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: more than %d files", path, (int)MOST_FILES);
+    MHA_TRY(mha_file_read(path, MOST_BYTES, &bytes, &size));
+    const size_t length = strlen(files->model) + (name ? strlen(name) + 1 : 0) + 1;
+    if (arena_keep(PAGE, bytes, forget) != CLI_OK || ARENA_ALLOC(PAGE, (int64_t)length, &own))
+        return MHA_ERR_CALLBACK;
+    snprintf(own, length, "%s%s%s", files->model, name ? "/" : "", name ? name : "");
     files->items[files->count++] = (mha_explorer_file){own, bytes, size};
-    return CLI_OK;
-}
-
-/* What the library reads of a folder; its other files, such as the state of a training, stay out. */
-static bool is_of_model(const char *name, bool shards)
-{
-    static const char *const names[] = {
-        "config.json",       "generation_config.json",       "tokenizer.json",
-        "vocab.txt",         "tokenizer_config.json",        "special_tokens_map.json",
-        "added_tokens.json", "model.safetensors.index.json", "model.safetensors"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(name, names[i])) return true;
-    const size_t length = strlen(name);
-    return shards && !strncmp(name, "model-", 6) && length > 12 &&
-           !strcmp(name + length - 12, ".safetensors");
-}
-
-static void close_folder(void *folder)
-{
-    closedir(folder);
-}
-
-static cli_exit add_folder(const char *folder, const char *name, page_files *files)
-{
-    char path[PATH_BYTES], inside[PATH_BYTES];
-    struct stat status;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    const bool shards = stat(path, &status) != 0;
-    DIR *open = opendir(folder);
-    if (!open)
-        return cli_fail(CLI_NO_INPUT, PAGE, "%s: cannot list it: %s", folder, strerror(errno));
-    CLI_TRY(arena_keep(PAGE, open, close_folder));
-    for (const struct dirent *entry; (entry = readdir(open)) != NULL;) {
-        if (!is_of_model(entry->d_name, shards)) continue;
-        if (snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
-            snprintf(inside, sizeof inside, "%s/%s", name, entry->d_name) >= (int)sizeof inside)
-            return cli_fail(CLI_NO_INPUT, PAGE, "%s: the path is too long", folder);
-        CLI_TRY(add_file(path, inside, files));
-    }
-    return CLI_OK;
+    return MHA_OK;
 }
 
 static int by_name(const void *a, const void *b)
@@ -121,10 +87,8 @@ static int by_name(const void *a, const void *b)
 
 static cli_exit add_model(const text_model *model, page_files *files)
 {
-    struct stat status;
-    if (stat(model->folder, &status) == 0 && S_ISREG(status.st_mode))
-        return add_file(model->folder, model->name, files);
-    CLI_TRY(add_folder(model->folder, model->name, files));
+    files->model = model->name;
+    CLI_TRY(cli_check(PAGE, mha_model_files(model->folder, add_file, files)));
     qsort(files->items, (size_t)files->count, sizeof *files->items, by_name);
     return CLI_OK;
 }
@@ -211,12 +175,6 @@ cli_exit cmd_page(int count, char *const *arguments)
     page_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&page_page, count, arguments, &options, &line));
-    if (line.plain.count == 0 || !*line.plain.items[0])
-        return cli_fail(CLI_USAGE, PAGE, "the model is missing: multihead page MODEL");
-    if (line.plain.count > 2)
-        return cli_fail(CLI_USAGE, PAGE,
-                        "'%s' is one argument too many; put quotes around the text",
-                        line.plain.items[2]);
     options.model = line.plain.items[0];
     options.text = line.plain.count > 1 ? line.plain.items[1] : NULL;
     if (!options.output) options.output = "explorer.html";

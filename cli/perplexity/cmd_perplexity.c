@@ -60,6 +60,8 @@ const args_page perplexity_page = {
              "tokens were independent; that of the perplexity is the perplexity times it.\n"
              "Losses are sums in double precision over f32 logits. All numbers but the speed\n"
              "are the same for any number of threads.",
+    .takes = "MODEL",
+    .spare = "the text goes into a file: --text FILE",
     ARGS_OPTIONS(option_table),
 };
 
@@ -243,11 +245,6 @@ cli_exit cmd_perplexity(int argument_count, char *const *arguments)
     args_line line = {0};
     perplexity_run r = {.options = &options};
     CLI_TRY(args_parse(&perplexity_page, argument_count, arguments, &options, &line));
-    if (line.plain.count != 1 || !*line.plain.items[0])
-        return cli_fail(CLI_USAGE, PERPLEXITY,
-                        line.plain.count <= 1
-                            ? "the model is missing: multihead perplexity MODEL --text FILE"
-                            : "one model at a time; the text goes into a file: --text FILE");
     if (!options.text)
         return cli_fail(CLI_USAGE, PERPLEXITY,
                         "--text is missing: multihead perplexity MODEL --text FILE");

@@ -85,6 +85,8 @@ const args_page prune_page = {
              "cosine of its embeddings (the mean over tokens) to those of the full model. The\n"
              "reversed order and five random ones are measured for comparison.\n"
              "docs/pruning.md has the details.",
+    .takes = "MODEL",
+    .spare = "texts go into a file: --text FILE",
     ARGS_OPTIONS(option_table),
 };
 
@@ -96,20 +98,15 @@ static cli_exit check_part(const char *option, const args_real *x)
     return cli_fail(CLI_USAGE, PRUNE, "%s is %g, expected 0 to 1", option, x->value);
 }
 
-static cli_exit check_options(const prune_options *o, const args_texts *plain)
+static cli_exit check_options(const prune_options *o)
 {
     const int ways = (o->keep >= 0) + o->fraction.given + o->stop.given;
-    if (plain->count != 1)
-        return cli_fail(CLI_USAGE, PRUNE,
-                        plain->count < 1
-                            ? "the model folder is missing: multihead prune MODEL --text FILE"
-                            : "one model at a time; texts go into a file: --text FILE");
     if (!o->text == !o->task)
         return cli_fail(CLI_USAGE, PRUNE,
-                        "say what to measure the model on: --text FILE or --task NAME%s",
-                        o->text ? ", not both" : "");
+                        o->text ? "--text and --task exclude each other"
+                                : "the data are missing: --text FILE or --task NAME");
     if (ways > 1)
-        return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop: give one of them");
+        return cli_fail(CLI_USAGE, PRUNE, "--keep, --fraction and --stop exclude each other");
     CLI_TRY(check_part("--fraction", &o->fraction));
     return check_part("--stop", &o->stop);
 }
@@ -121,12 +118,12 @@ static cli_exit find_measure(prune_options *o)
     for (o->measure = 0; (name = mha_importance_name((mha_importance)o->measure)); o->measure++)
         if (!strcmp(o->measured_by, name)) return CLI_OK;
     return cli_fail(CLI_USAGE, PRUNE,
-                    "--measure '%.40s' is none of gradient, gradient-token, gradient-batch, "
+                    "--measure %.40s: expected one of gradient, gradient-token, gradient-batch, "
                     "gradient-signed, ablation, mean-ablation",
                     o->measured_by);
 }
 
-/* Outputs that could not be written are found out before the work. */
+/* Report unwritable outputs before the work. */
 static cli_exit check_places(const prune_options *o)
 {
     const char *const paths[] = {o->csv, o->json, o->svg, o->pdf, o->html};
@@ -155,7 +152,7 @@ static bool to_stdout(const prune_options *o)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-/* By its first bytes; what is no model at all is for the reader to say. */
+/* Decide by its first bytes; the reader rejects files that are not models. */
 static bool is_gguf(const char *path)
 {
     struct stat status;
@@ -168,7 +165,7 @@ static bool is_gguf(const char *path)
     return found;
 }
 
-/* What could not be written is found out before the model is opened. */
+/* Report unwritable outputs before the model is opened. */
 static cli_exit check_folder(const prune_options *o, const char *model)
 {
     if (!o->folder) return CLI_OK;
@@ -183,7 +180,7 @@ static cli_exit check_folder(const prune_options *o, const char *model)
                     o->folder, model);
 }
 
-/* Of rank 0, which writes them. */
+/* Rank 0 writes them. */
 static cli_exit check_outputs(const prune_options *o, const char *model)
 {
     CLI_TRY(check_places(o));
@@ -274,14 +271,14 @@ cli_exit cmd_prune(int argument_count, char *const *arguments)
     args_line line = {0};
     CLI_TRY(args_parse(&prune_page, argument_count, arguments, &o, &line));
     CLI_TRY(args_check(&prune_page, &line));
-    CLI_TRY(check_options(&o, &line.plain));
+    CLI_TRY(check_options(&o));
     CLI_TRY(find_measure(&o));
     prune_job job = {.options = &o};
     CLI_TRY(ranks_agree(PRUNE, ranks_first() ? check_outputs(&o, line.plain.items[0]) : CLI_OK));
     CLI_TRY(open_model(&job, line.plain.items[0]));
     CLI_TRY(fill_options(&job, &o));
     CLI_TRY(o.text ? prune_data_from_text(&job) : prune_data_from_task(&job));
-    if (o.kv_heads > 0) ranks_release(); /* two passes: not worth sharing */
+    if (o.kv_heads > 0) ranks_release(); /* two passes: not worth dividing among ranks */
     if (ranks_first() || o.kv_heads < 1) CLI_TRY(o.kv_heads > 0 ? share(&job) : prune(&job));
     if (!ranks_first()) return CLI_OK;
     CLI_TRY(write_files(&job));

@@ -1,6 +1,6 @@
-/* multihead prune: which heads can go, what each of them costs, and the smaller model.
+/* multihead prune: which heads can be removed, what each of them costs, and the smaller model.
  *
- * Heads are numbered layer * H + head, H being the most that a layer has. */
+ * Heads are numbered layer * H + head, where H is the largest number of heads of a layer. */
 #ifndef CLI_PRUNE_H
 #define CLI_PRUNE_H
 
@@ -15,10 +15,10 @@
 
 enum {
     PRUNE_RANDOM = 5, /* random orders */
-    PRUNE_TIMES = 3   /* passes of which the shortest counts */
+    PRUNE_TIMES = 3   /* passes; the fastest counts */
 };
 
-/* What takes its time, one after the other. */
+/* The stages that take time, in order. */
 typedef enum prune_stage {
     PRUNE_MEASURING,
     PRUNE_RANKING,
@@ -35,14 +35,14 @@ typedef struct prune_options {
     int normalise, mask, dry_run, quiet;
 } prune_options;
 
-/* The text, or sentences of a task, in batches; and what is predicted or must not change. */
+/* The text, or sentences of a task, in batches; and the targets, or outputs to preserve. */
 typedef struct prune_data {
     bool predicts;                      /* targets; else embeddings */
     int64_t sequences, tokens, batches; /* tokens: without padding */
-    int (*class_of)(int32_t word);      /* words of a class are as good as each other, or NULL */
-    int64_t cut;                        /* tokens left out of sequences that were too long */
+    int (*class_of)(int32_t word);      /* words of a class count as equal, or NULL */
+    int64_t cut;                        /* tokens cut from sequences that were too long */
     int64_t *lengths;                   /* [sequences], longest first */
-    int32_t *ids, *targets;             /* batch after batch, [B,T] each */
+    int32_t *ids, *targets;             /* [B,T] of each batch, concatenated */
     float *embeddings, *directions;     /* [sequences, width] */
     mha_tensor *tensors;                /* [4 * batches] ids, targets, embeddings, directions */
     mha_transformer_input *inputs;
@@ -50,16 +50,16 @@ typedef struct prune_data {
     const mha_tensor **target_list, **embedding_list, **direction_list;
 } prune_data;
 
-/* What a model is worth on the data. */
+/* The quality of a model on the data. */
 typedef struct prune_quality {
     double loss;    /* mean over targets; or 1 - cosine */
-    double measure; /* accuracy; or cosine. What --stop judges */
+    double measure; /* accuracy; or cosine. --stop compares this */
 } prune_quality;
 
-/* The model with some heads gone. */
+/* A pruned model. */
 typedef struct prune_point {
     int64_t removed, heads, parameters;
-    double seconds; /* of a forward pass over the data, heads really gone */
+    double seconds; /* of a forward pass over the data, with heads removed */
     prune_quality ours, reversed, random[PRUNE_RANDOM];
 } prune_point;
 
@@ -68,12 +68,12 @@ typedef struct prune_job {
     text_model model;
     prune_data data;
     int64_t heads;      /* that the model has */
-    int64_t *order;     /* [count] as they go */
-    double *scores;     /* [count] what each had when it went */
+    int64_t *order;     /* [count] in the order of removal */
+    double *scores;     /* [count] importance of each head when it was removed */
     double *importance; /* [L H] of the whole model */
     int64_t count;
     prune_point *points;
-    int64_t point_count, chosen; /* chosen: index of the point that is kept */
+    int64_t point_count, chosen; /* chosen: index of the saved point */
     prune_quality whole, shared; /* with --kv-heads: before and after */
     int64_t shared_parameters;
     mha_transformer *made; /* what is written */
@@ -110,7 +110,7 @@ mha_status prune_write_pdf(const void *job, const mha_sink *sink);
 mha_status prune_write_html(const void *job, const mha_sink *sink);
 
 /* ---- prune_save.c */
-/* Let a net end with the command, or at a mark. Errors are printed. */
+/* Free a net at the end of the command, or at a mark. Errors are printed. */
 cli_exit prune_keep(mha_transformer *net);
 cli_exit prune_make(prune_job *job);
 cli_exit prune_save(prune_job *job);

@@ -1,4 +1,4 @@
-/* The curve as a picture: what the model is worth against the heads that are left. */
+/* The curve as a picture: the model's quality against the number of remaining heads. */
 #include "common/arena.h"
 #include "prune/prune.h"
 

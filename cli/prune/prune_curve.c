@@ -1,5 +1,5 @@
-/* In which order heads go, and what the model is worth as they do: in our order, in the reverse of
- * it, and in random orders. */
+/* The order in which heads are removed, and the model's quality after each step: by importance, in
+ * reverse, and in random orders. */
 #include "common/arena.h"
 #include "common/launched.h"
 #include "common/signals.h"
@@ -16,9 +16,9 @@ int64_t prune_heads_of(const prune_job *job, int64_t layer)
     return d->layer_heads ? d->layer_heads[layer] : d->num_heads;
 }
 
-/* ---- how far it is --------------------------------------------------------------------------- */
+/* ---- progress -------------------------------------------------------------------------------- */
 
-/* Heads that may go. */
+/* Heads that may be removed. */
 static int64_t heads_to_go(const prune_job *job)
 {
     int64_t count = 0;
@@ -71,7 +71,7 @@ static mha_status ranking(int64_t done, int64_t total, void *user)
     return MHA_OK;
 }
 
-/* ---- what a model is worth ------------------------------------------------------------------- */
+/* ---- the quality of a model ------------------------------------------------------------------ */
 
 /* A pass: the loss of sequences, and sums over all their targets. */
 typedef struct tally {
@@ -114,7 +114,7 @@ static mha_status count_targets(mha_context *context, int64_t batch,
     return MHA_OK;
 }
 
-/* Data for losses that importance is not measured on. */
+/* Data for losses other than those of the importance measure. */
 static mha_importance_data data_of(const prune_data *d, tally *all)
 {
     mha_importance_data data = {.struct_size = sizeof data,
@@ -126,7 +126,7 @@ static mha_importance_data data_of(const prune_data *d, tally *all)
     return data;
 }
 
-/* loss: the mean over sequences, where nothing was counted. */
+/* loss: the mean over sequences, if no targets were counted. */
 static prune_quality quality_from(const tally *all, double loss)
 {
     if (!all->data->predicts || all->rows == 0) return (prune_quality){loss, 1 - loss};
@@ -143,7 +143,7 @@ cli_exit prune_measure(const prune_job *job, const mha_transformer *net, prune_q
     return CLI_OK;
 }
 
-/* The shortest of some passes, heads really gone. */
+/* The fastest of some passes, with heads removed. */
 static cli_exit measure_time(prune_job *job, const float *gates, prune_point *point)
 {
     const mha_transformer_desc *d = &job->model.desc;
@@ -231,17 +231,17 @@ static void shuffle(const prune_job *job, uint64_t seed, int64_t *heads)
 
 /* ---- the curve ------------------------------------------------------------------------------- */
 
-/* Of a point that was measured at this rank. */
+/* The result of a point that this rank measured. */
 typedef struct point_found {
     prune_quality quality;
     int64_t known;
 } point_found;
 
-/* An order that is measured: number 0 ours, 1 reversed, then the random ones. */
+/* A measured order: number 0 by importance, 1 reversed, then the random ones. */
 typedef struct order_run {
     prune_job *job;
     int number;
-    int64_t *order, count, first; /* first: point, those before it are known */
+    int64_t *order, count, first; /* first: point; those before it are known */
     tally all;
     int64_t *removed;               /* [points] */
     double *losses;                 /* [points] */
@@ -266,7 +266,7 @@ static prune_quality *quality_of(prune_point *point, int i)
     return i == 0 ? &point->ours : i == 1 ? &point->reversed : &point->random[i - 2];
 }
 
-/* After each point: what was counted of it. */
+/* After each point: the sums of its result. */
 static mha_status take_point(int64_t done, int64_t total, void *user)
 {
     order_run *run = user;
@@ -280,7 +280,7 @@ static mha_status take_point(int64_t done, int64_t total, void *user)
     return MHA_OK;
 }
 
-/* What was counted of each point, from the rank that measured it to rank 0. */
+/* Send the sums of each point from the rank that measured it to rank 0. */
 static cli_exit gather_points(order_run *run)
 {
     const mha_transport *t = ranks_transport();
@@ -303,7 +303,7 @@ static cli_exit measure_order(order_run *run)
     data.progress_user = run;
     data.transport = ranks_transport();
     memset(run->found, 0, (size_t)job->point_count * sizeof *run->found);
-    run->first = run->number > 0; /* with nothing gone all are the same */
+    run->first = run->number > 0; /* without removed heads all orders are equal */
     if (run->first) *quality_of(job->points, run->number) = job->points->ours;
     for (int64_t p = 0; p < job->point_count; p++) run->removed[p] = job->points[p].removed;
     mha_status status = make_order(run);
@@ -364,8 +364,8 @@ cli_exit prune_curve(prune_job *job)
     return CLI_OK;
 }
 
-/* The point that is kept: as many heads as asked for, or the last before the measure falls below a
- * part of what it was. */
+/* Choose the saved point: the requested number of heads, or the last point before the measure falls
+ * below a share of its original value. */
 cli_exit prune_choose(prune_job *job)
 {
     const prune_options *o = job->options;

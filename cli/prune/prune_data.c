@@ -1,6 +1,6 @@
-/* What a model is measured on: the lines of a text, or what a task draws, in batches of sequences
- * of like length; with the next token as the target, or for encoders the embeddings that the whole
- * model gives. */
+/* The data on which a model is measured: lines of a text, or sequences of a task, in batches of
+ * sequences of similar length. Targets are the next tokens, or for encoders the embeddings of the
+ * whole model. */
 #include "common/arena.h"
 #include "common/texts.h"
 #include "prune/prune.h"
@@ -13,23 +13,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SEQUENCES = 32 }; /* of a batch: as many rows as a product wants, and no more memory */
+enum {
+    MOST_SEQUENCES = 32
+}; /* of a batch: enough rows for efficient products without more
+                               * memory */
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
-/* A sequence before it is in a batch. */
+/* A sequence before it is batched. */
 typedef struct sequence {
     int64_t at, length; /* in the tokens of the list */
-    int64_t place;      /* in the text: ties are settled by it */
+    int64_t place;      /* in the text: breaks ties */
 } sequence;
 
 typedef struct sequences {
     sequence *items;
-    int32_t *ids, *targets; /* of all of them, one behind the other */
+    int32_t *ids, *targets; /* of all sequences, concatenated */
     int64_t count, room, tokens, token_room;
 } sequences;
 
-/* Room from the start, so that what grows there outlives marks that are set later. */
+/* Allocate first, so that these arrays outlive marks that are set later. */
 static cli_exit begin_list(sequences *list)
 {
     *list = (sequences){.room = 64, .token_room = 4096};
@@ -38,7 +41,7 @@ static cli_exit begin_list(sequences *list)
     return ARENA_ALLOC(PRUNE, list->token_room, &list->targets);
 }
 
-/* Room for one sequence more, of length tokens. */
+/* Make room for one more sequence of length tokens. */
 static cli_exit grow(sequences *list, int64_t length)
 {
     if (list->count == list->room) {
@@ -51,7 +54,7 @@ static cli_exit grow(sequences *list, int64_t length)
     return arena_grow(PRUNE, list->token_room, sizeof *list->targets, &list->targets);
 }
 
-/* The targets are the tokens that follow. */
+/* The targets are the next tokens. */
 static cli_exit add(sequences *list, const int32_t *ids, int64_t length)
 {
     CLI_TRY(grow(list, length));
@@ -141,7 +144,7 @@ static cli_exit make_batches(prune_job *job, sequences *list)
 
 /* ---- embeddings ------------------------------------------------------------------------------ */
 
-/* Box and Muller: any good numbers will do, the same for the same seed. */
+/* Box and Muller: simple normal numbers, reproducible for a seed. */
 static void draw_directions(prune_data *d, int64_t count, uint64_t seed)
 {
     random_source r = random_make(seed, 0);
@@ -151,7 +154,7 @@ static void draw_directions(prune_data *d, int64_t count, uint64_t seed)
     }
 }
 
-/* A loss that keeps the embedding of each sequence instead. */
+/* A loss that stores the embedding of each sequence instead. */
 static mha_status keep_embeddings(mha_context *context, int64_t batch,
                                   const mha_transformer_input *input, const mha_tensor *output,
                                   const mha_tensor *output_gradient, double *losses, void *user)
@@ -241,8 +244,8 @@ static cli_exit find_task(prune_job *job, const train_task **task)
         const size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", (*task)->name);
     }
-    return cli_fail(CLI_USAGE, PRUNE, "--task: there is no task '%.40s'; there are %s",
-                    job->options->task, names);
+    return cli_fail(CLI_USAGE, PRUNE, "--task %.40s: expected one of %s", job->options->task,
+                    names);
 }
 
 static cli_exit check_task(const prune_job *job, const train_task *task)
@@ -260,7 +263,7 @@ static cli_exit check_task(const prune_job *job, const train_task *task)
                     m->folder, task->name, task->name);
 }
 
-/* The rows that the task asks about have targets, the others none. */
+/* Only the rows that the task judges have targets. */
 static cli_exit take_drawn(const train_batch *batch, sequences *list)
 {
     for (int64_t b = 0; b < batch->B; b++) {
@@ -279,7 +282,7 @@ static cli_exit take_drawn(const train_batch *batch, sequences *list)
 
 cli_exit prune_data_from_task(prune_job *job)
 {
-    enum { DRAWN = 60 }; /* at once: exhaustive tasks are drawn whole */
+    enum { DRAWN = 60 }; /* at once: exhaustive tasks return all their data */
     const train_task *task = NULL;
     const int64_t most = job->options->lines ? job->options->lines : 300;
     train_batch batch;

@@ -1,5 +1,5 @@
-/* The report of a pruning: importances as a map of layers x heads beside the turn at which each
- * head goes, and charts of what is left against the heads that are left. */
+/* The report of a pruning: importances as a map of layers x heads, the step at which each head is
+ * removed, and charts over the number of remaining heads. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/words.h"
@@ -10,11 +10,11 @@
 
 enum { CHARTS = 4, SERIES = 8, LISTS = 9, LABEL_BYTES = 32, TEXT_BYTES = 256 };
 
-/* Everything that the report points to. */
+/* Memory of the report. */
 typedef struct page {
     const prune_job *job;
     float *importance, *turn; /* [L,H] */
-    uint8_t *missing;         /* [L,H] where a layer has fewer heads */
+    uint8_t *missing;         /* [L,H] if layers have fewer heads */
     char (*labels)[LABEL_BYTES];
     const char **label_list; /* [L + H] */
     double *numbers;         /* [LISTS * points], lists below */
@@ -23,7 +23,7 @@ typedef struct page {
     char detail[TEXT_BYTES], size[TEXT_BYTES];
 } page;
 
-/* What is drawn over the heads that are left, fewest first. */
+/* The curves over the number of remaining heads, fewest first. */
 static double value_at(const prune_point *p, int list)
 {
     double random[2] = {0, 0};

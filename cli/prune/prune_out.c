@@ -1,4 +1,4 @@
-/* What was measured, as a table, CSV and JSON. */
+/* The measurements as a table, CSV and JSON. */
 #include "common/csv.h"
 #include "common/table.h"
 #include "common/words.h"
@@ -13,7 +13,7 @@ const char *prune_measured(const prune_job *job)
     return job->data.predicts ? "accuracy" : "cosine";
 }
 
-/* Mean, smallest and largest of the random orders. */
+/* Mean, minimum and maximum of the random orders. */
 typedef struct spread {
     double mean, low, high;
 } spread;
@@ -38,7 +38,7 @@ static void print_head(const prune_job *job, int64_t head)
               head % job->model.desc.num_heads);
 }
 
-/* What importance was measured by, in words. */
+/* The importance measure in words. */
 static void print_measure(const prune_job *job)
 {
     const prune_options *o = job->options;
@@ -93,7 +93,7 @@ static void print_rows(const prune_job *job)
     }
 }
 
-/* The heads that stay, layer by layer. */
+/* The remaining heads, layer by layer. */
 static void print_kept(const prune_job *job)
 {
     const prune_point *p = &job->points[job->chosen];
@@ -229,7 +229,7 @@ static void json_point(mha_json *json, const prune_point *p)
     mha_json_end(json);
 }
 
-/* Every head: its importance in the whole model, and when it went. */
+/* Every head: its importance in the whole model, and when it was removed. */
 static void json_heads(mha_json *json, const prune_job *job)
 {
     const int64_t H = job->model.desc.num_heads;

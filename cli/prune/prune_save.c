@@ -1,5 +1,4 @@
-/* The model that is written: heads really gone, or the columns of W_o that they would use set to 0.
- */
+/* The saved model: with heads removed, or with their columns of W_o set to 0. */
 #include "common/arena.h"
 #include "common/signals.h"
 #include "prune/prune.h"
@@ -8,7 +7,7 @@
 
 #include <string.h>
 
-/* A copy of the model as it was, with closed heads that write nothing. */
+/* A copy of the original model, with 0 in place of what closed heads write. */
 static mha_status silence(prune_job *job, const float *gates)
 {
     const mha_transformer_desc *d = &job->model.desc;

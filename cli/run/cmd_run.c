@@ -72,7 +72,7 @@ static const args_option option_table[] = {
     ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
     FLAG("module", module,
          "x is [B,T,E]: project it to q, k and v, and the\nconcatenated heads by W_o", LINEAR,
-         .needs = "--heads N, so that E is split"),
+         .needs = "--heads N"),
     TEXT("memory", memory, "FILE",
          "cross-attention: project this [B,S,E] to k and v;\n'example' with --example",
          LINEAR | NO_CACHE, .needs = "--module"),
@@ -172,7 +172,7 @@ static const args_option option_table[] = {
     ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR),
 };
 
-enum { DEFAULT_HEADS = 2 /* of the example as a module */ };
+enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
 
 const args_page run_page = {
     .command = RUN,
@@ -199,6 +199,8 @@ const args_page run_page = {
              "have the axes of q; all are computed before the first is written. A trace shows\n"
              "four heads unless --trace-head selects others. float64 and large integers are\n"
              "rounded, with a note. include/multihead/attention.h defines every term.",
+    .takes = "",
+    .spare = "an array needs a name: --q FILE, or --x FILE",
     ARGS_OPTIONS(option_table),
 };
 
@@ -268,7 +270,7 @@ static cli_exit check_inputs(const run_options *o)
 
 static cli_exit check(run_options *o, args_line *line)
 {
-    /* The example is there to be looked at. */
+    /* The example is meant to be read on the terminal. */
     if (o->example && !o->linear && !run_has_files(o)) o->trace = 1;
     if (o->example && o->module && !o->heads) o->heads = DEFAULT_HEADS;
     if (o->trace) args_imply(&run_page, "trace", line);
@@ -306,9 +308,6 @@ cli_exit cmd_run(int count, char *const *arguments)
     run_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&run_page, count, arguments, &options, &line));
-    if (line.plain.count > 0)
-        return RUN_USAGE("unexpected argument '%s'; arrays have names: --q %s, or --x %s",
-                         line.plain.items[0], line.plain.items[0], line.plain.items[0]);
     CLI_TRY(check(&options, &line));
     return run(&options);
 }

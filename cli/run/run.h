@@ -187,7 +187,7 @@ cli_exit run_example_make(int which, int64_t rows, mha_tensor *array);
 
 typedef struct run_results {
     mha_tensor arrays[RUN_OUTPUT_COUNT];
-    /* As written, with the axes of q. With --module the first is the module's output */
+    /* Tensors as written, with the axes of q. With --module the first is the module's output */
     mha_tensor saved[RUN_OUTPUT_COUNT];
     mha_attention_plan plan;
     double seconds;

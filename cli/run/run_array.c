@@ -1,5 +1,5 @@
 /* Arrays that `multihead run` reads: lists on the command line, .npy files, tensors of safetensors
- * files, random ones; and their elements in the type that is wanted. */
+ * files, random ones. Converts their elements to the requested type. */
 #include "common/arena.h"
 #include "common/random.h"
 #include "run/run.h"
@@ -41,7 +41,7 @@ cli_exit run_array_convert(const mha_tensor *tensor, mha_dtype dtype, mha_tensor
 
 /* ---- Changing the type ----------------------------------------------------------------------- */
 
-/* Whether elements can be turned into those of the kind, whose type *dtype then is. */
+/* Whether elements can be converted to the kind; *dtype becomes the resulting type. */
 static cli_exit check_type(const char *option, const char *text, run_kind kind, mha_dtype from,
                            mha_dtype *dtype)
 {
@@ -67,7 +67,7 @@ static int64_t whole_element(const mha_tensor *tensor, int64_t i)
     }
 }
 
-/* One element in the type of `to`; *rounded counts those that change. */
+/* Convert one element to the type of `to`; *rounded counts inexact conversions. */
 static cli_exit convert_element(const char *option, const char *text, const mha_tensor *from,
                                 int64_t i, mha_tensor *to, int64_t *rounded)
 {
@@ -114,17 +114,17 @@ static cli_exit convert(const char *option, const char *text, bool quiet, const 
     return CLI_OK;
 }
 
-/* ---- Where they come from -------------------------------------------------------------------- */
+/* ---- Sources of arrays ----------------------------------------------------------------------- */
 
-/* An array as it stands in its file, and the thing of the arena that holds its elements. */
+/* An array in the type of its file, and the arena's owner of its elements. */
 typedef struct source {
     mha_tensor array;
     void *owner;
-    bool list; /* it stood on the command line: it has no type of its own */
+    bool list; /* given on the command line, so without a type of its own */
 } source;
 
-/* "1,2.5,-inf": how many numbers, 0 if it is not such a list; no file is called so by chance.
- * They are written to an array, of i64 if all are whole, else of f64. */
+/* "1,2.5,-inf": the number of elements, 0 if it is not such a list. File names do not have this
+ * form by accident. Writes an array of i64 if all are integers, else of f64. */
 static int64_t walk_numbers(const char *text, mha_tensor *array)
 {
     int64_t count = 0;
@@ -190,7 +190,7 @@ static cli_exit open_npy(const char *path, bool head, source *from)
     return arena_keep(RUN, npy, destroy_npy);
 }
 
-/* Bytes of the path in "a.safetensors" or "a.safetensors:name"; 0 if it is neither. */
+/* The length of the path in "a.safetensors" or "a.safetensors:name"; 0 for other texts. */
 static size_t safetensors_path(const char *text)
 {
     static const char end[] = ".safetensors";
@@ -200,7 +200,7 @@ static size_t safetensors_path(const char *text)
     return 0;
 }
 
-/* The array, or only its head. */
+/* The array, or only its header. */
 static cli_exit open_array(const char *text, bool head, source *from)
 {
     const int64_t numbers = walk_numbers(text, NULL);
@@ -226,7 +226,7 @@ bool run_random_is(const char *text)
     return text && !strncmp(text, prefix, sizeof prefix - 1);
 }
 
-/* The length that a letter stands for; -1: none. */
+/* The size that a letter stands for; -1: none. */
 static int64_t letter_length(const run_problem *p, char letter)
 {
     if (p->v.ndim != 4) return -1; /* q, k or v itself */
@@ -237,7 +237,7 @@ static int64_t letter_length(const run_problem *p, char letter)
     return at ? lengths[at - letters] : -1;
 }
 
-/* "4x8xH"; false if it is no shape. */
+/* "4x8xH"; false if it is not a shape. */
 static bool read_shape(const run_problem *p, const char *text, int64_t *shape, int *ndim)
 {
     for (*ndim = 0; *ndim < 4; text++) {
@@ -313,8 +313,8 @@ cli_exit run_array_read(const run_problem *p, const char *option, const char *te
 
 /* ---- Lists of heads, rows and keys ----------------------------------------------------------- */
 
-/* Walk over "0,2-4"; numbers NULL: only count them. -1 if it is no such list. Of a range that
- * runs over the limit only the last number is taken. */
+/* Parse "0,2-4"; numbers NULL: only count. -1 if it is not such a list. A range beyond the limit
+ * yields only its last number. */
 static int64_t walk_list(const char *text, int64_t limit, int64_t *numbers)
 {
     int64_t count = 0;
@@ -346,7 +346,7 @@ cli_exit run_list_read(const run_problem *p, const char *option, const char *tex
     }
     for (int64_t i = 0; i < list->shape[0]; i++)
         if (run_entry(list, i) < 0 || run_entry(list, i) >= count)
-            return RUN_USAGE("%s %s: there is no %s %" PRId64 "; they are 0 to %" PRId64, option,
-                             text, what, run_entry(list, i), count - 1);
+            return RUN_USAGE("%s %s: there is no %s %" PRId64 "; %ss are 0 to %" PRId64, option,
+                             text, what, run_entry(list, i), what, count - 1);
     return CLI_OK;
 }

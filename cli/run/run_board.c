@@ -1,5 +1,5 @@
-/* The numbers of a trace, and how they are put under each other: see run_trace.h. Each step is
- * one call of the library, which is asked for the scores at that stage. */
+/* The numbers of a trace; see run_trace.h. Each step is one call of the library that requests the
+ * scores at that stage. */
 #include "run/run_trace.h"
 
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 
 enum { DEFAULT_LIMIT = 16, DEFAULT_HEADS = 4 };
 
-/* ---- What is shown --------------------------------------------------------------------------- */
+/* ---- The selection --------------------------------------------------------------------------- */
 
 /* A list, or the first ones. */
 static cli_exit choose(const run_problem *p, const char *option, const char *text, const char *what,
@@ -25,7 +25,7 @@ static cli_exit choose_all(run_board *board)
     const int64_t b = board->sequence = o->trace_sequence;
     if (b >= run_sequences(p))
         return RUN_USAGE("--trace-sequence: there is no sequence %" PRId64
-                         "; they are 0 to %" PRId64,
+                         "; sequences are 0 to %" PRId64,
                          b, run_sequences(p) - 1);
     board->limit = o->trace_limit ? o->trace_limit : DEFAULT_LIMIT;
     board->batch = p->ragged ? 0 : b;
@@ -54,7 +54,7 @@ bool run_board_has(const run_board *board, board_step step)
     }
 }
 
-/* The descriptor of a step: the products come before the scale, biases before the mask. */
+/* The descriptor of a step: products before the scale, biases before the mask. */
 static mha_attention_desc desc_of(const run_board *board, board_step step)
 {
     mha_attention_desc desc = board->problem->desc;
@@ -74,7 +74,7 @@ static mha_attention_desc desc_of(const run_board *board, board_step step)
 #define UNMASK_RESULT(field)
     MHA_ATTENTION_INPUTS(UNMASK)
     if (!desc.alibi_slopes && !desc.t5_table && !desc.shaw_keys && !desc.shaw_values) {
-        desc.q_offset = 0; /* nothing is left that reads it */
+        desc.q_offset = 0; /* nothing reads it any more */
         desc.q_offsets = NULL;
     }
     return desc;
@@ -108,22 +108,22 @@ static cli_exit compute(run_board *board, const int64_t *rows, board_step step)
 cli_exit run_board_make(const run_problem *p, run_board *board)
 {
     const int64_t shape[] = {p->q.shape[0], p->q.shape[1], p->q.shape[2], p->v.shape[3]};
-    mha_tensor rows; /* as the library counts them */
+    mha_tensor rows; /* in the library's numbering */
     *board = (run_board){.problem = p};
     CLI_TRY(choose_all(board));
     CLI_TRY(run_array_make(MHA_I64, 1, board->rows.shape, &rows));
     for (int64_t i = 0; i < rows.shape[0]; i++)
         ((int64_t *)rows.data)[i] = board->first_query + run_entry(&board->rows, i);
     CLI_TRY(run_array_make(run_o_dtype(p->options), 4, shape, &board->o));
-    /* The last call is that of the problem itself, whose o stays. */
+    /* The last call is that of the problem itself, and writes o. */
     for (int step = 0; step < BOARD_STEPS; step++)
         if (run_board_has(board, (board_step)step))
             CLI_TRY(compute(board, rows.data, (board_step)step));
     return CLI_OK;
 }
 
-/* The row that is written out: the first one shown that sees two keys, else one; and its key of
- * largest weight. None if it is NaN, or if not all keys are on the board. */
+/* Choose the row to write out: the first shown row that sees two keys, else one; and its key of
+ * largest weight. None if it is NaN, or if not all keys are shown. */
 static void find_sample(run_board *board)
 {
     const int64_t columns = board->columns.shape[0];

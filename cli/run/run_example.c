@@ -1,15 +1,15 @@
-/* The problems that `multihead run --example` shows: three tokens with four features, small enough
- * for pencil and paper. */
+/* The problems of `multihead run --example`: three tokens with four features, small enough for
+ * pencil and paper. */
 #include "run/run.h"
 
 #include <string.h>
 
 enum { TOKENS = 3, SIZE = 4 };
 
-/* The first query points along the second key, the second between the first two keys, the third
- * along the third key, and more strongly. Values are told apart at a glance. Of a module all are
- * small whole numbers; W_o adds the heads in its first rows and subtracts them in its last ones, if
- * there are two. In the order of run_example. */
+/* The first query is parallel to the second key, the second lies between the first two keys, and
+ * the third is parallel to the third key and longer. Values are easy to distinguish. For modules
+ * all numbers are small integers; with two heads, W_o adds them in its first rows and subtracts
+ * them in its last ones. In the order of run_example. */
 static const struct {
     int64_t rows;
     float numbers[SIZE * SIZE];

@@ -113,7 +113,7 @@ static size_t say_word(const run_options *o, const run_input *word, const char *
     return at + index + 1;
 }
 
-/* Behind a shape that does not fit: what it was to fit. */
+/* Append the expected shape to a shape error. */
 static void say_shapes(const run_problem *p, const char *detail, line *out)
 {
     const run_input *word = find_word(detail);

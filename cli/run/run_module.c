@@ -2,8 +2,7 @@
  *
  *   q = x W_q^T    k = memory W_k^T    v = memory W_v^T    out = concat(heads) W_o^T
  *
- * memory is x but for cross-attention. The weights are the example's, or random by --seed.
- */
+ * memory is x except in cross-attention. The weights are the example's, or random with --seed. */
 #include "common/arena.h"
 #include "run/run.h"
 
@@ -75,7 +74,7 @@ static cli_exit add_positions(run_problem *p)
 
 /* ---- Weights --------------------------------------------------------------------------------- */
 
-/* Random weights are divided by a power of two near sqrt(E), so that outputs are about as large as
+/* Random weights are divided by a power of two near sqrt(E): outputs are then about as large as
  * inputs, and exact. */
 static cli_exit make_weights(run_problem *p)
 {
@@ -113,7 +112,7 @@ static cli_exit project(mha_context *context, const mha_tensor *x, const mha_ten
     memcpy(shape, x->shape, (size_t)x->ndim * sizeof *shape);
     shape[x->ndim - 1] = outputs;
     *y = mha_tensor_contiguous(NULL, MHA_F32, x->ndim, shape);
-    if (!x->data) return CLI_OK; /* only shapes are known yet */
+    if (!x->data) return CLI_OK; /* only shapes are known so far */
     CLI_TRY(run_array_make(MHA_F32, x->ndim, shape, y));
     CLI_TRY(cli_check(RUN, mha_tensor_count(x, &count)));
     CLI_TRY(cli_check(RUN, mha_linear_create(context, weight, NULL, &linear)));

@@ -1,4 +1,4 @@
-/* What `multihead run` computes and where it goes, by the list of outputs in run.h. */
+/* The outputs of `multihead run`, by the list in run.h. */
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/signals.h"
@@ -14,7 +14,7 @@
 
 enum { DEFAULT_TOP = 5 };
 
-/* o first; and --json behind all, which is no array. */
+/* o first; --json last, since it is not an array */
 static const struct {
     const char *option, *axes;
     size_t path, field; /* in run_options; in mha_attention_outputs */
@@ -41,9 +41,9 @@ bool run_has_files(const run_options *o)
     return any;
 }
 
-/* ---- Whether they can be had ----------------------------------------------------------------- */
+/* ---- Checks of outputs ----------------------------------------------------------------------- */
 
-/* All outputs but --json are .npy: a name that says otherwise is a slip. */
+/* All outputs except --json are .npy; another extension is a mistake. */
 static cli_exit check_name(const char *option, const char *path)
 {
     static const char *const others[] = {".safetensors", ".npz", ".pt", ".csv", ".txt", ".json"};
@@ -103,7 +103,7 @@ static int64_t axis_length(const run_problem *p, char axis)
     }
 }
 
-/* An array of so many axes, and as it is saved: without those that the file of q has not. */
+/* An array with these axes, saved without those that q's file lacks. */
 static cli_exit make_output(const run_problem *p, const char *axes, mha_dtype dtype,
                             mha_tensor *array, mha_tensor *saved)
 {
@@ -119,7 +119,7 @@ static cli_exit make_output(const run_problem *p, const char *axes, mha_dtype dt
     return CLI_OK;
 }
 
-/* o has the layout of q: its memory is in that order, and *view shows it as [B,H,T,V]. */
+/* o has the memory layout of q; *view shows it as [B,H,T,V]. */
 static cli_exit make_o(const run_problem *p, mha_tensor *array, mha_tensor *view, mha_tensor *saved)
 {
     const int64_t h = p->q.shape[1], t = p->q.shape[2], d = p->v.shape[3];
@@ -137,7 +137,7 @@ static cli_exit make_o(const run_problem *p, mha_tensor *array, mha_tensor *view
     return CLI_OK;
 }
 
-/* Memory for every output asked for, and for both halves of the top. */
+/* Allocate every requested output, and both arrays of --top. */
 static cli_exit make_outputs(const run_problem *p, run_results *results,
                              mha_attention_outputs *wanted)
 {
@@ -154,7 +154,7 @@ static cli_exit make_outputs(const run_problem *p, run_results *results,
     return CLI_OK;
 }
 
-/* NumPy has no bfloat16: such an o is saved as float32, which holds its numbers exactly. */
+/* NumPy has no bfloat16: such an o is saved as float32, which represents it exactly. */
 static cli_exit widen_o(run_results *results)
 {
     const mha_tensor narrow = results->saved[0];
@@ -165,7 +165,7 @@ static cli_exit widen_o(run_results *results)
     return CLI_OK;
 }
 
-/* Checks all but the outputs if these are NULL, and then all. */
+/* Check everything except the outputs if these are NULL, else everything. */
 static cli_exit plan(const run_problem *p, const mha_attention_outputs *wanted,
                      run_results *results)
 {
@@ -214,7 +214,7 @@ static void json_plan(mha_json *json, const mha_attention_plan *plan)
     mha_json_integer(json, "scratch_bytes", (int64_t)plan->scratch_bytes);
 }
 
-/* What draw_json() tells of. */
+/* The data of draw_json(). */
 typedef struct json_job {
     const run_problem *problem;
     const run_results *results;
@@ -274,7 +274,7 @@ cli_exit run_write(const run_problem *p, const run_results *results)
     return CLI_OK;
 }
 
-/* ---- What ran -------------------------------------------------------------------------------- */
+/* ---- The computation that ran ---------------------------------------------------------------- */
 
 void run_say(const run_problem *p, const run_results *results)
 {

@@ -1,4 +1,4 @@
-/* Numbers of `multihead run` as text: shapes, arrays as NumPy prints them, tables. */
+/* Print the numbers of `multihead run`: shapes, arrays as NumPy prints them, tables. */
 #include "run/run.h"
 
 #include <inttypes.h>
@@ -18,10 +18,10 @@ run_shape run_shape_of(const mha_tensor *tensor)
 
 /* ---- Columns --------------------------------------------------------------------------------- */
 
-/* How the numbers of one array are printed, so that they stand under each other: all of them are
- * taken three times, to look at, to measure and to print. */
+/* The common format of the numbers of one array, so that they are aligned. All of them are visited
+ * three times: to inspect, to measure and to print. */
 typedef struct number_format {
-    int most_digits, digits; /* behind the point: the most, and none if all are whole */
+    int most_digits, digits; /* decimals: the maximum, or none if all are integers */
     int width;               /* of the widest */
     bool power;              /* 1.2e+03 */
     double largest;
@@ -31,7 +31,7 @@ typedef struct number_format {
 static void take(number_format *format, double number)
 {
     char text[400];
-    /* No minus before a nought, nor before a NaN: its sign says nothing and differs by machine. */
+    /* Print no minus before zero or NaN: a NaN's sign differs by machine. */
     const double shown = number == 0 ? 0 : isnan(number) ? (double)NAN : number;
     if (format->turn == LOOK) {
         if (!isfinite(number)) return;
@@ -47,8 +47,8 @@ static void take(number_format *format, double number)
         format->width = width;
 }
 
-/* Whole numbers without a point; else as many digits as asked for; powers of ten where that would
- * show nothing but noughts or be too wide. */
+/* Integers without a point; else the requested decimals; scientific where that would print only
+ * zeros or be too wide. */
 static void turn(number_format *format)
 {
     const double most_fixed = 1e6;
@@ -62,8 +62,8 @@ static void turn(number_format *format)
 
 /* ---- Arrays ---------------------------------------------------------------------------------- */
 
-/* As NumPy does, but sooner: of long arrays the first and last three of each axis. A line of 10
- * numbers fits a terminal. */
+/* As NumPy, with a lower limit: of long axes the first and last three. A line of 10 numbers fits a
+ * terminal. */
 enum { MOST_WHOLE = 256, MOST_COLUMNS = 10, EDGE = 3 };
 
 static void visit(number_format *format, const mha_tensor *tensor, bool long_one, int axis,
@@ -104,7 +104,7 @@ void run_print_array(const mha_tensor *tensor)
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
-/* "q12", right-aligned in *width, which with measure becomes what it takes. */
+/* "q12", right-aligned in *width; with measure *width becomes its length. */
 static void label(char letter, const mha_tensor *numbers, int64_t i, bool measure, int *width)
 {
     char text[32];

@@ -1,4 +1,4 @@
-/* From options to a problem: every array that they name is read, and the descriptor filled. */
+/* From options to a problem: read every array, and fill the descriptor. */
 #include "common/arena.h"
 #include "common/words.h"
 #include "run/run.h"
@@ -32,7 +32,7 @@ static cli_exit check_axes(const run_options *o, const char *option, const char 
                  : layouts[o->layout]);
 }
 
-/* An array of 2 to 4 axes as [B,H,T,D]. */
+/* View an array of 2 to 4 axes as [B,H,T,D]. */
 static cli_exit view_array(const run_problem *p, const char *option, const char *name,
                            const mha_tensor *array, int64_t heads, mha_tensor *view)
 {
@@ -68,7 +68,7 @@ static cli_exit make_inputs(run_problem *p)
     if (o->module) CLI_TRY(run_module_make(p));
     for (int i = 0; i < 3; i++) {
         const char *flag = x ? "--x" : flags[i];
-        /* What turns q and k knows f32 only. */
+        /* The rotation of q and k supports f32 only. */
         const run_kind kind = i < 2 && (o->rope || o->qk_norm) ? RUN_F32 : RUN_REAL;
         p->names[i] = x ? x : texts[i];
         arrays[i] = i == 0 ? (mha_tensor){0} : arrays[0];
@@ -109,7 +109,7 @@ const char *run_input_text(const run_options *o, const run_input *input, const c
     return both ? o->documents : text;
 }
 
-/* They are checked by the library. */
+/* The library checks them. */
 static cli_exit load_tensors(run_problem *p)
 {
     for (int i = 0; i < RUN_INPUT_COUNT; i++) {
@@ -120,7 +120,7 @@ static cli_exit load_tensors(run_problem *p)
     return CLI_OK;
 }
 
-/* Whole numbers in one axis; *count -1: any number of them, which it then is. */
+/* Read integers in one axis; *count -1: any number of them, and *count becomes it. */
 static cli_exit load_numbers(const run_problem *p, const char *option, const char *text,
                              int64_t *count, const int64_t **numbers)
 {
@@ -178,7 +178,7 @@ int64_t run_longest(const run_problem *p)
 
 /* ---- The descriptor's numbers ---------------------------------------------------------------- */
 
-/* "A,B" or "AxB"; NULL: nothing to read. */
+/* "A,B" or "AxB"; NULL: absent. */
 static bool read_pair(const char *text, const char *between, int64_t *a, int64_t *b)
 {
     const char *rest;
@@ -213,7 +213,7 @@ static cli_exit fill_numbers(run_problem *p)
     if (o->t5_one_sided) desc->flags |= MHA_ATTENTION_T5_ONE_SIDED;
     if (!read_pair(o->window, ",", &desc->left_keys, &desc->right_keys))
         return RUN_USAGE("--window %s: expected two numbers, the keys visible before and after a "
-                         "query, as --window 4,0; -1 is all of them",
+                         "query, such as --window 4,0; -1: no limit",
                          o->window);
     if (!read_pair(o->block_size, "x", &desc->block_queries, &desc->block_keys))
         return RUN_USAGE("--block-size %s: expected queries and keys per block, such as 64x64",
@@ -227,7 +227,7 @@ static cli_exit fill_numbers(run_problem *p)
 static cli_exit fill_slopes(run_problem *p)
 {
     int64_t elements, heads = p->q.shape[1];
-    /* Only elements vouch for a number of heads. */
+    /* The number of heads of an empty array is not confirmed by elements. */
     if (!p->options->alibi || mha_tensor_count(&p->q, &elements) != MHA_OK || elements == 0)
         return CLI_OK;
     mha_tensor *slopes;
@@ -250,7 +250,7 @@ static cli_exit load_list(const run_problem *p, const char *option, const char *
     return CLI_OK;
 }
 
-/* Which part of the optional outputs is wanted. */
+/* The requested rows and heads of the optional outputs. */
 static cli_exit fill_wanted(run_problem *p)
 {
     /* In the order of the choices of --score-stage. */
@@ -276,7 +276,7 @@ static cli_exit fill_wanted(run_problem *p)
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* Ragged: each sequence begins at 0 again, or where --offset(s) say. */
+/* Ragged: each sequence begins at 0, or at --offset(s). */
 static cli_exit ragged_positions(const run_problem *p, const int64_t *starts, int64_t rows,
                                  const int64_t *offsets, int64_t offset, const mha_tensor **ids)
 {
@@ -285,7 +285,7 @@ static cli_exit ragged_positions(const run_problem *p, const int64_t *starts, in
     CLI_TRY(run_array_make(MHA_I64, 1, &rows, made));
     int64_t *id = made->data, t = 0;
     for (int64_t b = 0; b < p->desc.sequences; b++) {
-        /* Starts that fall or run over are refused later, by the descriptor's check. */
+        /* The descriptor's check later rejects starts that decrease or exceed the length. */
         if (t < starts[b]) t = starts[b];
         for (int64_t begin = t; t < starts[b + 1] && t < rows; t++)
             id[t] = (int64_t)((uint64_t)(t - begin) + (uint64_t)(offsets ? offsets[b] : offset));
@@ -294,7 +294,7 @@ static cli_exit ragged_positions(const run_problem *p, const int64_t *starts, in
     return CLI_OK;
 }
 
-/* [T] or [B,T], or 1 in place of either. */
+/* [T] or [B,T]; either axis may be 1. */
 static cli_exit load_positions(const run_problem *p, const char *option, const char *text,
                                int64_t rows, const mha_tensor **ids)
 {
@@ -308,8 +308,8 @@ static cli_exit load_positions(const run_problem *p, const char *option, const c
                          text, option, run_shape_of(t).text, rows, b, rows);
 }
 
-/* Where queries stand: --positions, or t + offset; and keys: --key-positions, or the same as
- * queries where --positions names every key too, or s. */
+/* Positions of queries: --positions, or t + offset. Positions of keys: --key-positions; else those
+ * of the queries if --positions covers every key; else s. */
 static cli_exit find_positions(const run_problem *p, mha_positions *of_q, mha_positions *of_k)
 {
     const run_options *o = p->options;
@@ -367,7 +367,7 @@ mha_dtype run_o_dtype(const run_options *o)
     return types[o->dtype];
 }
 
-/* --dtype: the tensors as they would be stored in that type; with heads_only without elements. */
+/* --dtype: convert the tensors to that type; with heads_only without elements. */
 static cli_exit convert_all(run_problem *p)
 {
     mha_tensor *const all[] = {&p->q, &p->k, &p->v};
@@ -384,7 +384,7 @@ static cli_exit convert_all(run_problem *p)
 
 /* ---- All of it ------------------------------------------------------------------------------- */
 
-/* All arrays and numbers, as far as they stand in files and options. */
+/* Read all arrays and numbers of files and options. */
 static cli_exit gather(run_problem *p)
 {
     CLI_TRY(fill_numbers(p));
@@ -406,7 +406,7 @@ static cli_exit transform(run_problem *p)
     return turn(p, &of_k, &p->k);
 }
 
-/* Of offsets the descriptor keeps those that it reads: some were RoPE's alone. */
+/* The descriptor keeps only the offsets that it reads; others apply to RoPE alone. */
 static void settle_offsets(run_problem *p)
 {
     const run_options *o = p->options;
@@ -419,7 +419,7 @@ static void settle_offsets(run_problem *p)
     desc->q_offsets = NULL;
 }
 
-/* Do the shapes fit? Asked of the heads of the files, before an element is read. */
+/* Check shapes by the files' headers, before reading any element. */
 static cli_exit check_heads(const run_options *options, mha_context *context)
 {
     run_problem p = {.options = options, .context = context, .heads_only = true};

@@ -1,5 +1,5 @@
-/* multihead run --trace: attention step by step, as on a blackboard. The numbers are the library's
- * (run_board.c); here they are put under each other, and the first row's are written out. */
+/* multihead run --trace: attention step by step. The numbers are the library's (run_board.c). This
+ * file prints them as tables, and writes out the first row. */
 #include "run/run_trace.h"
 #include "common/words.h"
 
@@ -29,7 +29,7 @@ static void write_product(const run_board *board, const mha_tensor *q, const mha
                       run_at(&board->now[BOARD_PRODUCTS], board->row, board->column));
 }
 
-/* " + " between what is written of each key that the row sees: e^0, or 0.1 v0. */
+/* Print " + " between the terms of the keys that the row sees: e^0, or 0.1 v0. */
 static void write_terms(const run_board *board, board_step step, const char *before,
                         const char *after)
 {
@@ -69,7 +69,7 @@ static void write_sum(const run_board *board)
 
 /* ---- The steps ------------------------------------------------------------------------------- */
 
-/* A step's table under its title, which is above it already. */
+/* A step's table; its title is already printed. */
 static void print_step(const run_board *board, board_step step)
 {
     const bool weights = step == BOARD_WEIGHTS || step == BOARD_DROPPED;
@@ -83,7 +83,7 @@ static void print_step(const run_board *board, board_step step)
         print_step(board, step);                                    \
     } while (0)
 
-/* What is added to capped scores, or hides keys, in words: of each that is given. */
+/* List the given inputs that are added to capped scores or hide keys. */
 typedef struct part {
     bool given;
     const char *text;
@@ -130,7 +130,7 @@ static void show_biased(run_board *board)
     STEP(board, BOARD_BIASED, "Biased: plus%s", text);
 }
 
-/* q, k and v (NULL: without) of the rows that are shown. */
+/* Print q, k and v (NULL: omitted) of the shown rows. */
 static void print_vectors(const run_board *board, const mha_tensor *q, const mha_tensor *k,
                           const mha_tensor *v)
 {

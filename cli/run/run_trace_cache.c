@@ -1,6 +1,6 @@
-/* Decoding with a KV cache: the tokens of a sequence come one by one. Each appends its key and
- * value, and its query looks at all that the cache holds; what it gets is the row that the whole
- * sequence at once had, which is compared here. */
+/* Decoding with a KV cache, one token of a sequence at a time. Each step appends a key and a value,
+ * and its query attends to the whole cache. Its result is compared with the row of the full
+ * pass. */
 #include "common/arena.h"
 #include "common/cache_options.h"
 #include "common/words.h"
@@ -75,7 +75,7 @@ static cli_exit step(decoding *d, int64_t t)
     return run_check(p, mha_kv_cache_attention(p->context, d->cache, &p->desc, &q, &d->o, &wanted));
 }
 
-/* How far the step's o is from row t of the whole; *same: not one bit. */
+/* The largest difference between the step's o and row t of the full pass; *same: bit-identical. */
 static double difference(const decoding *d, int64_t t, bool *same)
 {
     const mha_tensor row = token(&d->board->o, t), *o = &d->o;
@@ -91,8 +91,7 @@ static double difference(const decoding *d, int64_t t, bool *same)
     return most;
 }
 
-/* One row over the keys 0 .. t, of the sequence that is shown, under a board that shows these
- * alone. */
+/* Print one row over the keys 0 .. t of the shown sequence. */
 static void print_over_keys(const decoding *d, const mha_tensor *tensor, const mha_tensor *hide,
                             const run_board *keys)
 {

@@ -1,4 +1,4 @@
-/* What the schemes of positions do to the pairs that a trace shows. */
+/* The effects of positional schemes on the shown pairs. */
 #include "run/run_trace.h"
 
 #include <multihead/component.h>
@@ -9,7 +9,7 @@
 
 /* ---- Distances ------------------------------------------------------------------------------- */
 
-/* What stands for each pair, by the distance of its positions. */
+/* Print a value for each pair, by the distance of its positions. */
 typedef struct pairs {
     const run_board *board;
     double (*number)(const void *of, int64_t distance);
@@ -38,7 +38,7 @@ static double penalty(const void *slope, int64_t distance)
     return -*(const double *)slope * fabs((double)distance);
 }
 
-/* Of slopes that broadcast to [B,H]. */
+/* An element of slopes that broadcast to [B,H]. */
 static double slope_of(const run_board *board)
 {
     const mha_tensor *slopes = board->problem->desc.alibi_slopes;
@@ -102,8 +102,8 @@ void run_trace_shaw(run_board *board)
 
 /* ---- RoPE ------------------------------------------------------------------------------------ */
 
-/* The angles of one position; and the first pair of the first row shown that is not at 0,
- * turned. */
+/* Print the angles of one position, and the rotation of the first pair of the first shown row that
+ * is not at position 0. */
 void run_trace_rope(const run_board *board)
 {
     const run_problem *p = board->problem;

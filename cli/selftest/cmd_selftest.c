@@ -48,6 +48,8 @@ const args_page selftest_page = {
                 "multihead selftest --problems 1000 --seed 7",
     .notes = "Prints what was compared, the largest error, and that error as a fraction of its\n"
              "bound. Exits with 0 if all checks pass, otherwise with 1.",
+    .takes = "",
+    .spare = "it takes options only",
     ARGS_OPTIONS(option_table),
 };
 
@@ -324,9 +326,6 @@ cli_exit cmd_selftest(int count, char *const *arguments)
     test_options options = {.problems = 60, .seed = 1};
     args_line line = {0};
     CLI_TRY(args_parse(&selftest_page, count, arguments, &options, &line));
-    if (line.plain.count > 0)
-        return cli_fail(CLI_USAGE, SELFTEST, "unexpected argument '%s'; it takes options only",
-                        line.plain.items[0]);
     contender runners[MOST_RUNNERS] = {0};
     mha_context *three = NULL;
     bit_check bits = {0};

@@ -1,4 +1,4 @@
-/* multihead serve: a page where one types a text and sees at once what the heads of a model do. */
+/* multihead serve: a page where the user types a text and sees the attention of a model's heads. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/option_rows.h"
@@ -41,12 +41,14 @@ const args_page serve_page = {
     .notes = "The address of the page is printed on stdout; it holds a random token, without\n"
              "which nothing is answered. The page loads nothing from elsewhere. Ctrl-C ends\n"
              "the program, and so does the button on the page. docs/serve.md is the manual.",
+    .takes = "MODEL [TEXT]",
+    .spare = "put quotes around the text",
     ARGS_OPTIONS(option_table),
 };
 
 #ifdef CLI_HAS_SERVE
 
-/* The page's address, with a text to begin with after the '#', where no server sees it. */
+/* The page's address, with an initial text after the '#', which browsers do not send to servers. */
 static void print_address(const serve_site *site, const char *text)
 {
     cli_print("http://%s:%d/%s/%s", site->address, site->port, site->token, text ? "#text=" : "");
@@ -74,7 +76,7 @@ static cli_exit open_model(const serve_options *options, text_model *model)
                     options->max_tokens, model->max_length);
 }
 
-/* Whether the work for a request is to end: a signal came, or its reader left. */
+/* Whether to stop the work for a request: a signal came, or the client disconnected. */
 static bool is_over(void *user)
 {
     (void)user;
@@ -129,12 +131,6 @@ cli_exit cmd_serve(int count, char *const *arguments)
     serve_options options = {0};
     args_line line = {0};
     CLI_TRY(args_parse(&serve_page, count, arguments, &options, &line));
-    if (line.plain.count == 0 || !*line.plain.items[0])
-        return cli_fail(CLI_USAGE, SERVE, "the model is missing: multihead serve MODEL");
-    if (line.plain.count > 2)
-        return cli_fail(CLI_USAGE, SERVE,
-                        "'%s' is one argument too many; put quotes around the text",
-                        line.plain.items[2]);
     options.model = line.plain.items[0];
     options.text = line.plain.count > 1 ? line.plain.items[1] : NULL;
     return run(&options);

@@ -28,7 +28,7 @@ void serve_refuse_length(serve_reply *reply)
 
 /* ---- who asks -------------------------------------------------------------------------------- */
 
-/* Whether two texts of the token's length are the same, in a time that does not tell where not. */
+/* Compare two texts of the token's length in constant time. */
 static bool same_token(const char *a, const char *b)
 {
     unsigned difference = 0;
@@ -37,7 +37,7 @@ static bool same_token(const char *a, const char *b)
     return difference == 0;
 }
 
-/* What follows "/TOKEN/", or NULL. */
+/* The part after "/TOKEN/", or NULL. */
 static const char *after_token(const serve_site *site, const char *path)
 {
     if (path[0] != '/' || strnlen(path, SERVE_TOKEN_BYTES + 2) < SERVE_TOKEN_BYTES + 2) return NULL;
@@ -45,7 +45,7 @@ static const char *after_token(const serve_site *site, const char *path)
     return path + SERVE_TOKEN_BYTES + 2;
 }
 
-/* An address as a number, which no name server can have been made to say: digits and dots, or
+/* Whether a host is an IP address, which DNS rebinding cannot forge: digits and dots, or
  * hexadecimal digits and colons in brackets. */
 static bool is_number(const char *host, size_t length)
 {
@@ -57,7 +57,7 @@ static bool is_number(const char *host, size_t length)
     return length > 0 && at == end;
 }
 
-/* A page of another name that a name server made point here (DNS rebinding) sends that name. */
+/* A page under another name that was pointed here (DNS rebinding) sends that name. */
 static bool is_own_host(const serve_site *site, const char *host)
 {
     char port[16];
@@ -78,7 +78,7 @@ static bool is_own_origin(const char *origin, const char *host)
 
 /* ---- what is asked --------------------------------------------------------------------------- */
 
-/* Beside what the library answers; the end is the server's own. */
+/* The library answers the other requests; quitting is the server's own. */
 static const mha_live_place quit = {"quit", JSON, NULL, true};
 
 static const mha_live_place *find_place(const char *name)
@@ -93,7 +93,7 @@ static bool is_json(const char *type)
     return type && !strncmp(type, JSON, length) && (type[length] == '\0' || type[length] == ';');
 }
 
-/* The order is that of what a stranger may learn: nothing before the token is right. */
+/* The order limits what a client without a token can learn: nothing before the token is valid. */
 bool serve_admit(const serve_site *site, const serve_request *request, serve_reply *reply)
 {
     *reply = (serve_reply){0};
@@ -123,7 +123,7 @@ bool serve_admit(const serve_site *site, const serve_request *request, serve_rep
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* What a failure is to a browser: the request's fault, or ours. */
+/* The HTTP status of a failure: of the request, or of the server. */
 static int status_of(mha_status status)
 {
     switch (status) {

@@ -1,14 +1,13 @@
-/* See serve_socket.h. Everything runs in one thread: requests are answered one after the other, and while
- * the model computes, connections wait. What clients can take is bounded:
+/* See serve_socket.h. Everything runs in one thread: requests are answered one after the other, and
+ * connections wait while the model computes. The resources of clients are bounded:
  *
- *   connections   PLACES for strangers, who have not shown the token, and as many for readers, who have.
- *                 One more in either group ends the one of that group whose last request is oldest, so
- *                 that no number of strangers ends a reader's connection.
+ *   connections   PLACES for strangers, who have not sent the token, and as many for readers, who
+ *                 have. One more in either group closes the connection of that group whose last
+ *                 request is oldest, so that strangers cannot close a reader's connection.
  *   a stranger    one request, READ_SECONDS from the connection to the end of the answer
- *   a reader      READ_SECONDS for a whole request, also if a byte comes now and then; WRITE_SECONDS to
- *                 take a reply
- *   headers       HEADER_BYTES       a body   SERVE_MOST_BODY
- */
+ *   a reader      READ_SECONDS for a whole request, even if bytes trickle in; WRITE_SECONDS to
+ *                 receive a reply
+ *   headers       HEADER_BYTES       a body   SERVE_MOST_BODY */
 #define _GNU_SOURCE /* accept4, POLLRDHUP */
 #include "serve/serve_socket.h"
 
@@ -32,11 +31,11 @@
 
 enum {
     PLACES = 32,
-    MOST_CONNECTIONS = 4 * PLACES, /* with those that were sent away and are being closed */
+    MOST_CONNECTIONS = 4 * PLACES, /* including those that are being closed */
     HEADER_BYTES = 32768,
     READ_SECONDS = 20,
     WRITE_SECONDS = 120,
-    TICK_MS = 250 /* between two looks at the clock and at signals */
+    TICK_MS = 250 /* between two checks of the clock and of signals */
 };
 
 typedef enum standing { NOBODY, STRANGER, READER, LEAVING } standing;
@@ -45,8 +44,8 @@ typedef struct visitor {
     struct MHD_Connection *connection;
     int socket;
     standing standing;
-    uint64_t order; /* of its last request, or of the connection, among all */
-    double until;   /* then it is sent away */
+    uint64_t order; /* of its last request, or of the connection; global order */
+    double until;   /* being closed */
 } visitor;
 
 typedef struct server {
@@ -55,13 +54,13 @@ typedef struct server {
     struct sockaddr_storage address;
     int listener;
     bool open, ended;
-    bool paused; /* no new connections for a turn: there was no descriptor for the last one */
+    bool paused; /* accept no connections for one turn: out of descriptors */
     uint64_t order;
-    const visitor *answering; /* whose request is being computed */
+    const visitor *answering; /* the client whose request is being computed */
     visitor visitors[MOST_CONNECTIONS];
 } server;
 
-static server the_server = {.listener = -1}; /* one a process, as the arena */
+static server the_server = {.listener = -1}; /* one per process, as the arena */
 
 /* ---- visitors -------------------------------------------------------------------------------- */
 
@@ -73,14 +72,14 @@ static visitor *find_visitor(server *s, const struct MHD_Connection *connection)
     return NULL;
 }
 
-/* libmicrohttpd notices at its next turn, and takes the connection down. */
+/* libmicrohttpd notices in its next turn and closes the connection. */
 static void send_away(visitor *v)
 {
     shutdown(v->socket, SHUT_RDWR);
     v->standing = LEAVING;
 }
 
-/* The one whose last request is oldest, if more than so many have this standing; NULL: no more. */
+/* The one whose last request is oldest, if the group has more than so many; NULL: not full. */
 static visitor *first_to_go(server *s, standing group, int most)
 {
     visitor *oldest = NULL;
@@ -131,7 +130,7 @@ static void look_at_clock(server *s)
     }
 }
 
-/* While the model computed nobody could be read. */
+/* No client could be read while the model computed. */
 static void forgive(server *s, double seconds)
 {
     for (int i = 0; i < MOST_CONNECTIONS; i++) s->visitors[i].until += seconds;
@@ -150,9 +149,9 @@ bool serve_reader_left(void)
 typedef struct upload {
     char *body;
     size_t bytes;
-    bool quit; /* the server ends when the reply is out */
-    /* It was refused by its head. The body is read all the same, and dropped: a socket that is closed
-     * before its bytes are read takes the reply with it. */
+    bool quit; /* the server ends when the reply has been sent */
+    /* The request was rejected by its headers. Its body is still read and dropped: closing a socket
+     * with unread bytes discards the reply. */
     bool refused;
     serve_reply reply;
 } upload;
@@ -179,7 +178,7 @@ static void add_headers(struct MHD_Response *response, const serve_reply *reply)
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_DISPOSITION, name);
 }
 
-/* The reply's bytes are the response's from here on. */
+/* The response now owns the reply's bytes. */
 static enum MHD_Result send_reply(server *s, struct MHD_Connection *connection, serve_reply *reply)
 {
     struct MHD_Response *response =
@@ -199,7 +198,7 @@ static enum MHD_Result send_reply(server *s, struct MHD_Connection *connection, 
     return result;
 }
 
-/* Of two headers of one name another reader may see the one that we do not. */
+/* Reject duplicate headers, which other software may resolve differently. */
 static enum MHD_Result take_header(void *user, enum MHD_ValueKind kind, const char *name,
                                    const char *value)
 {
@@ -233,14 +232,14 @@ static bool is_too_long(const serve_request *request)
     return request->length && strtoull(request->length, NULL, 10) > SERVE_MOST_BODY;
 }
 
-/* A path stays as it is sent: ours has nothing to unescape, and "page.js%00" is not page.js. */
+/* The path is not unescaped: valid paths need none, and "page.js%00" is not page.js. */
 static size_t leave_escaped(void *user, struct MHD_Connection *connection, char *text)
 {
     (void)user, (void)connection;
     return strlen(text);
 }
 
-/* The head is there: refuse it, or take what follows. */
+/* The headers are complete: reject the request, or read its body. */
 static enum MHD_Result begin_request(server *s, struct MHD_Connection *connection,
                                      const serve_request *request, void **context)
 {
@@ -263,7 +262,7 @@ static enum MHD_Result begin_request(server *s, struct MHD_Connection *connectio
     return MHD_YES;
 }
 
-/* A body whose length no header told ends the connection where it is too long. */
+/* A body without a declared length closes the connection if it is too long. */
 static enum MHD_Result take_bytes(upload *taken, const char *bytes, size_t *count)
 {
     if (*count > SERVE_MOST_BODY - taken->bytes) return MHD_NO;
@@ -345,7 +344,7 @@ static bool is_zero(const void *bytes, size_t count)
     return count == 0;
 }
 
-/* What the address means: of this machine only, of all interfaces, or of one. */
+/* The scope of an address: this machine, all interfaces, or one. */
 static void classify(server *s)
 {
     const struct sockaddr_in *four = (const void *)&s->address;
@@ -359,7 +358,7 @@ static void classify(server *s)
     }
 }
 
-/* A name would be looked up, and may mean any number of addresses. */
+/* A name would be looked up, and may resolve to any number of addresses. */
 static cli_exit read_address(const char *text, int port, server *s)
 {
     char number[16];
@@ -369,7 +368,7 @@ static cli_exit read_address(const char *text, int port, server *s)
     snprintf(number, sizeof number, "%d", port);
     if (strlen(text) >= SERVE_ADDRESS_BYTES - 2 || getaddrinfo(text, number, &hints, &found) != 0)
         return cli_fail(CLI_USAGE, SERVE,
-                        "--address %s: expected an address as a number, such as 127.0.0.1, or "
+                        "--address %s: expected a numeric address, such as 127.0.0.1, or "
                         "0.0.0.0 for all interfaces",
                         text);
     memcpy(&s->address, found->ai_addr, found->ai_addrlen);
@@ -389,7 +388,7 @@ static void stop(void *user)
     *s = (server){.listener = -1};
 }
 
-/* SO_REUSEADDR alone: a port that someone listens at is taken. The address has the port then. */
+/* Only SO_REUSEADDR: a port in use is an error. Afterwards the address has the port. */
 static bool listen_at(server *s)
 {
     const int on = 1;
@@ -429,7 +428,8 @@ bool serve_is_open(const serve_site *site)
     return the_server.site == site && the_server.open;
 }
 
-/* One a turn: a reader's, whose request is there already, is read before many strangers' have followed. */
+/* One per turn, so that a reader whose request has arrived is read before many strangers are
+ * accepted. */
 static void take_connection(server *s)
 {
     struct sockaddr_storage from;

@@ -4,17 +4,17 @@
 
 #include "serve/serve_http.h"
 
-/* Listen at an address that is a number (NULL: 127.0.0.1) and a port (0: any free one), which site then
- * has; a new token too. Errors are printed. */
+/* Listen at a numeric address (NULL: 127.0.0.1) and a port (0: any free one), which are stored in
+ * site with a new token. Errors are printed. */
 cli_exit serve_listen(const char *address, int port, serve_site *site);
 
-/* Answer until a signal comes or a reader asks for the end; then the socket is closed. */
+/* Answer until a signal arrives or a client sends quit; then close the socket. */
 cli_exit serve_until_end(serve_site *site);
 
-/* Whether the client whose request is being answered has closed its side. */
+/* Whether the client of the current request has disconnected. */
 bool serve_reader_left(void);
 
-/* Whether other machines can reach it. */
+/* Whether other machines can connect. */
 bool serve_is_open(const serve_site *site);
 
 #endif

@@ -1,4 +1,5 @@
-/* multihead train: a small transformer learns a task from nothing, and its heads specialise. */
+/* multihead train: train a small transformer on a task from random initialisation, until its heads
+ * specialise. */
 #include "common/commands.h"
 #include "common/contexts.h"
 #include "common/launched.h"
@@ -123,7 +124,7 @@ const args_page train_page = {
 
 /* ---- progress ------------------------------------------------------------------------------ */
 
-/* How it went since the last look. */
+/* The progress since the last evaluation. */
 typedef struct pace {
     double tokens, seconds;
     int64_t steps;
@@ -131,7 +132,7 @@ typedef struct pace {
 
 enum { LINE = 320, BAR = 10 };
 
-/* What is right of each kind, or the held-out loss of a text; empty if there is nothing to say. */
+/* The accuracy of each kind of probes, or the held-out loss of a text; empty if there is none. */
 static void describe_look(const train_task *task, const train_scores *s, char text[LINE])
 {
     int used = 0;
@@ -145,7 +146,8 @@ static void describe_look(const train_task *task, const train_scores *s, char te
     snprintf(text + used, LINE - (size_t)used, ")");
 }
 
-/* On a terminal one line with a bar, overwritten and cut to the width; else one line each time. */
+/* On a terminal one line with a bar, overwritten and truncated to the width; else one line each
+ * time. */
 static void show_progress(const train_options *options, const train_run *run, const train_scores *s,
                           const pace *p)
 {
@@ -174,14 +176,14 @@ static void show_progress(const train_options *options, const train_run *run, co
 
 /* ---- training ------------------------------------------------------------------------------ */
 
-/* Whether a signal wants training to end: all ranks stop after the same step. */
+/* Whether a signal should stop training: all ranks stop after the same step. */
 static bool stopped(const train_run *run)
 {
     return run->stopped || (!ranks_transport() && signals_came());
 }
 
-/* A step; or, where a signal came to a rank, none. That rank takes part in the agreement with which a
- * step begins. */
+/* Run a step, or none if a rank received a signal. That rank still joins the agreement at the
+ * beginning of a step. */
 static cli_exit step(train_run *run)
 {
     if (ranks_transport() && signals_came()) {
@@ -193,7 +195,7 @@ static cli_exit step(train_run *run)
     return train_model_step(&run->model, &run->stopped);
 }
 
-/* Steps until the next look; the time they took joins the run's. */
+/* Run the steps up to the next evaluation; their time is added to the run's. */
 static cli_exit train_on(train_run *run, int64_t until, pace *p)
 {
     const double begin = seconds_now();
@@ -208,7 +210,7 @@ static cli_exit train_on(train_run *run, int64_t until, pace *p)
     return CLI_OK;
 }
 
-/* After some steps rank 0 looks at held-out data, and all do what it decides. */
+/* After some steps rank 0 evaluates held-out data and broadcasts its decision. */
 static cli_exit look(const train_options *options, train_run *run, const pace *p,
                      train_verdict *verdict)
 {
@@ -228,7 +230,7 @@ static cli_exit look(const train_options *options, train_run *run, const pace *p
 static cli_exit train_try(const train_options *options, train_run *run, train_verdict *verdict)
 {
     const train_recipe *recipe = &run->model.recipe;
-    *verdict = run->done ? TRAIN_DONE : TRAIN_GO_ON; /* an earlier call came to the end */
+    *verdict = run->done ? TRAIN_DONE : TRAIN_GO_ON; /* an earlier call finished training */
     while (*verdict == TRAIN_GO_ON && train_save_looked(run) < recipe->steps && !stopped(run) &&
            (options->seconds == 0 || run->seconds < (double)options->seconds)) {
         pace speed;
@@ -240,7 +242,7 @@ static cli_exit train_try(const train_options *options, train_run *run, train_ve
     return CLI_OK;
 }
 
-/* Try after try, until one reaches the goal or there are no more. */
+/* Repeat attempts until one reaches the goal or none are left. */
 static cli_exit train_all(const train_options *options, train_run *run, train_verdict *verdict)
 {
     for (;;) {
@@ -258,7 +260,7 @@ static cli_exit train_all(const train_options *options, train_run *run, train_ve
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* The task that is named; the list of them is train_tasks alone. */
+/* Find the named task in train_tasks. */
 static cli_exit find_task(const args_texts *plain, const train_task **task)
 {
     const char *names[16];
@@ -282,7 +284,8 @@ static cli_exit find_task(const args_texts *plain, const train_task **task)
     if (near)
         return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; did you mean '%s'?", plain->items[0],
                         near);
-    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; there are: %s", plain->items[0], all);
+    return cli_fail(CLI_USAGE, TRAIN, "unknown task '%s'; expected one of %s", plain->items[0],
+                    all);
 }
 
 /* Another number of heads at equal width. */
@@ -291,15 +294,14 @@ static cli_exit set_heads(int64_t heads, mha_transformer_desc *model)
     const int64_t width = model->head_dim ? model->head_dim * model->num_heads : model->embed_dim;
     if (width % heads != 0)
         return cli_fail(CLI_USAGE, TRAIN,
-                        "--heads %" PRId64 " does not divide the %" PRId64
-                        " elements of all heads together",
-                        heads, width);
+                        "--heads %" PRId64 ": expected a divisor of the width %" PRId64, heads,
+                        width);
     if (model->head_dim) model->head_dim = width / heads;
     model->num_heads = heads;
     return CLI_OK;
 }
 
-/* The task's recipe with what the options change. */
+/* The task's recipe with the changes of the options. */
 static cli_exit make_recipe(const train_options *o, const train_task *task, train_recipe *recipe)
 {
     *recipe = *task->recipe;
@@ -333,7 +335,7 @@ static cli_exit make_recipe(const train_options *o, const train_task *task, trai
     return CLI_OK;
 }
 
-/* What the last look at held-out data found, beside the goal. */
+/* The result of the last evaluation, compared with the goal. */
 static void print_goal(const train_run *run)
 {
     const train_task *task = run->model.task;
@@ -413,7 +415,7 @@ static cli_exit run_training(const train_options *options, const train_task *tas
                      .pictures = !options->no_report && ranks_first()};
     CLI_TRY(make_recipe(options, task, &run.model.recipe));
     CLI_TRY(context_make(TRAIN, MHA_ISA_AUTO, options->threads, &run.model.context));
-    /* From the first file to the last, so that no moment is left in which a signal loses what was done. */
+    /* From the first file to the last, so that a signal never loses completed work. */
     signals_hold();
     CLI_TRY(learn(options, &run, &verdict));
     ranks_release();

@@ -1,7 +1,8 @@
-/* Induction: a block of symbols, no two alike, repeated again and again. Whoever finds the earlier
- * copy of the symbol at hand knows the next one. It takes two layers: a head that looks at the
- * token before (so that each place knows what it follows), and one that looks for places that
- * follow the symbol at hand (Olsson et al. 2022). The period varies, or a fixed offset would do. */
+/* Induction: a block of distinct symbols, repeated. The token after the earlier occurrence of the
+ * current symbol is the next token. This takes two layers: a head that attends to the previous
+ * token, so that each position knows what it follows, and a head that attends to positions that
+ * follow the current symbol (Olsson et al. 2022). The period varies; otherwise a fixed offset would
+ * suffice. */
 #include "train/train_report.h"
 
 #include <inttypes.h>

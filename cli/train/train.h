@@ -134,8 +134,9 @@ struct train_task {
     /* What else is worth measuring, printed behind the heads; NULL: nothing. */
     cli_exit (*more)(train_model *model, const train_scores *all);
     int64_t begin, end;      /* the words that begin and end a sequence; -1: none */
-    const char *examples[2]; /* words to look at; NULL: a sequence that is drawn */
-    const char *looks[2];    /* the word of each from whose last place the right column is sought */
+    const char *examples[2]; /* words of an example; NULL: a drawn sequence */
+    const char *looks[2];    /* for each, the word at whose last occurrence the right column is
+                              * sought */
     /* Of a text of the user, else 0: */
     const struct train_text *text;
     int64_t unknown;         /* the word for all that are not words; -1: none */
@@ -183,9 +184,9 @@ cli_exit train_model_look(train_model *model, const mha_tensor *gates, double *l
 /* Weight of the head that looks most at what is right, for the kind for which it does worst. */
 double train_best_right(const train_recipe *recipe, const train_scores *s);
 
-/* Operations of a step: 6 for each parameter of a matrix and row that it meets (forward, and twice
- * backward), 12 D for each head and pair of tokens that sees each other. Of the batch of the first
- * step, which is drawn again. */
+/* The operations of a step: 6 for each parameter of a matrix and row (2 forward, 4 backward), 12 D
+ * for each head and visible pair of tokens. Counts the batch of the first step, which is drawn
+ * again. */
 double train_model_flops(train_model *model);
 
 /* Seed of a try. */

@@ -1,4 +1,4 @@
-/* Seeds of tries, and batches. */
+/* Seeds of attempts, and batches. */
 #include "common/arena.h"
 #include "train/train.h"
 

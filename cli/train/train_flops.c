@@ -1,9 +1,9 @@
-/* What a step of training costs, counted. */
+/* Count the floating point operations of a training step. */
 #include "train/train.h"
 
 #include <string.h>
 
-/* Pairs of tokens of a batch; lengths, not padding, say which there are. */
+/* Count the pairs of tokens of a batch by lengths, without padding. */
 static double pairs_of(const int64_t *rows, const int64_t *cols, int64_t count, bool causal)
 {
     double pairs = 0;
@@ -13,8 +13,8 @@ static double pairs_of(const int64_t *rows, const int64_t *cols, int64_t count, 
     return pairs;
 }
 
-/* Matrices times the rows they meet. rows: tokens of this part; memory: rows of what it attends to
- * besides. */
+/* Products of matrices and rows. rows: tokens of this part; memory: rows of its cross-attention's
+ * memory. */
 static double matrices(const mha_transformer *net, double rows, double memory)
 {
     mha_transformer_desc d;

@@ -1,31 +1,32 @@
-/* What was learned: in numbers on stdout, and as pictures. */
+/* The results of training: numbers on stdout, and pictures. */
 #ifndef CLI_TRAIN_REPORT_H
 #define CLI_TRAIN_REPORT_H
 
 #include "train/train_save.h"
 
-/* What was measured of the heads, and the one that was found. */
+/* The measurements of the heads, and the selected head. */
 typedef struct train_finding {
-    int64_t layer, head; /* looks most at what is right; in a text: matters most */
+    int64_t layer, head; /* attends most to right columns; for a text: matters most */
     train_scores all;    /* with every head */
-    double left[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS]; /* accuracy (of a text perplexity) without */
+    double left[TRAIN_MOST_LAYERS * TRAIN_MOST_HEADS]; /* accuracy (for a text perplexity) without
+                                                        * it */
 } train_finding;
 
-/* One line: how large the model is and what a step costs. */
+/* Print one line: the size of the model and the cost of a step. */
 void train_report_size(train_model *model);
 
 /* Accuracy on separate data, where each head attends, and the accuracy without it. */
 cli_exit train_report_print(train_model *model, bool quiet, train_finding *found);
 
-/* Scores on the data that is reported, without the heads that are off [L,H]. */
+/* Scores on the reported data, with the heads off [L,H] ablated. */
 cli_exit train_report_without(train_model *model, const uint8_t *off, train_scores *s);
 
-/* Put a text of the task's words, or a sequence that is drawn where it is NULL, into the probe
- * batch alone. */
+/* Put a text of the task's words, or a drawn sequence if it is NULL, into the probe batch as its
+ * only sequence. */
 cli_exit train_report_set_text(train_model *model, const char *text);
 
-/* Reports of every head on the task's examples, in the run's folder if it has one, which open on
- * the head found; that head on the terminal. */
+/* Write reports of every head on the task's examples into the run's folder, if any, opened on the
+ * selected head; draw that head on the terminal. */
 cli_exit train_report_pictures(train_run *run, const train_finding *found, bool quiet);
 
 #endif

@@ -199,7 +199,7 @@ static cli_exit read_curve(train_run *run, const char *path, const mha_safetenso
     return CLI_OK;
 }
 
-/* Snapshots, if there are any: of as many looks as said, of maps as large as these. */
+/* Read the snapshots, if any: as many as stated, with maps of these sizes. */
 static cli_exit read_frames(train_run *run, const char *path, const mha_safetensors *file)
 {
     train_frames *f = &run->frames;
@@ -425,7 +425,7 @@ static mha_status draw_curve(const void *user, const mha_sink *sink)
     return csv.status;
 }
 
-/* What an encoder reads has no word in front. */
+/* An encoder's input has no start token. */
 static cli_exit save_model(const train_run *run, const char *name, mha_transformer *net)
 {
     const bool encoder = net == run->model.encoder;

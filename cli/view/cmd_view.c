@@ -1,5 +1,5 @@
-/* multihead view: draw what every attention head attends to. Options and their help are the table
- * below; the work is in view_*.c. */
+/* multihead view: draw the attention of every head. The table below holds the options and their
+ * help; view_*.c does the work. */
 #include "common/commands.h"
 #include "common/files.h"
 #include "common/launched.h"
@@ -144,7 +144,7 @@ const args_page view_page = {
     ARGS_OPTIONS(option_table),
 };
 
-/* ---- What fits together ---------------------------------------------------------------------- */
+/* ---- Check which options can be combined. ---------------------------------------------------- */
 
 static cli_exit check_texts(const view_options *options)
 {
@@ -164,7 +164,7 @@ static cli_exit check_texts(const view_options *options)
                         options->model);
     if (texts > 2)
         return cli_fail(CLI_USAGE, VIEW,
-                        "%d texts, and 2 at most are possible; put quotes around each", texts);
+                        "%d texts given, at most 2 are accepted; put quotes around each", texts);
     if (texts > 1 && of_one)
         return cli_fail(CLI_USAGE, VIEW, "--%s takes one text; leave out the second", of_one);
     return CLI_OK;
@@ -210,7 +210,7 @@ static mha_status draw_answer(const void *user, const mha_sink *sink)
     return view_ask_write_json(user, sink);
 }
 
-/* The files of a question: its own JSON, and the maps otherwise. */
+/* The files of a question: its own JSON, otherwise those of maps. */
 static cli_exit write_answer(const view_options *options, text_model *model, const view_ask *found)
 {
     mha_maps *maps;
@@ -221,7 +221,7 @@ static cli_exit write_answer(const view_options *options, text_model *model, con
     drawn.json = NULL;
     drawn.ask = found;
     const bool has_maps = view_has_files(&drawn);
-    if (has_maps) { /* before a file is written: --npy may be impossible */
+    if (has_maps) { /* before writing any file, since --npy may be impossible */
         CLI_TRY(view_model_maps(&drawn, model, maps, NULL));
         CLI_TRY(view_check_picks(&drawn, maps));
     }

@@ -12,7 +12,7 @@
 
 #define VIEW "view" /* the name in messages */
 
-/* What a report says beside its maps, all heads of a model in order. */
+/* Texts of a report beside its maps, for all heads of a model in order. */
 typedef struct view_extra {
     const mha_curve *curves;
     const mha_frame *frames;
@@ -29,77 +29,80 @@ typedef struct view_options {
     const char *attention, *tokens, *key_tokens; /* files: weights from anywhere */
     args_texts layers, heads, hide;
     const char *html, *svg, *png, *pdf, *json, *npy; /* outputs */
-    const char *folder;  /* of ours, which they are files of; NULL: where they say; no option */
+    const char *folder;  /* the model of the files, if any; NULL: the names of the files; no
+                          * option */
     const char *command; /* the name in messages; no option */
     const char *range;
     const char *contrast;  /* the text to compare with */
-    const char *from, *to; /* words: which heads look from one at the other */
-    const char *desk;      /* a layer: what its heads write */
+    const char *from, *to; /* words: find heads that attend from one to the other */
+    const char *desk;      /* a layer: show what each head writes */
     int cmap, values;      /* mha_cmap, mha_values */
     int scale;             /* 0: by the length of the text; else 1 + mha_scale */
     int paper, terminal;   /* paper: screen_paper */
     screen_options screen;
     int renormalise, truncate, quiet;
-    int neurons;                 /* a report has queries and keys */
+    int neurons;                 /* a report includes queries and keys */
     int64_t threads, max_tokens; /* 0: not given */
     int sort;                    /* mha_answer_measure */
-    int64_t first_panel;         /* of a report; -1: the one with the strongest link; no option */
-    bool first_cell;             /* of a report: it opens on the tokens below; no option */
+    int64_t first_panel;         /* of a report; -1: the head with the strongest link; no option */
+    bool first_cell;             /* a report opens on the cell below; no option */
     int64_t first_row, first_col;
     const view_ask *ask;     /* scores of a report; no option */
     const view_extra *extra; /* likewise; NULL: nothing */
     const mha_cards *cards;  /* likewise; NULL: not measured */
 } view_options;
 
-/* Maps of a model's run over the texts, of the heads that --layer and --head pick. Texts that maps has are
- * not read again, and an open model is not opened again; the caller closes it. *cards, if not NULL, becomes
- * the roles of heads where a report has room for them, measured in the same run. */
+/* Maps of a model's run over the texts, for the heads of --layer and --head. Texts already in maps
+ * are not read again, and an open model is not reopened; the caller closes it. If cards is not
+ * NULL, *cards becomes the roles of heads, measured in the same run, if a report has room for
+ * them. */
 cli_exit view_model_maps(const view_options *options, text_model *model, mha_maps *maps,
                          mha_cards **cards);
 
-/* text_model_open(), saying on a terminal that a model is being loaded. */
+/* text_model_open(), with a message on a terminal that a model is being loaded. */
 cli_exit view_open_model(const view_options *options, text_model *model);
 
-/* What maps say of the model that they are of. */
+/* Set the fields of maps that describe their model. */
 cli_exit view_name_source(const text_model *model, mha_maps *maps);
 
-/* From --example, --text-file and the command line into maps->text. */
+/* Read --example, --text-file or the command line into maps->text. */
 cli_exit view_take_texts(const view_options *options, mha_maps *maps);
 
-/* Maps of the text less those of --contrast, token by token. */
+/* Subtract the maps of --contrast, token by token. */
 cli_exit view_contrast_maps(const view_options *options, text_model *model, mha_maps *maps);
 
-/* Maps of --attention, with labels from --tokens. */
+/* Read the maps of --attention, with labels from --tokens. */
 cli_exit view_array_maps(const view_options *options, mha_maps *maps);
 
-/* Their figure and report, in the arena. A remark goes to the footnote; NULL: none. */
+/* Make their figure and report, in the arena. remark is added to the footnote; NULL: none. */
 cli_exit view_show(const view_options *options, const mha_maps *maps, const char *remark,
                    mha_show **show);
 
 /* The texts in one line, at most `most` characters of each; false if there are none. */
 bool view_join_texts(const mha_maps *maps, int most, char *out, size_t size);
 
-/* Warn of names in --hide that are no token: most likely they are misspelt. */
+/* Warn of names in --hide that are not tokens. */
 void view_warn_of_idle_names(const view_options *options, const mha_maps *maps);
 
-/* Check what of the options can be checked before any work; fill *lo and *hi for a fixed range. */
+/* Check the options before any work; fill *lo and *hi for a fixed range. */
 cli_exit view_check_range(const view_options *options, mha_range *range, double *lo, double *hi);
 
 /* Whether any file output is requested, and whether all of them are compatible. */
 bool view_has_files(const view_options *options);
 cli_exit view_check_outputs(const view_options *options);
 
-/* Whether the chosen heads fit the outputs, before any is written: an array needs as many heads of
+/* Check that the chosen heads fit the outputs before writing: an array needs equally many heads in
  * every layer. */
 cli_exit view_check_picks(const view_options *options, const mha_maps *maps);
 
-/* All files asked for, with a line on stderr each. */
+/* Write all requested files, with a line on stderr for each. */
 cli_exit view_write_files(const view_options *options, const mha_maps *maps);
 
-/* Of the heads of a figure those for a terminal of that width: the strongest link of each layer. */
+/* Select the heads of a figure that fit a terminal of that width: the strongest link of each
+ * layer. */
 cli_exit view_few(const mha_show *made, const mha_maps *all, int64_t width, mha_maps *few);
 
-/* The picture on stdout: of what was chosen, or of the strongest heads where nothing was. */
+/* Draw the chosen heads on stdout, or by default the strongest ones. */
 cli_exit view_print(const view_options *options, const mha_maps *maps);
 
 #endif

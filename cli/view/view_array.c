@@ -1,4 +1,4 @@
-/* Maps from a .npy file, with tokens from a file: weights that anything may have computed. */
+/* Maps from a .npy file of any origin, with tokens from a file. */
 #include "common/arena.h"
 #include "common/map_arrays.h"
 #include "common/token_files.h"
@@ -26,17 +26,18 @@ static cli_exit fill_layers(const mha_tensor *tensor, mha_maps *maps)
 
 /* ---- Doubts ---------------------------------------------------------------------------------- */
 
-/* What is odd about the numbers: how often, and where first. */
+/* Irregular numbers: how many, and the first one. */
 typedef struct number_doubts {
     int64_t bad_sums, negative, not_finite;
-    int64_t layer, head, row; /* of the first bad sum */
+    int64_t layer, head, row; /* of the first irregular sum */
     double sum, least;
 } number_doubts;
 
 static void doubt_row(const float *row, int64_t count, number_doubts *doubts, bool *bad_sum,
                       double *sum)
 {
-    const double tolerance = 0.01; /* above what rounding to 8 or more bits does to a sum of 1 */
+    const double tolerance = 0.01; /* above the error of a sum of 1 after rounding to 8 or more
+                                    * bits */
     bool any = false, finite = true;
     *sum = 0;
     for (int64_t s = 0; s < count; s++) {
@@ -51,7 +52,7 @@ static void doubt_row(const float *row, int64_t count, number_doubts *doubts, bo
         if (value < doubts->least) doubts->least = value;
         *sum += value;
     }
-    /* A row of zeros is a query that saw nothing. */
+    /* A row of zeros is a query without visible keys. */
     *bad_sum = any && finite && fabs(*sum - 1) > tolerance;
 }
 
@@ -117,11 +118,12 @@ static cli_exit read_labels(const view_options *options, const int64_t shape[4],
                            maps->cols.count);
     }
     CLI_TRY(token_files_read(VIEW, options->key_tokens, &maps->cols));
-    /* "keys" and not "columns": the advice to name a file would be idle here. */
+    /* "keys" and not "columns": advice to name a file would not help here. */
     return check_count(options->attention, "keys", shape[3], options->key_tokens, maps->cols.count);
 }
 
-/* All that the head of the file and the files of tokens tell, before an element is read. */
+/* Check everything that the file's header and the token files determine, before reading
+ * elements. */
 static cli_exit read_heads(const view_options *options, const mha_tensor *tensor, mha_maps *maps)
 {
     int64_t shape[4];

@@ -1,4 +1,5 @@
-/* Which heads look from one word at another: words of the command line become the library's question. */
+/* Which heads attend from one word to another: converts words of the command line to the library's
+ * question. */
 #include "view/view_ask.h"
 
 #include "common/arena.h"
@@ -8,7 +9,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* "it" or "it:2". option is what messages call it. */
+/* "it" or "it:2". Messages name option. */
 static cli_exit find_word(const char *option, const char *given, const mha_tokens *tokens,
                           const mha_maps *source, ask_word *word)
 {

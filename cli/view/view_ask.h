@@ -6,7 +6,7 @@
 
 #include <multihead/question.h>
 
-/* A word of the command line and the tokens that it is. */
+/* A word of the command line and its tokens. */
 typedef struct ask_word {
     const char *given;
     mha_token_span at;
@@ -19,14 +19,14 @@ struct view_ask {
     char *predicted; /* the token that the last row of `from` predicts; NULL: none */
 };
 
-/* Measure every head chosen. Opens the model; the caller closes it. */
+/* Measure every chosen head. Opens the model; the caller closes it. */
 cli_exit view_ask_measure(const view_options *options, text_model *model, view_ask *ask);
 
-/* Columns of a report's table for the heads that are on. */
+/* Columns of a report's table for the selected heads. */
 cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
                           mha_column columns[MHA_ANSWER_MEASURES]);
 
-/* The table on stdout, and the JSON. */
+/* Print the table on stdout, and write the JSON. */
 cli_exit view_ask_print(const view_options *options, const view_ask *ask);
 mha_status view_ask_write_json(const view_ask *ask, const mha_sink *sink);
 

@@ -1,4 +1,4 @@
-/* What --from and --to found: a table for people, an object for machines. */
+/* The answer to --from and --to: a table and a JSON object. */
 #include "common/arena.h"
 #include "common/files.h"
 #include "common/table.h"
@@ -40,7 +40,7 @@ cli_exit view_ask_columns(const view_ask *ask, const mha_maps *maps,
 
 /* ---- The table ------------------------------------------------------------------------------- */
 
-enum { SHOWN = 12, WITH_RANKS = 56 }; /* heads; columns that a line with ranks takes */
+enum { SHOWN = 12, WITH_RANKS = 56 }; /* heads; columns of a line with ranks */
 
 /* The text's words of a question: "it", token 10; "didn't", tokens 3-5. */
 static void describe_word(const ask_word *word, char *out, size_t size)
@@ -77,7 +77,7 @@ static void print_question(const view_options *options, const view_ask *ask, int
     (void)options;
 }
 
-/* The ranks are left out of narrow terminals. */
+/* Narrow terminals omit the ranks. */
 static const table_column columns[] = {{"head", -7, 0, TABLE_PLAIN, {0}},
 #define ASK_MEASURE(by, heading, name)                                                 \
     TABLE_FIELD(heading, 9, 4, TABLE_PLAIN, name, NUMBER, mha_answer_head, value[by]), \

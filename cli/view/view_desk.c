@@ -1,4 +1,4 @@
-/* view --desk: what the heads of a layer write, as files and a table. */
+/* view --desk: what each head of a layer writes, as files and a table. */
 #include "view/view_desk.h"
 
 #include "common/arena.h"
@@ -116,7 +116,7 @@ static cli_exit write_files(const desk *d)
     return CLI_OK;
 }
 
-/* The head that writes most alike; -1: there is no other. */
+/* The head with the most similar output; -1: there is no other. */
 static int64_t nearest(const mha_desk *d, int64_t head)
 {
     const float *cosines = d->cosines + head * d->heads;
@@ -126,7 +126,7 @@ static int64_t nearest(const mha_desk *d, int64_t head)
     return best;
 }
 
-/* 33 columns, and the token where there is room for it. */
+/* 33 columns, and the token if it fits. */
 static void print_table(const desk *of, int64_t width)
 {
     const mha_desk *d = &of->of;

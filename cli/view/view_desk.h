@@ -1,4 +1,4 @@
-/* view --desk: what the heads of a layer write. */
+/* view --desk: what each head of a layer writes. */
 #ifndef CLI_VIEW_DESK_H
 #define CLI_VIEW_DESK_H
 

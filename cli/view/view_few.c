@@ -1,8 +1,8 @@
-/* What to show where nothing was chosen: 72 heads do not fit a terminal, a few telling ones do. */
+/* The default selection of heads: 72 heads do not fit a terminal, a few with strong links do. */
 #include "common/arena.h"
 #include "view/view.h"
 
-/* About three grid rows of maps: what a reader takes in without scrolling far. */
+/* About three rows of maps, which fit a screen or nearly so. */
 static int64_t panels_that_fit(int64_t cols, int64_t width)
 {
     enum { LABELS = 12, BORDER = 3, GRID_ROWS = 3 };
@@ -10,8 +10,7 @@ static int64_t panels_that_fit(int64_t cols, int64_t width)
     return GRID_ROWS * (beside > 1 ? beside : 1);
 }
 
-/* The place among the heads from `begin` to `end` that are on of the one whose link is strongest;
- * -1: none is. */
+/* The index of the selected head in `begin` .. `end` with the strongest link; -1: none. */
 static int64_t strongest(const uint8_t *on, const mha_link *const *link, int64_t begin, int64_t end,
                          bool weakest)
 {

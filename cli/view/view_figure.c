@@ -1,4 +1,4 @@
-/* What the options say of a figure, and maps as the library shows them. */
+/* The options of a figure, and maps as the library draws them. */
 #include "common/arena.h"
 #include "view/view.h"
 

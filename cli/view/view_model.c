@@ -1,4 +1,4 @@
-/* Maps of a model: load the folder, tokenise, run the encoder, keep the layers that are wanted. */
+/* Maps of a model: load the folder, tokenise, run the encoder, keep the requested layers. */
 #include "common/arena.h"
 #include "common/launched.h"
 #include "common/progress.h"
@@ -28,7 +28,7 @@ static cli_exit take_text(const char *text, size_t bytes, mha_maps *maps)
     return CLI_OK;
 }
 
-/* Before the model is loaded, and by its name. */
+/* Check by the model's name, before it is loaded. */
 static cli_exit take_text_file(const char *path, mha_maps *maps)
 {
     const char *text;
@@ -72,7 +72,7 @@ static void note_truncation(const view_options *options, const mha_tokens *token
              dropped + tokens->count);
 }
 
-/* Rows and columns; those of an encoder-decoder are the target's and the source's. */
+/* Rows and columns; for an encoder-decoder those of the target and the source. */
 static cli_exit tokenise(const view_options *options, const text_model *model, const mha_maps *maps,
                          mha_tokens **rows, mha_tokens **cols)
 {
@@ -98,7 +98,7 @@ static cli_exit tokenise(const view_options *options, const text_model *model, c
 
 /* ---- The run --------------------------------------------------------------------------------- */
 
-/* A run under way: texts, then random tokens, on a line of their own each. */
+/* The progress of a run: texts, then random tokens, on separate lines. */
 typedef struct view_run {
     progress shown;
     bool quiet, random;
@@ -129,8 +129,8 @@ static void show_layer(void *user, int64_t layer, int64_t row)
                       "layer %" PRId64 " of %" PRId64, layer + 1, layers);
 }
 
-/* Weights that are damaged, or too large for f32, show first in the attention: say so, also to
- * someone who only requested a file of numbers. */
+/* Damaged weights, or weights too large for f32, first appear in the attention. Report them even if
+ * only a file of numbers was requested. */
 static void warn_of_not_finite(const view_options *options, const mha_maps *maps)
 {
     int64_t size = maps->rows.count * maps->cols.count, count = 0;
@@ -146,7 +146,7 @@ static void warn_of_not_finite(const view_options *options, const mha_maps *maps
                  options->model, count);
 }
 
-/* What maps say of the model that they are of. */
+/* Set the fields of maps that describe their model. */
 cli_exit view_name_source(const text_model *model, mha_maps *maps)
 {
     char *kind;
@@ -179,14 +179,14 @@ static cli_exit make_cards(const mha_study *study, mha_cards **cards)
 
 enum { RANDOM_SEQUENCES = 4 };
 
-/* Blocks of tokens where maps cannot be kept whole, and no output has the weights themselves. */
+/* Use blocks of tokens if whole maps are too large and no output needs the weights themselves. */
 static int64_t cell_of(const view_options *options, int64_t heads, int64_t tokens)
 {
     const bool whole = options->json || options->npy || options->hide.count > 0;
     return whole ? 1 : mha_show_cell(heads, tokens);
 }
 
-/* One run of the text gives the maps, and roles where a report of one text wants them. */
+/* Get the maps, and roles if a report of one text needs them, from one run of the text. */
 static cli_exit run_text(const view_options *options, const text_model *model,
                          const maps_picks *picks, const mha_tokens *rows, const mha_tokens *cols,
                          mha_maps *maps, mha_cards **cards)
@@ -245,7 +245,7 @@ cli_exit view_model_maps(const view_options *options, text_model *model, mha_map
 
 /* ---- Two texts ------------------------------------------------------------------------------- */
 
-/* The options of a run over the other text alone. */
+/* The options for a run of the other text alone. */
 static view_options other_options(const view_options *options)
 {
     view_options other = *options;

@@ -1,4 +1,4 @@
-/* Where the maps go: files, stdout, the terminal. */
+/* The outputs of maps: files, stdout, the terminal. */
 #include "common/arena.h"
 #include "common/commands.h"
 #include "common/files.h"
@@ -14,7 +14,7 @@
 
 /* ---- .npy ------------------------------------------------------------------------------------ */
 
-/* The heads that are on, as one array [layers, heads, T, S]. */
+/* The selected heads as one array [layers, heads, T, S]. */
 static cli_exit collect(const char *command, const mha_maps *maps, mha_tensor *tensor)
 {
     const int64_t size = maps->rows.count * maps->cols.count, count = maps_count(maps);
@@ -42,14 +42,14 @@ static cli_exit write_npy(const char *command, const mha_maps *maps, const char 
 
 /* ---- Pictures and JSON ----------------------------------------------------------------------- */
 
-/* What all outputs share. */
+/* Shared by all outputs. */
 typedef struct output_job {
     const view_options *options;
     const mha_maps *maps;
     const mha_show *show; /* NULL for data */
 } output_job;
 
-/* What a report says beside its maps. */
+/* The texts of a report beside its maps. */
 static mha_status draw_html(const void *user, const mha_sink *sink)
 {
     const output_job *job = user;
@@ -82,7 +82,7 @@ static mha_status draw_json(const void *user, const mha_sink *sink)
     return mha_maps_write_json(job->maps, sink);
 }
 
-/* The one list of outputs. npy has no draw: it is no stream. */
+/* All outputs. npy has no draw function, since it is not written to a stream. */
 static const struct {
     const char *option;
     size_t path; /* in view_options */

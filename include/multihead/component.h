@@ -9,7 +9,7 @@
  *
  *   double *e = NULL;
  *   const mha_scratch_mark mark = mha_scratch_top(context);
- *   mha_status status = mha_scratch_alloc(context, count, sizeof *e, (void **)&e);
+ *   mha_status status = mha_scratch_alloc(context, count, sizeof *e, &e);
  *   for (int64_t i = 0; !status && i < count; i++) e[i] = mha_exp(x[i]);
  *   for (int64_t i = 0; !status && i < count; i++) y[i] = (float)e[i];
  *   mha_scratch_release(context, mark);
@@ -96,14 +96,20 @@ MHA_API mha_scratch_mark mha_scratch_top(const mha_context *context);
 /**
  * count elements of size bytes on the scratch stack, aligned to 64 bytes, uninitialised.
  *
+ *   pointer  the address of a pointer to any type, which is set
+ *
  * Memory   valid until mha_scratch_release() to an older mark. In a steady state nothing is
  *          allocated: the stack keeps its size.
- * Errors   MHA_ERR_SIZE (count negative or the product overflows), MHA_ERR_NOMEM; *memory is then
- *          NULL. A count of 0 gives a valid pointer.
+ * Errors   MHA_ERR_SIZE (count negative or the product overflows), MHA_ERR_NOMEM; the pointer is
+ *          then NULL. A count of 0 gives a valid pointer.
  * Threads  the thread that owns the context.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size,
-                                                   void **memory);
+                                                   void *pointer);
+
+/** mha_scratch_alloc() of bytes that are 0. Memory, Errors and Threads as there. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_scratch_zeros(mha_context *context, int64_t count, size_t size,
+                                                   void *pointer);
 
 /** Free everything allocated since mark. Memory stays reserved by the context. Errors none. Threads
  * one. Since 0.1 */

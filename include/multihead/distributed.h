@@ -1,20 +1,22 @@
-/* multihead: one attention over several ranks, with the bits of one process.
+/* multihead: one attention over several ranks, bit-identical to one process.
  *
- * The queries, keys and values of a sequence lie over ranks in pieces, which the caller cuts as it
- * likes. Each rank calls with its own rows and gets its own rows of the result: for any number of
- * ranks and any cuts the same bits as mha_attention_forward() and _backward() of the whole.
+ * The queries, keys and values of a sequence are divided among ranks in pieces, which the caller
+ * may cut anywhere. Each rank passes its own rows and receives its own rows of the result. For any
+ * number of ranks and any cuts the results are bit-identical to mha_attention_forward() and
+ * _backward() of the whole.
  *
- * How. Ranks exchange heads for rows (Jacobs et al. 2023, DeepSpeed-Ulysses, 3): each rank receives all rows of its
- * share of the heads, makes the call of one process, and sends the results to the owners of the rows. No sum is over
- * two ranks, so that the bits do not depend on them.
+ * How. Ranks exchange heads for rows (Jacobs et al. 2023, DeepSpeed-Ulysses, 3): each rank receives
+ * all rows of its share of the heads, makes the call of one process, and sends the results to the
+ * owners of the rows. No sum is divided between ranks.
  *
  *   - the heads are divided into C parts; rank r has part r mod C
- *   - if there are more ranks than parts, the ranks r / C = g are group g. The ranks with the same part share its heads:
- *     each group has the queries of its ranks' pieces, and every rank has all keys and values of its heads
- *   - with a causal mask, pieces in alternating order give all groups as many pairs (mha_split_pieces())
+ *   - with more ranks than parts, the ranks with the same g = r / C are group g. Ranks with the
+ *     same part share its heads: each group has the queries of its ranks' pieces, and every rank
+ *     has all keys and values of its heads
+ *   - with a causal mask, pieces in alternating order balance the groups (mha_split_pieces())
  *
- * Few queries of many keys, as in decoding: mha_distributed_decode() leaves keys and values where they are
- * and sends the sums of rows.
+ * For few queries of many keys, as in decoding, mha_distributed_decode() leaves keys and values at
+ * their ranks and sends the sums of rows.
  *
  * Letters as in attention.h; T and S are those of the whole.
  *
@@ -53,7 +55,7 @@ typedef struct mha_piece {
     int64_t begin, end; /* begin <= end */
 } mha_piece;
 
-/* Where cuts of queries are best taken: at multiples of so many rows from each sequence's first. */
+/* Cut queries at multiples of so many rows from each sequence's first, for the best performance. */
 enum { MHA_SPLIT_ROWS = 112 };
 
 /**
@@ -74,7 +76,7 @@ enum { MHA_SPLIT_ROWS = 112 };
 MHA_API MHA_NODISCARD mha_status mha_split_pieces(int64_t length, int32_t rank, int32_t size,
                                                   int64_t folds, mha_piece *pieces, int64_t *count);
 
-/* What this rank has of the whole. The pieces of all ranks together are each row once. */
+/* The rows of this rank. The pieces of all ranks together must contain each row exactly once. */
 typedef struct mha_sequence_split {
     uint32_t struct_size;
     uint32_t flags; /* 0 */
@@ -93,31 +95,33 @@ typedef struct mha_sequence_split {
  *   q [B,H,t,D] in    k [B,Hk,s,D] in    v [B,Hk,s,Dv] in    o [B,H,t,Dv] out
  *
  * with the t and s rows that this rank has. In desc
- *   - what is over queries (keep_mask, bias, global_queries, query_documents) has the t rows that
- *     this rank has, and all S columns
- *   - what is over keys alone (global_keys, key_documents), keep_blocks, and all lengths, starts
- *     and offsets are those of the whole, on every rank
- * outputs have t rows, but column_sums [B,H,s]: what the keys of this rank receive from all queries.
- * Lists of rows only with one piece.
+ *   - inputs over queries (keep_mask, bias, global_queries, query_documents) have the t rows of
+ *     this rank, and all S columns
+ *   - inputs over keys alone (global_keys, key_documents), keep_blocks, and all lengths, starts and
+ *     offsets are those of the whole, on every rank
+ * outputs have t rows, except column_sums [B,H,s], the sums of this rank's keys over all queries.
+ * Lists of rows are supported only with one piece.
  *
- * The number of parts C divides the number of ranks and H, and divides Hk or is a multiple of it. Of these the one is
- * taken for which the rank with the most needs the least scratch, and of equals the largest. C is 1, so that rows
- * stay at their ranks, if probabilities, average_probabilities or scores are wanted.
+ * The number of parts C divides the number of ranks and H, and divides Hk or is a multiple of it.
+ * The call chooses the C for which the rank with the most scratch needs the least, and among equals
+ * the largest. C is 1, so that rows stay at their ranks, if probabilities, average_probabilities or
+ * scores are requested.
  *
- * column_sums adds up over queries. With more ranks than parts the sums of a part's heads go from piece to piece in
- * the order of queries, in double, and ranks add to them one after the other.
+ * column_sums are sums over queries. With more ranks than parts, the sums of a part's heads are
+ * passed from piece to piece in the order of queries, in double, and ranks add to them one after
+ * the other.
  *
  * Memory   borrowed for the call. Scratch, for h = H / C heads and hk = max(Hk / C, 1) key/value heads:
  *            S keys and values of hk heads
- *            C > 1: of h heads, the queries, results and what the descriptor has over queries, of all rows of a group;
- *            an input that all heads share is whole at each rank of a group
+ *            C > 1: for h heads and all rows of a group, the queries, results and inputs over
+ *            queries; each rank of a group holds the whole of an input that all heads share
  *            the longest message to and from another rank
  *            that of mha_attention_forward() of these rows
  *            column_sums: B h S floats, and with more ranks than parts as many doubles
- * Errors   as mha_attention_forward(), at all ranks alike, with the number of the rank in
- *          mha_error_detail(); MHA_ERR_ARGUMENT (pieces that overlap or leave gaps; ranks whose
- *          descriptors, types or outputs differ); MHA_ERR_UNSUPPORTED (flags); MHA_ERR_RANK. On error no output byte
- *          is written; but with MHA_ERR_RANK outputs may be written in part.
+ * Errors   the same at all ranks, with the number of the failed rank in mha_error_detail(): as
+ *          mha_attention_forward(); MHA_ERR_ARGUMENT (pieces that overlap or leave gaps; ranks
+ *          whose descriptors, types or outputs differ); MHA_ERR_UNSUPPORTED (flags); MHA_ERR_RANK.
+ *          On error no output byte is written; with MHA_ERR_RANK outputs may be partly written.
  * Threads  one call at a time per context and transport.
  * Accuracy as mha_attention_forward().
  * Since    0.1
@@ -129,7 +133,7 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_forward(mha_context *context,
                                                          const mha_tensor *v, const mha_tensor *o,
                                                          const mha_attention_outputs *outputs);
 
-/* What a call of this rank would do; o is taken to be f32. */
+/* The work of this rank in a call; assumes that o is f32. */
 typedef struct mha_distributed_plan {
     const char *reason;                       /* who computes what, one sentence, static text */
     int64_t head_parts;                       /* C, into which heads are divided */
@@ -155,30 +159,33 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_explain(
  *
  *   attention, q, k, v   as in mha_distributed_forward()
  *   o, lse, o_gradient   rows as q
- *   gradients            q and what is given of lse and probabilities have rows as q (and all S columns);
- *                        k and v as k; bias as the bias: a row for each query here, or one for all;
- *                        alibi_slopes, t5_table, shaw_keys, shaw_values, sink_logits, gates and scale
- *                        are those of the whole
+ *   gradients            those of q, lse and probabilities have the rows of q (and all S columns);
+ *                        those of k and v the rows of k; that of the bias its shape: a row for each
+ *                        query of this rank, or one for all; alibi_slopes, t5_table, shaw_keys,
+ *                        shaw_values, sink_logits, gates and scale are those of the whole
  *
- * All ranks want and give the same ones, with the same flags. What is not over queries or keys comes whole to
- * every rank; with MHA_GRADIENTS_ACCUMULATE each adds it to what it has. A bias whose gradient is wanted has the same
- * axes at all ranks except that of queries. If each rank has one query, a bias with one row is taken to be one for all
- * of them.
+ * All ranks request and give the same gradients, with the same flags. Every rank receives the whole
+ * of a gradient that is not over queries or keys; with MHA_GRADIENTS_ACCUMULATE each rank adds it
+ * to its own. A bias whose gradient is requested has the same axes at all ranks except that of
+ * queries. If each rank has one query, a bias with one row is taken as shared by all queries.
  *
- * The number of parts C is chosen as in the forward; it is 1 if the gradient of a bias is wanted. Cuts of queries are
- * moved to multiples of MHA_SPLIT_ROWS from each sequence's first, and the rows sent accordingly.
+ * The number of parts C is chosen as in the forward; it is 1 if the gradient of a bias is
+ * requested. Cuts of queries are moved to multiples of MHA_SPLIT_ROWS from each sequence's first,
+ * and the rows sent accordingly.
  *
- * If every rank has key/value heads of its own (C is the number of ranks and divides Hk) and no gradient is wanted that
- * is a sum over queries (of parameters, of a bias), each rank makes the call of one process. Otherwise it walks twice:
- * over the queries of its heads and group, for their dq and the sums of parameters; then over blocks of 256 keys, which
- * are dealt to the ranks that share a key/value head. For these the query heads arrive one after the other, since the
- * gradient of a key is a sum over them. Both walks compute the scores of their pairs.
+ * Each rank makes the call of one process if every rank has its own key/value heads (C is the
+ * number of ranks and divides Hk) and no requested gradient is a sum over queries (of parameters,
+ * of a bias). Otherwise it makes two passes: first over the queries of its heads and group, for
+ * their dq and the sums of parameters; then over blocks of 256 keys, which are divided among the
+ * ranks that share a key/value head. In the second pass the query heads arrive one after the other,
+ * since the gradient of a key is a sum over them. Both passes compute the scores of their pairs.
  *
- * Sums of parameters go from rank to rank at the end, in the order of sequences, heads and pieces, and
- * from the last to all: 8 bytes for each number of all of them, once for each sequence, rank and piece; and for each
- * head, if among them are gradients of the scale or of Shaw's tables, which are sums over heads. Those of a bias that
- * queries share, 2,048 bytes for each 256 keys, go likewise for each head: ranks compute them one after the other, and
- * at once as far as heads or sequences have elements of their own.
+ * At the end, sums of parameters are passed from rank to rank in the order of sequences, heads and
+ * pieces, and broadcast by the last: 8 bytes per element, once for each sequence, rank and piece.
+ * If they include gradients of the scale or of Shaw's tables, which are sums over heads, this is
+ * also repeated for each head. Sums of a bias that queries share, 2,048 bytes for each 256 keys,
+ * are passed likewise for each head. Ranks compute these one after the other, or in parallel for
+ * heads and sequences with separate elements.
  *
  * Memory   borrowed for the call. Scratch, for h = H / C heads and hk = max(Hk / C, 1) key/value heads, rows of a group:
  *            as in the forward; o, gradients and their copies on the way too
@@ -208,13 +215,14 @@ typedef struct mha_key_piece {
 /* Which rank has which keys and values of the text, and those of this rank: the rows of its pieces, one
  * after the other, in a cache or in k and v. Of a batch the cuts are those of all sequences.
  *
- * Growing. Whoever has the last piece appends the keys and values of new tokens to its cache, and all ranks
- * raise the piece's end; when it is as long as it should be, a new piece begins at another rank:
+ * Growing. The rank with the last piece appends the keys and values of new tokens to its cache, and
+ * all ranks increase the piece's end. When the piece is long enough, a new piece begins at another
+ * rank. The rule
  *
  *   rank of position n = n / run % size      run a multiple of MHA_SPLIT_KEYS
  *
- * deals runs of positions around, so that no rank holds more than a run above the others. The sums go
- * from piece to piece, so long runs are better: a quarter of the expected length over size, say. */
+ * balances the ranks to within one run. The sums are passed from piece to piece, so longer runs are
+ * faster: for example a quarter of the expected length over size. */
 typedef struct mha_key_split {
     uint32_t struct_size;
     uint32_t flags; /* 0 */
@@ -226,25 +234,29 @@ typedef struct mha_key_split {
 } mha_key_split;
 
 /**
- * Attention forward of queries that all ranks have, on keys and values that lie over ranks. Every rank makes
- * the call, with the same q, desc and pieces, and gets the whole result: the bits of
- * mha_kv_cache_attention(), or of mha_attention_forward(), of one process that has all keys.
+ * Attention forward of queries that all ranks have, on keys and values that are divided among
+ * ranks. Every rank makes the call with the same q, desc and pieces, and receives the whole result.
+ * It is bit-identical to mha_kv_cache_attention() or mha_attention_forward() of one process with
+ * all keys.
  *
  *   q [B,H,T,D] in    o [B,H,T,Dv] out    outputs: lse only, or none
  *
- * S is the end of the last piece. What is over keys has all S columns. key_lengths [B] are those of the whole
- * (NULL: S, all of them); a cache holds of each sequence what of its length lies in the pieces of its rank.
- * With a cache queries stand where mha_kv_cache_attention() puts them.
+ * S is the end of the last piece. Inputs over keys have all S columns. key_lengths [B] are those of
+ * the whole (NULL: S). A cache holds the positions of each sequence that are in the pieces of its
+ * rank. With a cache the positions of queries are those of mha_kv_cache_attention().
  *
- * How. With up to 56 rows (T times query heads of a key/value head; 29 with Dv 32, 55 with Dv 64; 12 with up
- * to 512 keys, or with sink_keys, documents, global keys or a callback), all ranks work at once: scores of their keys; an exchange of maxima, a number
- * for each row and piece; then exp and products with the values, each with the maximum of all keys up to
- * its block, as one process would. Then the rows' sums, Dv + 2 numbers for each, go from piece to piece in
- * the order of keys, and each rank adds what its blocks came to; the last one sends them to all.
- * Otherwise (more rows, keep_blocks, dropout, shaw_values, f16 and bf16 tensors, Dv that is no multiple of
- * 32, elements that are not finite) ranks work one after the other: each folds its keys into the sums that
- * reach it.
- * Keys and values never move, and but for the maxima nothing that is sent depends on their number.
+ * How. With up to 56 rows (T times query heads of a key/value head; 29 with Dv 32, 55 with Dv 64;
+ * 12 with up to 512 keys, or with sink_keys, documents, global keys or a callback), all ranks work
+ * at once. They compute the scores of their keys; exchange maxima, a number for each row and piece;
+ * and compute exp and products with the values, each with the maximum of all keys up to its block,
+ * as one process would. Then the rows' sums, Dv + 2 numbers each, are passed from piece to piece in
+ * the order of keys. Each rank adds the results of its blocks, and the last one broadcasts the
+ * sums.
+ *
+ * Otherwise (more rows, keep_blocks, dropout, shaw_values, f16 and bf16 tensors, Dv that is
+ * not a multiple of 32, elements that are not finite) ranks work one after the other: each adds its
+ * keys to the sums that it receives. Keys and values are never sent. The amount of data sent does
+ * not depend on their number, except for the maxima.
  *
  * Memory   borrowed for the call. Scratch: Dv + 2 floats for each row; if ranks work at once also a float for
  *          each row and piece, twice, and 530 + Dv for each row and block of this rank.
@@ -262,7 +274,7 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_decode(mha_context *context,
                                                         const mha_tensor *q, const mha_tensor *o,
                                                         const mha_attention_outputs *outputs);
 
-/* What such a call would do, if everything is finite. */
+/* The work of such a call, if all values are finite. */
 typedef struct mha_decode_plan {
     bool at_once;       /* ranks work on their keys at once; false: one after the other */
     const char *reason; /* why, one sentence, static text */
@@ -284,9 +296,9 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_decode_explain(
 
 /* ---- heads ----------------------------------------------------------------------------------- */
 
-/* Heads over ranks: each rank computes its own ones, by the calls of one process, and what needs all of
- * them is brought together. No sum is divided: weights of projections are cut by their outputs, so that
- * each output is the sum of one process.
+/* Heads over ranks: each rank computes its own heads by the calls of one process, and the results
+ * are gathered where all heads are needed. No sum is divided: weights of projections are cut by
+ * their outputs, so that each output is the sum of one process.
  *
  *   q, k, v   of own heads: a module of these heads, with their rows of W_q, W_k and W_v. Or own heads
  *             of the caller's tensors, and of the descriptor's tensors over heads
@@ -306,9 +318,10 @@ typedef struct mha_head_piece {
 } mha_head_piece;
 
 /**
- * Divide heads among `size` ranks, and say which ones rank `rank` has. Ranks of up to kv_heads have whole
- * groups, which differ by one at most; more ranks have parts of one group each, and more than heads
- * none. In a piece each key/value head has as many query heads as any other, so that it is an attention.
+ * Divide heads among `size` ranks, and return the piece of rank `rank`. Up to kv_heads ranks have
+ * whole groups, whose numbers differ by at most one. With more ranks, each has a part of one group;
+ * ranks beyond the number of heads have none. In a piece all key/value heads have the same number
+ * of query heads.
  *
  * Memory   fills *piece.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (heads, kv_heads, rank, size).   Threads  any.   Since  0.1
@@ -317,15 +330,15 @@ MHA_API MHA_NODISCARD mha_status mha_split_heads(int64_t heads, int64_t kv_heads
                                                  int32_t size, mha_head_piece *piece);
 
 /**
- * Bring pieces of a tensor together: all ranks have the whole afterwards. Every rank makes the call.
+ * Gather the pieces of a tensor: afterwards all ranks have the whole. Every rank makes the call.
  *
- *   piece in    along `axis` any number of elements; the pieces lie in the order of ranks
+ *   piece in    along `axis` any number of elements; pieces are in the order of ranks
  *   whole out   the same in all other axes, as many along it as all pieces together
  *
  * f32, f16 or bf16, the same at all ranks, any strides; bits are copied.
  *
- * How. Pieces go round, from each rank to the next: size - 1 messages a rank, and it receives what it does
- * not have once.
+ * How. Pieces are passed around a ring: each rank sends size - 1 messages, and receives each
+ * missing piece once.
  *
  * Memory   borrowed for the call, they may not overlap. Scratch: as many bytes as whole.
  * Errors   at all ranks alike, with the number of the rank: MHA_ERR_NULL, MHA_ERR_ARGUMENT (axis;
@@ -339,8 +352,8 @@ MHA_API MHA_NODISCARD mha_status mha_distributed_gather(mha_context *context,
                                                         const mha_tensor *whole);
 
 /**
- * Mix heads that lie over ranks: out = concat(all heads) W_o^T + b_o, as in module.h, at all ranks. Every
- * rank makes the call.
+ * Mix heads that are divided among ranks: out = concat(all heads) W_o^T + b_o, as in module.h, at
+ * all ranks. Every rank makes the call.
  *
  *   heads [B,h,T,Dv] in    those of this rank, in the order of ranks; h may be 0
  *   w_o in                 a linear layer of this rank's rows of W_o and b_o: [e, H Dv]; in the order of ranks,

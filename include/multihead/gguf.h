@@ -216,7 +216,7 @@ typedef struct mha_gguf_value {
     mha_gguf_value_type type; /* of an array: of its elements */
     bool array;
     int64_t count; /* elements; 1 unless it is an array */
-    /* What the functions below read. */
+    /* The input of the functions below. */
     const mha_gguf *file;
     const unsigned char *data; /* numbers as stored in the file, not aligned */
     const uint64_t *starts;    /* [count + 1] of strings, in the file, each after its u64 length */

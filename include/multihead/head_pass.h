@@ -154,6 +154,17 @@ MHA_API MHA_NODISCARD mha_status mha_head_pass_repeated(const mha_repeated_token
                                                         int32_t *tokens, uint8_t *special,
                                                         int64_t *count);
 
+/**
+ * Visit the rows of a layer's maps: those of mha_attention_visit_rows(), or of
+ * mha_recurrent_visit_rows(), whose entries may be negative.
+ *
+ * Memory, Errors, Threads, Accuracy  as there.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_layer_visit_rows(mha_context *context,
+                                                      const mha_layer_view *view,
+                                                      int64_t block_rows, mha_rows_fn fn,
+                                                      void *user);
+
 #ifdef __cplusplus
 }
 #endif

@@ -175,6 +175,21 @@ typedef struct mha_model_digests {
 MHA_API MHA_NODISCARD mha_status mha_model_digest(mha_context *context, const char *folder,
                                                   uint32_t flags, mha_model_digests *digests);
 
+/**
+ * Call each(user, name, path) for every file that mha_model_load() reads of a folder, with its name in the
+ * folder; of a GGUF file, call it once with name NULL. Other files, such as the state of a training, are left out. The
+ * parts of an encoder-decoder are folders of their own.
+ *
+ * Memory   the strings are valid during the call.
+ * Errors   MHA_ERR_NULL; MHA_ERR_FILE, MHA_ERR_FORMAT, MHA_ERR_MODEL (weights), MHA_ERR_NOMEM; what each
+ *          returns, after which it is not called again.
+ * Threads  any.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_model_files(const char *folder,
+                                                 mha_status (*each)(void *user, const char *name,
+                                                                    const char *path),
+                                                 void *user);
+
 /* Tokens of one or several sequences, padded on the right to a common length. */
 typedef struct mha_batch {
     uint32_t struct_size;

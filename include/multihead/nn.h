@@ -217,6 +217,35 @@ MHA_API MHA_NODISCARD mha_status mha_swiglu_backward(mha_context *context, const
                                                      const mha_tensor *dgate,
                                                      const mha_tensor *dup);
 
+/* mha_short_convolution() */
+enum {
+    MHA_CONVOLUTION_SILU = 1 << 0, /* y = silu(z) */
+    MHA_CONVOLUTION_MOST = 64      /* numbers of a kernel */
+};
+
+/**
+ * A causal convolution of each channel by itself, with K numbers (the short convolutions of Mamba, of
+ * gated delta nets and of LFM 2):
+ *
+ *   z[t,c] = bias[c] + sum_k weight[c,k] x[t - K + 1 + k,c]           y = z, or silu(z)
+ *
+ *   x [B,T,C] in    weight [C,K] in    bias [C] in, or NULL    y [B,T,C] out, may be x itself
+ *   state [B,K-1,C] in and out: the inputs before x[0], and afterwards the last ones, the oldest
+ *         first; NULL: they are 0 and not kept
+ *
+ * One call, and calls of any lengths with a state, are bit-identical, for any number of threads.
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE (also K above MHA_CONVOLUTION_MOST), MHA_ERR_DTYPE,
+ *          MHA_ERR_STRIDE, MHA_ERR_OVERLAP, MHA_ERR_UNSUPPORTED (flags). Nothing is then written.
+ * Threads  one call per context.
+ * Accuracy |z - exact| <= (K + 1) u (|bias| + sum |weight x|); silu as mha_swiglu() with up 1.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_short_convolution(
+    mha_context *context, uint32_t flags, const mha_tensor *x, const mha_tensor *weight,
+    const mha_tensor *bias, const mha_tensor *state, const mha_tensor *y);
+
 /**
  * y = (z - mean(z)) / sqrt(var(z) + epsilon) * weight + bias per row, z = x + residual
  * (Ba et al. 2016; var divides by N).

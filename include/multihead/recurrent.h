@@ -55,7 +55,7 @@
 #ifndef MULTIHEAD_RECURRENT_H
 #define MULTIHEAD_RECURRENT_H
 
-#include <multihead/attention.h>
+#include <multihead/backward.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -101,7 +101,7 @@ typedef struct mha_recurrent_state mha_recurrent_state;
  * Create states that are 0.
  *
  * Memory   the caller owns *state; B H (D + MHA_RECURRENT_CHUNK) Dv floats, Dv rounded up to 32,
- *          and B H 160 D of the chunk, from the context's allocator, which must outlive it.
+ *          and B H (164 D + 32) of the chunk, from the context's allocator, which must outlive it.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a size below 1), MHA_ERR_UNSUPPORTED
  *          (flags), MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
@@ -185,6 +185,51 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
     mha_context *context, const mha_recurrent_desc *desc, const mha_tensor *q, const mha_tensor *k,
     const mha_tensor *v, mha_recurrent_state *state, const mha_tensor *o);
 
+/* ---- Backward -------------------------------------------------------------------------------- */
+
+/* The requested gradients, all f32; NULL: not requested. Requesting one does not change another's bits.
+ * Shapes are those of the inputs: the gradient of an input that heads, sequences or tokens share is their
+ * sum. q, k and v have a contiguous last axis, the others any strides. */
+typedef struct mha_recurrent_gradients {
+    uint32_t struct_size;
+    uint32_t flags; /* MHA_GRADIENTS_ACCUMULATE */
+    const mha_tensor *q, *k, *v, *log_decay, *strength;
+    const mha_tensor *initial;
+    /* In: the gradient of the loss with respect to S after all tokens, [B,H,D,Dv], any strides. NULL: 0 */
+    const mha_tensor *state;
+} mha_recurrent_gradients;
+
+/**
+ * Gradients of a call from the state `initial`. With G the gradient with respect to S, from the last token
+ * to the first, and S' = diag(a_t) S_(t-1):
+ *
+ *   G   = G + scale q_t dO_t^T         dq_t = scale S_t dO_t        du = G^T k_t
+ *   dv_t = b_t du                      db_t = du . (v_t - S'^T k_t)   (without the delta rule du . v_t)
+ *   dk_t = G u_t - b_t S' du           (the second term with the delta rule, as the next line's)
+ *   G   = G - b_t k_t du^T             dlog_decay_t = sum_c G S', of each channel, or of all
+ *   G   = diag(a_t) G                  dinitial = G at the end
+ *
+ *   q, k, v, desc as in mha_recurrent_forward()     o_gradient [B,H,T,Dv] in, f32, f16 or bf16
+ *   initial [B,H,D,Dv] in, f32, any strides; NULL: 0
+ *
+ * Tokens are processed in blocks of 32, and states are recomputed.
+ *
+ * Memory   borrowed for the call; gradients must not overlap inputs or each other. Scratch per thread:
+ *          about 2 sqrt(T / 32) states of D Dv floats. Inputs that heads share: B H T D floats each.
+ * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT for the gradient of an absent input. On error no
+ *          output byte is written.
+ * Threads  one call at a time per context. Threads share the heads; bits do not depend on their number.
+ * Accuracy f32 products, decays in double (docs/numerics.md 16). The gradient of a log_decay is a
+ *          difference of sums over 32 tokens, whose size its error is relative to; it is 0 where the decay
+ *          is.
+ * Cost     20 D Dv + 320 (D + Dv) floating-point operations per token and head, about.
+ * Since    0.1
+ */
+MHA_API MHA_NODISCARD mha_status
+mha_recurrent_backward(mha_context *context, const mha_recurrent_desc *desc, const mha_tensor *q,
+                       const mha_tensor *k, const mha_tensor *v, const mha_tensor *initial,
+                       const mha_tensor *o_gradient, const mha_recurrent_gradients *gradients);
+
 /* ---- The map --------------------------------------------------------------------------------- */
 
 /**
@@ -193,15 +238,17 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_forward(
  *
  *   q, k, desc   as for mha_recurrent_forward(), from a state of 0
  *
- * block_rows 0 selects about 4 MiB per block. Row t is computed backward from r = scale q_t:
- * M[t,j] = b_j (k_j . r), then r = a_j (r - (k_j . r) b_j k_j) for the delta rule, all in double.
+ * block_rows 0 selects about 4 MiB per block, but at least 32 rows. Row t is computed backward from
+ * r = scale q_t: M[t,j] = b_j (k_j . r), then r = a_j (r - (k_j . r) b_j k_j) for the delta rule, for 32
+ * keys and up to 128 rows at once. Blocks of any size have the same bits; small ones repeat the keys' part.
  *
- * Memory   a block of H block_rows T floats of scratch, and 5 D floats per thread.
+ * Memory   a block of H block_rows T floats of scratch, and about 550 D floats per thread.
  * Errors   as mha_recurrent_forward(); MHA_ERR_ARGUMENT (heads, block_rows); the status that fn
  *          returned.
  * Threads  one call at a time per context; fn runs in the calling thread.
- * Accuracy |M - exact| <= 2 u |M| + T (D + 5) 2^-52 scale |q| |b| for unit keys and 0 <= b <= 2.
- * Cost     4 D operations per pair.   Since  0.1
+ * Accuracy for unit keys, 0 <= b <= 2 and log_decay <= 0, n = (t - j) / 32 + 2:
+ *          |M - exact| <= 3 n (D + 80) u scale |q_t| b_j max_d G[t,j] (docs/numerics.md 16.2).
+ * Cost     4 D floating-point operations per pair, about.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_recurrent_visit_rows(mha_context *context,
                                                           const mha_recurrent_desc *desc,

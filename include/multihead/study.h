@@ -30,6 +30,8 @@
 #include <multihead/head_corpus.h>
 #include <multihead/head_pass.h>
 #include <multihead/model.h>
+#include <multihead/sink.h>
+#include <multihead/transport.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -314,7 +316,8 @@ typedef struct mha_study mha_study;
 enum {
     MHA_STUDY_OWN_LAYERS = 1 << 0, /* MHA_HEAD_PASS_OWN_LAYERS */
     MHA_STUDY_CORPUS = 1 << 1,     /* keep a mha_head_corpus of texts */
-    MHA_STUDY_DISTANCES = 1 << 2   /* measure the distances between the heads of each layer */
+    MHA_STUDY_DISTANCES = 1 << 2,  /* measure the distances between the heads of each layer */
+    MHA_STUDY_PREDICT = 1 << 3     /* gold links: MHA_HEADS_QUERY_PREDICTS */
 };
 
 /* The progress of a measurement. */
@@ -323,6 +326,24 @@ typedef struct mha_study_progress {
     int64_t number, count; /* of the current text or sequence, from 0; their total */
     int64_t layer, layers, row, rows;
 } mha_study_progress;
+
+/* The saved state of a study: its results, and fingerprints of the model's files, the gates and the texts,
+ * so that a study of the same ones continues, bit-identical to one that never stopped. */
+typedef struct mha_study_state {
+    uint32_t struct_size;
+    uint32_t reserved;       /* 0 */
+    const void *bytes;       /* [size] of mha_study_write(), untrusted; read at rank 0 alone */
+    size_t size;             /* 0: begin a new state */
+    const char *name;        /* names the state in errors, such as its path */
+    mha_model_digests model; /* of the files of the model; tokenizer: not used */
+    /* The time between two merges of the results of several ranks. Any process that does not merge
+     * ignores it */
+    double every; /* seconds */
+    /* Called when all texts or sequences before the next have results: after each one, or over ranks
+     * at rank 0 after each merge. It may call mha_study_write(). NULL: not called */
+    void (*save)(void *user);
+    void *save_user;
+} mha_study_state;
 
 typedef struct mha_study_desc {
     uint32_t struct_size;
@@ -334,22 +355,29 @@ typedef struct mha_study_desc {
      * (use MHA_ERR_CALLBACK). NULL: not called */
     mha_status (*progress)(void *user, const mha_study_progress *progress);
     void *progress_user;
+    int64_t sequences; /* of random tokens that mha_study_next() counts */
+    /* Divide the texts and sequences, or with MHA_STUDY_OWN_LAYERS the layers, among the ranks. All make
+     * the same calls; rank 0 gets the results. create, begin, begin_random and next are collective:
+     * they return the same status at all ranks. NULL: one process */
+    const mha_transport *ranks;
+    const mha_study_state *state; /* read by mha_study_create(); NULL: nothing is saved */
 } mha_study_desc;
 
 /**
  * Create a study of a model's heads. Count all texts before measuring the first one: which words are
  * rare depends on all of them. Call in this order:
  *
- *   mha_study_count() each text, mha_study_begin(), mha_study_text() each text,
- *   mha_study_begin_random(), mha_random_tokens_draw() of found.plan and mha_study_random() each
- *   sequence
+ *   mha_study_count() each text; mha_study_begin(); mha_study_text() each text, in the order of
+ *   mha_study_next();
+ *   mha_study_begin_random(); mha_study_draw() as long as mha_study_next() counts
  *
  * or call mha_study_measure(), which does all of it. desc may be NULL.
  *
  * Memory   the caller owns *study. The context, the model and everything desc points to must outlive
  *          it. 32 bytes per token of the vocabulary, plus that of mha_head_measures_create().
- * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size), MHA_ERR_UNSUPPORTED (flags; an
- *          encoder-decoder; a model without tokenizer), MHA_ERR_NOMEM.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size; a state of another version, model or gates),
+ *          MHA_ERR_FORMAT (a damaged state), MHA_ERR_UNSUPPORTED (flags; an encoder-decoder; a model
+ *          without tokenizer), MHA_ERR_NOMEM; over ranks as mha_transport_agree().
  * Threads  one call at a time per context; so do all calls on a study.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_study_create(mha_context *context, mha_model *model,
@@ -359,30 +387,43 @@ MHA_API MHA_NODISCARD mha_status mha_study_create(mha_context *context, mha_mode
  * Since 0.1 */
 MHA_API void mha_study_destroy(mha_study *study);
 
-/** Count the tokens of a text to be measured. Memory none. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT (after
- * mha_study_begin(), or an id outside the vocabulary). Threads one. Since 0.1 */
-MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tokens *tokens);
-
-/**
- * Rank the counted tokens by frequency, and create found.texts with its corpus and distances. A second
- * call discards the results and keeps the counts.
- *
- * A word is rare if its kind ranks 500th or later by frequency, in a small corpus at the median or later.
- *
- * Memory   that of mha_head_measures_create(), mha_head_corpus_create(), mha_head_pass_distances().
- * Errors   those of these calls.
- * Threads  one.   Since  0.1
- */
-MHA_API MHA_NODISCARD mha_status mha_study_begin(mha_study *study);
-
 /* Gold links of a text. */
 typedef struct mha_study_links {
     const int64_t *begin, *end; /* [words] bytes of the text, ascending */
     int64_t words;
     const mha_heads_link *links; /* [count] between words, by number */
     int64_t count;
-    bool predict; /* MHA_HEADS_QUERY_PREDICTS */
 } mha_study_links;
+
+/** Count the tokens of a text to be measured, with its gold links or NULL. Memory 16 bytes per text. Errors
+ * MHA_ERR_NULL; MHA_ERR_ARGUMENT (after mha_study_begin(), or an id outside the vocabulary);
+ * MHA_ERR_NOMEM. Threads one. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tokens *tokens,
+                                                 const mha_study_links *links);
+
+/**
+ * Rank the counted tokens by frequency, create found.texts with its corpus and distances, and take the
+ * texts of the state. A second call discards the results and keeps the counts.
+ *
+ * A word is rare if its kind ranks 500th or later by frequency, in a small corpus at the median or later.
+ *
+ * Memory   that of mha_head_measures_create(), mha_head_corpus_create(), mha_head_pass_distances().
+ * Errors   those of these calls; MHA_ERR_ARGUMENT (a state of other texts; the detail says which
+ *          differ), MHA_ERR_FORMAT (a damaged state).
+ * Threads  one.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_study_begin(mha_study *study);
+
+/**
+ * The next text to measure, or after mha_study_begin_random() the next sequence to draw; -1: none is left.
+ * Without ranks and state the numbers are 0, 1, ... A state's texts and sequences, and the texts of other
+ * ranks, are skipped.
+ *
+ * Memory   over ranks, at rank 0 that of another rank's results.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (no begin call); over ranks as mha_transport_agree().
+ * Threads  one.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_study_next(mha_study *study, int64_t *number);
 
 /* Additions to the run of a text. */
 typedef struct mha_study_visit {
@@ -407,16 +448,18 @@ typedef struct mha_study_visit {
 MHA_API MHA_NODISCARD mha_status mha_study_text(mha_study *study, const mha_tokens *tokens,
                                                 const mha_study_visit *visit);
 
-/** Create found.random, or discard its results. It stays NULL if the model is too small for
- * MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one. Since 0.1 */
+/** Create found.random, or discard its results, and take the sequences of the state. It stays NULL if the
+ * model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one. Since
+ * 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 
-/** Measure a sequence drawn from found.plan. Memory, Errors, Accuracy as mha_study_text(). Threads one.
- * Since 0.1 */
-MHA_API MHA_NODISCARD mha_status mha_study_random(mha_study *study, const mha_tokens *tokens);
+/** Draw the next sequence from found.plan, and measure it unless another rank does. Memory, Errors, Accuracy
+ * as mha_study_text(). Threads one. Since 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study);
 
 /**
  * Count and measure all texts, then so many sequences of random tokens.
+ * `sequences` replaces that of the description.
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *
@@ -426,6 +469,26 @@ MHA_API MHA_NODISCARD mha_status mha_study_measure(mha_study *study, const mha_t
                                                    int64_t count,
                                                    const mha_study_visit *const *visit,
                                                    int64_t sequences);
+
+/** Whether the study was created with a state that has results, and how many of each. Memory none. Errors
+ * none. Threads one. Since 0.1 */
+MHA_API bool mha_study_resumes(const mha_study *study, int64_t *texts, int64_t *sequences);
+
+/** Make the results of the state those of a new study, without measuring; only mha_study_results() may be
+ * called afterwards. Rank 0 alone calls it. Memory moves the results. Errors MHA_ERR_NULL; MHA_ERR_ARGUMENT
+ * (no state, or not a new study); MHA_ERR_FORMAT (a damaged state); MHA_ERR_NOMEM. Threads one. Since
+ * 0.1 */
+MHA_API MHA_NODISCARD mha_status mha_study_restore(mha_study *study);
+
+/**
+ * Write the state: 8-byte little-endian words, a check of them, then states of head_state.h. Results must
+ * have all texts and sequences before the next, as mha_study_state.save says.
+ *
+ * Memory   none.
+ * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (a study without a state); what the sink returns.
+ * Threads  one.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_study_write(const mha_study *study, const mha_sink *sink);
 
 /** The results so far. Memory the study owns and updates them. Errors none.
  * Threads one. Since 0.1 */

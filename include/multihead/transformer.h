@@ -94,14 +94,34 @@ enum {
 
 /* mha_layer_desc.flags */
 enum {
-    MHA_LAYER_SCALE_GIVEN = 1 << 0,     /* use scale as given, even 0 */
-    MHA_LAYER_WINDOW = 1 << 1,          /* left_keys, right_keys and sink_keys apply */
-    MHA_LAYER_QK_NORM = 1 << 2,         /* q and k are normalised, before they are rotated */
-    MHA_LAYER_SINKS = 1 << 3,           /* learned sink logits */
-    MHA_LAYER_ALIBI = 1 << 4,           /* slopes, initially mha_alibi_slopes() */
-    MHA_LAYER_NO_ROPE = 1 << 5,         /* no rotation in this layer */
-    MHA_LAYER_ROPE_INTERLEAVED = 1 << 6 /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
+    MHA_LAYER_SCALE_GIVEN = 1 << 0,      /* use scale as given, even 0 */
+    MHA_LAYER_WINDOW = 1 << 1,           /* left_keys, right_keys and sink_keys apply */
+    MHA_LAYER_QK_NORM = 1 << 2,          /* q and k are normalised, before they are rotated */
+    MHA_LAYER_SINKS = 1 << 3,            /* learned sink logits */
+    MHA_LAYER_ALIBI = 1 << 4,            /* slopes, initially mha_alibi_slopes() */
+    MHA_LAYER_NO_ROPE = 1 << 5,          /* no rotation in this layer */
+    MHA_LAYER_ROPE_INTERLEAVED = 1 << 6, /* MHA_ROPE_INTERLEAVED; default MHA_ROPE_HALVES */
+    /* Each head's output is multiplied by sigmoid(W_g x) before W_o (Qiu et al. 2025, Gated
+     * Attention). Forward calls only */
+    MHA_LAYER_OUTPUT_GATE = 1 << 7
 };
+
+/* What mixes the tokens of a layer. */
+typedef enum mha_mixer {
+    MHA_MIXER_ATTENTION = 0,
+    /* A gated delta net (Yang et al. 2025), of heads with a state instead of keys and values. With x =
+     * norm(stream), and key/value heads that q and k share:
+     *
+     *   q, k, v = silu(conv(W_q x, W_k x, W_v x))      conv: mha_short_convolution() over tokens
+     *   q, k    = q / sqrt(|q|^2 + 1e-6), k likewise
+     *   b = sigmoid(W_b x)    log a = -exp(A_log) log(1 + exp(W_a x + dt_bias))     for each head
+     *   o       = mha_recurrent_forward(q, k, v) with MHA_RECURRENT_DELTA
+     *   heads   = rms_norm(o) o_norm * silu(W_g x)     of each head by itself, and then W_o
+     *
+     * Its heads are the layer's heads, each of value_dim numbers; kv_heads are those of q and k, of
+     * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS. Forward calls and decoders only */
+    MHA_MIXER_GATED_DELTA = 1
+} mha_mixer;
 
 /* How the frequencies f_i = base^(-2 i / R) of a rotation are scaled, with n = rope_original_length
  * and s = rope_factor: position pos rotates pair i by pos f'_i. */
@@ -116,8 +136,8 @@ typedef enum mha_rope_scaling {
     MHA_ROPE_SCALING_YARN = 2
 } mha_rope_scaling;
 
-/* The self-attention of one layer: fields of mha_attention_desc (attention.h), mha_rope_desc and
- * mha_qk_norm() (position.h), which have the formulas. All zero: plain attention. */
+/* The mixer of one layer. Self-attention: fields of mha_attention_desc (attention.h), mha_rope_desc
+ * and mha_qk_norm() (position.h), which have the formulas. All zero: plain attention. */
 typedef struct mha_layer_desc {
     uint32_t struct_size;
     uint32_t flags;
@@ -137,6 +157,10 @@ typedef struct mha_layer_desc {
     float rope_low, rope_high;    /* 0: Llama 3: 1 and 4, YaRN: 1 and 32. Not with LINEAR */
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
     int64_t rope_original_length; /* positions of training; required with LLAMA3 and YARN */
+    /* Of a gated delta net; all fields above are then 0. Its sizes are required */
+    mha_mixer mixer;
+    int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
+    int64_t key_dim, value_dim;
 } mha_layer_desc;
 
 typedef struct mha_transformer_desc {
@@ -349,6 +373,10 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.self_attn.q_norm.weight [D]      k_norm.weight [D]        by mha_layer_desc
  *   layers.N.self_attn.sinks [H]              alibi_slopes [H]
  *   layers.N.self_attn.relative_attention_bias.weight [t5_buckets,H]
+ *   layers.N.self_attn.g_proj.weight .bias    with MHA_LAYER_OUTPUT_GATE
+ *   layers.N.delta_net.q_proj.weight          k_proj v_proj g_proj b_proj a_proj o_proj, in place of
+ *   layers.N.delta_net.conv.weight [C,K]      self_attn in a gated delta net; C: q, k and v
+ *   layers.N.delta_net.A_log [H] dt_bias [H]  o_norm.weight [value_dim]
  *   layers.N.cross_attn_norm, cross_attn      likewise
  *   layers.N.mlp_norm, mlp_post_norm          likewise
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
@@ -453,7 +481,8 @@ typedef struct mha_transformer_input {
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
     /* f32 [L,H D] in, with gates: mean ablation: the gated output of a self-attention head is gate
-     * z + (1 - gate) mean at every token; NULL: mean 0. Forward calls only */
+     * z + (1 - gate) mean at every token; NULL: mean 0. A gated delta net has value_dim numbers a
+     * head; if all heads of one exceed H D, rows have as many. Forward calls only */
     const mha_tensor *head_means;
     const mha_tensor *token_types; /* i32 [B,T], with type_count; NULL: all 0 */
     const mha_tensor *last_hidden; /* f32 [B,T,E] out: what W_out reads; NULL. Forward calls only */
@@ -549,7 +578,7 @@ typedef enum mha_layer_part {
  */
 typedef struct mha_layer_view {
     uint32_t struct_size; /* in: sizeof(mha_layer_view) */
-    uint32_t reserved;
+    mha_mixer mixer;
     mha_tensor stream;       /* [B,T,E] x, the residual stream before it */
     mha_tensor input;        /* [B,T,E] what it reads: norm(x), or x itself without pre-norm; in a
                                 parallel block both parts read the stream before the block */
@@ -558,12 +587,15 @@ typedef struct mha_layer_view {
     mha_tensor q;            /* [B,H,T,D] as attention saw it: rotary positions are in q and k */
     mha_tensor k, v;         /* [B,Hk,S,D] */
     mha_tensor lse;          /* [B,H,T] */
-    mha_tensor heads;        /* [B,H,T,D] each head's output, times its gate */
+    mha_tensor heads;        /* [B,H,T,D] each head's output, times its gates */
     mha_tensor concatenated; /* [B,T,H D] the same memory, heads side by side: what W_o reads */
     mha_tensor hidden;       /* [B,T,F] of a feed-forward layer: what W_down reads */
     /* How heads are computed from q, k and v, without gates, dropout and lengths: for
      * mha_attention_visit_rows(). Its tensors are the transformer's */
     mha_attention_desc attention;
+    /* Of a gated delta net: q, k [B,Hk,T,key_dim] as its recurrence saw them, v
+     * [B,H,T,value_dim], no lse; and f32 [B,H,T] */
+    mha_tensor log_decay, strength;
 } mha_layer_view;
 
 /**
@@ -703,6 +735,22 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_share_kv(mha_context *context,
                                                           mha_transformer **shared);
 
 /**
+ * The same parameters under another description: without a mask, with a window, another scale, other positions or
+ * another base of the rotation. The result is another function.
+ *
+ *   desc  that of mha_transformer_describe(), changed; every parameter that it needs must exist, in the same shape
+ *
+ * Memory   as mha_transformer_prune(); desc is copied.
+ * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM; MHA_ERR_SHAPE (other layers or heads, a parameter of another shape); those
+ *          of mha_transformer_create(); MHA_ERR_ARGUMENT (a parameter that does not exist).
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_transformer_vary(mha_context *context,
+                                                      const mha_transformer *transformer,
+                                                      const mha_transformer_desc *desc,
+                                                      mha_transformer **varied);
+
+/**
  * A copy with an array (mha_transformer_data()), which can be changed or trained, also of a
  * transformer with a source.
  *
@@ -784,7 +832,8 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_create(mha_context *context,
                                                     mha_decoder **decoder);
 
 /**
- * The memory of the caches of a decoder of this description, before it is created.
+ * The memory of the caches of a decoder of this description, before it is created. Of gated delta
+ * nets it counts the numbers of their states, not what aligns them.
  *
  * Memory   fills *sizes, whose struct_size must be set.
  * Errors   as mha_decoder_create(), except MHA_ERR_NOMEM.
@@ -811,12 +860,13 @@ MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 
 /**
  * Truncate every longer sequence to its first `length` tokens: after a rejected draft, or to 0 for
- * new sequences. The memory of cross-attention is kept.
+ * new sequences. The memory of cross-attention is kept. The state of a gated delta net has no history:
+ * a sequence that has one keeps its length or begins anew.
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT if every sequence is shorter, or if a sequence has
- *          discarded tokens that its window would show afterwards. Every sequence is then
- *          unchanged.
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (gated delta nets); MHA_ERR_ARGUMENT if every sequence
+ *          is shorter, or if a sequence has discarded tokens that its window would show afterwards.
+ *          Every sequence is then unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_truncate(mha_decoder *decoder, int64_t length);
@@ -877,7 +927,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged, output
- *          unspecified.
+ *          unspecified; but where a gated delta net has begun the step, its sequences are empty.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,

@@ -54,6 +54,15 @@ typedef struct mha_trial {
     int64_t off_count, patched_count;
     const int32_t *other, *other_types; /* [other_count]; required for patched heads */
     int64_t other_count;
+    /* Noise is added to the output of this head: normal, its standard deviation `noise` times the root mean square
+     * of the output over all tokens; 0: none */
+    double noise;
+    mha_trial_head noisy;
+    uint64_t noise_seed;
+    /* Of mha_trial_choice.p_drawn, as in mha_sampling (sampling.h); 0: temperature 1, all tokens. top_k is at most
+     * MHA_TRIAL_TOP */
+    double temperature;
+    int64_t top_k;
 } mha_trial;
 
 typedef struct mha_trials_options {
@@ -65,6 +74,9 @@ typedef struct mha_trials_options {
     /* Called often; if it returns true, the call stops with MHA_ERR_CALLBACK. NULL: not called */
     bool (*is_over)(void *user);
     void *user;
+    /* Predictions are compared with those of these trials, of another transformer with the same vocabulary; they
+     * must outlive the new ones. NULL: with the same transformer without intervention */
+    struct mha_trials *baseline;
 } mha_trials_options;
 
 typedef struct mha_trials mha_trials;
@@ -117,6 +129,8 @@ typedef struct mha_trial_choice {
     int32_t id;
     float logit, logit_whole;
     double p, p_whole;
+    double
+        p_drawn; /* the chance that sampling draws it, by the temperature and top_k of the trial */
 } mha_trial_choice;
 
 typedef struct mha_trial_next {

@@ -1,5 +1,5 @@
-/* Sets of heads replaced, text by text: the whole text runs once and its stream is kept in front of
- * every layer, so that each set runs from its first layer on. */
+/* Ablation of sets of heads, text by text. The whole text runs once and its stream before every
+ * layer is kept, so that each set starts at the first layer that it changes. */
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
@@ -11,7 +11,7 @@
 
 /* ---- means ----------------------------------------------------------------------------------- */
 
-/* Adds a layer's heads of the text at hand to sums [H D]. */
+/* Add a layer's heads of the current text to sums [H D]. */
 static void add_heads(const mhai_effect_run *r, const mha_effect_text *text, const float *heads,
                       int64_t layer, double *sums)
 {
@@ -46,10 +46,9 @@ static mha_status take_means(mhai_effect_run *r, const mha_tensor *means)
 {
     const int64_t L = r->d->num_layers, wide = r->d->num_heads * r->d->head_dim;
     int64_t tokens = 0;
-    void *memory;
+    double *sums;
     MHA_TRY(mhai_nn_out_matrix("means", means, L, wide));
-    MHA_TRY(mha_scratch_alloc(r->context, L * wide, sizeof(double), &memory));
-    double *sums = memset(memory, 0, (size_t)(L * wide) * sizeof(double));
+    MHA_TRY(mha_scratch_zeros(r->context, L * wide, sizeof *sums, &sums));
     MHA_TRY(sum_heads(r, sums, &tokens));
     for (int64_t k = 0; k < L * wide; k++)
         mhai_nn_row(means, k / wide)[k % wide] = tokens > 0 ? (float)(sums[k] / (double)tokens) : 0;
@@ -110,7 +109,7 @@ static int64_t first_layer(const mha_transformer_desc *d, const mha_head_sets *s
     return layer;
 }
 
-/* What a text will take: the whole, the other text of resampling, and each set. */
+/* The cost of a text: the unchanged pass, the other text of resampling, and each set. */
 static int64_t text_work(const mha_transformer *t, mha_ablation kind, const mha_effect_text *text,
                          const mha_head_sets *sets)
 {
@@ -130,7 +129,7 @@ typedef struct sets_job {
     double *whole, *without; /* [texts, M], [count, texts, M] */
 } sets_job;
 
-/* A head that is named twice is one. */
+/* A head that is named twice counts once. */
 static bool is_patched(const mhai_effect_run *r, int64_t head)
 {
     for (int64_t k = 0; k < r->patch_count; k++)
@@ -138,7 +137,7 @@ static bool is_patched(const mhai_effect_run *r, int64_t head)
     return false;
 }
 
-/* A text without a set: from its first layer on; an empty one is the whole. */
+/* Run a text without a set, from its first layer on; an empty set gives the unchanged pass. */
 static mha_status run_set(mhai_effect_run *r, const sets_job *job, int64_t i, int64_t s,
                           double *values)
 {
@@ -182,17 +181,14 @@ static mha_status run_sets(mhai_effect_run *r, sets_job *job)
 {
     const int64_t L = r->d->num_layers;
     const bool rows = r->desc.kind == MHA_ABLATION_RESAMPLE;
-    void *memory;
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->embed_dim, &job->stream));
     MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
                                &job->heads));
     memset(job->heads, 0, (size_t)r->d->head_dim * sizeof *job->heads); /* of ZERO */
-    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &memory));
-    job->map = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));
     if (!job->whole) {
         MHA_TRY(mha_scratch_alloc(r->context, r->data.texts * r->data.measures, sizeof *job->whole,
-                                  &memory));
-        job->whole = memory;
+                                  &job->whole));
     }
     for (int64_t i = 0; i < r->data.texts; i++)
         r->total += text_work(r->t, r->desc.kind, &r->texts[i], &job->sets);

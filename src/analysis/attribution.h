@@ -1,4 +1,4 @@
-/* What the parts of attribution share: weights by name, checks, what one row of heads writes. */
+/* Shared by the parts of attribution: weights by name, checks, the terms of one row of heads. */
 #ifndef MHAI_ATTRIBUTION_H
 #define MHAI_ATTRIBUTION_H
 
@@ -7,20 +7,20 @@
 
 #include <multihead/attribution.h>
 
-/* The parameter of layer `layer` (-1: of none); *weight has ndim 0 if there is none and it may be
- * missing. To be read; of a transformer with a source, in the context's scratch. */
+/* The parameter of layer `layer` (-1: of the whole model); if it is absent and may be, *weight
+ * has ndim 0. Read-only; of a transformer with a source it is in the context's scratch. */
 MHA_NODISCARD mha_status mhai_attribution_weight(mha_context *context, const mha_transformer *t,
                                                  int64_t layer, const char *name, bool optional,
                                                  mha_tensor *weight);
 
-/* The name that parameters of a part begin with: "self_attn", "cross_attn", "mlp". */
+/* The prefix of the parameter names of a part: "self_attn", "cross_attn", "mlp". */
 const char *mhai_attribution_part(mha_layer_part part);
 
-/* Activations belong to the transformer, and part is an attention. */
+/* Check that the activations belong to the transformer, and that part is an attention. */
 MHA_NODISCARD mha_status mhai_attribution_check(const mha_transformer *t, const mha_activations *a,
                                                 mha_layer_part part);
 
-/* Heads and a projection that fit each other. */
+/* Heads and a projection of matching shapes. */
 typedef struct mhai_attribution_writer {
     mha_tensor heads;    /* [B,Hk,T,Dv] */
     const float *gates;  /* [H] or NULL */
@@ -36,7 +36,7 @@ MHA_NODISCARD mha_status mhai_attribution_begin(mha_context *context, const mha_
 MHA_NODISCARD mha_status mhai_attribution_transpose(mha_context *context, const mha_tensor *weight,
                                                     mhai_attribution_writer *writer);
 
-/* out [H,E]: what every head writes of token t of sequence b, in double. */
+/* out [H,E]: the term that every head writes at token t of sequence b, in double. */
 void mhai_attribution_write(const mhai_attribution_writer *writer, int64_t b, int64_t t,
                             double *out);
 
@@ -54,7 +54,7 @@ static inline float *mhai_attribution_at(const mha_tensor *x, int64_t i0, int64_
     return (float *)x->data + i0 * x->stride[0] + i1 * x->stride[1] + i2 * x->stride[2];
 }
 
-/* An optional output of that shape, disjoint from the `inputs`, none of which may be NULL. */
+/* Check an optional output: that shape, disjoint from the `inputs`, none of which may be NULL. */
 MHA_NODISCARD mha_status mhai_attribution_output(const char *name, const mha_tensor *tensor,
                                                  int ndim, const int64_t *shape,
                                                  const mha_tensor *const *inputs, int count);

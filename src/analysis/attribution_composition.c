@@ -18,10 +18,10 @@
 #include <math.h>
 #include <string.h>
 
-/* A layer's weights, as they read: times the norm's weights in front. */
+/* A layer's weights as it reads the stream: multiplied by the weights of the norm before it. */
 typedef struct composer_layer {
     mha_tensor q, k, v, o, norm;               /* norm.ndim 0: none */
-    int64_t H, Hk;                             /* 0: it has no heads left */
+    int64_t H, Hk;                             /* 0: all its heads are pruned */
     double *gram_q, *gram_k, *gram_v, *gram_o; /* [heads][D,D] */
 } composer_layer;
 
@@ -145,7 +145,7 @@ static void put(const composer *c, const mha_tensor *out, int64_t h, int64_t g, 
     mhai_attribution_at(out, c->reader, h, c->writer)[g] = below == 0 ? 0 : (float)(above / below);
 }
 
-/* Item: a head of the reading layer, against all of the writing one. */
+/* Item: a head of the reading layer, against all heads of the writing one. */
 static void score_head(void *argument, int64_t h, int worker)
 {
     const composer *c = argument;
@@ -167,7 +167,7 @@ static void score_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* The reader's q, k and v below each other, as they read. */
+/* The reader's q, k and v stacked, with the norm's weights. */
 static int64_t stack_reader(const composer *c)
 {
     const composer_layer *to = &c->layers[c->reader];
@@ -182,7 +182,7 @@ static int64_t stack_reader(const composer *c)
     return rows;
 }
 
-/* Every reader behind one writing layer. */
+/* All readers after one writing layer. */
 static mha_status read_writer(composer *c, const mha_linear *linear)
 {
     const int64_t columns = c->layers[c->writer].H * c->D;
@@ -220,24 +220,19 @@ static mha_status score_writer(composer *c)
 
 /* ---- the call ------------------------------------------------------------------------------ */
 
-static mha_status take(const composer *c, int64_t a, int64_t b, size_t size, void **memory)
+static mha_status take(const composer *c, int64_t a, int64_t b, size_t size, void *pointer)
 {
-    int64_t count;
-    if (!mhai_mul_i64(a, b, &count))
-        return mha_fail(MHA_ERR_SIZE, "composition: %lld x %lld numbers do not fit in memory",
-                        (long long)a, (long long)b);
-    return mha_scratch_alloc(c->context, count, size, memory);
+    return mha_scratch_alloc(c->context, mhai_times(a, b), size, pointer);
 }
 
-/* One piece for all Gram matrices: a stack of scratch is not made of many small pieces. */
+/* One allocation for all Gram matrices instead of many small pieces. */
 static mha_status take_grams(composer *c)
 {
     const int64_t square = c->D * c->D;
     int64_t heads = 0;
-    void *memory;
     for (int64_t l = 0; l < c->L; l++) heads += 2 * (c->layers[l].H + c->layers[l].Hk);
-    MHA_TRY(take(c, heads, square, sizeof(double), &memory));
-    double *next = memory;
+    double *next;
+    MHA_TRY(take(c, heads, square, sizeof(double), &next));
     for (int64_t l = 0; l < c->L; l++) {
         composer_layer *layer = &c->layers[l];
         layer->gram_q = next;
@@ -252,16 +247,12 @@ static mha_status take_grams(composer *c)
 static mha_status take_scratch(composer *c)
 {
     const int64_t square = c->D * c->D, rows = 3 * c->H * c->D;
-    void *memory;
     MHA_TRY(take_grams(c));
-    MHA_TRY(take(c, rows, c->E, sizeof(float), &memory));
-    c->stack = memory;
-    MHA_TRY(take(c, c->H * c->D, c->E, sizeof(float), &memory));
-    c->turned = memory;
-    MHA_TRY(take(c, rows, c->H * c->D, sizeof(float), &memory));
-    c->products = memory;
-    MHA_TRY(take(c, 2 * (int64_t)mha_context_threads(c->context), square, sizeof(double), &memory));
-    c->squares = memory;
+    MHA_TRY(take(c, rows, c->E, sizeof(float), &c->stack));
+    MHA_TRY(take(c, c->H * c->D, c->E, sizeof(float), &c->turned));
+    MHA_TRY(take(c, rows, c->H * c->D, sizeof(float), &c->products));
+    MHA_TRY(
+        take(c, 2 * (int64_t)mha_context_threads(c->context), square, sizeof(double), &c->squares));
     return MHA_OK;
 }
 
@@ -274,10 +265,7 @@ static void clear(const composer *c, const mha_tensor *out)
 
 static mha_status run(composer *c)
 {
-    void *memory;
-    MHA_TRY(take(c, c->L, 1, sizeof *c->layers, &memory));
-    c->layers = memory;
-    memset(memory, 0, (size_t)c->L * sizeof *c->layers);
+    MHA_TRY(mha_scratch_zeros(c->context, c->L, sizeof *c->layers, &c->layers));
     for (int64_t l = 0; l < c->L; l++) MHA_TRY(find_weights(c, l, &c->layers[l]));
     MHA_TRY(take_scratch(c));
     clear(c, c->out.q), clear(c, c->out.k), clear(c, c->out.v);
@@ -290,6 +278,7 @@ mha_status mha_transformer_composition(mha_context *context, const mha_transform
                                        mha_composition *out)
 {
     MHAI_NEED("mha_transformer_composition", context, transformer, out);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_composition", transformer));
     const mha_transformer_desc *d = &transformer->desc;
     composer c = {.context = context,
                   .t = transformer,

@@ -1,5 +1,5 @@
-/* What heads carry from some tokens of a text to others: the text runs once for weights and shares,
- * and once more without each head for its effect. Only the rows in question are computed. */
+/* The attention of heads from some tokens of a text to others: the text runs once for weights
+ * and shares, and once without each head for its effect. Only the requested rows are computed. */
 #include "analysis/attribution.h"
 #include "analysis/row_source.h"
 
@@ -90,7 +90,8 @@ static mha_status weigh_row(head_run *f, const mha_layer_view *view, int64_t r)
     return mha_attention_forward(f->context, &desc, &q, &view->k, &view->v, &o, &outputs);
 }
 
-/* Mean over the rows of `from` of the sum over the columns of `to`; as a part of each row if so. */
+/* Mean over the rows of `from` of the sum over the columns of `to`, optionally as a fraction of
+ * each row's sum. */
 static double mass(const head_run *f, int64_t head, bool part)
 {
     const mha_head_attribution_desc *d = f->d;
@@ -148,7 +149,7 @@ static double change(const head_run *f)
     return sum / (double)rows;
 }
 
-/* The heads of each layer that has some, in order. */
+/* The heads of each layer that has any, in order. */
 static mha_status measure_effects(head_run *f)
 {
     const int64_t layers = f->t->desc.num_layers;
@@ -215,15 +216,7 @@ static mha_status check(const head_run *f)
 
 static mha_status allocate(const head_run *f, int64_t rows, int64_t columns, float **memory)
 {
-    int64_t count;
-    void *made;
-    if (!mhai_mul_i64(rows, columns, &count))
-        return mha_fail(MHA_ERR_SIZE,
-                        "mha_transformer_head_attribution: %lld x %lld numbers overflow 64 bits",
-                        (long long)rows, (long long)columns);
-    MHA_TRY(mha_scratch_alloc(f->context, count, sizeof(float), &made));
-    *memory = made;
-    return MHA_OK;
+    return mha_scratch_alloc(f->context, mhai_times(rows, columns), sizeof(float), memory);
 }
 
 static mha_status run(head_run *f)
@@ -248,6 +241,7 @@ mha_status mha_transformer_head_attribution(mha_context *context,
                                             mha_head_attribution *found)
 {
     MHAI_NEED("mha_transformer_head_attribution", context, transformer, desc, found);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_head_attribution", transformer));
     mha_head_attribution_desc own;
     mha_head_attribution out;
     MHA_TRY(mhai_struct_copy("mha_head_attribution_desc", &own, sizeof own, sizeof own, desc));

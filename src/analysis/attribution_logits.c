@@ -1,10 +1,11 @@
-/* Direct logit attribution, as one walk from the output back to the embeddings: u is the direction
- * in the stream that raises the logit, and what a part wrote counts u . part. A norm between turns
- * u as its derivative with frozen mean and deviation does:
+/* Direct logit attribution, as one walk from the output back to the embeddings. u is the
+ * direction in the stream that raises the logit; a part that wrote x contributes u . x. Crossing
+ * a norm, with frozen mean and deviation, transforms u by its derivative:
  *
- *   y = g (x - mean) r + b      u . y = u' . x + u . b      u' = r (g u - mean of g u)
+ * y = g (x - mean) r + b, u . y = u' . x + u . b, u' = r (g u - mean of g u), without the means
+ * for RMS norms.
  *
- * (without the means for RMS norms). Since it is linear once frozen, all terms sum to the logit. */
+ * A frozen norm is linear, so all terms sum to the logit. */
 #include "analysis/attribution.h"
 
 #include "base/need.h"
@@ -55,7 +56,7 @@ static double add_term(logit_job *job, double term)
     return term;
 }
 
-/* Take u from behind a norm to before it; x is what it read. */
+/* Take u from after a norm to before it; x is the norm's input. */
 static mha_status through_norm(logit_job *job, int64_t layer, const char *prefix, const float *x)
 {
     const mha_transformer_desc *d = &job->t->desc;
@@ -125,7 +126,7 @@ static mha_status add_feed_forward(logit_job *job, int64_t layer, const mha_laye
     return MHA_OK;
 }
 
-/* One part of a layer, from behind it to before it. */
+/* Take u from after one part of a layer to before it. */
 static mha_status walk_part(logit_job *job, int64_t layer, mha_layer_part part)
 {
     static const char *const norms[] = {"self_attn_norm", "cross_attn_norm", "mlp_norm"};
@@ -210,9 +211,7 @@ static mha_status aim(logit_job *job, const mha_attribution_target *target)
         for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)target->direction[e];
         return MHA_OK;
     }
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(job->context, job->E, sizeof *row, &memory));
-    row = memory;
+    MHA_TRY(mha_scratch_alloc(job->context, job->E, sizeof *row, &row));
     read_row(job, target->token, row);
     for (int64_t e = 0; e < job->E; e++) job->u[e] = (double)row[e];
     if (target->against < 0) return MHA_OK;
@@ -235,11 +234,8 @@ static mha_status run(mha_context *context, logit_job *job, const mha_attributio
 {
     const mha_transformer_desc *d = &job->t->desc;
     const int64_t q = d->num_heads * d->head_dim;
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, job->E, sizeof(double), &memory));
-    job->u = memory;
-    MHA_TRY(mha_scratch_alloc(context, q > d->ff_dim ? q : d->ff_dim, sizeof(double), &memory));
-    job->p = memory;
+    MHA_TRY(mha_scratch_alloc(context, job->E, sizeof(double), &job->u));
+    MHA_TRY(mha_scratch_alloc(context, q > d->ff_dim ? q : d->ff_dim, sizeof(double), &job->p));
     MHA_TRY(aim(job, target));
     clear(job);
     return walk(job);
@@ -252,6 +248,7 @@ mha_status mha_logit_attribution(mha_context *context, const mha_transformer *tr
     mha_attribution_target own;
     MHAI_NEED("mha_logit_attribution", context, target, out);
     MHA_TRY(mhai_attribution_check(transformer, activations, MHA_PART_SELF_ATTENTION));
+    MHA_TRY(mhai_transformer_plain_mixers("mha_logit_attribution", transformer));
     MHA_TRY(mhai_struct_copy("mha_attribution_target", &own, sizeof own, sizeof own, target));
     logit_job job = {
         .context = context, .t = transformer, .a = activations, .E = transformer->desc.embed_dim};

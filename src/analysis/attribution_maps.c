@@ -63,7 +63,7 @@ static void put_layer_row(const map_job *job, int64_t t)
     }
 }
 
-/* The layer's row first: heads may replace the probabilities. */
+/* The layer's row comes first, because heads may overwrite the probabilities. */
 static void put_map_row(void *argument, int64_t t, int worker)
 {
     const map_job *job = argument;
@@ -111,21 +111,12 @@ static mha_status check_maps(const map_job *job, const mha_tensor *weight)
 static mha_status take_map_scratch(mha_context *context, map_job *job)
 {
     const mhai_attribution_writer *w = &job->writer;
-    int64_t rows, dots, norms;
-    void *memory;
-    if (!mhai_mul_i64(w->H, w->E, &rows) ||
-        !mhai_mul_i64(rows, mha_context_threads(context), &rows) ||
-        !mhai_mul_i64(w->H, job->S, &norms) || !mhai_mul_i64(norms, w->H, &dots))
-        return mha_fail(MHA_ERR_SIZE, "norm maps: %lld heads and %lld keys do not fit in memory",
-                        (long long)w->H, (long long)job->S);
-    MHA_TRY(mha_scratch_alloc(context, rows, sizeof(double), &memory));
-    job->rows = memory;
-    MHA_TRY(mha_scratch_alloc(context, norms, sizeof(double), &memory));
-    job->norms = memory;
+    const int64_t rows = mhai_times(w->H, w->E), norms = mhai_times(w->H, job->S);
+    MHA_TRY(mha_scratch_alloc(context, mhai_times(rows, mha_context_threads(context)),
+                              sizeof(double), &job->rows));
+    MHA_TRY(mha_scratch_alloc(context, norms, sizeof(double), &job->norms));
     if (!job->out.layer) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, dots, sizeof(double), &memory));
-    job->dots = memory;
-    return MHA_OK;
+    return mha_scratch_alloc(context, mhai_times(norms, w->H), sizeof(double), &job->dots);
 }
 
 static mha_status run(mha_context *context, const mha_tensor *weight, map_job *job)
@@ -166,6 +157,7 @@ mha_status mha_layer_norm_maps(mha_context *context, const mha_transformer *tran
     mha_tensor weight;
     char name[32];
     MHA_TRY(mhai_attribution_check(transformer, activations, part));
+    MHA_TRY(mhai_transformer_plain_mixers("mha_layer_norm_maps", transformer));
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_norm_maps: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);
@@ -203,7 +195,7 @@ static void roll_row(void *argument, int64_t item, int worker)
             sum[j] = weight;
             continue;
         }
-        if (weight == 0) continue; /* causal maps: half of them */
+        if (weight == 0) continue; /* causal maps have half the cells */
         const float *row = mhai_attribution_at(job->before, b, j, 0);
         for (int64_t s = 0; s < T; s++) sum[s] += weight * (double)row[s];
     }
@@ -228,10 +220,8 @@ mha_status mha_rollout_step(mha_context *context, const mha_tensor *maps, const 
         mhai_attribution_output("after", after, 3, shape, (const mha_tensor *[]){maps, before}, 2));
     rollout_job job = {*maps, *after, before, NULL};
     mha_scratch_mark mark = mha_scratch_top(context);
-    void *memory;
-    MHA_TRY(
-        mha_scratch_alloc(context, 2 * T * mha_context_threads(context), sizeof(double), &memory));
-    job.rows = memory;
+    MHA_TRY(mha_scratch_alloc(context, 2 * T * mha_context_threads(context), sizeof(double),
+                              &job.rows));
     mha_parallel_for(context, B * T, roll_row, &job);
     mha_scratch_release(context, mark);
     return MHA_OK;

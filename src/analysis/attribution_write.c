@@ -1,5 +1,5 @@
-/* What heads write: out_h[t] = W_O[h] z_h[t], one token at a time, in double. Blocks of tokens are
- * the pieces that threads share; sums over tokens are kept for each block and joined in order. */
+/* The terms that heads write: out_h[t] = W_O[h] z_h[t], one token at a time, in double. Threads
+ * divide blocks of tokens; sums over tokens are kept per block and added in order. */
 #include "analysis/attribution.h"
 
 #include "base/checked.h"
@@ -96,13 +96,9 @@ mha_status mhai_attribution_begin(mha_context *context, const mha_tensor *heads,
 mha_status mhai_attribution_transpose(mha_context *context, const mha_tensor *weight,
                                       mhai_attribution_writer *writer)
 {
-    void *memory;
     const int64_t rows = writer->E, columns = weight->shape[1];
-    int64_t count;
-    if (!mhai_mul_i64(rows, columns, &count))
-        return mha_fail(MHA_ERR_SIZE, "weight: the number of elements overflows 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof(float), &memory));
-    float *out = memory;
+    float *out;
+    MHA_TRY(mha_scratch_alloc(context, mhai_times(rows, columns), sizeof(float), &out));
     for (int64_t e = 0; e < rows; e++) {
         const float *row = (const float *)weight->data + e * weight->stride[0];
         for (int64_t i = 0; i < columns; i++) out[i * rows + e] = row[i];
@@ -126,7 +122,7 @@ void mhai_attribution_write(const mhai_attribution_writer *w, int64_t b, int64_t
     }
 }
 
-/* ---- the mixing desk ----------------------------------------------------------------------- */
+/* ---- the terms of every head (view --desk) --------------------------------------------------- */
 
 typedef struct write_job {
     mhai_attribution_writer writer;
@@ -233,33 +229,20 @@ static mha_status check_writing(const mhai_attribution_writer *w, const mha_tens
 static mha_status take_scratch(mha_context *context, write_job *job, int64_t items)
 {
     const int64_t threads = mha_context_threads(context), H = job->writer.H, E = job->writer.E;
-    void *memory;
-    int64_t rows, sums;
-    if (!mhai_mul_i64(H, E, &rows) || !mhai_mul_i64(rows, threads, &rows) ||
-        !mhai_mul_i64(2 * H, H, &sums) || !mhai_mul_i64(sums, items, &sums))
-        return mha_fail(MHA_ERR_SIZE,
-                        "attribution: %lld heads of %lld features do not fit in "
-                        "memory",
-                        (long long)H, (long long)E);
-    MHA_TRY(mha_scratch_alloc(context, rows, sizeof(double), &memory));
-    job->rows = memory;
-    MHA_TRY(mha_scratch_alloc(context, threads * H, sizeof(double), &memory));
-    job->norms = memory;
+    MHA_TRY(mha_scratch_alloc(context, mhai_times(threads, mhai_times(H, E)), sizeof(double),
+                              &job->rows));
+    MHA_TRY(mha_scratch_alloc(context, threads * H, sizeof(double), &job->norms));
     if (!job->out.cosines) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, sums, sizeof(double), &memory));
-    job->cosines = memory;
-    memset(memory, 0, (size_t)sums * sizeof(double));
-    return MHA_OK;
+    return mha_scratch_zeros(context, mhai_times(items, mhai_times(2 * H, H)), sizeof(double),
+                             &job->cosines);
 }
 
 static mha_status run(mha_context *context, const mha_tensor *weight, write_job *job)
 {
     const int64_t B = job->writer.heads.shape[0];
-    int64_t items;
     job->T = job->writer.heads.shape[2];
     job->blocks = mhai_ceil_div(job->T, TOKENS);
-    if (!mhai_mul_i64(B, job->blocks, &items))
-        return mha_fail(MHA_ERR_SIZE, "heads: the number of tokens overflows 64 bits");
+    const int64_t items = mhai_times(B, job->blocks);
     MHA_TRY(mhai_attribution_transpose(context, weight, &job->writer));
     MHA_TRY(take_scratch(context, job, items));
     mha_parallel_for(context, items, write_block, job);
@@ -306,9 +289,10 @@ mha_status mha_layer_write(mha_context *context, const mha_transformer *transfor
     MHA_TRY(mha_activations_layer(activations, layer, part, &view));
     if (!context) return mha_fail(MHA_ERR_NULL, "mha_layer_write: context is NULL");
     const mha_scratch_mark mark = mha_scratch_top(context);
-    snprintf(name, sizeof name, "%s.o_proj.weight", mhai_attribution_part(part));
+    const char *prefix = view.mixer ? "delta_net" : mhai_attribution_part(part);
+    snprintf(name, sizeof name, "%s.o_proj.weight", prefix);
     mha_status status = mhai_attribution_weight(context, transformer, layer, name, false, &weight);
-    snprintf(name, sizeof name, "%s.o_proj.bias", mhai_attribution_part(part));
+    snprintf(name, sizeof name, "%s.o_proj.bias", prefix);
     if (status == MHA_OK)
         status = mhai_attribution_weight(context, transformer, layer, name, true, &bias);
     if (status == MHA_OK)

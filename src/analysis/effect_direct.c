@@ -13,13 +13,13 @@
 typedef struct direct_job {
     const mhai_effect_run *r;
     const mha_effect_text *text;
-    float *heads, *end; /* of the text at hand */
+    float *heads, *end; /* of the current text */
     double *mean;       /* [E] the mean of W_out's rows */
     mha_tensor scale;   /* the final norm's weight; ndim 0: no norm */
     double *u;          /* [terms E] */
     double *p;          /* [workers, H D] */
     double *shares;     /* [terms, H] of a layer, each without its factor */
-    mha_tensor weight;  /* W_O of the layer at hand */
+    mha_tensor weight;  /* W_O of the current layer */
     int64_t layer;
 } direct_job;
 
@@ -38,7 +38,7 @@ static mha_status mean_output(const mhai_effect_run *r, double *mean)
     return MHA_OK;
 }
 
-/* u of a token, taken from after the final norm to before it: y = g (x - mean x) r + b. */
+/* Take u of a token from after the final norm to before it: y = g (x - mean x) r + b. */
 static void aim(const direct_job *job, const mha_effect_term *term, float *row, double *u)
 {
     const mha_transformer_desc *d = job->r->d;
@@ -110,15 +110,12 @@ static mha_status run_text(mhai_effect_run *r, direct_job *job, int64_t i, doubl
 {
     const mha_effect_text *text = job->text = &r->texts[i];
     const int64_t M = r->data.measures, all = r->d->num_layers * r->d->num_heads;
-    void *memory;
     r->kept = (mhai_effect_kept){.heads = job->heads, .end = job->end};
     MHA_TRY(mhai_effect_pass(r, text, 0, NULL));
     MHA_TRY(
-        mha_scratch_alloc(r->context, text->term_count * r->d->embed_dim, sizeof(double), &memory));
-    job->u = memory;
-    MHA_TRY(
-        mha_scratch_alloc(r->context, text->term_count * r->d->num_heads, sizeof(double), &memory));
-    job->shares = memory;
+        mha_scratch_alloc(r->context, text->term_count * r->d->embed_dim, sizeof(double), &job->u));
+    MHA_TRY(mha_scratch_alloc(r->context, text->term_count * r->d->num_heads, sizeof(double),
+                              &job->shares));
     for (int64_t k = 0; k < all * M; k++) direct[(k / M * r->data.texts + i) * M + k % M] = NAN;
     for (int64_t k = 0; k < text->term_count; k++) {
         aim(job, &text->terms[k], r->in, job->u + k * r->d->embed_dim);
@@ -132,18 +129,15 @@ static mha_status run_text(mhai_effect_run *r, direct_job *job, int64_t i, doubl
 static mha_status run(mhai_effect_run *r, double *direct)
 {
     direct_job job = {.r = r};
-    void *memory;
     if (r->d->flags & (MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM))
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_effect_direct: norms follow the blocks of this model, so that no head "
                         "writes to its final stream directly");
     MHA_TRY(mhai_effect_floats(r, r->d->num_layers * r->rows, r->heads, &job.heads));
     MHA_TRY(mhai_effect_floats(r, r->rows, r->d->embed_dim, &job.end));
-    MHA_TRY(mha_scratch_alloc(r->context, r->d->embed_dim, sizeof(double), &memory));
-    job.mean = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, r->d->embed_dim, sizeof(double), &job.mean));
     MHA_TRY(mha_scratch_alloc(r->context, mha_context_threads(r->context) * r->heads,
-                              sizeof(double), &memory));
-    job.p = memory;
+                              sizeof(double), &job.p));
     if (mhai_transformer_pre_norm(r->t))
         MHA_TRY(mhai_attribution_weight(r->context, r->t, -1, "norm.weight", false, &job.scale));
     MHA_TRY(mean_output(r, job.mean));

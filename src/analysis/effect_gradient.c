@@ -8,17 +8,18 @@
 typedef struct gradient_job {
     mha_activations *a;
     float *output, *slope; /* [rows V] */
-    float *instead;        /* as mhai_effect_replace() has it */
+    float *instead;        /* layout as from mhai_effect_replace() */
     float *given, *by;     /* [L] blocks of rows [H D]: z, and dM / dz as [L, B T, H D] */
     int64_t *map;
     double *estimates; /* [L H, texts, M] */
 } gradient_job;
 
-/* A pass, its loss's gradient, and back: about three passes, for each measure that a text may have. */
+/* A pass, the loss's gradient, and the backward: about three passes for each measure that a text
+ * may have. */
 int64_t mhai_effect_gradient_work(const mha_transformer *t, mha_ablation kind,
                                   const mha_effect_text *text, int64_t measures)
 {
-    mha_effect_text all_rows = *text; /* every row has logits here */
+    mha_effect_text all_rows = *text; /* logits of every row fit here */
     all_rows.term_count = mhai_effect_tokens(text);
     const int64_t whole = mhai_effect_pass_work(t, &all_rows, 0);
     return 3 * measures * whole +
@@ -46,19 +47,18 @@ static void sum_factors(const mha_effect_text *text, int64_t m, double *factors,
     }
 }
 
-/* Of measure m by the logits: row by row sum_k factor_k (onehot(token_k) - softmax). Cross-entropy has
- * weight (softmax - onehot) of one token. */
+/* The gradient of measure m with respect to the logits: row by row sum_k factor_k
+ * (onehot(token_k) - softmax). Cross-entropy has weight (softmax - onehot) of one token. */
 static mha_status slope_of(const mhai_effect_run *r, const gradient_job *job,
                            const mha_effect_text *text, int64_t m)
 {
     const int64_t rows = mhai_effect_tokens(text), V = r->d->vocab_size;
-    void *memory[3];
-    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof(double), &memory[0]));
-    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof(int32_t), &memory[1]));
-    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof(float), &memory[2]));
-    double *factors = memory[0];
-    int32_t *first = memory[1];
-    float *weights = memory[2];
+    double *factors;
+    int32_t *first;
+    float *weights;
+    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof *factors, &factors));
+    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof *first, &first));
+    MHA_TRY(mha_scratch_alloc(r->context, rows, sizeof *weights, &weights));
     sum_factors(text, m, factors, first);
     for (int64_t i = 0; i < rows; i++) weights[i] = (float)-factors[i];
     const mha_tensor logits = mhai_transformer_rows(job->output, rows, V, V);
@@ -147,7 +147,6 @@ static mha_status take_scratch(mhai_effect_run *r, gradient_job *job)
 {
     const int64_t L = r->d->num_layers, V = r->d->vocab_size;
     const bool rows = r->desc.kind == MHA_ABLATION_RESAMPLE;
-    void *memory;
     MHA_TRY(mhai_effect_floats(r, r->rows, V, &job->output));
     MHA_TRY(mhai_effect_floats(r, r->rows, V, &job->slope));
     MHA_TRY(mhai_effect_floats(r, rows ? L * r->rows : 1, rows ? r->heads : r->d->head_dim,
@@ -155,8 +154,7 @@ static mha_status take_scratch(mhai_effect_run *r, gradient_job *job)
     memset(job->instead, 0, (size_t)r->d->head_dim * sizeof *job->instead); /* of ZERO */
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->heads, &job->given));
     MHA_TRY(mhai_effect_floats(r, L * r->rows, r->d->num_heads * r->d->head_dim, &job->by));
-    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &memory));
-    job->map = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, r->rows, sizeof *job->map, &job->map));
     for (int64_t i = 0; i < r->data.texts; i++)
         r->total += mhai_effect_gradient_work(r->t, r->desc.kind, &r->texts[i], r->data.measures);
     return mha_activations_create(r->context, r->t, r->rows, 0, &job->a);

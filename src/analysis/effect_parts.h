@@ -7,15 +7,15 @@
 #include <multihead/ablation.h>
 #include <multihead/component.h>
 
-enum { MHAI_EFFECT_ROWS = 128 }; /* logits at a time: as many as a product wants */
+enum { MHAI_EFFECT_ROWS = 128 }; /* rows of logits per block, a good size for a product */
 
-/* What a pass keeps, each [L] blocks of `rows` rows of the run; NULL: not. */
+/* What a pass keeps, each [L] blocks of `rows` rows of the run; NULL: not kept. */
 typedef struct mhai_effect_kept {
-    float *stream;      /* E a row: in front of each layer */
-    float *heads;       /* H D: what heads give out, those of a layer side by side */
-    float *qkv;         /* (H + 2 Hk) D: what attention reads */
-    float *end;         /* E, one block: after the last layer */
-    const int64_t *map; /* row i of what is kept is row map[i] of the pass; NULL: i */
+    float *stream;      /* E per row: the stream before each layer */
+    float *heads;       /* H D: the heads' outputs, those of a layer side by side */
+    float *qkv;         /* (H + 2 Hk) D: the inputs of attention */
+    float *end;         /* E, one block: the stream after the last layer */
+    const int64_t *map; /* kept row i is row map[i] of the pass; NULL: row i */
     int64_t count;      /* with a map: its rows */
 } mhai_effect_kept;
 
@@ -25,17 +25,17 @@ typedef struct mhai_effect_run {
     const mha_transformer_desc *d;
     mha_ablation_desc desc;
     mha_effect_data data;
-    mha_effect_text *texts;  /* [data.texts] as this library knows them */
+    mha_effect_text *texts;  /* [data.texts] copied in this library's size */
     int64_t rows;            /* tokens of the longest text */
-    int64_t heads, qkv;      /* numbers of a row of the widest layer */
+    int64_t heads, qkv;      /* elements per row of the widest layer */
     float *last;             /* [rows E] */
     float *in, *logits;      /* [MHAI_EFFECT_ROWS, E], [.., V] */
     int32_t *targets;        /* [MHAI_EFFECT_ROWS] */
     double *losses;          /* likewise */
-    mha_head_patch *patches; /* [2 L (H + 2 Hk)] of the pass at hand, and their values */
+    mha_head_patch *patches; /* [2 L (H + 2 Hk)] patches of the current pass, and their values */
     mha_tensor *values;
     int64_t patch_count;
-    mhai_effect_kept kept; /* of the pass at hand */
+    mhai_effect_kept kept; /* of the current pass */
     int64_t done, total;
 } mhai_effect_run;
 
@@ -43,30 +43,31 @@ typedef struct mhai_effect_run {
 MHA_NODISCARD mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *context,
                                            const mha_transformer *t, const mha_effect_data *data);
 
-/* Check what takes the place of heads. */
+/* Check the replacements of heads. */
 MHA_NODISCARD mha_status mhai_effect_read_ablation(mhai_effect_run *r,
                                                    const mha_ablation_desc *desc);
 
-/* One pass of a text from a layer on, whose stream (NULL: none) begins at first; with the patches at
- * hand. Keeps what r->kept says, and r->last. */
+/* One pass of a text from a layer on, whose stream (NULL: none) begins at first, with the
+ * current patches. Keeps what r->kept requests, and r->last. */
 MHA_NODISCARD mha_status mhai_effect_pass(mhai_effect_run *r, const mha_effect_text *text,
                                           int64_t layer, const float *first);
 
-/* The measures [M] of a text of which r->last is at hand; NAN for those that it does not have. */
+/* The measures [M] of a text whose r->last is computed; NAN for those that it does not have. */
 MHA_NODISCARD mha_status mhai_effect_score(mhai_effect_run *r, const mha_effect_text *text,
                                            double *values);
 
-/* A patch of the next pass: rows of `stride` numbers, or 0 for one row for all. */
+/* Add a patch to the next pass: rows of `stride` numbers, or 0 if all rows share one. */
 void mhai_effect_patch(mhai_effect_run *r, const mha_effect_text *text, mha_patch_part part,
                        int64_t layer, int64_t head, const float *values, int64_t stride,
                        const uint8_t *rows);
 
-/* What ablation puts in the place of heads of text i: [L] blocks, NULL with ZERO; *stride of a row is 0
- * with MEAN. With RESAMPLE the other text runs, into heads [L] blocks; map is scratch for rows. */
+/* The replacements of the heads in text i: [L] blocks, NULL for ZERO; *stride of a row is 0 for
+ * MEAN. RESAMPLE runs the other text into heads [L] blocks; map is scratch for rows. */
 MHA_NODISCARD mha_status mhai_effect_replace(mhai_effect_run *r, int64_t i, float *heads,
                                              int64_t *map);
 
-/* Where head h of a layer lies in what mhai_effect_replace() made; of which *stride is a row. */
+/* The place of head h of a layer in the blocks of mhai_effect_replace(); *stride is that of a
+ * row. */
 const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, int64_t layer,
                                  int64_t head, int64_t *stride);
 
@@ -74,7 +75,7 @@ const float *mhai_effect_instead(const mhai_effect_run *r, const float *heads, i
 MHA_NODISCARD mha_status mhai_effect_floats(const mhai_effect_run *r, int64_t rows, int64_t width,
                                             float **to);
 
-/* Where a layer's block begins in what is kept of `width` numbers a row. */
+/* The block of a layer in kept rows of `width` numbers. */
 static inline int64_t mhai_effect_block(const mhai_effect_run *r, int64_t layer, int64_t width)
 {
     return layer * r->rows * width;
@@ -90,14 +91,14 @@ static inline mhai_heads mhai_effect_heads_of(const mhai_effect_run *r, int64_t 
     return mhai_transformer_heads_of(r->d, layer, false);
 }
 
-/* Multiplications by parameters of a text from a layer on, with its logits. */
+/* Multiplications by parameters of a text from a layer on, with its logits; for progress. */
 int64_t mhai_effect_pass_work(const mha_transformer *t, const mha_effect_text *text, int64_t layer);
 
-/* The same of a gradient of every measure, effect_gradient.c. */
+/* The same for a gradient of every measure, effect_gradient.c. */
 int64_t mhai_effect_gradient_work(const mha_transformer *t, mha_ablation kind,
                                   const mha_effect_text *text, int64_t measures);
 
-/* So much is done. */
+/* Report progress. */
 MHA_NODISCARD mha_status mhai_effect_step(mhai_effect_run *r, int64_t work);
 
 #endif

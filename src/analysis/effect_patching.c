@@ -1,6 +1,6 @@
-/* Patching between two prompts, head by head: all that a head gives out, or only what it changes by
- * its paths to some receivers. Both prompts run once; the changed one is then begun again at the
- * sender's layer. */
+/* Patching between two prompts, head by head: a head's whole output, or only its effect along
+ * paths to some receivers. Both prompts run once; the patched one then restarts at the sender's
+ * layer. */
 #include "analysis/effect_parts.h"
 
 #include "base/struct_copy.h"
@@ -13,13 +13,14 @@ typedef struct patching_job {
     mha_patching desc;
     mha_effect_text from;
     bool path;
-    float *stream, *heads, *qkv; /* of the run that is changed */
+    float *stream, *heads, *qkv; /* of the prompt that is patched */
     float *from_heads, *from_qkv;
-    float *received; /* what receivers read after a sender: as qkv */
+    float *received; /* inputs of the receivers after a sender, as qkv */
     double *to_values, *values;
 } patching_job;
 
-/* Where a part of a head begins, in blocks as mhai_effect_kept has them; *stride is a row. */
+/* The place of a part of a head in blocks as mhai_effect_kept has them; *stride is that of a
+ * row. */
 static const float *part_at(const mhai_effect_run *r, const float *heads, const float *qkv,
                             mha_patch_part part, int64_t layer, int64_t head, int64_t *stride)
 {
@@ -97,7 +98,7 @@ static mha_status check(const mhai_effect_run *r, patching_job *job)
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-/* Both prompts; their measures. */
+/* Run both prompts and compute their measures. */
 static mha_status run_both(mhai_effect_run *r, const patching_job *job, double *from_values)
 {
     r->kept = (mhai_effect_kept){.heads = job->from_heads, .qkv = job->from_qkv};
@@ -118,7 +119,8 @@ static mha_status activation(mhai_effect_run *r, const patching_job *job, int64_
     return mhai_effect_score(r, &r->texts[0], values);
 }
 
-/* The sender from the other prompt, all other heads as they are, from the sender's layer on. */
+/* Run with the sender from the other prompt and all other heads unchanged, from the sender's
+ * layer on. */
 static mha_status send(mhai_effect_run *r, const patching_job *job, int64_t layer, int64_t head)
 {
     r->patch_count = 0;
@@ -188,12 +190,10 @@ static mha_status run(mhai_effect_run *r, mha_context *context, const mha_transf
                                   .texts = 1,
                                   .measures = job->desc.measures,
                                   .text = &job->desc.to};
-    void *memory;
     MHA_TRY(mhai_effect_begin(r, context, t, &data));
     MHA_TRY(check(r, job));
     MHA_TRY(take_scratch(r, job));
-    MHA_TRY(mha_scratch_alloc(context, 2 * job->desc.measures, sizeof(double), &memory));
-    job->to_values = memory;
+    MHA_TRY(mha_scratch_alloc(context, 2 * job->desc.measures, sizeof(double), &job->to_values));
     double *from = job->to_values + job->desc.measures;
     MHA_TRY(run_both(r, job, from));
     const size_t bytes = (size_t)job->desc.measures * sizeof(double);

@@ -1,5 +1,5 @@
-/* A run over texts: their check, a pass with patches from a layer on, and the measures of what it
- * predicts. Logits are computed for the rows that terms ask about, a block at a time. */
+/* A run over texts: their check, a pass with patches from a layer on, and the measures of its
+ * predictions. Logits are computed only for rows that have terms, a block at a time. */
 #include "analysis/effect_parts.h"
 
 #include "base/checked.h"
@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- what is given --------------------------------------------------------------------------- */
+/* ---- checks of the data ---------------------------------------------------------------------- */
 
 static mha_status check_terms(const mhai_effect_run *r, const mha_effect_text *text, int64_t i)
 {
@@ -78,43 +78,31 @@ static mha_status check_data(const mhai_effect_run *r)
 
 mha_status mhai_effect_floats(const mhai_effect_run *r, int64_t rows, int64_t width, float **to)
 {
-    int64_t count;
-    void *memory;
-    if (!mhai_mul_i64(rows, width, &count))
-        return mha_fail(MHA_ERR_SIZE, "effects: what is kept of a text does not fit in memory");
-    MHA_TRY(mha_scratch_alloc(r->context, count, sizeof **to, &memory));
-    *to = memory;
-    return MHA_OK;
+    return mha_scratch_alloc(r->context, mhai_times(rows, width), sizeof **to, to);
 }
 
 static mha_status take_scratch(mhai_effect_run *r)
 {
     const int64_t E = r->d->embed_dim, V = r->d->vocab_size, L = r->d->num_layers;
     const int64_t most = 2 * L * (r->d->num_heads + 2 * r->d->kv_heads);
-    void *memory;
     MHA_TRY(mhai_effect_floats(r, r->rows, E, &r->last));
     MHA_TRY(mhai_effect_floats(r, MHAI_EFFECT_ROWS, E, &r->in));
     MHA_TRY(mhai_effect_floats(r, MHAI_EFFECT_ROWS, V, &r->logits));
-    MHA_TRY(mha_scratch_alloc(r->context, MHAI_EFFECT_ROWS, sizeof *r->targets, &memory));
-    r->targets = memory;
-    MHA_TRY(mha_scratch_alloc(r->context, MHAI_EFFECT_ROWS, sizeof *r->losses, &memory));
-    r->losses = memory;
-    MHA_TRY(mha_scratch_alloc(r->context, most, sizeof *r->patches, &memory));
-    r->patches = memory;
-    MHA_TRY(mha_scratch_alloc(r->context, most, sizeof *r->values, &memory));
-    r->values = memory;
+    MHA_TRY(mha_scratch_alloc(r->context, MHAI_EFFECT_ROWS, sizeof *r->targets, &r->targets));
+    MHA_TRY(mha_scratch_alloc(r->context, MHAI_EFFECT_ROWS, sizeof *r->losses, &r->losses));
+    MHA_TRY(mha_scratch_alloc(r->context, most, sizeof *r->patches, &r->patches));
+    MHA_TRY(mha_scratch_alloc(r->context, most, sizeof *r->values, &r->values));
     return MHA_OK;
 }
 
 mha_status mhai_effect_begin(mhai_effect_run *r, mha_context *context, const mha_transformer *t,
                              const mha_effect_data *data)
 {
-    void *memory;
+    MHA_TRY(mhai_transformer_plain_mixers("effects of heads", t));
     *r = (mhai_effect_run){.context = context, .t = t, .d = &t->desc};
     MHA_TRY(mhai_struct_copy("mha_effect_data", &r->data, sizeof r->data, sizeof r->data, data));
     MHA_TRY(check_data(r));
-    MHA_TRY(mha_scratch_alloc(context, r->data.texts, sizeof *r->texts, &memory));
-    r->texts = memory;
+    MHA_TRY(mha_scratch_alloc(context, r->data.texts, sizeof *r->texts, &r->texts));
     for (int64_t i = 0; i < r->data.texts; i++) MHA_TRY(read_text(r, i));
     for (int64_t l = 0; l < r->d->num_layers; l++) {
         const mhai_heads heads = mhai_effect_heads_of(r, l);
@@ -242,7 +230,7 @@ mha_status mha_effect_loss(const int32_t *tokens, int64_t first, int64_t end, do
     return MHA_OK;
 }
 
-/* ---- what takes the place of heads ----------------------------------------------------------- */
+/* ---- replacements of heads ------------------------------------------------------------------- */
 
 const char *mha_ablation_name(mha_ablation kind)
 {

@@ -1,4 +1,5 @@
-/* What numbers of texts say: a mean with its interval, and which heads to look at closely. */
+/* Statistics over texts: a mean with its interval, and the selection of heads to measure
+ * exactly. */
 #include "base/need.h"
 #include "base/split_mix.h"
 
@@ -17,7 +18,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The means of `replicates` draws of `count` values, sorted. */
+/* The sorted means of `replicates` bootstrap samples of `count` values. */
 static void draw_means(const double *values, int64_t count, int64_t replicates, uint64_t seed,
                        double *means)
 {
@@ -49,7 +50,7 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
                                 mha_effect_interval *interval)
 {
     mha_effect_interval found = {NAN, NAN, NAN, 0};
-    void *memory[2];
+    double *kept, *room;
     MHAI_NEED("mha_effect_bootstrap", context, values, interval);
     if (replicates == 0) replicates = REPLICATES;
     if (count < 1 || stride < 1 || replicates < LEAST_REPLICATES)
@@ -59,20 +60,19 @@ mha_status mha_effect_bootstrap(mha_context *context, const double *values, int6
                         (long long)count, (long long)stride, (long long)replicates,
                         LEAST_REPLICATES);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = mha_scratch_alloc(context, count, sizeof(double), &memory[0]);
-    if (!status) status = mha_scratch_alloc(context, replicates, sizeof(double), &memory[1]);
+    mha_status status = mha_scratch_alloc(context, count, sizeof *kept, &kept);
+    if (!status) status = mha_scratch_alloc(context, replicates, sizeof *room, &room);
     if (!status) {
-        double *kept = memory[0];
         for (int64_t i = 0; i < count; i++)
             if (!isnan(values[i * stride])) kept[found.texts++] = values[i * stride];
-        find_interval(kept, replicates, seed, memory[1], &found);
+        find_interval(kept, replicates, seed, room, &found);
         *interval = found;
     }
     mha_scratch_release(context, mark);
     return status;
 }
 
-/* The head with the largest size of an effect that is not chosen yet; -1: none. */
+/* The head with the largest absolute effect that is not selected yet; -1: none. */
 static int64_t largest(const double *effects, int64_t heads, int64_t measures, int64_t measure,
                        const int64_t *chosen, int64_t made)
 {

@@ -1,6 +1,6 @@
-/* Average-link clustering: each step joins the two clusters whose members are nearest on average.
- * Distances between clusters are kept and joined by the rule of Lance and Williams 1967:
- * d(a + b, c) = (|a| d(a,c) + |b| d(b,c)) / (|a| + |b|). */
+/* Average-link clustering: each step joins the two clusters with the smallest mean distance of
+ * their members. Distances are updated by the rule of Lance and Williams 1967: d(a + b, c) =
+ * (|a| d(a,c) + |b| d(b,c)) / (|a| + |b|). */
 #include "base/checked.h"
 
 #include <multihead/component.h>
@@ -13,7 +13,8 @@ enum { MOST = 4096 };
 typedef struct clusters {
     int64_t count;
     double *distance; /* [count,count] between clusters, by their first members */
-    int64_t *size;    /* [count] of the cluster that begins here; 0: joined to an earlier one */
+    int64_t *size;    /* [count] size of the cluster that begins here; 0: joined to an earlier
+                         one */
     int64_t *head;    /* [count] first member of the cluster that an item is in */
 } clusters;
 
@@ -33,7 +34,7 @@ static mha_status check(int64_t count, const double *distance, double cut)
     return MHA_OK;
 }
 
-/* The nearest two, a before b; false if none are within cut. */
+/* The nearest two clusters, a before b; false if none are within cut. */
 static bool nearest(const clusters *x, double cut, int64_t *a, int64_t *b)
 {
     double best = cut;
@@ -80,18 +81,14 @@ mha_status mha_head_clusters(mha_context *context, int64_t count, const double *
                              double cut, int64_t *cluster, int64_t *found)
 {
     clusters x = {.count = count};
-    void *memory;
     mha_status status;
     if (!context || !found || (count > 0 && (!distance || !cluster)))
         return mha_fail(MHA_ERR_NULL, "mha_head_clusters: a pointer is NULL");
     MHA_TRY(check(count, distance, cut));
     const mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY_GOTO(mha_scratch_alloc(context, count * count, sizeof(double), &memory), done);
-    x.distance = memory;
-    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &memory), done);
-    x.size = memory;
-    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &memory), done);
-    x.head = memory;
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count * count, sizeof(double), &x.distance), done);
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &x.size), done);
+    MHA_TRY_GOTO(mha_scratch_alloc(context, count, sizeof(int64_t), &x.head), done);
     run(&x, distance, cut, cluster, found);
 done:
     mha_scratch_release(context, mark);

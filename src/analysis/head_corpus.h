@@ -21,7 +21,7 @@
 #define MHAI_CORPUS_TOKENS 0x1p10
 #define MHAI_CORPUS_MASS 0x1p20
 
-typedef struct mhai_corpus_best { /* of the present text */
+typedef struct mhai_corpus_best { /* of the current text */
     double value;
     int64_t row, key;
     bool there;
@@ -34,7 +34,7 @@ typedef struct mhai_corpus_score { /* a head's score */
     int64_t binned;           /* rows of the histogram */
     double smallest, largest; /* of these */
     int64_t held[2];          /* places: largest, smallest */
-    double now_value;         /* the present text's sums */
+    double now_value;         /* the current text's sums */
     int64_t now_rows, now_fixed;
     mhai_corpus_best now_best[2];
 } mhai_corpus_score;
@@ -50,11 +50,11 @@ typedef struct mhai_corpus_head {
     int64_t written, written_rows; /* over all tokens */
 } mhai_corpus_head;
 
-typedef struct mhai_corpus_sum { /* a replicate's, or a permutation's */
+typedef struct mhai_corpus_sum { /* of a bootstrap replicate, or of a permutation */
     int64_t value, rows;
 } mhai_corpus_sum;
 
-/* What one head is told of in a row. */
+/* The facts of a row that one head receives. */
 typedef struct mhai_corpus_seen {
     mhai_corpus_head *head;
     const float *norms; /* [S] ||W_O[h] v_j||, or NULL */
@@ -72,7 +72,7 @@ struct mha_head_corpus {
     uint64_t seed;
     int64_t texts, number; /* number -1: texts */
     bool open;
-    mha_head_measures *measures; /* that it is attached to, or NULL */
+    mha_head_measures *measures; /* the measures that it is attached to, or NULL */
 
     mhai_corpus_head *head;     /* [heads] */
     mha_head_place *place;      /* [heads][MHA_MEASURES][2][places] */
@@ -81,10 +81,10 @@ struct mha_head_corpus {
     int64_t *read, *written;                   /* [heads][vocab] */
     int64_t *expected, *key_count, *row_count; /* [layers][vocab] */
 
-    mhai_corpus_seen *seen; /* [most_heads] of the present layer */
+    mhai_corpus_seen *seen; /* [most_heads] of the current layer */
     float **gram;           /* [layers] [H][Dv][Dv], each NULL until it is needed */
     int64_t *gram_size;     /* [layers] floats */
-    float *norms;           /* [most_heads][norm_keys] of the present layer */
+    float *norms;           /* [most_heads][norm_keys] of the current layer */
     int64_t norm_bytes, norm_keys, norm_layer; /* norm_layer -1: none */
     int64_t *order;                            /* [heads] a permutation */
 };
@@ -107,7 +107,7 @@ struct mha_head_corpus {
 /* head_corpus.c */
 MHA_NODISCARD mha_status mhai_corpus_begin(mha_head_corpus *c, const mha_heads_text *text);
 void mhai_corpus_end(mha_head_corpus *c);
-void mhai_corpus_drop(mha_head_corpus *c); /* a text that breaks off */
+void mhai_corpus_drop(mha_head_corpus *c); /* discard an incomplete text */
 double mhai_corpus_unit(mha_head_measure which);
 bool mhai_corpus_comes_first(const mha_head_place *a, const mha_head_place *b, int side);
 

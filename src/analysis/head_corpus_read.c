@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* The number of a head of all, or -1. */
+/* The index of a head among all heads, or -1. */
 static int64_t find(const mha_head_corpus *c, int64_t layer, int64_t head)
 {
     if (!c || layer < 0 || layer >= c->layers || head < 0) return -1;
@@ -21,7 +21,7 @@ static bool is_measure(mha_head_measure which)
 
 /* ---- distributions --------------------------------------------------------------------------- */
 
-/* Where a bin begins. */
+/* The lower edge of a bin. */
 static double edge_of(mha_head_measure which, int bin)
 {
     switch (mha_measure_describe(which).kind) {
@@ -33,7 +33,7 @@ static double edge_of(mha_head_measure which, int bin)
     }
 }
 
-/* Row number `rank` in order, as far as bins tell: evenly spaced within one. */
+/* The row of rank `rank`, as far as bins resolve it: evenly spaced within one. */
 static double row_of_rank(const mhai_corpus_score *s, mha_head_measure which, double rank)
 {
     int64_t before = 0;
@@ -56,7 +56,7 @@ static void deciles(const mhai_corpus_score *s, mha_head_measure which, mha_head
     d->deciles[10] = s->largest;
 }
 
-/* The share of `numbers` that is at most the result is q, as near as there are numbers: sorts them. */
+/* The q-quantile of `numbers`, which it sorts. */
 static double quantile(double *numbers, int64_t count, double q)
 {
     for (int64_t i = 1; i < count; i++) { /* nearly sorted the second time */
@@ -184,7 +184,7 @@ int64_t mha_head_corpus_tokens(const mha_head_corpus *c, int64_t layer, int64_t 
     return held;
 }
 
-/* ---- positions and rests --------------------------------------------------------------------- */
+/* ---- positions, and the first token ---------------------------------------------------------- */
 
 int64_t mha_head_corpus_positions(const mha_head_corpus *c, int64_t layer, int64_t head,
                                   mha_head_position bins[MHA_HEAD_CORPUS_POSITIONS])

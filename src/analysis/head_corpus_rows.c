@@ -1,4 +1,4 @@
-/* mha_head_corpus: what it is told of rows and layers. */
+/* mha_head_corpus: input of rows and layers. */
 #include "analysis/head_corpus.h"
 
 #include "base/checked.h"
@@ -39,7 +39,7 @@ static void add_to_histogram(mhai_corpus_score *s, mha_head_measure which, doubl
     s->binned++;
 }
 
-/* The first of equal rows stays. */
+/* Among equal rows the first stays. */
 static void compete(mhai_corpus_score *s, double value, int64_t row, int64_t key)
 {
     const mhai_corpus_best best = {value, row, key, true};
@@ -68,7 +68,8 @@ void mhai_corpus_row(mhai_corpus_seen *seen, mha_head_measure which, double valu
     if (which == MHA_MEASURE_DISTANCE) at->distance += llrint(value * MHAI_CORPUS_TOKENS);
 }
 
-/* The first token apart from the others: where attention rests, and what is moved from there. */
+/* The first token is counted separately: the attention on it, and the part of the output that
+ * comes from it. */
 void mhai_corpus_moved(mhai_corpus_seen *seen, const mhai_head_fact *fact, const double *a)
 {
     mhai_corpus_head *head = seen->head;
@@ -81,7 +82,7 @@ void mhai_corpus_moved(mhai_corpus_seen *seen, const mhai_head_fact *fact, const
     double moved = 0;
     for (int64_t j = 1; j < fact->end; j++) moved += a[j] * (double)seen->norms[j];
     const double first = a[0] * (double)seen->norms[0];
-    if (!(first + moved < 0x1p20)) return; /* what no sum of int64 could hold; not a number */
+    if (!(first + moved < 0x1p20)) return; /* NaN, or beyond any sum of int64 */
     if (first + moved > 0) {
         head->moved += llrint(first / (first + moved) * MHAI_CORPUS_SHARE);
         head->moved_rows++;
@@ -161,7 +162,7 @@ typedef struct norm_job {
     int64_t keys, group;
 } norm_job;
 
-/* W_O[h]^T W_O[h]: one owner, sums over E in their order. */
+/* W_O[h]^T W_O[h]: one owner, sums over E in order. */
 static void make_gram(void *argument, int64_t h, int worker)
 {
     const norm_job *job = argument;

@@ -256,16 +256,14 @@ static void compare_maps(void *argument, int64_t n, int worker)
 
 mha_status mha_head_distances_rows(mha_head_distances *d, const mha_tensor *p)
 {
-    int64_t count;
-    void *memory;
+    double *sums;
     MHAI_NEED_AS("mha_head_distances_rows", "distances, p", d, p);
     MHA_TRY(mhai_tensor_check("p", p, MHA_F32, 3, (int64_t[]){d->heads, -1, -1}));
     MHA_TRY(check_finite("p", p, true));
-    if (!mhai_mul_i64(d->heads, p->shape[1], &count))
-        return mha_fail(MHA_ERR_SIZE, "p: %lld rows do not fit in memory", (long long)p->shape[1]);
+    const int64_t count = mhai_times(d->heads, p->shape[1]);
     const mha_scratch_mark mark = mha_scratch_top(d->context);
-    MHA_TRY(mha_scratch_alloc(d->context, count, 2 * sizeof(double), &memory));
-    map_job job = {d, p, memory, (double *)memory + count};
+    MHA_TRY(mha_scratch_alloc(d->context, count, 2 * sizeof(double), &sums));
+    map_job job = {d, p, sums, sums + count};
     mha_parallel_for(d->context, d->heads, sum_rows, &job);
     mha_parallel_for(d->context, d->count, compare_maps, &job);
     mha_scratch_release(d->context, mark);
@@ -342,8 +340,7 @@ static void compare_outputs(void *argument, int64_t n, int worker)
 
 mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z)
 {
-    void *norms, *copies;
-    int64_t count;
+    output_job job = {.d = d, .z = z};
     mha_status status;
     MHAI_NEED_AS("mha_head_distances_outputs", "distances, z", d, z);
     if (d->width == 0)
@@ -351,14 +348,12 @@ mha_status mha_head_distances_outputs(mha_head_distances *d, const mha_tensor *z
                         "mha_head_distances_outputs: made with width 0, for maps");
     MHA_TRY(mhai_tensor_check("z", z, MHA_F32, 3, (int64_t[]){d->heads, -1, d->width}));
     MHA_TRY(check_finite("z", z, false));
-    if (!mhai_mul_i64(d->heads, z->shape[1], &count))
-        return mha_fail(MHA_ERR_SIZE, "z: %lld rows do not fit in memory", (long long)z->shape[1]);
     const mha_scratch_mark mark = mha_scratch_top(d->context);
     const int64_t workers = mha_context_threads(d->context);
-    MHA_TRY_GOTO(mha_scratch_alloc(d->context, count, sizeof(double), &norms), done);
-    MHA_TRY_GOTO(mha_scratch_alloc(d->context, workers * 2 * d->width, sizeof(double), &copies),
+    const int64_t count = mhai_times(d->heads, z->shape[1]);
+    MHA_TRY_GOTO(mha_scratch_alloc(d->context, count, sizeof(double), &job.norms), done);
+    MHA_TRY_GOTO(mha_scratch_alloc(d->context, workers * 2 * d->width, sizeof(double), &job.copies),
                  done);
-    output_job job = {d, z, norms, copies};
     mha_parallel_for(d->context, d->heads, measure_rows, &job);
     mha_parallel_for(d->context, d->count, compare_outputs, &job);
     d->rows += z->shape[1];

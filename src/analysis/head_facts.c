@@ -1,5 +1,5 @@
-/* What a row may be measured on: the keys that it sees, and for each score the share of them that
- * is its target. The same for all heads, so it is made once for a block of rows. */
+/* The rows that each score applies to: the visible keys, and for each score the fraction of them
+ * that is its target. The same for all heads, so it is computed once for a block of rows. */
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
@@ -16,7 +16,7 @@ typedef struct fact_job {
     int64_t width;
 } fact_job;
 
-/* Keys that causal and the window leave of row i; sink keys come on top. */
+/* Keys that causal and the window leave to row i; sink keys are added. */
 static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_t *end)
 {
     *begin = 0, *end = x->keys;
@@ -30,7 +30,7 @@ static void window_of(const mha_heads_text *x, int64_t i, int64_t *begin, int64_
     *begin = mhai_min_i64(*begin, *end);
 }
 
-/* Of the layer's attention, on top of what the text says. */
+/* Masks of the layer's attention, in addition to those of the text. */
 static bool is_inside(const mhai_head_window *w, int64_t i, int64_t j)
 {
     if (!w->on) return true;
@@ -93,7 +93,7 @@ static void count_keys(const mhai_head_text *text, mhai_head_fact *fact)
 
 /* ---- chances --------------------------------------------------------------------------------- */
 
-/* Targets among N keys: no row to measure on if there are none, or nothing else. */
+/* Targets among N keys: the row is not eligible if there are none, or nothing else. */
 static double chance_of(const mhai_head_fact *fact, int64_t targets)
 {
     if (targets < 1 || targets >= fact->keys) return -1;
@@ -182,7 +182,7 @@ static void find_chances(const mha_head_measures *m, mhai_head_fact *fact)
 
 /* ---- cosines --------------------------------------------------------------------------------- */
 
-enum { LANES = 8 }; /* of a sum, which the compiler makes vectors of */
+enum { LANES = 8 }; /* of a sum, which the compiler vectorises */
 
 static double product(const double *a, const double *b, int64_t n) /* n a multiple of LANES */
 {
@@ -235,13 +235,9 @@ static void make_unit(void *argument, int64_t s, int worker)
 }
 
 static mha_status take(mha_context *context, int64_t rows, int64_t width, size_t size,
-                       void **memory)
+                       void *pointer)
 {
-    int64_t count;
-    if (!mhai_mul_i64(rows, width, &count))
-        return mha_fail(MHA_ERR_SIZE, "%lld rows of %lld keys do not fit in memory",
-                        (long long)rows, (long long)width);
-    return mha_scratch_alloc(context, count, size, memory);
+    return mha_scratch_alloc(context, mhai_times(rows, width), size, pointer);
 }
 
 mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count,
@@ -250,19 +246,19 @@ mha_status mhai_head_facts_make(mha_head_measures *m, int64_t row, int64_t count
     const int64_t S = m->text.given.keys;
     const bool inputs = m->inputs_layer == m->layer;
     const int64_t width = inputs ? mhai_round_up(m->inputs.shape[1], LANES) : 0;
-    void *memory, *visible, *cosine = NULL, *unit = NULL;
-    MHA_TRY(take(m->context, count, 1, sizeof(mhai_head_fact), &memory));
+    uint8_t *visible;
+    double *cosine = NULL, *unit = NULL;
+    MHA_TRY(take(m->context, count, 1, sizeof **facts, facts));
     MHA_TRY(take(m->context, count, S, 1, &visible));
     if (inputs) {
         MHA_TRY(take(m->context, count, S, sizeof(double), &cosine));
         MHA_TRY(take(m->context, S, width, sizeof(double), &unit));
         mha_parallel_for(m->context, S, make_unit, &(unit_job){&m->inputs, unit, width});
     }
-    fact_job job = {.m = m, .row = row, .facts = memory, .unit = unit, .width = width};
+    fact_job job = {.m = m, .row = row, .facts = *facts, .unit = unit, .width = width};
     for (int64_t r = 0; r < count; r++)
-        job.facts[r] = (mhai_head_fact){.visible = (uint8_t *)visible + r * S,
-                                        .cosine = inputs ? (double *)cosine + r * S : NULL};
+        job.facts[r] =
+            (mhai_head_fact){.visible = visible + r * S, .cosine = inputs ? cosine + r * S : NULL};
     mha_parallel_for(m->context, count, make_fact, &job);
-    *facts = job.facts;
     return MHA_OK;
 }

@@ -1,12 +1,12 @@
-/* Sums of a whole map into the scores that need all of its rows: the best columns, the best cut,
- * the families of equal area, and which token a head points to. */
+/* Scores that need all rows of a map: the best columns, the best cut, the families of equal
+ * area, and the token that a head points to. */
 #include "analysis/head_measures.h"
 
 #include "base/checked.h"
 
 #include <stdlib.h>
 
-/* A column, diagonal or block: its mass, and the pairs of it that are visible. */
+/* A column, diagonal or block: its mass, and the number of its visible pairs. */
 typedef struct part {
     double density;
     double mass;
@@ -19,7 +19,7 @@ size_t mhai_head_finish_bytes(const mha_head_measures *m)
     return (size_t)(mhai_max_i64(parts, MHAI_HEAD_GRID * MHAI_HEAD_GRID) + 1) * sizeof(part);
 }
 
-/* Densest first; of equals the first. */
+/* Densest first; the first among equals. */
 static int by_density(const void *a, const void *b)
 {
     const part *x = a, *y = b;
@@ -83,8 +83,8 @@ static void vertical(const mha_head_measures *m, mhai_head_map *map, const part 
     for (int64_t n = 0; n < columns; n++) map->own.details.column[n] = parts[n].at;
 }
 
-/* The head points to the column of the largest mean; of words only, and only where the rarest is
- * among the columns that count. */
+/* The head points to the column of the largest mean, among words only, and only if the rarest
+ * word is among the eligible columns. */
 static void rare(const mha_head_measures *m, mhai_head_map *map, const part *parts, int64_t count)
 {
     const mha_heads_text *x = &m->text.given;
@@ -125,8 +125,8 @@ static void cut(const mha_head_measures *m, mhai_head_map *map)
 
 /* ---- families -------------------------------------------------------------------------------- */
 
-/* The mass on the densest parts that fill an eighth of the visible pairs; of the last one as much
- * as still fits. */
+/* The mass on the densest parts that fill an eighth of the visible pairs, with a fraction of the
+ * last one. */
 static void family(mhai_head_map *map, mha_head_measure which, part *parts, int64_t count)
 {
     double area = 0, mass = 0;

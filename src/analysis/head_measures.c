@@ -29,7 +29,7 @@ static int64_t ats(const mha_head_measures *m)
     return 2 * m->offsets + 1;
 }
 
-/* Doubles that are summed of a head: those that join() goes through. */
+/* Summed doubles of a head: those that join() visits. */
 int64_t mhai_head_measures_exacts(const mha_head_measures *m)
 {
     return 2 * MHA_MEASURES + 2 * ats(m) + 6 * m->relations;
@@ -40,7 +40,7 @@ static int64_t far_links(const mha_head_measures *m)
     return m->layers * 2 * m->relations * (2 * MHAI_HEAD_FAR_LINK + 1);
 }
 
-/* Everything whose size is known from the beginning but for first_head: one row each. */
+/* Arrays of fixed size except first_head: one row each. */
 #define MEASURE_ARRAYS(X)                                \
     X(kept, heads_of(m))                                 \
     X(exact, heads_of(m) * mhai_head_measures_exacts(m)) \
@@ -70,7 +70,7 @@ void mha_head_measures_destroy(mha_head_measures *m)
     MEASURE_ARRAYS(GIVE)
 #undef GIVE
     mhai_give(&m->allocator, m->first_head, m->layers + 1,
-              sizeof *m->first_head); /* the others ask heads_of() */
+              sizeof *m->first_head); /* the other calls use heads_of() */
     mha_allocator allocator = m->allocator;
     allocator.release(allocator.user, m, sizeof *m);
 }
@@ -223,7 +223,7 @@ static mha_status check_layer(const mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* What is set before the rows of a layer. */
+/* Prepare the rows of a layer. */
 static mha_status check_fresh(const char *function, const mha_head_measures *m, int64_t layer)
 {
     MHA_TRY(check_layer(m, layer));
@@ -259,7 +259,7 @@ mha_status mha_head_measures_inputs(mha_head_measures *m, int64_t layer, const m
     return MHA_OK;
 }
 
-/* How often each offset of a link occurs depends on what the layer sees, not on heads. */
+/* The frequency of each offset of a link depends on what the layer sees, not on heads. */
 static void count_offsets(mha_head_measures *m, int64_t layer)
 {
     const mhai_head_text *x = &m->text;
@@ -292,7 +292,7 @@ mha_status mha_head_measures_end(mha_head_measures *m)
     return MHA_OK;
 }
 
-/* ---- the present layer's sums ---------------------------------------------------------------- */
+/* ---- the current layer's sums ---------------------------------------------------------------- */
 
 static size_t lay_out(const mha_head_measures *m, unsigned char *memory, mhai_head_map *map)
 {
@@ -335,7 +335,7 @@ static mha_status begin_layer(mha_head_measures *m, int64_t layer)
     return MHA_OK;
 }
 
-/* Adds to the exact sums of a head, one after the other. */
+/* Add to the exact sums of a head, one after the other. */
 typedef struct adder {
     mhai_head_merge *pass;
     mhai_exact *to;
@@ -367,7 +367,7 @@ static void add_count(const adder *x, int64_t *to, int64_t from)
     mhai_head_merge_counts(x->pass, to, &from, 1, MHAI_COUNT_MOST);
 }
 
-/* The strongest text; of equals the one that was there. */
+/* The strongest text; among equals the earlier one. */
 static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t texts)
 {
     mha_head_details *d = &to->details;
@@ -385,8 +385,8 @@ static void join_details(mhai_head_kept *to, const mhai_head_kept *from, int64_t
     }
 }
 
-/* Into head number h. exact: the sums that from's doubles round, or NULL; texts: how many come
- * before those that from counts. */
+/* Add to head number h. exact: the sums that from's doubles round, or NULL; texts: number of
+ * texts before those of `from`. */
 static void join(mha_head_measures *m, int64_t h, const mhai_head_kept *from,
                  const mhai_exact *exact, int64_t texts, mhai_head_merge *pass)
 {
@@ -446,7 +446,7 @@ static mha_status check_alike(const mha_head_measures *m, const mha_head_measure
                     "mha_head_measures_merge: the two were created from different descriptions");
 }
 
-/* texts: how many of m come before those of from. */
+/* texts: the number of m's texts before those of `from`. */
 static void merge_sums(mha_head_measures *m, const mha_head_measures *from, int64_t texts,
                        mhai_head_merge *pass)
 {
@@ -496,7 +496,9 @@ typedef struct row_job {
     const mha_tensor *p;
     const mhai_head_fact *facts;
     double *row;    /* [workers][S] */
-    int64_t *fault; /* [H] 1 + the place of what is wrong in row r, at key j: r * S + j; or 0 */
+    int64_t *fault; /* [H] 1 + the place of an invalid weight in row r, at key j: r
+                     *
+                       S + j; or 0 */
 } row_job;
 
 static void read_row(const mha_tensor *p, int64_t h, int64_t r, double *row)
@@ -562,10 +564,12 @@ static void add_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* Everything that rows need is taken before the first of them is counted. */
+/* All allocations for the rows precede the first count. */
 typedef struct row_memory {
     mhai_head_fact *facts;
-    void *rows, *faults, *finish;
+    double *rows;
+    int64_t *faults;
+    void *finish;
     size_t finish_bytes;
 } row_memory;
 
@@ -576,8 +580,7 @@ static mha_status take_row_memory(mha_head_measures *m, int64_t row, const mha_t
     memory->finish_bytes = (size_t)mhai_round_up((int64_t)mhai_head_finish_bytes(m), 64);
     MHA_TRY(mhai_head_facts_make(m, row, p->shape[1], &memory->facts));
     MHA_TRY(mha_scratch_alloc(m->context, threads * S, sizeof(double), &memory->rows));
-    MHA_TRY(mha_scratch_alloc(m->context, p->shape[0], sizeof(int64_t), &memory->faults));
-    memset(memory->faults, 0, (size_t)p->shape[0] * sizeof(int64_t));
+    MHA_TRY(mha_scratch_zeros(m->context, p->shape[0], sizeof(int64_t), &memory->faults));
     return mha_scratch_alloc(m->context, threads, memory->finish_bytes, &memory->finish);
 }
 

@@ -8,6 +8,7 @@
 
 #include <multihead/head_pass.h>
 
+#include <math.h>
 #include <string.h>
 
 /* Where rows go. */
@@ -19,21 +20,48 @@ typedef struct pass {
     mha_status (*after_layer)(void *user, const mha_activations *kept, int64_t layer);
     void *after_layer_user; /* the input's own */
     mha_heads_text text;
-    bool causal;
+    bool causal, signs; /* signs: rows are of a signed map */
     int64_t layer;
 } pass;
 
-static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+static mha_status give_rows(const pass *x, int64_t row, const mha_tensor *p)
 {
-    const pass *x = user;
-    (void)b;
-    if (x->to.progress) MHA_TRY(x->to.progress(x->to.progress_user, x->layer, row));
     if (x->to.distances && x->to.distances[x->layer])
         MHA_TRY(mha_head_distances_rows(x->to.distances[x->layer], p));
     return x->to.measures ? mha_head_measures_rows(x->to.measures, x->layer, row, p) : MHA_OK;
 }
 
-/* The only sequence of a batch. */
+/* |M| of a signed map, each row divided by its sum: what measures take for weights. */
+static mha_status take_sizes(const pass *x, int64_t row, const mha_tensor *p)
+{
+    const int64_t rows = p->shape[0] * p->shape[1], keys = p->shape[2];
+    const mha_scratch_mark mark = mha_scratch_top(x->context);
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(x->context, rows * keys, sizeof(float), &memory));
+    const mha_tensor sizes = mha_tensor_contiguous(memory, MHA_F32, 3, p->shape);
+    for (int64_t i = 0; i < rows; i++) {
+        const float *from = (const float *)p->data + i / p->shape[1] * p->stride[0] +
+                            i % p->shape[1] * p->stride[1];
+        float *to = (float *)memory + i * keys;
+        double sum = 0;
+        for (int64_t j = 0; j < keys; j++) sum += fabs((double)from[j]);
+        for (int64_t j = 0; j < keys; j++)
+            to[j] = sum > 0 || sum != sum ? (float)(fabs((double)from[j]) / sum) : 0;
+    }
+    const mha_status status = give_rows(x, row, &sizes);
+    mha_scratch_release(x->context, mark);
+    return status;
+}
+
+static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    pass *x = user;
+    (void)b;
+    if (x->to.progress) MHA_TRY(x->to.progress(x->to.progress_user, x->layer, row));
+    return x->signs ? take_sizes(x, row, p) : give_rows(x, row, p);
+}
+
+/* The batch has one sequence. */
 static mha_tensor single(const mha_tensor *batch)
 {
     mha_tensor x = *batch;
@@ -43,7 +71,7 @@ static mha_tensor single(const mha_tensor *batch)
     return x;
 }
 
-/* W_O is read for the first text only: later ones find what was made of it. */
+/* W_O is read for the first text only: later texts use the result. */
 static mha_status give_values(pass *x, int64_t layer, const mha_tensor *v)
 {
     mha_head_corpus *corpus = x->to.measures->corpus;
@@ -64,12 +92,15 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
     x->layer = layer;
     if (mhai_transformer_heads_of(&x->transformer->desc, layer, false).q == 0) return MHA_OK;
     MHA_TRY(mha_activations_layer(kept, layer, MHA_PART_SELF_ATTENTION, &view));
+    const mhai_mix mix = mhai_transformer_mix(&x->transformer->desc, layer);
     const mha_tensor input = single(&view.input), heads = single(&view.heads);
+    x->signs = mix.mixer;
     if (x->to.measures) {
         MHA_TRY(mha_head_measures_inputs(x->to.measures, layer, &input));
-        MHA_TRY(mha_head_measures_window(x->to.measures, layer, &view.attention));
+        if (!mix.mixer) MHA_TRY(mha_head_measures_window(x->to.measures, layer, &view.attention));
     }
-    if (x->to.measures && x->to.measures->corpus) {
+    /* behind a gate W_o v is not what a weight writes */
+    if (x->to.measures && x->to.measures->corpus && !mix.gated) {
         const mha_tensor v = single(&view.v);
         const mha_scratch_mark mark = mha_scratch_top(x->context);
         const mha_status status = give_values(x, layer, &v);
@@ -78,7 +109,7 @@ static mha_status measure_layer(void *user, const mha_activations *kept, int64_t
     }
     if (x->to.distances && x->to.distances[layer])
         MHA_TRY(mha_head_distances_outputs(x->to.distances[layer], &heads));
-    return mha_attention_visit_rows(x->context, &view.attention, &view.q, &view.k, 0, take_rows, x);
+    return mha_layer_visit_rows(x->context, &view, 0, take_rows, x);
 }
 
 static mha_status check_input(pass *x, const mha_transformer_input *input)
@@ -93,12 +124,11 @@ static mha_status check_input(pass *x, const mha_transformer_input *input)
     return MHA_OK;
 }
 
-/* What is not said of the text follows from the input. */
+/* Defaults of the text's fields, from the input. */
 static mha_status complete_text(pass *x, const mha_heads_text *text)
 {
     const mha_tensor *tokens = x->input.tokens;
     const int64_t T = tokens->shape[1];
-    void *memory;
     if (text)
         MHA_TRY(mhai_struct_copy("mha_heads_text", &x->text, sizeof x->text, sizeof x->text, text));
     x->text.struct_size = sizeof x->text;
@@ -114,8 +144,8 @@ static mha_status complete_text(pass *x, const mha_heads_text *text)
     x->text.flags &= ~(uint32_t)MHA_HEADS_CAUSAL;
     if (x->causal) x->text.flags |= MHA_HEADS_CAUSAL;
     if (x->text.ids) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(x->context, T, sizeof(int64_t), &memory));
-    int64_t *ids = memory;
+    int64_t *ids;
+    MHA_TRY(mha_scratch_alloc(x->context, T, sizeof(int64_t), &ids));
     for (int64_t i = 0; i < T; i++) ids[i] = ((const int32_t *)tokens->data)[i * tokens->stride[1]];
     x->text.ids = ids;
     return MHA_OK;
@@ -177,12 +207,15 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
     if (layer < 0 || layer >= d->num_layers)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_head_pass_distances: layer %lld, expected 0..%lld",
                         (long long)layer, (long long)d->num_layers - 1);
-    const int64_t H = mhai_transformer_heads_of(d, layer, false).q, D = d->head_dim;
+    const mhai_mix mix = mhai_transformer_mix(d, layer);
+    const int64_t H = mhai_transformer_heads_of(d, layer, false).q, D = mix.Dv;
     mha_head_distances *made = NULL;
     mha_status status = MHA_OK;
     if (H > 0) {
         mha_parameter p;
-        MHA_TRY(mha_transformer_find(transformer, layer, "self_attn.o_proj.weight", &p));
+        MHA_TRY(mha_transformer_find(
+            transformer, layer, mix.mixer ? "delta_net.o_proj.weight" : "self_attn.o_proj.weight",
+            &p));
         const mha_scratch_mark mark = mha_scratch_top(context);
         mha_tensor matrix;
         MHA_TRY(mhai_transformer_matrix(context, transformer, p.offset, p.shape[0], p.shape[1],
@@ -197,4 +230,22 @@ mha_status mha_head_pass_distances(mha_context *context, const mha_transformer *
     }
     if (status == MHA_OK) *distances = made;
     return status;
+}
+
+mha_status mha_layer_visit_rows(mha_context *context, const mha_layer_view *view,
+                                int64_t block_rows, mha_rows_fn fn, void *user)
+{
+    MHAI_NEED("mha_layer_visit_rows", context, view);
+    if (view->struct_size != sizeof *view)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_view: struct_size is %u, expected %zu",
+                        (unsigned)view->struct_size, sizeof *view);
+    if (!view->mixer)
+        return mha_attention_visit_rows(context, &view->attention, &view->q, &view->k, block_rows,
+                                        fn, user);
+    const mha_recurrent_desc desc = {.struct_size = sizeof desc,
+                                     .flags = MHA_RECURRENT_DELTA,
+                                     .log_decay = &view->log_decay,
+                                     .strength = &view->strength};
+    return mha_recurrent_visit_rows(context, &desc, &view->q, &view->k, view->heads.shape[1],
+                                    block_rows, fn, user);
 }

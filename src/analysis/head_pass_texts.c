@@ -1,4 +1,5 @@
-/* What a corpus pass needs of texts: ranks of tokens, words of tokens, repeated random tokens. */
+/* Preparation of texts for a corpus pass: ranks of tokens, words of tokens, repeated random
+ * tokens. */
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/split_mix.h"
@@ -90,7 +91,7 @@ static int64_t below(uint64_t *state, int64_t n)
     return (int64_t)((mhai_split_mix(state) >> 32) * (uint64_t)n >> 32);
 }
 
-/* The first `block` of a shuffle. */
+/* The first `block` elements of a shuffle. */
 static void shuffle(const mha_repeated_tokens *d, int64_t pool_count, int32_t *pool)
 {
     uint64_t seed = d->seed, mixed = mhai_split_mix(&seed) ^ d->sequence,

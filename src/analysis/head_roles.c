@@ -1,10 +1,10 @@
-/* Roles: which scores reach their thresholds, and the sentence that says by how much. */
+/* Roles: which scores reach their thresholds, and the sentence that states the evidence. */
 #include "analysis/head_measures.h"
 #include <multihead/component.h>
 
 #include <string.h>
 
-/* Above chance by so much at least, whatever the threshold: in a row of two keys half of the mass
+/* Minimum distance above chance, whatever the threshold: in a row of two keys half of the mass
  * is no evidence. */
 static const double above_chance = 0.1;
 
@@ -44,7 +44,7 @@ static bool reaches(const mha_role_info *info, const mha_head_score *score)
     return (info->corrected ? score->corrected : score->value) >= info->threshold;
 }
 
-/* A more specific role of the head says the same. */
+/* A more specific role of the head implies this one. */
 static bool is_told(const role_search *x, mha_role role)
 {
     const bool *has = x->has;

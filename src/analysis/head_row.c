@@ -1,5 +1,5 @@
-/* One row of one head into the head's sums. Sums run over keys in their order, and rows come in
- * their order, so that no division into blocks can be seen in a result. */
+/* Adds one row of one head to the head's sums. Sums run over keys in order, and rows arrive in
+ * order, so that results do not depend on the division into blocks. */
 #include "analysis/head_corpus.h"
 #include "analysis/head_measures.h"
 #include "base/math.h"
@@ -7,10 +7,10 @@
 #include <math.h>
 #include <string.h>
 
-/* What one pass over a row finds. */
+/* Results of one pass over a row. */
 typedef struct row_sums {
     double total, entropy, distance, separators;
-    double largest, word; /* of all keys; of those that are no separators */
+    double largest, word; /* of all keys; of those that are not separators */
     int64_t largest_key;
     double segment, segment_entropy;
     double bin[MHAI_HEAD_CUTS + 1], bin_entropy[MHAI_HEAD_CUTS + 1];
@@ -72,7 +72,7 @@ static void pass(row_work *x)
     }
 }
 
-/* Which keys the row could have looked at. */
+/* Whether a key was visible to the row. */
 static void count_area(row_work *x)
 {
     const mhai_head_fact *fact = x->fact;
@@ -177,7 +177,7 @@ static void similar(row_work *x)
         cc += c * c;
         ac += a * c;
     }
-    /* Below this the differences are rounding: weights come as floats. */
+    /* Below this, differences are rounding: weights are floats. */
     const double least = 1e-14 * n;
     if (aa > least * mean_a * mean_a && cc > least)
         count(x, MHA_MEASURE_COSINE, ac / sqrt(aa * cc));
@@ -207,7 +207,7 @@ static void cuts(row_work *x)
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* A word is seen if any of its tokens is. */
+/* A word is visible if any of its tokens is. */
 static bool sees_word(const row_work *x, int64_t word)
 {
     for (int64_t j = x->text->word_begin[word]; j < x->text->word_end[word]; j++)
@@ -238,7 +238,7 @@ static void test_probe(row_work *x, const mhai_head_probe *probe, double total)
     sum->share += 1 / (double)seen;
 }
 
-/* A word whose rows are not all measured is not. */
+/* A word counts only if all its rows are measured. */
 static bool is_skipped(const mhai_head_text *text, const mhai_head_probe *probe)
 {
     const uint8_t *skip = text->given.skip_queries;

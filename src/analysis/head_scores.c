@@ -1,4 +1,4 @@
-/* Reading what mha_head_measures has summed. */
+/* The calls that read the sums of mha_head_measures. */
 #include "analysis/head_measures.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ mha_measure_info mha_measure_describe(mha_head_measure measure)
 /* ---- one head
  * ------------------------------------------------------------------------------------ */
 
-/* What is read where there is nothing. */
+/* Sums of a head that has none. */
 static const mha_head_offset no_offset;
 static const mha_head_relation no_relation;
 
@@ -103,7 +103,7 @@ mha_head_details mha_head_measures_details(const mha_head_measures *m, int64_t l
 /* ---- links
  * --------------------------------------------------------------------------------------- */
 
-/* The most frequent offset; of equals the nearest. */
+/* The most frequent offset; among equals the nearest. */
 static void find_baseline(const mha_head_measures *m, int64_t layer, int64_t slot,
                           mha_head_relation *relation)
 {

@@ -12,7 +12,7 @@ static const uint64_t FIRST_CHECK = UINT64_C(0xCBF29CE484222325);
 
 /* ---- mha_head_measures ----------------------------------------------------------------------- */
 
-/* A text that details name: one of those that were seen. */
+/* A text in details: one of those that were added. */
 static void put_details(mhai_state_io *io, mhai_head_kept *kept, int64_t texts)
 {
     mha_head_details *d = &kept->details;
@@ -168,7 +168,7 @@ typedef struct described {
 static mha_status check_bytes(mhai_state_io *io, const uint8_t *bytes, size_t size, size_t *used)
 {
     uint64_t head[HEAD_WORDS], check = FIRST_CHECK, word;
-    if (size < sizeof head) /* bytes may be NULL, which io would take for writing */
+    if (size < sizeof head) /* bytes may be NULL, which io would interpret as writing */
         return mha_fail(MHA_ERR_FORMAT, "state of heads: too short to be one");
     *io = (mhai_state_io){.from = bytes, .count = (int64_t)(size / 8), .what = "the head"};
     for (int i = 0; i < HEAD_WORDS; i++) mhai_state_word(io, &head[i]);
@@ -202,13 +202,10 @@ static mha_status check_bytes(mhai_state_io *io, const uint8_t *bytes, size_t si
 static mha_status read_name(mhai_state_io *io, mha_context *context, char **name)
 {
     int64_t bytes;
-    void *memory;
     io->what = "a relation's name";
     mhai_state_number(io, &bytes, 0, 8 * (io->count - io->at));
     MHA_TRY(io->status);
-    MHA_TRY(mha_scratch_alloc(context, bytes + 8, 1, &memory));
-    *name = memory;
-    memset(memory, 0, (size_t)bytes + 8);
+    MHA_TRY(mha_scratch_zeros(context, bytes + 8, 1, name));
     for (int64_t at = 0; at < bytes; at += 8) {
         uint64_t word;
         mhai_state_word(io, &word);
@@ -220,7 +217,7 @@ static mha_status read_name(mhai_state_io *io, mha_context *context, char **name
     return io->status;
 }
 
-/* Words of the sums at least; false: too many for an int64. */
+/* Minimum number of words of the sums; false: more than an int64 holds. */
 static bool least_words(const described *d, int64_t *words)
 {
     const int64_t each =
@@ -231,7 +228,8 @@ static bool least_words(const described *d, int64_t *words)
            mhai_add_i64(heads, layers, words);
 }
 
-/* The description; the sizes it names fit what is there before anything is taken for them. */
+/* The description. The sizes in it are compared with the length of the data before memory is
+ * allocated. */
 static mha_status read_desc(mhai_state_io *io, mha_context *context, described *d)
 {
     void *memory;
@@ -281,7 +279,7 @@ static mha_status read_corpus(mhai_state_io *io, mha_context *context, const des
     if (!mhai_state_corpus_words(&desc, d->heads, d->desc.layers, &words) ||
         words > io->count - io->at)
         return too_short(io);
-    /* 0 asks for the usual number, -1 for none */
+    /* 0 selects the default number, -1 none */
     if (desc.places == 0) desc.places = -1;
     if (desc.replicates == 0) desc.replicates = -1;
     if (desc.permutations == 0) desc.permutations = -1;

@@ -90,9 +90,9 @@ void mhai_state_real(mhai_state_io *io, double *x)
     *x = 0;
 }
 
-/* Rows sum to 1.001 at most, and entropies to a little below 0 where a single weight is above 1: a
- * hundredth of room. Keys are below 2^40, their logarithm below 32. Where a sink takes a part of the row,
- * two weights of 1/e have 1.0615 times the entropy of two of 1/2. */
+/* Rows sum to 1.001 at most, and entropies may be slightly below 0 where a single weight is
+ * above 1: the bounds allow a hundredth. Keys are below 2^40, their logarithm below 32. Where a
+ * sink takes part of the row, two weights of 1/e have 1.0615 times the entropy of two of 1/2. */
 void mhai_state_sum(mhai_state_io *io, mhai_exact *sum, int64_t rows, mha_measure_kind kind)
 {
     for (int i = 0; i < MHAI_EXACT_PARTS; i++) mhai_state_word(io, &sum->part[i]);

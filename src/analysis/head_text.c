@@ -96,7 +96,7 @@ static mha_status check_links(const mha_head_measures *m, const mha_heads_text *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Lay the text's arrays out in memory; with NULL only the size is of use. */
+/* Lay out the text's arrays in memory; with NULL only the size is computed. */
 static size_t lay_out(mhai_head_text *x, unsigned char *memory)
 {
     const int64_t S = x->given.keys, T = x->given.queries;
@@ -160,9 +160,8 @@ static mha_status find_same(const mha_head_measures *m, mhai_head_text *x)
         return MHA_OK;
     }
     const mha_scratch_mark mark = mha_scratch_top(m->context);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(m->context, S, sizeof(placed), &memory));
-    placed *tokens = memory;
+    placed *tokens;
+    MHA_TRY(mha_scratch_alloc(m->context, S, sizeof(placed), &tokens));
     int64_t count = 0;
     for (int64_t s = 0; s < S; s++) {
         x->same_before[s] = x->same_after[s] = -1;
@@ -240,7 +239,7 @@ static void place_words(mhai_head_text *x)
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* The rows in which a word looks; false if there are none. */
+/* The rows of a word; false if there are none. */
 static bool rows_of_word(const mhai_head_text *x, int64_t word, int64_t *row, int64_t *end)
 {
     const int64_t shift = x->given.q_offset;

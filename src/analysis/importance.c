@@ -1,5 +1,5 @@
-/* Which heads matter: passes over the batches of the data, with gates closed one by one or with the
- * gradient by all of them. */
+/* The importance of heads: passes over the batches of the data, with gates closed one by one, or
+ * with the gradient of all gates. */
 #include "analysis/importance_parts.h"
 
 #include "base/hash.h"
@@ -130,11 +130,9 @@ static mha_status check_desc(const mhai_importance_run *r)
     return MHA_OK;
 }
 
-static mha_status take(mhai_importance_run *r, int64_t count, size_t size, void **memory)
+static mha_status take(const mhai_importance_run *r, int64_t count, size_t size, void *pointer)
 {
-    MHA_TRY(mha_scratch_alloc(r->context, count, size, memory));
-    memset(*memory, 0, (size_t)count * size);
-    return MHA_OK;
+    return mha_scratch_zeros(r->context, count, size, pointer);
 }
 
 static mha_status take_scratch(mhai_importance_run *r)
@@ -142,17 +140,14 @@ static mha_status take_scratch(mhai_importance_run *r)
     const int64_t heads = r->d.num_layers * r->d.num_heads;
     const bool slopes = r->desc.kind < MHA_IMPORTANCE_ABLATION;
     const int64_t parts = slopes ? r->data.batches * (heads + r->batch) : heads;
-    void *m[8] = {0};
-    MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[0]));
-    if (slopes) MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &m[1]));
-    if (slopes) MHA_TRY(take(r, heads * r->tokens, sizeof(float), &m[2]));
-    MHA_TRY(take(r, heads, sizeof(float), &m[3]));
-    MHA_TRY(take(r, heads * r->d.head_dim, sizeof(float), &m[4]));
-    MHA_TRY(take(r, r->batch, sizeof(double), &m[5]));
-    MHA_TRY(take(r, heads, sizeof(double), &m[6]));
-    MHA_TRY(take(r, parts, sizeof(double), &m[7]));
-    r->output = m[0], r->slope = m[1], r->shares = m[2], r->gates = m[3], r->means = m[4];
-    r->losses = m[5], r->scores = m[6], r->parts = m[7];
+    MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &r->output));
+    if (slopes) MHA_TRY(take(r, r->tokens * r->width, sizeof(float), &r->slope));
+    if (slopes) MHA_TRY(take(r, heads * r->tokens, sizeof(float), &r->shares));
+    MHA_TRY(take(r, heads, sizeof(float), &r->gates));
+    MHA_TRY(take(r, heads * r->d.head_dim, sizeof(float), &r->means));
+    MHA_TRY(take(r, r->batch, sizeof(double), &r->losses));
+    MHA_TRY(take(r, heads, sizeof(double), &r->scores));
+    MHA_TRY(take(r, parts, sizeof(double), &r->parts));
     for (int64_t i = 0; i < heads; i++)
         r->gates[i] = r->desc.gates
                           ? mhai_nn_row(r->desc.gates, i / r->d.num_heads)[i % r->d.num_heads]
@@ -166,6 +161,7 @@ mha_status mhai_importance_begin(mhai_importance_run *r, mha_context *context,
 {
     *r = (mhai_importance_run){.context = context, .t = t};
     MHAI_NEED_AS("importance", "context, transformer, data", context, t, data);
+    MHA_TRY(mhai_transformer_plain_mixers("importance", t));
     mha_transformer_describe(t, &r->d);
     r->width = r->d.flags & MHA_TRANSFORMER_NO_OUTPUT ? r->d.embed_dim : r->d.vocab_size;
     MHA_TRY(mhai_struct_copy("mha_importance_data", &r->data, sizeof r->data,
@@ -221,7 +217,7 @@ static mha_status step(mhai_importance_run *r)
     return r->data.progress ? r->data.progress(r->done, r->passes, r->data.progress_user) : MHA_OK;
 }
 
-/* The mean loss with the gates at hand. */
+/* The mean loss with the current gates. */
 static mha_status measure(mhai_importance_run *r, bool means, double *loss)
 {
     double sum = 0;
@@ -259,7 +255,7 @@ static double fold(mha_importance kind, const float *shares, int64_t B, int64_t 
     return kind == MHA_IMPORTANCE_GRADIENT_BATCH ? fabs(all) : sizes;
 }
 
-/* Of batch i what it adds to each head, then the loss of each sequence. */
+/* The contributions of batch i to each head, then the loss of each sequence. */
 static mha_status gradient_of(mhai_importance_run *r, int64_t i, double *part)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads;
@@ -308,7 +304,7 @@ static bool is_open(float gate)
     return gate < 0 || gate > 0;
 }
 
-/* A head that the layer has, and that is not closed. */
+/* Whether the layer has the head, and its gate is open. */
 static bool is_there(const mhai_importance_run *r, int64_t k)
 {
     return k % r->d.num_heads < mhai_importance_heads(r, k / r->d.num_heads) &&
@@ -340,7 +336,7 @@ static mha_status ablations(mhai_importance_run *r, double *loss)
     return MHA_OK;
 }
 
-/* Sums over the tokens of what a layer's heads gave out, which lie as [B,T,H D]. */
+/* Sums over tokens of the outputs of a layer's heads, [B,T,H D]. */
 static void add_heads(const mhai_importance_run *r, const mha_transformer_input *input,
                       int64_t layer, double *sums)
 {
@@ -356,9 +352,8 @@ static mha_status measure_means(mhai_importance_run *r)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads, wide = H * r->d.head_dim;
     int64_t tokens = 0;
-    void *memory;
-    MHA_TRY(take(r, L * wide, sizeof(double), &memory));
-    double *sums = memory;
+    double *sums;
+    MHA_TRY(take(r, L * wide, sizeof(double), &sums));
     for (int64_t k = 0; k < L * H; k++) r->gates[k] = 1;
     for (int64_t i = 0; i < r->data.batches; i++) {
         turn now;

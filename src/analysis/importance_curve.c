@@ -1,4 +1,4 @@
-/* The loss as heads go, and other orders to compare an order with. */
+/* The loss while heads are removed in an order, and other orders for comparison. */
 #include "analysis/importance_parts.h"
 
 #include "base/checked.h"
@@ -11,7 +11,7 @@
 
 /* ---- orders ---------------------------------------------------------------------------------- */
 
-/* Each place names a head that its layer has, once. */
+/* Check that each entry names a head that its layer has, once. */
 static mha_status check_order(const char *function, const mha_transformer_desc *d,
                               const int64_t *order, int64_t count)
 {
@@ -52,7 +52,7 @@ static mha_status begin_order(const char *function, const mha_transformer *trans
     return check_order(function, d, from, count);
 }
 
-/* Add a head unless its layer would be left with fewer than `least`. */
+/* Add a head, unless its layer would keep fewer than `least`. */
 static void append(const mha_transformer_desc *d, int64_t least, int64_t head, int64_t *order,
                    int64_t *made)
 {
@@ -82,7 +82,8 @@ mha_status mha_head_order_reverse(const mha_transformer *transformer, const int6
                         &d));
     int64_t heads = 0, kept = 0;
     for (int64_t l = 0; l < d.num_layers; l++) heads += mhai_transformer_heads_of(&d, l, false).q;
-    int64_t *back = reversed + heads - count; /* behind the others; order may be anywhere in it */
+    int64_t *back = reversed + heads - count; /* appended to the others; the head may be anywhere
+                                                 in order */
     if (count > 0) memmove(back, order, (size_t)count * sizeof *back);
     for (int64_t k = 0; k < count / 2; k++) {
         const int64_t head = back[k];
@@ -117,7 +118,7 @@ static mha_status check_points(const mha_head_curve_call *c)
     return MHA_OK;
 }
 
-/* Into found, so that an error writes nothing. */
+/* Written to `found` first, so that an error changes no output. */
 static mha_status curve(mhai_importance_run *r, const mha_head_curve_call *c, void *memory,
                         double *found)
 {
@@ -147,20 +148,20 @@ mha_status mha_head_curve(mha_context *context, const mha_transformer *transform
     const size_t bytes = (size_t)c.points * sizeof *c.losses;
     mha_scratch_mark mark = mha_scratch_top(context);
     mhai_importance_run r;
-    void *found = NULL, *memory = NULL;
+    double *found = NULL;
+    float *gates = NULL;
     mha_status status = mhai_importance_begin(&r, context, transformer, &desc, data);
     if (status == MHA_OK) status = check_order("mha_head_curve", &r.d, c.order, c.count);
     if (status == MHA_OK) status = check_points(&c);
     if (status == MHA_OK) status = mha_scratch_alloc(context, c.points, sizeof *c.losses, &found);
     if (status == MHA_OK)
-        status =
-            mha_scratch_alloc(context, r.d.num_layers * r.d.num_heads, sizeof *r.gates, &memory);
+        status = mha_scratch_alloc(context, r.d.num_layers * r.d.num_heads, sizeof *gates, &gates);
     if (status == MHA_OK) {
         r.mark = mhai_hash(r.mark, c.order, (size_t)c.count * sizeof *c.order);
         r.mark = mhai_hash(r.mark, c.removed, (size_t)c.points * sizeof *c.removed);
     }
     status = mhai_importance_agree(&r, status, c.points, c.count);
-    if (status == MHA_OK) status = curve(&r, &c, memory, found);
+    if (status == MHA_OK) status = curve(&r, &c, gates, found);
     if (status == MHA_OK && c.points > 0) memcpy(c.losses, found, bytes);
     mhai_importance_end(&r);
     mha_scratch_release(context, mark);

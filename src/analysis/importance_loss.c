@@ -1,5 +1,5 @@
-/* Losses of whole sequences and their gradients: cross-entropy, and where the mean of a sequence's
- * rows points. */
+/* Losses of whole sequences and their gradients: cross-entropy, and the direction of the mean of
+ * a sequence's rows. */
 #include "base/tensor.h"
 
 #include <multihead/component.h>

@@ -1,4 +1,4 @@
-/* The order in which heads go: the least important ones first, the rest measured again. */
+/* The order of removal: the least important heads first, the rest measured again. */
 #include "analysis/importance_parts.h"
 #include "base/need.h"
 #include "base/struct_copy.h"
@@ -18,7 +18,7 @@ static int64_t least_of(const mhai_importance_run *r, const int64_t *open, int64
     return found;
 }
 
-/* order, score of each that goes, and how many heads each layer has open. */
+/* order, score of each removed head, and the number of open heads of each layer. */
 typedef struct going {
     int64_t *order, *open, count;
     double *scores;
@@ -27,19 +27,17 @@ typedef struct going {
 static mha_status take(mhai_importance_run *r, going *g)
 {
     const int64_t L = r->d.num_layers, H = r->d.num_heads;
-    void *m[3];
-    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->order, &m[0]));
-    MHA_TRY(mha_scratch_alloc(r->context, L, sizeof *g->open, &m[1]));
-    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->scores, &m[2]));
-    *g = (going){.order = m[0], .open = m[1], .scores = m[2]};
-    memset(g->open, 0, (size_t)L * sizeof *g->open);
+    *g = (going){0};
+    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->order, &g->order));
+    MHA_TRY(mha_scratch_zeros(r->context, L, sizeof *g->open, &g->open));
+    MHA_TRY(mha_scratch_alloc(r->context, L * H, sizeof *g->scores, &g->scores));
     for (int64_t k = 0; k < L * H; k++)
         g->open[k / H] +=
             (r->gates[k] < 0 || r->gates[k] > 0) && k % H < mhai_importance_heads(r, k / H);
     return MHA_OK;
 }
 
-/* Passes of all rounds, for progress: each round has `step` heads fewer to close. */
+/* Passes of all rounds, for progress: each round closes `step` heads fewer. */
 static int64_t all_passes(const mhai_importance_run *r, const going *g, int64_t step, int64_t least)
 {
     int64_t go = 0, passes = 0, round = mhai_importance_passes(r);

@@ -201,13 +201,9 @@ static mha_status visit_sequence(const row_source *x, const row_sequence *seq)
                         (long long)heads, (long long)seq->S);
     if (rows == 0) rows = mhai_max_i64(1, mhai_min_i64(BLOCK_ROWS, BLOCK_FLOATS / width));
     rows = mhai_min_i64(rows, mhai_max_i64(1, seq->T));
-    int64_t floats = 0;
-    if (!mhai_mul_i64(width, rows, &floats))
-        return mha_fail(MHA_ERR_SIZE, "a block of %lld rows does not fit in memory; choose fewer",
-                        (long long)rows);
     const mha_scratch_mark mark = mha_scratch_top(x->context);
     void *memory;
-    MHA_TRY(mha_scratch_alloc(x->context, floats, sizeof(float), &memory));
+    MHA_TRY(mha_scratch_alloc(x->context, mhai_times(width, rows), sizeof(float), &memory));
     mha_status status = MHA_OK;
     for (int64_t row = 0, end; status == MHA_OK && row < seq->T; row = end) {
         end = block_end(x, seq, row, rows);

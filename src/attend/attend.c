@@ -1,4 +1,4 @@
-/* What is done between the projections of queries, keys and values and that of the output. */
+/* The steps between the projections of queries, keys and values and that of the output. */
 #include "attend/attend.h"
 
 #include "base/checked.h"
@@ -21,7 +21,7 @@ static mha_status rotate(const mhai_attend *a, const mha_tensor *x, const mha_po
     return mha_rope_apply(a->context, &rope, x, x);
 }
 
-/* The weight of a norm [D] as a tensor that is only read. */
+/* The weight of a norm [D] as a read-only tensor. */
 static mha_tensor view_weight(const float *weight, int64_t D)
 {
     union {
@@ -46,8 +46,8 @@ mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t
     return mha_qk_norm(context, a->qk_norm, a->qk_norm_epsilon, &none, NULL, &none);
 }
 
-/* The heads of a token's queries and of its keys lie side by side and stand at the same place: one
- * call rotates both. */
+/* The heads of a token's queries and keys are contiguous and share a position: one call rotates
+ * both. */
 static bool joined(const mhai_attend *a, const mha_tensor *q, const mha_tensor *k)
 {
     const mha_positions *x = &a->query_positions, *y = &a->key_positions;
@@ -89,7 +89,7 @@ static void keep_sinks(const mhai_attend *a)
                        (size_t)k->shape[3] * sizeof(float));
 }
 
-/* How far the sinks have moved for a row; padding has the place of the row next to it. */
+/* The shift of the sinks for a row; padding has that of its neighbour. */
 static int64_t shift_of(const mhai_attend *a, int64_t b, int64_t t)
 {
     const int64_t first = a->firsts[b], last = first + mhai_max_i64(a->counts[b], 1) - 1;
@@ -128,7 +128,7 @@ static mha_status place_sinks(const mhai_attend *a, int64_t b, int64_t shift, fl
     return MHA_OK;
 }
 
-/* Rows t .. end - 1, whose sinks are at the same places. */
+/* Rows t .. end - 1, whose sinks have the same positions. */
 static mha_status attend_part(const mhai_attend *a, int64_t t, int64_t end, int64_t *numbers,
                               float *room)
 {
@@ -148,7 +148,7 @@ static mha_status attend_part(const mhai_attend *a, int64_t t, int64_t end, int6
     return mhai_kv_cache_attend(a->context, a->cache, &desc, firsts, &q, &heads, &a->outputs);
 }
 
-/* Whether the sinks are where they were for the row before. */
+/* Whether the sinks have the same positions as for the previous row. */
 static bool same_places(const mhai_attend *a, int64_t t)
 {
     for (int64_t b = 0; b < a->q.shape[0]; b++)
@@ -199,7 +199,7 @@ mha_status mhai_attend_run(const mhai_attend *a)
 
 /* ---- back ---------------------------------------------------------------------------------- */
 
-/* The vectors of [B,H,T,D] as rows [B*T*H,D], those of a token side by side: copied out, or in. */
+/* The vectors of [B,H,T,D] as rows [B*T*H,D], those of a token contiguous: copied out, or in. */
 static void copy_vectors(const mha_tensor *x, float *rows, bool out)
 {
     const size_t bytes = (size_t)x->shape[3] * sizeof(float);

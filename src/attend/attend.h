@@ -8,21 +8,22 @@
 #include <multihead/cache.h>
 #include <multihead/position.h>
 
-/* Sinks that stay next to a window (StreamingLLM, Xiao et al. 2024): a query at position i sees sink j
- * at position j + max(0, i + 1 - count - window), as if what was discarded had never been there. */
+/* Sinks that stay next to a window (StreamingLLM, Xiao et al. 2024): a query at position i sees
+ * sink j at position j + max(0, i + 1 - count - window), as if the discarded tokens had never
+ * existed. */
 typedef struct mhai_attend_sinks {
     float *keys; /* [B,Hk,count,D] before rotation, kept from step to step */
     int64_t count, window;
     mha_tensor cosines, sines; /* [B,T,width / 2] of the call's rows */
-    /* The same of any positions, [rows,width], cosines and then sines in each; width 0: keys do not
-     * rotate. */
+    /* The same for any positions, [rows,width], cosines and then sines in each; width 0: keys do
+     * not rotate. */
     mha_status (*turn)(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
                        float *turns);
     const void *encoding;
     int64_t width;
 } mhai_attend_sinks;
 
-/* A layer's description fills the first part, a call the second. */
+/* A layer's description sets the first part, a call the second. */
 typedef struct mhai_attend {
     mha_qk_norm_kind qk_norm;
     float qk_norm_epsilon;
@@ -41,23 +42,24 @@ typedef struct mhai_attend {
     mha_tensor q, k, v, heads; /* q [B,H,T,D], k, v [B,Hk,S,..]; ndim 0: none, with a cache only */
 } mhai_attend;
 
-/* Whether the numbers of the norms and of the rotation can be used with heads of D numbers. */
+/* Check that the norms and the rotation fit heads of D elements. */
 MHA_NODISCARD mha_status mhai_attend_check(mha_context *context, const mhai_attend *a, int64_t D);
 
-/* q and k become what attention reads, in place. */
+/* Normalise and rotate q and k in place. */
 MHA_NODISCARD mha_status mhai_attend_position(const mhai_attend *a);
 
-/* heads from q, k and v as attention reads them. With a cache: append k and v, then q attends to
- * all that it holds; after an error the caller truncates the cache. */
+/* Compute heads from q, k and v. With a cache: append k and v, then q attends to everything in
+ * it; after an error the caller truncates the cache. */
 MHA_NODISCARD mha_status mhai_attend_run(const mhai_attend *a);
 
-/* What a norm read, and where the gradient of its weight is added; weight NULL: not requested. */
+/* The input of a norm, and the gradient of its weight to add to; weight NULL: not requested. */
 typedef struct mhai_attend_norm {
     const mha_tensor *input; /* as q or k; ignored without norms */
     float *weight;           /* [D] */
 } mhai_attend_norm;
 
-/* dq and dk, the gradients of what attention read, become those of what the projections gave. */
+/* Convert dq and dk in place from gradients after rotation and norm to gradients of the
+ * projections. */
 MHA_NODISCARD mha_status mhai_attend_position_backward(const mhai_attend *a, const mha_tensor *dq,
                                                        const mha_tensor *dk,
                                                        const mhai_attend_norm *q_norm,

@@ -12,30 +12,31 @@
 /* Far beyond any length, so that sums of a few such offsets stay inside 64 bits. */
 #define MHAI_MOST_OFFSET ((int64_t)1 << 60)
 
-/* What keys receive (column_sums) where queries lie in parts: each part adds to the sums of those before
- * it, unrounded. */
+/* Column sums of a call whose queries are divided into parts: each part adds to the unrounded
+ * sums of the parts before it. */
 typedef struct mhai_attn_columns {
-    double *sums; /* of one sequence after the other, [H][its keys] */
-    /* Before the part adds: have the sums of the parts before. And after it. */
+    double *sums; /* of each sequence in order, [H][its keys] */
+    /* take: receive the sums of the earlier parts. pass: hand over the sums, this part included. */
     mha_status (*take)(void *user);
     mha_status (*pass)(void *user);
     void *user;
 } mhai_attn_columns;
 
-/* What a call has of a larger one whose other rows are elsewhere (src/distributed). Positions, the
- * numbers of queries, and everything over keys count as in the whole; o and what is over queries are
- * of the rows here. */
+/* The part of a larger call that this call computes; the other rows are elsewhere
+ * (src/distributed). Positions, numbers of queries and everything over keys are those of the
+ * larger call; o and everything over queries have the rows of this part. */
 typedef struct mhai_attn_part {
-    const int64_t *queries_before;    /* [B] of the whole's queries of a sequence, those before its
-                                      first one here */
-    int64_t T, H;                     /* of the whole; H in the backward alone */
-    int64_t first_key;                /* row of the whole's keys and values where k and v begin */
+    const int64_t *queries_before;    /* [B] queries of the larger call's sequence before the
+                                         first one of this part */
+    int64_t T, H;                     /* of the larger call; H in the backward only */
+    int64_t first_key;                /* row of the larger call's keys and values where k and v
+                                         begin */
     int64_t keys;                     /* that they hold */
-    const mhai_attn_columns *columns; /* take the place of column_sums; NULL: not requested */
+    const mhai_attn_columns *columns; /* replace column_sums; NULL: not requested */
 } mhai_attn_part;
 
 typedef struct mhai_attn_problem {
-    int uses;                      /* MHAI_USES() of all that is there */
+    int uses;                      /* MHAI_USES() of every feature in use */
     int64_t B, H, Hk, T, S, D, Dv; /* ragged: B sequences, T and S those of the longest */
     int64_t group;                 /* H / Hk, query heads per key/value head */
     mha_tensor q, k, v, o;
@@ -43,7 +44,8 @@ typedef struct mhai_attn_problem {
     mhai_attn_wanted want;         /* the other outputs */
     float scale;
     bool causal, window, strict;
-    int64_t left_keys, right_keys; /* no larger than needed; open is larger than any distance */
+    int64_t left_keys, right_keys; /* clamped to what is needed; an open side is larger than any
+                                      distance */
     int64_t sink_keys;
     int64_t q_offset, first_head;
     const int64_t *q_offsets, *key_lengths, *key_begins;
@@ -59,12 +61,12 @@ typedef struct mhai_attn_problem {
     uint64_t dropout_seed;
     int64_t t5_max_distance;
     bool t5_one_sided;
-    bool need_data; /* false: only checked and accounted for, never run */
-    mha_path asked; /* for a path; the plan says which one was chosen */
+    bool need_data; /* false: checked and planned only, never run */
+    mha_path asked; /* requested path; the plan has the chosen one */
     mha_compute compute;
     const mhai_attn_part *part;          /* NULL: all */
-    const struct mhai_attn_pages *pages; /* where keys and values lie: of k and v only the shapes
-                                            count; NULL: in those */
+    const struct mhai_attn_pages *pages; /* where keys and values are, if k and v have shapes
+                                            only; NULL: in k and v */
 } mhai_attn_problem;
 
 /* Check a call's arguments and fill in the problem. need_data false: tensors' data may be NULL. */
@@ -74,7 +76,7 @@ MHA_NODISCARD mha_status mhai_attn_check(const mha_attention_desc *desc, const m
                                          bool need_data, const mhai_attn_part *part,
                                          mhai_attn_problem *problem);
 
-/* starts [sequences + 1] of a ragged batch of so many rows; *longest out. */
+/* Validate the starts [sequences + 1] of a ragged batch with this many rows; sets *longest. */
 MHA_NODISCARD mha_status mhai_attn_check_starts(const char *name, const int64_t *starts,
                                                 int64_t sequences, int64_t rows, int64_t *longest);
 
@@ -88,9 +90,9 @@ mha_tensor mhai_attn_list_view(const int64_t *list, int64_t count);
 MHA_NODISCARD mha_status mhai_attn_check_apart(const mha_attention_desc *desc, const char *name,
                                                const mha_tensor *output);
 
-/* Its parts for outputs (attn_wanted.c): the caller's struct in our size; shapes and lists, to be
- * called when the inputs are checked, of one (NULL: it is not) and of all; and the list of those that
- * are wanted, o among them. */
+/* Checks of outputs (attn_wanted.c): copy the caller's struct in our size; check shapes and
+ * lists, after the inputs; check overlap of one output (NULL: not requested) and of all; list
+ * the requested outputs, including o. */
 enum { MHAI_ATTN_OUTPUTS = 14 };
 typedef struct mhai_attn_named {
     const char *name;
@@ -106,26 +108,27 @@ MHA_NODISCARD mha_status mhai_attn_check_outputs(const mha_attention_outputs *gi
 int mhai_attn_list_outputs(const mhai_attn_problem *problem,
                            mhai_attn_named list[MHAI_ATTN_OUTPUTS]);
 
-/* How many times the scores of all rows are computed again for outputs on request. scored: the
- * average over heads comes with the forward pass. */
+/* Number of further passes over all scores that the requested outputs need. scored: the forward
+ * pass also computes the average over heads. */
 double mhai_attn_passes(const mhai_attn_problem *problem, bool tiled, bool scored);
 
-/* One sequence of the batch: its lengths, its offset, and where it lies in the tensors. */
+/* One sequence of the batch: its lengths, its offset, and its place in the tensors. */
 typedef struct mhai_attn_sequence {
     int64_t b;      /* its number */
     int64_t batch;  /* its index on the tensors' batch axis: b, or 0 if ragged */
     int64_t T, S;   /* queries, and keys within its length */
     int64_t stored; /* keys in memory */
     int64_t q0, k0; /* rows of its first query and key */
-    int64_t s0;     /* its first key in inputs over keys; k0, unless the call is a part */
-    int64_t before; /* queries of it that are elsewhere, before its first one here */
-    int64_t begin;  /* the first key that anything sees */
+    int64_t s0;     /* index of its first key in inputs over keys; k0, except in a part */
+    int64_t before; /* its queries that other parts hold, before its first one here */
+    int64_t begin;  /* the first key that any query sees */
     int64_t offset; /* position of query 0 */
 } mhai_attn_sequence;
 
 mhai_attn_sequence mhai_attn_sequence_of(const mhai_attn_problem *problem, int64_t b);
 
-/* The row of keep_blocks for query t; never of a ragged batch, so that all sequences stand alike. */
+/* The row of keep_blocks for query t. Never of a ragged batch, so that every sequence gives the
+ * same result as alone. */
 static inline int64_t mhai_attn_pattern_row(const mhai_attn_problem *p, int64_t t)
 {
     return ((p->part ? p->part->queries_before[0] : 0) + t) / p->block_queries;
@@ -144,8 +147,9 @@ typedef struct mhai_attn_range {
     int64_t begin, end; /* begin <= end */
 } mhai_attn_range;
 
-/* What causal, the length and the begin let query t see, and what the window leaves of it. (Inline: for each
- * row, a range that returns through memory costs more than it takes to find.) */
+/* The keys that causal, length and begin leave for query t, and the subset that the window
+ * leaves. Inline, because returning a range through memory for each row costs more than
+ * computing it. */
 static inline mhai_attn_range mhai_attn_limit(const mhai_attn_problem *p,
                                               const mhai_attn_sequence *seq, int64_t t)
 {
@@ -164,9 +168,9 @@ static inline mhai_attn_range mhai_attn_window(const mhai_attn_problem *p,
     return begin < end ? (mhai_attn_range){begin, end} : (mhai_attn_range){0, 0};
 }
 
-/* Column sums (attn_columns.c), of any path. begin and end: of `count` keys from `key` on for one head, what
- * the queries here add to, and what has become of it. run: a body of so many items, a
- * part's when it has the sums of the parts before. */
+/* Column sums (attn_columns.c) of any path. begin and end: of `count` keys from `key` on for one
+ * head, where the queries of this call add, and what to do with the result. run: a body over a
+ * number of items; in a part, once the sums of the earlier parts are there. */
 void mhai_attn_begin_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
                              int64_t key, int64_t count, double *sums);
 void mhai_attn_end_columns(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t h,
@@ -175,8 +179,8 @@ MHA_NODISCARD mha_status mhai_attn_run_columns(mha_context *context, const mhai_
                                                int64_t items, mha_parallel_body body,
                                                void *argument);
 
-/* Where in a part's sums those of head h begin: of a sequence of so many keys, before which there are
- * `before` keys, of the sequences before it. */
+/* Offset in a part's sums of head h of a sequence with `keys` keys, after sequences with
+ * `before` keys in all. */
 static inline int64_t mhai_attn_columns_at(int64_t heads, int64_t before, int64_t keys, int64_t h)
 {
     return heads * before + h * keys;
@@ -206,8 +210,8 @@ static inline float *mhai_attn_row(const mha_tensor *x, int64_t b, int64_t h, in
     return (float *)x->data + b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
 }
 
-/* Bring a row that is to be read or written soon into the cache. Rows of heads that projections
- * wrote lie pages apart, where no processor foresees the next. */
+/* Prefetch a row. Rows of heads that projections wrote are pages apart, where no hardware
+ * prefetcher finds the next one. */
 enum { MHAI_ROWS_AHEAD = 8, MHAI_LINE = 64 };
 static inline __attribute__((always_inline)) void mhai_attn_fetch_row(const mha_tensor *x,
                                                                       int64_t b, int64_t h,

@@ -80,7 +80,7 @@ static mha_status check_gradients(const mha_attention_desc *desc,
     return check_scale(p, gradients->scale, &x->scale);
 }
 
-/* What the caller gives beside o_gradient. */
+/* The arguments beside o_gradient. */
 static mha_status check_given(const mhai_attn_problem *p, const char *name, const mha_tensor *given,
                               int ndim, const int64_t *shape, mha_tensor *own)
 {
@@ -106,7 +106,7 @@ static mha_status check_loss(const mha_attention_gradients *gradients, mhai_back
                        &x->average_gradient);
 }
 
-/* Every gradient against every input and the other gradients. */
+/* No gradient may overlap an input or another gradient. */
 static mha_status check_overlap(const mhai_backward_problem *x, const mha_attention_desc *desc)
 {
     const mhai_attn_problem *p = &x->p;
@@ -139,7 +139,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, names[i], outputs[i]));
         for (size_t j = 0; j < sizeof inputs / sizeof inputs[0]; j++) {
-            /* Of a part k and v may be elsewhere; whoever made it has compared them. */
+            /* The k and v of a part may be elsewhere; its caller has compared them. */
             if (p->part && (inputs[j].tensor == &p->k || inputs[j].tensor == &p->v)) continue;
             MHA_TRY(
                 mhai_tensor_check_disjoint(names[i], outputs[i], inputs[j].name, inputs[j].tensor));
@@ -150,7 +150,7 @@ static mha_status check_overlap(const mhai_backward_problem *x, const mha_attent
     return MHA_OK;
 }
 
-/* The tensors that only the backward has; explain may do without. */
+/* The tensors that only the backward takes; explain accepts calls without them. */
 static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *lse,
                                         const mha_tensor *o_gradient, bool need_data,
                                         mhai_backward_problem *x)
@@ -169,8 +169,8 @@ static mha_status check_forward_results(const mha_tensor *o, const mha_tensor *l
     return mhai_tensor_check_last("o_gradient", &x->o_gradient);
 }
 
-/* Pieces of work are counted over B H T S: a ragged batch of many sequences, one of them long, must
- * not overflow that. */
+/* Bound on the work items, counted over B H T S: a ragged batch of many sequences, one of them
+ * long, must not overflow it. */
 static mha_status check_size(const mhai_attn_problem *p)
 {
     int64_t pairs;
@@ -212,7 +212,7 @@ static mha_status check(const mha_attention_backward_call *a, const mhai_attn_pa
     return need_data ? check_overlap(x, &desc) : MHA_OK;
 }
 
-/* ---- what every path needs ------------------------------------------------------------------- */
+/* ---- preparation for every path -------------------------------------------------------------- */
 
 static double f32_at(const mha_tensor *x, int64_t i)
 {
@@ -225,7 +225,7 @@ typedef struct preparation {
     float *room; /* [threads][MHAI_MAX_ROWS][D + 2 Dv] for rows that are not f32 */
 } preparation;
 
-/* Rows of a head as f32: where they lie, or widened into the room. */
+/* Rows of a head as f32: in place, or widened into room. */
 static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int64_t row, int rows,
                               float *room, int64_t *stride)
 {
@@ -236,8 +236,8 @@ static const float *read_rows(const mha_tensor *x, int64_t batch, int64_t h, int
     return first;
 }
 
-/* Deltas, and what they give the sink's gradient. An o of 0 has no share, whatever dO is: so a
- * query without keys gives nothing, but that lse is the sink. */
+/* Deltas, and their terms in the gradient of the sink. An o of 0 contributes nothing, whatever
+ * dO is: a query without keys has no gradient, except that its lse is the sink. */
 static void prepare_strip(const preparation *prepared, int64_t batch, int64_t h, int64_t row,
                           float *room)
 {
@@ -315,17 +315,13 @@ void mhai_backward_join_weights(mhai_backward_problem *x)
 static mha_status take_rows(mha_context *context, const mhai_attn_problem *p, double **rows)
 {
     int64_t count;
-    void *memory;
     if (!mhai_mul_i64(p->q.shape[0] * p->H, p->q.shape[2], &count))
         return mha_fail(MHA_ERR_SIZE, "q: a number for each row overflows 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof(double), &memory));
-    memset(memory, 0, (size_t)count * sizeof(double));
-    *rows = memory;
-    return MHA_OK;
+    return mha_scratch_zeros(context, count, sizeof(double), rows);
 }
 
-/* The sums that are wanted, one after the other: returns how many numbers they are, and points at them
- * in memory, unless that is NULL; -1: too many. */
+/* Place the requested sums one after the other in memory (NULL: count only). Returns their
+ * number, -1 if too large. */
 static int64_t lay_out_sums(mhai_backward_problem *x, double *memory)
 {
     const mhai_attn_problem *p = &x->p;
@@ -356,17 +352,15 @@ static int64_t lay_out_sums(mhai_backward_problem *x, double *memory)
 mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x, double **sums,
                                    int64_t *count)
 {
-    void *memory;
     *count = lay_out_sums(x, NULL);
     if (*count < 0)
         return mha_fail(MHA_ERR_SIZE, "gradients: the sums of the tables overflow 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, *count, sizeof **sums, &memory));
-    memset(memory, 0, (size_t)*count * sizeof **sums);
-    lay_out_sums(x, *sums = memory);
+    MHA_TRY(mha_scratch_zeros(context, *count, sizeof **sums, sums));
+    lay_out_sums(x, *sums);
     return MHA_OK;
 }
 
-/* What the calls above and below allocate. */
+/* Scratch that the functions above and below allocate. */
 static size_t prepared_bytes(mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;
@@ -381,15 +375,13 @@ static size_t prepared_bytes(mhai_backward_problem *x, int threads)
 mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *x, float **room)
 {
     int64_t floats, D = x->p.D, Dv = x->p.Dv;
-    void *memory;
     MHA_TRY(take_rows(context, &x->p, &x->delta));
     if (mhai_backward_has_weights(x)) MHA_TRY(take_rows(context, &x->p, &x->weight_sums));
     if (x->sinks.data) MHA_TRY(take_rows(context, &x->p, &x->sink_terms));
     if (!mhai_add_i64(D, Dv, &floats) || !mhai_add_i64(floats, Dv, &floats) ||
         !mhai_mul_i64(floats, context->num_threads, &floats))
         return mha_fail(MHA_ERR_SIZE, "q: a row for each thread overflows 64 bits");
-    MHA_TRY(mha_scratch_alloc(context, floats, MHAI_MAX_ROWS * sizeof(float), &memory));
-    *room = memory;
+    MHA_TRY(mha_scratch_alloc(context, floats, MHAI_MAX_ROWS * sizeof(float), room));
     return MHA_OK;
 }
 
@@ -499,8 +491,8 @@ mha_status mha_attention_backward(mha_context *context, const mha_attention_back
     return status;
 }
 
-/* Of matrix products, for each pair: every walk recomputes its score and dO v. The tiled path may
- * do without a walk of its own for dq, and takes the parameters along with it. */
+/* Counted in matrix products per pair: every walk recomputes the score and dO v. The tiled path
+ * may need no separate walk for dq, and sums the parameters in the same one. */
 static double flops_of_pair(const mhai_backward_plan *plan)
 {
     const mhai_backward_problem *x = &plan->x;

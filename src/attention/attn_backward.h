@@ -19,41 +19,42 @@ typedef struct mhai_backward_sums {
 typedef struct mhai_backward_problem {
     mhai_attn_problem p; /* o and lse are inputs */
     mha_tensor o_gradient;
-    mha_tensor lse_gradient, probabilities_gradient, average_gradient; /* data NULL: not given */
+    mha_tensor lse_gradient, probabilities_gradient, average_gradient; /* data NULL: not passed */
     bool dropped; /* the latter two are of p after dropout */
-    /* Gradients that are wanted; data NULL: not requested. */
+    /* Requested gradients; data NULL: not requested. */
     mha_tensor q, k, v, bias, alibi, t5, shaw_keys, shaw_values, sinks, gates, scale;
     bool accumulate;
-    double *delta;       /* [batch, H, rows] of each row of q; NaN: the row is not finite */
-    double *weight_sums; /* likewise sum_s p w, its last part; NULL: no gradients of p are given */
-    double *sink_terms;  /* likewise what it adds to the sink's gradient; NULL: not requested */
+    double *delta;       /* [batch, H, rows] per row of q; NaN: the row is not finite */
+    double *weight_sums; /* likewise sum_s p w, the last term of delta; NULL: no gradients of p
+                            are passed */
+    double *sink_terms;  /* likewise the term of the sink's gradient; NULL: not requested */
     mhai_backward_sums sums;
 } mhai_backward_problem;
 
-/* delta of a row; row counts along the tensors' third axis. */
+/* delta of a row; `row` indexes the tensors' third axis. */
 static inline double mhai_backward_delta(const mhai_backward_problem *x, int64_t batch, int64_t h,
                                          int64_t row)
 {
     return x->delta[(batch * x->p.H + h) * x->p.q.shape[2] + row];
 }
 
-/* Gradients of p itself are given. */
+/* Whether gradients of p itself are passed. */
 static inline bool mhai_backward_has_weights(const mhai_backward_problem *x)
 {
     return x->probabilities_gradient.data || x->average_gradient.data;
 }
 
-/* The last part of delta, and of the sinks' gradients: once weight_sums are there. */
+/* Add the last term of delta and of the sinks' gradients, once weight_sums are computed. */
 void mhai_backward_join_weights(mhai_backward_problem *x);
 
-/* Gradients by parameters that need a walk over the pairs, sinks and the dense bias apart. */
+/* Gradients of parameters that need a walk over the pairs: all except sinks and the dense bias. */
 static inline bool mhai_backward_has_sums(const mhai_backward_problem *x)
 {
     return x->alibi.data || x->gates.data || x->t5.data || x->shaw_keys.data ||
            x->shaw_values.data || x->scale.data;
 }
 
-/* Keys of a sequence as the tensors hold them, those beyond its length among them. */
+/* Keys of a sequence in the tensors, including those beyond its length. */
 static inline int64_t mhai_backward_stored_keys(const mhai_attn_problem *p, int64_t b)
 {
     return p->key_starts ? p->key_starts[b + 1] - p->key_starts[b] : p->S;
@@ -64,8 +65,8 @@ static inline double mhai_backward_gate(const mhai_attn_problem *p, int64_t b, i
     return p->gates.data ? (double)mhai_attn_f32(&p->gates, b, h) : 1;
 }
 
-/* One finished element: the sum, added to what is there if the call accumulates. +0 turns -0 into
- * +0. */
+/* Write one finished element: the sum, added to the old value if the call accumulates. +0 turns
+ * -0 into +0. */
 static inline void mhai_backward_write(const mhai_backward_problem *x, float *out, double sum)
 {
     *out = (float)(x->accumulate ? (double)*out + sum : sum) + 0.0f;
@@ -85,8 +86,7 @@ static inline mhai_backward_bias mhai_backward_bias_of(const mhai_backward_probl
     return made;
 }
 
-/* Bytes of a piece of scratch, with what rounding may add; far from overflow where a table is
- * really there. */
+/* Bytes of a piece of scratch, rounding included; far from overflow for any table that exists. */
 static inline size_t mhai_backward_piece(int64_t count, size_t size)
 {
     return (size_t)count * size + 64;
@@ -101,10 +101,10 @@ typedef struct mhai_backward_plan {
     size_t shared_bytes;        /* of all others, at most */
     bool both;                  /* tiled: dq, dk and dv in one walk */
     int walks;                  /* tiled: that compute pairs */
-    mha_attention_plan account; /* flops, bytes and pairs only if requested */
+    mha_attention_plan account; /* flops, bytes and pairs are set only if requested */
 } mhai_backward_plan;
 
-/* Check a call and plan it, into a plan of zeros; part as in mhai_attn_problem. */
+/* Check a call and plan it into a zeroed plan; part as in mhai_attn_problem. */
 MHA_NODISCARD mha_status mhai_backward_plan_call(const mha_context *context,
                                                  const mha_attention_backward_call *call,
                                                  const mhai_attn_part *part, bool need_data,
@@ -115,23 +115,23 @@ MHA_NODISCARD mha_status mhai_backward_copy_call(const char *name,
                                                  const mha_attention_backward_call *given,
                                                  mha_attention_backward_call *call);
 
-/* Zeros for all sums that are wanted, in one piece of scratch: x->sums points into it. */
+/* Allocate zeroed scratch for all requested sums; x->sums points into it. */
 MHA_NODISCARD mha_status mhai_backward_take_sums(mha_context *context, mhai_backward_problem *x,
                                                  double **sums, int64_t *count);
 
-/* Take scratch for the values of each row and for *room; then compute these values in it. */
+/* Allocate scratch for the values of each row and for *room, and compute the values. */
 MHA_NODISCARD mha_status mhai_backward_take_rows(mha_context *context, mhai_backward_problem *x,
                                                  float **room);
 void mhai_backward_prepare(mha_context *context, mhai_backward_problem *x, float *room);
 
-/* Add what a sequence's rows here give the gradient of the sink of a head, row after row. */
+/* Add the terms of a sequence's rows to the gradient of a head's sink, row by row. */
 void mhai_backward_add_sink(const mhai_backward_problem *x, int64_t b, int64_t h, double *sum);
 
-/* Likewise what weight_sums add to it, when all rows of all sequences have been added. */
+/* The same for the terms of weight_sums, after all rows of all sequences have been added. */
 void mhai_backward_add_sink_weights(const mhai_backward_problem *x, int64_t b, int64_t h,
                                     double *sum);
 
-/* All sums of the parameters into their gradients. */
+/* Write the sums of all parameters into their gradients. */
 void mhai_backward_write_parameters(const mhai_backward_problem *x);
 
 #endif

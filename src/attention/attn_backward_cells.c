@@ -110,7 +110,7 @@ static void scale_rows(const mhai_cells_job *job, const mha_tensor *x, const mha
                              factor);
 }
 
-/* The rows' numbers, q and dO; what is not finite becomes 0, and delta says so. */
+/* Load q and dO of the rows; non-finite rows become 0, and their delta is NaN. */
 static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w)
 {
     const mhai_attn_problem *p = job->p;
@@ -126,7 +126,8 @@ static void load_rows(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai
     scale_rows(job, &job->x->o_gradient, c, 1, w->g);
 }
 
-/* Where the rows stand and what they see; of a plain problem the last row sees what others do. */
+/* Set positions and visible keys of the rows; in a plain problem the last row sees everything
+ * that the others see. */
 static void place_rows(const mhai_cells_job *job, mhai_cells_chunk *c, mhai_cells_space *w)
 {
     if (!job->plain) {
@@ -137,8 +138,8 @@ static void place_rows(const mhai_cells_job *job, mhai_cells_chunk *c, mhai_cell
     if (c->c.rows > 0) c->c.limit = mhai_attn_limit(job->p, &c->c.seq, c->t + c->c.rows - 1);
 }
 
-/* The chunk of at most MHAI_CELL_QUERIES queries from t on. panels: q and dO are wanted on the
- * right side of products, too. */
+/* Load the chunk of at most MHAI_CELL_QUERIES queries from t on. panels: also pack q and dO as
+ * right operands of products. */
 mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
                                        int64_t h, int64_t t, bool panels)
 {
@@ -180,7 +181,7 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_attn_sequence *seq, int
                        .half = true};
 }
 
-/* The block of keys and values from key on; keys on the right side of products too, if wanted. */
+/* Load the block of keys and values from key on; with panels also packed as right operands. */
 void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
                            const mhai_attn_sequence *seq, int64_t hk, int64_t key, bool rows)
 {
@@ -196,7 +197,7 @@ void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
 
 /* ---- cells ----------------------------------------------------------------------------------- */
 
-/* Everything that goes with a strip's scores and values, apart from what the rows see. */
+/* Set everything that the scores and values of a strip share, except visibility. */
 static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
                       const mhai_cells_space *w, const mhai_attn_block *block, mhai_attn_strip *s,
                       mhai_shaw_back *shaw)
@@ -213,8 +214,8 @@ static void set_terms(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* What each row of a strip sees of a block of a plain problem; returns what the last does, which is
- * the most. */
+/* Visible keys of each row of a strip in a block of a plain problem; returns those of the last
+ * row, which sees the most. */
 static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const mhai_cell *at,
                      int64_t first, int rows, int ends[MHAI_MAX_ROWS])
 {
@@ -225,7 +226,7 @@ static int see_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, const
     return ends[rows - 1];
 }
 
-/* Likewise of any other, with the terms of its scores. */
+/* The same for any other problem, with the terms of its scores. */
 static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                        const mhai_cell *at, mhai_attn_strip *s, mhai_tile_back *back,
                        mhai_shaw_back *shaw, mhai_dropout *dropout)
@@ -243,8 +244,8 @@ static bool mask_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mha
     return true;
 }
 
-/* The loss's derivatives by p of a row's keys begin .. end, counted from key; 0 where p is, so that
- * what a row does not see is not heeded. */
+/* The loss's derivatives with respect to p for a row's keys begin .. end, counted from key; 0
+ * where p is 0, so that hidden keys have no effect. */
 static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk *c, int64_t row,
                          int64_t key, const float *p, int begin, int end, double *w)
 {
@@ -265,7 +266,8 @@ static void read_weights(const mhai_backward_problem *x, const mhai_cells_chunk 
     for (int j = begin; j < end; j++) w[j] = p[j] == 0 ? 0 : w[j];
 }
 
-/* begin is a multiple of the lanes: a key has the same one whatever else the strip sees. */
+/* begin is a multiple of the lane count, so a key is in the same lane whatever else the strip
+ * sees. */
 static double sum_weights(const float *p, const double *w, int begin, int end)
 {
     enum { LANES = 8 };
@@ -278,8 +280,8 @@ static double sum_weights(const float *p, const double *w, int begin, int end)
     return all;
 }
 
-/* Where the loss depends on p itself: ds += p w, or sums of that. p comes as the forward has it, from
- * a product of its own; what a row does not see is 0 in it. */
+/* If the loss depends on p itself: ds += p w, or the sums of that. p is computed as in the
+ * forward, by its own product, and is 0 at hidden keys. */
 static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, const mhai_attn_strip *s)
 {
@@ -305,7 +307,7 @@ static void weigh_strip(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* Strip i of the cell; what it sees of the block is noted, nothing being 0 .. 0. */
+/* Compute strip i of the cell and note the keys that it sees; 0 .. 0 if none. */
 static void run_strip(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                       int64_t i, float *share, mhai_cell *at)
 {
@@ -355,8 +357,8 @@ void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, cons
         }
 }
 
-/* The strips' hull, and whether their ends are stairs; a strip that sees nothing begins and ends
- * where that begins. */
+/* The hull of the strips, and whether their ends form stairs; a strip that sees nothing begins
+ * and ends at the hull's begin. */
 static void find_hull(mhai_cell *at)
 {
     at->begin = MHAI_CELL_KEYS;
@@ -374,8 +376,8 @@ static void find_hull(mhai_cell *at)
     }
 }
 
-/* Compute P and ds of the chunk against the block at key, which is packed; the gates' share is
- * added to *share, in the order of the rows. False if nothing is visible. */
+/* Compute P and ds of the chunk against the packed block at key, and add the gates' share to
+ * *share in the order of the rows. Returns false if nothing is visible. */
 bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                     int64_t key, double *share, mhai_cell *at)
 {
@@ -441,18 +443,16 @@ mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job)
         const mha_tensor *table = all[i].table;
         if (!table->data) continue;
         int64_t n = mhai_attn_padded_shaw(table), columns = table->shape[1];
-        void *memory;
-        MHA_TRY(mha_scratch_alloc(context, n * columns, sizeof(float), &memory));
-        *all[i].by_distance = memory;
-        job->kernels->pack_panels(&(mhai_pack){.out = memory,
+        MHA_TRY(mha_scratch_alloc(context, n * columns, sizeof(float), all[i].by_distance));
+        job->kernels->pack_panels(&(mhai_pack){.out = *all[i].by_distance,
                                                .in = table->data,
                                                .stride = table->stride[0],
                                                .rows = table->shape[0],
                                                .cols = columns});
         if (!all[i].rows) continue;
-        MHA_TRY(mha_scratch_alloc(context, n * mhai_cells_padded(columns), sizeof(float), &memory));
-        float *rows = *all[i].rows = memory;
-        memset(rows, 0, (size_t)(n * mhai_cells_padded(columns)) * sizeof(float));
+        MHA_TRY(
+            mha_scratch_zeros(context, n * mhai_cells_padded(columns), sizeof(float), all[i].rows));
+        float *rows = *all[i].rows;
         for (int64_t r = 0; r < table->shape[0]; r++)
             for (int64_t d = 0; d < columns; d++)
                 rows[d / MHAI_PANEL * n * MHAI_PANEL + r * MHAI_PANEL + d % MHAI_PANEL] =

@@ -18,10 +18,10 @@ typedef struct mhai_cells_sums {
     double alibi, gates, scale;
 } mhai_cells_sums;
 
-/* Where sums go of the rows of a head, or of a chunk; NULL: not requested. */
+/* Where to add sums of the rows of a head, or of a chunk; NULL: not requested. */
 typedef struct mhai_cells_rows {
     float *dq;              /* [rows][D padded] */
-    float *shaw_x, *shaw_p; /* [rows][table padded]: x and p summed by distance */
+    float *shaw_x, *shaw_p; /* [rows][table padded]: x summed by distance, and p */
     mhai_cells_sums *sums;  /* of each chunk */
 } mhai_cells_rows;
 
@@ -35,17 +35,17 @@ typedef struct mhai_cells_job {
     int64_t chunks, blocks; /* of the longest sequence */
     int64_t held;           /* rows of dq in a workspace */
     bool both;
-    /* Shaw's tables packed to be multiplied with rows (by distance), and with sums by distance. */
+    /* Shaw's tables, packed as right operands for rows (by distance) and for sums by distance. */
     float *shaw_keys, *shaw_values, *shaw_keys_rows;
-    bool plain;            /* causal and lengths are all that hides keys or changes scores */
-    bool summing;          /* cells compute weight_sums alone */
+    bool plain;            /* only causal and lengths hide keys, and no term changes scores */
+    bool summing;          /* cells compute only weight_sums */
     mhai_cells_sums *sums; /* [WAVE] */
-    int64_t wave;          /* first item of the wave at hand */
+    int64_t wave;          /* first item of the current wave */
 } mhai_cells_job;
 
 /* One worker's memory. */
 typedef struct mhai_cells_space {
-    mhai_attn_workspace rows; /* what masks and score terms need */
+    mhai_attn_workspace rows; /* for masks and score terms */
     float *q, *g; /* [MHAI_CELL_QUERIES][D], [MHAI_CELL_QUERIES][Dv]: scaled queries, dO */
     float *q_panels, *g_panels;
     float *lse, *delta, *gate;             /* [MHAI_CELL_QUERIES] */
@@ -53,7 +53,8 @@ typedef struct mhai_cells_space {
     float *p, *x, *slope;   /* [MHAI_CELL_QUERIES][MHAI_SCORE_STRIDE]: c p kept, ds or dx */
     float *dk, *dv;         /* [MHAI_CELL_KEYS][D padded], [MHAI_CELL_KEYS][Dv padded] */
     float *dq;              /* [held][D padded] */
-    float *shaw_g;          /* [MHAI_CELL_QUERIES][table padded]: dO times the table; q's in rows */
+    float *shaw_g;          /* [MHAI_CELL_QUERIES][table padded]: dO times the table; q times the
+                               table is in rows */
     float *shaw_x, *shaw_p; /* likewise: x and p summed by distance */
     double *diagonal;       /* [MHAI_CELL_KEYS + MHAI_CELL_QUERIES] ds summed by distance */
     double *bias;           /* [MHAI_CELL_QUERIES][MHAI_CELL_KEYS] */
@@ -63,20 +64,20 @@ typedef struct mhai_cells_space {
     size_t bytes;
 } mhai_cells_space;
 
-/* A chunk with what its cells share. */
+/* A chunk, and what its cells share. */
 typedef struct mhai_cells_chunk {
     mhai_attn_chunk c;
     int64_t b, h, t; /* its first query */
 } mhai_cells_chunk;
 
-/* A cell's visible hull, in keys of the block, and what of it each strip of its rows has computed:
- * what lies around that is 0, but not written. */
+/* The visible keys of a cell as a hull in the block, and the part of it that each strip has
+ * computed. The rest of the hull is 0, but not written. */
 typedef struct mhai_cell {
     mhai_attn_block block;
     int begin, end;
     int strips;
     int strip_begin[MHAI_CELL_QUERIES], strip_end[MHAI_CELL_QUERIES];
-    bool stairs; /* all strips begin alike, and none ends before the one above */
+    bool stairs; /* all strips begin at the same key, and none ends before the one above */
 } mhai_cell;
 
 /* The first row of strip i of a cell. */
@@ -90,70 +91,69 @@ static inline int64_t mhai_cells_padded(int64_t columns)
     return mhai_round_up(columns, MHAI_PANEL);
 }
 
-/* A worker's memory, and its size, of a job whose x, p and held are set. */
+/* Lay out a worker's memory of a job whose x, p and held are set; returns its size. */
 size_t mhai_cells_space_bytes(const mhai_cells_job *job);
 mhai_cells_space mhai_cells_space_of(const mhai_cells_job *job, int worker);
 
 /* Shaw's tables, packed once for all chunks, in the context's scratch. */
 MHA_NODISCARD mha_status mhai_cells_pack_tables(mha_context *context, mhai_cells_job *job);
 
-/* The chunk of queries from t on. panels: q and dO are wanted on the right side of products, too.
- */
+/* The chunk of queries from t on. panels: also pack q and dO as right operands of products. */
 mhai_cells_chunk mhai_cells_load_chunk(const mhai_cells_job *job, mhai_cells_space *w, int64_t b,
                                        int64_t h, int64_t t, bool panels);
 
-/* The block of keys and values from key on; keys on the right side of products too, if wanted. */
+/* The block of keys and values from key on; with panels also packed as right operands. */
 void mhai_cells_load_block(const mhai_cells_job *job, mhai_cells_space *w,
                            const mhai_attn_sequence *seq, int64_t hk, int64_t key, bool rows);
 
-/* Compute c p kept into w->p and ds into w->x, for the chunk against the block at key, both loaded.
- * The gates' share is added to *share, in the order of the rows; NULL: not requested. False if nothing
- * is visible. */
+/* Compute c p kept into w->p and ds into w->x, for the loaded chunk against the loaded block at
+ * key. The gates' share is added to *share in the order of the rows (NULL: not requested).
+ * Returns false if nothing is visible. */
 bool mhai_cells_run(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                     int64_t key, double *share, mhai_cell *at);
 
-/* Of a chunk, sum_s p w over the block at key: added to w->weight_sums. Its values are not read. */
+/* Add sum_s p w of a chunk over the block at key to w->weight_sums. Its values are not read. */
 void mhai_cells_sum_weights(const mhai_cells_job *job, const mhai_cells_chunk *c,
                             mhai_cells_space *w, int64_t key);
 
-/* Write the zeros around what the strips have computed, up to the hull. */
+/* Write zeros around the strips' results, up to the hull. */
 void mhai_cells_clear(const mhai_cells_chunk *c, const mhai_cells_space *w, const mhai_cell *at);
 
 /* ---- attn_backward_tiled.c ------------------------------------------------------------------ */
 
-/* A job, but for its memory. */
+/* A job, without its memory. */
 mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward_problem *x);
 
-/* Sums of so many chunks, in scratch. */
+/* Allocate the sums of so many chunks in scratch. */
 MHA_NODISCARD mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
                                               int64_t count, mhai_cells_sums **sums);
 
-/* All queries of a head against the block at key, which is loaded: added to w->dk, w->dv and to what is
- * there of the head's rows. */
+/* All queries of a head against the loaded block at key: adds to w->dk and w->dv, and to the
+ * sums of the head's rows that are requested. */
 void mhai_cells_add_head(const mhai_cells_job *job, mhai_cells_space *w,
                          const mhai_attn_sequence *seq, int64_t h, int64_t key,
                          const mhai_cells_rows *rows);
 
-/* Items are chunks of all query heads of all sequences, counted from job->wave: dq, and what they add to
- * job->sums. */
+/* Items are chunks of all query heads of all sequences, counted from job->wave: compute dq and
+ * the terms of job->sums. */
 void mhai_cells_run_queries(void *job, int64_t i, int worker);
 
-/* Add the sums of a chunk of head h to those of a call of so many heads. Chunks come in the order of sequences,
- * heads, queries. */
+/* Add the sums of a chunk of head h to those of a call with so many heads. Chunks arrive in the
+ * order of sequences, heads, queries. */
 void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, int64_t h,
                          const mhai_cells_sums *from, const mhai_backward_sums *to);
 
 /* Fill in x->weight_sums. */
 void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job);
 
-/* Sums of rows, as they lie in a workspace, into a gradient. */
+/* Write sums of rows, as a workspace holds them, into a gradient. */
 void mhai_cells_write_rows(const mhai_cells_job *job, const mha_tensor *out, int64_t batch,
                            int64_t h, int64_t first, int64_t rows, const float *sums, float factor);
 
 /* ---- attn_backward_bias.c ------------------------------------------------------------------- */
 
-/* Which part of the bias an item owns; a range of more than one sequence, head, chunk or block is
- * what its elements are broadcast over. */
+/* The part of the bias that an item owns. If its elements are broadcast, the item has more than
+ * one sequence, head, chunk or block. */
 typedef struct mhai_bias_item {
     mhai_attn_range b, h, chunk, block;
     bool by_row, by_key; /* has elements for each query, for each key */
@@ -162,8 +162,9 @@ typedef struct mhai_bias_item {
 int64_t mhai_cells_bias_items(const mhai_cells_job *job);
 mhai_bias_item mhai_cells_bias_item(const mhai_cells_job *job, int64_t index);
 
-/* One of its heads of its sequences: what chunks and blocks add to the item's elements, [MHAI_CELL_QUERIES
- * or 1][MHAI_CELL_KEYS or 1]. They come in the order of sequences and heads; then the elements are written. */
+/* Add the chunks and blocks of one head of one sequence to the item's elements,
+ * [MHAI_CELL_QUERIES or 1][MHAI_CELL_KEYS or 1]. Calls come in the order of sequences and heads;
+ * the elements are written afterwards. */
 void mhai_cells_add_bias(const mhai_cells_job *job, mhai_cells_space *w, int64_t b, int64_t h,
                          const mhai_bias_item *item, double *sums);
 void mhai_cells_write_bias(const mhai_cells_job *job, const mhai_bias_item *item,
@@ -174,7 +175,7 @@ void mhai_cells_run_bias(void *job, int64_t index, int worker);
 
 /* ---- attn_backward_cells.c ------------------------------------------------------------------- */
 
-/* Nothing but causal and lengths hides keys, nothing but their products makes scores. */
+/* Only causal and lengths hide keys, and scores are the products only. */
 bool mhai_cells_plain(const mhai_attn_problem *p);
 
 /* ds -> dx in w->x. */

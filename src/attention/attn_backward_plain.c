@@ -24,20 +24,20 @@ typedef struct plain_job {
     int64_t head_sums;
 } plain_job;
 
-/* A visible pair's part in the gradients; all NaN if something in the row is not finite. */
+/* The part of a visible pair in the gradients; all NaN if an element of the row is not finite. */
 typedef struct pair {
     bool visible;
     double kept; /* p after dropout */
     double x, ds, dx, product;
 } pair;
 
-/* A query comes with room for itself, for a key or a value, and for dO. */
+/* A query, with room for itself, for a key or a value, and for dO. */
 static int64_t widest(const mhai_attn_problem *p)
 {
     return mhai_max_i64(p->D, p->Dv);
 }
 
-/* The loss's derivative by p of key s, which dropout's factor leaves alone or not. */
+/* The loss's derivative with respect to p of key s, dropout included. */
 static double weight_gradient(const mhai_backward_problem *x, const mhai_attn_query *r, int64_t s,
                               double weight, double factor)
 {
@@ -93,7 +93,7 @@ static float *worker_room(const plain_job *job, int worker)
     return (float *)(void *)(worker_sums(job, worker) + job->x->p.D + job->x->p.Dv);
 }
 
-/* The query, and what the callback says of all its keys. */
+/* Set the query, and call the callback for all its keys. */
 static mhai_attn_query query_at(const plain_job *job, const mhai_attn_sequence *seq, int64_t h,
                                 int64_t t, int worker)
 {
@@ -115,7 +115,7 @@ static void write_row(const mhai_backward_problem *x, const mha_tensor *out, int
     for (int64_t d = 0; d < out->shape[3]; d++) mhai_backward_write(x, to + d, sums[d] * factor);
 }
 
-/* ---- delta's last part ----------------------------------------------------------------------- */
+/* ---- the last term of delta ------------------------------------------------------------------ */
 
 static void run_weights(void *argument, int64_t item, int worker)
 {
@@ -181,7 +181,7 @@ static pair pair_of_key(const plain_job *job, const mhai_attn_sequence *seq, int
     return pair_at(job, &r, s);
 }
 
-/* Items are keys of the tensors, all key/value heads of a row of memory in a row. */
+/* Items are keys of the tensors; all key/value heads of a row in memory are consecutive. */
 static void run_key(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -254,7 +254,7 @@ static void run_head(void *argument, int64_t h, int worker)
     }
 }
 
-/* What all heads share, summed in their order. */
+/* Sums over heads, in their order. */
 static void sum_heads(const plain_job *job)
 {
     const mhai_attn_problem *p = &job->x->p;
@@ -272,7 +272,7 @@ static void sum_heads(const plain_job *job)
 
 /* ---- the dense bias -------------------------------------------------------------------------- */
 
-/* Indices 0 .. length-1 of an axis that one element of the gradient takes in: all, or its own. */
+/* Indices 0 .. length-1 of an axis that one element of the gradient sums over: all, or its own. */
 static mhai_attn_range taken_in(int64_t shape, int64_t index, int64_t length)
 {
     return shape == 1 ? (mhai_attn_range){0, length} : (mhai_attn_range){index, index + 1};
@@ -308,7 +308,7 @@ static void run_bias(void *argument, int64_t item, int worker)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* Numbers that a head keeps until they are summed over heads: scale and Shaw's tables. */
+/* Numbers that are kept per head until they are summed over heads: scale and Shaw's tables. */
 static mha_status head_sums(const mhai_backward_problem *x, int64_t *count)
 {
     const mhai_attn_problem *p = &x->p;
@@ -339,13 +339,10 @@ static mha_status scratch_bytes(const mhai_backward_problem *x, size_t *worker, 
 static mha_status run_parameters(mha_context *context, plain_job *job)
 {
     const mhai_attn_problem *p = &job->x->p;
-    void *memory;
     MHA_TRY(head_sums(job->x, &job->head_sums));
     if (job->head_sums == 0) return MHA_OK;
     int64_t sums = job->head_sums * p->H;
-    MHA_TRY(mha_scratch_alloc(context, sums, sizeof(double), &memory));
-    job->by_head = memory;
-    memset(memory, 0, (size_t)sums * sizeof(double));
+    MHA_TRY(mha_scratch_zeros(context, sums, sizeof(double), &job->by_head));
     mha_parallel_for(context, p->H, run_head, job);
     sum_heads(job);
     return MHA_OK;
@@ -369,14 +366,13 @@ mha_status mhai_plain_run_backward(mha_context *context, mhai_backward_plan *pla
     mhai_backward_problem *x = &plan->x;
     const mhai_attn_problem *p = &x->p;
     plain_job job = {.x = x, .worker_bytes = plan->worker_bytes};
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
-    job.memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &job.memory));
     if (x->weight_sums) {
         mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_weights, &job);
         mhai_backward_join_weights(x);
     }
-    MHA_TRY(run_parameters(context, &job)); /* the last that may fail; nothing is written yet */
+    MHA_TRY(run_parameters(context, &job)); /* the last call that may fail; nothing is written
+                                               yet */
     if (x->q.data) mha_parallel_for(context, p->q.shape[0] * p->q.shape[2] * p->H, run_query, &job);
     if (x->k.data || x->v.data)
         mha_parallel_for(context, p->k.shape[0] * p->k.shape[2] * p->Hk, run_key, &job);

@@ -13,7 +13,6 @@ bool mhai_backward_shares(const mhai_backward_plan *plan)
 mha_status mhai_backward_share_begin(mha_context *context, const mhai_backward_plan *plan,
                                      mhai_backward_share *share)
 {
-    void *memory;
     *share = (mhai_backward_share){.plan = *plan, .part = *plan->x.p.part};
     mhai_backward_problem *x = &share->plan.x;
     mhai_cells_job *job = &share->job;
@@ -23,8 +22,7 @@ mha_status mhai_backward_share_begin(mha_context *context, const mhai_backward_p
     job->held = MHAI_CELL_QUERIES;
     job->worker_bytes = mhai_cells_space_bytes(job);
     MHA_TRY(mhai_backward_take_rows(context, x, &share->room));
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job->worker_bytes, &memory));
-    job->memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, job->worker_bytes, &job->memory));
     MHA_TRY(mhai_cells_pack_tables(context, job));
     if (!mhai_backward_has_sums(x)) return MHA_OK;
     return mhai_cells_take_sums(context, job, x->p.B * x->p.H * job->chunks, &job->sums);

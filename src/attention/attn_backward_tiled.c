@@ -22,15 +22,15 @@
 #include <math.h>
 #include <string.h>
 
-/* Chunks whose parameter sums are kept apart until they are added in order. */
+/* Chunks whose parameter sums are kept until they are added in order. */
 enum { WAVE = 32 };
 
-/* The most floats of dq that a worker holds in the walk of both: 16 MiB. */
+/* The most floats of dq that a worker holds in the walk `both`: 16 MiB. */
 static const int64_t most_held = 1 << 22;
 
 /* ---- gradients of queries, keys and values --------------------------------------------------- */
 
-/* dq += dX k for the rows of the chunk; each strip by the keys that it sees. */
+/* dq += dX k for the rows of the chunk, strip by strip over the visible keys. */
 static void add_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
                         const mhai_cells_space *w, const mhai_cell *at, float *dq)
 {
@@ -49,9 +49,9 @@ static void add_queries(const mhai_cells_job *job, const mhai_cells_chunk *c,
     }
 }
 
-/* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask keys between the
- * ends of two strips are seen by the second and those after it, and the others' zeros are left out.
- */
+/* out[key] += sum over the chunk's rows of a[row][key] b[row]. Under a causal mask, keys between
+ * the ends of two strips are visible only from the second strip on, and the zeros of the earlier
+ * strips are skipped. */
 static void add_by_key(const mhai_cells_job *job, const mhai_cells_chunk *c, const float *a,
                        const float *b, const mhai_cell *at, int64_t columns, float *out)
 {
@@ -155,8 +155,8 @@ static void add_table(const mhai_cells_job *job, const mhai_cells_chunk *c, cons
                                               .out_stride = mhai_cells_padded(columns)});
 }
 
-/* q . dX k of every row: what the scale multiplies. Rows that see nothing are 0 there, and their
- * queries may hold anything. */
+/* q . dX k of every row, which the scale multiplies. Rows that see nothing are 0; their queries
+ * may hold anything. */
 static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
                           const mhai_cells_space *w, const float *sums)
 {
@@ -164,7 +164,8 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
     for (int64_t r = 0; r < c->c.rows; r++) {
         const float *dq = sums + r * mhai_cells_padded(job->p->D);
         const float *q = mhai_attn_read(&job->p->q, c->c.seq.batch, c->h, c->c.seq.q0 + c->t + r,
-                                        w->q + r * job->p->D); /* scaled queries are done with */
+                                        w->q + r * job->p->D); /* the scaled queries are not
+                                                                  needed any more */
         for (int64_t d = 0; d < job->p->D; d++)
             if (dq[d] != 0) sum += (double)q[d] * (double)dq[d];
     }
@@ -173,7 +174,7 @@ static double scale_share(const mhai_cells_job *job, const mhai_cells_chunk *c,
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* Those from row t of a sequence on, t the first of a chunk. */
+/* The arrays from row t of a sequence on; t is the first row of a chunk. */
 static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_rows *all, int64_t t)
 {
     const mhai_attn_problem *p = job->p;
@@ -185,7 +186,8 @@ static mhai_cells_rows rows_from(const mhai_cells_job *job, const mhai_cells_row
     return rows;
 }
 
-/* A cell with something to see, whose block is loaded: all that its rows and, if wanted, its keys get. */
+/* Process a cell with visible pairs and a loaded block: add to its rows and, if requested, its
+ * keys. */
 static void add_cell(const mhai_cells_job *job, const mhai_cells_chunk *c, mhai_cells_space *w,
                      int64_t key, bool keys, const mhai_cells_rows *to)
 {
@@ -296,7 +298,7 @@ void mhai_cells_add_sums(const mhai_cells_job *job, int64_t heads, int64_t b, in
     if (to->shaw_values) sum_table(&p->shaw_values, p->Dv, 1, from->shaw_values, to->shaw_values);
 }
 
-/* The sums of a wave of chunks, in their order. */
+/* Add the sums of a wave of chunks, in order. */
 static void sum_wave(const mhai_cells_job *job, int64_t items)
 {
     for (int64_t i = 0; i < items; i++) {
@@ -315,21 +317,21 @@ mha_status mhai_cells_take_sums(mha_context *context, const mhai_cells_job *job,
     const int64_t keys = mhai_attn_padded_shaw(&p->shaw_keys) * mhai_cells_padded(p->D);
     const int64_t values = mhai_attn_padded_shaw(&p->shaw_values) * mhai_cells_padded(p->Dv);
     const int64_t buckets = p->t5_table.shape[0];
-    void *made, *t5 = NULL, *shaw_keys = NULL, *shaw_values = NULL;
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, &made));
-    /* Tables are there: their sizes are far from overflow. */
+    double *t5 = NULL;
+    float *shaw_keys = NULL, *shaw_values = NULL;
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof **sums, sums));
+    /* The tables exist, so their sizes are far from overflow. */
     if (x->t5.data)
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)buckets * sizeof(double), &t5));
     if (x->shaw_keys.data)
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)keys * sizeof(float), &shaw_keys));
     if (x->shaw_values.data)
         MHA_TRY(mha_scratch_alloc(context, count, (size_t)values * sizeof(float), &shaw_values));
-    *sums = made;
     for (int64_t i = 0; i < count; i++)
-        (*sums)[i] = (mhai_cells_sums){
-            .t5 = t5 ? (double *)t5 + i * buckets : NULL,
-            .shaw_keys = shaw_keys ? (float *)shaw_keys + i * keys : NULL,
-            .shaw_values = shaw_values ? (float *)shaw_values + i * values : NULL};
+        (*sums)[i] =
+            (mhai_cells_sums){.t5 = t5 ? t5 + i * buckets : NULL,
+                              .shaw_keys = shaw_keys ? shaw_keys + i * keys : NULL,
+                              .shaw_values = shaw_values ? shaw_values + i * values : NULL};
     return MHA_OK;
 }
 
@@ -345,8 +347,8 @@ static void walk_queries(mha_context *context, mhai_cells_job *job)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* One block of keys of a key/value head, with everything that sees it. dq, if not NULL: of all the
- * rows of the head, added to. */
+/* One block of keys of a key/value head, with all queries that see it. dq, if not NULL, holds
+ * all rows of the head and is added to. */
 static void run_block(const mhai_cells_job *job, mhai_cells_space *w, const mhai_attn_sequence *seq,
                       int64_t hk, int64_t key, float *dq)
 {
@@ -424,13 +426,13 @@ void mhai_cells_walk_weights(mha_context *context, mhai_cells_job *job)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* dq, dk and dv together: only if that leaves no thread idle for long. */
+/* dq, dk and dv in one walk, if that leaves no thread idle for long. */
 static bool choose_both(const mhai_backward_problem *x, int threads)
 {
     const mhai_attn_problem *p = &x->p;
     int64_t heads = p->B * p->Hk, held = p->group * p->T * mhai_cells_padded(p->D);
     if (!x->q.data || (!x->k.data && !x->v.data) || mhai_backward_has_sums(x)) return false;
-    if (p->shaw_keys.data) return false; /* dq has sums by distance, too */
+    if (p->shaw_keys.data) return false; /* dq also has sums by distance */
     return held <= most_held && (heads % threads == 0 || heads >= 4 * (int64_t)threads);
 }
 
@@ -448,7 +450,7 @@ mhai_cells_job mhai_cells_job_of(const mha_context *context, const mhai_backward
     return job;
 }
 
-/* Pieces of work of each walk; 0: there is none. */
+/* Work items of each walk; 0: the walk is not needed. */
 typedef struct walks {
     int64_t weights, both, queries, keys, bias;
 } walks;
@@ -503,13 +505,11 @@ mha_status mhai_tiled_run_backward(mha_context *context, mhai_backward_plan *pla
 {
     mhai_cells_job job = mhai_cells_job_of(context, &plan->x);
     const walks w = walks_of(&job);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
-    job.memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &job.memory));
     MHA_TRY(mhai_cells_pack_tables(context, &job));
     if (mhai_backward_has_sums(&plan->x))
         MHA_TRY(mhai_cells_take_sums(context, &job, WAVE, &job.sums));
-    /* That was the last that may fail; nothing is written yet. */
+    /* the last call that may fail; nothing is written yet */
     if (w.weights > 0) mhai_cells_walk_weights(context, &job);
     if (w.weights > 0) mhai_backward_join_weights(&plan->x);
     if (w.both > 0) mha_parallel_for(context, w.both, run_both, &job);

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-/* Stands for memory that is never touched: a valid address to add to. */
+/* Never read or written: a valid address for pointer arithmetic. */
 static double nothing;
 
 /* q, k, v, o: four axes, and a type of their own. */
@@ -138,7 +138,7 @@ static mha_status check_masks(const mha_attention_desc *desc, mhai_attn_problem 
 enum { TYPE_U8 = MHA_U8, TYPE_I32 = MHA_I32, TYPE_F32 = MHA_F32, TYPE_REAL = -1 };
 enum { AXES_BHTS, AXES_BLOCKS, AXES_BT, AXES_BS, AXES_BH, AXES_H, AXES_RH, AXES_RD, AXES_RV };
 
-/* What a tensor's axes may be: broadcast to the last `dims` of shape, or exactly those. */
+/* Allowed axes of a tensor: broadcast to the last `dims` of shape, or exactly those. */
 typedef struct axes {
     bool exact;
     int dims;
@@ -185,7 +185,7 @@ static mha_status take_table(const input *x, const axes *expected, const mha_ten
 
 static mha_status take_inputs(const mha_attention_desc *desc, mhai_attn_problem *p)
 {
-    /* Ragged: the tensors' batch is 1 and their rows are those of all sequences. */
+    /* Ragged: the tensors' batch is 1, and their rows are those of all sequences. */
     const int64_t batch = p->q.shape[0], rows = p->q.shape[2], keys = p->k.shape[2];
     const int64_t high = mhai_max_i64(1, p->block_queries), wide = mhai_max_i64(1, p->block_keys);
     const axes lengths[] = {
@@ -252,7 +252,7 @@ static mha_status check_t5(const mha_attention_desc *desc, mhai_attn_problem *p)
 static mha_status check_shaw(const char *name, const mha_tensor *given)
 {
     if (!given) return MHA_OK;
-    if (given->shape[0] > INT32_MAX) /* rows of stride 0 would allow any number */
+    if (given->shape[0] > INT32_MAX) /* with a row stride of 0 any number would pass */
         return mha_fail(MHA_ERR_SIZE, "%s: dim 0 is %lld, at most %d distances", name,
                         (long long)given->shape[0], INT32_MAX);
     if (given->shape[0] % 2 == 0)
@@ -274,7 +274,7 @@ static mha_status check_sinks(const mhai_attn_problem *p)
     return MHA_OK;
 }
 
-/* A gate that is not finite would turn the 0 of a query without keys into NaN. */
+/* A non-finite gate would turn the 0 of a query without keys into NaN. */
 static mha_status check_gates(const mhai_attn_problem *p)
 {
     for (int64_t b = 0; p->gates.data && p->need_data && b < p->B; b++)
@@ -417,8 +417,8 @@ static mha_status check_inputs(const mha_tensor *q, const mha_tensor *k, const m
     MHA_TRY(check_tensor("v", v, (int64_t[]){p->B, p->Hk, p->S, -1}, need_data, &p->v));
     p->Dv = p->v.shape[3];
     if (p->D == 0) return mha_fail(MHA_ERR_SHAPE, "q: dim 3, the head size, is 0");
-    /* Row counts are added and multiplied below, in any order; keep them far from overflow, even
-     * where another length is 0. */
+    /* Row counts are added and multiplied below, in any order: keep them far from overflow, even
+     * if another length is 0. */
     int64_t pairs = 1;
     bool fits = true;
     for (int i = 0; i < 4; i++)
@@ -434,7 +434,7 @@ mha_tensor mhai_attn_list_view(const int64_t *list, int64_t count)
     return mha_tensor_contiguous((void *)(uintptr_t)list, MHA_I64, 1, &count);
 }
 
-/* Every output against every input and the other outputs. */
+/* No output may overlap an input or another output. */
 static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_desc *desc)
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
@@ -444,7 +444,7 @@ static mha_status check_overlap(const mhai_attn_problem *p, const mha_attention_
                      offsets = mhai_attn_list_view(p->want.offsets, p->want.offsets_count);
     const mhai_attn_named inputs[] = {{"heads", &heads}, {"rows", &rows}, {"offsets", &offsets},
                                       {"q", &p->q},      {"k", &p->k},    {"v", &p->v}};
-    /* Of a part k and v may be elsewhere; whoever made it has compared them. */
+    /* The k and v of a part may be elsewhere; its caller has compared them. */
     const size_t count_inputs = sizeof inputs / sizeof inputs[0] - (p->part ? 2 : 0);
     for (int i = 0; i < count; i++) {
         MHA_TRY(mhai_attn_check_apart(desc, outputs[i].name, outputs[i].tensor));

@@ -1,5 +1,6 @@
-/* What each key receives: sums over queries, in double, in their order. A call of all queries begins with 0
- * and rounds; a part continues the sums of the parts before it and leaves them as they are. */
+/* Column sums: the weight that each key receives, summed over queries in double, in their order.
+ * A call of all queries starts at 0 and rounds the result; a part continues the unrounded sums
+ * of the earlier parts. */
 #include "attention/attn.h"
 
 #include <multihead/component.h>

@@ -1,4 +1,4 @@
-/* See attn_fold.h. The rows' sums lie in memory of their own, and a chunk's workspace points into it. */
+/* See attn_fold.h. The rows' sums are in separate memory, into which a chunk's workspace points. */
 #include "attention/attn_fold.h"
 
 #include "base/checked.h"
@@ -37,14 +37,12 @@ mha_status mhai_attn_fold_bytes(const mhai_attn_plan *plan, size_t *bytes)
 mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan,
                                 mhai_attn_fold *fold)
 {
-    void *memory;
     size_t bytes = 0;
     *fold = (mhai_attn_fold){.plan = *plan, .part = *plan->p.part, .rows = count_rows(&plan->p)};
     fold->plan.p.part = &fold->part;
     MHA_TRY(mhai_attn_fold_bytes(plan, &bytes));
     MHA_TRY(mhai_attn_walk_begin(context, &fold->plan, &fold->walk));
-    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &memory));
-    fold->o = memory;
+    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &fold->o));
     fold->m = fold->o + fold->rows * mhai_attn_padded_values(&plan->p);
     fold->l = fold->m + fold->rows;
     fold->shaw = fold->l + fold->rows;
@@ -53,14 +51,14 @@ mha_status mhai_attn_fold_begin(mha_context *context, const mhai_attn_plan *plan
 
 /* ---- a chunk --------------------------------------------------------------------------------- */
 
-/* The first row of a chunk among those of all items. */
+/* Index of a chunk's first row among the rows of all items. */
 static int64_t place_of(const mhai_attn_problem *p, const mhai_attn_chunk *c)
 {
     const int64_t before = p->query_starts ? c->seq.q0 : c->seq.b * p->T;
     return before * p->H + c->hk * p->group * c->seq.T + c->first;
 }
 
-/* Have the workspace's sums lie where the fold's do. */
+/* Point the workspace's sums at those of the fold. */
 static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
                           mhai_attn_workspace *w)
 {
@@ -72,7 +70,7 @@ static void point_at_sums(const mhai_attn_fold *fold, const mhai_attn_chunk *c,
     w->shaw_values = fold->shaw + place * mhai_attn_padded_shaw(&p->shaw_values);
 }
 
-/* Load the rows, which begin with the sums of no keys; those that have met some keep theirs. */
+/* Load the rows. New rows begin with the sums of no keys; others keep theirs. */
 static void load_rows(const mhai_attn_fold *fold, mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const mhai_attn_problem *p = &fold->plan.p;
@@ -101,8 +99,8 @@ typedef struct keys_job {
     int64_t count, first_item;
 } keys_job;
 
-/* Rows are loaded once for all keys at hand: the problem is the worker's own, and reads one element of them
- * after the other. */
+/* Rows are loaded once for all keys at hand. The problem is the worker's own copy, from which
+ * the walk reads one element of keys after another. */
 static void fold_item(void *argument, int64_t i, int worker)
 {
     const keys_job *job = argument;
@@ -184,7 +182,7 @@ static void finish_item(void *argument, int64_t i, int worker)
     mhai_attn_write_rows(&fold->walk, &c, &w);
 }
 
-/* Without any key the rows have not been begun. */
+/* Without any keys, the rows have not been initialised. */
 void mhai_attn_fold_finish(mha_context *context, mhai_attn_fold *fold)
 {
     if (!fold->begun) mhai_attn_fold_keys(context, fold, NULL, 0, 0, 1);

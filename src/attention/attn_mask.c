@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* ---- what a block is to a chunk -------------------------------------------------------------- */
+/* ---- a block against a chunk ----------------------------------------------------------------- */
 
 /* Sinks and global keys of the block. */
 static void find_exempt_keys(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
@@ -55,8 +55,9 @@ mhai_attn_block mhai_attn_block_at(const mhai_attn_problem *p, const mhai_attn_c
     return block;
 }
 
-/* Some row of the chunk keeps a pattern block in the key block. Rows of one head and one pattern
- * row are looked up once, so that what a long pattern hides costs next to nothing. */
+/* Whether a row of the chunk keeps a pattern block in the key block. Rows of one head and one
+ * pattern row are looked up once, so that the hidden blocks of a long pattern cost almost
+ * nothing. */
 static bool pattern_seen(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          const mhai_attn_block *block)
 {
@@ -92,7 +93,7 @@ static int inside(int64_t key, const mhai_attn_block *block)
     return (int)mhai_max_i64(0, mhai_min_i64(key - block->key, block->keys));
 }
 
-/* One row's interval; true if bytes must tell the exempt keys from the hidden ones in it. */
+/* One row's interval; true if bytes must distinguish exempt from hidden keys in it. */
 static bool row_interval(const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t row,
                          int *begin, int *end)
 {
@@ -113,7 +114,8 @@ static bool row_interval(const mhai_attn_workspace *w, const mhai_attn_block *bl
     return !touching;
 }
 
-/* Narrow a row's interval to the hull of its kept pattern blocks; true if some inside are not. */
+/* Narrow a row's interval to the hull of its kept pattern blocks; true if some inside it are
+ * hidden. */
 static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                         const mhai_attn_workspace *w, const mhai_attn_block *block, int64_t row,
                         int *begin, int *end)
@@ -141,7 +143,7 @@ static bool row_pattern(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     return holes;
 }
 
-/* All rows of a strip are of one row of the pattern. */
+/* Whether all rows of a strip belong to one row of the pattern. */
 static bool one_pattern_row(const mhai_attn_problem *p, const mhai_attn_workspace *w,
                             const mhai_attn_strip *strip)
 {
@@ -152,7 +154,7 @@ static bool one_pattern_row(const mhai_attn_problem *p, const mhai_attn_workspac
     return true;
 }
 
-/* Runs of panels that a pattern row keeps, blocks being whole panels. */
+/* Runs of panels that a pattern row keeps, if blocks are whole panels. */
 static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       const mhai_attn_strip *strip, mhai_tile_mask *mask)
@@ -175,7 +177,7 @@ static void find_runs(const mhai_attn_problem *p, const mhai_attn_chunk *c,
     }
 }
 
-/* Only what of the runs lies in the tile; those that are left may end before it. */
+/* Clip the runs to the tile; the remaining ones may end before it. */
 static void trim_runs(mhai_tile *tile, mhai_tile_mask *mask)
 {
     int runs = 0;
@@ -201,7 +203,7 @@ static bool window_keeps(const mhai_attn_problem *p, const mhai_attn_chunk *c,
            mhai_attn_flag(&p->global_keys, c->seq.batch, c->seq.s0 + s);
 }
 
-/* The callback fills the strip by runs of consecutive queries of one head. */
+/* Call the callback for the strip, once for each run of consecutive queries of one head. */
 static void call_back(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       const mhai_attn_strip *strip)
@@ -258,7 +260,7 @@ static int between(int least, int x, int most)
 
 /* ---- a strip --------------------------------------------------------------------------------- */
 
-/* Documents of the strip against those of the block: -1 none in common, 0 all the same, 1 mixed. */
+/* Documents of the strip and of the block: -1 none in common, 0 all equal, 1 mixed. */
 static int compare_documents(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                              const mhai_attn_workspace *w, const mhai_attn_block *block,
                              const mhai_attn_strip *strip)

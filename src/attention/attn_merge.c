@@ -86,7 +86,8 @@ static int64_t offset(const mha_tensor *x, const int64_t at[3])
     return at[0] * x->stride[0] + at[1] * x->stride[1] + at[2] * x->stride[2];
 }
 
-/* Weights of the parts, -1 for an empty one; *sum is theirs, 0 if all are empty. Gives the lse. */
+/* Weights of the parts, -1 for an empty one; *sum is their sum, 0 if all are empty. Returns the
+ * lse. */
 static double weigh(const merge_job *job, const int64_t at[3], double *weight, double *sum)
 {
     double most = -INFINITY;
@@ -107,8 +108,8 @@ static double weigh(const merge_job *job, const int64_t at[3], double *weight, d
     return most + mhai_log(*sum);
 }
 
-/* Columns d .. d+columns-1 of a query. A part without keys (weight -1) is not read; one of weight
- * 0, far below the others, is: what it holds may be infinite. */
+/* Columns d .. d+columns-1 of a query. A part without keys (weight -1) is not read. A part whose
+ * weight underflows to 0 is read, because it may hold infinities. */
 static void mix(const merge_job *job, const int64_t at[3], const double *weight, double sum,
                 int64_t d, int64_t columns)
 {
@@ -151,9 +152,7 @@ mha_status mha_attention_merge(mha_context *context, const mha_attention_part *p
     merge_job job = {.parts = parts, .count = count, .o = *o};
     if (lse) job.lse = *lse;
     mha_scratch_mark mark = mha_scratch_top(context);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, weights, sizeof(double), &memory));
-    job.weights = memory;
+    MHA_TRY(mha_scratch_alloc(context, weights, sizeof(double), &job.weights));
     mha_parallel_for(context, mhai_ceil_div(rows, ROWS), merge_rows, &job);
     mha_scratch_release(context, mark);
     return MHA_OK;

@@ -1,13 +1,12 @@
-/* Problems whose keys are few enough for one block, under nothing but causal, lengths, a dense mask
- * and a bias: each chunk is one call of a kernel, which goes strip by strip from queries to
- * outputs. What the general walk sets up for each strip and block (attn_walk.c) would take longer
- * than the products.
- */
+/* Problems whose keys fit in one block, with no features except causal, lengths, a dense mask
+ * and a bias: each chunk is one kernel call, which processes its strips from queries to outputs.
+ * The general walk's setup of each strip and block (attn_walk.c) would take longer than the
+ * products. */
 #include "attention/attn_tiles.h"
 
-/* Fewer rows than these, over more keys for each, wait for memory rather than for products, and are
- * faster where panels of keys do not leave L1 (tile_rows_tmpl.c): one row over 512 keys is twice as
- * fast there; four rows over 64 keys take as long in either way. */
+/* With fewer rows than these, or more keys per row, products wait for memory, and panels of keys
+ * that stay in L1 are faster (tile_rows_tmpl.c): twice as fast for one row over 512 keys, equal
+ * for four rows over 64 keys. */
 enum { MANY_ROWS = 8, KEYS_A_ROW = 16 };
 
 static const int takes = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(ragged) |
@@ -26,7 +25,7 @@ bool mhai_attn_is_one_block(const mhai_attn_problem *p, const mhai_attn_tiling *
     return tiling->scored_rows == 0 && tiling->kept_rows == 0 && tiling->split_blocks == 0;
 }
 
-/* Each value is read once by each strip: few strips, or rows next to each other, need no copy. */
+/* Each strip reads each value once: with few strips, or contiguous rows, a copy does not pay. */
 static bool copies_values(const mhai_attn_walk *walk, const mhai_attn_chunk *c)
 {
     return c->rows > walk->kernels->tile_rows && walk->p->v.stride[2] != walk->p->Dv;

@@ -1,5 +1,5 @@
-/* Probabilities, scores and statistics of rows: a second, row-major pass over tiles, with the final
- * maximum and sum of each row. Scores come out as in the forward pass, to the bit. */
+/* Probabilities, scores and statistics of rows: a second, row-major pass over tiles, with the
+ * final maximum and sum of each row. Its scores are bit-identical to those of the forward pass. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -18,7 +18,7 @@ typedef struct outputs_pass {
     mhai_attn_problem bare;                   /* the problem without what `scores` leaves out */
 } outputs_pass;
 
-/* A chunk of a pass: where its rows lie on the axes of probabilities and scores. */
+/* A chunk of a pass, and the place of its rows on the axes of probabilities and scores. */
 typedef struct outputs_chunk {
     const outputs_pass *pass;
     int64_t out_head, out_row;
@@ -57,7 +57,7 @@ void mhai_attn_restore_rows(const mhai_attn_kept *kept, const mhai_attn_problem 
     }
 }
 
-/* ---- where rows lie -------------------------------------------------------------------------- */
+/* ---- places of rows -------------------------------------------------------------------------- */
 
 static float *row_f32(const mha_tensor *x, const mhai_attn_chunk *c, const mhai_attn_workspace *w,
                       int64_t r)
@@ -71,7 +71,7 @@ static int64_t *row_i64(const mha_tensor *x, const mhai_attn_chunk *c, const mha
     return mhai_attn_data(x, c->seq.batch, w->head[r], c->seq.q0 + w->query[r]);
 }
 
-/* A strip's rows of a matrix: what the tile computed, and `outside` around it. */
+/* Write a strip's rows of a matrix: the tile's results, and `outside` around them. */
 static void write_strip(const outputs_chunk *x, const mha_tensor *matrix, const mhai_attn_chunk *c,
                         const mhai_attn_block *block, const mhai_attn_strip *s, float outside)
 {
@@ -90,7 +90,7 @@ static void write_strip(const outputs_chunk *x, const mha_tensor *matrix, const 
 
 /* ---- statistics ------------------------------------------------------------------------------ */
 
-/* Of equal weights the earlier key stays first; keys come in order. */
+/* Among equal weights the earliest key comes first, since keys arrive in order. */
 static void insert_top(float *weights, int64_t *keys, int64_t count, float weight, int64_t key)
 {
     int64_t i = count - 1;
@@ -164,7 +164,7 @@ static void fill(float *out, int64_t count, float value)
     for (int64_t i = 0; i < count; i++) out[i] = value;
 }
 
-/* Before the first tile, and of a row that sees no key for good. */
+/* The state before the first tile, which a row without keys keeps. */
 static void start_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
                              mhai_attn_workspace *w)
 {
@@ -185,7 +185,7 @@ static void start_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
     }
 }
 
-/* A row whose sum is NaN has no order. */
+/* The weights of a row whose sum is NaN have no order. */
 static void finish_statistics(const outputs_pass *pass, const mhai_attn_chunk *c,
                               const mhai_attn_workspace *w)
 {
@@ -248,7 +248,7 @@ static mhai_attn_problem bare_problem(const mhai_attn_problem *p)
     bare.uses &= ~(MHAI_MASKS | MHAI_BIASES);
     bare.causal = bare.window = false;
     if (p->pages)
-        bare.uses |= MHAI_USES(key_lengths); /* there is nothing beyond */
+        bare.uses |= MHAI_USES(key_lengths); /* no keys remain */
     else
         bare.key_lengths = NULL;
     bare.key_begins = NULL;
@@ -271,7 +271,7 @@ static void scores_strip(void *user, const mhai_attn_chunk *c, mhai_attn_workspa
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* Everything that the pass writes of one chunk's rows. */
+/* Everything that the pass writes for the rows of one chunk. */
 static void run_chunk(const outputs_pass *pass, mhai_attn_chunk *c, mhai_attn_workspace *w,
                       int64_t out_head, int64_t out_row)
 {

@@ -50,7 +50,7 @@ static const unsigned char *run_of(const page_rows *x, int64_t b, int64_t hk, in
 
 /* ---- runs of a block ----------------------------------------------------------------------- */
 
-/* Some run of a sequence may not lie in one page. */
+/* Whether a run of a sequence may span two pages. */
 static bool gathers(const mhai_attn_problem *p)
 {
     return p->pages && p->pages->entries > 1 && p->pages->page_size % MHAI_RUN != 0;
@@ -61,7 +61,7 @@ int64_t mhai_attn_gathered_bytes(const mhai_attn_problem *p)
     return gathers(p) ? MHAI_BLOCK_RUNS * (p->pages->key_bytes + p->pages->value_bytes) : 0;
 }
 
-/* A position of one run becomes one of another. */
+/* Copy a position of one run to a position of another. */
 static void copy_lane(const page_rows *x, const unsigned char *from, int from_lane,
                       unsigned char *to, int to_lane)
 {
@@ -79,7 +79,7 @@ static void copy_lane(const page_rows *x, const unsigned char *from, int from_la
                (size_t)size);
 }
 
-/* The run of positions s .. of a sequence that holds more, end of them, copied to `to`. */
+/* The run of positions s .. of a sequence that holds `end` or more, copied to `to`. */
 static void gather_run(const page_rows *x, int64_t b, int64_t hk, int64_t s, int64_t end,
                        unsigned char *to)
 {
@@ -97,7 +97,7 @@ static mhai_run run_at(const page_rows *x, const unsigned char *at)
         .at = at, .scale = scales_of(x, at), .powers = powers_of(x, at), .type = x->pages->type};
 }
 
-/* `count` runs from position `key` on, where they lie. */
+/* `count` runs from position `key` on, in place. */
 static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key, int64_t count,
                           mhai_run *runs)
 {
@@ -115,8 +115,8 @@ static void runs_in_place(const page_rows *x, int64_t b, int64_t hk, int64_t key
     }
 }
 
-/* The runs of the positions from `first` on, `left` of them, as far as they are of a block, and those after
- * it; for those that do not exist the last one again, which is fetched and no more. */
+/* The runs from position `first` on, `left` positions of them, of a block and beyond it. Beyond
+ * the last run its pointer is repeated, for prefetches only. */
 static void find_runs(const page_rows *x, int64_t b, int64_t hk, int64_t first, int64_t left,
                       unsigned char *gathered, mhai_run *runs)
 {
@@ -143,7 +143,7 @@ void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *s
 
 /* ---- one position -------------------------------------------------------------------------- */
 
-/* An element of a run that has n there. */
+/* An element of a run of n elements. */
 static float byte_value(const page_rows *x, const unsigned char *run, int lane, int64_t c, int8_t n)
 {
     if (!x->channels) return (float)n * scales_of(x, run)[lane];

@@ -1,6 +1,6 @@
-/* Keys and values of a call that lie in the pages of a cache: runs of MHAI_RUN positions of a head
- * (kernels.h), several of which are a page. A block of a walk reads them by pointers, one for each
- * run; where pages are not whole runs, their positions are gathered first. */
+/* Keys and values in the pages of a cache: runs of MHAI_RUN positions of a head (kernels.h),
+ * several per page. A block of a walk reads them by pointers, one per run. If pages are not
+ * whole runs, their positions are gathered first. */
 #ifndef MHAI_ATTN_PAGES_H
 #define MHAI_ATTN_PAGES_H
 
@@ -14,10 +14,9 @@ typedef struct mhai_attn_pages {
     int64_t key_bytes, value_bytes;     /* of a run; the scales of MHA_I8 are its last line */
     bool channels; /* keys of MHA_I8: the powers of a run are its last line or lines; page_size is a
                       multiple of MHAI_RUN, or all of a sequence is one page */
-    int64_t pages,
-        page_size;        /* of a head all pages lie in a row: one that takes pages as they come is
-                                 read without a jump */
-    const int32_t *table; /* [B][entries] pages of each sequence */
+    int64_t pages, page_size; /* all pages of a head are contiguous: one that uses pages in order is
+                             read without jumps */
+    const int32_t *table;     /* [B][entries] pages of each sequence */
     int64_t entries;
 } mhai_attn_pages;
 
@@ -37,10 +36,10 @@ static inline int64_t mhai_attn_page_run(const mhai_attn_pages *pages, int64_t p
     return (hk * pages->pages + page) * runs + position / MHAI_RUN;
 }
 
-/* Bytes of a workspace for gathered runs of a block; 0: they are read where they lie. */
+/* Bytes of a workspace for gathered runs of a block; 0: they are read in place. */
 int64_t mhai_attn_gathered_bytes(const mhai_attn_problem *p);
 
-/* Fill in the runs of the block at `key`, and those that are fetched with them. */
+/* Fill in the runs of the block at `key`, and those to prefetch. */
 void mhai_attn_find_runs(const mhai_attn_problem *p, const mhai_attn_sequence *seq, int64_t hk,
                          int64_t key, struct mhai_attn_workspace *w);
 

@@ -1,5 +1,6 @@
-/* The plain path: the formula as it stands, one row of scores at a time, in double. It takes any
- * head size, shares no code with the tiles, and is what `path plain` and selftest compare with. */
+/* The plain path: the formula of attention.h, one row of scores at a time, in double. It accepts
+ * any head size and shares no code with the tiles. `path plain` and selftest use it as the
+ * reference. */
 #include "attention/attn_pages.h"
 #include "attention/attn_plan.h"
 #include "attention/attn_row.h"
@@ -29,10 +30,10 @@ typedef struct row {
     uint8_t *keep;   /* [S] the callback's result */
 } row;
 
-/* Weights and log-weights are never this; no score that matters is. */
+/* No weight, log-weight or score has this value. */
 static const double HIDDEN = -INFINITY;
 
-/* Scores turned into exp(score - max), with max and the sum of these with the sink's. */
+/* Turn scores into exp(score - max); also max and the sum of these, with the sink's. */
 static void weigh_row(const mhai_attn_problem *p, row *r)
 {
     const mhai_attn_query *at = &r->at;
@@ -87,7 +88,7 @@ static float probability(const row *r, int64_t s)
     return seen ? (float)(r->w[s] / r->sum) : 0.0f;
 }
 
-/* What probabilities and average_probabilities hold of key s. */
+/* The value of key s in probabilities and average_probabilities. */
 static float shown_probability(const mhai_attn_problem *p, const row *r, int64_t s)
 {
     if (!p->want.dropped) return probability(r, s);
@@ -131,7 +132,7 @@ static int64_t *i64_row(const mha_tensor *x, const row *r)
            (r->at.seq.q0 + r->at.t) * x->stride[2];
 }
 
-/* -sum p log p; -log p is log sum - (score - max), whatever the rounding of p. */
+/* -sum p log p; -log p is log sum - (score - max), so the rounding of p does not matter. */
 static double entropy(const row *r)
 {
     double sum = 0;
@@ -151,7 +152,7 @@ static int64_t largest_key(const mhai_attn_problem *p, const row *r)
     return best;
 }
 
-/* Insertion into a list that falls; of equal weights the earlier key stays first. */
+/* Insert into a descending list; among equal weights the earlier key stays first. */
 static void write_top(const mhai_attn_problem *p, const row *r)
 {
     const mhai_attn_wanted *want = &p->want;
@@ -207,7 +208,7 @@ static float *give_memory(const plain_job *job, int worker, row *r)
     return room;
 }
 
-/* Row `at` of head h, weighed; at counts the rows of q, those of all sequences in a row. */
+/* Compute row `at` of head h; at counts the rows of q of all sequences. */
 static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
 {
     int64_t t;
@@ -220,7 +221,7 @@ static row row_at(const plain_job *job, int worker, int64_t at, int64_t h)
     return r;
 }
 
-/* Items are rows of q, all heads of a row of memory in a row. */
+/* Items are rows of q; all heads of a row in memory are consecutive. */
 static void run_row(void *argument, int64_t item, int worker)
 {
     const plain_job *job = argument;
@@ -321,8 +322,6 @@ mha_status mhai_plain_plan(const mha_context *context, mhai_attn_plan *plan)
 mha_status mhai_plain_run(mha_context *context, const mhai_attn_plan *plan)
 {
     plain_job job = {.p = &plan->p, .worker_bytes = plan->scratch.worker};
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &memory));
-    job.memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, job.worker_bytes, &job.memory));
     return run(context, &job);
 }

@@ -1,4 +1,4 @@
-/* From a checked problem to a plan: which back end takes it, and what a call costs. */
+/* From a checked problem to a plan: the back end that accepts it, and the cost of a call. */
 #include "attention/attn_plan.h"
 
 #include "attention/attn_pages.h"
@@ -59,7 +59,7 @@ mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem 
                     instead);
 }
 
-/* As scratch is handed out. */
+/* In the order of allocation. */
 mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n)
 {
     if (bytes == 0) return MHA_OK;
@@ -111,7 +111,7 @@ double mhai_attn_tensor_bytes(const mha_tensor *tensor)
     return bytes;
 }
 
-/* o counts, named or not. */
+/* o counts, whether its strides are given or not. */
 static double output_bytes(const mhai_attn_problem *p)
 {
     mhai_attn_named outputs[MHAI_ATTN_OUTPUTS];
@@ -133,7 +133,7 @@ mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes)
     return mhai_attn_add_scratch(bytes, s->split, 1);
 }
 
-/* Keys and values, as far as the call goes. */
+/* Keys and values that the call reads. */
 static double past_bytes(const mhai_attn_problem *p)
 {
     const double runs = (double)(p->B * p->Hk) * (double)p->S / MHAI_RUN;

@@ -1,6 +1,6 @@
-/* The plan of a call, made once: running and explaining use the same one.
+/* The plan of a call, which running and explaining share.
  *
- * A back end is a row in attn_plan.c: what selects it, what it refuses, how it divides a problem
+ * A back end is a row in attn_plan.c: what selects it, what it rejects, how it divides a problem
  * and how it runs one. Rows are tried in order. */
 #ifndef MHAI_ATTN_PLAN_H
 #define MHAI_ATTN_PLAN_H
@@ -11,22 +11,24 @@
  * head; the rows of its query heads follow each other: row r is query r % T of head r / T of the
  * group. */
 typedef struct mhai_attn_tiling {
-    int64_t chunk_rows;      /* rows of a chunk, the last may have fewer */
+    int64_t chunk_rows;      /* rows of a chunk; the last may have fewer */
     int64_t items;           /* chunks of all key/value heads of all sequences */
-    int64_t forward_items;   /* of the forward pass: those, or runs of queries of all heads */
+    int64_t forward_items;   /* items of the forward pass: chunks, or runs of queries of all
+                                heads */
     int64_t runs;            /* of consecutive queries of one head in a chunk, at most */
     int64_t average_queries; /* of an item of the average over heads */
-    int64_t scored_rows;  /* the average comes with the forward pass, which keeps the scores of so
-                             many rows; 0: it takes a pass of its own */
-    int64_t chosen_rows;  /* of an item of the chosen rows */
-    int64_t kept_rows;    /* whose m and l later passes need */
-    int64_t split_blocks; /* of keys of a chunk that threads share; 0: they do not */
-    int64_t split_floats; /* of scratch which that takes, beside the workers' */
-    bool one_block;       /* attn_one_block.c takes every chunk */
-    bool alone;           /* too small to wake another thread */
+    int64_t scored_rows;     /* the forward pass also computes the average and keeps the scores of
+                             this many rows; 0: the average has a pass of its own */
+    int64_t chosen_rows;     /* rows of an item of the chosen rows */
+    int64_t kept_rows;       /* later passes need m and l of all rows */
+    int64_t split_blocks;    /* keys of a chunk that threads share; 0: they share none */
+    int64_t split_floats;    /* scratch for that, in addition to the workers' */
+    bool one_block;          /* attn_one_block.c computes every chunk */
+    bool alone;              /* too small to wake another thread */
 } mhai_attn_tiling;
 
-/* Scratch of a call, in bytes; 0: none. Running allocates just this, explaining adds it up. */
+/* Scratch of a call, in bytes; 0: none. Running allocates exactly this; explaining reports the
+ * sum. */
 typedef struct mhai_attn_scratch {
     size_t worker; /* of each thread */
     size_t index;  /* of ragged items */
@@ -37,7 +39,7 @@ typedef struct mhai_attn_scratch {
 typedef struct mhai_attn_plan {
     mhai_attn_problem p;
     const struct mhai_attn_backend *backend;
-    const mhai_kernels *kernels; /* of the context; a test may put others here before it runs */
+    const mhai_kernels *kernels; /* the context's kernels; a test may replace them before the run */
     int threads;
     mhai_attn_tiling tiling;
     mhai_attn_scratch scratch;
@@ -50,12 +52,12 @@ struct mhai_backward_plan;
 #define MHAI_TILED_REASON "head sizes up to 256 need no matrix of all scores"
 
 typedef struct mhai_attn_backend {
-    mha_path path; /* these two select it */
+    mha_path path; /* either of them selects this back end */
     mha_compute compute;
-    const char *reason; /* why it was chosen if nothing was asked for and nothing else refused */
-    /* Why it does not take the problem, static text; NULL: it does. */
+    const char *reason; /* reason reported if it is chosen by default */
+    /* Why it rejects the problem, static text; NULL: it accepts it. */
     const char *(*refuses)(const mha_context *context, const mhai_attn_problem *p);
-    const char *instead; /* what to do then */
+    const char *instead; /* remedy for the message */
     /* Divide plan->p: tiling, scratch, account. */
     mha_status (*plan)(const mha_context *context, mhai_attn_plan *plan);
     mha_status (*run)(mha_context *context, const mhai_attn_plan *plan);
@@ -64,7 +66,7 @@ typedef struct mhai_attn_backend {
     mha_status (*run_backward)(mha_context *context, struct mhai_backward_plan *plan);
 } mhai_attn_backend;
 
-/* What the caller gave. */
+/* The caller's arguments. */
 typedef struct mhai_attn_call {
     const mha_attention_desc *desc;
     const mha_tensor *q, *k, *v, *o;
@@ -73,7 +75,7 @@ typedef struct mhai_attn_call {
     const mhai_attn_part *part;          /* likewise */
 } mhai_attn_call;
 
-/* Check a call and plan it. need_data false: tensors' data may be NULL, and it is not run. */
+/* Check a call and plan it. need_data false: tensors' data may be NULL, and the call is not run. */
 MHA_NODISCARD mha_status mhai_attn_plan_call(const mha_context *context, const mhai_attn_call *call,
                                              bool need_data, mhai_attn_plan *plan);
 
@@ -82,19 +84,19 @@ MHA_NODISCARD mha_status mhai_attn_forward(mha_context *context, const mhai_attn
 MHA_NODISCARD mha_status mhai_attn_explain(const mha_context *context, const mhai_attn_call *call,
                                            mha_attention_plan *plan);
 
-/* The first back end that takes the problem, or its gradients, as it was asked for. *reason: why it
- * is this one. */
+/* The first back end that accepts the problem, or its gradients, on the requested path. *reason:
+ * why it is this one. */
 MHA_NODISCARD mha_status mhai_attn_choose(const mha_context *context, const mhai_attn_problem *p,
                                           bool backward, const mhai_attn_backend **backend,
                                           const char **reason);
 
-/* What an account counts of a tensor; 0 without data. */
+/* Bytes of a tensor in the account; 0 without data. */
 double mhai_attn_tensor_bytes(const mha_tensor *tensor);
 
-/* All scratch that running a plan takes. */
+/* All scratch of a run. */
 MHA_NODISCARD mha_status mhai_attn_scratch_bytes(const mhai_attn_plan *plan, size_t *bytes);
 
-/* Add n pieces of so many bytes to *total as the context hands them out. */
+/* Add n pieces of so many bytes to *total, rounded as the context allocates them. */
 MHA_NODISCARD mha_status mhai_attn_add_scratch(size_t *total, size_t bytes, int n);
 
 /* The back ends: attn_tiled.c, attn_plain.c, attn_bf16.c; gradients attn_backward_tiled.c,

@@ -8,8 +8,8 @@
 
 #include <multihead/component.h>
 
-/* Rows that a worker takes at a time: enough to be worth the hand-over and the powers that the
- * sinusoidal encoding computes for each such block. */
+/* Rows per work item: enough to amortise the hand-over and the powers that the sinusoidal
+ * encoding computes for each such block. */
 enum { BLOCK_ROWS = 16, CHUNK = 128 };
 
 /* ---- positions ------------------------------------------------------------------------------ */
@@ -176,7 +176,8 @@ mha_status mha_add_positions(mha_context *context, const mha_positions *position
     return MHA_OK;
 }
 
-/* ---- what attention adds to scores ----------------------------------------------------------- */
+/* ---- terms of scores
+ * -------------------------------------------------------------------------- */
 
 mha_status mha_alibi_slopes(int64_t num_heads, float *slopes)
 {
@@ -208,7 +209,7 @@ mha_status mha_t5_bucket(int64_t relative, int64_t buckets, int64_t max_distance
         return mha_fail(MHA_ERR_ARGUMENT,
                         "max_distance is %lld, it must exceed the %lld exact distances",
                         (long long)max_distance, (long long)exact);
-    relative = mhai_max_i64(relative, -INT64_MAX); /* can be negated, and is as far away */
+    relative = mhai_max_i64(relative, -INT64_MAX); /* so that it can be negated */
     *bucket = mhai_attn_t5_bucket(relative, buckets, max_distance, one_sided);
     return MHA_OK;
 }

@@ -1,4 +1,4 @@
-/* Positions of tokens, checked: shared by rotary embedding and by what adds encodings. */
+/* Positions of tokens, checked: shared by rotary embedding and encodings that are added. */
 #ifndef MHAI_ATTN_POSITION_H
 #define MHAI_ATTN_POSITION_H
 
@@ -16,17 +16,17 @@ static inline int64_t mhai_attn_position_at(const mhai_attn_places *places, int6
     return (places->starts ? places->starts[b] : places->start) + t;
 }
 
-/* Check the positions of [B,T] tokens; with rows >= 0 each must be in 0 .. rows-1. given NULL: all
- * defaults. B and T may be 0. */
+/* Check the positions of [B,T] tokens; with rows >= 0 each must be in 0 .. rows-1. given NULL:
+ * all defaults. B and T may be 0. */
 MHA_NODISCARD mha_status mhai_attn_position_check(const mha_positions *given, int64_t B, int64_t T,
                                                   int64_t rows, mhai_attn_places *places);
 
-/* A call that may work in place: y, an f32 tensor of ndim axes, has the shape of x and is the same
- * view or shares no memory with it. */
+/* Check a call that may work in place: y, an f32 tensor of ndim axes, has the shape of x and is
+ * the same view or shares no memory with it. */
 MHA_NODISCARD mha_status mhai_attn_position_check_pair(const mha_tensor *x, const mha_tensor *y,
                                                        int ndim);
 
-/* ids as memory that an output must not touch; NULL or not checked yet is fine. */
+/* The memory of ids, which an output must not overlap; accepts NULL and unchecked ids. */
 MHA_NODISCARD mha_status mhai_attn_position_check_ids(const mha_positions *given,
                                                       const mha_tensor *y);
 

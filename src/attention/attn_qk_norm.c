@@ -18,7 +18,11 @@ typedef struct norm_job {
     double epsilon;
 } norm_job;
 
-/* 1 / norm. A vector of zeros stays one: 0 * 0 and not 0 * infinity. */
+/* 1 / norm. A vector of zeros stays zero: 0
+ *
+ * 0, not 0
+ *
+ * infinity. */
 static double inverse_norm(const norm_job *job, const float *x)
 {
     const int64_t D = job->x->shape[3], step = job->x->stride[3];
@@ -84,7 +88,8 @@ mha_status mha_qk_norm(mha_context *context, mha_qk_norm_kind kind, float epsilo
                         (double)epsilon);
     const int64_t *n = x->shape;
     if (n[0] == 0 || n[1] == 0 || n[2] == 0 || n[3] == 0) return MHA_OK;
-    int64_t vectors = n[0] * n[1] * n[2]; /* each has memory of its own in y: no overflow */
+    int64_t vectors = n[0] * n[1] * n[2]; /* y has room for each of them, so the product cannot
+                                             overflow */
     mha_parallel_for(context, mhai_ceil_div(vectors, BLOCK_VECTORS), norm_block, &job);
     return MHA_OK;
 }

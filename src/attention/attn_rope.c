@@ -11,19 +11,23 @@
 
 #include <math.h>
 
-/* Tokens that a worker takes at a time and that share the powers of base; pairs whose cosines and
- * sines are kept at a time. */
+/* Tokens per work item, which share the powers of base; pairs whose cosines and sines are kept
+ * at a time. */
 enum { BLOCK_TOKENS = 16, CHUNK = 128 };
 
 typedef struct rope_job {
     const mhai_kernels *kernels;
     const mha_tensor *x, *y;
     mhai_attn_places places;
-    int64_t pairs, pair_step, mate; /* pair i is elements i * pair_step and that + mate */
+    int64_t pairs, pair_step, mate; /* pair i is elements i
+                                     *
+                                       pair_step and i
+                                     *
+                                       pair_step + mate */
     bool inverse, in_place;
     double base, factor;
     const float *cosines, *sines; /* NULL: from base and factor */
-    /* Of both tables: over b, over t (or over positions, then b's is 0), over pairs. */
+    /* Strides of both tables: over b, over t (or over positions, then b's is 0), over pairs. */
     int64_t cos_stride[3], sin_stride[3];
     bool by_position;
 } rope_job;
@@ -51,7 +55,7 @@ static void angle_turns(const rope_job *job, int64_t b, int64_t t, const double 
     }
 }
 
-/* Turn pairs of one head. Both are read before either is written: x may be y. */
+/* Rotate pairs of one head. Both elements are read before either is written: x may be y. */
 static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step, int64_t pairs,
                         int64_t pair_step, int64_t mate, const double *cosine, const double *sine)
 {
@@ -63,7 +67,7 @@ static inline void turn(const float *x, int64_t x_step, float *y, int64_t y_step
     }
 }
 
-/* A head of a token is a line or some, far from the next: it is fetched in time. */
+/* Prefetch a head of a token: a line or a few, far from the next head. */
 enum { TOKENS_AHEAD = 4 };
 
 static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, int64_t pairs,
@@ -95,7 +99,7 @@ static void turn_heads(const rope_job *job, int64_t b, int64_t t, int64_t i0, in
     }
 }
 
-/* What does not turn. */
+/* Copy the elements that do not rotate. */
 static void copy_rest(const rope_job *job, int64_t b, int64_t t)
 {
     const int64_t x_step = job->x->stride[3], y_step = job->y->stride[3];
@@ -190,7 +194,7 @@ static mha_status check_table(const char *name, const mha_tensor *table, const r
     return mhai_tensor_check_disjoint("y", y, name, table);
 }
 
-/* Tables, if any; *rows is how many positions they know, -1 for any. */
+/* Check the tables, if any; *rows is their number of positions, -1: unlimited. */
 static mha_status check_tables(const mha_rope_desc *desc, rope_job *job, int64_t *rows)
 {
     const mha_tensor *cosines = desc->cos_table, *sines = desc->sin_table;

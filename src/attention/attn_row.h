@@ -1,5 +1,5 @@
-/* One query row in double precision: where it stands, what it sees, its scores. What the plain
- * paths, forward and backward, are made of. */
+/* One query row in double: its position, its visible keys, its scores. The plain paths, forward
+ * and backward, are built on it. */
 #ifndef MHAI_ATTN_ROW_H
 #define MHAI_ATTN_ROW_H
 
@@ -17,34 +17,36 @@ typedef struct mhai_attn_query {
     int64_t keep_first;
 } mhai_attn_query;
 
-/* Query t of head h of sequence b; keep is left to the caller. room: [D + max(D, Dv)] floats that
- * stay the query's own; NULL if all tensors are f32. */
+/* Query t of head h of sequence b; the caller sets keep. room: [D + max(D, Dv)] floats, which
+ * hold the query as long as it is used; NULL if all tensors are f32. */
 mhai_attn_query mhai_attn_query_at(const mhai_attn_problem *p, const mhai_attn_sequence *seq,
                                    int64_t h, int64_t t, float *room);
 
-/* Row [b, h, t] as f32: where it lies, or widened into room. */
+/* Row [b, h, t] as f32: in place, or widened into room. */
 const float *mhai_attn_read(const mha_tensor *x, int64_t b, int64_t h, int64_t t, float *room);
 
-/* The sequence of row `row` of the tensors, all sequences counted, and the query it is there. */
+/* The sequence of row `row`, counted over all sequences, and the index of its query there. */
 mhai_attn_sequence mhai_attn_sequence_of_row(const mhai_attn_problem *p, int64_t row, int64_t *t);
 
 /* A score in its parts: value = cap(scale * product) + bias + relative. */
 typedef struct mhai_attn_score {
-    double value;   /* -inf: not visible; NaN: visible, and not finite */
+    double value;   /* -inf: not visible; NaN: visible and not finite */
     double product; /* q (k + shaw); not set if value is not finite */
-    double slope;   /* of the cap, 1 without one; likewise */
+    double slope;   /* slope of the cap, 1 without one; also unset then */
 } mhai_attn_score;
 
 mhai_attn_score mhai_attn_score_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
 
-/* scale * product, with the cap or without, of any pair, seen or not; NaN if it is not finite. */
+/* scale
+ *
+ * product, capped or not, of any pair, visible or not; NaN if it is not finite. */
 double mhai_attn_pair_score(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s,
                             bool capped);
 
 /* The factor that dropout gives key s: 0 or 1 / (1 - dropout). */
 double mhai_attn_dropout_at(const mhai_attn_problem *p, const mhai_attn_query *r, int64_t s);
 
-/* Row of a Shaw table for key s, and its number. */
+/* The row of a Shaw table for key s, and its index. */
 int64_t mhai_attn_shaw_index(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
 const float *mhai_attn_shaw_row(const mha_tensor *table, const mhai_attn_query *r, int64_t s);
 

@@ -1,5 +1,5 @@
-/* A worker's memory and the rows of a chunk in it: where they stand, what they see, their queries,
- * and the sums by distance of Shaw's relative positions. */
+/* A worker's memory, and the rows of a chunk in it: positions, visible keys, queries, and sums
+ * by distance of Shaw's relative positions. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -30,8 +30,8 @@ static int64_t relative_floats(const mhai_attn_problem *p, const mhai_attn_tilin
     return tiling->runs * MHAI_KEY_BLOCK + tiling->chunk_rows;
 }
 
-/* Lay a workspace out in memory; with memory NULL only its size is of use. Every factor is bounded
- * by constants of this library, or by attn_check.c (Shaw tables). */
+/* Lay out a workspace in memory; with memory NULL only its size is computed. Every factor is
+ * bounded by constants of this library, or by attn_check.c (Shaw tables). */
 mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
                                       int tile_rows, unsigned char *memory)
 {
@@ -89,9 +89,9 @@ mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worke
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* Widen a hull by what is not empty; it starts as {INT64_MAX, INT64_MIN}. Rarely written: a hull
- * that is written for each row and read for the next costs as much as all else that places a row.
- */
+/* Extend a hull by a range that is not empty; it starts as {INT64_MAX, INT64_MIN}. It branches,
+ * because it rarely changes: a hull that is written for each row and read for the next costs as
+ * much as the rest of placing a row. */
 static void widen(mhai_attn_range *hull, int64_t begin, int64_t end)
 {
     if (begin >= end) return;
@@ -99,7 +99,7 @@ static void widen(mhai_attn_range *hull, int64_t begin, int64_t end)
     if (end > hull->end) hull->end = end;
 }
 
-/* Where row r, query i of a head, stands and what it sees. */
+/* Position and visible keys of row r, query i of a head. */
 static void place_row(const mhai_attn_problem *p, mhai_attn_chunk *c, mhai_attn_workspace *w,
                       int64_t r, int64_t head, int64_t i)
 {

@@ -20,17 +20,17 @@
 #include <math.h>
 #include <string.h>
 
-/* What a block of a chunk leaves for the next pass. */
+/* Results of a block of a chunk for the next pass. */
 typedef struct split_part {
     float *s;        /* [rows][MHAI_SCORE_STRIDE] scores */
     float *o;        /* [rows][values, padded] p V */
     float *m, *l;    /* [rows] maximum, NaN where the row's strip sees nothing; sum */
-    float *unfinite; /* not 0: it must be done in the usual way */
+    float *unfinite; /* not 0: compute the block on the general path */
 } split_part;
 
 typedef struct split_job {
     const mhai_attn_stretch *stretch;
-    bool values; /* the pass at hand */
+    bool values; /* the current pass */
 } split_job;
 
 /* One item of a pass. */
@@ -196,10 +196,8 @@ mha_status mhai_attn_split(mha_context *context, const mhai_attn_walk *walk,
 {
     const mhai_attn_tiling *tiling = &walk->tiling;
     mhai_attn_stretch all = {.walk = walk, .blocks = tiling->split_blocks};
-    void *memory;
     *done = false;
-    MHA_TRY(mha_scratch_alloc(context, tiling->split_floats, sizeof(float), &memory));
-    all.parts = memory;
+    MHA_TRY(mha_scratch_alloc(context, tiling->split_floats, sizeof(float), &all.parts));
     if (!mhai_attn_stretch_scores(context, &all) || !mhai_attn_stretch_values(context, &all))
         return MHA_OK;
     mhai_attn_workspace w = mhai_attn_workspace_of(walk, 0);

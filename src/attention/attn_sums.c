@@ -1,5 +1,5 @@
-/* Sums of probabilities across rows: the mean over heads, and what each key receives. Each output
- * element has one owner, which adds in one order. */
+/* Sums of probabilities across rows: the mean over heads, and the weight that each key receives.
+ * Each output element has one owner and one order. */
 #include "attention/attn_tiles.h"
 
 #include "base/checked.h"
@@ -47,7 +47,7 @@ static void average_strip(void *user, const mhai_attn_chunk *c, mhai_attn_worksp
     }
 }
 
-/* Queries of an item, and a chunk of them that is yet to get its heads and rows. */
+/* Queries of an item, and a chunk of them without its heads and rows. */
 static int64_t average_item(const mhai_attn_walk *walk, int64_t item, mhai_attn_chunk *c)
 {
     const mhai_attn_problem *p = walk->p;
@@ -93,7 +93,7 @@ static void run_average(void *argument, int64_t item, int worker)
     end_average(p, &all);
 }
 
-/* ---- the average with the forward pass ------------------------------------------------------- */
+/* ---- the average, in the forward pass -------------------------------------------------------- */
 
 int64_t mhai_attn_average_items(const mhai_attn_problem *p, const mhai_attn_tiling *tiling)
 {
@@ -148,13 +148,13 @@ void mhai_attn_run_scored(const mhai_attn_walk *walk, int64_t item, int worker,
     end_average(p, &all);
 }
 
-/* ---- what each key receives ------------------------------------------------------------------ */
+/* ---- column sums ----------------------------------------------------------------------------- */
 
 typedef struct column_sums {
     const sums_job *job;
     const mhai_attn_key_item *item;
     int64_t columns; /* of the item */
-    int64_t head;    /* whose sums are under way */
+    int64_t head;    /* head whose sums are in progress */
 } column_sums;
 
 static void begin_head(const column_sums *x, const mhai_attn_workspace *w)
@@ -169,7 +169,7 @@ static void end_head(const column_sums *x, const mhai_attn_workspace *w)
                           w->columns);
 }
 
-/* To a head further on; those between, of which no row sees the block, too. */
+/* Advance to a later head, past heads whose rows do not see the block. */
 static void go_to_head(column_sums *x, const mhai_attn_workspace *w, int64_t head)
 {
     while (x->head < head) {

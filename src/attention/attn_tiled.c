@@ -18,9 +18,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Of at most so many keys, rows of the next item that do not follow each other are fetched into L2
- * only: 128 tokens 3 KB apart take 6 % less time, while contiguous rows, and blocks of 512 keys,
- * are 1 to 2 % faster if they come nearer. */
+/* With at most this many keys, rows of the next item that are not contiguous are prefetched into
+ * L2 only: 128 tokens 3 KB apart take 6 % less time. Contiguous rows, and blocks of 512 keys,
+ * are 1 to 2 % faster with prefetches into L1. */
 enum { FETCH_L2_KEYS = 256 };
 
 typedef struct tiled_job {
@@ -35,7 +35,7 @@ static void start_outputs(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w
     memset(w->o, 0, (size_t)(c->rows * mhai_attn_padded_values(walk->p)) * sizeof(float));
 }
 
-/* Where a strip's tile leaves its factors, and the dropout that it takes. */
+/* Where a strip's tile stores its factors, and the dropout that it applies. */
 typedef struct strip_extras {
     mhai_dropout dropout;
     float alpha[MHAI_MAX_ROWS];
@@ -58,7 +58,7 @@ static struct mhai_fetch_run fetch_run(const mha_tensor *x, int64_t b, int64_t h
     return (struct mhai_fetch_run){mhai_attn_row(x, b, h, first), x->stride[2], rows};
 }
 
-/* Keys and values of the block at key, as far as there are any. */
+/* Keys and values of the block at key, as far as they exist. */
 static void fetch_block(const mhai_attn_problem *p, const mhai_attn_chunk *c, int64_t key,
                         mhai_fetch *fetch)
 {
@@ -79,8 +79,9 @@ static void fetch_item(const mhai_attn_walk *walk, int64_t item, mhai_fetch *fet
     fetch->run = 0;
 }
 
-/* What the worker reads when the block is done, to be fetched by the last tiles before: the chunk's
- * next block, or the queries and the first block of the next item. Earlier it would not stay. */
+/* The data that the worker reads after the block, prefetched by its last tiles: the chunk's next
+ * block, or the queries and the first block of the next item. Earlier prefetches would be
+ * evicted. */
 static void plan_fetch(mhai_attn_item *item, const mhai_attn_chunk *c, const mhai_attn_block *block,
                        int64_t first)
 {
@@ -166,7 +167,7 @@ void mhai_attn_write_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     }
 }
 
-/* A chunk has met all its keys. */
+/* All keys of a chunk are done. */
 static void finish_chunk(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w)
 {
     const tiled_job *job = user;
@@ -193,8 +194,8 @@ static void run_chunk(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w)
     run_rows(user, job->walk.tiling.items, c, w);
 }
 
-/* The queries, keys and values of the item after are fetched while this one is worked on, if their
- * rows are of one length, as score_fetching() wants them, and if this one is not done too soon. */
+/* Queries, keys and values of the next item are prefetched while this one is computed, if all
+ * rows have the same length (score_fetching() requires it) and this item takes long enough. */
 static void run_one_block(const tiled_job *job, int64_t item, const mhai_attn_chunk *c,
                           const mhai_attn_workspace *w, bool *done)
 {
@@ -226,18 +227,16 @@ mha_status mhai_tiled_run(mha_context *context, const mhai_attn_plan *plan)
 {
     const mhai_attn_tiling *t = &plan->tiling;
     tiled_job job = {.one_block = t->one_block};
-    void *memory;
     MHA_TRY(mhai_attn_walk_begin(context, plan, &job.walk));
     if (t->kept_rows > 0) {
-        MHA_TRY(mha_scratch_alloc(context, 1, plan->scratch.kept, &memory));
-        job.kept.m = memory;
+        MHA_TRY(mha_scratch_alloc(context, 1, plan->scratch.kept, &job.kept.m));
         job.kept.l = job.kept.m + t->kept_rows;
     }
     bool done = false;
     if (t->split_blocks > 0)
         MHA_TRY(mhai_attn_split(context, &job.walk, finish_chunk, &job, &done));
     if (done)
-        ; /* by threads that shared keys */
+        ; /* computed by threads that shared keys */
     else if (t->alone)
         for (int64_t item = 0; item < t->forward_items; item++) run_item(&job, item, 0);
     else
@@ -256,7 +255,7 @@ const char *mhai_tiled_refuses(const mha_context *context, const mhai_attn_probl
                : "a head size above 256 is beyond the tiled path";
 }
 
-/* What it does with keys and values, and what comes after it. */
+/* How it reads keys and values, and which passes follow. */
 static const char *reason_of(const mhai_attn_plan *plan, bool in_place)
 {
     if (plan->tiling.scored_rows > 0)

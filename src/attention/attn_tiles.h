@@ -19,27 +19,27 @@
 typedef struct mhai_attn_workspace {
     float *q, *o, *m, *l;  /* [rows][D], [rows][Dv padded], [rows] twice */
     float *k, *v, *s;      /* packed block, strip of scores */
-    int64_t *head, *query; /* [rows] h and t */
+    int64_t *head, *query; /* [rows] indices h and t */
     mhai_attn_range *limit,
-        *window;        /* [rows] keys within causal and length; and within the window */
+        *window;        /* [rows] keys within causal and length; and also within the window */
     uint8_t *bad_query; /* [rows] not finite */
     uint8_t *bad_key, *bad_value, *visible;
     uint8_t *keep;            /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK] composed mask of a strip */
     float *relative;          /* terms by distance, a table for each run of rows of one head */
     int64_t *relative_at;     /* [rows] where in it a row's entry for the block's key 0 is */
     float *shaw_keys;         /* [rows][2k+1 padded] q times the table, in units of scores */
-    float *shaw_values;       /* [rows][2k+1 padded] p summed by distance */
+    float *shaw_values;       /* [rows][2k+1 padded] sums of p by distance */
     float *shaw_panels;       /* a packed table */
-    double *entropy;          /* [rows] statistics on their way */
+    double *entropy;          /* [rows] statistics in progress */
     float *largest, *log_sum; /* [rows], log_sum is log2 of l */
     int64_t *largest_key;     /* [rows] */
     double *columns;          /* [MHAI_KEY_BLOCK] sums over rows */
     float *scores;            /* [key blocks][scored_rows][MHAI_SCORE_STRIDE] */
-    mhai_attn_range *scored;  /* [key blocks][scored_rows] keys of the block that have one */
+    mhai_attn_range *scored;  /* [key blocks][scored_rows] keys of the block with a score */
     mhai_run *key_runs,
-        *value_runs;         /* [MHAI_BLOCK_RUNS + MHAI_RUNS_AHEAD] of the block, with pages */
+        *value_runs;         /* [MHAI_BLOCK_RUNS + MHAI_RUNS_AHEAD] runs of the block, with pages */
     float *run;              /* [MHAI_RUN][Dv padded] values as floats, with pages */
-    unsigned char *gathered; /* runs that do not lie in one page */
+    unsigned char *gathered; /* room for runs that span two pages */
     size_t bytes;
 } mhai_attn_workspace;
 
@@ -53,22 +53,22 @@ typedef struct mhai_attn_chunk {
     const int64_t *list;    /* NULL, or rows of the tensors; query0 is not read then */
     mhai_attn_range limit;  /* hull of the rows' limits */
     mhai_attn_range window; /* hull of the rows' windows that are not empty */
-    bool global_query;      /* some row is not bound by the window */
-    bool bad_query;         /* some query is not finite */
+    bool global_query;      /* the window does not limit every row */
+    bool bad_query;         /* a query is not finite */
 } mhai_attn_chunk;
 
-/* A key block, and what of it the whole chunk shares. Keys count from the block's first. */
+/* A key block, and its properties for the whole chunk. Keys count from the block's first. */
 typedef struct mhai_attn_block {
     int64_t key; /* its first key in the sequence */
     int keys;
-    int exempt_begin, exempt_end; /* hull of the keys that no window hides */
-    bool exempt_solid;            /* every key of that hull is one */
+    int exempt_begin, exempt_end; /* hull of the keys that the window leaves */
+    bool exempt_solid;            /* every key of that hull is visible within the window */
     int32_t least_document, greatest_document;
-    int pack_begin, pack_end; /* keys that some row of the chunk may see; begin a multiple of 32 */
-    bool packed, bad;         /* packed yet; with something that is not finite */
+    int pack_begin, pack_end; /* keys that a row of the chunk may see; begin is a multiple of 32 */
+    bool packed, bad;         /* already packed; with a non-finite element */
 } mhai_attn_block;
 
-/* A strip against a block: everything that a kernel call points to. */
+/* A strip against a block: the arguments of a kernel call. */
 typedef struct mhai_attn_strip {
     mhai_tile tile;
     mhai_tile_mask mask;
@@ -91,15 +91,15 @@ typedef struct mhai_attn_walk {
 
 enum {
     MHAI_WALK_VALUES = 1 << 0, /* pack values too */
-    MHAI_WALK_ALL = 1 << 1     /* row-major: visit what sees nothing as well, up to column S, with
-                                  tile.begin == tile.end; only the strip's rows are set then */
+    MHAI_WALK_ALL = 1 << 1     /* row-major: also visit tiles that see nothing, up to column S,
+                                  with tile.begin == tile.end; only the strip's rows are set then */
 };
 
 typedef struct mhai_attn_visitor {
     unsigned options;
     void *user;
-    /* A chunk's rows are placed and its queries loaded; m and l are those of no keys (or the sink).
-     * A later pass puts the final ones there; bad_query may be set. NULL: nothing to do. */
+    /* Called after a chunk's rows are placed and its queries loaded; m and l are those of no
+     * keys (or the sink). A later pass sets the final ones; bad_query may be set. NULL: no call. */
     void (*chunk)(void *user, mhai_attn_chunk *c, mhai_attn_workspace *w);
     void (*strip)(void *user, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                   const mhai_attn_block *block, mhai_attn_strip *strip);
@@ -115,13 +115,13 @@ typedef struct mhai_attn_visitor {
 int64_t mhai_attn_padded_values(const mhai_attn_problem *p); /* Dv in whole panels */
 int64_t mhai_attn_padded_shaw(const mha_tensor *table);      /* likewise its rows; 0 without it */
 
-/* A workspace of the tiling's sizes in memory; with memory NULL only its size is of use. */
+/* A workspace of the tiling's sizes in memory; with memory NULL only its size is computed. */
 mhai_attn_workspace mhai_attn_lay_out(const mhai_attn_problem *p, const mhai_attn_tiling *tiling,
                                       int tile_rows, unsigned char *memory);
 mhai_attn_workspace mhai_attn_workspace_of(const mhai_attn_walk *walk, int worker);
 
-/* Where the chunk's rows stand and what they see; then their queries, scaled, and what Shaw's
- * tables need of them. */
+/* Set positions and visible keys of the chunk's rows; then load their queries, scaled, and the
+ * products with Shaw's tables. */
 void mhai_attn_place_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
 void mhai_attn_load_rows(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w);
 
@@ -130,7 +130,7 @@ void mhai_attn_multiply_rows(const mhai_kernels *kernels, int64_t rows, int64_t 
                              const float *x, int64_t x_stride, const float *w, int64_t panel_stride,
                              bool first, float *out, int64_t out_stride);
 
-/* By which queries are multiplied; with a cap, scores take on the unit log2 e only after it. */
+/* The factor of queries; with a cap, scores get the unit log2 e after it. */
 float mhai_attn_factor(const mhai_attn_problem *p);
 /* The log of a row's denominator, from m in units of log2 e and l. */
 float mhai_attn_lse(float m, float l);
@@ -147,8 +147,8 @@ void mhai_attn_finish_shaw_values(const mhai_attn_walk *walk, const mhai_attn_ch
 /* Tiling, kernels, scratch and the account's part of them, from the problem in the plan. */
 MHA_NODISCARD mha_status mhai_attn_divide(const mha_context *context, mhai_attn_plan *plan);
 
-/* Whether blocks of keys may be worked on by themselves for chunks of so many rows: attn_split.c takes
- * all that the problem has. */
+/* Whether chunks of so many rows may process blocks of keys independently: attn_split.c supports
+ * every feature of the problem. */
 bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_rows);
 
 /* ---- attn_walk.c ----------------------------------------------------------------------------- */
@@ -163,17 +163,18 @@ static inline int64_t mhai_attn_chunks_of(const mhai_attn_problem *p, int64_t qu
 /* The chunk of an item < tiling.items: a run of rows of one key/value head. */
 mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item);
 
-/* Chunks of so few rows read keys and values as they lie instead of packing them. */
+/* Chunks of so few rows read keys and values in place instead of packing them. */
 bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_rows);
 
-/* Rows of the highest strip of a chunk of so many; where a pattern cuts strips, at most. */
+/* Rows of the tallest strip of a chunk of so many rows; an upper bound where a pattern cuts
+ * strips. */
 int64_t mhai_attn_strip_rows(const mhai_attn_problem *p, int64_t chunk_rows, int64_t tile_rows);
 
 /* A plan's walk: index of ragged items and the workers' memory, from the context's scratch. */
 MHA_NODISCARD mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan,
                                               mhai_attn_walk *walk);
 
-/* Row-major, of a chunk whose seq, hk, rows and what places them are set. */
+/* Row-major walk of a chunk whose seq, hk, rows and positions are set. */
 void mhai_attn_walk_chunk(const mhai_attn_walk *walk, mhai_attn_chunk *c, mhai_attn_workspace *w,
                           const mhai_attn_visitor *visitor);
 
@@ -208,7 +209,7 @@ mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t ite
 void mhai_attn_walk_keys(const mhai_attn_walk *walk, const mhai_attn_key_item *item,
                          mhai_attn_workspace *w, const mhai_attn_visitor *visitor);
 
-/* What dropout needs for a call, and for a strip. */
+/* Dropout of a call, and of a strip. */
 mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p);
 void mhai_attn_set_dropout(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                            const mhai_attn_workspace *w, const mhai_attn_block *block,
@@ -242,15 +243,15 @@ bool mhai_attn_mask_strip(const mhai_attn_problem *p, const mhai_attn_chunk *c,
 
 /* ---- attn_tiled.c ---------------------------------------------------------------------------- */
 
-/* One item on its way, and what will be read when its present key block is done. */
+/* An item in progress, and what will be read after its current key block. */
 typedef struct mhai_attn_item {
     const mhai_attn_walk *walk;
-    int64_t next;    /* the worker's next item, as far as is known; items: none */
-    int64_t planned; /* the key block for whose end the fetch is */
+    int64_t next;    /* the worker's next item, if known; items: none */
+    int64_t planned; /* the key block at whose end the prefetch is made */
     mhai_fetch fetch;
 } mhai_attn_item;
 
-/* The forward pass of a chunk: from o = 0 on, a block after the other. */
+/* The forward pass of a chunk: from o = 0, block by block. */
 mhai_attn_visitor mhai_attn_forward_visitor(mhai_attn_item *item);
 
 /* o and lse of a chunk whose walk is done. */

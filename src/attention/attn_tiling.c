@@ -52,8 +52,8 @@ static int64_t scored_rows(const mhai_attn_problem *p, int64_t chunk_rows, int t
     return rows;
 }
 
-/* At least how long a forward pass takes, in nanoseconds, counted at 100 operations each and 10
- * bytes of keys and values, both on the fast side. */
+/* A lower bound on the nanoseconds of a forward pass: 100 operations each, and 10 bytes of keys
+ * and values each. */
 static double least_time(const mhai_attn_problem *p)
 {
     const double keys = (double)p->B * (double)p->S * (double)(p->D + p->Dv);
@@ -63,8 +63,8 @@ static double least_time(const mhai_attn_problem *p)
     return operations / 100 + bytes / 10;
 }
 
-/* What a query sees may have to be composed byte by byte, for one strip at a time: chunks of
- * several are done packed then. Patterns of blocks cut strips as they like. */
+/* If visibility may need bytes per pair, composed for one strip at a time, chunks of several
+ * strips use packed keys. Patterns of blocks may cut strips anywhere. */
 static bool composes_masks(const mhai_attn_problem *p, int64_t rows, int tile_rows)
 {
     const int intervals = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
@@ -82,7 +82,7 @@ bool mhai_attn_takes_apart(const mhai_attn_problem *p, int64_t rows, int tile_ro
            mhai_attn_by_rows(p, rows, tile_rows);
 }
 
-/* The end of the keys that causal and lengths leave to some row. */
+/* The end of the keys that causal and lengths leave to any row. */
 static int64_t last_key(const mhai_attn_problem *p)
 {
     int64_t end = 0;
@@ -93,7 +93,7 @@ static int64_t last_key(const mhai_attn_problem *p)
     return end;
 }
 
-/* Of so many keys those that a sequence's rows see together, at most. */
+/* The most of so many keys that a sequence's rows see together. */
 static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
 {
     if (!p->window || p->global_keys.data || p->global_queries.data) return keys;
@@ -102,9 +102,9 @@ static int64_t keys_in_reach(const mhai_attn_problem *p, int64_t keys)
     return mhai_min_i64(keys, left + p->T + right + mhai_min_i64(p->sink_keys, keys));
 }
 
-/* Threads share key blocks where chunks cannot be shared out evenly and there is enough to do for
- * being woken twice (measured as in runs_single_threaded(), with a margin of three); not if the
- * scores of all keys, which they keep, take much memory. */
+/* Threads share key blocks if chunks cannot be divided evenly and the work pays for two wake-ups
+ * (measured as in runs_single_threaded(), with a margin of three), unless the scores of all
+ * keys, which they keep, take too much memory. */
 static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, mhai_attn_tiling *t)
 {
     enum { IN_VAIN = 8 }; /* blocks that a window hides take 1.5 of the 27 us of a group of 8 */
@@ -122,9 +122,9 @@ static void share_keys(const mhai_attn_problem *p, int threads, int tile_rows, m
     t->split_floats = floats;
 }
 
-/* A sleeping thread takes some ten microseconds to wake and to come back (3.5 where it has nothing
- * to do and the machine is free, measured with empty items; much more where it is not), so a second
- * one pays from about 30 microseconds of work on. A host's own parallel-for decides for itself. */
+/* A sleeping thread takes some ten microseconds to wake and to return (3.5 with nothing to do on
+ * an idle machine, measured with empty items; much more on a busy one), so a second thread pays
+ * from about 30 microseconds of work on. A host's own parallel-for decides for itself. */
 static bool runs_single_threaded(const mha_context *context, const mhai_attn_problem *p)
 {
     return !context->host_parallel_for && least_time(p) < 30e3;
@@ -148,7 +148,7 @@ static int64_t rows_of_chunk(const mhai_attn_problem *p, int threads, int tile_r
 {
     const int64_t rows = p->group * p->T, heads = p->B * p->Hk;
     int64_t chunks = mhai_ceil_div(rows, LONGEST_CHUNK);
-    /* More, shorter chunks if there is too little to share out. */
+    /* More, shorter chunks if there are too few for the threads. */
     if (heads > 0 && heads * chunks < 4 * (int64_t)threads && threads > 1) {
         int64_t wanted = mhai_ceil_div(4 * (int64_t)threads, heads);
         int64_t most = mhai_max_i64(1, rows / SHORTEST_CHUNK);

@@ -1,8 +1,8 @@
-/* What a problem can use, from the one list of a descriptor's tensors (MHA_ATTENTION_INPUTS) and
- * the options below.
+/* The features that a problem uses, from the one list of a descriptor's tensors
+ * (MHA_ATTENTION_INPUTS) and the options below.
  *
- * A problem holds a bit for each thing that it uses. A path states which bits it takes and refuses
- * all others, those that are added later too: a new mask is never ignored by an old fast path. */
+ * A problem has a bit for each feature in use. A path states which bits it supports and rejects
+ * all others, including those that are added later: an old fast path never ignores a new mask. */
 #ifndef MHAI_ATTN_USES_H
 #define MHAI_ATTN_USES_H
 
@@ -43,7 +43,7 @@ enum {
     | (MHAI_STAGE_##stage == MHAI_STAGE_DISTANCE ? MHAI_USES(name) : 0)
 enum { MHAI_DISTANCES = 0 MHA_ATTENTION_INPUTS(MHAI_DISTANCE_BIT) };
 
-/* Everything that hides keys; is added to capped scores; reads where queries stand. */
+/* Everything that hides keys; that is added to capped scores; that reads positions of queries. */
 enum {
     MHAI_MASKS = MHAI_USES(causal) | MHAI_USES(key_lengths) | MHAI_USES(key_begins) |
                  MHAI_USES(window) | MHAI_USES(sink_keys) |
@@ -60,8 +60,8 @@ typedef struct mhai_attn_broadcast {
     mha_dtype dtype;
 } mhai_attn_broadcast;
 
-/* The form in which a problem keeps a tensor, by its axes: strides of four axes; of two, in axes 2
- * and 3; or as it was given. */
+/* How a problem stores a tensor, by its axes: strides of four axes; of two, in axes 2 and 3; or
+ * as it was given. */
 typedef mhai_attn_broadcast mhai_form_BHTS, mhai_form_BLOCKS;
 typedef mhai_attn_broadcast mhai_form_BT, mhai_form_BS, mhai_form_BH;
 typedef mha_tensor mhai_form_H, mhai_form_RH, mhai_form_RD, mhai_form_RV;

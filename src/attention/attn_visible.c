@@ -1,5 +1,5 @@
-/* Where a query stands and what it sees: the symbolic masks and the terms that depend on distance,
- * one place at a time. Both paths are built on these. */
+/* Positions and visible keys of a query: the symbolic masks, and the terms that depend on
+ * distance. Both paths use them. */
 #include "attention/attn.h"
 
 #include "base/checked.h"

@@ -5,10 +5,10 @@
 
 #include <multihead/component.h>
 
-/* As many rows as tile_rows_forward takes in several strips. */
+/* The most rows that tile_rows_forward takes in several strips. */
 enum { FEW_ROWS = 56 };
 
-/* ---- pieces of work ------------------------------------------------------------------------ */
+/* ---- work items ---------------------------------------------------------------------------- */
 
 /* The sequence of an item: by division, or by search where sequences differ. */
 static int64_t sequence_of_item(const mhai_attn_walk *walk, int64_t *item)
@@ -52,10 +52,9 @@ mhai_attn_chunk mhai_attn_chunk_of_item(const mhai_attn_walk *walk, int64_t item
 static mha_status index_items(mha_context *context, size_t bytes, mhai_attn_walk *walk)
 {
     const mhai_attn_problem *p = walk->p;
-    void *memory;
     if (bytes == 0) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &memory));
-    int64_t *first = memory;
+    int64_t *first;
+    MHA_TRY(mha_scratch_alloc(context, 1, bytes, &first));
     first[0] = 0;
     for (int64_t b = 0; b < p->B; b++)
         first[b + 1] = first[b] + p->Hk * mhai_attn_chunks_of(p, mhai_attn_sequence_of(p, b).T,
@@ -64,8 +63,8 @@ static mha_status index_items(mha_context *context, size_t bytes, mhai_attn_walk
     return MHA_OK;
 }
 
-/* The threshold is 2^32 p, rounded down; p = 1 drops everything, the last word by its scale of 0.
- */
+/* The threshold is 2^32 p, rounded down. p = 1 drops everything: the largest random word by its
+ * scale of 0. */
 mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p)
 {
     double threshold = (double)p->dropout * 4294967296.0;
@@ -78,7 +77,6 @@ mhai_dropout mhai_attn_dropout_of(const mhai_attn_problem *p)
 mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan,
                                 mhai_attn_walk *walk)
 {
-    void *memory;
     *walk = (mhai_attn_walk){.p = &plan->p,
                              .kernels = plan->kernels,
                              .tiling = plan->tiling,
@@ -86,8 +84,7 @@ mha_status mhai_attn_walk_begin(mha_context *context, const mhai_attn_plan *plan
                              .pairs = mhai_kernels_have_pairs(plan->kernels),
                              .dropout = mhai_attn_dropout_of(&plan->p)};
     MHA_TRY(index_items(context, plan->scratch.index, walk));
-    MHA_TRY(mha_scratch_alloc(context, plan->threads, walk->worker_bytes, &memory));
-    walk->memory = memory;
+    MHA_TRY(mha_scratch_alloc(context, plan->threads, walk->worker_bytes, &walk->memory));
     return MHA_OK;
 }
 
@@ -130,7 +127,7 @@ void mhai_attn_set_score_terms(const mhai_attn_problem *p, const mhai_attn_chunk
     s->masked |= relative || table || p->softcap > 0;
 }
 
-/* Of nearly one height, as few as can be. */
+/* As few strips of nearly equal height as possible. */
 static int64_t even_rows(int64_t rows, int64_t most)
 {
     return rows > 0 ? mhai_ceil_div(rows, mhai_ceil_div(rows, most)) : 0;
@@ -183,7 +180,7 @@ static bool make_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     return true;
 }
 
-/* Now that the block is packed, and known to be finite or not. */
+/* Called once the block is packed and checked for non-finite elements. */
 static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
                       const mhai_attn_workspace *w, const mhai_attn_block *block,
                       mhai_attn_strip *s)
@@ -206,7 +203,7 @@ static void arm_strip(const mhai_attn_walk *walk, const mhai_attn_chunk *c,
     s->tile.mask = s->masked || s->mask.poison ? &s->mask : NULL;
 }
 
-/* Keys of a chunk's block that a window and the begin leave to some of its rows. */
+/* Keys of a chunk's block that a window and the begin leave to any of its rows. */
 static void narrow_block(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                          mhai_attn_block *block)
 {
@@ -234,7 +231,7 @@ static mhai_pack pack_of(const mha_tensor *x, const mhai_run *runs, const mhai_a
                        .any_bad = any_bad};
 }
 
-/* Pack the block's keys, and its values if wanted, when the first strip needs them. */
+/* Pack the block's keys, and its values if requested, when the first strip needs them. */
 static void pack_block(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                        bool values, mhai_attn_block *block)
 {
@@ -287,8 +284,8 @@ bool mhai_attn_by_rows(const mhai_attn_problem *p, int64_t rows, int64_t tile_ro
            rows * (p->Dv + MHAI_SCORE_STRIDE) <= MHAI_KEY_BLOCK * p->Dv;
 }
 
-/* All strips of a chunk of few rows at once; false if they must be done one by one. Several of them
- * need scores of their own, and masks: composed bytes are of one strip. */
+/* All strips of a chunk of few rows at once; false if they must be done one by one. Several
+ * strips need separate scores and masks: composed bytes are those of one strip. */
 static bool walk_rows(const mhai_attn_walk *walk, const mhai_attn_chunk *c, mhai_attn_workspace *w,
                       const mhai_attn_block *block, const mhai_attn_visitor *visitor)
 {
@@ -391,8 +388,8 @@ mhai_attn_key_item mhai_attn_key_item_at(const mhai_attn_walk *walk, int64_t ite
                                 .key = item % blocks * MHAI_KEY_BLOCK};
 }
 
-/* False if by its first and last query alone a chunk sees nothing of the block: what makes a walk
- * under a window or a causal mask cost as much as the pairs in it. */
+/* False if, judged by its first and last query, a chunk sees nothing of the block. This makes
+ * the cost of a walk under a window or a causal mask proportional to its pairs. */
 static bool chunk_near(const mhai_attn_problem *p, const mhai_attn_chunk *c,
                        const mhai_attn_block *block)
 {

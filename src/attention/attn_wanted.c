@@ -1,4 +1,4 @@
-/* Checks of mha_attention_outputs: shapes, lists, and that no output lies on another or on an
+/* Checks of mha_attention_outputs: shapes, lists, and that no output overlaps another or an
  * input. */
 #include "attention/attn.h"
 
@@ -23,7 +23,7 @@ bool mhai_attn_wants_statistics(const mhai_attn_wanted *want)
            want->top_keys.data;
 }
 
-/* Stands for memory that is never touched: a valid address to add to. */
+/* Never read or written: a valid address for pointer arithmetic. */
 static double nothing;
 
 mha_status mhai_attn_check_output(const char *name, const mha_tensor *given, mha_dtype dtype,
@@ -193,7 +193,8 @@ double mhai_attn_passes(const mhai_attn_problem *p, bool tiled, bool scored)
     const bool some = want->heads || want->rows;
     const double rows = (double)p->H * (double)p->q.shape[2];
     const double chosen = (double)want->heads_count * (double)want->rows_count;
-    const double part = rows > 0 ? chosen / rows : 0; /* of the rows, in a pass over chosen ones */
+    const double part = rows > 0 ? chosen / rows : 0; /* rows of the list, in a pass over chosen
+                                                         ones */
     const bool statistics = mhai_attn_wants_statistics(want);
     const bool probabilities = mhai_attn_wants(&p->probabilities);
     double count = mhai_attn_wants(&want->average) && !scored;

@@ -4,7 +4,7 @@
 
 #include <multihead/attention.h>
 
-/* Tensors with data NULL are not wanted; those without elements are there and never written. */
+/* Tensors with data NULL are not requested; those without elements are, and never written. */
 typedef struct mhai_attn_wanted {
     mha_tensor average, scores;
     mha_tensor entropy, largest_weight, largest_key, first_token, diagonal, offset_mass;
@@ -19,10 +19,10 @@ typedef struct mhai_attn_wanted {
     int64_t offsets_count;
 } mhai_attn_wanted;
 
-/* True if there are elements to write. */
+/* Whether there are elements to write. */
 bool mhai_attn_wants(const mha_tensor *output);
 
-/* Some statistic of single rows. */
+/* Whether a statistic of single rows is requested. */
 bool mhai_attn_wants_statistics(const mhai_attn_wanted *want);
 
 #endif

@@ -135,7 +135,7 @@ typedef struct state {
     float *z; /* [F] */
 } state;
 
-/* What a worker needs beside a state. */
+/* A worker's memory in addition to a state. */
 typedef struct workspace {
     float *rows;         /* [BLOCK][D] keys or queries, gathered */
     float *key_features; /* [BLOCK][F] */
@@ -150,9 +150,9 @@ typedef struct linear_job {
     int64_t padded; /* Dv rounded up to panels */
     int64_t query_rows, sum_rows;
     int64_t state_floats, work_floats;
-    float *states;  /* one a worker (causal) or one a key/value head */
+    float *states;  /* one per worker (causal) or one per key/value head */
     float *work;    /* one a worker */
-    int64_t blocks; /* of queries of the longest sequence; not causal */
+    int64_t blocks; /* of the queries of the longest sequence; not causal */
 } linear_job;
 
 /* 16 floats are 64 bytes: parts stay aligned. */
@@ -170,7 +170,7 @@ static mha_status size_job(linear_job *job)
     int64_t s = 0, w = 0;
     bool fits = a->Dv < INT64_MAX - MHAI_PANEL;
     job->padded = fits ? mhai_round_up(a->Dv, MHAI_PANEL) : 0;
-    job->query_rows = a->causal ? a->group * BLOCK : BLOCK; /* group rows of q exist or T is 0 */
+    job->query_rows = a->causal ? a->group * BLOCK : BLOCK; /* q has `group` heads unless T is 0 */
     job->sum_rows = a->causal ? a->group : BLOCK;
     fits = fits && a->group < INT64_MAX / BLOCK && add_floats(&s, job->padded, p->F) &&
            add_floats(&s, p->F, 1) && add_floats(&w, BLOCK, a->D) && add_floats(&w, BLOCK, p->F) &&
@@ -281,12 +281,12 @@ static void join_key(const linear_job *job, const workspace *w, const state *sum
                                                   .out_stride = MHAI_PANEL});
 }
 
-/* A sequence on its way through the keys of one head. */
+/* A sequence while the keys of one head are added. */
 typedef struct walk {
     mhai_attn_sequence seq;
     int64_t hk;
-    int64_t next;   /* the key that joins next */
-    int64_t mapped; /* keys below it have features, from the last multiple of BLOCK on */
+    int64_t next;   /* the next key to add */
+    int64_t mapped; /* keys below it have their features, from the last multiple of BLOCK on */
 } walk;
 
 static void join_keys(const linear_job *job, const workspace *w, const state *sums, walk *at,
@@ -307,7 +307,7 @@ static void join_keys(const linear_job *job, const workspace *w, const state *su
 
 /* ---- queries ------------------------------------------------------------------------------- */
 
-/* phi(q) . z in sixteen sums, folded in halves. */
+/* phi(q) . z in sixteen sums, added in halves. */
 static float normalizer(const float *features, const float *z, int64_t n)
 {
     float lane[16] = {0};
@@ -428,17 +428,14 @@ static mha_status run(mha_context *context, linear_job *job)
 {
     const mhai_attn_problem *a = &job->p->a;
     int64_t heads = a->B * a->Hk, states = a->causal ? context->num_threads : heads, floats, items;
-    void *memory;
     if (!mhai_mul_i64(states, job->state_floats, &floats) ||
         !mhai_mul_i64(heads, job->blocks, &items))
         return mha_fail(MHA_ERR_SIZE, "%lld states of %lld floats overflow 64 bits",
                         (long long)states, (long long)job->state_floats);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    job->states = memory;
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &job->states));
     if (!mhai_mul_i64(context->num_threads, job->work_floats, &floats))
         return mha_fail(MHA_ERR_SIZE, "scratch for %d threads overflows", context->num_threads);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    job->work = memory;
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &job->work));
     mha_parallel_for(context, heads, a->causal ? run_causal : run_keys, job);
     if (!a->causal) mha_parallel_for(context, items, run_queries, job);
     return MHA_OK;

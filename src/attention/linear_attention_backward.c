@@ -113,7 +113,7 @@ static mha_status size_workspace(const linear_back *x, size_t *bytes)
     return MHA_OK;
 }
 
-/* The features of a row of q or k; the row stays in w->row or where it lies. */
+/* The features of a row of q or k; the row is kept in w->row or in place. */
 static const float *map_row(const linear_back *x, const workspace *w, const mha_tensor *from,
                             int64_t batch, int64_t h, int64_t t)
 {
@@ -127,7 +127,7 @@ static void write(const linear_back *x, float *out, double sum)
     *out = (float)(x->accumulate ? (double)*out + sum : sum) + 0.0f;
 }
 
-/* Write the gradient of a row of q or k, that by its features being in w->sums. */
+/* Write the gradient of a row of q or k from its gradient by features in w->sums. */
 static void write_mapped(const linear_back *x, const workspace *w, const float *row,
                          const mha_tensor *out, int64_t batch, int64_t h, int64_t t)
 {
@@ -308,13 +308,10 @@ static void run_head(void *argument, int64_t item, int worker)
 static mha_status run(mha_context *context, linear_back *x)
 {
     const mhai_attn_problem *a = &x->p.a;
-    void *memory;
     MHA_TRY(size_workspace(x, &x->worker_bytes));
     MHA_TRY(mha_scratch_alloc(context, a->q.shape[0] * a->H * a->q.shape[2], 2 * sizeof(double),
-                              &memory));
-    x->rows = memory;
-    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &memory));
-    x->memory = memory;
+                              &x->rows));
+    MHA_TRY(mha_scratch_alloc(context, context->num_threads, x->worker_bytes, &x->memory));
     mha_parallel_for(context, a->B * a->Hk, run_head, x);
     return MHA_OK;
 }

@@ -93,7 +93,7 @@ typedef struct pattern_row {
     const mha_pattern_desc *desc;
     uint8_t *cell; /* column c is at cell[c * stride] */
     int64_t stride, cols;
-    int64_t head, row, i; /* i: the column at which the row stands */
+    int64_t head, row, i; /* i: the row's own column */
 } pattern_row;
 
 static int64_t modulo(int64_t a, int64_t b) /* 0 .. b-1 for b > 0 */
@@ -112,7 +112,7 @@ static bool keeps(const pattern_row *x, int64_t c)
     if (x->row < d->global_rows || c < d->global_cols) return true;
     if (d->stride && modulo(left, d->stride) == 0) return true;
     if (!d->fixed) return false;
-    int64_t first = x->i - modulo(x->i, d->fixed); /* of the group in which the row stands */
+    int64_t first = x->i - modulo(x->i, d->fixed); /* of the row's group */
     return (c >= first && c - first < d->fixed) || c % d->fixed >= d->fixed - d->fixed_summary;
 }
 
@@ -134,7 +134,7 @@ static void draw(const pattern_row *x)
             group = c / 4;
             mhai_dropout_words(word, key, NO_BATCH, (uint32_t)x->head, (uint32_t)x->row, group);
         }
-        /* Below needed / left, in 32 bits; certain when all that is left is needed. */
+        /* Below needed / left, in 32 bits; certain if all remaining blocks are needed. */
         if (((uint64_t)word[c % 4] * (uint64_t)left) >> 32 < (uint64_t)needed) {
             x->cell[c * x->stride] = 1;
             needed--;

@@ -103,7 +103,11 @@ static void scale_row(const run *r, int64_t row, const double *decay, bool chann
 {
     const int64_t D = r->x->call->sizes.D;
     const float *in = r->w->given + row * D;
-    for (int64_t d = 0; d < D; d++) out[d] = (float)((double)in[d] * decay[channels ? d : 0]);
+    const double one = decay[0];
+    if (channels)
+        for (int64_t d = 0; d < D; d++) out[d] = (float)((double)in[d] * decay[d]);
+    else
+        for (int64_t d = 0; d < D; d++) out[d] = (float)((double)in[d] * one);
 }
 
 /* The products of row i with the keys of its strip, decayed from key to row. */
@@ -199,15 +203,17 @@ static void end_strip(const run *r)
 {
     const mhai_recurrent *call = r->x->call;
     const int64_t D = call->sizes.D, begin = r->strip * MHAI_STRIP, end = begin + MHAI_STRIP;
-    for (int64_t j = 0; j < end; j++)
-        for (int64_t d = 0; d < D; d++) {
-            float *key = r->head.keys + j * D + d;
-            if (j >= begin && call->channels)
-                *key = r->head.own[d * MHAI_PANEL + j - begin];
-            else
-                *key = (float)((double)*key * (j >= begin ? r->head.weight[j - begin]
-                                                          : r->head.strip[call->channels ? d : 0]));
+    for (int64_t j = 0; j < end; j++) {
+        float *key = r->head.keys + j * D;
+        if (j >= begin && call->channels)
+            for (int64_t d = 0; d < D; d++) key[d] = r->head.own[d * MHAI_PANEL + j - begin];
+        else if (call->channels)
+            for (int64_t d = 0; d < D; d++) key[d] = (float)((double)key[d] * r->head.strip[d]);
+        else {
+            const double a = j >= begin ? r->head.weight[j - begin] : r->head.strip[0];
+            for (int64_t d = 0; d < D; d++) key[d] = (float)((double)key[d] * a);
         }
+    }
     for (int64_t d = 0; d < D; d++) r->head.strip[d] = 1;
     memset(r->head.own, 0, (size_t)(D * MHAI_PANEL) * sizeof(float));
     if (end == MHA_RECURRENT_CHUNK) return;
@@ -289,7 +295,8 @@ static mha_status check_state(const mha_recurrent_state *x, const mhai_recurrent
                         (long long)x->sizes.Dv, (long long)call->B, (long long)call->H,
                         (long long)call->sizes.D, (long long)call->sizes.Dv);
     for (int64_t b = 0; b < call->B; b++)
-        if (x->lengths[b] % MHA_RECURRENT_CHUNK != 0 && x->channels[b] != call->channels)
+        if (mhai_recurrent_length(call, b) != 0 && x->lengths[b] % MHA_RECURRENT_CHUNK != 0 &&
+            x->channels[b] != call->channels)
             return mha_fail(MHA_ERR_ARGUMENT,
                             "log_decay: is %s, expected %s as in the calls that began the chunk "
                             "of %d tokens at token %lld",
@@ -305,22 +312,22 @@ mha_status mha_recurrent_forward(mha_context *context, const mha_recurrent_desc 
                                  mha_recurrent_state *state, const mha_tensor *o)
 {
     mhai_recurrent call;
-    void *memory;
     MHAI_NEED("mha_recurrent_forward", context, q, k, v, o);
     MHA_TRY(mhai_recurrent_check(desc, q, k, v, o, 0, &call));
+    MHA_TRY(mhai_recurrent_check_output("o", o, &call));
     MHA_TRY(check_state(state, &call));
     if (call.B == 0 || call.H == 0 || call.T == 0 || call.sizes.Dv == 0)
         return MHA_OK; /* axes of a tensor without elements may have any length */
     job x = {.call = &call, .kernels = mhai_kernels_for(context->isa), .state = state};
     carve(&x, NULL, &x.worker_bytes);
     const mha_scratch_mark mark = mha_scratch_top(context);
-    mha_status status = mha_scratch_alloc(context, context->num_threads, x.worker_bytes, &memory);
+    mha_status status = mha_scratch_alloc(context, context->num_threads, x.worker_bytes, &x.memory);
     if (!status) {
-        x.memory = memory;
         mha_parallel_for(context, call.B * call.H, run_head, &x);
         for (int64_t b = 0; state && b < call.B; b++) {
-            state->lengths[b] += mhai_recurrent_length(&call, b);
-            state->channels[b] = call.channels;
+            const int64_t length = mhai_recurrent_length(&call, b);
+            state->lengths[b] += length;
+            if (length > 0) state->channels[b] = call.channels;
         }
     }
     mha_scratch_release(context, mark);

@@ -6,7 +6,7 @@
 
 #include <multihead/recurrent.h>
 
-enum { MHAI_STRIP = 16, MHAI_STRIPS = MHA_RECURRENT_CHUNK / MHAI_STRIP };
+enum { MHAI_STRIP = 16 };
 
 /* The state of a head. Its chunk is divided into strips. Keys of finished strips are decayed up to the
  * end of the last finished strip; those of the current one are as given. */
@@ -53,16 +53,23 @@ typedef struct mhai_recurrent {
     bool delta, channels;
 } mhai_recurrent;
 
-/* v and o may be NULL: heads is then their number of heads. */
+/* v and o may be NULL: heads is then their number of heads. o is not checked as an output. */
 MHA_NODISCARD mha_status mhai_recurrent_check(const mha_recurrent_desc *desc, const mha_tensor *q,
                                               const mha_tensor *k, const mha_tensor *v,
                                               const mha_tensor *o, int64_t heads,
                                               mhai_recurrent *call);
 
+/* An output overlaps neither itself nor an input. */
+MHA_NODISCARD mha_status mhai_recurrent_check_output(const char *name, const mha_tensor *output,
+                                                     const mhai_recurrent *call);
+
 static inline int64_t mhai_recurrent_length(const mhai_recurrent *call, int64_t b)
 {
     return call->lengths ? call->lengths[b] : call->T;
 }
+
+/* gemm_strip for any number of rows and inputs: a chain is at most `block` inputs. */
+void mhai_recurrent_product(const mhai_kernels *kernels, int64_t rows, int64_t block, mhai_gemm g);
 
 /* The row of head h, of H that share the heads of x. */
 static inline void *mhai_recurrent_row(const mhai_recurrent *call, const mha_tensor *x, int64_t b,
@@ -84,5 +91,38 @@ static inline double mhai_recurrent_strength(const mhai_recurrent *call, int64_t
 /* The decays of a token: one, or D with channels. */
 void mhai_recurrent_decays(const mhai_recurrent *call, int64_t b, int64_t h, int64_t t,
                            double *decays);
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* MHAI_BLOCK tokens of a head, as the backward and the map divide a sequence; rows beyond the sequence
+ * are 0. With S before the block, in its rows' decays since the block began:
+ *
+ *   W = V - in_k S - pairs_k U       U = diag(strength) W       o = in_q S + pairs_q U
+ *   S' = diag(end) S + out^T U
+ *
+ * where without the delta rule W = V. Rows of queries come first in x, in and pairs, then those of keys. */
+enum { MHAI_BLOCK = MHAI_PANEL };
+
+typedef struct mhai_recurrent_block {
+    int64_t tokens;
+    float *x;   /* [2 BLOCK][D] as given, queries times scale */
+    float *in;  /* [2 BLOCK][D] decayed since the block began */
+    float *out; /* [BLOCK][D] keys, decayed up to its end */
+    float *
+        pairs; /* [2 BLOCK][BLOCK] products with keys, decayed between; 0 for later keys, for keys also
+                      for themselves */
+    float *panels; /* [D][32], working memory */
+    double *decay; /* [BLOCK][1 or D] of each token */
+    double *end;   /* [1 or D] of all tokens */
+    double *since; /* [D], working memory */
+    float strength[MHAI_BLOCK];
+} mhai_recurrent_block;
+
+mhai_recurrent_block mhai_recurrent_block_parts(const mhai_recurrent *call, void *memory,
+                                                size_t *bytes);
+
+/* Load the block that begins at token t of a sequence. queries: those too. */
+void mhai_recurrent_block_load(const mhai_recurrent *call, const mhai_kernels *kernels, int64_t b,
+                               int64_t h, int64_t t, bool queries, mhai_recurrent_block *block);
 
 #endif

@@ -69,18 +69,25 @@ static mha_status check_desc(const mha_recurrent_desc *d, mhai_recurrent *call)
     return check_lengths(d, call);
 }
 
-static mha_status check_output(const mha_tensor *v, const mha_tensor *o, mhai_recurrent *call)
+static mha_status check_values(const mha_tensor *v, const mha_tensor *o, mhai_recurrent *call)
 {
-    const mha_tensor *inputs[] = {&call->q, &call->k, v, &call->decay, &call->strength};
-    static const char *const names[] = {"q", "k", "v", "log_decay", "strength"};
     MHA_TRY(check_heads("v", v, call, -1));
     call->v = *v;
     MHA_TRY(mhai_tensor_check("o", o, o->dtype, 4,
                               (int64_t[]){call->B, call->H, call->T, v->shape[3]}));
     MHA_TRY(mhai_tensor_check_last("o", o));
-    MHA_TRY(mhai_tensor_check_output("o", o));
-    for (int i = 0; i < 5; i++) MHA_TRY(mhai_tensor_check_disjoint("o", o, names[i], inputs[i]));
     call->o = *o;
+    return MHA_OK;
+}
+
+mha_status mhai_recurrent_check_output(const char *name, const mha_tensor *output,
+                                       const mhai_recurrent *call)
+{
+    const mha_tensor *inputs[] = {&call->q, &call->k, &call->v, &call->decay, &call->strength};
+    static const char *const names[] = {"q", "k", "v", "log_decay", "strength"};
+    MHA_TRY(mhai_tensor_check_output(name, output));
+    for (int i = 0; i < 5; i++)
+        MHA_TRY(mhai_tensor_check_disjoint(name, output, names[i], inputs[i]));
     return MHA_OK;
 }
 
@@ -106,7 +113,7 @@ mha_status mhai_recurrent_check(const mha_recurrent_desc *desc, const mha_tensor
     call->q = *q;
     call->k = *k;
     MHA_TRY(check_desc(&d, call));
-    return o ? check_output(v, o, call) : MHA_OK;
+    return o ? check_values(v, o, call) : MHA_OK;
 }
 
 void mhai_recurrent_decays(const mhai_recurrent *call, int64_t b, int64_t h, int64_t t,

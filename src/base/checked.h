@@ -1,4 +1,5 @@
-/* Arithmetic on sizes that cannot wrap: false means "does not fit"; and parts of memory. */
+/* Overflow-checked arithmetic on sizes (false: the result does not fit), and parts of a block of
+ * memory. */
 #ifndef MHAI_CHECKED_H
 #define MHAI_CHECKED_H
 
@@ -44,8 +45,9 @@ static inline int64_t mhai_round_up(int64_t a, int64_t b)
     return mhai_ceil_div(a, b) * b;
 }
 
-/* count elements of size bytes in cache lines of their own, zeroed; NULL: there is not so much memory. No
- * elements are one byte. mhai_give() takes the same numbers; NULL is fine. */
+/* Allocate count zeroed elements of size bytes in cache lines of their own; NULL if there is not
+ * enough memory. No elements take one byte. Pass the same numbers to mhai_give(), which accepts
+ * NULL. */
 static inline void *mhai_take(const mha_allocator *a, int64_t count, size_t size)
 {
     size_t bytes;
@@ -56,19 +58,39 @@ static inline void *mhai_take(const mha_allocator *a, int64_t count, size_t size
     return memory;
 }
 
+/* That of *pointer, a pointer to any type; `what` needs it. mhai_give() takes the same numbers. */
+static inline mha_status mhai_take_for(const char *what, const mha_allocator *a, int64_t count,
+                                       size_t size, void *pointer)
+{
+    void *memory = mhai_take(a, count, size);
+    memcpy(pointer, &memory, sizeof memory);
+    if (memory) return MHA_OK;
+    const bool fits = count >= 0 && (uint64_t)count <= PTRDIFF_MAX / (size ? size : 1);
+    return mha_fail(fits ? MHA_ERR_NOMEM : MHA_ERR_SIZE,
+                    "%s: cannot allocate %lld elements of %zu bytes", what, (long long)count, size);
+}
+
+/* a b, both at least 0; INT64_MAX if that overflows, which no allocation has. */
+static inline int64_t mhai_times(int64_t a, int64_t b)
+{
+    int64_t product;
+    return mhai_mul_i64(a, b, &product) ? product : INT64_MAX;
+}
+
 static inline void mhai_give(const mha_allocator *a, void *memory, int64_t count, size_t size)
 {
     const size_t bytes = (size_t)count * size;
     if (memory) a->release(a->user, memory, bytes ? bytes : 1);
 }
 
-/* One block of memory in parts; with memory NULL only `used` is of use. */
+/* One block of memory in parts; with memory NULL only `used` is computed. */
 typedef struct mhai_carver {
     unsigned char *memory;
     size_t used;
 } mhai_carver;
 
-/* The next part: count elements, in cache lines of their own. The caller knows that no size overflows. */
+/* The next part: count elements, in cache lines of their own. The caller ensures that no size
+ * overflows. */
 static inline void *mhai_carve(mhai_carver *c, int64_t count, size_t size)
 {
     void *part = c->memory ? c->memory + c->used : NULL;

@@ -1,4 +1,4 @@
-/* Contexts: checking what the caller and the environment ask for, and owning what comes of it. */
+/* Contexts: validate what the caller and the environment request, and own the result. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "base/context.h"
 
@@ -13,8 +13,8 @@
 
 enum { MOST_THREADS = 1024 };
 
-/* Huge pages, and the size from which they are asked for: matrices are read down their columns too,
- * a page for each row, and with pages of 4 KiB a training step of width 512 takes 7 % longer. */
+/* Size from which huge pages are requested. Matrices are also read by columns, one page per row:
+ * with pages of 4 KiB a training step of width 512 takes 7 % longer. */
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 2 * HUGE_PAGE };
 
 static void *default_alloc(void *user, size_t bytes, size_t alignment)
@@ -56,7 +56,8 @@ static mha_status choose_isa(mha_isa asked, mha_isa *isa)
     return MHA_OK;
 }
 
-/* A number of at most `most` in the environment; *value stays 0 where the variable is not set. */
+/* Read a number of at most `most` from the environment; *value stays 0 if the variable is not
+ * set. */
 static mha_status read_number(const char *name, long most, long *value)
 {
     const char *text = getenv(name);

@@ -1,4 +1,4 @@
-/* The context: what a call may use of the machine. Owns the thread pool and the scratch stack. */
+/* The context: the machine's resources for a call. Owns the thread pool and the scratch stack. */
 #ifndef MHAI_CONTEXT_H
 #define MHAI_CONTEXT_H
 
@@ -11,7 +11,7 @@ struct mha_context {
     mha_allocator allocator;
     mha_isa isa;
     int num_threads;
-    int64_t l2;                            /* bytes of a core's cache, by which work is cut */
+    int64_t l2;                            /* bytes of a core's cache, for block sizes */
     mha_parallel_for_fn host_parallel_for; /* NULL: pool */
     void *host_user;
     mhai_pool *pool; /* NULL with one thread or with a host's parallel-for */

@@ -1,6 +1,6 @@
-/* Instruction sets. Availability is asked of the processor and of the operating system: registers that
- * it does not save count as absent. The compiler's own __builtin_cpu_supports() rests on its run-time
- * library, and that of zig, which makes the wheels, says no to everything. */
+/* Instruction sets. The processor and the operating system report availability: registers that
+ * the system does not save count as absent. The compiler's __builtin_cpu_supports() depends on
+ * its run-time library, and that of zig, which builds the wheels, always answers no. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/cpu.h"
 
@@ -51,7 +51,7 @@ bool mhai_isa_from_name(const char *name, mha_isa *isa)
 }
 
 #if defined(MHAI_HAVE_X86)
-/* The registers that the operating system saves, a bit for each kind: XCR0. */
+/* The registers that the operating system saves, one bit per kind: XCR0. */
 static unsigned saved_registers(void)
 {
     unsigned low, high;
@@ -78,7 +78,7 @@ static unsigned ask_processor(void)
     return features;
 }
 
-/* Asked once: in a virtual machine CPUID takes some 20 microseconds. */
+/* Queried once: in a virtual machine CPUID takes some 20 microseconds. */
 unsigned mhai_cpu_features(void)
 {
     static atomic_uint known;

@@ -1,13 +1,13 @@
-/* What this processor can run, and what this build has kernels for. */
+/* Instruction sets that this processor supports and this build has kernels for. */
 #ifndef MHAI_CPU_H
 #define MHAI_CPU_H
 
 #include <multihead/base.h>
 
-/* Bits of what the kernels need beyond the baseline: AVX2 with FMA and F16C; AVX-512 F, DQ, BW and VL,
- * which some have with VNNI or BF16. None where the processor is no x86. */
+/* Features that the kernels need beyond the baseline: AVX2 with FMA and F16C; AVX-512 F, DQ, BW
+ * and VL, optionally with VNNI or BF16. 0 on other processors than x86. */
 enum {
-    MHAI_CPU_ASKED = 1, /* the processor has been asked: always set */
+    MHAI_CPU_ASKED = 1, /* always set: the processor has been queried */
     MHAI_CPU_AVX2 = 2,
     MHAI_CPU_AVX512 = 4,
     MHAI_CPU_AVX512_VNNI = 8,
@@ -16,13 +16,13 @@ enum {
 
 unsigned mhai_cpu_features(void);
 
-/* The best available set that is not above limit (MHA_ISA_AUTO: no limit). */
+/* The best available instruction set that is not above limit (MHA_ISA_AUTO: no limit). */
 mha_isa mhai_cpu_best(mha_isa limit);
 
-/* The set called name; false if there is none. */
+/* The instruction set with this name; false if there is none. */
 bool mhai_isa_from_name(const char *name, mha_isa *isa);
 
-/* Bytes of a core's L2 cache, as the system says, or else a usual number. */
+/* Bytes of a core's L2 cache as the system reports, else a usual size. */
 int64_t mhai_cpu_l2(void);
 
 /* Processors that this process may run on, at least 1. */

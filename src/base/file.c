@@ -28,13 +28,14 @@
 #include <sys/vfs.h>
 #endif
 
-/* NUMBERS is more than a folder can have in use. A file that a killed writer left has a number of
- * SWEPT or more only if so many wrote the same file at once. */
+/* NUMBERS exceeds the number of new files that a folder can have in use. A file that a killed
+ * writer left has a number of SWEPT or more only if that many processes wrote the same file at
+ * once. */
 enum { BLOCK = 1 << 16, NUMBERS = 1 << 20, SWEPT = 16, HOPS = 40 };
 
 struct mha_file {
     mha_sink sink;
-    char *path;      /* what the caller said, for messages */
+    char *path;      /* as the caller wrote it, for messages */
     char *name;      /* in its folder, symbolic links followed unless it is our own folder */
     char *temporary; /* likewise; NULL: the descriptor is written directly */
     int folder, descriptor;
@@ -43,7 +44,7 @@ struct mha_file {
     char block[BLOCK];
 };
 
-/* The end of a long path tells files apart, and leaves room for the reason. */
+/* Show the end of a long path, which distinguishes files, and leave room for the reason. */
 static mha_status refuse(const mha_file *file, const char *what, int error)
 {
     size_t length = strlen(file->path), most = 200;
@@ -106,7 +107,7 @@ static bool same_file(const struct stat *a, const struct stat *b)
 
 /* ---- the new file -------------------------------------------------------------------------- */
 
-/* Whether a lock is known to all who may write in a folder: those of one kernel. */
+/* Whether every process that may write in a folder sees a lock: those of one kernel do. */
 static bool locks_are_known(int folder)
 {
 #if defined(__linux__)
@@ -124,7 +125,7 @@ static bool locks_are_known(int folder)
     return false;
 }
 
-/* The lock, if nobody has it and the name still means this file; 0 or the reason. */
+/* Lock the file, if no other process has and the name still refers to it; returns 0 or an errno. */
 static int lock(int folder, const char *name, int descriptor)
 {
     struct stat opened, named;
@@ -143,8 +144,8 @@ static void remove_if_abandoned(int folder, const char *name)
     close(found);
 }
 
-/* The first number that is free. One that a sweep took away between its making and its lock is not
- * ours any more: its number is passed over. */
+/* Create the first free number. If another writer's sweep removed the file before it was locked,
+ * continue with the next number. */
 static mha_status open_temporary(mha_file *file, mode_t mode)
 {
     const bool locks = locks_are_known(file->folder);
@@ -175,7 +176,7 @@ static mha_status open_temporary(mha_file *file, mode_t mode)
     return refuse(file, "cannot write: no new file can be made there", error);
 }
 
-/* A folder that may be written but not listed can be used by its path only, and not synced. */
+/* A folder that may be written but not listed can only be used by its path, and not synced. */
 static int open_folder(const char *path)
 {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -185,7 +186,7 @@ static int open_folder(const char *path)
     return folder;
 }
 
-/* 0 or the reason. Some file systems have nothing to sync in a folder. */
+/* Returns 0 or an errno. Some file systems cannot sync a folder. */
 static int sync_out(int descriptor)
 {
     while (fsync(descriptor) != 0)
@@ -212,9 +213,9 @@ static mha_status replace(mha_file *file, const struct stat *present)
     return MHA_OK;
 }
 
-/* ---- what the caller names ----------------------------------------------------------------- */
+/* ---- the path of the caller ------------------------------------------------------------------ */
 
-/* /proc/123/fd, where links lead to what a process has open. */
+/* /proc/123/fd, whose links lead to open files of a process. */
 static bool holds_descriptors(const char *folder)
 {
 #if defined(__linux__)
@@ -227,8 +228,8 @@ static bool holds_descriptors(const char *folder)
 #endif
 }
 
-/* The descriptor that a path leads to, link by link, like /dev/stdout and /dev/fd/3; -1: none. It
- * need not be one of this process. */
+/* The descriptor that a path leads to, following links as of /dev/stdout and /dev/fd/3; -1:
+ * none. It may belong to another process. */
 static int find_descriptor(const char *path)
 {
     char at[2 * PATH_MAX], link[PATH_MAX], folder[PATH_MAX];
@@ -252,9 +253,9 @@ static int find_descriptor(const char *path)
     return -1;
 }
 
-/* What someone opened is gone on with where he stands: a descriptor of ours is shared, another
- * one's file is appended to. Pipes and devices have no place to stand at and are opened anew, as
- * sockets cannot be. */
+/* Continue an open file at its position: a descriptor of this process is shared, a file of
+ * another process is opened for appending. Pipes and devices have no position and are opened
+ * again, which sockets do not support. */
 static mha_status write_directly(mha_file *file, const struct stat *present, int number)
 {
     struct stat own;
@@ -267,7 +268,7 @@ static mha_status write_directly(mha_file *file, const struct stat *present, int
     return file->descriptor >= 0 ? MHA_OK : refuse(file, "cannot write", errno);
 }
 
-/* A file that could not be opened for writing is not replaced either. */
+/* A file that may not be opened for writing is not replaced either. */
 static mha_status open_target(mha_file *file)
 {
     struct stat present;
@@ -292,7 +293,7 @@ static mha_status open_target(mha_file *file)
     return replace(file, exists ? &present : NULL);
 }
 
-/* What is made of a folder must stay there if its files do: who has it is synced. */
+/* Create a folder and sync its parent: after a power cut it must exist if its files do. */
 static mha_status make_folder(mha_file *file, const char *folder)
 {
     const char *name;
@@ -370,8 +371,8 @@ const mha_sink *mha_file_sink(mha_file *file)
     return &file->sink;
 }
 
-/* Of a file whose name is not yet on the disk, the content must be: a power cut in between leaves
- * the old one or the new one, never a name of nothing. */
+/* The content is synced before the name: after a power cut the file is the old or the new one,
+ * never an empty one. */
 static mha_status take_name(mha_file *file)
 {
     int error = sync_out(file->descriptor); /* network file systems report a full disk only here */

@@ -7,8 +7,8 @@
 
 int mhai_format_list(char *text, size_t size, const char *format, va_list arguments)
 {
-    /* The whole of "C" is a constant of the C library: nothing is allocated, and it cannot fail
-     * there. Of this thread only, so that others do not notice. */
+    /* A locale object for "C" is a constant of the C library, so creating it cannot fail. It is
+     * set for this thread only. */
     const locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     const locale_t before = plain ? uselocale(plain) : (locale_t)0;
     const int length = vsnprintf(text, size, format, arguments);

@@ -1,4 +1,4 @@
-/* Text for people and files, the same in every host. */
+/* Formatting that does not depend on the host's locale. */
 #ifndef MHAI_BASE_FORMAT_H
 #define MHAI_BASE_FORMAT_H
 
@@ -7,8 +7,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 
-/* vsnprintf() as it is in the locale "C": a host that has called setlocale() does
- * not put its decimal comma into our numbers. errno and the host's locale stay as they are. */
+/* vsnprintf() in the locale "C": the decimal point does not depend on the host's setlocale().
+ * errno and the host's locale are unchanged. */
 int mhai_format_list(char *text, size_t size, const char *format, va_list arguments)
     MHA_PRINTF(3, 0);
 

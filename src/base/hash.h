@@ -1,4 +1,4 @@
-/* FNV-1a, 64 bits: whether two ranks have the same bytes. No protection from anybody who means harm. */
+/* FNV-1a, 64 bits: to compare bytes among ranks. Not collision-resistant. */
 #ifndef MHAI_HASH_H
 #define MHAI_HASH_H
 
@@ -7,7 +7,7 @@
 
 static const uint64_t MHAI_HASH_START = UINT64_C(14695981039346656037);
 
-/* The hash of what was hashed before, and then of these bytes. */
+/* Continue a hash with these bytes. */
 static inline uint64_t mhai_hash(uint64_t hash, const void *bytes, size_t count)
 {
     const unsigned char *at = bytes;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Bytes, and what belongs before a value -------------------------------------------------- */
+/* ---- Bytes, and separators before a value ---------------------------------------------------- */
 
 static void put(mha_json *json, const char *bytes, size_t count)
 {
@@ -34,7 +34,7 @@ static void put_line(mha_json *json, int indent)
 
 static void put_escaped(mha_json *json, const char *text, const char *end)
 {
-    const char *run = text; /* from here on bytes are written as they are */
+    const char *run = text; /* from here on, bytes are written unchanged */
     put(json, "\"", 1);
     while (text < end) {
         const char *from = text;
@@ -59,8 +59,8 @@ static void put_escaped(mha_json *json, const char *text, const char *end)
     put(json, "\"", 1);
 }
 
-/* open[0] is 1 once the whole is written; of an object or an array it is OBJECT or ARRAY, and FILLED
- * once it has a value. lines and line are the spaces and 1. */
+/* open[0] is 1 once the outermost value is complete; of an object or an array it is OBJECT or
+ * ARRAY, with FILLED once it has a value. lines and line are the spaces and 1. */
 enum { DONE = 1, OBJECT = 2, ARRAY = 4, FILLED = 8 };
 
 static bool refuse(mha_json *json, const char *name, const char *why)
@@ -71,7 +71,7 @@ static bool refuse(mha_json *json, const char *name, const char *why)
     return false;
 }
 
-/* Write all that stands before a value; false if it cannot be there. */
+/* Write the separators before a value; false if a value is not allowed here. */
 static bool begin(mha_json *json, const char *name)
 {
     uint8_t *open = &json->open[json->depth];

@@ -57,8 +57,8 @@ static double from_bits(uint64_t bits)
 /* Adding it rounds to whole numbers below 2^51, which then are the sum's last bits. */
 static const double shift = 0x1.8p52;
 
-/* p[0] + p[1] x + ..., an odd number of terms from 3 on; even and odd powers apart, which halves the
- * wait. */
+/* p[0] + p[1] x + ..., an odd number of terms from 3 on; even and odd powers are separate
+ * chains, which halves the latency. */
 static inline double polynomial(const double *p, int terms, double x)
 {
     const double square = x * x;
@@ -145,7 +145,7 @@ static inline two log_parts(double x)
                  row[2] + n * LN2_LOW + (r_low + r * r * polynomial(log_terms, 7, r))};
 }
 
-/* What log gives for x that is not positive and finite. */
+/* The result of log for x that is not positive and finite. */
 static double log_special(double x)
 {
     return x == 0 ? -INFINITY : x > 0 ? x : x < 0 ? NAN : x;
@@ -295,7 +295,7 @@ double mhai_cos_turns(double x)
     return small_cos((two){part * turn, 0});
 }
 
-/* ---- in public ------------------------------------------------------------------------------- */
+/* ---- public functions ------------------------------------------------------------------------ */
 
 double mha_exp(double x)
 {

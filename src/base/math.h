@@ -14,16 +14,16 @@ double mhai_log(double x);   /* 0.55 */
 double mhai_log1p(double x); /* 0.55 */
 double mhai_tanh(double x);  /* 0.6 */
 
-/* A number as the sum of two, the second at most half a unit in the last place of the first. */
+/* A number as an unevaluated sum; the second part is at most half an ulp of the first. */
 typedef struct mhai_two {
     double high, low;
 } mhai_two;
 
-/* x^y for finite x > 0 and |y| <= 1, of which many may share the logarithm: 0.55. */
+/* x^y for finite x > 0 and |y| <= 1; many y may share the logarithm: 0.55. */
 mhai_two mhai_log_two(double x);
 double mhai_power(mhai_two log_x, double y);
 
-/* 0.9 each, whatever x; NaN for infinities. */
+/* 0.9 each for every finite x; NaN for infinities. */
 void mhai_sin_cos(double x, double *sine, double *cosine);
 
 /* cos(2 pi x) for |x| < 2^51, to 2^-52. */

@@ -1,13 +1,13 @@
-/* Pointers that a call must have. */
+/* Checks of required pointers. */
 #ifndef MHAI_BASE_NEED_H
 #define MHAI_BASE_NEED_H
 
 #include <multihead/component.h>
 
-/* MHA_ERR_NULL, "function: name is NULL", of the name at an index of "name, name". */
+/* MHA_ERR_NULL, "function: name is NULL", with the name at `index` in "name, name". */
 mha_status mhai_need_fail(const char *function, const char *names, size_t index);
 
-/* Return that for the first of these variables that is NULL; NEED_AS: of pointers by other names. */
+/* Return that error for the first of these variables that is NULL; NEED_AS: with other names. */
 #define MHAI_NEED(function, ...) MHAI_NEED_AS(function, #__VA_ARGS__, __VA_ARGS__)
 #define MHAI_NEED_AS(function, names, ...)                                    \
     do {                                                                      \

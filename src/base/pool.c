@@ -35,32 +35,33 @@ typedef struct worker {
     bool asleep; /* under the mutex, as is the next */
     bool kept_off;
 #if defined(__linux__)
-    cpu_set_t allowed; /* its own affinity, while it is kept off */
+    cpu_set_t allowed; /* its own affinity, while it may not use the caller's CPU */
 #endif
     int64_t end; /* of this worker's share of the items */
-    /* The next of them; alone in its cache line. */
+    /* The next of them, in a cache line of its own. */
     _Alignas(64) _Atomic int64_t next;
 } worker;
 
 struct mhai_pool {
     mha_allocator allocator;
     pid_t owner;
-    int capacity; /* workers wanted, the caller included */
+    int capacity; /* requested workers, including the caller */
     int started;  /* threads that exist */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    bool watchful;               /* no more workers than processors: looking takes none away */
+    bool watchful;               /* at most as many workers as processors, so polling takes no
+                                    processor away */
     _Atomic uint64_t generation; /* written under the mutex, as are the next three */
-    _Atomic int busy;            /* threads that have not finished the present run */
+    _Atomic int busy;            /* threads that have not finished the current run */
     _Atomic bool quit;
     mha_parallel_body body;
     void *argument;
     int64_t step;
-    _Atomic int looking; /* threads that are awake, with nothing to do */
+    _Atomic int looking; /* idle threads that poll */
     worker workers[];    /* one for each of capacity; the caller is the first */
 };
 
-/* What is left of a worker's share. */
+/* The remaining items of a worker's share. */
 static void work_on(mhai_pool *pool, worker *share, int index)
 {
     for (;;) {
@@ -89,7 +90,7 @@ static void share_out(mhai_pool *pool, int64_t items)
     }
 }
 
-/* Microseconds to look before sleeping: some ten times what falling asleep and waking cost. */
+/* Microseconds of polling before sleeping: some ten times the cost of falling asleep and waking. */
 enum { PATIENCE = 50, LOOKS = 32 };
 
 static int64_t microseconds(void)
@@ -119,8 +120,8 @@ static bool is_done(mhai_pool *pool)
     return atomic_load_explicit(&pool->busy, memory_order_relaxed) == 0;
 }
 
-/* Look until there is a run other than `seen` (a worker), or until this one is done (the caller,
- * whose run that is), for a moment at most. */
+/* Poll, for a limited time, until there is a run other than `seen` (a worker), or until this run
+ * is done (its caller). */
 static void look(mhai_pool *pool, uint64_t seen, bool caller)
 {
     if (!pool->watchful) return;
@@ -132,7 +133,7 @@ static void look(mhai_pool *pool, uint64_t seen, bool caller)
 }
 
 #if defined(__linux__)
-/* More would take the caller longer than it gains. */
+/* A longer attempt would cost the caller more than it gains. */
 enum { MOST_KEPT_OFF = 15 };
 
 static void keep_off(worker *w, int processor)
@@ -144,7 +145,7 @@ static void keep_off(worker *w, int processor)
         CPU_COUNT(&others) > 0 && pthread_setaffinity_np(w->thread, sizeof others, &others) == 0;
 }
 
-/* With more workers than processors there is no room for it. */
+/* With more workers than processors no CPU is free for it. */
 static void keep_sleepers_off(mhai_pool *pool)
 {
     const int here = pool->watchful ? sched_getcpu() : -1;
@@ -153,7 +154,7 @@ static void keep_sleepers_off(mhai_pool *pool)
         if (pool->workers[i].asleep) keep_off(&pool->workers[i], here);
 }
 
-/* It is awake, and goes where the system will. */
+/* The thread is awake; the system may move it again. */
 static void let_go(worker *self)
 {
     if (self->kept_off) (void)sched_setaffinity(0, sizeof self->allowed, &self->allowed);
@@ -199,8 +200,8 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* Synchronisation objects and threads of a pool that has none in this process. Signals are blocked
- * in the workers, so that the host's handlers run in the host's threads. */
+/* Create the synchronisation objects and threads of a pool that has none in this process.
+ * Signals are blocked in the workers, so that the host's handlers run in the host's threads. */
 static void start(mhai_pool *pool)
 {
     pthread_mutex_init(&pool->mutex, NULL);
@@ -277,7 +278,7 @@ void mhai_pool_run(mhai_pool *pool, int64_t items, mha_parallel_body body, void 
     pthread_mutex_lock(&pool->mutex);
     pool->body = body;
     pool->argument = argument;
-    /* Small items come several at a time; 64 helpings a thread leave no one waiting for long. */
+    /* Small items are taken several at a time; 64 takes per thread keep the load balanced. */
     pool->step = items / ((int64_t)(pool->started + 1) * 64);
     if (pool->step < 1) pool->step = 1;
     share_out(pool, items);

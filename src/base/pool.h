@@ -6,13 +6,13 @@
 
 typedef struct mhai_pool mhai_pool;
 
-/* A pool that runs bodies on up to workers threads, the caller's being worker 0. Threads that the
- * system refuses are done without. NULL only when memory is short. */
+/* A pool that runs bodies on up to `workers` threads; the caller is worker 0. If the system
+ * refuses threads, the pool has fewer. NULL only if memory is short. */
 mhai_pool *mhai_pool_create(const mha_allocator *allocator, int workers);
 void mhai_pool_destroy(mhai_pool *pool);
 
-/* Whether all other threads are looking for work just now: a run then costs next to nothing, where
- * waking them takes some ten microseconds or more. A guess, which may be out of date on return. */
+/* Whether all other threads are polling: then a run costs almost nothing, while waking them
+ * takes some ten microseconds or more. The answer may be out of date on return. */
 bool mhai_pool_is_awake(mhai_pool *pool);
 
 /* body(argument, item, worker) once for each item < items; returns when all are done. */

@@ -1,5 +1,5 @@
-/* See mha_room in component.h. Every piece is an allocation of its own, so that sanitizers see where it
- * ends. */
+/* See mha_room in component.h. Every piece is a separate allocation, so that sanitizers detect
+ * overruns. */
 #include <multihead/component.h>
 
 #include <stddef.h>
@@ -13,7 +13,7 @@ typedef struct mha_room_piece {
     max_align_t memory[];
 } piece;
 
-/* At least one element; false if there are more bytes than any object has. */
+/* At least one element; false if the size exceeds that of any object. */
 static bool count_bytes(int64_t count, size_t size, size_t *bytes)
 {
     return count >= 0 && !__builtin_mul_overflow((size_t)(count > 0 ? count : 1), size, bytes) &&

@@ -24,7 +24,7 @@ static void *take_block(mhai_scratch *scratch, size_t bytes)
     return memory;
 }
 
-/* The pieces from offset `from` on may not be touched until they are handed out again. */
+/* Poison the pieces from offset `from` on until they are allocated again. */
 static void poison_from(const mhai_scratch *scratch, size_t block, size_t from)
 {
     MHAI_POISON(at(scratch, block, from), SPREAD * (scratch->block[block].used - from));
@@ -63,8 +63,8 @@ static mha_status push_block(mhai_scratch *scratch, size_t bytes)
     return MHA_OK;
 }
 
-/* With the stack empty and in several blocks: one block for the sum. If that fails, the next call
- * builds its own blocks again, so the failure is of no consequence here. */
+/* When the stack is empty and has several blocks: replace them by one of their total size. If
+ * that fails, the next call builds its own blocks again, so the failure has no effect. */
 static void merge_blocks(mhai_scratch *scratch)
 {
     size_t total = 0;
@@ -102,11 +102,12 @@ mha_scratch_mark mha_scratch_top(const mha_context *context)
     return (mha_scratch_mark){top, scratch->block[top].used};
 }
 
-mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void **memory)
+mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, void *pointer)
 {
     mhai_scratch *scratch = &context->scratch;
+    void *memory = NULL;
     size_t bytes;
-    *memory = NULL;
+    memcpy(pointer, &memory, sizeof memory); /* pointers of all types have one representation */
     if (count < 0 || (uint64_t)count > SIZE_MAX || !mhai_mul_size((size_t)count, size, &bytes) ||
         bytes > PTRDIFF_MAX - ALIGNMENT)
         return mha_fail(MHA_ERR_SIZE, "scratch: %lld elements of %zu bytes do not fit in memory",
@@ -119,10 +120,29 @@ mha_status mha_scratch_alloc(mha_context *context, int64_t count, size_t size, v
         MHA_TRY(push_block(scratch, bytes));
         top = scratch->blocks - 1;
     }
-    *memory = at(scratch, top, scratch->block[top].used);
+    memory = at(scratch, top, scratch->block[top].used);
+    memcpy(pointer, &memory, sizeof memory);
     scratch->block[top].used += bytes;
-    MHAI_POISON(*memory, SPREAD * bytes); /* what mhai_scratch_spare() opened */
-    MHAI_UNPOISON(*memory, asked);
+    MHAI_POISON(memory, SPREAD * bytes); /* what mhai_scratch_spare() opened */
+    MHAI_UNPOISON(memory, asked);
+    return MHA_OK;
+}
+
+mha_status mha_scratch_zeros(mha_context *context, int64_t count, size_t size, void *pointer)
+{
+    void *memory;
+    MHA_TRY(mha_scratch_alloc(context, count, size, pointer));
+    memcpy(&memory, pointer, sizeof memory);
+    memset(memory, 0, (size_t)count * size);
+    return MHA_OK;
+}
+
+mha_status mhai_scratch_ensure(mha_context *context, int64_t count, size_t size)
+{
+    void *memory;
+    const mha_scratch_mark mark = mha_scratch_top(context);
+    MHA_TRY(mha_scratch_alloc(context, count, size, &memory));
+    mha_scratch_release(context, mark);
     return MHA_OK;
 }
 

@@ -14,15 +14,18 @@ typedef struct mhai_scratch {
         unsigned char *memory;
         size_t bytes, used;
     } block[MHAI_SCRATCH_BLOCKS];
-    size_t blocks; /* in use; the last one is the top */
+    size_t blocks; /* in use; the last block is the top */
 } mhai_scratch;
 
 /* One block of at least bytes, all of it free. Only while the stack is empty. */
 MHA_NODISCARD mha_status mhai_scratch_reserve(mhai_scratch *scratch, size_t bytes);
 
-/* As much of the top block, if it is free; it stays free for whoever allocates next. NULL if not.
- */
+/* The free part of the top block, without allocating it; the next allocation may return it. NULL
+ * if it is too small. */
 void *mhai_scratch_spare(mha_context *context, size_t bytes);
+
+/* Allocate and release: a later allocation of the same amount at this mark cannot fail. */
+MHA_NODISCARD mha_status mhai_scratch_ensure(mha_context *context, int64_t count, size_t size);
 
 void mhai_scratch_free(mhai_scratch *scratch);
 

@@ -43,7 +43,7 @@ static void trim_partial_utf8(char *text, size_t length)
 
 mha_status mha_fail(mha_status status, const char *format, ...)
 {
-    /* Built aside, since an argument may be the present detail itself. */
+    /* Built in a buffer, since an argument may be the current detail itself. */
     char text[DETAIL_BYTES];
     va_list arguments;
     va_start(arguments, format);

@@ -7,10 +7,10 @@
 
 #include <string.h>
 
-/* Fields have 4 or 8 bytes, or consist of such, and lie at multiples of their size: a multiple of 8
- * ends between two of them. The limit is far above any struct, and keeps what was never set from
- * being read as a size. */
-enum { UNIT = 8, MOST_BYTES = 4096 };
+/* Fields have 4 or 8 bytes, or consist of such, and are aligned to their size: a multiple of 8 (of 4 with
+ * 32-bit pointers) is always a boundary. The limit is far above any struct, and rejects most
+ * uninitialised sizes. */
+enum { UNIT = sizeof(void *) < 8 ? 4 : 8, MOST_BYTES = 4096 };
 
 mha_status mha_struct_check_size(const char *name, uint32_t size, size_t least)
 {

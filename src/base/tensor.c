@@ -104,10 +104,10 @@ static bool is_empty(const mha_tensor *tensor)
     return false;
 }
 
-/* Lowest and highest element offset; the first axis that takes one too far for byte arithmetic, or
- * -1 if none does. Strides that lead nowhere, of an axis of length 1 or of an empty tensor, are
- * held to the same limit, since code below may compute with them. The lengths of an empty tensor
- * are anything up to 2^63 (NumPy's strides are then 0); no loop over nothing runs for 2^31 rows. */
+/* Lowest and highest element offset; the first axis whose offsets exceed byte arithmetic, or -1
+ * if none does. Strides that are never used (an axis of length 1, an empty tensor) have the same
+ * limit, since code below may compute with them. Lengths of an empty tensor may be anything up
+ * to 2^63 (NumPy's strides are then 0); no loop over nothing runs for 2^31 rows. */
 static int element_span(const mha_tensor *tensor, int64_t *low, int64_t *high)
 {
     const int64_t limit = PTRDIFF_MAX / 32; /* 8 bytes per element, two ends, and a margin */
@@ -131,12 +131,12 @@ mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor, mha_dty
     if (tensor->dtype != dtype)
         return mha_fail(MHA_ERR_DTYPE, "%s: dtype is %s, expected %s", name,
                         mha_dtype_name(tensor->dtype), mha_dtype_name(dtype));
-    if (mha_dtype_size(dtype) == 0) /* the caller takes whatever the tensor has */
+    if (mha_dtype_size(dtype) == 0) /* any dtype is accepted */
         return mha_fail(MHA_ERR_DTYPE, "%s: %d is not an element type", name, (int)dtype);
     if (tensor->ndim != ndim)
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, expected %d", name,
                         (int)tensor->ndim, ndim);
-    if (ndim < 0 || ndim > MHA_MAX_DIMS) /* the caller's own number */
+    if (ndim < 0 || ndim > MHA_MAX_DIMS) /* the size is checked by the caller */
         return mha_fail(MHA_ERR_SHAPE, "%s: has %d dimensions, possible are 0 to %d", name, ndim,
                         (int)MHA_MAX_DIMS);
     for (int i = 0; i < ndim; i++) {
@@ -181,8 +181,8 @@ mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor)
 
 mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor)
 {
-    /* Sufficient, and true of every usual layout: taken from the smallest stride up, each axis
-     * steps over the whole span of the smaller ones. */
+    /* Sufficient, and true of every usual layout: from the smallest stride up, each axis steps
+     * over the whole span of the smaller ones. */
     int64_t step[MHA_MAX_DIMS], extent[MHA_MAX_DIMS];
     int axes = 0;
     for (int i = 0; i < tensor->ndim; i++) {
@@ -221,8 +221,8 @@ bool mhai_tensor_bytes(const mha_tensor *tensor, uintptr_t *begin, uintptr_t *en
     return true;
 }
 
-/* Elements lie at base + something below span, plus multiples of period; bytes. False if this view
- * cannot be seen so. */
+/* Elements are at base + an offset below span + a multiple of period, in bytes. False if the
+ * view does not have this form. */
 typedef struct lattice {
     uintptr_t base;
     int64_t span;
@@ -241,8 +241,8 @@ static bool lattice_of(const mha_tensor *tensor, int64_t period, lattice *seen)
     return seen->span <= period;
 }
 
-/* Two views that share rows, as q, k and v of one projection do: apart if each keeps to columns of
- * its own. Sums stay in range: both views passed element_span(). */
+/* Two views that share rows, as q, k and v of one projection do, are disjoint if their columns
+ * are. Sums stay in range: both views passed element_span(). */
 static bool interleaved(const mha_tensor *a, const mha_tensor *b)
 {
     for (int i = 0; i < a->ndim; i++) {

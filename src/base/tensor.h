@@ -1,4 +1,4 @@
-/* Checks of tensor views: what a public call does before it touches memory. */
+/* Checks of tensor views that a public call makes before it touches memory. */
 #ifndef MHAI_TENSOR_H
 #define MHAI_TENSOR_H
 
@@ -9,22 +9,23 @@
 MHA_NODISCARD mha_status mhai_tensor_check(const char *name, const mha_tensor *tensor,
                                            mha_dtype dtype, int ndim, const int64_t *shape);
 
-/* There is a tensor, and it is f32, f16 or bf16: what attention reads and writes. */
+/* The tensor exists and is f32, f16 or bf16, the types that attention reads and writes. */
 MHA_NODISCARD mha_status mhai_tensor_check_real(const char *name, const mha_tensor *tensor);
 
 /* The last axis has stride 1, or the tensor is empty or the axis has one element. */
 MHA_NODISCARD mha_status mhai_tensor_check_last(const char *name, const mha_tensor *tensor);
 
-/* No two elements of an output share memory. Refuses a few exotic interleavings that do not. */
+/* No two elements of an output share memory. Rejects a few exotic interleavings that are in fact
+ * disjoint. */
 MHA_NODISCARD mha_status mhai_tensor_check_output(const char *name, const mha_tensor *tensor);
 
-/* output shares no byte with other, judged by their address ranges, or by their columns where both
+/* output shares no byte with other, judged by their address ranges, or by their columns if both
  * have rows of one stride (q, k, v side by side); NULL or empty is disjoint. */
 MHA_NODISCARD mha_status mhai_tensor_check_disjoint(const char *name, const mha_tensor *output,
                                                     const char *other_name,
                                                     const mha_tensor *other);
 
-/* Both have the same elements in the same order. */
+/* Whether both have the same elements in the same order. */
 bool mhai_tensor_same(const mha_tensor *a, const mha_tensor *b);
 
 /* The address range of a tensor's elements; false if it has none, or an impossible ndim. */

@@ -1,4 +1,4 @@
-/* UTF-8 from anywhere: see json.h. */
+/* Decoding of untrusted UTF-8: see json.h. */
 #include <multihead/json.h>
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Making a cache, appending to it, and attention on it. */
+/* Creating a cache, appending to it, and attention on it. */
 #include "cache/kv_cache.h"
 
 #include "attention/attn_plan.h"
@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { WINDOW_PAGE = 32 }; /* by default: a panel of keys, and little that is kept for nothing */
+enum { WINDOW_PAGE = 32 }; /* by default: a panel of keys, and little unused memory */
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
@@ -41,7 +41,7 @@ static mha_status check_window(mha_kv_cache_desc *d)
     return MHA_OK;
 }
 
-/* Their powers are those of whole runs. */
+/* Powers exist for whole runs only. */
 static mha_status check_channels(const mha_kv_cache_desc *d)
 {
     if (d->key_scales != MHA_KV_SCALES_CHANNEL) return MHA_OK;
@@ -86,8 +86,8 @@ static mha_status check_desc(mha_kv_cache_desc *d)
     return check_channels(d);
 }
 
-/* Pages that a sequence may hold at once: between two appends those of the sinks and of the window,
- * and in the second those of what it brings. */
+/* Pages that a sequence may hold at once: between two appends those of the sinks and of the
+ * window, and during an append also those of its rows. */
 static int64_t most_pages(const mha_kv_cache_desc *d)
 {
     const int64_t all = mhai_ceil_div(d->capacity, d->page_size);
@@ -117,14 +117,14 @@ static int64_t number_bytes(const mha_kv_cache_desc *d)
            mhai_round_up(each * d->value_head_dim, MHAI_LINE);
 }
 
-/* The numbers and the scales of all runs of a head are as many as can be counted. */
+/* The numbers and the scales of all runs of a head are within int64. */
 static bool is_countable(int64_t width)
 {
     int64_t numbers;
     return mhai_mul_i64(width, MHAI_RUN * 8, &numbers) && numbers <= PTRDIFF_MAX / 64;
 }
 
-/* Pages that memory is taken for: with a window one more, the empty page. */
+/* Pages to allocate: with a window one more, the empty page. */
 static int64_t pool_of(const mha_kv_cache_desc *d)
 {
     return d->pages + (d->window > 0);
@@ -139,7 +139,7 @@ static bool count_bytes(const mha_kv_cache_desc *d, int64_t run, int64_t *page, 
            *all <= PTRDIFF_MAX / 32;
 }
 
-/* Where the parts of a cache begin, in bytes. */
+/* Offsets of the parts of a cache, in bytes. */
 typedef struct parts {
     int64_t discarded, references, free_pages, table, keys, values;
 } parts;
@@ -185,7 +185,7 @@ static mha_status check_pages(mha_kv_cache_desc *d)
     return check_positive("pages", d->pages);
 }
 
-/* A description as it was given becomes a checked one. */
+/* Check a caller's description and fill in its defaults. */
 static mha_status plan_cache(const mha_kv_cache_desc *desc, mha_kv_cache_desc *d,
                              mha_kv_cache_sizes *sizes, parts *at)
 {
@@ -213,13 +213,6 @@ mha_status mha_kv_cache_count(const mha_kv_cache_desc *desc, mha_kv_cache_sizes 
                         (unsigned)sizes->struct_size, sizeof all);
     MHA_TRY(plan_cache(desc, &d, &all, &at));
     *sizes = all;
-    return MHA_OK;
-}
-
-static mha_status allocate(const mha_allocator *a, size_t bytes, size_t alignment, void **memory)
-{
-    *memory = a->alloc(a->user, bytes, alignment);
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "cache: cannot allocate %zu bytes", bytes);
     return MHA_OK;
 }
 
@@ -265,22 +258,22 @@ mha_status mha_kv_cache_create(mha_context *context, const mha_kv_cache_desc *de
     mha_kv_cache_desc d;
     mha_kv_cache_sizes sizes;
     parts at;
-    void *memory;
-    mha_status status;
     MHA_TRY(plan_cache(desc, &d, &sizes, &at));
     const mha_allocator *a = &context->allocator;
-    MHA_TRY(allocate(a, sizeof(mha_kv_cache), _Alignof(mha_kv_cache), &memory));
-    mha_kv_cache *made = memory;
+    mha_kv_cache *made;
+    MHA_TRY(mhai_take_for("cache", a, 1, sizeof *made, &made));
     *made = (mha_kv_cache){.allocator = *a, .desc = d, .sizes = sizes};
-    MHA_TRY_GOTO(allocate(a, (size_t)sizes.total_bytes, MHAI_LINE, &memory), fail);
+    void *memory = a->alloc(a->user, (size_t)sizes.total_bytes, MHAI_LINE); /* not touched here */
+    if (!memory) {
+        mhai_give(a, made, 1, sizeof *made);
+        return mha_fail(MHA_ERR_NOMEM, "cache: cannot allocate %lld bytes",
+                        (long long)sizes.total_bytes);
+    }
     place_parts(made, memory, &at);
     clear_empty_page(made);
     mha_kv_cache_reset(made);
     *cache = made;
     return MHA_OK;
-fail:
-    mha_kv_cache_destroy(made);
-    return status;
 }
 
 void mha_kv_cache_destroy(mha_kv_cache *cache)
@@ -288,7 +281,7 @@ void mha_kv_cache_destroy(mha_kv_cache *cache)
     if (!cache) return;
     mha_allocator a = cache->allocator;
     if (cache->memory) a.release(a.user, cache->memory, (size_t)cache->sizes.total_bytes);
-    a.release(a.user, cache, sizeof *cache);
+    mhai_give(&a, cache, 1, sizeof *cache);
 }
 
 void mha_kv_cache_describe(const mha_kv_cache *cache, mha_kv_cache_desc *desc)
@@ -341,7 +334,7 @@ mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache, const mhai_kv_row
 typedef void store_row(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 
-/* Rows of every head of sequence b, after those that it holds. */
+/* Rows of every head of sequence b, after its present ones. */
 static void store_rows(const mha_kv_cache *cache, int64_t b, const mhai_kv_rows *rows,
                        const mha_tensor *x, store_row *to)
 {
@@ -402,7 +395,7 @@ static mha_tensor shape_of(const mha_kv_cache *cache, const int64_t *lengths, in
     return mhai_kv_cache_shape(cache, longest, width);
 }
 
-/* Something in the call depends on where a query stands. */
+/* Whether the call depends on the positions of queries. */
 static bool reads_positions(const mha_attention_desc *d)
 {
     return (d->flags & (MHA_ATTENTION_CAUSAL | MHA_ATTENTION_WINDOW)) || d->alibi_slopes ||
@@ -418,7 +411,7 @@ void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_o
     desc->q_offsets = offsets;
 }
 
-/* A call sees no more than the cache's window; without one of its own it has that. */
+/* A call sees at most the cache's window, which is also its default. */
 static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
                               const mha_attention_outputs *wanted)
 {
@@ -448,7 +441,7 @@ static mha_status take_window(const mha_kv_cache *cache, mha_attention_desc *d,
     return MHA_OK;
 }
 
-/* The first row of each sequence that counts sees no position that was discarded. */
+/* Check that the first counted row of each sequence sees no discarded position. */
 static mha_status check_window_held(const mha_kv_cache *cache, const mha_attention_desc *d,
                                     const int64_t *firsts)
 {

@@ -1,5 +1,5 @@
-/* The cache of keys and values: pages of runs (attention/attn_pages.h), a table of pages for each
- * sequence, and how many sequences hold each page. */
+/* The cache of keys and values: pages of runs (attention/attn_pages.h), a page table per
+ * sequence, and a reference count per page. */
 #ifndef MHAI_KV_CACHE_H
 #define MHAI_KV_CACHE_H
 
@@ -15,14 +15,14 @@ struct mha_kv_cache {
     unsigned char *memory; /* lengths, references, free pages, tables; then keys, then values */
     int64_t *lengths;      /* [B] */
     int64_t
-        *discarded; /* [B] entries before this one, but for the sinks', lead to the empty page */
-    int32_t *references; /* [pages] sequences that hold it */
+        *discarded; /* [B] entries before this one, except the sinks', refer to the empty page */
+    int32_t *references; /* [pages] number of sequences that hold the page */
     int32_t *free_pages; /* a stack */
     int64_t free_count;
-    int32_t *table; /* [B][entries]; those that a sequence does not hold mean nothing */
+    int32_t *table; /* [B][entries]; unused entries are undefined */
 };
 
-/* A page of zeros after all others: where a window has been, and is no more. */
+/* A page of zeros after all others, for discarded positions of a window. */
 static inline int32_t mhai_kv_empty_page(const mha_kv_cache *cache)
 {
     return (int32_t)cache->desc.pages;
@@ -53,59 +53,58 @@ static inline int64_t mhai_kv_count(const mhai_kv_rows *rows, int64_t b)
 
 /* ---- kv_pages.c: who holds which page ------------------------------------------------------- */
 
-/* Empty, with all pages free. */
+/* Empty the cache and free all pages. */
 void mhai_kv_pages_reset(mha_kv_cache *cache);
 
-/* May sequence b be cut to its first length positions? Those that a window has discarded must not be
- * missing then. */
+/* Whether sequence b can be cut to its first `length` positions without needing discarded ones. */
 MHA_NODISCARD mha_status mhai_kv_pages_check_truncate(const mha_kv_cache *cache, int64_t b,
                                                       int64_t length);
 
-/* Sequence b holds its first length positions, no more than it did. */
+/* Cut sequence b to its first `length` positions. */
 void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length);
 
-/* Can every sequence take its rows with the pages that are free? */
+/* Whether the free pages suffice for the rows of every sequence. */
 MHA_NODISCARD mha_status mhai_kv_pages_check(const mha_kv_cache *cache, const mhai_kv_rows *rows);
 
-/* After the check, pages that no new position sees are given back, and each sequence gets pages of
- * its own for its rows, which cannot fail; lengths stay. */
+/* After the check: free the pages that no new position sees, and give each sequence its own
+ * pages for its rows. Cannot fail; lengths are unchanged. */
 void mhai_kv_pages_take(mha_kv_cache *cache, const mhai_kv_rows *rows);
 
 /* ---- kv_rows.c: positions in runs ----------------------------------------------------------- */
 
-/* Row `from` of k or v at `position` of head h of sequence b; its page is there. */
+/* Store row `from` of k or v at `position` of head h of sequence b, whose page exists. */
 void mhai_kv_store_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                        mha_dtype type, const void *from);
 void mhai_kv_store_value(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
-/* A key that is there, likewise; its page is the sequence's own. */
+/* Likewise for a stored key, whose page belongs to this sequence only. */
 void mhai_kv_replace_key(const mha_kv_cache *cache, int64_t b, int64_t h, int64_t position,
                          mha_dtype type, const void *from);
 
 /* ---- kv_cache.c ----------------------------------------------------------------------------- */
 
-/* May every sequence take its rows? */
+/* Check that every sequence can take its rows. */
 MHA_NODISCARD mha_status mhai_kv_cache_check_rows(const mha_kv_cache *cache,
                                                   const mhai_kv_rows *rows);
 
-/* Keys or values as attention wants them, of so many positions: of a tensor whose memory is not read, the
- * shape. */
+/* Keys or values of so many positions as attention takes them: a tensor with a shape, whose
+ * memory is not read. */
 mha_tensor mhai_kv_cache_shape(const mha_kv_cache *cache, int64_t positions, int64_t width);
 
-/* Where queries stand if a call does not say so: they are the last T positions of each of B sequences.
- * offsets [B] is room for that. */
+/* Default positions of queries: the last T positions of each of B sequences. offsets [B] is room
+ * for them. */
 void mhai_kv_cache_place_queries(mha_attention_desc *desc, const mha_attention_outputs *outputs,
                                  const int64_t *lengths, int64_t B, int64_t T, int64_t *offsets);
 
-/* mha_kv_cache_attention(). firsts [B]: earlier rows are padding, which need not see all that a window
- * shows; NULL: none. */
+/* mha_kv_cache_attention(). firsts [B]: earlier rows are padding, which may see less than the
+ * window; NULL: none. */
 MHA_NODISCARD mha_status mhai_kv_cache_attend(mha_context *context, const mha_kv_cache *cache,
                                               const mha_attention_desc *desc, const int64_t *firsts,
                                               const mha_tensor *q, const mha_tensor *o,
                                               const mha_attention_outputs *outputs);
 
-/* mha_attention_explain() of a call with the cache, when its sequences are as long as `lengths`. */
+/* mha_attention_explain() of a call with the cache, for sequences of the given lengths. */
 MHA_NODISCARD mha_status mhai_kv_cache_explain(const mha_context *context,
                                                const mha_kv_cache *cache, const int64_t *lengths,
                                                const mha_attention_desc *desc, const mha_tensor *q,

@@ -1,6 +1,6 @@
-/* Which sequence holds which page. A sequence of length n has ceil(n / page_size) entries, the last
- * of which may be partly filled; a page that several hold is copied before one of them writes. With a
- * window, entries between the sinks and what the next position sees lead to the empty page. */
+/* Which sequence holds which page. A sequence of length n has ceil(n / page_size) entries; the
+ * last may be partly filled. A shared page is copied before a write. With a window, entries
+ * between the sinks and the first visible position refer to the empty page. */
 #include "cache/kv_cache.h"
 
 #include "base/checked.h"
@@ -42,21 +42,21 @@ static void release(mha_kv_cache *cache, int32_t page)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* The first entry that a query at `position` needs beside the sinks'. */
+/* The first entry that a query at `position` needs, except the sinks'. */
 static int64_t first_needed(const mha_kv_cache *cache, int64_t position)
 {
     const int64_t before = mhai_max_i64(0, position) - (cache->desc.window - 1);
     return mhai_max_i64(0, before) / cache->desc.page_size;
 }
 
-/* Are all positions there that a query at `length` sees? */
+/* Whether all positions that a query at `length` sees are still stored. */
 static bool holds_window(const mha_kv_cache *cache, int64_t discarded, int64_t length)
 {
     return pages_of(cache, length) <= mhai_kv_sink_pages(cache) ||
            first_needed(cache, length) >= mhai_min_i64(discarded, pages_of(cache, length));
 }
 
-/* What is discarded of the first `entries` of a sequence. */
+/* The discarded ones among the first `entries` entries of a sequence. */
 static int64_t discarded_of(const mha_kv_cache *cache, int64_t discarded, int64_t entries)
 {
     return entries <= mhai_kv_sink_pages(cache) ? 0 : mhai_min_i64(discarded, entries);
@@ -100,15 +100,15 @@ void mhai_kv_pages_truncate(mha_kv_cache *cache, int64_t b, int64_t length)
 
 /* ---- room for more -------------------------------------------------------------------------- */
 
-/* The page that sequence b writes to next, or -1 if its last one is full. */
+/* The page that sequence b writes to next, or -1 if its last page is full. */
 static int32_t partial_page(const mha_kv_cache *cache, int64_t b)
 {
     const int64_t length = cache->lengths[b], size = cache->desc.page_size;
     return length % size == 0 ? -1 : row_of(cache, b)[length / size];
 }
 
-/* Sequence b has to copy its last page: of all that append to a page that nobody else holds, the last
- * one need not. */
+/* Whether sequence b must copy its last page: of all sequences that append to a page held by
+ * them only, the last one need not. */
 static bool copies_page(const mha_kv_cache *cache, const mhai_kv_rows *rows, int64_t b)
 {
     const int32_t page = partial_page(cache, b);
@@ -119,8 +119,8 @@ static bool copies_page(const mha_kv_cache *cache, const mhai_kv_rows *rows, int
     return cache->references[page] - before > 1;
 }
 
-/* How many pages become free when all sequences have discarded what they do not need any more; `sign`
- * -1 takes their holders away, 1 gives them back. */
+/* The number of pages that become free when every sequence discards what it no longer needs;
+ * `sign` -1 removes their references, 1 restores them. */
 static int64_t count_discarded(const mha_kv_cache *cache, const mhai_kv_rows *rows, int sign)
 {
     int64_t freed = 0;
@@ -243,7 +243,7 @@ mha_status mha_kv_cache_fork(mha_kv_cache *cache, int64_t from, int64_t to, int6
     return MHA_OK;
 }
 
-/* A page whose number of holders has this bit was seen. */
+/* Marks a page in the counts as seen. */
 static const int32_t SEEN = 1 << 30;
 
 static mha_status check_page(const mha_kv_cache *cache, const int32_t *pages, int64_t i)
@@ -262,7 +262,7 @@ static mha_status check_page(const mha_kv_cache *cache, const int32_t *pages, in
     return MHA_OK;
 }
 
-/* Each is a page that somebody holds, and none is there twice. */
+/* Check that each entry is a page in use, and that none occurs twice. */
 static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t count)
 {
     mha_status status = MHA_OK;
@@ -277,7 +277,7 @@ static mha_status check_pages(mha_kv_cache *cache, const int32_t *pages, int64_t
     return status;
 }
 
-/* Where the entries of the empty page end, which must be those before the window's. */
+/* The end of the entries of the empty page, which must be those before the window's. */
 static mha_status check_discarded(const mha_kv_cache *cache, const int32_t *pages, int64_t count,
                                   int64_t length, int64_t *end)
 {

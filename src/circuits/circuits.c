@@ -1,6 +1,6 @@
-/* The QK and OV circuits of heads, layer by layer: weights are read and folded, then each head is an
- * item of its own. Tall matrices are [E,D] by columns, so that a head's rows of W_Q lie as they are
- * stored. circuits.h has the formulas. */
+/* The QK and OV circuits of heads, layer by layer: weights are read and folded, then each head is
+ * an independent item. Tall matrices are [E,D] in column order, so that a head's rows of W_Q are
+ * used as stored. circuits.h has the formulas. */
 #include "circuits/circuits_lapack.h"
 #include "circuits/circuits_weights.h"
 
@@ -32,7 +32,7 @@ typedef struct circuits_job {
     const mha_transformer *t;
     mha_circuits_desc desc;
     mha_circuits out;
-    int64_t L, H, D, E, K, rank; /* rank: the most that a circuit has */
+    int64_t L, H, D, E, K, rank; /* rank: the largest of any circuit */
     bool centred, pre_norm;
     double *copies, *matches; /* [E,E] Gram matrices, or NULL */
     circuits_room *rooms;     /* [threads] */
@@ -41,7 +41,7 @@ typedef struct circuits_job {
     circuits_layer layer;
 } circuits_job;
 
-/* ---- weights as they act -------------------------------------------------------------------- */
+/* ---- weights with norms folded in ----------------------------------------------------------- */
 
 void mhai_circuits_centre(double *x, int64_t count)
 {
@@ -151,8 +151,8 @@ static void multiply_r(const circuits_job *job, const circuits_room *room, bool 
         }
 }
 
-/* The signs of a pair: the largest element of the left vector is positive; of those that are equal but for
- * rounding, the first. */
+/* Fix the signs of a pair: the largest element of the left vector is positive; among elements that
+ * are equal up to rounding, the first. */
 static double sign_of(const double *vector, int64_t count)
 {
     int64_t at = 0;
@@ -315,9 +315,7 @@ static mha_status find_rotation(circuits_job *job)
 {
     circuits_layer *l = &job->layer;
     mha_layer_rotation rotation = {.struct_size = sizeof rotation};
-    void *memory;
-    MHA_TRY(mhai_circuits_take(job->context, 3, job->D / 2, sizeof(double), &memory));
-    rotation.frequencies = memory;
+    MHA_TRY(mhai_circuits_take(job->context, 3, job->D / 2, sizeof(double), &rotation.frequencies));
     l->cosines = rotation.frequencies + job->D / 2;
     l->sines = l->cosines + job->D / 2;
     MHA_TRY(mha_transformer_rotation(job->t, l->index, &rotation));
@@ -353,15 +351,14 @@ static mha_status find_weights(circuits_job *job)
 static mha_status do_layer(circuits_job *job, int64_t index)
 {
     circuits_layer *l = &job->layer;
-    void *memory;
     *l = (circuits_layer){.index = index};
     MHA_TRY(find_weights(job));
     if (l->H == 0) return MHA_OK;
     MHA_TRY(find_rotation(job));
     if (job->copies || job->matches) {
         const int64_t rows = l->Hk * job->D;
-        MHA_TRY(mhai_circuits_take(job->context, 2 * rows, job->E, sizeof(double), &memory));
-        l->read = memory, l->found = l->read + rows * job->E;
+        MHA_TRY(mhai_circuits_take(job->context, 2 * rows, job->E, sizeof(double), &l->read));
+        l->found = l->read + rows * job->E;
         mha_parallel_for(job->context, 2 * rows, read_row, job);
     }
     mha_parallel_for(job->context, l->H, do_head, job);
@@ -377,10 +374,8 @@ static mha_status do_layer(circuits_job *job, int64_t index)
 static mha_status take_room(circuits_job *job, circuits_room *room)
 {
     const int64_t D = job->D, tall = D * job->E, square = D * D;
-    void *memory;
     MHA_TRY(mhai_circuits_take(job->context, 1, 3 * tall + 6 * square + 4 * D + job->lapack_size,
-                               sizeof(double), &memory));
-    room->left = memory;
+                               sizeof(double), &room->left));
     room->right = room->left + tall;
     room->ends = room->right + tall;
     room->left_r = room->ends + tall;
@@ -399,16 +394,13 @@ static mha_status take_room(circuits_job *job, circuits_room *room)
 static mha_status take_rooms(circuits_job *job)
 {
     const int threads = mha_context_threads(job->context);
-    void *memory;
     if (!mhai_lapack_fits(8 * job->E, job->D) || !mhai_lapack_fits(8 * job->D, job->D))
         return mha_fail(MHA_ERR_SIZE, "circuits: heads of %lld x %lld are more than LAPACK counts",
                         (long long)job->E, (long long)job->D);
     job->lapack_size = mhai_lapack_room(job->E, job->D);
-    MHA_TRY(mhai_circuits_take(job->context, threads, 1, sizeof *job->rooms, &memory));
-    job->rooms = memory;
-    MHA_TRY(mhai_circuits_take(job->context, threads, 1, sizeof *job->failed, &memory));
-    job->failed = memory;
-    memset(memory, 0, (size_t)threads * sizeof *job->failed);
+    MHA_TRY(mhai_circuits_take(job->context, threads, 1, sizeof *job->rooms, &job->rooms));
+    MHA_TRY(mhai_circuits_take(job->context, threads, 1, sizeof *job->failed, &job->failed));
+    memset(job->failed, 0, (size_t)threads * sizeof *job->failed);
     for (int i = 0; i < threads; i++) MHA_TRY(take_room(job, &job->rooms[i]));
     return MHA_OK;
 }
@@ -416,9 +408,7 @@ static mha_status take_rooms(circuits_job *job)
 static mha_status take_gram(circuits_job *job, const mhai_tokens *a, const mhai_tokens *b,
                             int power, double **gram)
 {
-    void *memory;
-    MHA_TRY(mhai_circuits_take(job->context, job->E, job->E, sizeof(double), &memory));
-    *gram = memory;
+    MHA_TRY(mhai_circuits_take(job->context, job->E, job->E, sizeof(double), gram));
     return mhai_circuits_gram(job->context, job->t, a, b, power, &job->desc, *gram);
 }
 
@@ -429,7 +419,7 @@ static mha_status take_grams(circuits_job *job)
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_EMBEDDING, job->desc.flags, &tokens));
     MHA_TRY(
         mhai_circuits_tokens(job->context, job->t, MHA_SIDE_UNEMBEDDING, job->desc.flags, &logits));
-    const bool same = logits.normed; /* there is no output: tokens on both sides */
+    const bool same = logits.normed; /* without an output layer, use tokens on both sides */
     if (job->out.copying) MHA_TRY(take_gram(job, &tokens, &logits, same ? 2 : 1, &job->copies));
     if (job->out.matching) MHA_TRY(take_gram(job, &tokens, &tokens, 2, &job->matches));
     return MHA_OK;
@@ -479,6 +469,13 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
                                        : "out");
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(transformer, &d);
+    for (int64_t i = 0; d.layers && i < d.num_layers; i++)
+        if (d.layers[i].mixer || d.layers[i].flags & MHA_LAYER_OUTPUT_GATE)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "mha_transformer_circuits: layer %lld %s: what its heads write is no "
+                            "product of weights alone",
+                            (long long)i,
+                            d.layers[i].mixer ? "is a gated delta net" : "has output gates");
     circuits_job job = {.context = context,
                         .t = transformer,
                         .L = d.num_layers,

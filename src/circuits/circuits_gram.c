@@ -13,7 +13,8 @@ typedef struct gram_job {
     double *gram;
 } gram_job;
 
-/* Item: BLOCK rows of the result. Four tokens at a time, so that sums stay in registers. */
+/* Item: BLOCK rows of the result. Processes four tokens at a time, so that sums stay in
+ * registers. */
 static void add_rows(void *argument, int64_t item, int worker)
 {
     const gram_job *job = argument;
@@ -53,7 +54,7 @@ static void transpose(double *x, int64_t E)
         }
 }
 
-/* From rows of tables to tokens: A gram B^T. */
+/* Convert from rows of tables to tokens: A gram B^T. */
 static void map_both(const mhai_tokens *a, const mhai_tokens *b, double *gram)
 {
     for (int64_t i = 0; i < a->E; i++) mhai_tokens_map(b, gram + i * a->E);
@@ -67,7 +68,8 @@ static mha_status add_all(mha_context *context, const mha_transformer *t, const 
                           gram_job *job)
 {
     const int64_t E = a->E;
-    void *rows, *left, *right, *room;
+    float *rows;
+    double *left, *right, *room;
     MHA_TRY(mhai_circuits_take(context, STRIP, E, sizeof(float), &rows));
     MHA_TRY(mhai_circuits_take(context, STRIP, E, sizeof(double), &left));
     MHA_TRY(mhai_circuits_take(context, STRIP, E, sizeof(double), &right));

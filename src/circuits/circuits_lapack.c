@@ -1,5 +1,6 @@
-/* The _work functions of LAPACKE with matrices by columns pass on to LAPACK: no transposition, no
- * memory of their own. A negative result would be an argument that LAPACK refuses, a mistake here. */
+/* LAPACKE's _work functions with matrices in column order call LAPACK directly, without
+ * transposition or allocation. A negative result would mean that LAPACK rejects an argument, an
+ * internal error. */
 #include "circuits/circuits_lapack.h"
 
 #include <lapacke.h>
@@ -22,7 +23,7 @@ int64_t mhai_lapack_room(int64_t E, int64_t D)
     double none = 0, wanted = 0;
     int64_t room = 1;
     if (r == 0) return room;
-    /* Of a size of -1 they say what they would like. */
+    /* With a size of -1 they return the preferred size. */
     (void)LAPACKE_dgeqrf_work(LAPACK_COL_MAJOR, m, n, &none, m, &none, &wanted, -1);
     room = most(room, wanted);
     (void)LAPACKE_dormqr_work(LAPACK_COL_MAJOR, 'L', 'N', m, r, r, &none, m, &none, &none, m,

@@ -1,15 +1,16 @@
-/* The four decompositions that circuits need, of matrices by columns, in scratch that was made before:
- * LAPACK itself allocates nothing. Only this file's source sees LAPACK. */
+/* The four decompositions of circuits, of matrices in column order, in preallocated scratch; LAPACK
+ * allocates nothing. Only this header's source includes LAPACK. */
 #ifndef MHAI_CIRCUITS_LAPACK_H
 #define MHAI_CIRCUITS_LAPACK_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether LAPACK's 32-bit numbers count the elements of [E,D] and [D,D]. */
+/* Whether [E,D] and [D,D] fit LAPACK's 32-bit integers. */
 bool mhai_lapack_fits(int64_t E, int64_t D);
 
-/* How many doubles of room the calls below need, for tall matrices of E x D and square ones of D x D. */
+/* The number of doubles of workspace for the calls below, for tall matrices of E x D and square
+ * ones of D x D. */
 int64_t mhai_lapack_room(int64_t E, int64_t D);
 
 /* Each returns false if LAPACK does not converge. m rows, n columns; a is overwritten. */

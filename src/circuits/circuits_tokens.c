@@ -1,11 +1,11 @@
-/* The tokens at the ends of directions. The map between rows of a table and tokens is applied to the
- * directions, so that what is multiplied with all tokens are the rows as they are stored. */
+/* The tokens at the ends of directions. The map between rows of a table and tokens is applied to
+ * the directions, so that the stored rows are multiplied directly. */
 #include "circuits/circuits_weights.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { STRIP = 256, BLOCK = 16 }; /* tokens at a time; directions of an item: a line of a cache */
+enum { STRIP = 256, BLOCK = 16 }; /* tokens per step; directions of an item: one cache line */
 
 typedef struct ends_job {
     mha_context *context;
@@ -20,7 +20,7 @@ typedef struct ends_job {
     int64_t first, rows;      /* the strip */
 } ends_job;
 
-/* Behind those of the same value: they have smaller ids. sign -1: the least first. */
+/* Insert a token after those of the same value, which have smaller ids. sign -1: smallest first. */
 static void insert(const ends_job *job, int64_t m, int end, int64_t listed, int32_t id, float value)
 {
     int32_t *ids = job->ids + (m * 2 + end) * job->N;
@@ -54,12 +54,11 @@ static void list_tokens(void *argument, int64_t item, int worker)
     }
 }
 
-/* Directions as rows of the table see them. */
+/* Directions in the basis of the table's rows. */
 static mha_status pull_directions(const ends_job *job, const float *directions, float *to)
 {
-    void *memory;
-    MHA_TRY(mhai_circuits_take(job->context, 1, job->E, sizeof(double), &memory));
-    double *own = memory;
+    double *own;
+    MHA_TRY(mhai_circuits_take(job->context, 1, job->E, sizeof(double), &own));
     for (int64_t m = 0; m < job->M; m++) {
         for (int64_t e = 0; e < job->E; e++) own[e] = (double)directions[m * job->E + e];
         mhai_tokens_pull(&job->tokens, own);
@@ -75,13 +74,13 @@ static mha_tensor rows_of(float *data, int64_t rows, int64_t columns)
 
 static mha_status visit_strips(ends_job *job, const mha_linear *linear)
 {
-    void *rows, *weights, *room, *products;
+    float *rows;
+    double *weights, *room;
     MHA_TRY(mhai_circuits_take(job->context, STRIP, job->E, sizeof(float), &rows));
-    MHA_TRY(mhai_circuits_take(job->context, STRIP, job->M, sizeof(float), &products));
+    MHA_TRY(mhai_circuits_take(job->context, STRIP, job->M, sizeof(float), &job->products));
     MHA_TRY(mhai_circuits_take(job->context, STRIP, 1, sizeof(double), &weights));
     MHA_TRY(mhai_circuits_take(job->context, 1, job->E, sizeof(double), &room));
-    job->products = products, job->weights = weights;
-    double *own = weights;
+    job->weights = weights;
     for (job->first = 0; job->first < job->tokens.V; job->first += STRIP) {
         const int64_t left = job->tokens.V - job->first;
         job->rows = left < STRIP ? left : STRIP;
@@ -89,9 +88,9 @@ static mha_status visit_strips(ends_job *job, const mha_linear *linear)
             MHA_TRY(job->desc.progress(job->first, job->tokens.V, job->desc.progress_user));
         MHA_TRY(mhai_tokens_read(job->t, &job->tokens, job->first, job->rows, rows));
         for (int64_t s = 0; s < job->rows; s++)
-            own[s] = mhai_tokens_weight(&job->tokens, (const float *)rows + s * job->E, room);
+            weights[s] = mhai_tokens_weight(&job->tokens, rows + s * job->E, room);
         mha_tensor in = rows_of(rows, job->rows, job->E);
-        mha_tensor out = rows_of(products, job->rows, job->M);
+        mha_tensor out = rows_of(job->products, job->rows, job->M);
         MHA_TRY(mha_linear_forward(job->context, linear, MHA_ACTIVATION_NONE, &in, &out));
         mha_parallel_for(job->context, (job->M + BLOCK - 1) / BLOCK, list_tokens, job);
     }
@@ -101,17 +100,14 @@ static mha_status visit_strips(ends_job *job, const mha_linear *linear)
 static mha_status run(ends_job *job, const float *directions)
 {
     mha_linear *linear = NULL;
-    void *pulled, *memory;
+    float *pulled;
     MHA_TRY(
         mhai_circuits_tokens(job->context, job->t, job->desc.side, job->desc.flags, &job->tokens));
     MHA_TRY(mhai_circuits_take(job->context, job->M, job->E, sizeof(float), &pulled));
-    MHA_TRY(mhai_circuits_take(job->context, job->M, 1, sizeof *job->listed, &memory));
-    job->listed = memory;
-    memset(memory, 0, (size_t)job->M * sizeof *job->listed);
-    if (!job->values) {
-        MHA_TRY(mhai_circuits_take(job->context, job->M, 2 * job->N, sizeof(float), &memory));
-        job->values = memory;
-    }
+    MHA_TRY(mhai_circuits_take(job->context, job->M, 1, sizeof *job->listed, &job->listed));
+    memset(job->listed, 0, (size_t)job->M * sizeof *job->listed);
+    if (!job->values)
+        MHA_TRY(mhai_circuits_take(job->context, job->M, 2 * job->N, sizeof(float), &job->values));
     MHA_TRY(pull_directions(job, directions, pulled));
     mha_tensor weight = rows_of(pulled, job->M, job->E);
     MHA_TRY(mha_linear_create(job->context, &weight, NULL, &linear));

@@ -1,16 +1,16 @@
-/* Weights by name, checked to be finite, since LAPACK may not return from what is not. */
+/* Weights by name, checked to be finite, since LAPACK may not terminate on other values. */
 #include "circuits/circuits_weights.h"
 
 #include <math.h>
 #include <string.h>
 
 mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
-                              void **memory)
+                              void *pointer)
 {
     if (b > 0 && a > INT64_MAX / b)
         return mha_fail(MHA_ERR_SIZE, "circuits: %lld x %lld numbers do not fit in memory",
                         (long long)a, (long long)b);
-    return mha_scratch_alloc(context, a * b, size, memory);
+    return mha_scratch_alloc(context, a * b, size, pointer);
 }
 
 bool mhai_circuits_pre_norm(const mha_transformer_desc *d)
@@ -37,15 +37,15 @@ mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t, 
                                 const char *name, mhai_weight *weight)
 {
     mha_parameter p;
-    void *memory;
+    float *data;
     *weight = (mhai_weight){0};
     if (!is_parameter(t, layer, name, &p)) return MHA_OK;
     weight->rows = p.shape[0];
     weight->columns = p.ndim > 1 ? p.shape[1] : 1;
-    MHA_TRY(mhai_circuits_take(context, weight->rows, weight->columns, sizeof(float), &memory));
-    MHA_TRY(mha_transformer_read(t, &p, 0, weight->rows, memory));
-    weight->data = memory;
-    return check_finite(&p, memory, p.count);
+    MHA_TRY(mhai_circuits_take(context, weight->rows, weight->columns, sizeof(float), &data));
+    MHA_TRY(mha_transformer_read(t, &p, 0, weight->rows, data));
+    weight->data = data;
+    return check_finite(&p, weight->data, p.count);
 }
 
 /* ---- tokens --------------------------------------------------------------------------------- */
@@ -112,7 +112,7 @@ void mhai_tokens_pull(const mhai_tokens *tokens, double *x)
     for (int64_t e = 0; e < tokens->E; e++) x[e] *= tokens->scale;
 }
 
-/* What a norm divides by; centred as LayerNorm does. */
+/* The divisor of a norm; centred for LayerNorm. */
 static double norm_of(const mhai_tokens *tokens, const double *x, bool centred)
 {
     double mean = 0, squares = 0;

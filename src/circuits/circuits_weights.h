@@ -1,4 +1,4 @@
-/* Weights of a transformer by name, and what tokens are in the stream. */
+/* Weights of a transformer by name, and the vectors of tokens in the stream. */
 #ifndef MHAI_CIRCUITS_WEIGHTS_H
 #define MHAI_CIRCUITS_WEIGHTS_H
 
@@ -9,12 +9,12 @@
 
 /* mha_scratch_alloc() of a x b elements, both at least 0. */
 MHA_NODISCARD mha_status mhai_circuits_take(mha_context *context, int64_t a, int64_t b, size_t size,
-                                            void **memory);
+                                            void *pointer);
 
 bool mhai_circuits_pre_norm(const mha_transformer_desc *d);
 
-/* A parameter, read into scratch; all of it finite. Without one of that name *data is NULL; rows and
- * columns (1 of a vector) are then 0. */
+/* A parameter in scratch, with finite elements. columns is 1 for a vector. If the transformer has
+ * no parameter of that name, data is NULL and rows and columns are 0. */
 typedef struct mhai_weight {
     const float *data;
     int64_t rows, columns;
@@ -23,8 +23,8 @@ typedef struct mhai_weight {
 MHA_NODISCARD mha_status mhai_circuits_weight(mha_context *context, const mha_transformer *t,
                                               int64_t layer, const char *name, mhai_weight *weight);
 
-/* What the tokens of one side are: t = weight A row, with a row of a table, the linear map A, and a
- * weight that a division by a norm leaves. */
+/* The tokens of one side: t = weight A row, with a row of a table, the linear map A, and the factor
+ * of the division by a norm. */
 typedef struct mhai_tokens {
     mha_parameter table; /* [V,E] */
     int64_t V, E;
@@ -33,7 +33,7 @@ typedef struct mhai_tokens {
     bool centred, first; /* first: centred before gain */
     bool layer;          /* norms are LayerNorm */
     bool normed;         /* rows are divided: */
-    bool pre_norm;       /* also by what the first layer's norm finds */
+    bool pre_norm;       /* weighted also by the divisor of the first layer's norm */
     double epsilon;
 } mhai_tokens;
 
@@ -48,15 +48,15 @@ void mhai_circuits_centre(double *x, int64_t count);
 void mhai_tokens_map(const mhai_tokens *tokens, double *x);
 void mhai_tokens_pull(const mhai_tokens *tokens, double *x);
 
-/* The weight of a row; room [E]. */
+/* Compute the weight of a row; room [E]. */
 double mhai_tokens_weight(const mhai_tokens *tokens, const float *row, double *room);
 
-/* Rows of the table, all finite. */
+/* Read rows of the table, all finite. */
 MHA_NODISCARD mha_status mhai_tokens_read(const mha_transformer *t, const mhai_tokens *tokens,
                                           int64_t first, int64_t rows, float *to);
 
-/* gram [E,E] = sum over tokens of t_a^T t_b in the order of tokens, weights of a to the given power.
- * progress may be NULL. */
+/* gram [E,E] = sum over tokens of t_a^T t_b in the order of tokens, with the weight of a to the
+ * given power. progress may be NULL. */
 MHA_NODISCARD mha_status mhai_circuits_gram(mha_context *context, const mha_transformer *t,
                                             const mhai_tokens *a, const mhai_tokens *b, int power,
                                             const mha_circuits_desc *desc, double *gram);

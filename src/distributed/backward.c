@@ -1,7 +1,8 @@
-/* mha_distributed_backward(): a rank walks over the queries of its group and the heads of its part (exchange.h), which
- * gives their dq; then over its share of the blocks of keys, for which the query heads of each key/value head come one
- * after the other. Both are walks of one process (attn_backward_share.h). A rank that shares its keys with no other rank makes
- * the call of one process. Sums over all queries go from piece to piece at the end (sums.h). */
+/* mha_distributed_backward(): a rank first processes the queries of its group and the heads of its
+ * part (exchange.h), which gives their dq. Then it processes its share of the blocks of keys, with
+ * one query head of each key/value head at a time. Both passes run the code of one process
+ * (attn_backward_share.h). A rank that shares its keys with no other rank makes the call of one
+ * process. Sums over all queries are passed from piece to piece at the end (sums.h). */
 #include "distributed/sums.h"
 
 #include "base/checked.h"
@@ -15,14 +16,14 @@
 #include <stddef.h>
 #include <string.h>
 
-/* A call: what the caller gave, or what this rank computes. */
+/* A call: the caller's arguments, or the problem that this rank computes. */
 typedef struct side {
     mhai_slice_call call;
     const mha_tensor *lse, *o_gradient;
     mha_attention_gradients gradients;
 } side;
 
-/* Places in the exchanges: of what is over queries, for dq and for dk and dv; and over keys. */
+/* Indices in the exchanges: of tensors over queries, for dq and for dk and dv; and over keys. */
 enum {
     Q,
     O,
@@ -46,24 +47,24 @@ typedef struct back_call {
     mhai_split split;
     mhai_masks masks;
     mhai_roles roles;
-    mhai_exchange rows, step, keys; /* for dq; for a step of dk and dv; these */
+    mhai_exchange rows, step, keys; /* for dq; for a step of dk and dv; for keys */
     int rows_at[PLACES], step_at[PLACES], kv_at[2], keys_at[4];
-    mha_tensor delta; /* of this rank's rows of all heads */
+    mha_tensor delta; /* for this rank's rows of all heads */
     mha_tensor inputs[MHAI_HEAD_INPUTS], gradient_inputs[MHAI_HEAD_INPUTS];
-    bool alone;       /* no rank shares its keys; no sum is over others' queries or heads */
-    bool bias_by_row; /* the bias whose gradient is wanted */
+    bool alone;       /* no rank shares its keys, and no sum is over others' queries or heads */
+    bool bias_by_row; /* the requested gradient is of a bias with a row for each query */
     mhai_backward_share *shares; /* of the pieces of the group */
     int64_t share_count;
     mhai_backward_problem problem; /* of all heads and the caller's rows: parameters */
     mhai_sums sums;
-    float *dk, *dv; /* of this rank's keys of a head, rows padded */
+    float *dk, *dv; /* for this rank's keys of a head, with padded rows */
     mhai_backward_block *blocks;
     int64_t block_count;
 } back_call;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* A gradient over keys, which the checks of slices do not see. */
+/* A gradient over keys, which the checks of slices do not cover. */
 static mha_status check_keys(const char *name, const mha_tensor *given, const mha_tensor *like)
 {
     if (!given) return MHA_OK;
@@ -96,7 +97,8 @@ static int64_t bias_axis(const mha_tensor *bias, int axis)
     return at >= 0 && at < MHA_MAX_DIMS ? bias->shape[at] : 1;
 }
 
-/* Whether the bias has a row for each query: where a rank has one row, this looks like one for all. */
+/* Whether the bias has a row for each query. If a rank has one row, the shape cannot tell a bias by
+ * row from a shared one. */
 static mha_status agree_on_bias(back_call *c)
 {
     const int64_t rows = bias_axis(c->given.call.desc.bias, 2);
@@ -109,7 +111,7 @@ static mha_status agree_on_bias(back_call *c)
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* Check and plan a piece, whose first row is row `first` of all those of a side. */
+/* Check and plan a piece, whose first row is row `first` of all rows of a side. */
 static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
                              const mha_piece *piece, int64_t first, mhai_slice *s,
                              mhai_backward_plan *plan)
@@ -136,7 +138,7 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
     if (c->bias_by_row)
         MHA_TRY(mhai_slice_cut("gradients.bias", &g.bias, g.bias->ndim - 2, true, all, first, rows,
                                &cut[6]));
-    if (k.shape[2] != c->split.given.keys) { /* of the caller's only their number counts */
+    if (k.shape[2] != c->split.given.keys) { /* only the number of the caller's keys is used */
         k.shape[2] = v.shape[2] = c->split.given.keys;
         k.stride[2] = v.stride[2] = 0;
     }
@@ -158,7 +160,7 @@ static mha_status plan_piece(const back_call *c, const side *of, int64_t all,
                     "256) is not over ranks");
 }
 
-/* Gradients against what the plan does not see: keys, values, and their gradients. */
+/* Check the gradients that the plan does not cover: keys, values, and their gradients. */
 static mha_status check_apart(const back_call *c)
 {
     const side *s = &c->given;
@@ -198,7 +200,7 @@ static mha_status check_apart(const back_call *c)
     return MHA_OK;
 }
 
-/* The caller's rows as if they were one piece. */
+/* Treat the caller's rows as one piece. */
 static mha_status check_rows(back_call *c)
 {
     const mha_piece piece = {0, c->split.rows};
@@ -211,7 +213,7 @@ static mha_status check_rows(back_call *c)
                         "them at another rank; its gradient needs either at all ranks");
     MHA_TRY(plan_piece(c, &c->given, c->split.rows, &piece, 0, &s, &plan));
     c->problem = plan.x;
-    c->problem.p.part = NULL; /* it goes with the slice */
+    c->problem.p.part = NULL; /* cut with the slice */
     return check_apart(c);
 }
 
@@ -232,7 +234,7 @@ static int add_result(mhai_exchange *e, const mha_tensor *x, int ndim, bool colu
     return at;
 }
 
-/* What both walks read of queries. */
+/* The inputs over queries of both passes. */
 static void list_rows(back_call *c, mhai_exchange *e, mhai_extent extent, int *at)
 {
     side *g = &c->given;
@@ -286,7 +288,7 @@ static mha_status list_tensors(void *user, size_t *bytes)
     return MHA_OK;
 }
 
-/* The sums of a bias may be over heads, which therefore stay together. */
+/* Sums of a bias may be over heads, which must then stay together. */
 static mha_status choose(back_call *c)
 {
     const mha_attention_desc *d = &c->given.call.desc;
@@ -304,7 +306,7 @@ static void replace_masks(const mhai_exchange *e, const int *at, mha_attention_d
         if (at[MASKS + i] >= 0) *mhai_slice_mask(d, i) = mhai_exchange_at(e, at[MASKS + i]);
 }
 
-/* Gradients by head, cut as what they are of. */
+/* The gradients by head, cut like their tensors. */
 static void cut_heads(back_call *c, mha_attention_gradients *g)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -357,11 +359,7 @@ static mha_attention_backward_call own_call(const back_call *c)
 
 static mha_status reserve(const back_call *c, size_t bytes)
 {
-    void *memory;
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    MHA_TRY(mha_scratch_alloc(c->context, 1, bytes, &memory));
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(c->context, 1, bytes);
 }
 
 static mha_status reserve_alone(const back_call *c)
@@ -376,10 +374,8 @@ static mha_status take_shares(back_call *c)
 {
     const mhai_roles *r = &c->roles;
     const int64_t all = mhai_roles_rows(r, MHAI_GROUP_QUERIES);
-    void *memory;
     MHA_TRY(
-        mha_scratch_alloc(c->context, r->count[MHAI_GROUP_QUERIES], sizeof *c->shares, &memory));
-    c->shares = memory;
+        mha_scratch_alloc(c->context, r->count[MHAI_GROUP_QUERIES], sizeof *c->shares, &c->shares));
     for (int64_t i = 0; i < r->count[MHAI_GROUP_QUERIES]; i++) {
         const mhai_owned *p = &r->rows[MHAI_GROUP_QUERIES][i];
         const mha_piece piece = {p->begin, p->end};
@@ -427,15 +423,12 @@ static mha_status take_keys(back_call *c)
     const int64_t columns[] = {mhai_cells_padded(c->common.head_dim),
                                mhai_cells_padded(c->common.value_dim)};
     float **to[] = {&c->dk, &c->dv};
-    void *memory;
     for (int i = 0; i < 2; i++) {
         MHA_TRY(mha_scratch_alloc(c->context, c->common.batch * rows,
-                                  (size_t)columns[i] * sizeof(float), &memory));
-        *to[i] = memory;
+                                  (size_t)columns[i] * sizeof(float), &*to[i]));
     }
     c->block_count = list_blocks(c, NULL);
-    MHA_TRY(mha_scratch_alloc(c->context, c->block_count, sizeof *c->blocks, &memory));
-    c->blocks = memory;
+    MHA_TRY(mha_scratch_alloc(c->context, c->block_count, sizeof *c->blocks, &c->blocks));
     list_blocks(c, c->blocks);
     return MHA_OK;
 }
@@ -448,8 +441,8 @@ static mha_tensor one_head(const mha_tensor *x, int64_t h)
     return head;
 }
 
-/* A call of query head `step` of this rank's key/value heads, with all its rows and keys. What it needs of o is in
- * delta. */
+/* Compute query head `step` of this rank's key/value heads, with all its rows and keys. delta holds
+ * the terms of o. */
 static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *share)
 {
     const mhai_exchange *e = &c->step;
@@ -466,13 +459,12 @@ static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *sh
     mha_attention_desc desc = c->given.call.desc;
     mha_tensor inputs[MHAI_HEAD_INPUTS];
     mhai_backward_plan plan = {.threads = 0};
-    void *memory;
+    int64_t *before;
     mhai_slice_heads(&desc, h, h + 1, inputs);
     replace_masks(e, at, &desc);
     const int64_t sequences = desc.query_starts ? desc.sequences : c->common.batch;
-    MHA_TRY(mha_scratch_alloc(c->context, sequences, sizeof(int64_t), &memory));
-    memset(memory, 0, (size_t)sequences * sizeof(int64_t));
-    const mhai_attn_part part = {.queries_before = memory,
+    MHA_TRY(mha_scratch_zeros(c->context, sequences, sizeof(int64_t), &before));
+    const mhai_attn_part part = {.queries_before = before,
                                  .T = c->split.given.queries,
                                  .H = c->common.heads,
                                  .keys = c->split.given.keys};
@@ -490,7 +482,7 @@ static mha_status begin_step(back_call *c, int64_t step, mhai_backward_share *sh
     return MHA_OK;
 }
 
-/* Another head brings no mask again that all heads share. */
+/* A mask shared by all heads is received once, not for each head. */
 static mha_status run_step(back_call *c, int64_t step)
 {
     mhai_backward_share share;
@@ -520,7 +512,7 @@ static void write_keys(const back_call *c, const mhai_cells_job *job, const mha_
                               sums + b * rows * mhai_cells_padded(to->shape[3]), factor);
 }
 
-/* Key/value heads one after the other, and of each its query heads: the order of the sums. */
+/* For each key/value head in order, all its query heads: the order of the sums. */
 static mha_status run_keys(back_call *c)
 {
     const mha_head_piece own = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -568,7 +560,7 @@ static void fill_common(back_call *c)
     c->common.q_types |= (int32_t)c->given.o_gradient->dtype << 24;
 }
 
-/* Of all heads, for the rows here. */
+/* For all heads and the rows of this rank. */
 static mha_status take_delta(back_call *c)
 {
     const int64_t shape[] = {c->common.batch, c->common.heads, c->split.rows};
@@ -599,7 +591,7 @@ static mha_status make(back_call *c)
     MHA_TRY(mhai_sums_take(&c->sums));
     if (!wants_keys(c)) return MHA_OK;
     MHA_TRY(take_keys(c));
-    /* To be there later: others rely on what this rank sends. */
+    /* Reserve memory before the exchange: other ranks rely on this rank's messages. */
     const mha_scratch_mark mark = mha_scratch_top(c->context);
     if (c->common.heads > 0) MHA_TRY(begin_step(c, 0, &rehearsed));
     mha_scratch_release(c->context, mark);
@@ -628,7 +620,7 @@ static mha_status begin(back_call *c, const mha_sequence_split *given,
     return status == MHA_ERR_RANK ? status : mha_transport_agree(t, status);
 }
 
-/* delta of a piece among those of the group. */
+/* The rows of a piece in the delta of the group. */
 static void keep_delta(const back_call *c, const mhai_backward_share *share, int64_t local)
 {
     const mha_tensor *to = mhai_exchange_at(&c->rows, c->rows_at[DELTA]);

@@ -1,15 +1,16 @@
-/* mha_distributed_decode(): few queries, which all ranks have; keys and values stay where they are.
+/* mha_distributed_decode(): few queries, which all ranks have; keys and values stay at their ranks.
  *
- *   at once     scores of all pieces; maxima to all; values of all pieces; join, piece by piece
- *   in turn     fold, piece by piece
+ *   at once     scores of all pieces; broadcast maxima; values of all pieces; join, piece by piece
+ *   serial      fold, piece by piece
  *
- * Both end with a chain: the rows' sums go from piece to piece in the order of keys, and from the last to all
- * ranks. Joining takes the sums of blocks that are there already (attn_split.c), folding makes them
- * (attn_fold.c). The chain is the least that can be sent in that order; gathering the blocks' sums at one
- * rank would spare its hops, but grow with the number of blocks.
+ * Both end with a chain: the rows' sums are passed from piece to piece in the order of keys, and
+ * broadcast by the last. Joining adds sums of blocks that were computed before (attn_split.c),
+ * folding computes them (attn_fold.c). The chain is the smallest volume that preserves the order.
+ * Gathering the blocks' sums at one rank would save its latency, but would grow with the number of
+ * blocks.
  *
- * Whether everything is finite travels with the numbers: where it is not, a maximum or a sum l is NaN, and
- * all ranks start again in turn, which handles it. */
+ * Values that are not finite are detected through the numbers sent: a maximum or a sum l is then
+ * NaN, and all ranks start again serially, which supports them. */
 #include "distributed/distributed.h"
 
 #include "attention/attn_fold.h"
@@ -28,30 +29,30 @@
 
 _Static_assert((int)MHA_SPLIT_KEYS == (int)MHAI_KEY_BLOCK, "cuts are where blocks begin");
 
-/* Everything that a call has, from its arguments on. */
+/* The state of a call. */
 typedef struct call {
     mha_context *context;
     const mha_transport *t;
     mha_key_split given;
     mhai_slice_call whole;
     mha_tensor k, v;         /* of this rank */
-    mha_tensor all_k, all_v; /* shapes of those of all ranks */
-    int64_t keys, own_keys;  /* S, and those of this rank */
+    mha_tensor all_k, all_v; /* shapes of the tensors over all ranks */
+    int64_t keys, own_keys;  /* S, and the keys of this rank */
     mhai_attn_part part;
     mhai_attn_plan plan;
     mhai_attn_fold fold;
     int64_t rows; /* B H T */
     size_t sums;  /* bytes of their sums */
     bool at_once;
-    float *maxima;   /* [pieces][rows] of each piece, then of all before it */
+    float *maxima;   /* [pieces][rows] the maximum of each piece, then of all pieces before it */
     float *received; /* likewise */
     float *parts;    /* of the blocks of this rank */
-    bool unfinite;   /* values of this rank are not finite */
+    bool unfinite;   /* this rank has values that are not finite */
 } call;
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-/* A piece that has keys; `local` is the first one's row at its rank, if that is this one. */
+/* A piece with keys. If it is at this rank, `local` is its first row. */
 typedef struct piece {
     int64_t number, begin, end, local;
     int32_t rank;
@@ -60,7 +61,7 @@ typedef struct piece {
 
 static const piece before_all = {.number = -1};
 
-/* The next piece that has keys; false: there is none. */
+/* Advance to the next piece with keys; false: none. */
 static bool next_piece(const call *c, piece *p)
 {
     if (p->own) p->local += p->end - p->begin;
@@ -107,7 +108,7 @@ static mha_status check_pieces(call *c)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* How many of a sequence's positions lie at this rank. */
+/* How many of a sequence's positions are at this rank. */
 static int64_t own_positions(const call *c, int64_t length)
 {
     int64_t count = 0;
@@ -131,7 +132,7 @@ static mha_status take_cache(call *c)
     return MHA_OK;
 }
 
-/* One of k and v, and what stands for it in a problem of all keys. */
+/* k or v of this rank, and its placeholder in a problem of all keys. */
 static mha_status take_tensor(call *c, const char *name, const mha_tensor *x, mha_tensor *own,
                               mha_tensor *all)
 {
@@ -141,7 +142,7 @@ static mha_status take_tensor(call *c, const char *name, const mha_tensor *x, mh
     *own = *all = *x;
     all->shape[2] = c->keys;
     all->stride[2] = 0;
-    /* Without rows it may be nowhere. */
+    /* Without rows it may have no memory. */
     if (!all->data && c->own_keys == 0 && c->whole.q) all->data = c->whole.q->data;
     return MHA_OK;
 }
@@ -153,7 +154,7 @@ static mha_status take_keys(call *c)
     return take_tensor(c, "v", c->given.v, &c->v, &c->all_v);
 }
 
-/* A cache holds what lies here of each sequence; and where its queries stand. */
+/* A cache holds this rank's part of each sequence; set the positions of its queries. */
 static mha_status take_lengths(call *c)
 {
     const mha_kv_cache *cache = c->given.cache;
@@ -181,7 +182,7 @@ static mha_status take_lengths(call *c)
     return MHA_OK;
 }
 
-/* The checks of a part see no keys and values. */
+/* The checks of a part do not cover keys and values. */
 static mha_status check_apart(const call *c)
 {
     const mha_tensor *results[] = {c->whole.o, c->whole.outputs.lse};
@@ -205,18 +206,17 @@ static mha_status check_takes(const call *c)
                         : "the only output beside o is lse; mha_distributed_forward() has others");
 }
 
-/* A problem of all keys, of which this rank has a part. */
+/* The problem of all keys; this rank has a part of them. */
 static mha_status plan_call(call *c, bool need_data)
 {
     const mhai_slice_call *w = &c->whole;
     const int64_t B = w->q->shape[0];
-    void *memory;
+    int64_t *before;
     if (w->desc.query_starts || w->desc.key_starts || w->desc.sequences)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_distributed_decode: no ragged batches");
     MHA_TRY(take_lengths(c));
-    MHA_TRY(mha_scratch_alloc(c->context, B, sizeof(int64_t), &memory));
-    memset(memory, 0, (size_t)B * sizeof(int64_t));
-    c->part = (mhai_attn_part){.queries_before = memory, .T = w->q->shape[2]};
+    MHA_TRY(mha_scratch_zeros(c->context, B, sizeof(int64_t), &before));
+    c->part = (mhai_attn_part){.queries_before = before, .T = w->q->shape[2]};
     const mhai_attn_call made = {.desc = &w->desc,
                                  .q = w->q,
                                  .k = &c->all_k,
@@ -230,14 +230,14 @@ static mha_status plan_call(call *c, bool need_data)
     MHA_TRY(check_apart(c));
     const mhai_attn_problem *p = &c->plan.p;
     c->rows = p->B * p->H * p->T;
-    /* Of all instruction sets alike, so that ranks agree. */
+    /* Choose for all instruction sets, so that ranks agree. */
     c->at_once = mhai_attn_takes_apart(p, p->group * p->T, MHAI_LEAST_ROWS);
     return mhai_attn_fold_bytes(&c->plan, &c->sums);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Floats of the maxima, and of the blocks of this rank. */
+/* Floats of the maxima, and of the results of this rank's blocks. */
 static mha_status count_floats(const call *c, int64_t *maxima, int64_t *parts)
 {
     const mhai_attn_tiling *tiling = &c->plan.tiling;
@@ -253,9 +253,7 @@ static mha_status count_floats(const call *c, int64_t *maxima, int64_t *parts)
 
 static mha_status take_floats(const call *c, int64_t count, float **floats)
 {
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, count, sizeof **floats, &memory));
-    *floats = memory;
+    MHA_TRY(mha_scratch_alloc(c->context, count, sizeof **floats, floats));
     return MHA_OK;
 }
 
@@ -280,7 +278,7 @@ static mhai_attn_keys keys_of(const call *c, const piece *p)
                             .end = p->local + p->end - p->begin};
 }
 
-/* Have its keys at hand, and say where its blocks leave what they come to. */
+/* Locate a piece's keys, and the results of its blocks. */
 static mhai_attn_stretch place(call *c, const piece *p)
 {
     const mhai_attn_keys keys = keys_of(c, p);
@@ -341,7 +339,8 @@ static bool any_nan(const float *x, int64_t count)
     return false;
 }
 
-/* Up a tree and down again: of each piece and row the maximum; a NaN stays one. */
+/* Reduce the maximum of each piece and row to rank 0 through a tree, and broadcast it. NaN is
+ * preserved. */
 static mha_status share_maxima(call *c)
 {
     const mha_transport *t = c->t;
@@ -360,7 +359,7 @@ static mha_status share_maxima(call *c)
     return mha_transport_broadcast(t, 0, c->maxima, bytes);
 }
 
-/* Of each piece, instead of its maxima, those of all pieces before it. */
+/* Replace the maxima of each piece by those of all pieces before it. */
 static void accumulate_maxima(call *c)
 {
     for (int64_t r = 0; r < c->rows; r++) {
@@ -373,7 +372,8 @@ static void accumulate_maxima(call *c)
     }
 }
 
-/* The sums of rows go from piece to piece, begin at the first, and come from the last to all ranks. */
+/* Pass the sums of rows from piece to piece, starting at the first. The last rank broadcasts
+ * them. */
 static mha_status chain(call *c, void (*add)(call *c, const piece *p))
 {
     const mha_transport *t = c->t;
@@ -388,12 +388,12 @@ static mha_status chain(call *c, void (*add)(call *c, const piece *p))
         }
         add(c, &p);
     }
-    if (at < 0) return MHA_OK; /* no keys: sums that have not begun */
+    if (at < 0) return MHA_OK; /* no keys: the sums remain empty */
     c->fold.begun = true;
     return mha_transport_broadcast(t, at, c->fold.o, c->sums);
 }
 
-/* *done false: something is not finite. */
+/* *done is false if a value is not finite. */
 static mha_status run_at_once(call *c, bool *done)
 {
     *done = false;
@@ -418,14 +418,14 @@ static mha_status run(call *c)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-/* What all ranks must have alike, beside the shapes and the descriptor. */
+/* The values that all ranks must agree on, besides the shapes and the descriptor. */
 typedef struct decode_common {
     mhai_slice_common of_call;
     uint64_t pieces, queries; /* hashes */
     int64_t cached, type, key_scales;
 } decode_common;
 
-/* Ranks that went different ways, such as by sampling other tokens, would add up sums of different rows. */
+/* Ranks with different tokens, for example after sampling, would add up sums of different rows. */
 static uint64_t hash_queries(const mha_tensor *q)
 {
     uint64_t hash = MHAI_HASH_START;
@@ -437,7 +437,7 @@ static uint64_t hash_queries(const mha_tensor *q)
     return hash;
 }
 
-/* What cannot even be agreed on. */
+/* Arguments without which ranks cannot even agree on an error. */
 static mha_status check_arguments(const char *name, const mha_context *context,
                                   const mha_key_split *keys)
 {
@@ -481,11 +481,12 @@ static mha_status make_common(const call *c, bool need_data, decode_common *comm
     return MHA_OK;
 }
 
-/* Own checks and memory, then everybody's; *c is ready to run, or to be explained. */
+/* Check this rank's arguments and memory, then agree with all ranks; *c is then ready to run or to
+ * explain. */
 static mha_status agree(call *c, bool need_data, mha_status status)
 {
     decode_common common;
-    memset(&common, 0, sizeof common); /* padding too: it is compared as bytes */
+    memset(&common, 0, sizeof common); /* with padding, since it is compared as bytes */
     if (status == MHA_OK) status = plan_call(c, need_data);
     if (status == MHA_OK) status = make_common(c, need_data, &common);
     if (status == MHA_OK && need_data) status = take_memory(c);
@@ -509,9 +510,9 @@ mha_status mha_distributed_decode(mha_context *context, const mha_key_split *key
     return status;
 }
 
-/* ---- what a call would do -------------------------------------------------------------------- */
+/* ---- the plan of a call ---------------------------------------------------------------------- */
 
-/* Ranks that have this one as parent in a tree of messages from root on. */
+/* The number of this rank's children in a tree of messages from root. */
 static int64_t children_of(const mha_transport *t, int32_t root)
 {
     const int64_t place = ((int64_t)t->rank - root + t->size) % t->size;

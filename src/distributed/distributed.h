@@ -1,5 +1,5 @@
-/* A call over ranks, seen from one of them: its arguments, and the slices of them that belong to its
- * pieces of queries. */
+/* A call over ranks, seen from one of them: its arguments, and their slices by pieces of
+ * queries. */
 #ifndef MHAI_DISTRIBUTED_H
 #define MHAI_DISTRIBUTED_H
 
@@ -7,39 +7,40 @@
 
 #include "attention/attn_plan.h"
 
-/* What the caller gave, structs in our sizes. */
+/* The caller's arguments, structs in this library's sizes. */
 typedef struct mhai_slice_call {
-    mha_status status; /* of the checks of this rank so far */
+    mha_status status; /* of this rank's checks so far */
     mha_attention_desc desc;
     mha_attention_outputs outputs;
     const mha_tensor *q, *k, *v, *o;
 } mhai_slice_call;
 
-/* What all ranks must have alike. */
+/* The values that all ranks must agree on. */
 typedef struct mhai_slice_common {
     int64_t batch, heads, kv_heads, head_dim, value_dim, queries, keys;
     int64_t q_offset, left_keys, right_keys, sink_keys, block_queries, block_keys, t5_max_distance;
     int64_t sequences, version, first_head;
-    int64_t table_rows[3]; /* in the backward, of T5's table and Shaw's */
-    int64_t
-        bias_axes[3]; /* likewise, of a bias whose gradient is wanted: all but that of queries */
+    int64_t table_rows[3]; /* of T5's table and Shaw's; backward only */
+    int64_t bias_axes[3];  /* of a bias whose gradient is requested, all but the axis of queries;
+                       * backward only */
     uint64_t dropout_seed, given;
-    uint64_t lists;   /* a hash of all lengths, starts and offsets, the outputs' offsets too */
+    uint64_t lists;   /* a hash of all lengths, starts and offsets, including the outputs'
+                       * offsets */
     int64_t top_keys; /* K */
     int32_t k_type, v_type, compute, path;
-    int32_t outputs;   /* which ones are wanted, a bit each */
+    int32_t outputs;   /* bits of the requested ones */
     int32_t stage;     /* of scores */
-    int32_t gradients; /* which ones are wanted and given, and whether they add: a bit each */
-    int32_t q_types;   /* of q, o, bias, and in the backward o_gradient: a byte each */
+    int32_t gradients; /* bits of the requested and the given ones, and whether they accumulate */
+    int32_t q_types;   /* of q, o, bias and, in the backward, o_gradient: a byte each */
     uint32_t flags, output_flags;
     float scale, softcap, dropout;
 } mhai_slice_common;
 
-/* Inputs over queries: keep_mask, bias, global_queries, query_documents. Ranks have their rows of them, and some
- * may broadcast an axis that others do not. */
+/* Inputs over queries: keep_mask, bias, global_queries, query_documents. Each rank has its own rows
+ * of them. Some ranks may broadcast an axis that others do not. */
 enum { MHAI_ROW_BIAS = 1, MHAI_ROW_INPUTS = 4 };
 typedef struct mhai_masks {
-    int64_t shape[MHAI_ROW_INPUTS][4]; /* of a row [.,.,1,.], of all ranks */
+    int64_t shape[MHAI_ROW_INPUTS][4]; /* of a row [.,.,1,.], over all ranks */
     bool by_row[MHAI_ROW_INPUTS];      /* they differ by row */
 } mhai_masks;
 const mha_tensor **mhai_slice_mask(mha_attention_desc *desc, int i);
@@ -48,12 +49,12 @@ static inline bool mhai_mask_has_columns(int i)
     return i < 2;
 }
 
-/* Outputs that have a row for each query; the last three of them for pairs. */
+/* Outputs with a row for each query; the last three of them have columns for keys. */
 enum { MHAI_ROW_OUTPUTS = 12, MHAI_FIRST_PAIRS = 9 };
 typedef struct mhai_row_output {
     const char *name;
     int ndim;
-    bool columns; /* the last axis is not that of the rows */
+    bool columns; /* the last axis is not the rows */
 } mhai_row_output;
 extern const mhai_row_output mhai_row_outputs[MHAI_ROW_OUTPUTS];
 const mha_tensor **mhai_slice_output(mha_attention_outputs *outputs, int i);
@@ -65,11 +66,12 @@ typedef struct mhai_slice {
     mhai_attn_part part;
     mha_tensor q, o;
     bool has_o;
-    mha_tensor inputs[4], results[12]; /* what desc and outputs point to, cut; not column_sums */
+    mha_tensor inputs[4], results[12]; /* the tensors of desc and outputs, sliced; not
+                                        * column_sums */
     int64_t *before, *starts;          /* [B]; ragged: [B + 1] */
 } mhai_slice;
 
-/* What cannot even be agreed on. */
+/* Check the arguments without which ranks cannot even agree on an error. */
 MHA_NODISCARD mha_status mhai_slice_arguments(const char *name, const mha_context *context,
                                               const mha_sequence_split *split);
 MHA_NODISCARD mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc,
@@ -78,23 +80,24 @@ MHA_NODISCARD mha_status mhai_slice_take(const char *name, const mha_attention_d
                                          const mha_attention_outputs *outputs,
                                          mhai_slice_call *call);
 
-/* Shapes that slicing relies on; common is filled in all the same. */
+/* Check the shapes that slicing relies on; fills common even on failure. */
 MHA_NODISCARD mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
                                           mhai_slice_common *common);
 
-/* What masks all ranks have. All of them call it, each with a checked call. */
+/* Agree on the masks of all ranks. A collective call, for checked calls only. */
 MHA_NODISCARD mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split,
                                           mhai_masks *masks);
 
 /* A tensor with the axes [.,.,rows,columns]; those that broadcast have a stride of 0. */
 mha_tensor mhai_slice_view(const mha_tensor *x, bool columns);
 
-/* Some heads of a checked descriptor: what is over heads is cut, in `inputs`. */
+/* Select some heads of a checked descriptor: everything over heads is sliced into `inputs`. */
 enum { MHAI_HEAD_INPUTS = 7 };
 void mhai_slice_heads(mha_attention_desc *desc, int64_t begin, int64_t end,
                       mha_tensor inputs[MHAI_HEAD_INPUTS]);
 
-/* Of a tensor whose axis has this rank's rows, those of a slice; NULL, or broadcast there: as it is. */
+/* The rows of a slice, of a tensor whose axis has this rank's rows; unchanged if it is NULL or
+ * broadcasts there. */
 MHA_NODISCARD mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis,
                                         bool broadcasts, int64_t all, int64_t first, int64_t rows,
                                         mha_tensor *to);
@@ -104,7 +107,7 @@ MHA_NODISCARD mha_status mhai_slice_piece(mha_context *context, const mhai_slice
                                           const mhai_split *split, int64_t all,
                                           const mha_piece *piece, int64_t first, mhai_slice *slice);
 
-/* A slice for each piece, in scratch; together they are all rows of the call. */
+/* A slice for each piece, in scratch; together they have all rows of the call. */
 MHA_NODISCARD mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
                                          const mhai_split *split, const mha_piece *pieces,
                                          int64_t count, mhai_slice **slices);

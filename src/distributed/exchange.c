@@ -37,9 +37,7 @@ mha_status mhai_roles_take(mha_context *context, const mhai_split *s, const mha_
     *r = (mhai_roles){.s = s, .heads = heads, .kv_heads = kv_heads};
     const int64_t room[MHAI_EXTENTS] = {s->query_count, 1, 1, backward ? count_blocks(s, d) : 0, 1};
     for (int i = 0; i < MHAI_EXTENTS; i++) {
-        void *memory;
-        MHA_TRY(mha_scratch_alloc(context, room[i], sizeof **r->rows, &memory));
-        r->rows[i] = memory;
+        MHA_TRY(mha_scratch_alloc(context, room[i], sizeof **r->rows, &r->rows[i]));
     }
     return MHA_OK;
 }
@@ -50,7 +48,7 @@ static bool divides(const mhai_roles *r, int32_t parts)
                           (r->kv_heads % parts == 0 || parts % r->kv_heads == 0));
 }
 
-/* A row, or the first one after it where a chunk begins. */
+/* The row, rounded up to the beginning of a chunk. */
 static int64_t next_chunk(const mhai_split *s, const mha_attention_desc *d, int64_t row)
 {
     for (int64_t b = 0; b < sequences_of(d); b++) {
@@ -70,7 +68,7 @@ static int64_t rows_before(const mhai_owned *all, int64_t count, int32_t rank)
     return 0;
 }
 
-/* Rows in their order; those that follow each other are one piece. */
+/* Sort rows, and merge adjacent ones into one piece. */
 static void append(mhai_roles *r, mhai_extent extent, int64_t begin, int64_t end, int32_t rank)
 {
     mhai_owned *all = r->rows[extent];
@@ -138,7 +136,7 @@ mha_head_piece mhai_roles_heads(const mhai_roles *r, int32_t rank)
 {
     mha_head_piece piece = {0, r->heads, 0, r->kv_heads};
     if (r->parts > 1 && mha_split_heads(r->heads, r->kv_heads, rank % r->parts, r->parts, &piece))
-        piece = (mha_head_piece){0}; /* it has been checked that they divide */
+        piece = (mha_head_piece){0}; /* the caller has checked that they divide */
     return piece;
 }
 
@@ -148,7 +146,7 @@ int32_t mhai_roles_sharer(const mhai_roles *r, int32_t rank)
     return rank / r->parts * of_head + rank % r->parts % of_head;
 }
 
-/* Whose rows of an extent a rank has. */
+/* The rank whose rows of an extent a rank needs. */
 static int32_t share_of(const mhai_roles *r, mhai_extent extent, int32_t rank)
 {
     return extent == MHAI_SHARED_KEYS ? mhai_roles_sharer(r, rank) : rank / r->parts;
@@ -203,7 +201,7 @@ static bool over_keys(const mhai_moved *m)
     return m->extent > MHAI_EVERY_QUERY;
 }
 
-/* Heads of a tensor that a rank computes: the first of the owners', and how many. */
+/* Heads of a tensor that a rank computes: the first among the owner's, and their number. */
 static int64_t heads_of(const mhai_exchange *e, const mhai_moved *m, int32_t rank, int64_t *first)
 {
     const mha_head_piece p = mhai_roles_heads(e->roles, rank);
@@ -232,9 +230,9 @@ void mhai_exchange_shape(mhai_exchange *e)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Rows that an owner has and a rank computes. */
+/* Rows of an owner that a rank computes. */
 typedef struct run {
-    int64_t owned, local, rows; /* the first one's place at either */
+    int64_t owned, local, rows; /* the position of the first one at either rank */
     int64_t i, j;               /* where to look for the next run */
 } run;
 
@@ -277,7 +275,7 @@ static size_t message_bytes(const mhai_exchange *e, int32_t owner, int32_t rank,
     return bytes;
 }
 
-/* Where rows lie: at their owner, at the rank that computes, in a message. */
+/* The three layouts of rows: at their owner, at the rank that computes, in a message. */
 typedef enum place { OWNED, LOCAL, MESSAGE } place;
 
 static mha_tensor tensor_at(const mhai_exchange *e, const mhai_moved *m, int32_t rank, place at)
@@ -290,7 +288,7 @@ static mha_tensor tensor_at(const mhai_exchange *e, const mhai_moved *m, int32_t
     return x;
 }
 
-/* What a rank computes of an owner's rows, of all tensors, from place to place. */
+/* Copy the rows of an owner that a rank computes, of all tensors, from one layout to another. */
 static void copy(const mhai_exchange *e, int32_t owner, int32_t rank, bool back, place from,
                  place to, unsigned char *message)
 {
@@ -313,7 +311,7 @@ static void copy(const mhai_exchange *e, int32_t owner, int32_t rank, bool back,
     }
 }
 
-/* Of round n: to the rank n further on, from that n further back. */
+/* The partners in round n: send to rank + n, receive from rank - n. */
 typedef struct turn {
     int32_t to, from;
     size_t sent, received;
@@ -361,7 +359,7 @@ static mha_status move_round(mhai_exchange *e, int32_t n, bool back)
     return MHA_OK;
 }
 
-/* A rank sends to one other at a time, so that each message has the whole link. */
+/* A rank sends to one other rank at a time, so that each message has the full bandwidth. */
 mha_status mhai_exchange_move(mhai_exchange *e, bool back)
 {
     const int32_t own = e->roles->s->t->rank;
@@ -399,28 +397,25 @@ static void room_bytes(const mhai_exchange *e, size_t room[2])
 mha_status mhai_exchange_bytes(const mhai_exchange *e, size_t *bytes)
 {
     size_t room[2], each = 0;
-    room_bytes(e, room);
-    for (int i = 0; i < 2; i++) MHA_TRY(mhai_attn_add_scratch(bytes, room[i], 1));
-    for (int i = 0; i < e->count; i++) {
+    for (int i = 0; i < e->count; i++) { /* first: messages consist of parts of these tensors */
         MHA_TRY(local_bytes(&e->moved[i], &each));
         MHA_TRY(mhai_attn_add_scratch(bytes, each, 1));
     }
+    room_bytes(e, room);
+    for (int i = 0; i < 2; i++) MHA_TRY(mhai_attn_add_scratch(bytes, room[i], 1));
     return MHA_OK;
 }
 
 mha_status mhai_exchange_take(mha_context *context, mhai_exchange *e)
 {
     size_t room[2], each = 0;
-    void *memory;
     room_bytes(e, room);
     for (int i = 0; i < 2; i++) {
-        MHA_TRY(mha_scratch_alloc(context, 1, room[i], &memory));
-        e->room[i] = memory;
+        MHA_TRY(mha_scratch_alloc(context, 1, room[i], &e->room[i]));
     }
     for (int i = 0; i < e->count; i++) {
         MHA_TRY(local_bytes(&e->moved[i], &each));
-        MHA_TRY(mha_scratch_alloc(context, 1, each, &memory));
-        e->moved[i].local.data = memory;
+        MHA_TRY(mha_scratch_alloc(context, 1, each, &e->moved[i].local.data));
     }
     return MHA_OK;
 }

@@ -1,6 +1,6 @@
-/* mha_distributed_forward(): a rank computes the rows of its group and the heads of its part (exchange.h). With one
- * group that is the call of one process on some heads; otherwise each piece of the rows is a part of the whole
- * (mhai_attn_part), with all keys. */
+/* mha_distributed_forward(): a rank computes the rows of its group and the heads of its part
+ * (exchange.h). With one group this is the call of one process on some heads. Otherwise each piece
+ * of the rows is a part of the whole (mhai_attn_part), with all keys. */
 #include "distributed/exchange.h"
 
 #include "base/context.h"
@@ -11,18 +11,19 @@
 
 #include <string.h>
 
-/* What keys receive where groups share them: sums that go from piece to piece, in the order of queries. */
+/* column_sums where groups share keys: sums that are passed from piece to piece, in the order of
+ * queries. */
 typedef struct columns {
     const mhai_roles *roles;
-    int64_t piece; /* of the groups': the one at work */
-    int64_t count; /* of sums, B heads S; 0: none are wanted here */
+    int64_t piece; /* the current piece of the groups' */
+    int64_t count; /* of the sums, B heads S; 0: not requested */
     mhai_attn_columns part;
 } columns;
 
-/* Everything that a call has, from its arguments on. */
+/* The state of a call. */
 typedef struct call {
     mha_context *context;
-    mhai_slice_call whole, own; /* what the caller gave; what this rank computes */
+    mhai_slice_call whole, own; /* the caller's arguments; the problem that this rank computes */
     mhai_split split;
     mhai_masks masks;
     mhai_roles roles;
@@ -30,8 +31,8 @@ typedef struct call {
     int at[MHAI_ROW_INPUTS + MHAI_ROW_OUTPUTS +
            5]; /* of the exchange: q, k, v, o, column_sums, masks, outputs */
     mha_tensor inputs[MHAI_HEAD_INPUTS];
-    bool alone;         /* there is one group: */
-    mhai_slice *slices; /* or one for each piece of the group's rows */
+    bool alone;         /* if there is one group: */
+    mhai_slice *slices; /* else one for each piece of the group's rows */
     int64_t count;
     columns columns;
 } call;
@@ -40,7 +41,7 @@ enum { Q, K, V, O, COLUMNS, MASKS, OUTPUTS = MASKS + MHAI_ROW_INPUTS };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* column_sums, and outputs over keys and values, which the check of rows does not cover. */
+/* Check column_sums, and outputs over keys and values, which the check of rows does not cover. */
 static mha_status check_keys(const mhai_slice_call *w, bool need_data)
 {
     mha_attention_outputs o = w->outputs;
@@ -66,7 +67,7 @@ static mha_status check_keys(const mhai_slice_call *w, bool need_data)
     return o.column_sums ? mhai_attn_check_apart(&w->desc, "column_sums", &to) : MHA_OK;
 }
 
-/* The caller's rows as if they were one piece; of keys and values only their number counts. */
+/* Treat the caller's rows as one piece; of keys and values only the number matters. */
 static mha_status check(const call *c, bool need_data)
 {
     const mha_piece piece = {0, c->split.rows};
@@ -86,7 +87,7 @@ static mha_status check(const call *c, bool need_data)
 
 /* ---- what goes where ------------------------------------------------------------------------- */
 
-/* Rows stay if outputs are wanted that hold pairs. */
+/* Rows stay at their ranks if outputs over pairs are requested. */
 static bool keeps_rows(const call *c)
 {
     const mha_attention_outputs *o = &c->whole.outputs;
@@ -102,7 +103,7 @@ static void add_result(call *c, int i, const mha_tensor *x, int ndim, bool last,
     e->moved[c->at[i]].returns = true;
 }
 
-/* With one part rows stay where they are; a rank alone has keys too. */
+/* With one part rows stay where they are; a single rank also keeps its keys. */
 static mha_status list_tensors(void *user, size_t *bytes)
 {
     call *c = user;
@@ -146,7 +147,8 @@ static void replace(const call *c, int i, const mha_tensor **x)
     if (c->at[i] >= 0) *x = mhai_exchange_at(&c->exchange, c->at[i]);
 }
 
-/* Tensors of the exchange in place of the caller's, and some heads of what all ranks have. */
+/* Put the tensors of the exchange in place of the caller's, and select heads of the shared
+ * inputs. */
 static void make_own(call *c)
 {
     const mha_head_piece piece = mhai_roles_heads(&c->roles, c->split.t->rank);
@@ -163,14 +165,13 @@ static void make_own(call *c)
         replace(c, OUTPUTS + i, mhai_slice_output(&c->own.outputs, i));
 }
 
-/* The pieces of the group. */
+/* Make the pieces of the group. */
 static mha_status make_slices(call *c)
 {
     const mhai_roles *r = &c->roles;
     const int64_t all = r->count[MHAI_GROUP_QUERIES];
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(c->context, all, sizeof(mha_piece), &memory));
-    mha_piece *pieces = memory;
+    mha_piece *pieces;
+    MHA_TRY(mha_scratch_alloc(c->context, all, sizeof(mha_piece), &pieces));
     for (int64_t i = 0; i < all; i++) {
         const mhai_owned *p = &r->rows[MHAI_GROUP_QUERIES][i];
         if (p->rank == mhai_roles_group(r)) pieces[c->count++] = (mha_piece){p->begin, p->end};
@@ -190,7 +191,7 @@ static mhai_attn_call call_of(call *c, int64_t i)
     return made;
 }
 
-/* Of the most that any slice takes. */
+/* The largest of any slice. */
 static mha_status count_scratch(call *c, bool need_data, size_t *most, double *pairs)
 {
     *most = 0, *pairs = 0;
@@ -214,7 +215,7 @@ static int32_t rank_of_piece(const columns *c, int64_t piece)
     return r->rows[MHAI_GROUP_QUERIES][piece].rank * r->parts + r->s->t->rank % r->parts;
 }
 
-/* Have the sums of the pieces before. */
+/* Receive the sums of the previous pieces. */
 static mha_status take_sums(void *user)
 {
     const columns *c = user;
@@ -238,21 +239,19 @@ static mha_status make_columns(call *c, bool need_data)
 {
     const mha_tensor *x = c->own.outputs.column_sums;
     columns *s = &c->columns;
-    void *memory;
     if (!x || c->alone) return MHA_OK;
     s->count = c->own.q->shape[0] * c->own.q->shape[1] * c->split.given.keys;
     s->roles = &c->roles;
     s->piece = -1;
     s->part = (mhai_attn_columns){.take = take_sums, .pass = pass_sums, .user = s};
     if (need_data) {
-        MHA_TRY(mha_scratch_alloc(c->context, s->count, sizeof(double), &memory));
-        s->part.sums = memory;
+        MHA_TRY(mha_scratch_alloc(c->context, s->count, sizeof(double), &s->part.sums));
     }
     for (int64_t i = 0; s->count > 0 && i < c->count; i++) c->slices[i].part.columns = &s->part;
     return MHA_OK;
 }
 
-/* The group of the last piece has all sums. */
+/* The group of the last piece has the complete sums. */
 static void round_columns(const call *c)
 {
     const mha_tensor *x = c->own.outputs.column_sums;
@@ -274,7 +273,7 @@ static void round_columns(const call *c)
     }
 }
 
-/* From piece to piece. */
+/* Pass them from piece to piece. */
 static void count_columns(const call *c, mha_distributed_plan *plan)
 {
     const mhai_roles *r = &c->roles;
@@ -290,17 +289,13 @@ static void count_columns(const call *c, mha_distributed_plan *plan)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* To be there when the call begins: others rely on what it sends. */
+/* Reserve memory before the exchange: other ranks rely on this rank's messages. */
 static mha_status reserve(call *c)
 {
-    void *memory;
     size_t bytes;
     double pairs;
     MHA_TRY(count_scratch(c, true, &bytes, &pairs));
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    MHA_TRY(mha_scratch_alloc(c->context, 1, bytes, &memory));
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(c->context, 1, bytes);
 }
 
 static mha_status make(call *c, bool need_data)
@@ -314,7 +309,7 @@ static mha_status make(call *c, bool need_data)
     return need_data ? reserve(c) : MHA_OK;
 }
 
-/* Own checks, then everybody's; *c is ready to run, or to be explained. */
+/* Check this rank's arguments, then agree with all ranks; *c is then ready to run or to explain. */
 static mha_status begin(call *c, const mha_sequence_split *given, bool need_data)
 {
     mhai_slice_common common;

@@ -1,4 +1,4 @@
-/* Heads over ranks: which rank has which, and what all ranks bring together. */
+/* Heads over ranks: which rank has which heads, and gathering the results of all ranks. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/tensor.h"
@@ -12,7 +12,7 @@
 
 /* ---- who has which --------------------------------------------------------------------------- */
 
-/* Where piece i of count begins: pieces differ by one at most. */
+/* The first element of piece i of count; pieces differ by at most one. */
 static int64_t cut_at(int64_t length, int64_t i, int64_t count)
 {
     return length / count * i + length % count * i / count;
@@ -49,11 +49,11 @@ typedef struct gathering {
     const mha_transport *t;
     int axis;
     mha_tensor piece, whole;
-    int64_t *extents;     /* [size] along the axis, of each rank */
-    unsigned char *bytes; /* the pieces, one after the other */
+    int64_t *extents;     /* [size] of each rank along the axis */
+    unsigned char *bytes; /* the pieces, concatenated */
 } gathering;
 
-/* What all ranks have alike. */
+/* The values that all ranks must agree on. */
 typedef struct gather_common {
     int64_t axis, dtype, ndim, shape[MHA_MAX_DIMS];
 } gather_common;
@@ -75,13 +75,10 @@ static mha_status check(int axis, const mha_tensor *piece, const mha_tensor *who
 
 static mha_status take(mha_context *context, gathering *g)
 {
-    void *memory;
     int64_t count;
     MHA_TRY(mha_tensor_count(&g->whole, &count));
-    MHA_TRY(mha_scratch_alloc(context, count, mha_dtype_size(g->whole.dtype), &memory));
-    g->bytes = memory;
-    MHA_TRY(mha_scratch_alloc(context, g->t->size, sizeof *g->extents, &memory));
-    g->extents = memory;
+    MHA_TRY(mha_scratch_alloc(context, count, mha_dtype_size(g->whole.dtype), &g->bytes));
+    MHA_TRY(mha_scratch_alloc(context, g->t->size, sizeof *g->extents, &g->extents));
     return MHA_OK;
 }
 
@@ -100,7 +97,7 @@ static mha_status share_extents(const gathering *g)
                     left > 0 ? "less" : "more", (long long)g->whole.shape[g->axis], g->axis);
 }
 
-/* The piece of a rank as it travels. */
+/* The piece of a rank in the layout of messages. */
 static mha_tensor block_of(const gathering *g, int32_t rank, size_t *size)
 {
     int64_t shape[MHA_MAX_DIMS], before = 0, rest = 1;
@@ -115,7 +112,7 @@ static mha_tensor block_of(const gathering *g, int32_t rank, size_t *size)
                                  shape);
 }
 
-/* Each rank sends its own block to the next rank, then the one that came, and so on. */
+/* A ring: each rank sends its own block to the next rank, then each block that it receives. */
 static mha_status go_round(const gathering *g)
 {
     const mha_transport *t = g->t;
@@ -157,7 +154,7 @@ static mha_status spread(const gathering *g)
     return MHA_OK;
 }
 
-/* status: of what this rank did so far. */
+/* status: of this rank so far. */
 static mha_status gather(mha_context *context, const mha_transport *t, mha_status status, int axis,
                          const mha_tensor *piece, const mha_tensor *whole)
 {
@@ -201,12 +198,12 @@ mha_status mha_distributed_gather(mha_context *context, const mha_transport *tra
 /* ---- mixing ---------------------------------------------------------------------------------- */
 
 typedef struct mixing {
-    mha_tensor all;  /* [B,H,T,Dv], lying as [B,T,H,Dv] */
+    mha_tensor all;  /* [B,H,T,Dv] in the memory layout [B,T,H,Dv] */
     mha_tensor x, y; /* [B T, H Dv], [B T, e] */
     mha_tensor own;  /* y as [B,T,e] */
 } mixing;
 
-/* Its own checks, and scratch. */
+/* Check this rank's arguments, and reserve scratch. */
 static mha_status begin_mix(mha_context *context, const mha_tensor *heads, const mha_linear *w_o,
                             const mha_tensor *out, mixing *m)
 {

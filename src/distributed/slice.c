@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* ---- what the caller gave -------------------------------------------------------------------- */
+/* ---- the caller's ---------------------------------------------------------------------------- */
 
 mha_status mhai_slice_arguments(const char *name, const mha_context *context,
                                 const mha_sequence_split *split)
@@ -33,7 +33,7 @@ mha_status mhai_slice_take(const char *name, const mha_attention_desc *desc, con
     MHA_TRY(mhai_struct_copy("mha_attention_desc", &call->desc, sizeof call->desc,
                              offsetof(mha_attention_desc, left_keys), desc));
     MHA_TRY(mhai_attn_copy_outputs(outputs, &call->outputs));
-    call->desc.struct_size = sizeof call->desc; /* where the caller gave none */
+    call->desc.struct_size = sizeof call->desc; /* if the caller set none */
     call->outputs.struct_size = sizeof call->outputs;
     return MHA_OK;
 }
@@ -88,8 +88,8 @@ mha_tensor mhai_slice_view(const mha_tensor *x, bool columns)
     return made;
 }
 
-/* A rank without rows has no say, nor have its tensors been checked. Where no rank has two rows, a tensor of
- * one row may be a row of its own. */
+/* A rank without rows is ignored, since its tensors have not been checked. If no rank has two rows,
+ * a tensor of one row may have a separate row at each rank. */
 mha_status mhai_slice_masks(const mhai_slice_call *call, const mhai_split *split, mhai_masks *m)
 {
     enum { AXES = 4, ROWS = MHAI_ROW_INPUTS * AXES, NUMBERS };
@@ -141,7 +141,7 @@ void mhai_slice_heads(mha_attention_desc *d, int64_t begin, int64_t end,
     }
 }
 
-/* ---- what all ranks have alike --------------------------------------------------------------- */
+/* ---- the values that all ranks agree on ------------------------------------------------------ */
 
 static mha_status check_ragged(const mhai_slice_call *call, const mhai_split *split)
 {
@@ -176,7 +176,7 @@ static uint64_t add_list(uint64_t hash, const int64_t *list, int64_t count)
     return given ? mhai_hash(hash, list, (size_t)count * sizeof *list) : hash;
 }
 
-/* Which inputs there are, a bit each. */
+/* Bits of the given inputs. */
 static uint64_t given_of(const mha_attention_desc *d)
 {
     uint64_t bits = d->keep_callback != NULL;
@@ -186,7 +186,7 @@ static uint64_t given_of(const mha_attention_desc *d)
     return bits;
 }
 
-/* Which outputs are wanted, a bit each; and whether they are of some heads or rows. */
+/* Bits of the requested outputs, and whether they have selected heads or rows. */
 static int32_t outputs_of(const mha_attention_outputs *given)
 {
     mha_attention_outputs o = *given;
@@ -231,7 +231,7 @@ static void fill_common(const mhai_slice_call *call, const mhai_split *split, mh
 mha_status mhai_slice_check(const mhai_slice_call *call, const mhai_split *split,
                             mhai_slice_common *common)
 {
-    memset(common, 0, sizeof *common); /* padding too: it is compared as bytes */
+    memset(common, 0, sizeof *common); /* with padding, since it is compared as bytes */
     common->version = mha_version_number();
     if (call->status != MHA_OK) return call->status;
     MHA_TRY(mhai_tensor_check_real("q", call->q));
@@ -262,20 +262,17 @@ mha_status mhai_slice_cut(const char *name, const mha_tensor **x, int axis, bool
     return MHA_OK;
 }
 
-/* Of each sequence, the queries before the piece, and where its own begin. */
+/* For each sequence, the queries before the piece, and the beginning of its own. */
 static mha_status place_sequences(mha_context *context, const mhai_slice_call *call,
                                   const mha_piece *piece, mhai_slice *s)
 {
     const mha_attention_desc *d = &call->desc;
     const int64_t sequences = d->query_starts ? d->sequences : call->q->shape[0];
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, sequences, sizeof(int64_t), &memory));
-    s->before = memory;
+    MHA_TRY(mha_scratch_alloc(context, sequences, sizeof(int64_t), &s->before));
     for (int64_t b = 0; b < sequences; b++) s->before[b] = piece->begin;
     s->part.queries_before = s->before;
     if (!d->query_starts) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(context, sequences + 1, sizeof(int64_t), &memory));
-    s->starts = memory;
+    MHA_TRY(mha_scratch_alloc(context, sequences + 1, sizeof(int64_t), &s->starts));
     for (int64_t b = 0; b <= sequences; b++)
         s->starts[b] =
             mhai_max_i64(piece->begin, mhai_min_i64(d->query_starts[b], piece->end)) - piece->begin;
@@ -318,10 +315,8 @@ mha_status mhai_slice_make(mha_context *context, const mhai_slice_call *call,
                            const mhai_split *split, const mha_piece *pieces, int64_t count,
                            mhai_slice **slices)
 {
-    void *memory;
     int64_t first = 0, all = 0;
-    MHA_TRY(mha_scratch_alloc(context, count, sizeof **slices, &memory));
-    *slices = memory;
+    MHA_TRY(mha_scratch_alloc(context, count, sizeof **slices, slices));
     for (int64_t i = 0; i < count; i++) all += pieces[i].end - pieces[i].begin;
     for (int64_t i = 0; i < count; i++) {
         MHA_TRY(mhai_slice_piece(context, call, split, all, &pieces[i], first, &(*slices)[i]));

@@ -12,7 +12,7 @@
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-/* The first row of piece i of count: whole chunks. */
+/* The first row of piece i of count, in whole chunks. */
 static int64_t cut_at(int64_t length, int64_t i, int64_t count)
 {
     const int64_t chunks = mhai_ceil_div(length, MHA_SPLIT_ROWS);
@@ -85,22 +85,19 @@ static int compare_owned(const void *a, const void *b)
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Room for the pieces of all ranks: as many for each as the rank with the most has. */
+/* Room for the pieces of all ranks: for each rank as many as the largest number of any. */
 static mha_status take_pieces(mha_context *context, const mha_transport *t, int64_t most,
                               mhai_owned **all, mhai_owned **own)
 {
-    void *memory;
     int64_t total;
     if (!mhai_mul_i64(most, t->size, &total))
         return mha_fail(MHA_ERR_SIZE, "mha_sequence_split: too many pieces");
-    MHA_TRY(mha_scratch_alloc(context, total, sizeof **all, &memory));
-    *all = memory;
-    MHA_TRY(mha_scratch_alloc(context, most, sizeof **own, &memory));
-    *own = memory;
+    MHA_TRY(mha_scratch_alloc(context, total, sizeof **all, all));
+    MHA_TRY(mha_scratch_alloc(context, most, sizeof **own, own));
     return MHA_OK;
 }
 
-/* The pieces of all ranks, at all ranks, ascending. */
+/* Gather the pieces of all ranks at all ranks, sorted. */
 static mha_status share_pieces(const mha_transport *t, const mha_piece *pieces, int64_t count,
                                int64_t most, mhai_owned *own, mhai_owned *all, int64_t *all_count)
 {
@@ -121,7 +118,7 @@ static mha_status share_pieces(const mha_transport *t, const mha_piece *pieces, 
     return MHA_OK;
 }
 
-/* All ranks see the same list, and come to the same verdict. */
+/* All ranks validate the same list with the same result. */
 static mha_status check_cover(const char *name, const mhai_owned *all, int64_t count,
                               int64_t length)
 {

@@ -1,4 +1,4 @@
-/* Who has which rows. */
+/* Which rank has which rows. */
 #ifndef MHAI_SPLIT_H
 #define MHAI_SPLIT_H
 
@@ -7,7 +7,7 @@
 /* A piece of some rank. */
 typedef struct mhai_owned {
     int64_t begin, end; /* rows of the whole */
-    int64_t local;      /* the first one's row at its rank */
+    int64_t local;      /* position of the first one at its rank */
     int32_t rank;
 } mhai_owned;
 
@@ -19,10 +19,10 @@ typedef struct mhai_split {
     int64_t rows, key_rows; /* at this rank */
 } mhai_split;
 
-/* Check what this rank gave, which becomes split->given, and count its rows. */
+/* Check this rank's pieces, which become split->given, and count its rows. */
 MHA_NODISCARD mha_status mhai_split_check(const mha_sequence_split *given, mhai_split *split);
 
-/* Share the pieces of all ranks, in the context's scratch. All ranks call it with what they have checked. */
+/* Gather the pieces of all ranks, in the context's scratch. A collective call, after the checks. */
 MHA_NODISCARD mha_status mhai_split_make(mha_context *context, mhai_split *split);
 
 /* Whether it has rows of that sequence. */
@@ -33,8 +33,8 @@ static inline bool mhai_split_has_rows(const mha_attention_desc *desc, int64_t b
            (piece->begin < desc->query_starts[b + 1] && desc->query_starts[b] < piece->end);
 }
 
-/* Rows of a tensor [.,.,rows,.] to those of another one of the same type; shape: of a row, [.,.,-,.]. An
- * axis with a stride of 0 broadcasts. */
+/* Copy rows of a tensor [.,.,rows,.] to another one of the same type; shape: of a row, [.,.,-,.].
+ * An axis with a stride of 0 broadcasts. */
 void mhai_copy_rows(const mha_tensor *to, int64_t to_row, const mha_tensor *from, int64_t from_row,
                     const int64_t *shape, int64_t rows);
 

@@ -7,22 +7,19 @@
 
 mha_status mhai_sums_take(mhai_sums *s)
 {
-    void *memory;
     MHA_TRY(mhai_backward_take_sums(s->context, s->x, &s->parameters, &s->count));
     if (!s->shares_bias) return MHA_OK;
     s->job = mhai_cells_job_of(s->context, s->x);
     s->items = mhai_cells_bias_items(&s->job);
     s->numbers = s->items > 0 && mhai_cells_bias_item(&s->job, 0).by_key ? MHAI_CELL_KEYS : 1;
-    MHA_TRY(mha_scratch_alloc(s->context, s->items, (size_t)s->numbers * sizeof *s->bias, &memory));
-    s->bias = memory;
-    memset(s->bias, 0, (size_t)(s->items * s->numbers) * sizeof *s->bias);
-    MHA_TRY(mha_scratch_alloc(s->context, s->items, sizeof *s->at, &memory));
-    s->at = memory;
+    MHA_TRY(
+        mha_scratch_zeros(s->context, s->items, (size_t)s->numbers * sizeof *s->bias, &s->bias));
+    MHA_TRY(mha_scratch_alloc(s->context, s->items, sizeof *s->at, &s->at));
     for (int64_t i = 0; i < s->items; i++) s->at[i] = -1;
     return MHA_OK;
 }
 
-/* The sums go to the rank that adds next. */
+/* Send the sums to the rank that adds next. */
 static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32_t *at, int32_t to)
 {
     const mha_transport *t = s->roles->s->t;
@@ -34,7 +31,7 @@ static mha_status hand_on(const mhai_sums *s, double *sums, int64_t count, int32
     return t->rank == to ? mha_transport_receive(t, from, sums, bytes) : MHA_OK;
 }
 
-/* A sequence, some heads of a part, and each piece after the other. */
+/* For each sequence and some heads of a part, one piece after the other. */
 typedef mha_status visit_fn(const mhai_sums *s, int64_t b, int64_t h, int64_t heads, int32_t rank,
                             const mhai_backward_share *share, int32_t *at);
 
@@ -68,7 +65,8 @@ static mha_status add_parameters(const mhai_sums *s, int64_t b, int64_t h, int64
     return MHA_OK;
 }
 
-/* Where no sum is over heads, those of a part go together: each has the order of sequences and pieces. */
+/* If no sum is over heads, the heads of a part are sent together: each keeps the order of sequences
+ * and pieces. */
 static mha_status run_parameters(mhai_sums *s)
 {
     const mhai_backward_problem *x = s->x;

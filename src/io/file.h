@@ -1,5 +1,5 @@
-/* Files as the readers and writers want them: mapped, whole, or written; and names of files and
- * tensors as error messages want them. */
+/* Files for the readers and writers: mapped, read whole, or written; and names of files and tensors
+ * for error messages. */
 #ifndef MHAI_FILE_H
 #define MHAI_FILE_H
 
@@ -11,17 +11,21 @@
 #error "safetensors, GGUF and .npy are read and written as they lie in memory: little-endian only"
 #endif
 
-/* A name cut to a length that leaves room for the rest of a message, at a UTF-8 boundary. Returned
- * by value, so that it can stand in the call: mha_fail(..., mhai_show_path(path).text). */
+/* A name truncated at a UTF-8 boundary, to leave room for the rest of a message. Returned by value,
+ * so that it can be used as an argument: mha_fail(..., mhai_show_path(path).text). */
 typedef struct mhai_shown {
     char text[168];
 } mhai_shown;
 
-/* The end of a path, which tells files apart. */
+/* The end of a path, which distinguishes files. */
 mhai_shown mhai_show_path(const char *path);
 
 /* The beginning of a name or a piece of text that came from a file. */
 mhai_shown mhai_show_name(const char *name);
+
+/* mha_fail() with "PATH: " before the text. */
+mha_status mhai_path_fail(mha_status status, const char *path, const char *format, ...)
+    MHA_PRINTF(3, 4);
 
 /* A regular file opened for reading. */
 MHA_NODISCARD mha_status mhai_file_open(const char *path, int *fd, size_t *size);
@@ -35,12 +39,12 @@ typedef struct mhai_file_view {
 MHA_NODISCARD mha_status mhai_file_map(const char *path, mhai_file_view *view);
 void mhai_file_unmap(mhai_file_view *view);
 
-/* count elements that lie in a file, aligned or not, as elements of another type, by
- * mha_tensor_convert(), whose errors these are. */
+/* Convert count elements of a file, aligned or not, to another type, by mha_tensor_convert(), whose
+ * errors it returns. */
 MHA_NODISCARD mha_status mhai_file_convert(const unsigned char *from, mha_dtype from_type,
                                            int64_t count, mha_dtype to_type, void *to);
 
-/* Where the data of tensor `index` lies. */
+/* The address of the data of tensor `index`. */
 typedef struct mhai_extent {
     int64_t begin, end, index;
 } mhai_extent;
@@ -48,11 +52,11 @@ typedef struct mhai_extent {
 /* Sort by begin, then by end. */
 void mhai_file_sort_extents(mhai_extent *extents, int64_t count);
 
-/* Bytes into a sink, which may be none. */
+/* Write bytes to a sink, which may be NULL. */
 MHA_NODISCARD mha_status mhai_file_append(const mha_sink *sink, const void *bytes, size_t size);
 
-/* The number of bytes that a tensor's elements take in a file, after checking the view. name is
- * what messages call it. */
+/* The number of bytes of a tensor's elements in a file, after checking the view. Messages use
+ * name. */
 MHA_NODISCARD mha_status mhai_file_tensor_bytes(const char *name, const mha_tensor *tensor,
                                                 int64_t *bytes);
 

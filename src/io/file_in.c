@@ -1,11 +1,13 @@
 /* Reading files: mapped or whole. Only regular files: a FIFO would block forever and a device has
- * no length, so both are refused by name rather than read. */
+ * no length, so both are rejected by name without reading. */
 #include "io/file.h"
 
 #include <multihead/component.h>
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,6 +31,16 @@ mhai_shown mhai_show_path(const char *path)
     }
     strcpy(shown.text + strlen(shown.text), from);
     return shown;
+}
+
+mha_status mhai_path_fail(mha_status status, const char *path, const char *format, ...)
+{
+    char text[512]; /* what mha_fail() keeps */
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return mha_fail(status, "%s: %s", mhai_show_path(path).text, text);
 }
 
 mhai_shown mhai_show_name(const char *name)
@@ -58,8 +70,8 @@ mha_status mhai_file_open(const char *path, int *fd, size_t *size)
     /* Without O_NONBLOCK, opening a FIFO waits for a writer. */
     int opened = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (opened < 0)
-        return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(path).text,
-                        errno == ENOENT ? "no such file" : strerror(errno));
+        return mhai_path_fail(MHA_ERR_FILE, path, "%s",
+                              errno == ENOENT ? "no such file" : strerror(errno));
     struct stat status;
     const char *trouble = NULL;
     if (fstat(opened, &status) != 0)
@@ -68,13 +80,11 @@ mha_status mhai_file_open(const char *path, int *fd, size_t *size)
         trouble = kind_of(status.st_mode);
     if (trouble) {
         close(opened);
-        return mha_fail(MHA_ERR_FILE, "%s: is %s, expected a regular file",
-                        mhai_show_path(path).text, trouble);
+        return mhai_path_fail(MHA_ERR_FILE, path, "is %s, expected a regular file", trouble);
     }
     if ((uintmax_t)status.st_size > PTRDIFF_MAX) {
         close(opened);
-        return mha_fail(MHA_ERR_SIZE, "%s: the file is larger than the address space",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_SIZE, path, "the file is larger than the address space");
     }
     *fd = opened;
     *size = (size_t)status.st_size;
@@ -91,16 +101,15 @@ mha_status mhai_file_map(const char *path, mhai_file_view *view)
     int error = errno;
     close(fd);
     if (bytes == MAP_FAILED)
-        return mha_fail(error == ENOMEM ? MHA_ERR_NOMEM : MHA_ERR_FILE,
-                        "%s: cannot map %zu bytes: %s", mhai_show_path(path).text, size,
-                        strerror(error));
+        return mhai_path_fail(error == ENOMEM ? MHA_ERR_NOMEM : MHA_ERR_FILE, path,
+                              "cannot map %zu bytes: %s", size, strerror(error));
     *view = (mhai_file_view){bytes, size};
     return MHA_OK;
 }
 
 void mhai_file_unmap(mhai_file_view *view)
 {
-    /* munmap takes a plain pointer; the bytes themselves stay untouched. */
+    /* munmap takes a pointer to non-const; the bytes are not written. */
     if (view->bytes) munmap((void *)(uintptr_t)view->bytes, view->size);
     *view = (mhai_file_view){NULL, 0};
 }
@@ -138,7 +147,7 @@ void mhai_file_sort_extents(mhai_extent *extents, int64_t count)
     if (count > 0) qsort(extents, (size_t)count, sizeof *extents, by_begin);
 }
 
-/* Exactly size bytes; a file that someone shortens meanwhile is an error. */
+/* Read exactly size bytes; a file that is shortened meanwhile is an error. */
 static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
 {
     const size_t chunk = (size_t)1 << 30; /* Linux reads at most 2 GB at a time */
@@ -146,9 +155,8 @@ static mha_status read_all(int fd, const char *path, char *bytes, size_t size)
         ssize_t got = read(fd, bytes + done, size - done < chunk ? size - done : chunk);
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0)
-            return mha_fail(MHA_ERR_FILE, "%s: cannot read byte %zu of %zu: %s",
-                            mhai_show_path(path).text, done, size,
-                            got == 0 ? "the file was shortened" : strerror(errno));
+            return mhai_path_fail(MHA_ERR_FILE, path, "cannot read byte %zu of %zu: %s", done, size,
+                                  got == 0 ? "the file was shortened" : strerror(errno));
         done += (size_t)got;
     }
     return MHA_OK;
@@ -163,14 +171,13 @@ mha_status mha_file_read(const char *path, size_t limit, char **bytes, size_t *s
     MHA_TRY(mhai_file_open(path, &fd, &length));
     mha_status status = MHA_OK;
     if (length > limit) {
-        status = mha_fail(MHA_ERR_SIZE, "%s: %zu bytes, at most %zu are read here",
-                          mhai_show_path(path).text, length, limit);
+        status = mhai_path_fail(MHA_ERR_SIZE, path, "%zu bytes, at most %zu are read here", length,
+                                limit);
         goto done;
     }
     made = malloc(length + 1);
     if (!made) {
-        status = mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate %zu bytes", mhai_show_path(path).text,
-                          length + 1);
+        status = mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate %zu bytes", length + 1);
         goto done;
     }
     MHA_TRY_GOTO(read_all(fd, path, made, length), done);

@@ -1,4 +1,4 @@
-/* Writing files through the public writer (sink.h): whole or not at all. */
+/* Writing files through the public writer (sink.h); a failed write leaves no partial file. */
 #include "io/file.h"
 
 #include <multihead/component.h>
@@ -55,7 +55,7 @@ mha_status mhai_file_append_tensor(const mha_sink *sink, const mha_tensor *tenso
         for (int i = 0; i < last; i++) offset += at[i] * tensor->stride[i];
         MHA_TRY(append_row(sink, data + offset * size, tensor->shape[last], tensor->stride[last],
                            (size_t)size));
-        int axis = last - 1; /* the next row, as an odometer turns */
+        int axis = last - 1; /* advance to the next row, the last axis fastest */
         while (axis >= 0 && ++at[axis] == tensor->shape[axis]) at[axis--] = 0;
         if (axis < 0) return MHA_OK;
     }

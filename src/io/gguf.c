@@ -1,4 +1,4 @@
-/* An open GGUF file: its tensors and metadata (the format stands in gguf.h; gguf_header.c checks it,
+/* An open GGUF file: its tensors and metadata (gguf.h defines the format; gguf_header.c checks it,
  * gguf_blocks.c decodes elements). */
 #include "io/gguf_blocks.h"
 #include "io/gguf_parts.h"
@@ -167,7 +167,7 @@ static mha_status check_element(const mha_gguf_value *value, int64_t element, co
                            mhai_gguf_value_kinds[value->type].name, expected);
 }
 
-/* The bits of a number, those of a signed one extended by its sign. */
+/* The bits of a number; those of a signed one are sign-extended. */
 static uint64_t bits_of(const mha_gguf_value *value, int64_t element)
 {
     const size_t bytes = mhai_gguf_value_kinds[value->type].bytes;

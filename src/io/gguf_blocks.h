@@ -4,7 +4,7 @@
 
 #include <multihead/gguf.h>
 
-enum { MHAI_GGUF_BLOCK = 256 }; /* elements of the longest block that is decoded */
+enum { MHAI_GGUF_BLOCK = 256 }; /* elements of the longest decoded block */
 
 typedef struct mhai_gguf_kind {
     const char *name;
@@ -19,12 +19,12 @@ bool mhai_gguf_decodes(mha_gguf_type type);
 /* Whether its blocks have a coded form. */
 bool mhai_gguf_codes(mha_gguf_type type);
 
-/* One row for each type and one table for each instruction set. */
+/* A table for each instruction set, with one row for each type. */
 typedef struct mhai_gguf_codec {
-    /* count blocks, aligned or not; NULL: not decoded */
+    /* decode count blocks, aligned or not; NULL: unsupported */
     void (*decode)(const unsigned char *blocks, int64_t count, float *to);
-    /* blocks of each of the rows, while those that lie so many bytes ahead are fetched; NULL: no such
-     * form */
+    /* code blocks of each of the rows, and prefetch those so many bytes ahead; NULL: there is no
+     * such form */
     void (*code)(const unsigned char *const rows[MHA_CODED_ROWS], int64_t blocks, int64_t ahead,
                  mha_coded *to);
 } mhai_gguf_codec;
@@ -32,8 +32,8 @@ enum { MHAI_GGUF_CODECS_COUNT = MHA_GGUF_BF16 + 1 };
 extern const mhai_gguf_codec mhai_gguf_codecs_portable[MHAI_GGUF_CODECS_COUNT],
     mhai_gguf_codecs_avx2[MHAI_GGUF_CODECS_COUNT], mhai_gguf_codecs_avx512[MHAI_GGUF_CODECS_COUNT];
 
-/* Of a matrix with so many columns: of rows row[0], row[1] ... columns column .. column + count, at
- * most MHA_CODED_COLUMNS. False if they have no such form. */
+/* Code columns column .. column + count, at most MHA_CODED_COLUMNS, of rows row[0], row[1] ... of a
+ * matrix with so many columns. False if they have no coded form. */
 bool mhai_gguf_code(mha_gguf_type type, const unsigned char *matrix, int64_t columns,
                     const int64_t row[MHA_CODED_ROWS], int64_t column, int64_t count,
                     mha_coded *to);

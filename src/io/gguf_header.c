@@ -1,9 +1,8 @@
-/* Reading the header of a GGUF file (the format stands in gguf.h).
+/* Reading the header of a GGUF file (gguf.h defines the format).
  *
- * It is hostile until proven otherwise. A reader goes through it once; whatever it takes is first
- * compared with what is left of the file, and tables grow with what was read, never with what is
- * claimed. Names are copied, to end with a zero byte; of strings the places are kept, so that no
- * length is read a second time. */
+ * The header is untrusted and read in one pass. Each size is first compared with the rest of the
+ * file, and tables grow with the bytes read, never with a claimed count. Names are copied and
+ * NUL-terminated. Of strings the offsets are kept, so that no length is read twice. */
 #include "io/gguf_blocks.h"
 #include "io/gguf_parts.h"
 
@@ -18,12 +17,12 @@ enum { MOST_NAME_BYTES = 65535 }; /* the format's limit for keys */
 typedef struct reader {
     mha_gguf *file;
     size_t at;
-    const char *what; /* "key", "tensor"; NULL in front of both */
+    const char *what; /* "key", "tensor"; NULL before both */
     uint64_t index, count;
-    const char *name; /* until the next one; NULL: not read yet */
+    const char *name; /* until the next one is read; NULL: not read yet */
 } reader;
 
-/* What is being read: "tensor 3 of 20 ('a.weight')". */
+/* The item being read, for messages: "tensor 3 of 20 ('a.weight')". */
 static mhai_shown where(const reader *r)
 {
     mhai_shown shown = {"the first fields"};
@@ -68,7 +67,7 @@ static mha_status take_number(reader *r, void *number, size_t size)
     return MHA_OK;
 }
 
-/* A name or key, copied behind the others. */
+/* A name or key, appended to the others. */
 static mha_status take_name(reader *r, size_t *name)
 {
     mhai_vector *names = &r->file->names;
@@ -154,7 +153,7 @@ static mha_status take_entry(reader *r)
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-/* Dimensions and type, and what follows from them. */
+/* Dimensions and type, and the sizes derived from them. */
 static mha_status take_layout(reader *r, mha_gguf_tensor *made)
 {
     uint32_t ndim = 0, type = 0;
@@ -203,11 +202,11 @@ static mha_status take_tensor(reader *r)
     MHA_TRY(take_layout(r, &made.shown));
     MHA_TRY(take_number(r, &offset, sizeof offset));
     if (offset > INT64_MAX) return too_large(r, "bytes");
-    made.shown.offset = (int64_t)offset; /* from the beginning of the data, until place() */
+    made.shown.offset = (int64_t)offset; /* relative to the data, until place() */
     return mhai_vector_push(&r->file->tensors, &made);
 }
 
-/* What the offsets of tensors are multiples of. */
+/* The alignment of tensor offsets. */
 static mha_status read_alignment(const mha_gguf *file, uint32_t *alignment)
 {
     const int64_t index = mha_gguf_key_find(file, "general.alignment");
@@ -225,8 +224,8 @@ static mha_status read_alignment(const mha_gguf *file, uint32_t *alignment)
                           file->path.text);
 }
 
-/* Where the data of the tensor being read lies, if that is aligned and in the file; data is where
- * offsets count from. */
+/* The address of the data of the tensor being read; an error if it is not aligned or not in the
+ * file. Offsets are relative to data. */
 static mha_status place(const reader *r, uint32_t alignment, size_t data, mha_gguf_tensor *shown)
 {
     const size_t size = r->file->view.size;
@@ -300,7 +299,7 @@ static mha_status take_version(reader *r)
                     r->file->path.text, version);
 }
 
-/* count of what, each by `one`. */
+/* Read count items, each with `one`. */
 static mha_status take_all(reader *r, const char *what, uint64_t count, mha_status (*one)(reader *))
 {
     if (count > INT32_MAX)
@@ -317,7 +316,7 @@ static mha_status take_all(reader *r, const char *what, uint64_t count, mha_stat
     return MHA_OK;
 }
 
-/* The lexicon of the names of items, whose first member says where in names they are. */
+/* Build the lexicon of item names. The first member of an item is the offset of its name. */
 static mha_status index_names(const mha_gguf *file, const char *what, const mhai_vector *items,
                               mhai_lexicon *lexicon)
 {

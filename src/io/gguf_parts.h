@@ -8,13 +8,13 @@
 
 #include <multihead/gguf.h>
 
-/* A piece of metadata: an array, or another value as one of length 1. */
+/* A metadata entry: an array, or another value as an array of length 1. */
 typedef struct mhai_gguf_entry {
     size_t key; /* in names */
     mha_gguf_value_type type;
     bool array;
     int64_t count;
-    size_t at; /* of numbers in the file; of strings in starts */
+    size_t at; /* of numbers: offset in the file; of strings: index in starts */
 } mhai_gguf_entry;
 
 typedef struct mhai_gguf_tensor {
@@ -26,8 +26,8 @@ struct mha_gguf {
     mhai_file_view view;
     mhai_shown path;
     mha_allocator allocator;
-    mhai_vector names;   /* of char, a zero byte behind each */
-    mhai_vector starts;  /* of uint64_t: where the strings of an entry begin, and would go on */
+    mhai_vector names;   /* of char, each NUL-terminated */
+    mhai_vector starts;  /* of uint64_t: offsets of the strings of an entry, and of their end */
     mhai_vector entries; /* of mhai_gguf_entry */
     mhai_vector tensors; /* of mhai_gguf_tensor */
     mhai_lexicon keys, tensor_names;
@@ -57,7 +57,7 @@ typedef struct mhai_gguf_value_kind {
 enum { MHAI_GGUF_VALUE_KINDS = 13 };
 extern const mhai_gguf_value_kind mhai_gguf_value_kinds[MHAI_GGUF_VALUE_KINDS];
 
-/* Fill the tables of a file that is mapped and whose vectors are made. */
+/* Fill the tables of a mapped file whose vectors exist. */
 MHA_NODISCARD mha_status mhai_gguf_read_header(mha_gguf *file);
 
 #endif

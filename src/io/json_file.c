@@ -7,11 +7,14 @@
 
 #include <pthread.h>
 
-/* Where jansson gets no memory, it drops what it was about to keep and reads on: it reports malformed text,
- * or none, with pieces of names and numbers missing, and may read its buffer beyond the end. So from the
- * first allocation that fails while a text is parsed here, all fail until it gives up. Its allocators are
- * of the process, which may use jansson too: ours stand between while a text is parsed, pass on what other
- * threads ask for, and free nothing themselves. */
+/* If jansson cannot allocate, it drops the value at hand and continues. It then reports malformed
+ * text, or returns a document with missing pieces of names and numbers, and may read beyond the end
+ * of its buffer. Therefore, after the first failed allocation in a parse, all further ones fail
+ * until jansson returns.
+ *
+ * Its allocators are global to the process, which may use jansson too. The replacements are
+ * installed only during a parse, forward the calls of other threads, and free nothing
+ * themselves. */
 static _Thread_local enum { ELSEWHERE, PARSING, SHORT_OF_MEMORY } state;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int parsing; /* threads */
@@ -57,12 +60,11 @@ static mha_status parse(const char *path, const char *text, size_t size, size_t 
     step_aside();
     if (no_memory) {
         json_decref(made);
-        return mha_fail(MHA_ERR_NOMEM, "%s: out of memory while parsing JSON",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_NOMEM, path, "out of memory while parsing JSON");
     }
     if (!made)
-        return mha_fail(MHA_ERR_FORMAT, "%s: malformed JSON at byte %d: %s",
-                        mhai_show_path(path).text, error.position, mhai_show_name(error.text).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "malformed JSON at byte %d: %s", error.position,
+                              mhai_show_name(error.text).text);
     *root = made;
     return MHA_OK;
 }

@@ -1,4 +1,5 @@
-/* JSON with errors in our words. Nothing else in the companions calls jansson's loaders. */
+/* JSON with this library's errors. No other code of the companion libraries calls jansson's
+ * loaders. */
 #ifndef MHAI_JSON_FILE_H
 #define MHAI_JSON_FILE_H
 
@@ -14,8 +15,8 @@ MHA_NODISCARD mha_status mhai_json_parse(const char *path, const char *text, siz
 /* Read and parse a file of at most limit bytes. Errors: also MHA_ERR_FILE, MHA_ERR_SIZE. */
 MHA_NODISCARD mha_status mhai_json_read(const char *path, size_t limit, json_t **root);
 
-/* As mhai_json_read(), with every number as a real: the settings of tokenizers hold integers beyond
- * 64 bits, which are an error otherwise. */
+/* As mhai_json_read(), with every number as a real: settings of tokenizers may hold integers beyond
+ * 64 bits, which would be an error. */
 MHA_NODISCARD mha_status mhai_json_read_reals(const char *path, size_t limit, json_t **root);
 
 #endif

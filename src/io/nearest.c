@@ -1,4 +1,4 @@
-/* Which of several names a mistyped word means. */
+/* Find the name that a mistyped word most likely means. */
 #include <multihead/io.h>
 
 #include <string.h>
@@ -28,8 +28,8 @@ static int edit_distance(const char *a, const char *b)
     return cost[n][m];
 }
 
-/* A beginning counts as near, "--trunc" may mean "--truncate"; the other way round, "--output" for
- * "--out"; and a word of the name, "--mask" for "--keep-mask". */
+/* A prefix counts as near: "--trunc" for "--truncate", and "--output" for "--out". So does one word
+ * of the name: "--mask" for "--keep-mask". */
 static bool is_part(const char *word, size_t length, const char *name)
 {
     size_t whole = strlen(name);
@@ -43,7 +43,7 @@ const char *mha_nearest_name(const char *word, const char *const *names, size_t 
 {
     const char *best = NULL;
     size_t length = strlen(word);
-    int bound = length > 4 ? 3 : 2; /* the first distance that is too far */
+    int bound = length > 4 ? 3 : 2; /* distances from this one on are too far */
     for (size_t i = 0; i < count; i++) {
         int distance = edit_distance(word, names[i]);
         if (distance >= bound && is_part(word, length, names[i])) distance = bound - 1;

@@ -4,8 +4,8 @@
  *   n bytes  {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }   padded, newline
  *   the rest the elements
  *
- * The header is a Python literal. Only the form above is accepted, in any order of the three keys
- * and with any blanks: a full parser of Python is not wanted in front of hostile files. */
+ * The header is a Python literal. Only the form above is accepted, with the three keys in any order
+ * and any white space: files are untrusted, and a full parser of Python would be a risk. */
 #include "io/file.h"
 
 #include <multihead/component.h>
@@ -27,7 +27,7 @@ static const struct {
     mha_dtype dtype;
 } descrs[] = {
     {"<f4", MHA_F32}, {"<f8", MHA_F64}, {"<f2", MHA_F16}, {"|i1", MHA_I8},
-    {"<i4", MHA_I32}, {"<i8", MHA_I64}, {"|u1", MHA_U8}, /* as which u8 is written */
+    {"<i4", MHA_I32}, {"<i8", MHA_I64}, {"|u1", MHA_U8}, /* the type name that u8 is written as */
     {"|b1", MHA_U8},  {"<i1", MHA_I8},  {"<u1", MHA_U8},
 };
 
@@ -48,9 +48,9 @@ typedef struct header {
 
 static mha_status malformed(const cursor *c, const char *expected)
 {
-    return mha_fail(MHA_ERR_FORMAT,
-                    "%s: .npy header, byte %lld: expected %s; write the file with numpy.save()",
-                    mhai_show_path(c->path).text, (long long)(c->at - c->start), expected);
+    return mhai_path_fail(MHA_ERR_FORMAT, c->path,
+                          ".npy header, byte %lld: expected %s; write the file with numpy.save()",
+                          (long long)(c->at - c->start), expected);
 }
 
 static void skip_blanks(cursor *c)
@@ -58,7 +58,7 @@ static void skip_blanks(cursor *c)
     while (c->at < c->end && (*c->at == ' ' || *c->at == '\t' || *c->at == '\n')) c->at++;
 }
 
-/* Take text if it comes next, blanks aside. */
+/* Consume text if it comes next, after white space. */
 static bool take(cursor *c, const char *text)
 {
     size_t length = strlen(text);
@@ -94,8 +94,8 @@ static mha_status read_length(cursor *c, int64_t *length)
     for (; c->at < c->end && isdigit((unsigned char)*c->at); c->at++)
         if (__builtin_mul_overflow(*length, 10, length) ||
             __builtin_add_overflow(*length, *c->at - '0', length))
-            return mha_fail(MHA_ERR_SIZE, "%s: .npy header: a length of the shape exceeds 63 bits",
-                            mhai_show_path(c->path).text);
+            return mhai_path_fail(MHA_ERR_SIZE, c->path,
+                                  ".npy header: a length of the shape exceeds 63 bits");
     return MHA_OK;
 }
 
@@ -107,8 +107,8 @@ static mha_status read_shape(cursor *c, header *h)
     while (!take(c, ")")) {
         if (!comma) return malformed(c, "',' or ')'");
         if (h->ndim == MHA_MAX_DIMS)
-            return mha_fail(MHA_ERR_UNSUPPORTED, "%s: more than %d dimensions; reshape the array",
-                            mhai_show_path(c->path).text, (int)MHA_MAX_DIMS);
+            return mhai_path_fail(MHA_ERR_UNSUPPORTED, c->path,
+                                  "more than %d dimensions; reshape the array", (int)MHA_MAX_DIMS);
         MHA_TRY(read_length(c, &h->shape[h->ndim++]));
         comma = take(c, ",");
     }
@@ -123,8 +123,8 @@ static mha_status read_value(cursor *c, const char *key, header *h)
         h->have_descr = true;
         skip_blanks(c);
         if (c->at < c->end && *c->at == '[')
-            return mha_fail(MHA_ERR_UNSUPPORTED, "%s: an array of records; save one field of it",
-                            mhai_show_path(c->path).text);
+            return mhai_path_fail(MHA_ERR_UNSUPPORTED, c->path,
+                                  "an array of records; save one field of it");
         return read_string(c, h->descr);
     }
     if (strcmp(key, "fortran_order") == 0 && !h->have_order) {
@@ -158,24 +158,23 @@ static mha_status read_literal(cursor *c, header *h)
     return MHA_OK;
 }
 
-/* The fixed part: sets the cursor on the literal. */
+/* Read the fixed part and set the cursor to the literal. */
 static mha_status read_frame(const char *path, const mhai_file_view *view, cursor *c)
 {
     const unsigned char *bytes = view->bytes;
     if (view->size < 10 || memcmp(bytes, "\x93NUMPY", 6) != 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: no .npy file; write it with numpy.save()",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "not a .npy file; write it with numpy.save()");
     if (bytes[6] < 1 || bytes[6] > 3 || bytes[7] != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: .npy version %d.%d, known are 1.0 to 3.0",
-                        mhai_show_path(path).text, bytes[6], bytes[7]);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path, ".npy version %d.%d, known are 1.0 to 3.0",
+                              bytes[6], bytes[7]);
     size_t fixed = bytes[6] == 1 ? 10 : 12, length = 0;
     if (view->size >= fixed)
         for (size_t i = fixed; i > 8; i--) length = length << 8 | bytes[i - 1];
     if (view->size < fixed || length > view->size - fixed || length > MOST_HEADER_BYTES)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: the .npy header claims %zu bytes, the file has %zu (and %d is the "
-                        "limit); it is truncated",
-                        mhai_show_path(path).text, length, view->size, (int)MOST_HEADER_BYTES);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "the .npy header claims %zu bytes, the file has %zu (and %d is the "
+                              "limit); it is truncated",
+                              length, view->size, (int)MOST_HEADER_BYTES);
     c->path = path;
     c->start = c->at = (const char *)bytes + fixed;
     c->end = c->start + length;
@@ -189,13 +188,14 @@ static mha_status find_dtype(const char *path, const char *descr, mha_dtype *dty
             *dtype = descrs[i].dtype;
             return MHA_OK;
         }
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: element type '%s'; known are little-endian f2, f4, f8, i1, i4, i8, u1 and "
-                    "bool: convert the array, e.g. a.astype('<f4')",
-                    mhai_show_path(path).text, descr);
+    return mhai_path_fail(
+        MHA_ERR_UNSUPPORTED, path,
+        "element type '%s'; known are little-endian f2, f4, f8, i1, i4, i8, u1 and "
+        "bool: convert the array, e.g. a.astype('<f4')",
+        descr);
 }
 
-/* to in C order from the same array in Fortran order. */
+/* Convert the array in Fortran order to C order in `to`. */
 static void copy_fortran(const mha_tensor *to, const unsigned char *from, int64_t count)
 {
     size_t size = mha_dtype_size(to->dtype);
@@ -218,17 +218,15 @@ static mha_status measure(const char *path, const mha_tensor *tensor, size_t res
     int64_t count;
     if (mha_tensor_count(tensor, &count) != MHA_OK ||
         __builtin_mul_overflow((size_t)count, mha_dtype_size(tensor->dtype), bytes))
-        return mha_fail(MHA_ERR_SIZE, "%s: the shape has more bytes than 63 bits count",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_SIZE, path, "the shape has more bytes than 63 bits count");
     if (*bytes != rest)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: the shape needs %zu bytes of data, the file has %zu; it is %s",
-                        mhai_show_path(path).text, *bytes, rest,
-                        *bytes > rest ? "truncated" : "no single array");
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "the shape needs %zu bytes of data, the file has %zu; it is %s",
+                              *bytes, rest, *bytes > rest ? "truncated" : "no single array");
     return MHA_OK;
 }
 
-/* What the header says, checked; *data and *bytes are where the elements lie in the file. */
+/* The checked content of the header; *data and *bytes locate the elements in the file. */
 static mha_status read_header(const char *path, const mhai_file_view *view, header *h,
                               mha_tensor *tensor, const unsigned char **data, size_t *bytes)
 {
@@ -250,12 +248,10 @@ static mha_status read_array(const char *path, const mhai_file_view *view, mha_n
     size_t bytes;
     MHA_TRY(read_header(path, view, &h, &tensor, &data, &bytes));
     mha_npy *made = bytes <= PTRDIFF_MAX - sizeof *made ? malloc(sizeof *made + bytes) : NULL;
-    if (!made)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate %zu bytes", mhai_show_path(path).text,
-                        bytes);
+    if (!made) return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate %zu bytes", bytes);
     tensor.data = made->bytes;
     made->tensor = tensor;
-    if (h.fortran && bytes > 0) /* the axes of what is empty may be of any size */
+    if (h.fortran && bytes > 0) /* an empty array may have axes of any size */
         copy_fortran(&tensor, data, (int64_t)(bytes / mha_dtype_size(tensor.dtype)));
     else if (bytes > 0)
         memcpy(made->bytes, data, bytes);
@@ -298,7 +294,7 @@ void mha_npy_destroy(mha_npy *array)
     free(array);
 }
 
-/* The whole head of a file of version 1, padded so that the data begins at a multiple of 64. */
+/* The header of a version 1 file, padded so that the data begins at a multiple of 64. */
 static size_t build_head(const mha_tensor *tensor, const char *descr, char *head, size_t room)
 {
     char shape[MHA_MAX_DIMS * 24] = "";
@@ -310,7 +306,7 @@ static size_t build_head(const mha_tensor *tensor, const char *descr, char *head
     size_t length = (size_t)snprintf(
         head, room, "\x93NUMPY%c%c%c%c{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", 1,
         0, 0, 0, descr, shape);
-    size_t padded = (length + 64) / 64 * 64; /* at least one byte more, for the newline */
+    size_t padded = (length + 64) / 64 * 64; /* at least one byte of padding, for the newline */
     memset(head + length, ' ', padded - length);
     head[padded - 1] = '\n';
     head[8] = (char)((padded - 10) & 0xFF);

@@ -1,9 +1,9 @@
-/* Reading safetensors (the format stands in io.h; writing is in safetensors_out.c).
+/* Reading safetensors (io.h defines the format; safetensors_out.c writes it).
  *
- * The header is hostile until proven otherwise. It is parsed as JSON, then every tensor is checked
- * by itself (type, shape, offsets, that they agree), then all of them together: sorted by offset,
- * each must begin where the one before ended, and the last must end with the file. So no view can
- * reach outside the mapping, and no byte belongs to two tensors or to none. */
+ * The header is untrusted. It is parsed as JSON. Then each tensor's type, shape and offsets are
+ * checked for consistency. Finally all tensors are sorted by offset: each must begin where the
+ * previous one ended, and the last must end with the file. So no view reaches outside the mapping,
+ * and every byte belongs to exactly one tensor. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "io/safetensors_data.h"
@@ -22,29 +22,31 @@ typedef struct entry {
     const mhai_safetensors_type *type;
     const json_t *shape;  /* array of non-negative integers */
     int64_t begin, end;   /* offsets into the data */
-    _Atomic(void *) copy; /* aligned, once it is asked for and the data in the mapping is not */
+    _Atomic(void *) copy; /* an aligned copy, made on request if the data in the mapping is not
+                           * aligned */
 } entry;
 
 struct mha_safetensors {
     mhai_file_view view;
-    const unsigned char *data; /* in the mapping, behind the header */
+    const unsigned char *data; /* in the mapping, after the header */
     int64_t data_bytes;
     json_t *header;
     int64_t count;
     entry *entries; /* [count] in the order of the header */
 };
 
-/* Where an entry's description keeps its index: a key that the format has not, so that names are
- * found by the hash that jansson keeps of them (seeded at random, against hostile names). */
+/* The key under which an entry stores its index. The format does not use this key. Names are found
+ * by jansson's hash table, which is seeded at random against crafted names. */
 static const char index_key[] = "index";
 
 static mha_status bad(const char *path, const char *tensor, const char *what)
 {
-    return mha_fail(MHA_ERR_FORMAT, "%s: tensor '%s': %s; the file is damaged, fetch it again",
-                    mhai_show_path(path).text, mhai_show_name(tensor).text, what);
+    return mhai_path_fail(MHA_ERR_FORMAT, path,
+                          "tensor '%s': %s; the file is damaged, fetch it again",
+                          mhai_show_name(tensor).text, what);
 }
 
-/* The integer at place in a JSON array, at least 0; -1 if it is none. */
+/* The integer at place in a JSON array, at least 0; -1 if it is not one. */
 static int64_t whole_number(const json_t *array, size_t place)
 {
     const json_t *value = json_array_get(array, place);
@@ -53,7 +55,7 @@ static int64_t whole_number(const json_t *array, size_t place)
                : -1;
 }
 
-/* The number of bytes that type and shape ask for. */
+/* The number of bytes that type and shape require. */
 static mha_status tensor_bytes(const char *path, const entry *tensor, int64_t *bytes)
 {
     int64_t count = 1, bits;
@@ -66,12 +68,13 @@ static mha_status tensor_bytes(const char *path, const entry *tensor, int64_t *b
     }
     for (size_t i = 0; i < json_array_size(tensor->shape) && !empty; i++)
         if (__builtin_mul_overflow(count, whole_number(tensor->shape, i), &count))
-            return mha_fail(MHA_ERR_SIZE, "%s: tensor '%s': more elements than 63 bits count",
-                            mhai_show_path(path).text, mhai_show_name(tensor->name).text);
+            return mhai_path_fail(MHA_ERR_SIZE, path,
+                                  "tensor '%s': more elements than 63 bits count",
+                                  mhai_show_name(tensor->name).text);
     if (empty) count = 0;
     if (__builtin_mul_overflow(count, (int64_t)tensor->type->bits, &bits))
-        return mha_fail(MHA_ERR_SIZE, "%s: tensor '%s': more bits than 63 bits count",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text);
+        return mhai_path_fail(MHA_ERR_SIZE, path, "tensor '%s': more bits than 63 bits count",
+                              mhai_show_name(tensor->name).text);
     if (bits % 8 != 0) return bad(path, tensor->name, "the shape does not fill whole bytes");
     *bytes = bits / 8;
     return MHA_OK;
@@ -87,11 +90,11 @@ static mha_status read_offsets(const char *path, const json_t *offsets, int64_t 
     if (tensor->begin < 0 || tensor->end < tensor->begin)
         return bad(path, tensor->name, "data_offsets are not two increasing whole numbers");
     if (tensor->end > data_bytes)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: tensor '%s': data_offsets end at %lld, but the file has only %lld "
-                        "bytes of data; it is truncated, fetch it again",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
-                        (long long)tensor->end, (long long)data_bytes);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "tensor '%s': data_offsets end at %lld, but the file has only %lld "
+                              "bytes of data; it is truncated, fetch it again",
+                              mhai_show_name(tensor->name).text, (long long)tensor->end,
+                              (long long)data_bytes);
     return MHA_OK;
 }
 
@@ -104,11 +107,10 @@ static mha_status read_entry(const char *path, const json_t *value, int64_t data
     if (!type) return bad(path, tensor->name, "dtype is missing or no text");
     tensor->type = mhai_safetensors_find_type(type);
     if (!tensor->type)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: tensor '%s': unknown dtype '%s'; known are F32, F16 "
-                        "and the others of the safetensors format",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
-                        mhai_show_name(type).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "tensor '%s': unknown dtype '%s'; known are F32, F16 "
+                              "and the others of the safetensors format",
+                              mhai_show_name(tensor->name).text, mhai_show_name(type).text);
     tensor->shape = json_object_get(value, "shape");
     if (!json_is_array(tensor->shape))
         return bad(path, tensor->name, "shape is missing or no array");
@@ -116,12 +118,11 @@ static mha_status read_entry(const char *path, const json_t *value, int64_t data
     MHA_TRY(tensor_bytes(path, tensor, &bytes));
     MHA_TRY(read_offsets(path, json_object_get(value, "data_offsets"), data_bytes, tensor));
     if (tensor->end - tensor->begin != bytes)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: tensor '%s': shape and dtype %s need %lld bytes, data_offsets span "
-                        "%lld; the file is damaged, fetch it again",
-                        mhai_show_path(path).text, mhai_show_name(tensor->name).text,
-                        tensor->type->name, (long long)bytes,
-                        (long long)(tensor->end - tensor->begin));
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "tensor '%s': shape and dtype %s need %lld bytes, data_offsets span "
+                              "%lld; the file is damaged, fetch it again",
+                              mhai_show_name(tensor->name).text, tensor->type->name,
+                              (long long)bytes, (long long)(tensor->end - tensor->begin));
     return MHA_OK;
 }
 
@@ -130,18 +131,15 @@ static mha_status check_metadata(const char *path, json_t *metadata)
     const char *key;
     json_t *value;
     if (!json_is_object(metadata))
-        return mha_fail(MHA_ERR_FORMAT, "%s: __metadata__ is not a JSON object",
-                        mhai_show_path(path).text);
-    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return mha_fail(
-        MHA_ERR_FORMAT, "%s: __metadata__: '%s' is not text", mhai_show_path(path).text,
-        mhai_show_name(key).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "__metadata__ is not a JSON object");
+    json_object_foreach(metadata, key, value) if (!json_is_string(value)) return mhai_path_fail(
+        MHA_ERR_FORMAT, path, "__metadata__: '%s' is not text", mhai_show_name(key).text);
     return MHA_OK;
 }
 
 static mha_status no_table(const char *path, size_t count)
 {
-    return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a table of %zu tensors",
-                    mhai_show_path(path).text, count);
+    return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate a table of %zu tensors", count);
 }
 
 static mha_status read_entries(const char *path, mha_safetensors *file)
@@ -185,10 +183,10 @@ static mha_status check_cover(const char *path, const mha_safetensors *file)
     }
     free(order);
     if (status == MHA_OK && end != file->data_bytes)
-        status = mha_fail(MHA_ERR_FORMAT,
-                          "%s: %lld bytes at the end belong to no tensor; the file is damaged, "
-                          "fetch it again",
-                          mhai_show_path(path).text, (long long)(file->data_bytes - end));
+        status = mhai_path_fail(MHA_ERR_FORMAT, path,
+                                "%lld bytes at the end belong to no tensor; the file is damaged, "
+                                "fetch it again",
+                                (long long)(file->data_bytes - end));
     return status;
 }
 
@@ -198,20 +196,20 @@ static mha_status read_header(const char *path, mha_safetensors *file)
     const unsigned char *bytes = file->view.bytes;
     uint64_t length = 0;
     if (file->view.size < 8)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: %zu bytes are too short for a safetensors file; fetch it again",
-                        mhai_show_path(path).text, file->view.size);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "%zu bytes are too short for a safetensors file; fetch it again",
+                              file->view.size);
     memcpy(&length, bytes, 8);
     if (length > file->view.size - 8 || length > (uint64_t)most_header_bytes)
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: the header claims %llu bytes, the file has %zu behind its length (and "
-                        "100 MB is the limit); it is truncated or no safetensors file",
-                        mhai_show_path(path).text, (unsigned long long)length, file->view.size - 8);
+        return mhai_path_fail(
+            MHA_ERR_FORMAT, path,
+            "the header claims %llu bytes, the file has %zu behind its length (and "
+            "100 MB is the limit); it is truncated or no safetensors file",
+            (unsigned long long)length, file->view.size - 8);
     if (length == 0 || bytes[8] != '{')
-        return mha_fail(MHA_ERR_FORMAT,
-                        "%s: the header does not begin with '{'; this is no "
-                        "safetensors file",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "the header does not begin with '{'; this is no "
+                              "safetensors file");
     file->data = bytes + 8 + length;
     file->data_bytes = (int64_t)(file->view.size - 8 - length);
     return mhai_json_parse(path, (const char *)bytes + 8, (size_t)length, &file->header);
@@ -313,7 +311,7 @@ mha_status mha_safetensors_tensor(const mha_safetensors *file, int64_t index, mh
                             "tensor '%s': cannot allocate %zu bytes, which the file has unaligned",
                             mhai_show_name(from->name).text, bytes);
         memcpy(copy, mhai_safetensors_data(file, index), bytes);
-        /* The copy of whichever thread comes first is everyone's. */
+        /* The first thread's copy is used by all. */
         if (!atomic_compare_exchange_strong(&from->copy, &first, copy)) free(copy);
         found.data = first ? first : copy;
     }

@@ -1,5 +1,5 @@
-/* Writing safetensors. Tensors go by element size, largest first: the header is padded to 8 bytes,
- * so every tensor then lies aligned, without holes, which the format forbids. */
+/* Writing safetensors. Tensors are sorted by element size, largest first. The header is padded to 8
+ * bytes, so every tensor is aligned without holes, which the format forbids. */
 #include "io/file.h"
 #include "io/safetensors_types.h"
 
@@ -24,7 +24,7 @@ static mha_status check_text(const char *what, const char *text)
     return MHA_OK;
 }
 
-/* Give value, a new reference, to object under a key that must be new. */
+/* Store value, whose reference is consumed, under a key that must be new. */
 static mha_status add_new(json_t *object, const char *what, const char *key, json_t *value)
 {
     if (!value) return MHA_NO_MEMORY("header of safetensors");
@@ -54,7 +54,7 @@ static mha_status add_metadata(json_t *header, const char *const *metadata)
     return MHA_OK;
 }
 
-/* Describe one tensor, whose data begins at *offset, and move *offset to its end. */
+/* Describe one tensor, whose data begins at *offset, and advance *offset to its end. */
 static mha_status add_tensor(json_t *header, const char *name, const mha_tensor *tensor,
                              int64_t *offset)
 {
@@ -88,6 +88,17 @@ static mha_status build_header(const char *const *names, const mha_tensor *tenso
         for (int64_t i = 0; i < count; i++)
             if (mha_dtype_size(tensors[i].dtype) == size)
                 MHA_TRY(add_tensor(header, names[i], &tensors[i], &offset));
+    return MHA_OK;
+}
+
+/* json_dumps() silently omits a key if its buffer cannot grow. This buffer has a fixed size. */
+static mha_status write_text(const json_t *header, char **text)
+{
+    const size_t bytes = json_dumpb(header, NULL, 0, JSON_COMPACT);
+    *text = bytes > 0 ? malloc(bytes + 1) : NULL;
+    if (!*text || json_dumpb(header, *text, bytes, JSON_COMPACT) != bytes)
+        return MHA_NO_MEMORY("header of safetensors");
+    (*text)[bytes] = '\0';
     return MHA_OK;
 }
 
@@ -126,8 +137,8 @@ mha_status mha_safetensors_write_to(const mha_sink *sink, const char *const *nam
     json_t *header = json_object();
     if (!header) return MHA_NO_MEMORY("header of safetensors");
     MHA_TRY_GOTO(build_header(names, tensors, count, metadata, header), done);
-    text = json_dumps(header, JSON_COMPACT);
-    status = text ? append_all(sink, text, tensors, count) : MHA_NO_MEMORY("header of safetensors");
+    status = write_text(header, &text);
+    if (status == MHA_OK) status = append_all(sink, text, tensors, count);
 done:
     free(text);
     json_decref(header);

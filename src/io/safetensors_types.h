@@ -7,7 +7,7 @@
 typedef struct mhai_safetensors_type {
     const char *name;
     int bits;
-    bool known; /* mha_dtype has it */
+    bool known; /* mha_dtype supports it */
     mha_dtype dtype;
 } mhai_safetensors_type;
 

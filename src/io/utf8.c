@@ -6,13 +6,13 @@
 #include <stdbool.h>
 #include <utf8proc.h>
 
-/* Bytes at the start that are a character, or as much of one as there is, at least 1; *whole is the
- * length of a character that begins so, 0 if none does. */
+/* The number of bytes, at least 1, of the character at the start, or of its valid prefix. *whole is
+ * the length of a character with this first byte, 0 if there is none. */
 static size_t begin_of_character(const unsigned char *s, size_t count, size_t *whole)
 {
     *whole = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : 4;
     if (s[0] > 0xF4) *whole = 0;
-    /* What would be over-long, a surrogate or above 10FFFF is told by the second byte. */
+    /* The second byte excludes overlong forms, surrogates and values above 10FFFF. */
     unsigned char low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
     unsigned char high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
     size_t length = 1;

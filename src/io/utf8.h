@@ -7,10 +7,10 @@
 
 enum { MHAI_UTF8_MAX = 4 }; /* bytes of one character */
 
-/* The character that begins at *at in valid text; moves *at behind it. */
+/* Return the character that begins at *at in valid text, and advance *at past it. */
 int32_t mhai_utf8_next(const char *text, size_t *at);
 
-/* Write a character as UTF-8; gives the number of bytes, 1 to 4. */
+/* Write a character as UTF-8; returns the number of bytes, 1 to 4. */
 int mhai_utf8_put(int32_t c, char bytes[MHAI_UTF8_MAX]);
 
 #endif

@@ -1,4 +1,4 @@
-/* See vector.h. Vectors double their capacity, so that appending costs constant time a byte. */
+/* See vector.h. Vectors double their capacity, so appending takes amortised constant time. */
 #include "io/vector.h"
 
 #include <multihead/component.h>
@@ -27,7 +27,7 @@ mha_allocator mhai_vector_allocator(mha_allocator wanted)
     return wanted.alloc ? wanted : (mha_allocator){library_alloc, library_release, NULL};
 }
 
-/* An allocator need not know what to do with 0 bytes. */
+/* Allocators need not support 0 bytes. */
 static size_t bytes_of(size_t count, size_t size)
 {
     return count > 0 && size > 0 ? count * size : 1;
@@ -76,7 +76,7 @@ mha_status mhai_vector_add(mhai_vector *vector, size_t count, void **first)
     if (count > SIZE_MAX - vector->count)
         return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %zu items more", count);
     if (vector->count + count > vector->capacity) MHA_TRY(reserve(vector, vector->count + count));
-    /* Nothing appended to nothing has no place. */
+    /* Appending nothing to an empty vector has no address. */
     *first = vector->items ? (char *)vector->items + vector->count * vector->size : NULL;
     vector->count += count;
     return MHA_OK;
@@ -95,7 +95,7 @@ mha_status mhai_vector_push(mhai_vector *vector, const void *item)
     return mhai_vector_append(vector, item, 1);
 }
 
-/* What stands before the items of a block. */
+/* The header before the items of a block. */
 typedef struct block_head {
     mha_allocator allocator;
     size_t bytes;

@@ -4,14 +4,14 @@
 
 #include <multihead/base.h>
 
-/* The C library's, for an allocator without functions. */
+/* The C library's allocator, for an mha_allocator without functions. */
 mha_allocator mhai_vector_allocator(mha_allocator wanted);
 
-/* count items of size bytes, uninitialised; NULL if there is no memory or the product overflows.
- * A count of 0 gives memory, too. */
+/* count items of size bytes, uninitialised; NULL if out of memory or if the product overflows. A
+ * count of 0 returns memory, too. */
 void *mhai_vector_alloc(const mha_allocator *allocator, size_t count, size_t size);
 
-/* Give back what mhai_vector_alloc() gave for the same count and size; NULL is fine. */
+/* Free what mhai_vector_alloc() returned for the same count and size; NULL is fine. */
 void mhai_vector_release(const mha_allocator *allocator, void *memory, size_t count, size_t size);
 
 /* An array of equal items, plain bytes that may be moved. */
@@ -25,7 +25,7 @@ typedef struct mhai_vector {
 mhai_vector mhai_vector_make(const mha_allocator *allocator, size_t size);
 void mhai_vector_free(mhai_vector *vector);
 
-/* Append count items, uninitialised; *first is where they lie until the next append. Errors:
+/* Append count items, uninitialised; *first is their address until the next append. Errors:
  * MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_vector_add(mhai_vector *vector, size_t count, void **first);
 
@@ -35,8 +35,8 @@ MHA_NODISCARD mha_status mhai_vector_push(mhai_vector *vector, const void *item)
 /* Append a copy of count items. Errors: MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_vector_append(mhai_vector *vector, const void *items, size_t count);
 
-/* Memory that knows how to give itself back: *items has room for count items of size bytes and
- * extra bytes. *memory is for mhai_vector_block_free(). Errors: MHA_ERR_NOMEM. */
+/* Memory that records its own size: *items has room for count items of size bytes and extra bytes.
+ * Free *memory with mhai_vector_block_free(). Errors: MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_vector_block_make(const mha_allocator *allocator, size_t count,
                                                 size_t size, size_t extra, void **memory,
                                                 void **items);

@@ -9,8 +9,8 @@
 
 #include "kernels/kernels.h"
 
-/* Inputs of a linear layer, 32 of a row: [0] all, [1] the first half, [2] the second. start is what a
- * run's sum of products begins with. */
+/* Inputs of a linear layer, 32 of a row: [0] all, [1] the first half, [2] the second. start is
+ * the initial value of a run's sum of products. */
 enum { MHAI_INT8_BLOCK = 32, MHAI_INT8_BLOCKS = MHA_CODED_COLUMNS / MHAI_INT8_BLOCK };
 typedef struct mhai_int8_block {
     float unit;   /* max |x| / 127; 0 where it is below 2^-80 */
@@ -22,7 +22,7 @@ typedef struct mhai_int8_block {
  * small is written to the end of the last block, with zeros. If one of them is 2^93 or more, or not
  * finite, all become 0 and their units NaN. */
 
-/* out[r][i] = from[r][i] + the products of rows r of x with row i of W: docs/numerics.md 13. */
+/* out[r][i] = from[r][i] + the products of row r of x with row i of W: docs/numerics.md 13. */
 typedef struct mhai_int8_product {
     int64_t rows;
     const mha_coded *w;
@@ -30,7 +30,7 @@ typedef struct mhai_int8_product {
     const int32_t *x;              /* [rows][row_stride] small numbers */
     const mhai_int8_block *blocks; /* [rows][MHAI_INT8_BLOCKS] */
     const float *from;
-    int64_t from_stride; /* 0: one row for all, a bias */
+    int64_t from_stride; /* 0: all rows share one, a bias */
     float *out;
     int64_t out_stride;
 } mhai_int8_product;
@@ -43,7 +43,7 @@ typedef struct mhai_int8_kernels {
 #undef MHAI_KERNEL
 } mhai_int8_kernels;
 
-/* The best table that this machine runs for a context of that instruction set. */
+/* The best table on this machine for a context of that instruction set. */
 const mhai_int8_kernels *mhai_int8_kernels_for(mha_isa isa);
 
 #endif

@@ -1,4 +1,4 @@
-/* From instruction set to kernel table. One line per table; nothing else knows them. */
+/* From instruction set to kernel table, one line per table; no other file depends on the list. */
 #include "kernels/kernels.h"
 
 #include "base/cpu.h"

@@ -11,43 +11,45 @@
 
 enum {
     MHAI_PANEL = 32,       /* columns of a panel */
-    MHAI_KEY_BLOCK = 512,  /* keys per softmax step; part of the bits contract, as is the next */
-    MHAI_GEMM_BLOCK = 128, /* inputs whose products are summed before they join the output */
-    MHAI_MAX_ROWS = 16,    /* no instruction set takes more rows at once */
-    MHAI_LEAST_ROWS = 12   /* all take so many */
+    MHAI_KEY_BLOCK = 512,  /* keys per softmax step; it and the next constant are part of the
+                              bits contract */
+    MHAI_GEMM_BLOCK = 128, /* inputs whose products are summed before they are added to the
+                              output */
+    MHAI_MAX_ROWS = 16,    /* maximum of rows over all instruction sets */
+    MHAI_LEAST_ROWS = 12   /* number of rows that every instruction set accepts */
 };
 
-/* How a cache keeps keys and values: MHAI_RUN positions of a head, the first of which is a multiple
- * of that. All runs of a call are of one type. */
+/* How a cache stores keys and values: a run is MHAI_RUN positions of a head, the first a
+ * multiple of MHAI_RUN. All runs of a call have one type. */
 enum { MHAI_RUN = 16, MHAI_BLOCK_RUNS = MHAI_KEY_BLOCK / MHAI_RUN };
 enum { MHAI_BAD_POWER = 127 }; /* all 16 elements are NaN */
 typedef struct mhai_run {
-    const void *at;     /* keys are turned, [head_dim][16]; values are rows, [16][value_dim] */
+    const void *at;     /* keys are transposed, [head_dim][16]; values are rows, [16][value_dim] */
     const float *scale; /* MHA_I8: [16], an element is its number times the position's; the product
                            is exact */
-    const int8_t *powers; /* keys of MHA_I8: [head_dim] instead of scale, an element is its number
-                             times 2^powers[c]; from -126 to 121, or MHAI_BAD_POWER: one element
-                             that is not finite spoils the run. NULL: scale, as for all other runs */
+    const int8_t *powers; /* keys of MHA_I8: [head_dim], replaces scale; an element is its number
+                             times 2^powers[c]; from -126 to 121, or MHAI_BAD_POWER: a non-finite
+                             element invalidates the run. NULL: scale, as for all other runs */
     mha_dtype type;       /* MHA_F32, MHA_F16, MHA_BF16 or MHA_I8 */
 } mhai_run;
 
-/* Copy a matrix into panels, and note which source rows hold a non-finite element; where that is
- * asked, those elements are packed as 0, so that packed data is finite. */
+/* Copy a matrix into panels, and record the source rows that hold a non-finite element; if
+ * requested, those elements are packed as 0, so that packed data is finite. */
 typedef struct mhai_pack {
     float *out;
     const void *in; /* [rows, cols], cols contiguous */
     mha_dtype type; /* of in: MHA_F32, which is 0, MHA_F16 or MHA_BF16; likewise below */
     int64_t stride; /* of rows, in elements */
     int64_t rows, cols;
-    uint8_t *bad;  /* [rows], set to 1 where a row is not finite, else 0; NULL: not asked, and
-                      elements are packed as they are */
-    bool *any_bad; /* set to true if any is; never cleared */
+    uint8_t *bad;  /* [rows], set to 1 if a row is not finite, else 0; NULL: not requested, and
+                      elements are packed unchanged */
+    bool *any_bad; /* set to true if any row is not finite; never cleared */
     const mhai_run *runs; /* of rows 0 .. rows - 1, for pack_panels as keys and for pack_values as
                              values; in, type and stride are not read then. NULL: rows */
-    const float *scale;   /* MHA_I8, which only runs are: [rows] */
-    bool whole;           /* pack_panels: all of such a row becomes 0 */
-    bool half; /* columns of a last panel that has at most 16 need no zeros beyond those: keys
-                      that become columns, and values if they are 16 */
+    const float *scale;   /* MHA_I8 (runs only): [rows] */
+    bool whole;           /* pack_panels: the whole row becomes 0 */
+    bool half; /* a last panel with at most 16 columns needs no zeros beyond 16: keys that become
+                  columns, and values if they are 16 */
 } mhai_pack;
 /* pack_panels: rows become columns (keys, weights): out [ceil(rows/32)][cols][32], zero-padded.
  * pack_coded: columns column .. column + columns of coded rows, at most MHAI_GEMM_BLOCK: panel
@@ -59,7 +61,7 @@ typedef struct mhai_pack {
  * whole row becomes 0. scale_rows: the same for rows of `in`, one after the other in `out`; the
  * rest of mhai_pack is not read. */
 
-/* Non-finite keys, values and queries that a tile must look at (attention.h, special values). */
+/* Non-finite keys, values and queries that a tile must handle (attention.h, special values). */
 typedef struct mhai_poison {
     const uint8_t *bad_query; /* [rows of the strip] */
     const uint8_t *bad_key;   /* [MHAI_KEY_BLOCK] */
@@ -67,7 +69,7 @@ typedef struct mhai_poison {
     const void *values;       /* unpacked value of the block's key 0 */
     mha_dtype value_type;
     int64_t value_stride;       /* of keys, in elements */
-    const mhai_run *value_runs; /* instead of these three; NULL: none */
+    const mhai_run *value_runs; /* replaces these three; NULL: none */
     int64_t value_dim;
     uint8_t *visible; /* [MHAI_MAX_ROWS][MHAI_KEY_BLOCK], working memory */
 } mhai_poison;
@@ -84,8 +86,8 @@ typedef struct mhai_poison {
 enum { MHAI_MAX_RUNS = MHAI_KEY_BLOCK / MHAI_PANEL / 2 };
 typedef struct mhai_tile_mask {
     int runs; /* of panels of which rows see something, with gaps between them; 0: one, the tile */
-    int run_begin[MHAI_MAX_RUNS], run_end[MHAI_MAX_RUNS]; /* begin a multiple of 32, as the end is
-                                                             but for that of the tile */
+    int run_begin[MHAI_MAX_RUNS], run_end[MHAI_MAX_RUNS]; /* begin is a multiple of 32, and end
+                                                             too, except the tile's */
     int begin[MHAI_MAX_ROWS], end[MHAI_MAX_ROWS];         /* keys of the block, begin <= end */
     const uint8_t *keep[MHAI_MAX_ROWS];                   /* at the block's key 0 */
     int64_t keep_stride;                                  /* of keys */
@@ -110,24 +112,25 @@ typedef struct mhai_dropout {
     uint32_t query[MHAI_MAX_ROWS], head[MHAI_MAX_ROWS], batch;
 } mhai_dropout;
 
-/* What tile_probabilities says of its rows, over the keys of the tile: -sum p log p in nats (with
- * -log p from the score, so that small p keep theirs), and the largest p. Of a row whose sum is NaN
- * neither means anything. */
+/* Statistics of tile_probabilities over the keys of the tile: -sum p log p in nats (with -log p
+ * from the score, so that small p keep their digits), and the largest p. Undefined for a row
+ * whose sum is NaN. */
 typedef struct mhai_tile_statistics {
-    const float *log_sum; /* [rows] in: log2 of l; NULL: no entropy wanted */
+    const float *log_sum; /* [rows] in: log2 of l; NULL: no entropy requested */
     float entropy[MHAI_MAX_ROWS], largest[MHAI_MAX_ROWS];
 } mhai_tile_statistics;
 
-/* Rows of head_dim floats that will be read soon, fetched into the cache while a tile's scores are
- * computed: 16 rows for each panel, a line in turn with its products. */
+/* Rows of head_dim floats that will be read soon, prefetched while a tile's scores are computed:
+ * 16 rows per panel, one cache line after each product. */
 enum { MHAI_FETCH_RUNS = 3 };
 typedef struct mhai_fetch {
     int run; /* the present one */
-    bool l2; /* not as far as L1: where blocks are short, what comes after would push out what is
-                worked on, the more so if its rows lie pages apart and want the same few lines */
+    bool l2; /* prefetch to L2 only: with short blocks, later data would evict the current
+                working set from L1, especially if its rows are pages apart and map to the same
+                lines */
     struct mhai_fetch_run {
         const float *at;
-        int64_t stride, rows; /* those still to come */
+        int64_t stride, rows; /* rows that are not prefetched yet */
     } runs[MHAI_FETCH_RUNS];
 } mhai_fetch;
 
@@ -135,23 +138,23 @@ typedef struct mhai_fetch {
  * by scale * log2 e. */
 typedef struct mhai_tile {
     int rows;       /* 1 .. the table's tile_rows */
-    int begin, end; /* keys of the block that some row sees; begin is a multiple of 32 */
+    int begin, end; /* keys of the block that any row sees; begin is a multiple of 32 */
     int64_t head_dim;
-    int64_t value_panels, value_dim; /* columns of o beyond value_dim mean nothing */
+    int64_t value_panels, value_dim; /* columns of o beyond value_dim are undefined */
     const float *q;                  /* [rows][head_dim], contiguous */
     const float *k;                  /* panels of the block: [16][head_dim][32] */
     const float *v;                  /* panels of the block: [value_panels][512][32] */
     float *s;     /* [rows][MHAI_SCORE_STRIDE], working memory; probabilities on return */
     float *o;     /* [rows][value_panels * 32], sum of p v, in and out */
     float *m, *l; /* [rows], running maximum (log2 units) and sum, in and out */
-    const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, scores as they are */
+    const mhai_tile_mask *mask;  /* NULL: every row sees begin .. end, and scores are not changed */
     const mhai_dropout *dropout; /* NULL: none; not used by tile_probabilities */
     float *alpha;                /* [rows] out, the factor a; NULL: not requested */
-    float *scores; /* [rows][MHAI_SCORE_STRIDE] out of tile_forward: scores as they are masked, from
-                      begin to end; NULL: not requested */
+    float *scores; /* [rows][MHAI_SCORE_STRIDE] out of tile_forward: masked scores from begin to
+                      end; NULL: not requested */
     mhai_tile_statistics *statistics; /* out, of tile_probabilities only; NULL: not requested */
-    mhai_fetch *fetch;                /* tile_forward: used up as panels go by; NULL: nothing */
-    float factor;                     /* bf16_forward: of scores, whose q comes without it */
+    mhai_fetch *fetch;                /* tile_forward: advanced with each panel; NULL: nothing */
+    float factor;                     /* bf16_forward: the factor of scores, which its q lacks */
     bool pairs;                       /* bf16_forward: as its q, k and v were made */
 } mhai_tile;
 enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
@@ -162,26 +165,27 @@ enum { MHAI_SCORE_STRIDE = MHAI_KEY_BLOCK + 16 };
  * tile_masked_scores: s[r][begin .. end) = the score in natural units, -inf where it is hidden.
  * tile_drop: dropout of s[r][begin .. end), which holds probabilities. */
 
-/* add_probabilities: out[j] += 2^(s[j] - m) / l, j < n, as tile_probabilities has them of s. */
+/* add_probabilities: out[j] += 2^(s[j] - m) / l, j < n, as tile_probabilities computes them from
+ * s. */
 
 /* Keys and values of a block that are not packed, for up to MHAI_ROWS_TILES strips; value_dim is a
  * multiple of 32. */
 enum { MHAI_ROWS_TILES = 10, MHAI_RUNS_AHEAD = 11 };
 typedef struct mhai_tile_rows {
-    const float *k, *v; /* the block's key 0 */
+    const float *k, *v; /* first row: the block's key 0 */
     int64_t k_stride, v_stride;
-    const mhai_run *key_runs, *value_runs; /* of the block and MHAI_RUNS_AHEAD more, which are read
-                                              ahead; instead of k and v. NULL: rows */
+    const mhai_run *key_runs, *value_runs; /* of the block and MHAI_RUNS_AHEAD more, which are
+                                              prefetched; replaces k and v. NULL: rows */
     float *run;                            /* [16][value_panels * 32], working memory with runs */
-    int keys;                              /* of the block that can be read */
-    int64_t readable; /* keys and values from there on, those of blocks that follow too */
+    int keys;                              /* readable rows of the block */
+    int64_t readable; /* readable keys and values from there on, including those of later blocks */
     int tiles;        /* each with its own s */
     float *panel;     /* [head_dim][32], working memory, with runs too */
     float *o;         /* [rows of all tiles][value_panels * 32], likewise */
 } mhai_tile_rows;
-/* tile_rows_forward: tile_forward of each tile from such rows (no poison; k and v of the tiles are
- * not read). *done false: something is not finite, be it seen or not, and nothing has changed but
- * working memory. */
+/* tile_rows_forward: tile_forward of each tile from such rows (no poison; k and v of the tiles
+ * are not read). *done false: an element is not finite, visible or not, and only working memory
+ * has changed. */
 
 /* The same in parts, for blocks that are worked on by themselves (no dropout, no alpha):
  * tile_rows_scores: s = the scores, masked, and m = the maximum of those.
@@ -189,7 +193,7 @@ typedef struct mhai_tile_rows {
  * left, s = p, l = sum p, rows->o = p V.
  * join_row: with a = 2^(old_max - max): l = a l + sum, o = a o + sums; n is a multiple of 32. */
 
-/* Bytes or a bias for each pair, from head 0, query 0 and key 0 on; strides in elements. */
+/* A mask byte or a bias per pair, from head 0, query 0 and key 0 on; strides in elements. */
 typedef struct mhai_dense {
     const void *at; /* NULL: none */
     mha_dtype type;
@@ -214,15 +218,15 @@ typedef struct mhai_one_block {
     mhai_dense keep, bias;
     float *m, *l;       /* [rows] out; or NULL */
     float *panels;      /* [16][head_dim][32], working memory, as the next three */
-    float *values;      /* [value_dim / 32][512][32]; NULL: values are read as they lie */
+    float *values;      /* [value_dim / 32][512][32]; NULL: values are read in place */
     float *scaled;      /* of a strip: [rows][head_dim] */
     float *s;           /* likewise: [rows][MHAI_SCORE_STRIDE] */
-    mhai_fetch *fetch;  /* used up as panels go by; not NULL */
-    bool fetch_outputs; /* rows of o may be far away */
+    mhai_fetch *fetch;  /* advanced with each panel; not NULL */
+    bool fetch_outputs; /* rows of o may be far apart */
 } mhai_one_block;
-/* one_block_forward: tile_forward of all strips, and finish_row of what comes out. *done false:
- * something is not finite, be it seen or not; then o, m and l mean nothing, and the rows are to be
- * done in tiles. */
+/* one_block_forward: tile_forward of all strips, and finish_row of the results. *done false: an
+ * element is not finite, visible or not; then o, m and l are undefined, and the caller computes
+ * the rows in tiles. */
 
 /* bf16 arithmetic: elements become the nearest bf16, and 0 below 2^-50. What that looks like in memory
  * is known to these only; it takes no more of it than floats do. pairs, the same for all: for
@@ -235,13 +239,15 @@ typedef struct mhai_one_block {
  * bf16_values: pack_values, of bf16; out is where key 0 would be, and in is key `first`, a multiple of 32.
  * bf16_forward: tile_forward without runs, alpha, scores and fetch; leaves no probabilities in s. */
 
-/* finish_row: out[i] = in[i] / sum * gate, or 0 if sum is 0; rounded to f32, then to type. */
+/* finish_row: out[i] = in[i] / sum
+ *
+ * gate, or 0 if sum is 0; rounded to f32, then to type. */
 
 /* A strip of rows times packed weights, one block of inputs:
  *   out[r, :] = (first ? bias : from ? from[r, :] : out[r, :]) + x[r, 0 .. inner) W */
 typedef struct mhai_gemm {
     int rows;
-    int64_t inner;  /* inputs in this block, one chain; a linear layer takes MHAI_GEMM_BLOCK */
+    int64_t inner;  /* inputs of this block, one chain; a linear layer uses MHAI_GEMM_BLOCK */
     int64_t panels; /* panels to do */
     int64_t cols;   /* outputs in them; the last panel may be partial */
     const float *x; /* [rows][x_stride]; transposed: [inner][x_stride] */
@@ -255,10 +261,10 @@ typedef struct mhai_gemm {
     bool first;
     float *out; /* [rows][out_stride] */
     int64_t out_stride;
-    const float *from; /* [rows][from_stride], to be added to instead of out; NULL: out */
+    const float *from; /* [rows][from_stride], the addend instead of out; NULL: out */
     int64_t from_stride;
-    /* What calls to come will read, fetched into L2 on the way; NULL: nothing. next_floats with each
-     * panel, one after the other; and rows of some lines each. */
+    /* Data of later calls, prefetched into L2; NULL: nothing. next_floats with each panel, one
+     * after the other; and rows of some lines each. */
     const float *next_w, *next_x;
     int64_t next_floats, next_rows, next_stride, next_lines;
 } mhai_gemm;
@@ -272,7 +278,7 @@ typedef struct mhai_gemm_stored {
     const void *w;  /* [cols][stride], of each row `inner` inputs; of any alignment */
     mha_dtype type; /* MHA_F16 or MHA_BF16 */
     int64_t stride;
-    const void *next; /* rows that the next call reads, fetched into L2 on the way; any address */
+    const void *next; /* rows of the next call, prefetched into L2; any address */
 } mhai_gemm_stored;
 
 /* activate_gelu: x[i] = x[i] Phi(x[i]), Phi the normal distribution. gelu_backward: dx[i] = dy[i]
@@ -282,8 +288,8 @@ typedef struct mhai_gemm_stored {
  * from dy; they may be gate, up or dy, element for element.
  * exp_row: p[i] = exp(x[i] - max), with the maximum and the sum of p; n >= 1, p may be x. */
 
-/* Up to MHAI_MAX_ROWS rows of layer norm (centred) or RMS norm (then without a bias), in double;
- * each row's sums run in the order of its index. */
+/* Up to MHAI_MAX_ROWS rows of layer norm (centred) or RMS norm (no bias), in double; each row's
+ * sums run in index order. */
 typedef struct mhai_norm_strip {
     int rows;
     int64_t n;
@@ -301,8 +307,8 @@ typedef struct mhai_norm_strip_back {
     const float *dy; /* [rows][dy_stride] */
     int64_t dy_stride;
     bool add;     /* to dx */
-    double *sums; /* [2][n], to which each row in turn adds dy times the normed z, and, if centred,
-                     dy; or NULL */
+    double *sums; /* [2][n], to which each row adds dy times the normed z and, if centred, dy, in
+                     order; or NULL */
 } mhai_norm_strip_back;
 
 /* Rotary embedding of one token's heads, in double: elements i and mate + i of each, as a complex
@@ -317,8 +323,8 @@ typedef struct mhai_turn {
 } mhai_turn;
 
 /* Up to MHAI_MAX_ROWS rows of q, o and dO. row_deltas: delta [MHAI_MAX_ROWS] = dO . o in double,
- * one chain over value_dim that leaves out where o is 0, and 0 beyond the rows; finite [rows]: all
- * three rows are. */
+ * one chain over value_dim that skips zeros of o, and 0 beyond the rows; finite [rows]: whether
+ * all three rows are. */
 typedef struct mhai_deltas {
     int rows;
     int64_t head_dim, value_dim;
@@ -326,21 +332,21 @@ typedef struct mhai_deltas {
     int64_t q_stride, o_stride, g_stride;
 } mhai_deltas;
 
-/* The backward of a strip against one key block. Of the tile, everything that makes scores is as in
- * tile_forward (no poison), dropout too; v, o, m, l and alpha are not read. */
+/* The backward of a strip against one key block. The fields of the tile that determine scores
+ * and dropout are as in tile_forward (no poison); v, o, m, l and alpha are not read. */
 typedef struct mhai_tile_back {
     mhai_tile tile;
     int64_t value_dim;
     const float *g;     /* [rows][value_dim] dO, 0 where a row is not finite */
     const float *v;     /* the block's values, in panels as its keys are: [16][value_dim][32] */
     float *x;           /* [rows][MHAI_SCORE_STRIDE] as s */
-    float *slope;       /* likewise, written with a cap only */
-    const float *lse;   /* [rows], log2 units; +inf: the row has no key */
+    float *slope;       /* likewise, written only with a cap */
+    const float *lse;   /* [rows], log2 units; +inf: the row sees no key */
     const float *delta; /* [rows] dO . o; NaN: the row is not finite */
     const float *gate;  /* [rows] */
     float *share;       /* [rows] out: sum of p kept x; NULL: not requested */
-    const int *ends;    /* [rows] where each row's keys end, from begin on, if the tile has no mask;
-                           NULL: at its end */
+    const int *ends;    /* [rows] the end of each row's keys, from begin on, if the tile has no
+                           mask; NULL: the tile's end */
     const struct mhai_shaw_back *shaw; /* NULL: none */
 } mhai_tile_back;
 
@@ -349,9 +355,9 @@ typedef struct mhai_shaw_back {
     const float *table[MHAI_MAX_ROWS];
     int64_t center[MHAI_MAX_ROWS], last;
 } mhai_shaw_back;
-/* tile_backward: p = 2^(score - lse), x = g . (v + shaw), then in place, for begin .. end:
- * s = gate p kept, x = p (gate kept x - delta), slope = 1 - tanh^2. What a row does not see is 0 in
- * both; in a row that is not finite, all that it sees is NaN. */
+/* tile_backward: p = 2^(score - lse), x = g . (v + shaw), then in place, for begin .. end: s =
+ * gate p kept, x = p (gate kept x - delta), slope = 1 - tanh^2. At hidden keys both are 0; in a
+ * row that is not finite, visible keys are NaN. */
 
 /* add_product: out[r, :] += sum over i < inner of a[r][i] b[i, :]; each sum is one chain over i,
  * then added. Of a last panel with at most 16 columns, those of the other half may be left out. */
@@ -381,16 +387,16 @@ typedef struct mhai_write {
 typedef struct mhai_kernels {
     mha_isa isa;
     int tile_rows;  /* rows of a strip */
-    int block_rows; /* and of a register block: as many, or half of them */
+    int block_rows; /* and of a register block: the same, or half of it */
 #define MHAI_KERNEL(name, arguments) void(*name) arguments;
 #include "kernels/kernels.inc"
 #undef MHAI_KERNEL
 } mhai_kernels;
 
-/* VDPBF16PS is there: `pairs` of bf16 kernels may be true. */
+/* VDPBF16PS is available: `pairs` of bf16 kernels may be true */
 bool mhai_kernels_have_pairs(const mhai_kernels *kernels);
 
-/* The table of an instruction set that mha_isa_available() admits. */
+/* The table of an instruction set that mha_isa_available() reports. */
 const mhai_kernels *mhai_kernels_for(mha_isa isa);
 
 #endif

@@ -1,9 +1,10 @@
-/* What a folder takes over from another one: the files of its tokenizer, as they are, and the
- * numbers of its special tokens. */
+/* Copy from another folder the files of its tokenizer, unchanged, and the ids of its special
+ * tokens. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"
 #include "model/folder.h"
+#include "tokenizer/tokenizer_folder.h"
 
 #include <multihead/component.h>
 #include <multihead/io.h>
@@ -19,10 +20,9 @@ mha_status mhai_checkpoint_like_ids(const char *like, json_t *root)
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     json_t *theirs = NULL;
     if (mhai_model_is_gguf(like))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: the tokenizer of a GGUF file cannot be copied to a folder; take the "
-                        "model's folder",
-                        mhai_show_path(like).text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, like,
+                              "the tokenizer of a GGUF file cannot be copied to a folder; take the "
+                              "model's folder");
     char *path = mhai_model_join(like, "config.json");
     if (!path) return MHA_NO_MEMORY("checkpoint");
     mha_status status = mhai_json_read(path, most_config_bytes, &theirs);
@@ -51,15 +51,13 @@ static mha_status copy_file(const char *from, const char *folder, const char *na
 
 mha_status mhai_checkpoint_like_files(const char *like, const char *folder)
 {
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "vocab.txt",
-                                        "special_tokens_map.json", "added_tokens.json"};
     mha_status status = MHA_OK;
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && status == MHA_OK; i++) {
-        char *from = mhai_model_join(like, names[i]);
+    for (const char *const *name = mhai_tokenizer_files; *name && status == MHA_OK; name++) {
+        char *from = mhai_model_join(like, *name);
         if (!from)
             status = MHA_NO_MEMORY("checkpoint");
         else if (access(from, F_OK) == 0)
-            status = copy_file(from, folder, names[i]);
+            status = copy_file(from, folder, *name);
         free(from);
     }
     return status;

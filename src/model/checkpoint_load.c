@@ -1,5 +1,5 @@
-/* Loading a transformer. config.json is not believed: before anything of its sizes is allocated,
- * the file of weights must hold as many numbers as it describes. */
+/* Loading a transformer. config.json is untrusted: before allocating anything of its sizes, check
+ * that the weights file holds as many numbers as it describes. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/checkpoint_parts.h"
@@ -15,7 +15,7 @@
 
 static const size_t most_config_bytes = 16u << 20;
 
-/* Four times what Llama 3.1 has. */
+/* Four times that of Llama 3.1. */
 enum { MOST_ANGLES = 1 << 26 };
 
 /* A load under way. */
@@ -24,13 +24,13 @@ typedef struct loading {
     const char *config; /* the path of config.json, for messages */
     mha_gguf *gguf;     /* NULL: a folder */
     const mha_model_options *how;
-    bool array; /* parameters go into an array; else they stay where they are */
-    const mhai_family *family, *listed; /* listed: as family.c has it */
+    bool array; /* parameters are copied into an array; else they stay in the file */
+    const mhai_family *family, *listed; /* in family.c */
     mhai_family renamed;
     mhai_family_plan plan;
-    mhai_stored *stored; /* the transformer's, if it has been created with it */
+    mhai_stored *stored; /* the transformer's, once created */
     bool *used;          /* [tensors of the file] */
-    int64_t types;       /* as config.json says */
+    int64_t types;       /* from config.json */
     mha_transformer *made;
     mhai_ends ends;
     mha_tokenizer **tokenizer; /* of a GGUF file; NULL: not requested */
@@ -45,13 +45,14 @@ static bool same_rotation(const mha_layer_desc *a, const mha_layer_desc *b)
     return memcmp(&like_b, a, sizeof like_b) == 0;
 }
 
-/* Layers that rotate in different ways, each with a table. */
+/* Layers with different rotations, each with a table. */
 static int64_t count_rotations(const mha_transformer_desc *d)
 {
     int64_t count = 0;
     for (int64_t i = 0; d->layers && i < d->num_layers; i++) {
         int64_t k = 0;
         const mha_layer_desc *a = &d->layers[i];
+        if (a->mixer) continue;
         for (const mha_layer_desc *b = d->layers; k < i; k++, b++)
             if (same_rotation(a, b)) break;
         count += k == i;
@@ -59,7 +60,7 @@ static int64_t count_rotations(const mha_transformer_desc *d)
     return count > 0 ? count : 1;
 }
 
-/* Positions that no weight vouches for: tables of angles, for which there is room at least. */
+/* No weight confirms the number of positions, so the tables of angles have a bound of their own. */
 static mha_status check_positions(const mhai_config *config, const mha_transformer_desc *d)
 {
     if (d->positions != MHA_ENCODING_ROTARY && d->positions != MHA_ENCODING_SINUSOIDAL)
@@ -69,11 +70,11 @@ static mha_status check_positions(const mhai_config *config, const mha_transform
                                                                   : d->embed_dim / d->num_heads;
     const int64_t tables = count_rotations(d);
     if (d->max_length * width <= MOST_ANGLES / tables) return MHA_OK; /* 2^20 each: no overflow */
-    return mha_fail(MHA_ERR_SIZE,
-                    "%s: %lld positions of %lld angles in %lld tables are more than the %d "
-                    "supported",
-                    mhai_show_path(config->path).text, (long long)d->max_length, (long long)width,
-                    (long long)tables, MOST_ANGLES);
+    return mhai_path_fail(MHA_ERR_SIZE, config->path,
+                          "%lld positions of %lld angles in %lld tables are more than the %d "
+                          "supported",
+                          (long long)d->max_length, (long long)width, (long long)tables,
+                          MOST_ANGLES);
 }
 
 mha_status mhai_checkpoint_read_plan(const mhai_config *config, const mhai_family *family,
@@ -95,8 +96,8 @@ void mhai_checkpoint_free_plan(mhai_family_plan *plan)
 
 /* ---- before allocation --------------------------------------------------------------------- */
 
-/* Fewer than the transformer has: norms and biases do not count. In double, which cannot overflow.
- */
+/* A lower bound of the transformer's numbers: norms and biases are not counted. A double cannot
+ * overflow here. */
 static double numbers_described(const mha_transformer_desc *d)
 {
     const double E = (double)d->embed_dim, kv = (double)(d->kv_heads ? d->kv_heads : d->num_heads);
@@ -106,7 +107,10 @@ static double numbers_described(const mha_transformer_desc *d)
     double layers = (double)d->num_layers * (q + 2 * E * kv * D), layer = 0;
     if (d->layer_heads) layers = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
-        layers += 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
+        layers += d->layers && d->layers[i].mixer
+                      ? E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
+                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim)
+                      : 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         layers += (double)d->layers[i].t5_buckets *
                   (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
@@ -136,7 +140,7 @@ static mha_status check_numbers(const loading *l)
     const mhai_weights *weights = &l->stored->weights;
     mha_tensor tensor;
     double held = 0;
-    int64_t unread = -1; /* of a type that is not supported, and not left alone */
+    int64_t unread = -1; /* not ignored, of a type that is not supported */
     for (int64_t i = 0; i < weights->count; i++) {
         double count = 1;
         if (mhai_weights_peek(weights, i, &tensor) != MHA_OK) {
@@ -149,11 +153,13 @@ static mha_status check_numbers(const loading *l)
     }
     if (described <= held) return MHA_OK;
     if (unread >= 0) return mhai_weights_peek(weights, unread, &tensor);
-    return mha_fail(MHA_ERR_MODEL, "%s: holds %.0f numbers, %s describes at least %.0f; %s",
-                    mhai_show_path(weights->path).text, held, weights->asks, described, remedy(l));
+    return mhai_path_fail(MHA_ERR_MODEL, weights->path,
+                          "holds %.0f numbers, %s describes at least %.0f; %s", held, weights->asks,
+                          described, remedy(l));
 }
 
-/* The embeddings first: the error that tells most where the wrong config.json lies beside. */
+/* Check the embeddings first: their error is the clearest if a wrong config.json lies beside the
+ * weights. */
 static mha_status check_embeddings(loading *l)
 {
     char name[MHAI_WEIGHT_NAME];
@@ -168,8 +174,8 @@ static mha_status check_embeddings(loading *l)
     return mhai_weights_check(&l->stored->weights, name, &table, &unused);
 }
 
-/* A decoder's output: not in the file of one that was saved without (AutoModel.save_pretrained()), as
- * embedding models are. Where it is one with the embeddings, the file may hold it twice. */
+/* Files saved without an output (AutoModel.save_pretrained()), such as those of embedding models,
+ * lack the decoder's. If the output is tied to the embeddings, the file may hold both copies. */
 static mha_status check_output(loading *l)
 {
     const mhai_weights *weights = &l->stored->weights;
@@ -186,11 +192,11 @@ static mha_status check_output(loading *l)
     }
     if (at < 0 || !tied || mhai_weights_equal(weights, at, mhai_weights_find(weights, table)))
         return MHA_OK;
-    return mha_fail(
-        MHA_ERR_MODEL,
-        "%s: 'tie_word_embeddings' is true, but the file has a weight '%s' that differs "
+    return mhai_path_fail(
+        MHA_ERR_MODEL, l->config,
+        "'tie_word_embeddings' is true, but the file has a weight '%s' that differs "
         "from '%s'; set it to false",
-        mhai_show_path(l->config).text, name, table);
+        name, table);
 }
 
 /* ---- weights ------------------------------------------------------------------------------- */
@@ -200,7 +206,7 @@ static void use(loading *l, const char *name)
     l->used[mhai_weights_find(&l->stored->weights, name)] = true;
 }
 
-/* A parameter's name in the file. Old ones call a norm's weight and bias gamma and beta. */
+/* A parameter's name in the file. Old files call a norm's weight and bias gamma and beta. */
 static const mhai_weight_name *name_of(const loading *l, const mha_parameter *p,
                                        char name[MHAI_WEIGHT_NAME])
 {
@@ -237,7 +243,7 @@ static mha_status find_weights(loading *l)
     return MHA_OK;
 }
 
-/* Into the array, if there is one. */
+/* Copy the parameters into the array, if any. */
 static mha_status read_weights(loading *l)
 {
     float *data = mha_transformer_data(l->made);
@@ -250,7 +256,7 @@ static mha_status read_weights(loading *l)
     return MHA_OK;
 }
 
-/* A table of types that are all 0 is none: training saves such, since BERT asks for one. */
+/* Drop a table of types that are all 0: training saves one, since BERT requires it. */
 static mha_status check_types(loading *l)
 {
     mha_transformer_desc *d = &l->plan.desc;
@@ -279,17 +285,17 @@ static mha_status check_all_used(const loading *l)
     for (int64_t i = 0; i < l->stored->weights.count; i++) {
         const char *name = mhai_weights_name(&l->stored->weights, i);
         if (!l->used[i] && !mhai_family_ignores(l->family, &l->plan, name))
-            return mha_fail(MHA_ERR_MODEL, "%s: has weight '%s', which %s does not ask for; %s",
-                            mhai_show_path(l->stored->weights.path).text, mhai_show_name(name).text,
-                            l->stored->weights.asks, remedy(l));
+            return mhai_path_fail(MHA_ERR_MODEL, l->stored->weights.path,
+                                  "has weight '%s', which %s does not ask for; %s",
+                                  mhai_show_name(name).text, l->stored->weights.asks, remedy(l));
     }
     return MHA_OK;
 }
 
 /* ---- the folder ---------------------------------------------------------------------------- */
 
-/* f32 is packed once, other types in each product: their files are what fits in memory. So it is where
- * a product rounds its weights. */
+/* Pack f32 once. Other types are converted in each product, since their files are chosen to fit in
+ * memory; f32 is too, if products round its weights. */
 static mha_status create_from(loading *l)
 {
     const mha_compute compute = l->how->compute;
@@ -308,19 +314,18 @@ static mha_status create_from(loading *l)
                     : mha_transformer_create_from(l->context, &l->plan.desc, &source, &l->made);
 }
 
-/* That int8 arithmetic will find numbers to multiply. */
+/* Check that int8 arithmetic finds coded rows. */
 static mha_status check_compute(const loading *l)
 {
     if (l->how->compute != MHA_COMPUTE_INT8 || mhai_weights_have_blocks(&l->stored->weights))
         return MHA_OK;
-    return mha_fail(
-        MHA_ERR_UNSUPPORTED,
-        "%s: no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic "
-        "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic",
-        mhai_show_path(l->stored->weights.path).text);
+    return mhai_path_fail(
+        MHA_ERR_UNSUPPORTED, l->stored->weights.path,
+        "no weight is stored in blocks of 8 bits or fewer, which int8 arithmetic "
+        "multiplies; take a quantised GGUF file (Q4_0, Q8_0, Q4_K ...), or f32 arithmetic");
 }
 
-/* What is wrong with the description is wrong in config.json. */
+/* An invalid description means an error in config.json. */
 static mha_status create(loading *l)
 {
     char detail[400];
@@ -328,7 +333,7 @@ static mha_status create(loading *l)
     if (status != MHA_ERR_ARGUMENT && status != MHA_ERR_SHAPE && status != MHA_ERR_UNSUPPORTED)
         return status;
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
-    return mha_fail(MHA_ERR_MODEL, "%s: %s", mhai_show_path(l->config).text, detail);
+    return mhai_path_fail(MHA_ERR_MODEL, l->config, "%s", detail);
 }
 
 static mha_status load_body(loading *l)
@@ -352,7 +357,7 @@ static mha_status load_files(loading *l, const char *folder)
     l->stored = calloc(1, sizeof *l->stored);
     if (!l->stored) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     mha_gguf *gguf = l->gguf;
-    l->gguf = NULL; /* the weights' from now on */
+    l->gguf = NULL; /* now owned by the weights */
     mha_status status = gguf ? mhai_weights_open_gguf(gguf, folder, &l->stored->weights)
                              : mhai_weights_open(folder, &l->stored->weights);
     if (status == MHA_OK) status = load_body(l);
@@ -384,8 +389,7 @@ static mha_status load(loading *l, const char *folder)
     MHA_TRY(mhai_model_check_folder(folder));
     json_t *root = NULL;
     char *path = mhai_model_join(folder, "config.json");
-    if (!path)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);
+    if (!path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
     mha_status status = mhai_json_read(path, most_config_bytes, &root);
     if (status == MHA_OK) status = load_plan(l, &(mhai_config){path, root}, folder);
     json_decref(root);

@@ -6,18 +6,18 @@
 
 #include <multihead/checkpoint.h>
 
-/* What config.json says, refused beyond what any model has. Saving reads what it is about to write,
- * so that it refuses what loading would. Free the plan even on failure. */
+/* Read and validate config.json, with bounds above those of any model. Saving reads what it is
+ * about to write, so that it rejects what loading would reject. Free the plan even on failure. */
 MHA_NODISCARD mha_status mhai_checkpoint_read_plan(const mhai_config *config,
                                                    const mhai_family *family,
                                                    mhai_family_plan *plan);
 void mhai_checkpoint_free_plan(mhai_family_plan *plan);
 
-/* Write one JSON file of a folder, whole or not at all. */
+/* Write one JSON file of a folder. On failure no partial file is left. */
 MHA_NODISCARD mha_status mhai_checkpoint_write_json(const char *folder, const char *name,
                                                     const json_t *root);
 
-/* The words of settings checked: vocabulary becomes {word: id}. The caller owns it. */
+/* Validate the words of settings; vocabulary becomes {word: id}. The caller owns it. */
 MHA_NODISCARD mha_status mhai_checkpoint_vocabulary(const mha_checkpoint_settings *settings,
                                                     int64_t vocab_size, json_t **vocabulary);
 
@@ -26,7 +26,7 @@ MHA_NODISCARD mha_status mhai_checkpoint_write_words(const char *folder,
                                                      const mha_checkpoint_settings *settings,
                                                      int64_t max_length, json_t *vocabulary);
 
-/* Take over from another folder: the ids of special tokens; the files of the tokenizer. */
+/* Copy from another folder: the ids of special tokens; the files of the tokenizer. */
 MHA_NODISCARD mha_status mhai_checkpoint_like_ids(const char *like, json_t *root);
 MHA_NODISCARD mha_status mhai_checkpoint_like_files(const char *like, const char *folder);
 

@@ -1,4 +1,4 @@
-/* Saving a transformer: everything is checked and named before the first file is begun. */
+/* Saving a transformer: everything is validated and named before the first file is opened. */
 #include "io/file.h"
 #include "model/checkpoint_parts.h"
 #include "model/folder.h"
@@ -21,7 +21,8 @@ typedef struct output {
 static int append(const char *bytes, size_t size, void *user)
 {
     output *out = user;
-    out->status = mhai_file_append(out->sink, bytes, size);
+    /* jansson continues after a key that it could not write */
+    if (out->status == MHA_OK) out->status = mhai_file_append(out->sink, bytes, size);
     return out->status == MHA_OK ? 0 : -1;
 }
 
@@ -30,7 +31,7 @@ mha_status mhai_checkpoint_write_json(const char *folder, const char *name, cons
     mha_file *file;
     MHA_TRY(mha_file_create_in(folder, name, &file));
     output out = {mha_file_sink(file), MHA_OK};
-    /* Nine digits give every float back. */
+    /* Nine digits are enough to read back the same float. */
     if (json_dump_callback(root, append, &out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 &&
         out.status == MHA_OK)
         out.status = MHA_NO_MEMORY("checkpoint");
@@ -42,7 +43,7 @@ mha_status mhai_checkpoint_write_json(const char *folder, const char *name, cons
 
 static bool put_id(json_t *root, const char *key, const json_t *vocabulary, const char *word)
 {
-    /* null, not absent: transformers has ids of its own in mind for a Llama model */
+    /* null, not absent: transformers has default ids for Llama models */
     return mhai_put(root, key,
                     word ? json_integer(json_integer_value(json_object_get(vocabulary, word)))
                          : json_null());
@@ -93,7 +94,7 @@ static void free_list(weight_list *list)
     free(list->numbers);
 }
 
-/* BERT adds an embedding of the segment, which a transformer need not have. */
+/* BERT adds an embedding of the segment; the transformer may have none. */
 static mha_status add_segments(const mha_transformer_desc *desc, weight_list *list)
 {
     list->zeros = calloc((size_t)desc->embed_dim, 2 * sizeof(float));
@@ -104,7 +105,7 @@ static mha_status add_segments(const mha_transformer_desc *desc, weight_list *li
     return MHA_OK;
 }
 
-/* All numbers, in the transformer's array or read into one. */
+/* All parameters, from the transformer's array or read into one. */
 static mha_status find_numbers(mha_transformer *transformer, weight_list *list, float **data)
 {
     *data = mha_transformer_data(transformer);
@@ -134,7 +135,7 @@ static mha_status list_weights(const mhai_family *family, const mha_transformer_
     for (int64_t i = 0; i < count; i++) {
         mha_parameter p;
         MHA_TRY(mha_transformer_parameter(transformer, i, &p));
-        /* a decoder's file has its output beside the rest, which has the prefix */
+        /* a decoder's output has no prefix, unlike the rest */
         const bool inner =
             family->shape & MHA_MODEL_SHAPE_CAUSAL && strcmp(p.name, "lm_head.weight");
         char name[MHAI_WEIGHT_NAME];
@@ -150,7 +151,7 @@ static mha_status list_weights(const mhai_family *family, const mha_transformer_
 
 static mha_status write_weights(const char *folder, const weight_list *list)
 {
-    static const char *const metadata[] = {"format", "pt", NULL}; /* what transformers asks for */
+    static const char *const metadata[] = {"format", "pt", NULL}; /* required by transformers */
     mha_file *file;
     MHA_TRY(mha_file_create_in(folder, "model.safetensors", &file));
     return mha_file_finish(file, mha_safetensors_write_to(mha_file_sink(file), list->names,
@@ -174,6 +175,21 @@ static mha_status save(const char *folder, mha_transformer *transformer,
     return write_weights(folder, list);
 }
 
+/* This library's folders describe none of these. */
+static mha_status check_mixers(const mha_transformer *transformer)
+{
+    mha_transformer_desc d;
+    mha_transformer_describe(transformer, &d);
+    for (int64_t i = 0; d.layers && i < d.num_layers; i++)
+        if (d.layers[i].mixer || d.layers[i].flags & MHA_LAYER_OUTPUT_GATE)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "mha_checkpoint_save: layer %lld %s, which saved folders cannot hold; "
+                            "keep the folder that it came from",
+                            (long long)i,
+                            d.layers[i].mixer ? "is a gated delta net" : "has output gates");
+    return MHA_OK;
+}
+
 mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
                                const mha_checkpoint_settings *settings)
 {
@@ -182,6 +198,7 @@ mha_status mha_checkpoint_save(const char *folder, mha_transformer *transformer,
                         folder ? "transformer" : "folder");
     mha_checkpoint_settings own;
     mha_transformer_desc desc;
+    MHA_TRY(check_mixers(transformer));
     json_t *vocabulary = NULL;
     weight_list list = {0};
     MHA_TRY(mha_struct_read("mha_checkpoint_settings", &own, sizeof own,

@@ -1,4 +1,4 @@
-/* The tokenizer of a folder: one token for each word, texts split as the settings say. */
+/* The tokenizer of a folder: one token for each word; the settings say how texts are split. */
 #include "io/file.h"
 #include "model/checkpoint_parts.h"
 
@@ -69,7 +69,7 @@ mha_status mhai_checkpoint_vocabulary(const mha_checkpoint_settings *settings, i
     return status;
 }
 
-/* A special token is found in a text as it stands, and left out of a decoded one. */
+/* A special token is matched verbatim in a text, and omitted when decoding. */
 static bool add_special(json_t *list, const json_t *vocabulary, const char *word)
 {
     if (!word) return true;
@@ -84,7 +84,7 @@ static bool add_special(json_t *list, const json_t *vocabulary, const char *word
     return json_array_append_new(list, token) == 0;
 }
 
-/* What a model learned to begin with stands in front of every text. */
+/* The token that the model was trained to begin with is put before every text. */
 static json_t *beginning(const mha_checkpoint_settings *s, const json_t *vocabulary)
 {
     const char *bos = s->bos_word;
@@ -111,7 +111,7 @@ static json_t *splitting(mha_splitting how)
     }
 }
 
-/* Words are joined with a space where there is no decoder, characters as they are. */
+/* Without a decoder, words are joined with a space and characters without one. */
 static json_t *decoder(mha_splitting how)
 {
     return how == MHA_SPLIT_CHARACTERS ? json_pack("{s:s}", "type", "Fuse") : json_null();

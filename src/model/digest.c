@@ -1,8 +1,9 @@
-/* Digests of the files of a model. Pieces of a file are hashed by the rounds of XXH64 (Collet 2014), seeded by where they stand,
- * and their hashes added up, so that threads can share a file. */
+/* Digests of the files of a model. Pieces of a file are hashed by the rounds of XXH64 (Collet
+ * 2014), seeded by their offsets. The hashes are added, so that threads can share a file. */
 #include "io/file.h"
 #include "model/folder.h"
 #include "model/model_weights.h"
+#include "tokenizer/tokenizer_folder.h"
 
 #include <multihead/component.h>
 #include <multihead/model.h>
@@ -95,8 +96,7 @@ static mha_status add_file(mha_context *context, const char *path, size_t begin,
         j.rooms = rooms;
         mha_parallel_for(context, (int64_t)((j.end - j.begin + PIECE - 1) / PIECE), add_piece, &j);
         if (j.error)
-            status = mha_fail(MHA_ERR_FILE, "%s: cannot read: %s", mhai_show_path(path).text,
-                              strerror(j.error));
+            status = mhai_path_fail(MHA_ERR_FILE, path, "cannot read: %s", strerror(j.error));
     }
     mha_scratch_release(context, mark);
     close(j.file);
@@ -104,17 +104,15 @@ static mha_status add_file(mha_context *context, const char *path, size_t begin,
     return status;
 }
 
-/* Those of a list that are there. */
+/* Hash the files of a list that exist. */
 static mha_status add_files(mha_context *context, const char *folder, const char *const *names,
                             uint64_t *digest)
 {
     for (; *names; names++) {
-        *digest = turn(*digest, 9) + P5; /* a file under another name is another one */
+        *digest = turn(*digest, 9) + P5; /* include the name in the hash */
         if (!mhai_model_holds(folder, *names)) continue;
         char *path = mhai_model_join(folder, *names);
-        if (!path)
-            return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names",
-                            mhai_show_path(folder).text);
+        if (!path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
         const mha_status status = add_file(context, path, 0, SIZE_MAX, digest);
         free(path);
         MHA_TRY(status);
@@ -145,22 +143,14 @@ static mha_status add_weights(mha_context *context, const char *folder, uint64_t
     return status;
 }
 
-/* A folder of one part, or a GGUF file. */
+/* A folder without parts, or a GGUF file. */
 static mha_status add_part(mha_context *context, const char *path, bool tokens,
                            mha_model_digests *digests)
 {
-    static const char *const configuration[] = {"config.json", "generation_config.json", NULL};
-    static const char *const tokenizer[] = {"tokenizer.json",
-                                            "tokenizer_config.json",
-                                            "special_tokens_map.json",
-                                            "added_tokens.json",
-                                            "vocab.txt",
-                                            "chat_template.jinja",
-                                            NULL};
     if (mhai_model_is_gguf(path)) return add_gguf(context, path, digests);
-    MHA_TRY(add_files(context, path, configuration, &digests->configuration));
+    MHA_TRY(add_files(context, path, mhai_configuration_files, &digests->configuration));
     MHA_TRY(add_weights(context, path, &digests->weights));
-    return tokens ? add_files(context, path, tokenizer, &digests->tokenizer) : MHA_OK;
+    return tokens ? add_files(context, path, mhai_tokenizer_files, &digests->tokenizer) : MHA_OK;
 }
 
 mha_status mha_model_digest(mha_context *context, const char *folder, uint32_t flags,

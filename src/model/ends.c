@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Far more than any model has; looking one up is a loop over them. */
+/* Far more than any model has; lookup is linear. */
 enum { MOST_ENDS = 1024 };
 
 static const size_t most_config_bytes = 16u << 20;
@@ -39,24 +39,23 @@ static mha_status add_json(const char *path, const json_t *root, int64_t vocab_s
     for (size_t i = 0; i < count && count <= MOST_ENDS; i++) {
         const json_t *id = list ? json_array_get(value, i) : value;
         if (!json_is_integer(id))
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: 'eos_token_id' is neither a token's number nor a list of them",
-                            mhai_show_path(path).text);
+            return mhai_path_fail(MHA_ERR_MODEL, path,
+                                  "'eos_token_id' is neither a token's number nor a list of them");
         MHA_TRY(mhai_ends_add(ends, (int64_t)json_integer_value(id), vocab_size));
     }
     if (count <= MOST_ENDS) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: 'eos_token_id' lists %zu tokens, at most %d are supported",
-                    mhai_show_path(path).text, count, (int)MOST_ENDS);
+    return mhai_path_fail(MHA_ERR_MODEL, path,
+                          "'eos_token_id' lists %zu tokens, at most %d are supported", count,
+                          (int)MOST_ENDS);
 }
 
 mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends *ends)
 {
-    static const char *const names[] = {"config.json", "generation_config.json"};
     mha_status status = MHA_OK;
-    for (int i = 0; i < 2 && status == MHA_OK; i++) {
+    for (const char *const *name = mhai_configuration_files; *name && status == MHA_OK; name++) {
         json_t *root = NULL;
-        if (!mhai_model_holds(folder, names[i])) continue;
-        char *path = mhai_model_join(folder, names[i]);
+        if (!mhai_model_holds(folder, *name)) continue;
+        char *path = mhai_model_join(folder, *name);
         status = path ? mhai_json_read(path, most_config_bytes, &root)
                       : mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate a name", folder);
         if (status == MHA_OK) status = add_json(path, root, vocab_size, ends);
@@ -68,7 +67,7 @@ mha_status mhai_ends_of_folder(const char *folder, int64_t vocab_size, mhai_ends
 
 /* ---- GGUF files ---------------------------------------------------------------------------- */
 
-/* llama.cpp ends a text at these too, since converters do not always name them. */
+/* llama.cpp also ends a text at these, since converters do not always name them. */
 static bool is_end(const char *text, size_t size)
 {
     static const char *const names[] = {"<|eot_id|>",

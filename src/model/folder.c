@@ -1,7 +1,9 @@
-/* Model folders: which files there are. */
+/* Model folders: which files exist. */
 #include "model/folder.h"
 
 #include "io/file.h"
+#include "model/model_weights.h"
+#include "tokenizer/tokenizer_folder.h"
 
 #include <multihead/component.h>
 
@@ -13,6 +15,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+const char *const mhai_configuration_files[] = {"config.json", "generation_config.json", NULL};
 
 char *mhai_model_join(const char *folder, const char *name)
 {
@@ -39,7 +43,8 @@ bool mhai_model_is_gguf(const char *path)
 bool mhai_model_holds(const char *folder, const char *name)
 {
     struct stat status;
-    char path[PATH_MAX]; /* nothing to allocate: lack of memory is not a missing file */
+    char path[PATH_MAX]; /* without an allocation: lack of memory must not look like a missing
+                          * file */
     const int length = snprintf(path, sizeof path, "%s/%s", folder, name);
     return length > 0 && (size_t)length < sizeof path && stat(path, &status) == 0;
 }
@@ -56,19 +61,18 @@ mha_status mhai_model_check_folder(const char *folder)
     struct stat status;
     static const char contents[] = "config.json, model.safetensors and vocab.txt or tokenizer.json";
     if (stat(folder, &status) != 0 && errno != ENOENT)
-        return mha_fail(MHA_ERR_FILE, "%s: %s", mhai_show_path(folder).text, strerror(errno));
+        return mhai_path_fail(MHA_ERR_FILE, folder, "%s", strerror(errno));
     if (stat(folder, &status) != 0)
-        return mha_fail(
-            MHA_ERR_FILE,
-            "%s: no such folder or file; tools/get-minilm fetches an encoder, tools/get-smollm2 a "
-            "model that generates text",
-            mhai_show_path(folder).text);
+        return mhai_path_fail(
+            MHA_ERR_FILE, folder,
+            "no such folder or file; tools/get-minilm fetches an encoder, tools/get-smollm2 a "
+            "model that generates text");
     if (!S_ISDIR(status.st_mode))
-        return mha_fail(MHA_ERR_FILE, "%s: neither a folder nor a GGUF file; a model folder has %s",
-                        mhai_show_path(folder).text, contents);
-    if (access(folder, X_OK) != 0) /* else every file in it would seem to be missing */
-        return mha_fail(MHA_ERR_FILE, "%s: its files cannot be opened: %s",
-                        mhai_show_path(folder).text, strerror(errno));
+        return mhai_path_fail(MHA_ERR_FILE, folder,
+                              "neither a folder nor a GGUF file; a model folder has %s", contents);
+    if (access(folder, X_OK) != 0) /* else every file in it would appear to be missing */
+        return mhai_path_fail(MHA_ERR_FILE, folder, "its files cannot be opened: %s",
+                              strerror(errno));
     if (!mhai_model_holds(folder, "config.json"))
         return mha_fail(MHA_ERR_FILE,
                         "%s/config.json: no such file; a model folder has %s; see tools/get-minilm",
@@ -77,16 +81,54 @@ mha_status mhai_model_check_folder(const char *folder)
     if (mhai_model_holds(folder, "model.safetensors.index.json")) return MHA_OK;
     if (mhai_model_holds(folder, "pytorch_model.bin") ||
         mhai_model_holds(folder, "pytorch_model.bin.index.json"))
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "%s: pytorch_model.bin is not read, since a pickle can run code; convert it in "
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, folder,
+            "pytorch_model.bin is not read, since a pickle can run code; convert it in "
             "the folder: python3 -c 'import glob, torch, safetensors.torch as s; "
             "s.save_file({k: v.contiguous().clone() for f in glob.glob(\"pytorch_model*.bin\")"
             " for k, v in torch.load(f, weights_only=True).items()}, "
-            "\"model.safetensors\", {\"format\": \"pt\"})'",
-            mhai_show_path(folder).text);
+            "\"model.safetensors\", {\"format\": \"pt\"})'");
     return mha_fail(MHA_ERR_FILE,
                     "%s/model.safetensors: no such file; a model folder has %s; see "
                     "tools/get-minilm",
                     mhai_show_path(folder).text, contents);
+}
+
+/* ---- the files that are read ----------------------------------------------------------------- */
+
+typedef mha_status each_file(void *user, const char *name, const char *path);
+
+static mha_status each_of(const char *folder, const char *const *names, each_file *each, void *user)
+{
+    for (; *names; names++) {
+        if (!mhai_model_holds(folder, *names)) continue;
+        char *path = mhai_model_join(folder, *names);
+        const mha_status status =
+            path ? each(user, *names, path) : MHA_NO_MEMORY(mhai_show_path(folder).text);
+        free(path);
+        MHA_TRY(status);
+    }
+    return MHA_OK;
+}
+
+static mha_status each_weights(const char *folder, each_file *each, void *user)
+{
+    static const char *const index[] = {"model.safetensors.index.json", NULL};
+    mhai_weights weights;
+    mha_status status = mhai_weights_open(folder, &weights);
+    if (status == MHA_OK && !mhai_model_holds(folder, "model.safetensors"))
+        status = each_of(folder, index, each, user);
+    for (int64_t i = 0; i < weights.shards && status == MHA_OK; i++)
+        status = each(user, weights.shard[i].path + strlen(folder) + 1, weights.shard[i].path);
+    mhai_weights_close(&weights);
+    return status;
+}
+
+mha_status mha_model_files(const char *folder, each_file *each, void *user)
+{
+    if (!folder || !each) return mha_fail(MHA_ERR_NULL, "mha_model_files: NULL argument");
+    if (mhai_model_is_gguf(folder)) return each(user, NULL, folder);
+    MHA_TRY(each_of(folder, mhai_configuration_files, each, user));
+    MHA_TRY(each_of(folder, mhai_tokenizer_files, each, user));
+    return each_weights(folder, each, user);
 }

@@ -35,7 +35,7 @@ static const mhai_weight_name plain_names[] = {COMMON,
                                                MHAI_NAME("self_attn.k_proj", "attn_k"),
                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
                                                END};
-/* Rotated pairs stand beside each other here. */
+/* Rotated pairs are neighbours in GGUF files. */
 static const mhai_weight_name llama_names[] = {COMMON,
                                                GATED,
                                                {"self_attn.q_proj", "attn_q", MHAI_PAIRED_ROWS, 0},
@@ -54,7 +54,7 @@ static const mhai_weight_name phi3_names[] = {COMMON,
 static const struct architecture {
     const char *name, *model_type;
     const mhai_weight_name *names;
-    int64_t largest; /* layers of the model whose scale is E / H instead of D (Gemma, 27B) */
+    int64_t largest; /* layers of the model whose scale uses E / H instead of D (Gemma, 27B) */
 } architectures[] = {
     {"llama", "llama", llama_names, 0},     {"qwen2", "qwen2", plain_names, 0},
     {"qwen3", "qwen3", plain_names, 0},     {"gemma", "gemma", plain_names, 0},
@@ -64,7 +64,7 @@ static const struct architecture {
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
-/* Beside what folders hold, the factors that became a scaling. */
+/* The weights of a folder, and factors that were converted to a scaling. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
     return strcmp(name, "rope_freqs.weight") == 0 || mhai_decoder_ignores(plan, name);
@@ -84,7 +84,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
 
 /* ---- metadata ------------------------------------------------------------------------------ */
 
-/* Keys after "llama.", and the fields of config.json that say the same in some family. */
+/* Keys after "llama.", and the fields of config.json with the same meaning in some family. */
 static const struct {
     const char *key;
     bool required, real;
@@ -126,23 +126,23 @@ static bool find(const reading *r, const char *key, mha_gguf_value *value)
 
 static mha_status refuse(const reading *r, const mha_gguf_value *value, const char *why)
 {
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: '%s' %s; take the model's folder",
-                    mhai_show_path(r->path).text, mhai_show_name(value->key).text, why);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' %s; take the model's folder",
+                          mhai_show_name(value->key).text, why);
 }
 
 static const char differs[] = "differs from layer to layer, which is not supported";
 
-/* An array has an element for each layer. */
+/* An array must have an element for each layer. */
 static mha_status check_array(const reading *r, const mha_gguf_value *value)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
     if (!value->array || value->count == layers) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' has %lld elements, expected %lld, one for each layer",
-                    mhai_show_path(r->path).text, mhai_show_name(value->key).text,
-                    (long long)value->count, (long long)layers);
+    return mhai_path_fail(
+        MHA_ERR_MODEL, r->path, "'%s' has %lld elements, expected %lld, one for each layer",
+        mhai_show_name(value->key).text, (long long)value->count, (long long)layers);
 }
 
-/* A number, or an array of equal ones. */
+/* A number, or an array of equal numbers. */
 static mha_status read_value(const reading *r, const mha_gguf_value *value, bool real,
                              json_t **number)
 {
@@ -160,11 +160,11 @@ static mha_status read_value(const reading *r, const mha_gguf_value *value, bool
     *number = real ? json_real(x) : json_integer((json_int_t)n);
     if (*number) return MHA_OK;
     return isfinite(x) ? MHA_NO_MEMORY("model")
-                       : mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a finite number",
-                                  mhai_show_path(r->path).text, mhai_show_name(value->key).text);
+                       : mhai_path_fail(MHA_ERR_MODEL, r->path, "'%s' is not a finite number",
+                                        mhai_show_name(value->key).text);
 }
 
-/* Into a field of object, which messages call by the key. */
+/* Copy a value into a field of object; messages name the key. */
 static mha_status take(const reading *r, const mha_gguf_value *value, bool real, json_t *object,
                        const char *field)
 {
@@ -177,8 +177,7 @@ static mha_status take(const reading *r, const mha_gguf_value *value, bool real,
 
 static mha_status missing(const reading *r, const char *key)
 {
-    return mha_fail(MHA_ERR_MODEL, "%s: key '%s.%s' is missing", mhai_show_path(r->path).text,
-                    r->of->name, key);
+    return mhai_path_fail(MHA_ERR_MODEL, r->path, "key '%s.%s' is missing", r->of->name, key);
 }
 
 static mha_status read_rows(const reading *r)
@@ -203,7 +202,7 @@ static mha_status add_to(json_t *list, const mha_gguf_value *value, int64_t laye
                : MHA_NO_MEMORY("model");
 }
 
-/* What is valid and not supported is said before anything seems to be missing. */
+/* Report valid but unsupported metadata before any missing key. */
 static mha_status refuse_unsupported(const reading *r)
 {
     mha_gguf_value value;
@@ -211,12 +210,12 @@ static mha_status refuse_unsupported(const reading *r)
     if (find(r, "expert_count", &value))
         MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX, &experts));
     if (experts == 0) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: '%s' is %lld: experts are not supported",
-                    mhai_show_path(r->path).text, value.key, (long long)experts);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path, "'%s' is %lld: experts are not supported",
+                          value.key, (long long)experts);
 }
 
-/* Heads, as those of the layer that has most, and by layer where these differ. Without a key of their
- * own there is a key/value head for each. */
+/* Heads: the largest number of any layer, and by layer where they differ. Without a key of its own,
+ * the number of key/value heads is the number of heads. */
 static mha_status read_heads(const reading *r)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
@@ -256,7 +255,7 @@ static mha_status read_heads(const reading *r)
                : MHA_NO_MEMORY("model");
 }
 
-/* Layers with a window: an array of flags, or the period of those without. */
+/* Layers with a window: an array of flags, or the period of the layers without. */
 static mha_status read_windows(const reading *r)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
@@ -282,7 +281,7 @@ static mha_status read_windows(const reading *r)
 
 /* ---- rotations ----------------------------------------------------------------------------- */
 
-/* How many of a head's numbers rotate. */
+/* How many elements of a head rotate. */
 static mha_status read_width(const reading *r, int64_t *rotated)
 {
     const int64_t heads = count_of(r, "num_attention_heads");
@@ -298,10 +297,10 @@ static mha_status read_width(const reading *r, int64_t *rotated)
         *rotated = (int64_t)json_integer_value(number);
         json_decref(number);
         if (*rotated < 1 || (width > 0 && *rotated > width))
-            return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, expected 1..%lld, a head's numbers",
-                            mhai_show_path(r->path).text, value.key, (long long)*rotated,
-                            (long long)width);
-        /* the half: times the width, the quotient alone may be less than the count */
+            return mhai_path_fail(MHA_ERR_MODEL, r->path,
+                                  "'%s' is %lld, expected 1..%lld, a head's numbers", value.key,
+                                  (long long)*rotated, (long long)width);
+        /* use the half times the width: the rounded quotient may be less than the count */
         if (*rotated < width) part = ((double)*rotated + 0.5) / (double)width;
         if (!mhai_put_text(r->names, "partial_rotary_factor", value.key))
             return MHA_NO_MEMORY("model");
@@ -312,7 +311,7 @@ static mha_status read_width(const reading *r, int64_t *rotated)
                : MHA_NO_MEMORY("model");
 }
 
-/* What the numbers below are put into, and what messages call them. */
+/* The output of the functions below, and the names in messages. */
 static mha_status begin_scaling(const reading *r, const char *type, json_t **scaling)
 {
     *scaling = json_object();
@@ -323,11 +322,12 @@ static mha_status begin_scaling(const reading *r, const char *type, json_t **sca
                : MHA_NO_MEMORY("model");
 }
 
-/* Factors of pairs, which llama.cpp's converters compute from Llama 3's scaling and write in its
- * place, always with low 1, high 4 and 8192 positions. They do so in float32: of the turns of a pair
- * in these positions at most 20 u are lost (base^(2 i / R) 16, with an exponent of up to 13; four
- * more operations), where the factor f of slow pairs has a slope of up to f / 3 by them; the quotient
- * adds 4 u. */
+/* Recover Llama 3's scaling from the factors of pairs that llama.cpp's converters write in its
+ * place, always with low 1, high 4 and 8192 positions.
+ *
+ * They compute in float32. The turns of a pair in these positions lose at most 20 u (base^(2 i / R)
+ * 16, with an exponent of up to 13; four more operations). The factor f of slow pairs has a slope
+ * of up to f / 3 in the turns; the quotient adds 4 u. */
 static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
 {
     static const double low = 1, high = 4, length = 8192, pi = 3.14159265358979323846;
@@ -353,10 +353,10 @@ static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
         same = fabs((double)factor / exact - 1) <= (20 * (double)last / 3 + 4) * 0x1p-24;
     }
     if (!same)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: the factors of 'rope_freqs.weight' are not those of Llama 3.1 (low 1, "
-                        "high 4, 8192 positions); take the model's folder",
-                        mhai_show_path(r->path).text);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, r->path,
+            "the factors of 'rope_freqs.weight' are not those of Llama 3.1 (low 1, "
+            "high 4, 8192 positions); take the model's folder");
     MHA_TRY(begin_scaling(r, "llama3", &scaling));
     return mhai_put(scaling, "factor", json_real((double)last)) &&
                    mhai_put_text(r->names, "factor", factors.name) &&
@@ -367,7 +367,7 @@ static mha_status read_factors(const reading *r, int64_t rotated, bool *found)
                : MHA_NO_MEMORY("model");
 }
 
-/* What else llama.cpp multiplies a rotation by, unless it changes nothing. */
+/* Reject other factors of a rotation in llama.cpp, unless they are 1. */
 static mha_status refuse_others(const reading *r, bool yarn)
 {
     const struct {
@@ -376,7 +376,7 @@ static mha_status refuse_others(const reading *r, bool yarn)
     } others[] = {{"rope.scaling.alpha", 0},
                   {"rope.scaling.yarn_log_multiplier", 0},
                   {"rope.scaling.yarn_ext_factor", yarn ? 1 : 0},
-                  /* the amplitude for transformers, and for llama.cpp nothing or a factor of it */
+                  /* transformers stores the amplitude, llama.cpp nothing or a factor of it */
                   {"rope.scaling.yarn_attn_factor", NAN},
                   {"rope.scaling.attn_factor", 1}}; /* which YaRN has */
     for (int i = 0; i < (yarn ? 4 : 5); i++) {
@@ -390,7 +390,7 @@ static mha_status refuse_others(const reading *r, bool yarn)
     return MHA_OK;
 }
 
-/* YaRN's numbers; what is not there has the same default here. attn_factor is a factor of the
+/* Read YaRN's numbers; missing ones have the same default here. attn_factor is a factor of the
  * amplitude. */
 static mha_status read_yarn(const reading *r, json_t *scaling)
 {
@@ -413,7 +413,7 @@ static mha_status read_yarn(const reading *r, json_t *scaling)
                : MHA_NO_MEMORY("model");
 }
 
-/* The type defaults to linear, as llama.cpp has it. */
+/* The type defaults to linear, as in llama.cpp. */
 static mha_status read_scaling(const reading *r, bool factors)
 {
     const char *text = "linear";
@@ -423,17 +423,18 @@ static mha_status read_scaling(const reading *r, bool factors)
     json_t *scaling;
     const bool typed = find(r, "rope.scaling.type", &value);
     const bool scaled = find(r, "rope.scaling.factor", &scale) ||
-                        find(r, "rope.scale_linear", &scale); /* files before scaling.type */
+                        find(r, "rope.scale_linear", &scale); /* files older than scaling.type */
     if (typed) MHA_TRY(mha_gguf_string(&value, 0, &text, &size));
     memcpy(type, text, size < sizeof type ? size : 0);
     const bool yarn = strcmp(type, "yarn") == 0;
     MHA_TRY(refuse_others(r, yarn));
     if ((!typed && !scaled) || strcmp(type, "none") == 0) return MHA_OK;
     if (factors || !scaled || (!yarn && strcmp(type, "linear") != 0))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: '%s.rope.scaling.type' is not supported here; known: none, linear and "
-                        "yarn with a factor and without rope_freqs.weight; take the model's folder",
-                        mhai_show_path(r->path).text, r->of->name);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, r->path,
+            "'%s.rope.scaling.type' is not supported here; known: none, linear and "
+            "yarn with a factor and without rope_freqs.weight; take the model's folder",
+            r->of->name);
     MHA_TRY(begin_scaling(r, type, &scaling));
     MHA_TRY(take(r, &scale, true, scaling, "factor"));
     return yarn ? read_yarn(r, scaling) : MHA_OK;
@@ -445,23 +446,21 @@ static mha_status read_rotation(const reading *r)
     bool factors;
     MHA_TRY(read_width(r, &rotated));
     if (mha_gguf_find(r->file, "rope_factors_long.weight") >= 0)
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "%s: 'rope_factors_long.weight', factors of a rotation by the length of the "
-            "text, is not supported; take the model's folder",
-            mhai_show_path(r->path).text);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, r->path,
+            "'rope_factors_long.weight', factors of a rotation by the length of the "
+            "text, is not supported; take the model's folder");
     MHA_TRY(read_factors(r, rotated, &factors));
     return read_scaling(r, factors);
 }
 
-/* What weights tell: the output, biases, the vocabulary. */
+/* Settings derived from the weights: the output, biases, the vocabulary. */
 static mha_status read_weights(const reading *r)
 {
     mha_gguf_tensor table;
     const int64_t at = mha_gguf_find(r->file, "token_embd.weight");
     if (at < 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: weight 'token_embd.weight' is missing",
-                        mhai_show_path(r->path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, r->path, "weight 'token_embd.weight' is missing");
     MHA_TRY(mha_gguf_describe(r->file, at, &table));
     const bool tied = mha_gguf_find(r->file, "output.weight") < 0;
     const bool biased = mha_gguf_find(r->file, "blk.0.attn_q.bias") >= 0 ||
@@ -474,7 +473,7 @@ static mha_status read_weights(const reading *r)
     return MHA_OK;
 }
 
-/* What llama.cpp knows without being told. */
+/* Settings that llama.cpp assumes without a key. */
 static mha_status add_known(const reading *r)
 {
     const int64_t heads = count_of(r, "num_attention_heads"), width = count_of(r, "hidden_size");
@@ -485,7 +484,7 @@ static mha_status add_known(const reading *r)
     if (!causal) return refuse(r, &value, "is false, which is not supported");
     if (find(r, "use_parallel_residual", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
     bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel);
-    /* 0 is none, as Phi 4 has it */
+    /* 0 means none (Phi 4) */
     if (r->of->largest == 0 && count_of(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
     if (!find(r, "attention.key_length", &value) && each > 0 && width % heads == 0)
@@ -500,7 +499,7 @@ static mha_status add_known(const reading *r)
     return good ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* Parts of a split file, of which the first alone has the metadata. */
+/* In a split file only the first part has the metadata. */
 static mha_status refuse_part(const reading *r)
 {
     static const char number[] = "split.no", count[] = "split.count";
@@ -514,10 +513,10 @@ static mha_status refuse_part(const reading *r)
         MHA_TRY(mha_gguf_integer(&value, 0, 0, INT64_MAX - 1, &part));
     }
     if (parts <= 1) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: is part %lld of %lld of a model; merge them with llama.cpp's "
-                    "llama-gguf-split --merge FIRST-PART WHOLE.gguf",
-                    mhai_show_path(r->path).text, (long long)part + 1, (long long)parts);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                          "is part %lld of %lld of a model; merge them with llama.cpp's "
+                          "llama-gguf-split --merge FIRST-PART WHOLE.gguf",
+                          (long long)part + 1, (long long)parts);
 }
 
 static mha_status find_architecture(reading *r)
@@ -535,9 +534,9 @@ static mha_status find_architecture(reading *r)
     }
     if (r->of) return MHA_OK;
     snprintf(found, sizeof found, "%.*s", (int)(size < 40 ? size : 40), name);
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: general.architecture '%s' is not supported; known: %s",
-                    mhai_show_path(r->path).text, mhai_show_name(found).text, known);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, r->path,
+                          "general.architecture '%s' is not supported; known: %s",
+                          mhai_show_name(found).text, known);
 }
 
 mha_status mhai_gguf_status(mha_status status)

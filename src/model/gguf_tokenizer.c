@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the description points to. */
+/* Memory of the description. */
 typedef struct reading {
     const mha_gguf *file;
     mhai_vocabulary_desc desc;
@@ -18,12 +18,12 @@ typedef struct reading {
     char model[32], splitter[48];
 } reading;
 
-static mha_status allocate(int64_t count, size_t size, void **memory)
+static mha_status allocate(int64_t count, size_t size, void *pointer)
 {
-    *memory = calloc((size_t)count + 1, size);
-    return *memory ? MHA_OK
-                   : mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %lld tokens",
-                              (long long)count);
+    void *memory = calloc((size_t)count + 1, size);
+    memcpy(pointer, &memory, sizeof memory);
+    if (memory) return MHA_OK;
+    return mha_fail(MHA_ERR_NOMEM, "tokenizer: cannot allocate %lld tokens", (long long)count);
 }
 
 static bool find(const reading *r, const char *key, mha_gguf_value *value)
@@ -31,7 +31,7 @@ static bool find(const reading *r, const char *key, mha_gguf_value *value)
     return mha_gguf_key_find(r->file, key) >= 0 && mha_gguf_value_of(r->file, key, value) == MHA_OK;
 }
 
-/* A short text, or what it is without the key. */
+/* A short text, or the default if the key is absent. */
 static mha_status read_word(const reading *r, const char *key, const char *fallback, char *word,
                             size_t room)
 {
@@ -45,15 +45,13 @@ static mha_status read_word(const reading *r, const char *key, const char *fallb
     return MHA_OK;
 }
 
-/* An array of strings; none without the key. */
+/* An array of strings; empty if the key is absent. */
 static mha_status read_texts(const reading *r, const char *key, mhai_text **texts, int64_t *count)
 {
     mha_gguf_value value;
-    void *memory;
     *count = 0;
     if (!find(r, key, &value)) return MHA_OK;
-    MHA_TRY(allocate(value.count, sizeof **texts, &memory));
-    *texts = memory;
+    MHA_TRY(allocate(value.count, sizeof **texts, texts));
     for (int64_t i = 0; i < value.count; i++)
         MHA_TRY(mha_gguf_string(&value, i, &(*texts)[i].text, &(*texts)[i].size));
     *count = value.count;
@@ -65,20 +63,19 @@ static mha_status find_array(const reading *r, const char *key, mha_gguf_value *
 {
     *found = find(r, key, value);
     if (!*found || (value->array && value->count == r->desc.count)) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' has %lld elements, expected %lld, one for each token",
-                    mhai_show_path(r->desc.where).text, key, (long long)value->count,
-                    (long long)r->desc.count);
+    return mhai_path_fail(MHA_ERR_MODEL, r->desc.where,
+                          "'%s' has %lld elements, expected %lld, one for each token", key,
+                          (long long)value->count, (long long)r->desc.count);
 }
 
 static mha_status read_arrays(reading *r)
 {
     mha_gguf_value value;
-    void *memory;
     bool found;
     MHA_TRY(find_array(r, "tokenizer.ggml.token_type", &value, &found));
     if (found) {
-        MHA_TRY(allocate(r->desc.count, sizeof *r->types, &memory));
-        r->desc.types = r->types = memory;
+        MHA_TRY(allocate(r->desc.count, sizeof *r->types, &r->types));
+        r->desc.types = r->types;
         for (int64_t i = 0; i < r->desc.count; i++) {
             int64_t type;
             MHA_TRY(mha_gguf_integer(&value, i, MHAI_TOKEN_NORMAL, MHAI_TOKEN_BYTE, &type));
@@ -87,8 +84,8 @@ static mha_status read_arrays(reading *r)
     }
     MHA_TRY(find_array(r, "tokenizer.ggml.scores", &value, &found));
     if (!found) return MHA_OK;
-    MHA_TRY(allocate(r->desc.count, sizeof *r->scores, &memory));
-    r->desc.scores = r->scores = memory;
+    MHA_TRY(allocate(r->desc.count, sizeof *r->scores, &r->scores));
+    r->desc.scores = r->scores;
     for (int64_t i = 0; i < r->desc.count; i++) {
         double score;
         MHA_TRY(mha_gguf_real(&value, i, &score));
@@ -113,7 +110,7 @@ static mha_status read_flag(const reading *r, const char *key, bool fallback, bo
     return find(r, key, &value) ? mha_gguf_bool(&value, 0, flag) : MHA_OK;
 }
 
-/* The flags' defaults are llama.cpp's. */
+/* The defaults of the flags are llama.cpp's. */
 static mha_status read_all(reading *r)
 {
     mhai_vocabulary_desc *d = &r->desc;
@@ -122,8 +119,7 @@ static mha_status read_all(reading *r)
     MHA_TRY(read_texts(r, "tokenizer.ggml.tokens", &r->tokens, &d->count));
     MHA_TRY(read_texts(r, "tokenizer.ggml.merges", &r->merges, &d->merge_count));
     if (d->count == 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: has no 'tokenizer.ggml.tokens'",
-                        mhai_show_path(d->where).text);
+        return mhai_path_fail(MHA_ERR_MODEL, d->where, "has no 'tokenizer.ggml.tokens'");
     MHA_TRY(read_arrays(r));
     const bool llama = strcmp(r->model, "llama") == 0;
     d->model = r->model;

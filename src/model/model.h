@@ -1,4 +1,4 @@
-/* What a loaded model holds. */
+/* The contents of a loaded model. */
 #ifndef MHAI_MODEL_H
 #define MHAI_MODEL_H
 
@@ -11,10 +11,11 @@ struct mha_model {
     mha_allocator allocator;
     mha_model_info info;
     mha_transformer *transformer;
-    mha_tokenizer *tokenizer; /* one of them; both NULL: loaded without */
+    mha_tokenizer *tokenizer; /* at most one is set; both NULL: loaded without a tokenizer */
     mha_vocabulary *vocabulary;
     mhai_ends ends;
-    mha_model *encoder; /* of an encoder-decoder, whose decoder this is; else NULL */
+    mha_model *encoder; /* the encoder of an encoder-decoder, whose decoder this model is; else
+                         * NULL */
 };
 
 #endif

@@ -4,6 +4,7 @@
 #include <multihead/component.h>
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,12 +22,23 @@ mhai_shown mhai_config_name(const mhai_config *config, const char *key)
     return mhai_show_name(own ? own : key);
 }
 
+mha_status mhai_config_fail(mha_status status, const mhai_config *config, const char *key,
+                            const char *format, ...)
+{
+    char text[512]; /* what mha_fail() keeps */
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return mhai_path_fail(status, config->path, "'%s' %s", mhai_config_name(config, key).text,
+                          text);
+}
+
 static mha_status missing(const mhai_config *config, const char *key)
 {
-    return mha_fail(MHA_ERR_MODEL,
-                    "%s: '%s' is missing; take the config.json that came with the "
-                    "weights",
-                    mhai_show_path(config->path).text, mhai_config_name(config, key).text);
+    return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                            "is missing; take the config.json that came with the "
+                            "weights");
 }
 
 mha_status mhai_config_count(const mhai_config *config, const char *key, int64_t low, int64_t high,
@@ -35,13 +47,11 @@ mha_status mhai_config_count(const mhai_config *config, const char *key, int64_t
     const json_t *found = find(config, key);
     if (!found) return missing(config, key);
     if (!json_is_integer(found))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a whole number",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key, "is not a whole number");
     *value = (int64_t)json_integer_value(found);
     if (*value < low || *value > high)
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, expected %lld..%lld",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text,
-                        (long long)*value, (long long)low, (long long)high);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key, "is %lld, expected %lld..%lld",
+                                (long long)*value, (long long)low, (long long)high);
     return MHA_OK;
 }
 
@@ -51,12 +61,10 @@ mha_status mhai_config_number(const mhai_config *config, const char *key, double
     const json_t *found = find(config, key);
     *value = found ? json_number_value(found) : fallback;
     if (found && !json_is_number(found))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a number",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key, "is not a number");
     if (!(*value >= 0) || isinf(*value))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected a finite number from 0 on",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text,
-                        *value);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                "is %g, expected a finite number from 0 on", *value);
     return MHA_OK;
 }
 
@@ -66,8 +74,7 @@ mha_status mhai_config_text(const mhai_config *config, const char *key, const ch
     const json_t *found = find(config, key);
     if (!found && !fallback) return missing(config, key);
     if (found && !json_is_string(found))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a string",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key, "is not a string");
     *value = found ? json_string_value(found) : fallback;
     return MHA_OK;
 }
@@ -79,9 +86,8 @@ mha_status mhai_config_unset(const mhai_config *config, const char *key)
     if ((json_is_array(found) && json_array_size(found) == 0) ||
         (json_is_object(found) && json_object_size(found) == 0))
         return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: '%s' is set, and models that use it are not supported",
-                    mhai_show_path(config->path).text, mhai_config_name(config, key).text);
+    return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, key,
+                            "is set, and models that use it are not supported");
 }
 
 bool mhai_config_absent(const mhai_config *config, const char *key)
@@ -103,8 +109,7 @@ mha_status mhai_config_bool(const mhai_config *config, const char *key, bool fal
     const json_t *found = json_object_get(config->root, key);
     *value = mhai_config_absent(config, key) ? fallback : json_is_true(found);
     if (mhai_config_absent(config, key) || json_is_boolean(found)) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is neither true nor false",
-                    mhai_show_path(config->path).text, mhai_config_name(config, key).text);
+    return mhai_config_fail(MHA_ERR_MODEL, config, key, "is neither true nor false");
 }
 
 /* A number that becomes a float, from low to high and not 0. */
@@ -115,25 +120,23 @@ mha_status mhai_config_real(const mhai_config *config, const char *key, double f
     MHA_TRY(mhai_config_number(config, key, fallback, &number));
     *value = number <= high ? (float)number : 0;
     if (*value > 0 && number >= low && number <= high) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected %s %g, at most %g",
-                    mhai_show_path(config->path).text, mhai_config_name(config, key).text, number,
-                    low > 0 ? "at least" : "more than", low, high);
+    return mhai_config_fail(MHA_ERR_MODEL, config, key, "is %g, expected %s %g, at most %g", number,
+                            low > 0 ? "at least" : "more than", low, high);
 }
 
 mha_status mhai_config_float(const mhai_config *config, const char *key, float *value)
 {
     const json_t *found = find(config, key);
     const double number = found ? json_number_value(found) : 0;
-    const double most = 3.4028235e38; /* FLT_MAX as it is written: a little more */
+    const double most = 3.4028235e38; /* FLT_MAX in decimal, rounded up */
     *value = 0;
     if (found && (!json_is_number(found) || !(fabs(number) <= most)))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a number that fits in a float",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key, "is not a number that fits in a float");
     *value = (float)number;
     return MHA_OK;
 }
 
-/* The place of a text field among count known ones. */
+/* The index of a text field among count known values. */
 mha_status mhai_config_choice(const mhai_config *config, const char *key, const char *fallback,
                               const char *const *known, int count, int *choice)
 {
@@ -145,9 +148,8 @@ mha_status mhai_config_choice(const mhai_config *config, const char *key, const 
         if (strcmp(text, known[i]) == 0) return MHA_OK;
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", known[i]);
     }
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: %s '%s' is not supported; known: %s",
-                    mhai_show_path(config->path).text, mhai_config_name(config, key).text,
-                    mhai_show_name(text).text, list);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path, "%s '%s' is not supported; known: %s",
+                          mhai_config_name(config, key).text, mhai_show_name(text).text, list);
 }
 
 mha_status mhai_config_refuse(const mhai_config *config, const char *const *keys)

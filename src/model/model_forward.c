@@ -1,6 +1,5 @@
-/* A model's forward call: everything about a batch and its outputs is checked here, all of it before
- * the first byte is written; then the transformer runs, and each layer's outputs are taken from it
- * as soon as it is done. */
+/* A model's forward call. It validates the batch and its outputs before writing any byte. Then the
+ * transformer runs, and each layer's outputs are copied as soon as the layer is done. */
 #include "model/model.h"
 
 #include <multihead/component.h>
@@ -15,7 +14,7 @@ static mha_status check_reserved(const char *name, uint32_t reserved)
                     (unsigned)reserved);
 }
 
-/* A call whose arguments have been checked. */
+/* A call with validated arguments. */
 typedef struct model_call {
     mha_context *context;
     const mha_model *model;
@@ -75,7 +74,7 @@ static mha_status check_batch(const mha_model_info *info, const mha_batch *batch
 
 enum { LAYER_OUTPUTS = 9 };
 
-/* The outputs that one layer writes, and the bytes that they lie in. */
+/* The outputs of one layer, and the byte ranges of their memory. */
 typedef struct span {
     char name[64];
     uintptr_t begin, end;
@@ -102,8 +101,8 @@ static mha_status check_shape(const char *name, const mha_tensor *tensor, int nd
     return MHA_OK;
 }
 
-/* Axes from the smallest stride up must each step over all that the smaller ones span; then no two
- * elements share memory. Gives the lowest and one past the highest element. */
+/* No two elements share memory if each axis, from the smallest stride up, steps over the span of
+ * all smaller ones. Computes the lowest element and one past the highest. */
 static mha_status check_strides(const char *name, const mha_tensor *tensor, int64_t *low,
                                 int64_t *high)
 {
@@ -181,18 +180,27 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
                         (long long)layer);
     mha_transformer_desc d;
     mha_transformer_describe(pass->model->transformer, &d);
-    const int64_t B = pass->B, T = pass->T, D = info->head_dim;
+    const mha_layer_desc *of = d.layers ? &d.layers[layer] : NULL;
+    const bool delta = of && of->mixer;
+    const int64_t B = pass->B, T = pass->T, D = delta ? of->key_dim : info->head_dim;
+    const int64_t Dv = delta ? of->value_dim : D;
     const int64_t H = d.layer_heads ? d.layer_heads[layer] : info->heads;
     const int64_t Hk = d.layer_heads ? d.layer_kv_heads[layer] : info->kv_heads;
     const int64_t map[] = {B, H, T, T}, mean[] = {B, T, T}, row[] = {B, H, T};
-    const int64_t query[] = {B, H, T, D}, key[] = {B, Hk, T, D};
+    const int64_t query[] = {B, delta ? Hk : H, T, D}, key[] = {B, Hk, T, D};
+    const int64_t value[] = {B, delta ? H : Hk, T, Dv}, heads[] = {B, H, T, Dv};
+    if (delta && w.lse)
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_module_outputs: lse of layer %lld, which is a gated delta net and has "
+                        "none",
+                        (long long)layer);
     MHA_TRY(check_output("probabilities", layer, w.probabilities, 4, map, all));
     MHA_TRY(check_output("average_probabilities", layer, w.average_probabilities, 3, mean, all));
     MHA_TRY(check_output("lse", layer, w.lse, 3, row, all));
     MHA_TRY(check_output("q", layer, w.q, 4, query, all));
     MHA_TRY(check_output("k", layer, w.k, 4, key, all));
-    MHA_TRY(check_output("v", layer, w.v, 4, key, all));
-    return check_output("heads", layer, w.heads, 4, query, all);
+    MHA_TRY(check_output("v", layer, w.v, 4, value, all));
+    return check_output("heads", layer, w.heads, 4, heads, all);
 }
 
 static mha_status check_outputs(const mha_model_info *info, const model_call *pass)
@@ -203,7 +211,7 @@ static mha_status check_outputs(const mha_model_info *info, const model_call *pa
         spans all = {.count = 0};
         MHA_TRY(check_attention(info, pass, l, &all));
         if (want->hidden && l == 0) {
-            spans first = all; /* it may share with hidden[1], which is written after it */
+            spans first = all; /* it may share memory with hidden[1], which is written after it */
             MHA_TRY(check_output("hidden[0]", -1, want->hidden[0], 3, shape, &first));
         }
         if (want->hidden)
@@ -216,7 +224,7 @@ static mha_status check_outputs(const mha_model_info *info, const model_call *pa
 
 /* ---- the run ------------------------------------------------------------------------------- */
 
-/* Rows of 1 to 3 leading axes from one tensor to another of the same shape. */
+/* Copy rows of 1 to 3 leading axes from one tensor to another of the same shape. */
 static void copy_rows(const mha_tensor *from, const mha_tensor *to)
 {
     const int last = to->ndim - 1;
@@ -264,17 +272,16 @@ static mha_status take_layer(void *user, const mha_activations *activations, int
     return want->after_layer ? want->after_layer(want->after_layer_user, layer) : MHA_OK;
 }
 
-/* What the layers' attention itself is asked for. */
+/* The requested outputs of the layers' attention. */
 static mha_status want_of_layers(const model_call *p, const mha_attention_outputs *const **list)
 {
     const int64_t layers = p->model->info.layers;
-    void *memory;
     *list = NULL;
     if (!p->want.attention) return MHA_OK;
-    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof(mha_attention_outputs), &memory));
-    mha_attention_outputs *outputs = memory;
-    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof *list, &memory));
-    const mha_attention_outputs **pointers = memory;
+    mha_attention_outputs *outputs;
+    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof(mha_attention_outputs), &outputs));
+    const mha_attention_outputs **pointers;
+    MHA_TRY(mha_scratch_alloc(p->context, layers, sizeof *list, &pointers));
     for (int64_t l = 0; l < layers; l++) {
         const mha_module_outputs *given = p->want.attention[l];
         pointers[l] = NULL;
@@ -292,7 +299,7 @@ static mha_status want_of_layers(const model_call *p, const mha_attention_output
     return MHA_OK;
 }
 
-/* A copy, since an output may lie where the caller's are. */
+/* Copy them, since an output may share memory with the caller's. */
 static mha_status copy_lengths(const model_call *p, const int64_t **lengths)
 {
     void *memory;

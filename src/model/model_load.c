@@ -1,4 +1,4 @@
-/* Models: a folder's transformer with what turns a text into its tokens. */
+/* Models: a folder's transformer and its tokenizer. */
 #include "model/model.h"
 
 #include "io/file.h"
@@ -14,10 +14,10 @@
 static mha_status check_count(const char *folder, int64_t count, int64_t vocab_size)
 {
     if (count <= vocab_size) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL,
-                    "%s: the tokenizer has %lld tokens, config.json's vocab_size is %lld; they "
-                    "belong to different models",
-                    mhai_show_path(folder).text, (long long)count, (long long)vocab_size);
+    return mhai_path_fail(MHA_ERR_MODEL, folder,
+                          "the tokenizer has %lld tokens, config.json's vocab_size is %lld; they "
+                          "belong to different models",
+                          (long long)count, (long long)vocab_size);
 }
 
 static mha_status check_vocabulary(const char *folder, const mha_model *model)
@@ -36,7 +36,8 @@ static mha_status load_tokenizer(const char *folder, mha_model *model)
         if (status == MHA_OK)
             return check_count(folder, mha_vocabulary_count(model->vocabulary),
                                model->info.vocab_size);
-        if (status == MHA_ERR_UNSUPPORTED) /* neither: the first error says more */
+        if (status == MHA_ERR_UNSUPPORTED) /* neither worked: report the first error, which says
+                                            * more */
             status = mha_tokenizer_load(folder, NULL, &model->tokenizer);
     }
     MHA_TRY(status);
@@ -64,7 +65,7 @@ static void describe(const mhai_loaded *loaded, mha_model *model)
     model->ends = loaded->ends;
 }
 
-/* What the tokenizer calls the end of a text is among those of the files. */
+/* The tokenizer's end of text is one of the ends of the files. */
 static mha_status add_end(mha_model *model)
 {
     mha_tokenizer_info info = {.struct_size = sizeof info, .eos_id = -1};
@@ -107,14 +108,12 @@ static mha_status check_parts(const char *folder, const mha_model *decoder)
         return MHA_OK;
     if (!(d.flags & MHA_TRANSFORMER_CROSS) || e.flags & MHA_TRANSFORMER_CROSS ||
         !(e.flags & MHA_TRANSFORMER_NO_OUTPUT))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: encoder and decoder do not belong together: the encoder needs "
-                        "no_output, the decoder cross_attention",
-                        mhai_show_path(folder).text);
-    return mha_fail(MHA_ERR_MODEL,
-                    "%s: encoder and decoder do not belong together: the decoder must attend to "
-                    "rows as wide as the encoder's, of the same vocabulary",
-                    mhai_show_path(folder).text);
+        return mhai_path_fail(MHA_ERR_MODEL, folder,
+                              "encoder and decoder do not belong together: the encoder needs "
+                              "no_output, the decoder cross_attention");
+    return mhai_path_fail(MHA_ERR_MODEL, folder,
+                          "encoder and decoder do not belong together: the decoder must attend to "
+                          "rows as wide as the encoder's, of the same vocabulary");
 }
 
 static mha_status load_parts(mha_context *context, const char *folder,
@@ -146,10 +145,9 @@ static mha_status load(mha_context *context, const char *folder, const mha_model
     if (mhai_model_has_encoder(folder)) return load_parts(context, folder, options, model);
     MHA_TRY(load_one(context, folder, options, model));
     if (!is_cross(model)) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: is the decoder of an encoder-decoder, which needs its encoder: give the "
-                    "folder that holds both",
-                    mhai_show_path(folder).text);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, folder,
+                          "is the decoder of an encoder-decoder, which needs its encoder: give the "
+                          "folder that holds both");
 }
 
 static mha_status check_options(const mha_model_options *own)
@@ -177,7 +175,7 @@ static mha_status check_options(const mha_model_options *own)
     return MHA_OK;
 }
 
-/* All ranks have a model, and the same one. */
+/* All ranks must have the same model. */
 static mha_status agree(mha_context *context, const char *path, const mha_model_options *options,
                         mha_status status)
 {
@@ -196,9 +194,8 @@ static mha_status agree(mha_context *context, const char *path, const mha_model_
         : first.tokenizer != own.tokenizer ? "another tokenizer"
                                            : NULL;
     if (differs)
-        status =
-            mha_fail(MHA_ERR_ARGUMENT, "%s: has %s than at rank 0; give all ranks the same files",
-                     mhai_show_path(path).text, differs);
+        status = mhai_path_fail(MHA_ERR_ARGUMENT, path,
+                                "has %s than at rank 0; give all ranks the same files", differs);
     return mha_transport_agree(ranks, status);
 }
 

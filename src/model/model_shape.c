@@ -1,5 +1,5 @@
-/* The shape of a model's attention: config.json of many architectures, by a table of what each
- * calls its sizes and which biases its attention has. No weight is read. */
+/* The shape of a model's attention from config.json, without reading weights. A table has each
+ * architecture's names of sizes and its attention biases. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/folder.h"
@@ -18,14 +18,14 @@ static mha_status check_heads(const mhai_config *config, const mha_model_shape *
                               bool head_dim_given)
 {
     if (!head_dim_given && shape->embed_dim % shape->heads != 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: the width %lld is not a multiple of the %lld heads",
-                        mhai_show_path(config->path).text, (long long)shape->embed_dim,
-                        (long long)shape->heads);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "the width %lld is not a multiple of the %lld heads",
+                              (long long)shape->embed_dim, (long long)shape->heads);
     if (shape->kv_heads > shape->heads || shape->heads % shape->kv_heads != 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: %lld query heads cannot share %s %lld evenly",
-                        mhai_show_path(config->path).text, (long long)shape->heads,
-                        mhai_config_name(config, "num_key_value_heads").text,
-                        (long long)shape->kv_heads);
+        return mhai_path_fail(
+            MHA_ERR_MODEL, config->path, "%lld query heads cannot share %s %lld evenly",
+            (long long)shape->heads, mhai_config_name(config, "num_key_value_heads").text,
+            (long long)shape->kv_heads);
     return MHA_OK;
 }
 

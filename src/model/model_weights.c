@@ -18,7 +18,7 @@ static const size_t most_index_bytes = 64u << 20;
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* Take path, and open it as one more shard. */
+/* Open path as one more shard; takes ownership of path. */
 static mha_status open_shard(mhai_weights *weights, char *path)
 {
     mhai_shard *grown = NULL;
@@ -46,19 +46,20 @@ static bool is_open(const mhai_weights *weights, const char *name)
     return false;
 }
 
-/* A file that the index names: it lies beside the index, nowhere else. */
+/* A file that the index names must be in the folder of the index. */
 static mha_status open_named(mhai_weights *weights, const char *folder, const json_t *value)
 {
     const char *name = json_string_value(value);
     if (!name || name[0] == '\0' || name[0] == '.' || strchr(name, '/') ||
         strlen(name) != json_string_length(value))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: weight_map names '%s', which is not the name of a file in its folder",
-                        mhai_show_path(weights->path).text, name ? mhai_show_name(name).text : "");
+        return mhai_path_fail(
+            MHA_ERR_MODEL, weights->path,
+            "weight_map names '%s', which is not the name of a file in its folder",
+            name ? mhai_show_name(name).text : "");
     if (is_open(weights, name)) return MHA_OK;
     if (weights->shards == MOST_SHARDS)
-        return mha_fail(MHA_ERR_MODEL, "%s: names more than %d files",
-                        mhai_show_path(weights->path).text, MOST_SHARDS);
+        return mhai_path_fail(MHA_ERR_MODEL, weights->path, "names more than %d files",
+                              MOST_SHARDS);
     if (!mhai_model_holds(folder, name))
         return mha_fail(MHA_ERR_FILE, "%s/%s: no such file, but %s names it; fetch the model again",
                         mhai_show_path(folder).text, mhai_show_name(name).text,
@@ -66,7 +67,7 @@ static mha_status open_named(mhai_weights *weights, const char *folder, const js
     return open_shard(weights, mhai_model_join(folder, name));
 }
 
-/* No weight twice: the one that is found would depend on the order of the files. */
+/* Reject duplicate weights: the result would depend on the order of the files. */
 static mha_status check_single(const mhai_weights *weights)
 {
     for (int64_t i = 0; i < weights->shards; i++)
@@ -90,8 +91,7 @@ static mha_status open_index(mhai_weights *weights, const char *folder)
     json_t *map = json_object_get(root, "weight_map");
     mha_status status = MHA_OK;
     if (!json_is_object(map))
-        status = mha_fail(MHA_ERR_MODEL, "%s: 'weight_map' is not an object",
-                          mhai_show_path(weights->path).text);
+        status = mhai_path_fail(MHA_ERR_MODEL, weights->path, "'weight_map' is not an object");
     json_object_foreach(map, key, value)
     {
         if (status == MHA_OK) status = open_named(weights, folder, value);
@@ -106,8 +106,7 @@ mha_status mhai_weights_open(const char *folder, mhai_weights *weights)
     *weights = (mhai_weights){.prefix = "", .asks = "config.json"};
     weights->path =
         mhai_model_join(folder, one ? "model.safetensors" : "model.safetensors.index.json");
-    if (!weights->path)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(folder).text);
+    if (!weights->path) return mhai_path_fail(MHA_ERR_NOMEM, folder, "cannot allocate names");
     return one ? open_shard(weights, mhai_model_join(folder, "model.safetensors"))
                : open_index(weights, folder);
 }
@@ -150,7 +149,7 @@ const char *mhai_weights_name(const mhai_weights *weights, int64_t index)
     return mha_safetensors_name(shard->file, index - shard->first);
 }
 
-/* A tensor of a GGUF file is read as f32, whatever its blocks are. */
+/* A tensor of a GGUF file is read as f32, whatever the type of its blocks. */
 static mha_status peek_gguf(const mha_gguf *file, int64_t index, mha_tensor *tensor)
 {
     mha_gguf_tensor found;
@@ -169,7 +168,7 @@ mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index, mha_ten
     const mha_status status = mha_safetensors_peek(shard->file, index - shard->first, tensor);
     if (status == MHA_OK) return MHA_OK;
     snprintf(detail, sizeof detail, "%s", mha_error_detail());
-    return mha_fail(status, "%s: %s", mhai_show_path(shard->path).text, detail);
+    return mhai_path_fail(status, shard->path, "%s", detail);
 }
 
 static int64_t find_full(const mhai_weights *weights, const char *name)
@@ -205,8 +204,9 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
     mha_tensor found, *tensor = &found;
     *index = mhai_weights_find(weights, name);
     if (*index < 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s%s' is missing; %s asks for it",
-                        mhai_show_path(weights->path).text, weights->prefix, name, weights->asks);
+        return mhai_path_fail(MHA_ERR_MODEL, weights->path,
+                              "weight '%s%s' is missing; %s asks for it", weights->prefix, name,
+                              weights->asks);
     MHA_TRY(mhai_weights_peek(weights, *index, tensor));
     name = mhai_weights_name(weights, *index);
     const char *path = weights->gguf ? weights->path : shard_of(weights, *index)->path;
@@ -216,15 +216,15 @@ mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
         char has[160], wants[160];
         mhai_weights_print_shape(has, sizeof has, tensor);
         mhai_weights_print_shape(wants, sizeof wants, expected);
-        return mha_fail(MHA_ERR_MODEL, "%s: weight '%s' has shape %s, %s asks for %s",
-                        mhai_show_path(path).text, name, has, weights->asks, wants);
+        return mhai_path_fail(MHA_ERR_MODEL, path, "weight '%s' has shape %s, %s asks for %s", name,
+                              has, weights->asks, wants);
     }
     if (weights->gguf) return mha_gguf_read(weights->gguf, *index, 0, 0, NULL); /* is it read? */
     if (tensor->dtype == MHA_F32 || tensor->dtype == MHA_F16 || tensor->dtype == MHA_BF16)
         return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: weight '%s' is %s; save the model as float32, float16 or bfloat16",
-                    mhai_show_path(path).text, name, mha_dtype_name(tensor->dtype));
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                          "weight '%s' is %s; save the model as float32, float16 or bfloat16", name,
+                          mha_dtype_name(tensor->dtype));
 }
 
 mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index)

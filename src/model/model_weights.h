@@ -1,6 +1,5 @@
-/* Weights of a model folder by name, in one file or in shards, checked against the shape that
- * config.json asks for, as f32 whatever floating type a file has and however its data is aligned.
- */
+/* Weights of a model folder by name, in one file or in shards, checked against the shape in
+ * config.json. They are read as f32 from any floating type and alignment. */
 #ifndef MHAI_MODEL_WEIGHTS_H
 #define MHAI_MODEL_WEIGHTS_H
 
@@ -11,16 +10,16 @@
 typedef struct mhai_shard {
     char *path;
     mha_safetensors *file;
-    int64_t first; /* number of its first tensor among those of all shards */
+    int64_t first; /* number of its first tensor over all shards */
 } mhai_shard;
 
 typedef struct mhai_weights {
     char *path;        /* of the file, or of the index of several, for messages */
     mha_gguf *gguf;    /* instead of shards; owned */
-    const char *asks;  /* what says which weights there are, for messages */
+    const char *asks;  /* the file that lists the weights, for messages */
     mhai_shard *shard; /* [shards] */
     int64_t shards, count;
-    const char *prefix; /* in front of every name that has it */
+    const char *prefix; /* optional prefix of the names */
 } mhai_weights;
 
 /* Open FOLDER/model.safetensors, or all files that FOLDER/model.safetensors.index.json names. Close
@@ -36,21 +35,21 @@ const char *mhai_weights_name(const mhai_weights *weights, int64_t index);
 MHA_NODISCARD mha_status mhai_weights_peek(const mhai_weights *weights, int64_t index,
                                            mha_tensor *tensor);
 
-/* The number of the tensor called prefix + name, or name alone; -1: none. */
+/* The index of the tensor named prefix + name, or name alone; -1: none. */
 int64_t mhai_weights_find(const mhai_weights *weights, const char *name);
 
-/* The number of the weight called name, of expected's shape and a type that is read. Errors:
+/* The index of the weight with this name, expected's shape and a supported type. Errors:
  * MHA_ERR_MODEL (missing, or another shape), MHA_ERR_UNSUPPORTED (another type). */
 MHA_NODISCARD mha_status mhai_weights_check(const mhai_weights *weights, const char *name,
                                             const mha_tensor *expected, int64_t *index);
 
-/* Elements as they lie in a file, in row order: GGUF has all types that safetensors has. */
+/* The elements in the file, in row order. GGUF has all types of safetensors. */
 typedef struct mhai_elements {
     mha_gguf_type type;
     const unsigned char *data; /* aligned or not */
 } mhai_elements;
 
-/* Those of a tensor that has been checked; as long as the weights are open. */
+/* The elements of a checked tensor; valid while the weights are open. */
 mhai_elements mhai_weights_elements(const mhai_weights *weights, int64_t index);
 
 /* Whether two tensors of safetensors have the same type, shape and bytes. */
@@ -59,10 +58,10 @@ bool mhai_weights_equal(const mhai_weights *weights, int64_t a, int64_t b);
 /* Elements first .. first + count as f32. */
 void mhai_elements_read(mhai_elements from, int64_t first, int64_t count, float *to);
 
-/* Whether some tensor has a coded form (gguf_blocks.h). */
+/* Whether any tensor has a coded form (gguf_blocks.h). */
 bool mhai_weights_have_blocks(const mhai_weights *weights);
 
-/* Whether all tensors that can be read are f32. */
+/* Whether all readable tensors are f32. */
 bool mhai_weights_are_f32(const mhai_weights *weights);
 
 /* "[2, 3]". */

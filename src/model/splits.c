@@ -1,12 +1,12 @@
-/* How texts fall into pieces: at white space, at punctuation, or into characters. The rules are
- * those of the pre-tokenizers that checkpoint_words.c writes, WhitespaceSplit, Punctuation and
- * Split, so that others read the same words. */
+/* Splitting texts: at white space, at punctuation, or into characters. The rules are those of the
+ * pre-tokenizers WhitespaceSplit, Punctuation and Split that checkpoint_words.c writes, so that
+ * other programs read the same words. */
 #include <multihead/checkpoint.h>
 #include <multihead/component.h>
 
 #include <utf8proc.h>
 
-/* White space as Unicode has it. */
+/* White space as defined by Unicode. */
 static bool is_space(utf8proc_int32_t code)
 {
     const utf8proc_category_t c = utf8proc_category(code);
@@ -14,7 +14,7 @@ static bool is_space(utf8proc_int32_t code)
            c == UTF8PROC_CATEGORY_ZL || c == UTF8PROC_CATEGORY_ZP;
 }
 
-/* Punctuation as Unicode has it, and what ASCII adds: $ + < = > ^ ` | ~ */
+/* Punctuation as defined by Unicode, and in ASCII also $ + < = > ^ ` | ~ */
 static bool is_punctuation(utf8proc_int32_t code)
 {
     const utf8proc_category_t c = utf8proc_category(code);
@@ -24,7 +24,7 @@ static bool is_punctuation(utf8proc_int32_t code)
     return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
 }
 
-/* The character at text + at: its bytes, and what it is. */
+/* The character at text + at: its bytes and class. */
 static mha_status look(const char *text, size_t at, size_t bytes, size_t *step,
                        utf8proc_int32_t *code)
 {

@@ -1,5 +1,5 @@
-/* See multihead/state.h. Loading checks and converts everything before it sets the first
- * parameter; setting what was checked cannot fail. */
+/* See multihead/state.h. Loading checks and converts everything before setting the first parameter;
+ * setting checked parameters cannot fail. */
 #include "io/file.h"
 #include "model/model_weights.h"
 
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Far more than a module has. */
+/* Far more than any module has. */
 enum { MOST_PARAMETERS = 32 };
 
-/* The tensors of a state, named in full and by the module's own names. */
+/* The tensors of a state, by full name and by the module's name. */
 typedef struct state {
     const char *path, *prefix;
     int64_t count;
@@ -32,7 +32,7 @@ static void free_state(state *s)
     }
 }
 
-/* Names and shapes of all that the module has; no data yet. */
+/* Names and shapes of all tensors of the module; no data yet. */
 static mha_status list_state(const mha_module *module, const char *path, const char *prefix,
                              state *s)
 {
@@ -50,7 +50,7 @@ static mha_status list_state(const mha_module *module, const char *path, const c
     return MHA_OK;
 }
 
-/* Memory for tensor i, of count floats. */
+/* Allocate tensor i, of count floats. */
 static mha_status own_memory(state *s, int64_t i, int64_t *count)
 {
     MHA_TRY(mha_tensor_count(&s->tensor[i], count));
@@ -73,8 +73,8 @@ static mha_status check_shape(const state *s, int64_t i, const mha_tensor *found
     char has[160], wants[160];
     mhai_weights_print_shape(has, sizeof has, found);
     mhai_weights_print_shape(wants, sizeof wants, expected);
-    return mha_fail(MHA_ERR_MODEL, "%s: tensor '%s' has shape %s, the module has %s",
-                    mhai_show_path(s->path).text, mhai_show_name(s->name[i]).text, has, wants);
+    return mhai_path_fail(MHA_ERR_MODEL, s->path, "tensor '%s' has shape %s, the module has %s",
+                          mhai_show_name(s->name[i]).text, has, wants);
 }
 
 static mha_status read_tensor(const mha_safetensors *file, state *s, int64_t i)
@@ -82,8 +82,8 @@ static mha_status read_tensor(const mha_safetensors *file, state *s, int64_t i)
     int64_t index = mha_safetensors_find(file, s->name[i]);
     mha_tensor found;
     if (index < 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: tensor '%s' is missing, the module needs it",
-                        mhai_show_path(s->path).text, mhai_show_name(s->name[i]).text);
+        return mhai_path_fail(MHA_ERR_MODEL, s->path, "tensor '%s' is missing, the module needs it",
+                              mhai_show_name(s->name[i]).text);
     MHA_TRY(mha_safetensors_peek(file, index, &found));
     MHA_TRY(check_shape(s, i, &found));
     if (found.dtype == MHA_F32 && found.data) {
@@ -92,17 +92,16 @@ static mha_status read_tensor(const mha_safetensors *file, state *s, int64_t i)
     }
     if (found.dtype != MHA_F32 && found.dtype != MHA_F16 && found.dtype != MHA_BF16 &&
         found.dtype != MHA_F64)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: tensor '%s' is %s; save the state as float32, float16, bfloat16 or "
-                        "float64",
-                        mhai_show_path(s->path).text, mhai_show_name(s->name[i]).text,
-                        mha_dtype_name(found.dtype));
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, s->path,
+                              "tensor '%s' is %s; save the state as float32, float16, bfloat16 or "
+                              "float64",
+                              mhai_show_name(s->name[i]).text, mha_dtype_name(found.dtype));
     int64_t count;
     MHA_TRY(own_memory(s, i, &count));
     return mha_safetensors_read(file, index, MHA_F32, count, s->memory[i]);
 }
 
-/* Nothing else may stand under the prefix. */
+/* Reject other tensors under the prefix. */
 static mha_status check_unexpected(const mha_safetensors *file, const state *s)
 {
     size_t length = strlen(s->prefix);
@@ -111,10 +110,11 @@ static mha_status check_unexpected(const mha_safetensors *file, const state *s)
         bool known = strncmp(name, s->prefix, length) != 0;
         for (int64_t i = 0; i < s->count && !known; i++) known = strcmp(name, s->name[i]) == 0;
         if (!known)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: tensor '%s' is unexpected, the module has no such parameter; make "
-                            "it with other flags or sizes, or give a longer prefix",
-                            mhai_show_path(s->path).text, mhai_show_name(name).text);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, s->path,
+                "tensor '%s' is unexpected, the module has no such parameter; make "
+                "it with other flags or sizes, or give a longer prefix",
+                mhai_show_name(name).text);
     }
     return MHA_OK;
 }

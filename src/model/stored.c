@@ -12,18 +12,49 @@
 
 static bool is_fused(mhai_weight_form form)
 {
-    return form >= MHAI_FUSED && form <= MHAI_FUSED_HEADS;
+    return form >= MHAI_FUSED && form <= MHAI_FUSED_GROUPS;
 }
 
-/* Fused weights have rows of q, k and v together, or of gate and up. */
+/* Rows of each part of a fused weight, in one of its blocks. */
+typedef struct fusion {
+    int64_t blocks, parts[4];
+} fusion;
+
+static fusion fusion_of_delta(const mha_layer_desc *l, int64_t heads, int64_t kv_heads,
+                              const mha_parameter *p, mhai_weight_form form)
+{
+    const int64_t k = l->key_dim, v = heads / kv_heads * l->value_dim;
+    if (form != MHAI_FUSED_GROUPS)
+        return (fusion){1, {kv_heads * k, kv_heads * k, heads * l->value_dim, 0}};
+    if (strstr(p->name, ".a_proj.") || strstr(p->name, ".b_proj."))
+        return (fusion){kv_heads, {heads / kv_heads, heads / kv_heads, 0, 0}};
+    return (fusion){kv_heads, {k, k, v, v}};
+}
+
+static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
+                        mhai_weight_form form)
+{
+    const int64_t heads = d->layer_heads ? d->layer_heads[p->layer] : d->num_heads;
+    const int64_t kv_heads = d->layer_heads ? d->layer_kv_heads[p->layer] : d->kv_heads;
+    const int64_t D = d->head_dim;
+    if (strstr(p->name, ".mlp.")) return (fusion){1, {d->ff_dim, d->ff_dim, 0, 0}};
+    if (d->layers && d->layers[p->layer].mixer)
+        return fusion_of_delta(&d->layers[p->layer], heads, kv_heads, p, form);
+    if (form == MHAI_FUSED_GATE) return (fusion){heads, {D, D, 0, 0}};
+    if (form == MHAI_FUSED_HEADS) return (fusion){heads, {D, D, D, 0}};
+    return (fusion){1, {heads * D, kv_heads * D, kv_heads * D, 0}};
+}
+
 static void find_part(const mha_transformer_desc *d, const mha_parameter *p,
                       const mhai_weight_name *row, mhai_stored_parameter *stored, int64_t *total)
 {
-    const bool gate = strstr(p->name, ".mlp.");
-    *total = gate ? 2 * d->ff_dim : (d->num_heads + 2 * d->kv_heads) * d->head_dim;
-    stored->part = row->part;
-    stored->parts = gate ? 2 : 3;
-    if (row->part > 0) stored->first = *total - (stored->parts - row->part) * p->shape[0];
+    const fusion f = fusion_of(d, p, row->form);
+    stored->block = f.parts[row->part];
+    for (int i = 0; i < 4; i++) {
+        if (i < row->part) stored->first += f.parts[i];
+        stored->step += f.parts[i];
+    }
+    *total = f.blocks * stored->step;
 }
 
 mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
@@ -45,6 +76,8 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
     }
     stored->total = total;
     mha_tensor expected = {.ndim = p->ndim, .shape = {total, stored->columns}};
+    if (form == MHAI_CONVOLUTION)
+        expected = (mha_tensor){.ndim = 3, .shape = {total, 1, stored->columns}};
     if (stored->transposed) {
         expected.shape[0] = stored->columns;
         expected.shape[1] = total;
@@ -56,18 +89,21 @@ mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan 
 
 /* ---- reading ------------------------------------------------------------------------------- */
 
-/* Where our row i is. Rows of a rotation that pairs neighbours stand as 0, D/2, 1, D/2 + 1, ... */
+/* The file's row of row i. A rotation of neighbouring pairs orders its rows 0, D/2, 1, D/2 + 1,
+ * ... */
 static int64_t row_at(const mhai_stored_parameter *p, int64_t i)
 {
     const int64_t D = p->head_dim;
     switch (p->form) {
-    case MHAI_FUSED_HEADS: return (i / D * p->parts + p->part) * D + i % D;
+    case MHAI_FUSED_HEADS:
+    case MHAI_FUSED_GATE:
+    case MHAI_FUSED_GROUPS: return i / p->block * p->step + p->first + i % p->block;
     case MHAI_PAIRED_ROWS: return i - i % D + i % D % (D / 2) * 2 + i % D / (D / 2);
     default: return p->first + i;
     }
 }
 
-/* Rows there are columns here. */
+/* Rows are columns in the file. */
 static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                         int64_t columns, float *to)
 {
@@ -84,10 +120,11 @@ static void read_turned(const mhai_stored_parameter *p, int64_t row, int64_t row
 
 static bool in_order(const mhai_stored_parameter *p)
 {
-    return p->form != MHAI_FUSED_HEADS && p->form != MHAI_PAIRED_ROWS;
+    return p->form != MHAI_PAIRED_ROWS &&
+           (p->form < MHAI_FUSED_HEADS || p->form > MHAI_FUSED_GROUPS);
 }
 
-/* Whole rows that are neighbours there are read together. */
+/* Read rows that are neighbours in the file together. */
 static void read_rows(const mhai_stored_parameter *p, int64_t row, int64_t rows, int64_t column,
                       int64_t columns, float *to)
 {

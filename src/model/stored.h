@@ -1,30 +1,30 @@
-/* The parameters of a transformer as a file has them: of another type, order or scale. */
+/* The parameters of a transformer in a file of another type, order or scale. */
 #ifndef MHAI_STORED_H
 #define MHAI_STORED_H
 
 #include "model/arch/family.h"
 #include "model/model_weights.h"
 
-/* Where one parameter is, and how its rows become ours. */
+/* The location of one parameter, and the conversion of its rows. */
 typedef struct mhai_stored_parameter {
     mhai_elements from;
     mhai_weight_form form;
     bool transposed;
-    int64_t columns;     /* of ours; 1 of a vector */
-    int64_t total;       /* columns there, if transposed */
-    int64_t first;       /* row there of our row 0; or column */
-    int64_t part, parts; /* of rows that are fused head by head */
+    int64_t columns;     /* in the library; 1 for a vector */
+    int64_t total;       /* columns in the file, if transposed */
+    int64_t first;       /* row in the file of row 0; or column */
+    int64_t block, step; /* of fused rows: `block` consecutive rows every `step` rows of the file */
     int64_t head_dim;
 } mhai_stored_parameter;
 
-/* A source (mha_transformer_source.user): what it reads, and the files that are open for it. */
+/* The user data of a source (mha_transformer_source.user): the parameters and their open files. */
 typedef struct mhai_stored {
     mhai_weights weights;
     mhai_stored_parameter *parameters;
 } mhai_stored;
 
-/* Where a parameter p of a transformer is, whose weight is called name there. row: of the family's
- * names; NULL: none. Errors: as mhai_weights_check(). */
+/* Locate parameter p of a transformer, whose weight has this name in the file. row: its row of the
+ * family's names; NULL: none. Errors: as mhai_weights_check(). */
 MHA_NODISCARD mha_status mhai_stored_find(const mhai_weights *weights, const mhai_family_plan *plan,
                                           const mha_transformer_desc *d, const mha_parameter *p,
                                           const mhai_weight_name *row, const char *name,

@@ -1,5 +1,5 @@
-/* The words of a folder that mha_checkpoint_save() wrote: tokenizer.json is read back, and whatever
- * it says beyond that is refused. */
+/* The words of a folder that mha_checkpoint_save() wrote. Everything else in its tokenizer.json is
+ * rejected. */
 #include "io/file.h"
 #include "io/json_file.h"
 #include "model/folder.h"
@@ -24,10 +24,10 @@ struct mha_vocabulary {
 
 static mha_status unsupported(const char *path, const char *what)
 {
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: %s; only whole words are read (WordLevel), split at white space, at "
-                    "punctuation too, or into characters",
-                    mhai_show_path(path).text, what);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                          "%s; only whole words are read (WordLevel), split at white space, at "
+                          "punctuation too, or into characters",
+                          what);
 }
 
 static bool is_text(const json_t *object, const char *key, const char *text)
@@ -47,13 +47,13 @@ static mha_status find(const mha_vocabulary *v, const char *path, const char *wh
 {
     const json_t *found = word ? json_object_get(v->ids, word) : NULL;
     if (word && !found)
-        return mha_fail(MHA_ERR_MODEL, "%s: %s '%s' is not a word of the vocabulary",
-                        mhai_show_path(path).text, what, mhai_show_name(word).text);
+        return mhai_path_fail(MHA_ERR_MODEL, path, "%s '%s' is not a word of the vocabulary", what,
+                              mhai_show_name(word).text);
     *id = found ? (int32_t)json_integer_value(found) : -1;
     return MHA_OK;
 }
 
-/* Every id from 0 on, each once. */
+/* Require every id from 0 on exactly once. */
 static mha_status list_words(const char *path, mha_vocabulary *v)
 {
     const char *word;
@@ -65,9 +65,9 @@ static mha_status list_words(const char *path, mha_vocabulary *v)
     {
         const json_int_t at = json_is_integer(id) ? json_integer_value(id) : -1;
         if (at < 0 || at >= v->count || at > INT32_MAX || v->words[at])
-            return mha_fail(MHA_ERR_MODEL, "%s: the ids of %lld words are not 0..%lld, see '%s'",
-                            mhai_show_path(path).text, (long long)v->count, (long long)v->count - 1,
-                            mhai_show_name(word).text);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, path, "the ids of %lld words are not 0..%lld, see '%s'",
+                (long long)v->count, (long long)v->count - 1, mhai_show_name(word).text);
         v->words[at] = word;
     }
     return MHA_OK;
@@ -87,7 +87,7 @@ static mha_status read_beginning(const char *path, const json_t *root, mha_vocab
     return find(v, path, "post_processor", word ? word : "", &v->begin);
 }
 
-/* One of the pre-tokenizers that mha_checkpoint_save() writes. */
+/* Read one of the pre-tokenizers that mha_checkpoint_save() writes. */
 static bool read_splitting(const json_t *root, mha_splitting *splitting)
 {
     const json_t *how = json_object_get(root, "pre_tokenizer");
@@ -114,8 +114,7 @@ static mha_status read_words(const char *path, const json_t *root, mha_vocabular
         return unsupported(path, "it has a normalizer or another pre_tokenizer");
     json_t *ids = json_object_get(model, "vocab");
     if (!json_is_object(ids))
-        return mha_fail(MHA_ERR_MODEL, "%s: model.vocab is not a JSON object",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, path, "model.vocab is not a JSON object");
     v->ids = json_incref(ids);
     MHA_TRY(list_words(path, v));
     const char *unknown = json_string_value(json_object_get(model, "unk_token"));
@@ -124,7 +123,7 @@ static mha_status read_words(const char *path, const json_t *root, mha_vocabular
     return read_beginning(path, root, v);
 }
 
-/* eos_token is a text or an object that holds it. */
+/* eos_token is a text, or an object that holds one. */
 static mha_status read_end(const char *path, const json_t *root, mha_vocabulary *v)
 {
     const json_t *token = json_object_get(root, "eos_token");
@@ -132,7 +131,7 @@ static mha_status read_end(const char *path, const json_t *root, mha_vocabulary 
     return find(v, path, "eos_token", json_string_value(token), &v->end);
 }
 
-/* One file of the folder; one that may be missing reads as nothing. */
+/* Read one file of the folder; an optional missing file reads as empty. */
 static mha_status read_json(const char *folder, const char *name, bool optional,
                             mha_status (*read)(const char *, const json_t *, mha_vocabulary *),
                             mha_vocabulary *v)
@@ -140,7 +139,7 @@ static mha_status read_json(const char *folder, const char *name, bool optional,
     json_t *root = NULL;
     char *path = mhai_model_join(folder, name);
     if (!path) return mha_fail(MHA_ERR_NOMEM, "vocabulary: cannot allocate a name");
-    /* model_max_length may be beyond 64 bits, which only reals hold; ids are integers */
+    /* model_max_length may exceed 64 bits, which only reals can hold; ids are integers */
     mha_status status = optional ? mhai_json_read_reals(path, most_bytes, &root)
                                  : mhai_json_read(path, most_bytes, &root);
     if (status == MHA_OK)
@@ -204,7 +203,7 @@ int32_t mha_vocabulary_end(const mha_vocabulary *v)
     return v->end;
 }
 
-/* The token of a word that ends with a zero byte. */
+/* The token of a word, which ends with a zero byte. */
 static mha_status look_up(const mha_vocabulary *v, const char *word, int32_t *id)
 {
     const json_t *found = json_object_get(v->ids, word);
@@ -214,7 +213,7 @@ static mha_status look_up(const mha_vocabulary *v, const char *word, int32_t *id
                     mhai_show_name(word).text, (long long)v->count);
 }
 
-/* Where tokens go: begin and end may be NULL. */
+/* The output arrays; begin and end may be NULL. */
 typedef struct token_room {
     int32_t *ids;
     int64_t *begin, *end;
@@ -231,7 +230,7 @@ static mha_status put_token(token_room *out, int32_t id, int64_t begin, int64_t 
     return MHA_OK;
 }
 
-/* One piece, bytes [from, to) of a text that is ours to write zero bytes into. */
+/* One piece, bytes [from, to) of a text into which this function may write zero bytes. */
 static mha_status encode_piece(const mha_vocabulary *v, char *text, size_t from, size_t to,
                                token_room *out)
 {
@@ -243,7 +242,7 @@ static mha_status encode_piece(const mha_vocabulary *v, char *text, size_t from,
     return status == MHA_OK ? put_token(out, id, (int64_t)from, (int64_t)to) : status;
 }
 
-/* Whether a word between white space is a special token, which punctuation does not split. */
+/* Whether a word between white space is a special token, which is not split at punctuation. */
 static bool is_special(const mha_vocabulary *v, const char *word, size_t bytes)
 {
     const int32_t special[] = {v->begin, v->end, v->unknown};

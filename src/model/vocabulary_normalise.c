@@ -1,4 +1,5 @@
-/* Texts as people type them, for vocabularies of whole words: case and attached punctuation. */
+/* Lenient matching of typed texts for vocabularies of whole words: case and attached
+ * punctuation. */
 #include "io/file.h"
 
 #include <multihead/checkpoint.h>
@@ -9,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is looked up at most, so that the cost of a text of marks only is bounded for each of them. */
+/* The most lookups per mark, which bounds the cost of a text of marks only. */
 enum { WORD_BYTES = 256, MOST_MARKS = 8 };
 
-/* The text that is read, and where its tokens go. */
+/* The input text, and the output tokens. */
 typedef struct reading {
     const mha_vocabulary *vocabulary;
     const char *text;
@@ -31,7 +32,7 @@ static mha_status put(reading *r, int32_t id, int64_t begin, int64_t end)
     return MHA_OK;
 }
 
-/* ASCII only, and whatever the locale: the words that 'multihead train' teaches have no others. */
+/* ASCII only, independent of the locale: the words that 'multihead train' teaches are ASCII. */
 static bool is_digit(char c)
 {
     return c >= '0' && c <= '9';
@@ -61,7 +62,7 @@ static bool has_letters(const char *text, size_t bytes)
     return i < bytes;
 }
 
-/* The token of a word: written the same, else the same but for its case; -1: none. */
+/* The token of a word: an exact match, else one that ignores case; -1: none. */
 static int32_t look_up(const mha_vocabulary *v, const char *text, size_t bytes)
 {
     int32_t ids[2];
@@ -74,8 +75,8 @@ static int32_t look_up(const mha_vocabulary *v, const char *text, size_t bytes)
     return -1;
 }
 
-/* The word that begins text: as long as possible, with less and less of the marks that end it, then
- * without all of them; else the mark that begins it. *bytes becomes its length; -1: none. */
+/* The longest word at the beginning of text: with fewer and fewer of the marks that end it, then
+ * without them; else the mark that begins it. *bytes becomes its length; -1: none. */
 static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *bytes)
 {
     const size_t most = *bytes;
@@ -91,7 +92,8 @@ static int32_t first_word(const mha_vocabulary *v, const char *text, size_t *byt
     return id;
 }
 
-/* The word of the vocabulary that is written nearly so, whatever its case; of one letter all are near. */
+/* The most similar word of the vocabulary, ignoring case. Every word is similar to a single letter.
+ */
 static const char *nearest(const mha_vocabulary *v, const char *word)
 {
     const int64_t count = mha_vocabulary_count(v);
@@ -104,7 +106,7 @@ static const char *nearest(const mha_vocabulary *v, const char *word)
     return near;
 }
 
-/* The error, with the place of the word where the next token would be. */
+/* Report the error, with the position of the word in place of the next token. */
 static mha_status unknown(const reading *r, size_t from, size_t bytes)
 {
     char word[WORD_BYTES] = "";
@@ -117,7 +119,7 @@ static mha_status unknown(const reading *r, size_t from, size_t bytes)
                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
 
-/* What stands between two spaces, bytes [from, to). */
+/* The text between two spaces, bytes [from, to). */
 static mha_status read_piece(reading *r, size_t from, size_t to)
 {
     while (from < to) {

@@ -1,5 +1,5 @@
-/* The multi-head attention module: its description and its life. What it computes is in
- * module_forward.c, its parameters by name in module_parameters.c. */
+/* The multi-head attention module: its description, creation and destruction. module_forward.c
+ * computes it; module_parameters.c has its parameters by name. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
@@ -17,7 +17,7 @@ enum {
 
 static mha_status check_positive(const char *name, int64_t value)
 {
-    /* The bound keeps every product of two of these far inside 64 bits. */
+    /* The bound keeps every product of two of these far within 64 bits. */
     if (value < 1 || value > INT32_MAX)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_module_desc: %s is %lld, expected 1..%d", name,
                         (long long)value, INT32_MAX);
@@ -71,7 +71,7 @@ static mha_status create_projections(mha_context *context, mha_module *module)
     return MHA_OK;
 }
 
-/* The vectors that the flags ask for: zero, but norms are weighted by 1. */
+/* The vectors that the flags request: zero, except norms' weights of 1. */
 static mha_status create_vectors(mha_module *module)
 {
     const mha_module_desc *d = &module->desc;

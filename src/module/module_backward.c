@@ -16,7 +16,7 @@
 
 enum { MAX_PARAMETERS = 12, MAX_OUTPUTS = 3 + MAX_PARAMETERS, INPUTS = 12 };
 
-/* Where the gradient of a projection goes; data NULL: not requested. */
+/* The gradients of a projection; data NULL: not requested. */
 typedef struct target {
     mha_tensor weight, bias;
 } target;
@@ -38,9 +38,7 @@ typedef struct call {
 
 static mha_status take(call *c, int64_t rows, int64_t cols, float **memory)
 {
-    void *taken;
-    MHA_TRY(mha_scratch_alloc(c->f.context, rows * cols, sizeof(float), &taken));
-    *memory = taken;
+    MHA_TRY(mha_scratch_alloc(c->f.context, rows * cols, sizeof(float), memory));
     return MHA_OK;
 }
 
@@ -51,7 +49,7 @@ static mha_tensor rows_of(float *data, int64_t rows, int64_t cols)
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-/* A tensor with or without the batch axis, seen with it. */
+/* A view with the batch axis, of a tensor with or without it. */
 static mha_status view_of(const call *c, const char *name, const mha_tensor *given, mha_dtype type,
                           const int64_t shape[3], mha_tensor *view)
 {
@@ -66,7 +64,7 @@ static mha_status view_of(const call *c, const char *name, const mha_tensor *giv
     return MHA_OK;
 }
 
-/* The forward's checks do not look at data pointers while they measure. */
+/* The forward's checks do not look at data pointers while they count scratch. */
 static mha_status check_call(call *c, const mha_module_call *given, mha_module_call *own)
 {
     static const char *const names[] = {"query", "key", "value", "q", "k", "v", "heads", "lse"};
@@ -102,7 +100,7 @@ static mha_status check_call(call *c, const mha_module_call *given, mha_module_c
     return MHA_OK;
 }
 
-/* One parameter's gradient, divided among the projections that it fills. */
+/* A parameter's gradient, divided among the projections of the parameter. */
 static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradient)
 {
     const mha_module *module = c->f.module;
@@ -129,7 +127,8 @@ static mha_status read_parameter(call *c, int64_t index, const mha_tensor *gradi
     return MHA_OK;
 }
 
-/* Outputs share memory with nothing; inputs' gradients may be one tensor if they are added to. */
+/* Outputs may share memory with nothing; inputs' gradients may be one tensor if they are added
+ * to. */
 static mha_status check_overlap(const call *c, const mha_module_call *own)
 {
     const mha_tensor *outputs[MAX_OUTPUTS] = {c->out.query, c->out.key, c->out.value};
@@ -161,7 +160,7 @@ static mha_status check_overlap(const call *c, const mha_module_call *own)
     return MHA_OK;
 }
 
-/* Gradients of outputs of attention; attention checks their shapes. */
+/* Gradients of outputs of attention, which checks their shapes. */
 static mha_status check_loss(const call *c)
 {
     const mha_attention_gradients *w = &c->wanted;
@@ -258,7 +257,7 @@ static mha_status take_rows(call *c)
     return MHA_OK;
 }
 
-/* The sinks of the module and the gradients that attention is to write. */
+/* The sinks of the module, and the gradients that attention writes. */
 static mha_status prepare_attention(call *c)
 {
     const mha_module *module = c->f.module;
@@ -308,7 +307,7 @@ static bool one_run(const mha_tensor *x)
            (x->shape[0] <= 1 || x->stride[0] == x->shape[1] * x->stride[1]);
 }
 
-/* [B,L,width] as rows of f32: where they lie, or copied to scratch. */
+/* [B,L,width] as rows of f32: in place, or copied to scratch. */
 static mha_status read_rows(call *c, const mha_tensor *x, mha_tensor *rows)
 {
     const int64_t count = x->shape[0] * x->shape[1], width = x->shape[2];
@@ -374,7 +373,7 @@ static mha_status project(call *c, int projection, const mha_tensor *x, float *d
     return MHA_OK;
 }
 
-/* What the norm of q or k read: projected anew. */
+/* The input of the norm of q or k, projected again. */
 static mha_status norm_input(call *c, int projection, const mha_tensor *x, const mha_tensor *like,
                              mha_tensor *view)
 {
@@ -391,7 +390,7 @@ static mha_status norm_input(call *c, int projection, const mha_tensor *x, const
     return MHA_OK;
 }
 
-/* From the gradients of q and k as attention reads them to those of their projections. */
+/* From the gradients of q and k after norm and rotation to those of their projections. */
 static mha_status position(call *c)
 {
     mha_tensor q, k;

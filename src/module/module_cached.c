@@ -1,6 +1,6 @@
-/* A call with a cache: append the new keys and values, attend to all that it holds, or only one of
- * the two. The cache changes after everything that can fail but attention itself, and that finds
- * its scratch ready; should it fail all the same, the lengths go back to what they were. */
+/* A call with a cache: append the new keys and values, attend to everything in it, or only one
+ * of the two. Everything that can fail precedes the cache's change, except attention, whose
+ * scratch is reserved; if it fails, the lengths are restored. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "cache/kv_cache.h"
@@ -31,7 +31,7 @@ static mha_status check_cache(const mhai_forward *f)
     return check_size("value_head_dim", c.value_head_dim, d->value_head_dim);
 }
 
-/* The cache knows lengths, and where the tokens of a step stand. */
+/* The cache determines lengths and the positions of a step's tokens. */
 static mha_status check_desc(const mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;
@@ -54,15 +54,15 @@ static mha_status check_desc(const mhai_forward *f)
 
 /* ---- before the work ----------------------------------------------------------------------- */
 
-/* Lengths before and after, and where queries begin. They are read while measuring too. */
+/* Lengths before and after, and the first query positions; also computed while scratch is
+ * counted. */
 static mha_status take_lengths(mhai_forward *f)
 {
     const mha_attention_desc *d = &f->at.desc;
     const int64_t *held = mha_kv_cache_lengths(f->at.cache);
-    void *memory;
-    MHA_TRY(mhai_module_take(f, 3 * f->B, sizeof(int64_t), &memory));
-    if (f->measuring) MHA_TRY(mha_scratch_alloc(f->context, 3 * f->B, sizeof(int64_t), &memory));
-    f->lengths = memory;
+    MHA_TRY(mhai_module_take(f, 3 * f->B, sizeof(int64_t), &f->lengths));
+    if (f->measuring)
+        MHA_TRY(mha_scratch_alloc(f->context, 3 * f->B, sizeof(int64_t), &f->lengths));
     f->new_lengths = f->lengths + f->B;
     f->query_starts = f->new_lengths + f->B;
     f->columns = 0;
@@ -99,7 +99,7 @@ mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
     if (!f->has_query) return MHA_OK;
     MHA_TRY(mhai_kv_cache_explain(f->context, f->at.cache, f->new_lengths, &f->at.desc, &f->at.q,
                                   &f->at.heads, &f->at.outputs, plan));
-    size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* what the cache's attention adds */
+    size_t more = ((size_t)f->B + 16) * sizeof(int64_t); /* scratch of attention on the cache */
     if (plan->scratch_bytes > PTRDIFF_MAX - more)
         return mha_fail(MHA_ERR_SIZE, "module: its scratch overflows 64 bits");
     plan->scratch_bytes += more;
@@ -109,14 +109,10 @@ mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan)
 
 /* ---- the work ------------------------------------------------------------------------------ */
 
-/* Scratch keeps what it has: after this the same amount cannot be refused. */
+/* The context keeps its scratch: after this, the same amount cannot fail. */
 static mha_status reserve(mhai_forward *f)
 {
-    void *memory;
-    mha_scratch_mark mark = mha_scratch_top(f->context);
-    MHA_TRY(mha_scratch_alloc(f->context, (int64_t)f->attention_bytes, 1, &memory));
-    mha_scratch_release(f->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(f->context, (int64_t)f->attention_bytes, 1);
 }
 
 mha_status mhai_module_cached_attend(mhai_forward *f)

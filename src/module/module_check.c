@@ -1,5 +1,4 @@
-/* Arguments of a call: every tensor with its shape and without overlaps, seen with a batch axis
- * whether it has one or not. */
+/* Arguments of a call: shapes and overlaps of every tensor, viewed with a batch axis. */
 #include "base/checked.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
@@ -14,11 +13,11 @@ static const char *const output_names[MHAI_OUTPUTS] = {
 
 /* ---- views --------------------------------------------------------------------------------- */
 
-/* Stands for memory that is never touched: a valid address to add to. */
+/* Never read or written: a valid address for pointer arithmetic. */
 static float nothing;
 
-/* Check a tensor of the call against shape, which has the batch axis, and give a view that has it
- * too. While measuring a tensor may come without data. */
+/* Check a tensor of the call against shape, which has the batch axis, and return a view with it.
+ * While scratch is counted, a tensor may have no data. */
 static mha_status view_of(const mhai_forward *f, const char *name, const mha_tensor *given,
                           mha_dtype type, int ndim, const int64_t *shape, mha_tensor *view)
 {
@@ -99,7 +98,7 @@ static int64_t count_columns(const mhai_forward *f)
     return longest;
 }
 
-/* Read the caller's outputs; those of attention that the module has too may come either way. */
+/* Read the caller's outputs; those that attention also has may be in either struct. */
 static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *outputs,
                                const mha_tensor *given[MHAI_OUTPUTS])
 {
@@ -142,7 +141,7 @@ static mha_status read_outputs(mhai_forward *f, const mha_module_outputs *output
     return MHA_OK;
 }
 
-/* Every output: its shape, no overlap within, with an input, or with another output. */
+/* Every output: its shape, and no overlap within it, with an input, or with another output. */
 static mha_status check_outputs(mhai_forward *f, const mha_module_outputs *outputs)
 {
     const mha_module_desc *d = &f->module->desc;
@@ -179,7 +178,7 @@ typedef struct named {
     const mha_tensor *tensor;
 } named;
 
-/* What the descriptor points to is input too. */
+/* Tensors of the descriptor are inputs, too. */
 static mha_status check_desc_overlap(const mha_attention_desc *d, const char *name,
                                      const mha_tensor *output)
 {
@@ -189,7 +188,7 @@ static mha_status check_desc_overlap(const mha_attention_desc *d, const char *na
     return MHA_OK;
 }
 
-/* All outputs that are wanted; attention itself checks its own for shape and against each other. */
+/* All requested outputs; attention checks its own for shape and against each other. */
 enum { ATTENTION_OUTPUTS = 13 };
 static int list_outputs(const mhai_forward *f, named list[1 + MHAI_OUTPUTS + ATTENTION_OUTPUTS])
 {
@@ -237,7 +236,7 @@ static mha_status check_overlap(const mhai_forward *f)
     return MHA_OK;
 }
 
-/* What the descriptor may not say because the module says it. */
+/* Fields of the descriptor that the module sets and callers may not. */
 static mha_status check_conflicts(const mhai_forward *f)
 {
     if ((f->module->desc.flags & MHA_MODULE_SINKS) && f->at.desc.sink_logits)

@@ -40,11 +40,10 @@ static mha_status add_zero_key(mhai_forward *f)
 {
     const int64_t heads = f->module->desc.num_heads;
     const mha_tensor *given = f->at.desc.sink_logits;
-    void *memory;
-    MHA_TRY(mhai_module_take(f, heads, sizeof(float), &memory));
+    float *sinks;
+    MHA_TRY(mhai_module_take(f, heads, sizeof(float), &sinks));
     if (given && !f->measuring)
         MHA_TRY(mhai_tensor_check("sink_logits", given, MHA_F32, 1, &heads));
-    float *sinks = memory;
     for (int64_t h = 0; h < heads && !f->measuring; h++) {
         double sink =
             given ? (double)((const float *)given->data)[h * given->stride[0]] : -INFINITY;

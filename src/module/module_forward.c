@@ -36,7 +36,8 @@ static bool is_same(const mha_tensor *x, const mha_tensor *y)
     return same;
 }
 
-/* Of self-attention one tensor is converted once. (While measuring, data may be missing.) */
+/* In self-attention one tensor is converted once. (While scratch is counted, data may be
+ * missing.) */
 static mha_status take_all_f32(mhai_forward *f)
 {
     const mha_tensor query = f->query, key = f->key;
@@ -95,8 +96,8 @@ static mha_status take_heads(mhai_forward *f, int64_t length, int64_t heads, int
     return MHA_OK;
 }
 
-/* Where probabilities go, and the part of it that attention fills. Attention knows their average
- * too, unless keys are to come. */
+/* The probabilities, and the part that attention writes. Attention also writes their average,
+ * unless keys are added later. */
 static mha_status take_probabilities(mhai_forward *f)
 {
     const int64_t H = f->module->desc.num_heads, columns = f->columns + f->extra;
@@ -139,8 +140,8 @@ static mha_status take_scratch(mhai_forward *f, const mha_module_call *call)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y: as one
- * product of *jobs, where rows lie evenly and weights are packed, or at once. */
+/* y[b] = x[b] W^T + b for [B, length, width] x of any outer strides and contiguous y: added to
+ * *jobs as one product if rows are equally spaced and weights are packed, else computed at once. */
 static mha_status project_in(const mhai_forward *f, int projection, const mha_tensor *x,
                              const mha_tensor *y, mhai_matmul *jobs, int *count)
 {
@@ -173,7 +174,7 @@ static mha_status project_all(const mhai_forward *f)
     return MHA_OK;
 }
 
-/* Its scratch is there since prepare(). */
+/* prepare() has reserved its scratch. */
 static mha_status project_out(const mhai_forward *f)
 {
     const mha_linear *l = f->module->projection[MHAI_O];
@@ -228,7 +229,7 @@ static mha_status compute(mhai_forward *f)
     MHA_TRY(mhai_attend_position(&f->at));
     MHA_TRY(f->at.cache ? mhai_module_cached_attend(f) : mhai_attend_run(&f->at));
     if (!f->has_query) return MHA_OK;
-    mhai_module_extra_merge(f); /* from here on nothing can fail */
+    mhai_module_extra_merge(f); /* nothing can fail from here on */
     MHA_TRY(project_out(f));
     convert(f, MHAI_OUT, &f->out);
     copy_heads(f, &f->at.q, MHAI_OUT_Q);
@@ -241,11 +242,11 @@ static mha_status compute(mhai_forward *f)
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* Scratch that products with lent weights take, so that none fails when outputs are written. */
+/* Reserve the scratch of products with borrowed weights, so that none fails once outputs are
+ * written. */
 static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
 {
     size_t most = 0;
-    void *memory;
     for (int i = 0; i < MHAI_PROJECTIONS; i++) {
         const mha_linear *l = f->module->projection[i];
         if (l->weight) continue;
@@ -255,14 +256,11 @@ static mha_status reserve_rows(const mhai_forward *f, mha_attention_plan *plan)
     }
     if (plan->scratch_bytes < most) plan->scratch_bytes = most;
     if (f->measuring || most == 0) return MHA_OK;
-    const mha_scratch_mark mark = mha_scratch_top(f->context);
-    MHA_TRY(mha_scratch_alloc(f->context, (int64_t)most, 1, &memory));
-    mha_scratch_release(f->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(f->context, (int64_t)most, 1);
 }
 
-/* Check everything, take scratch, and say what attention would do: it refuses a bad descriptor
- * before the work. */
+/* Check everything, reserve scratch, and explain attention: it rejects a bad descriptor before
+ * any work. */
 static mha_status prepare(mhai_forward *f, const mha_module_call *call, mha_attention_plan *plan)
 {
     *plan = (mha_attention_plan){.reason = ""};

@@ -20,7 +20,7 @@ typedef enum listed { ALWAYS, NEVER, IF_ALIKE, UNLESS_ALIKE } listed; /* in a st
 typedef struct entry {
     const char *name;
     kind kind;
-    int first, count; /* the projections it fills, one after the other; or the vector */
+    int first, count; /* the projections that it covers, in order; or the vector */
     int ndim;
     listed listed;
 } entry;
@@ -50,7 +50,7 @@ enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
 /* ---- the list ------------------------------------------------------------------------------ */
 
-/* q, k and v have weights of one shape, so that one tensor can hold all three. */
+/* Whether q, k and v have weights of one shape, so that one tensor can hold all three. */
 static bool alike(const mha_module *module)
 {
     const mha_linear *q = module->projection[MHAI_Q];
@@ -126,7 +126,7 @@ int64_t mha_module_parameter_count(const mha_module *module)
 
 /* ---- by name ------------------------------------------------------------------------------- */
 
-/* The entry called name, checked against a tensor that is to hold it. */
+/* The entry of that name, checked against a tensor. */
 static mha_status find(const mha_module *module, const char *name, const mha_tensor *value,
                        const entry **found)
 {
@@ -158,7 +158,7 @@ static void *vector_element(const mha_tensor *tensor, int64_t i)
     return (char *)tensor->data + at * (int64_t)mha_dtype_size(tensor->dtype);
 }
 
-/* Panels for all weights of an entry, or for none that has none. */
+/* Allocate panels for all weights of an entry, or for none. */
 static mha_status take_panels(mha_module *module, const entry *e)
 {
     mha_status status = MHA_OK;

@@ -1,4 +1,4 @@
-/* Inside the module: what it is made of, and one forward call as the files here share it. */
+/* Inside the module: its parts, and one forward call, which the files here share. */
 #ifndef MHAI_MODULE_PARTS_H
 #define MHAI_MODULE_PARTS_H
 
@@ -9,7 +9,7 @@
 
 enum { MHAI_Q, MHAI_K, MHAI_V, MHAI_O, MHAI_PROJECTIONS };
 
-/* Parameters that are no layer's: one run of floats each. */
+/* Parameters outside of layers: one run of floats each. */
 enum {
     MHAI_BIAS_K, /* [Hk*D] */
     MHAI_BIAS_V, /* [Hk*Dv] */
@@ -30,7 +30,7 @@ struct mha_module {
 /* The tensors of a call. */
 enum { MHAI_QUERY, MHAI_KEY, MHAI_VALUE, MHAI_OUT, MHAI_GIVEN };
 
-/* The outputs of a call that are the module's own, in the order of f->each. */
+/* Outputs of the module itself, in the order of f->each. */
 enum {
     MHAI_OUT_P,
     MHAI_OUT_AVERAGE,
@@ -42,19 +42,19 @@ enum {
     MHAI_OUTPUTS
 };
 
-/* One forward call: sizes, checked inputs, and the views of scratch that flow between the steps.
- * All views have a batch axis here, whether the caller's tensors have it or not. */
+/* One forward call: sizes, checked inputs, and the views of scratch that pass between the steps.
+ * All views have a batch axis, whether the caller's tensors have it or not. */
 typedef struct mhai_forward {
     mha_context *context;
     const mha_module *module;
     int64_t B, T, S;          /* S: rows of key and value */
     int64_t columns;          /* keys of the longest sequence: S, unless the batch is ragged */
-    int64_t extra;            /* columns behind them: bias_k, zeros */
+    int64_t extra;            /* columns after them: bias_k, zeros */
     bool has_query, has_keys; /* to project */
     bool unbatched;           /* the caller's tensors lack the batch axis */
-    bool measuring;           /* only count scratch: tensors may be without data */
-    int64_t bytes;            /* of scratch taken so far */
-    size_t attention_bytes;   /* of scratch that attention to the cache will take */
+    bool measuring;           /* only count scratch: tensors may have no data */
+    int64_t bytes;            /* scratch reserved so far */
+    size_t attention_bytes;   /* scratch that attention on the cache will need */
     int64_t *lengths, *new_lengths, *query_starts; /* [B] of the cache: before, after; of queries */
     mha_tensor query, key, value,
         out;                      /* f32: the caller's, or in scratch what is to be converted */
@@ -68,14 +68,15 @@ typedef struct mhai_forward {
     mha_tensor query_ids, key_ids;
 } mhai_forward;
 
-/* module_scratch.c: memory for a call; while measuring, only its account. */
+/* module_scratch.c: memory for a call; while counting, only its size. */
 MHA_NODISCARD mha_status mhai_module_take(mhai_forward *f, int64_t count, size_t size,
-                                          void **memory);
+                                          void *pointer);
 
 /* module_check.c: read a call's arguments into f. */
 MHA_NODISCARD mha_status mhai_module_check(mhai_forward *f, const mha_module_call *call);
 
-/* module_position.c: the norms and the rotation of a module, and where the tokens of a call stand. */
+/* module_position.c: the norms and the rotation of a module, and the positions of a call's
+ * tokens. */
 mhai_attend mhai_module_attend(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_position_check(mha_context *context, mha_module_desc *desc);
 MHA_NODISCARD mha_status mhai_module_position_prepare(mhai_forward *f, const mha_module_call *call);
@@ -86,13 +87,14 @@ MHA_NODISCARD mha_status mhai_module_cached_prepare(mhai_forward *f);
 MHA_NODISCARD mha_status mhai_module_cached_plan(mhai_forward *f, mha_attention_plan *plan);
 MHA_NODISCARD mha_status mhai_module_cached_attend(mhai_forward *f);
 
-/* module_extra.c: the keys that every query sees, beside those of the call. The first puts what it
- * can into f->desc and asks attention for what the second needs, which runs on its results. */
+/* module_extra.c: the keys that every query sees, in addition to the call's. The first function
+ * adds them to f->desc as far as possible and requests from attention what the second one needs,
+ * which runs on its results. */
 int64_t mhai_module_extra_keys(const mha_module *module);
 MHA_NODISCARD mha_status mhai_module_extra_prepare(mhai_forward *f);
 void mhai_module_extra_merge(mhai_forward *f);
 
-/* Row t of head h of the tensors' batch index b; its place in the caller's sequences. */
+/* Row t of head h of the tensors' batch index b; its indices in the caller's sequences. */
 typedef struct mhai_module_row {
     int64_t b, h, t;
     int64_t sequence, query;
@@ -103,22 +105,24 @@ static inline float *mhai_module_row_of(const mha_tensor *x, const mhai_module_r
     return (float *)x->data + r->b * x->stride[0] + r->h * x->stride[1] + r->t * x->stride[2];
 }
 
-/* Row i of B * T, head 0; the learned key's score there, and what its weight is multiplied by. */
+/* Row i of B
+ *
+ * T, head 0; the learned key's score there, and the factor of its weight. */
 mhai_module_row mhai_module_row_at(const mhai_forward *f, int64_t i);
 double mhai_module_learned_score(const mhai_forward *f, const mhai_module_row *r);
 double mhai_module_learned_factor(const mhai_forward *f, const mhai_module_row *r);
 
-/* module_parameters.c: what the parameter of that index fills: weights or biases of `count`
- * projections from `first` on, or vector `first`. */
+/* module_parameters.c: the destination of the parameter of that index: weights or biases of
+ * `count` projections from `first` on, or vector `first`. */
 typedef struct mhai_module_place {
     bool weight, vector;
     int first, count;
 } mhai_module_place;
 bool mhai_module_place_at(const mha_module *module, int64_t index, mhai_module_place *place);
 
-/* module_backward_extra.c: what the learned key adds to dq [B,H,T,D] and to its own gradients
- * (NULL: not requested), given those of the heads and of lse (NULL: none). f->q, f->heads, f->lse are
- * what the forward gave. */
+/* module_backward_extra.c: the learned key's terms in dq [B,H,T,D] and its own gradients (NULL:
+ * not requested), from those of the heads and of lse (NULL: none). f->q, f->heads, f->lse are
+ * the forward's. */
 MHA_NODISCARD mha_status mhai_module_extra_backward(mhai_forward *f, const mha_tensor *dheads,
                                                     const mha_tensor *dlse, const mha_tensor *dq,
                                                     float *bias_k, float *bias_v);

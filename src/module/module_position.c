@@ -1,4 +1,4 @@
-/* The norms and the rotation of queries and keys, and where tokens stand. */
+/* The norms and the rotation of queries and keys, and the positions of tokens. */
 #include "base/checked.h"
 #include "module/module_parts.h"
 
@@ -49,20 +49,19 @@ mha_status mhai_module_position_check(mha_context *context, mha_module_desc *d)
 
 /* ---- where tokens stand -------------------------------------------------------------------- */
 
-/* Places within each sequence of a ragged batch, offset by `first` of it. */
+/* Positions within each sequence of a ragged batch, offset by its `first`. */
 static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows, bool query,
                            mha_tensor *ids, mha_positions *positions)
 {
     const mha_attention_desc *d = &f->at.desc;
-    void *memory;
-    MHA_TRY(mhai_module_take(f, rows, sizeof(int64_t), &memory));
-    *ids = mha_tensor_contiguous(memory, MHA_I64, 2, (int64_t[]){1, rows});
+    int64_t *id;
+    MHA_TRY(mhai_module_take(f, rows, sizeof(int64_t), &id));
+    *ids = mha_tensor_contiguous(id, MHA_I64, 2, (int64_t[]){1, rows});
     *positions = (mha_positions){.ids = ids};
-    int64_t *id = memory;
     for (int64_t i = 0; id && i < rows; i++) id[i] = 0;
     for (int64_t b = 0; id && b < d->sequences; b++) {
         int64_t first = query ? d->q_offsets ? d->q_offsets[b] : d->q_offset : 0;
-        if (starts[b] < 0) continue; /* attention refuses it later on */
+        if (starts[b] < 0) continue; /* attention rejects it later */
         for (int64_t i = starts[b]; i < starts[b + 1] && i < rows; i++)
             if (!mhai_add_i64(first, i - starts[b], &id[i]))
                 return mha_fail(MHA_ERR_SIZE, "q_offset: position %lld of sequence %lld overflows",
@@ -71,8 +70,8 @@ static mha_status take_ids(mhai_forward *f, const int64_t *starts, int64_t rows,
     return MHA_OK;
 }
 
-/* The caller's, or by place: keys from 0 on, or from what the cache holds; queries where the masks
- * have them. */
+/* The caller's positions, or the default: keys from 0 on, or from the cache's length; queries at
+ * the positions that the masks use. */
 static mha_status resolve(mhai_forward *f, const mha_positions *given, bool query,
                           mha_positions *positions)
 {

@@ -1,4 +1,4 @@
-/* Messages by MPI: begun without waiting, tested until they are complete or the deadline is past. */
+/* Messages by MPI: started without blocking, then tested until complete or past the deadline. */
 #include "mpi/mpi_parts.h"
 
 #include <multihead/component.h>
@@ -9,19 +9,20 @@
 #include <string.h>
 #include <time.h>
 
-/* MPI counts by int, so no message has more bytes than this. */
+/* MPI counts are int, which limits the bytes of a message. */
 enum { PIECE = 1 << 30 };
 
-/* A wait yields its processor; from IMPATIENT seconds on, when the other side is at work and not just
- * a message away, it sleeps between two tests, so that ranks that share a machine compute at full
- * speed. 50 us of a stream at 10 Gb/s are 60 KB, which sockets buffer. */
+/* A wait yields its processor. After IMPATIENT seconds the other rank is computing, and the wait
+ * sleeps between two tests, so that ranks that share a machine compute at full speed. During 50 us
+ * a stream at 10 Gb/s sends 60 KB, which sockets buffer. */
 static const double IMPATIENT = 0.002;
 static const struct timespec NAP = {.tv_nsec = 50000};
 
-/* Seconds for which a rank that gives up listens to others: each that waits answers within a nap. */
+/* Seconds for which a failing rank listens to others: each waiting rank answers within one
+ * sleep. */
 static const double MOST_GRACE = 1;
 
-/* What words[0] of a transfer leads to; NULL: it is complete. */
+/* The transfer of words[0]; NULL: it is complete. */
 typedef struct pieces {
     int32_t other;
     bool sends;
@@ -48,7 +49,7 @@ static mha_status check_usable(const mha_mpi *mpi, int32_t other)
     return *mpi->lost ? mha_fail(MHA_ERR_RANK, "%s", mpi->lost) : MHA_OK;
 }
 
-/* Who was lost must stay known: one call that fails has others fail. */
+/* A lost rank must be remembered: after one failed call others fail too. */
 static mha_status keep(mha_mpi *mpi, mha_status status)
 {
     if (status != MHA_OK) snprintf(mpi->lost, sizeof mpi->lost, "%s", mha_error_detail());
@@ -66,7 +67,7 @@ static void forget(mha_transfer *transfer)
     *transfer = (mha_transfer){{0}};
 }
 
-/* One request for each piece; sends do not write to bytes. */
+/* One request for each piece; MPI does not write to the bytes of sends. */
 static mha_status begin(mha_mpi *mpi, int32_t other, int32_t tag, bool sends, void *bytes,
                         size_t count, mha_transfer *transfer)
 {
@@ -103,7 +104,7 @@ mha_status mhai_mpi_receive(void *user, int32_t from, int32_t tag, void *bytes, 
     return begin(user, from, tag, false, bytes, count, transfer);
 }
 
-/* The last piece of a transfer that is not complete, which is then forgotten piece by piece. */
+/* The last piece of an incomplete transfer, whose pieces are then cancelled. */
 static mha_status advance(pieces *p)
 {
     while (p->count > 0) {
@@ -146,7 +147,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a lost rank still sends must not arrive in memory that is used again. */
+/* Late messages of a lost rank must not arrive in reused memory. */
 static void cancel(pieces *p)
 {
     for (size_t i = 0; !p->sends && i < p->count; i++)
@@ -166,9 +167,10 @@ void mhai_mpi_cancel(void *user, mha_transfer *transfer)
 
 /* ---- giving up ------------------------------------------------------------------------------- */
 
-/* A rank that gives up tells the ranks that it has met for which rank it waited: an empty message, whose tag is that
- * rank. A rank that waits gives up when it receives one. Others may be beyond a cut network, where Open MPI ends the
- * process if it cannot connect. Returns a rank that has given up, or -1. */
+/* A failing rank sends every rank with which it has communicated an empty message, whose tag is the
+ * rank that it waited for. A waiting rank fails when it receives one. Other ranks may be beyond a
+ * cut network, where Open MPI ends the process if it cannot connect. Returns a rank that has
+ * failed, or -1. */
 static int32_t hear(mha_mpi *mpi)
 {
     int32_t who = -1;
@@ -196,8 +198,9 @@ static void say(mha_mpi *mpi, int32_t other)
     }
 }
 
-/* first gave up first. Who is lost is at the end of those who wait for each other, and says nothing; where
- * they wait in a circle, it is whom this rank waited for. */
+/* Find the lost rank by following the reports of `first`, the rank that failed first. The lost rank
+ * is at the end of the chain of waiting ranks and has reported nothing. If the chain is a circle,
+ * it is the rank that this rank waited for. */
 static mha_status give_up(mha_mpi *mpi, const pieces *p, int32_t first)
 {
     const double until = now() + (mpi->deadline < MOST_GRACE ? mpi->deadline : MOST_GRACE);

@@ -1,4 +1,4 @@
-/* Inside libmultihead-mpi: the communicator, and transfers that are on their way. */
+/* Inside libmultihead-mpi: the communicator, and pending transfers. */
 #ifndef MHAI_MPI_PARTS_H
 #define MHAI_MPI_PARTS_H
 
@@ -9,11 +9,12 @@
 struct mha_mpi {
     mha_transport transport;
     MPI_Comm comm, farewells;
-    int32_t *waited_for; /* [size] what ranks that gave up have said; -1: nothing */
-    bool *met;           /* [size] a message to or from it was complete */
+    int32_t *waited_for; /* [size] what failed ranks have reported; -1: nothing */
+    bool *met;           /* [size] a message to or from it was completed */
     double deadline;
     bool finalises; /* MPI was initialised here */
-    char lost[512]; /* what the first call that failed said, as all others do; empty: none has */
+    char lost[512]; /* the error of the first failed call, which all later calls return; empty:
+                     * none */
     char library[128];
 };
 
@@ -26,7 +27,8 @@ mha_status mhai_mpi_wait(void *user, mha_transfer *transfer);
 void mhai_mpi_cancel(void *user, mha_transfer *transfer);
 mha_status mhai_mpi_test(void *user, mha_transfer *transfer, bool *complete);
 
-/* MHA_OK for MPI_SUCCESS, or MHA_ERR_RANK: "rank 3: what it was: MPI's text". other -1: nobody's. */
+/* MHA_OK for MPI_SUCCESS, or MHA_ERR_RANK: "rank 3: operation: MPI's text". other is -1 if no rank
+ * is involved. */
 mha_status mhai_mpi_check(int32_t other, const char *what, int error);
 
 #endif

@@ -25,7 +25,7 @@ static mha_status read_desc(const mha_mpi_desc *desc, mha_mpi_desc *d)
     return MHA_OK;
 }
 
-/* MPI is there afterwards. */
+/* MPI is still initialised afterwards. */
 static mha_status initialise(bool *finalises)
 {
     int there = 0, gone = 0, level;

@@ -13,7 +13,7 @@ typedef struct loss_job {
     const mhai_kernels *kernels;
     const mha_tensor *logits, *targets, *weights, *dlogits;
     float mean;       /* the weight of a row that counts, without weights */
-    float *p;         /* [workers][V], where no gradient is wanted */
+    float *p;         /* [workers][V], if no gradient is requested */
     double *row_loss; /* [M] */
 } loss_job;
 
@@ -77,7 +77,7 @@ static mha_status check(const loss_job *job, const mha_tensor *losses, int64_t *
     return mhai_tensor_check_disjoint("losses", losses, "weights", job->weights);
 }
 
-/* Rows in their order, whichever thread computed them. */
+/* Rows in order, whichever thread computed them. */
 static double total_loss(const loss_job *job, const mha_tensor *losses)
 {
     double total = 0;
@@ -89,15 +89,13 @@ static double total_loss(const loss_job *job, const mha_tensor *losses)
     return total;
 }
 
-/* Every row's loss, and the gradient if one is wanted. */
+/* Compute every row's loss, and the gradient if requested. */
 static mha_status run(mha_context *context, loss_job *job)
 {
-    void *memory;
     job->kernels = mhai_kernels_for(context->isa);
     if (!job->dlogits) {
         const int64_t floats = mha_context_threads(context) * job->logits->shape[1];
-        MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-        job->p = memory;
+        MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &job->p));
     }
     mha_parallel_for(context, job->logits->shape[0], loss_row, job);
     return MHA_OK;
@@ -124,9 +122,7 @@ mha_status mha_cross_entropy(mha_context *context, const mha_tensor *logits,
     job.mean = counted > 0 ? 1.0f / (float)counted : 0;
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = MHA_OK;
-    void *memory;
-    MHA_TRY_GOTO(mha_scratch_alloc(context, logits->shape[0], sizeof(double), &memory), done);
-    job.row_loss = memory;
+    MHA_TRY_GOTO(mha_scratch_alloc(context, logits->shape[0], sizeof(double), &job.row_loss), done);
     MHA_TRY_GOTO(run(context, &job), done);
     double total = total_loss(&job, losses);
     if (loss) *loss = total;

@@ -1,9 +1,9 @@
-/* Embeddings: rows of a table by number, and the gradient that comes back to them. */
+/* Embeddings: rows of a table by index, and the gradient of the table. */
 #include "nn/nn_check.h"
 
 #include "base/checked.h"
 
-/* Columns of a table that one owner adds to, for all rows in order. */
+/* Columns of a table to which one owner adds, for all rows in order. */
 enum { OWNED_COLUMNS = 16 };
 
 typedef struct embedding_job {

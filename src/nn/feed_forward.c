@@ -1,4 +1,4 @@
-/* Activations between the linear layers of a block, and their gradients. */
+/* Activations between the linear layers of a feed-forward block, and their gradients. */
 #include "nn/nn_check.h"
 
 #include "base/context.h"
@@ -10,7 +10,7 @@ typedef struct rows_job {
     const mhai_kernels *kernels;
     mha_activation activation;
     bool silu;                        /* instead of activation */
-    const mha_tensor *gate, *up, *dy; /* gate is x where there is no other */
+    const mha_tensor *gate, *up, *dy; /* gate is x in ungated layers */
     const mha_tensor *y, *dgate, *dup;
 } rows_job;
 
@@ -94,7 +94,7 @@ mha_status mha_activation_backward(mha_context *context, mha_activation activati
 
 /* ---- gated linear units --------------------------------------------------------------------- */
 
-/* Numbers of a row that are worked on at a time: what is written may be what is read. */
+/* Elements of a row per step: outputs may alias inputs. */
 enum { PIECE = 256 };
 
 static void glu_row(void *argument, int64_t row, int worker)

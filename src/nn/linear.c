@@ -22,7 +22,7 @@ static mha_status allocate(const mha_allocator *allocator, int64_t count, float 
     return MHA_OK;
 }
 
-/* A layer as `like` has it, of panels of so many floats if any. */
+/* A layer with the shape of `like`, with panels of so many floats, if any. */
 static mha_status create(mha_context *context, const mha_linear *like, bool packed, int64_t floats,
                          mha_linear **linear)
 {
@@ -83,7 +83,7 @@ void mha_linear_destroy(mha_linear *linear)
     a.release(a.user, linear, sizeof *linear);
 }
 
-/* Element [n, k] of W in its panels. */
+/* Element [n, k] of W in the panels. */
 static float *packed_at(const mha_linear *linear, int64_t n, int64_t k)
 {
     return linear->weight + mhai_matmul_place(linear->inputs, linear->outputs, k, n);

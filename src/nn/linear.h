@@ -1,4 +1,4 @@
-/* Linear layers inside the library: packed weights, and the product over the context's threads. */
+/* Internal linear layers: packed weights, and the product over the context's threads. */
 #ifndef MHAI_LINEAR_H
 #define MHAI_LINEAR_H
 
@@ -13,9 +13,9 @@ struct mha_linear {
     const mhai_kernels *kernels; /* for packing */
     int64_t inputs, outputs;     /* K, N */
     float *weight;               /* packed by mhai_matmul_pack(); NULL: read from rows */
-    bool bf16;       /* packed by mhai_matmul_pack_bf16(); bias tells rows that do not fit */
-    mhai_rows rows;  /* where the weight comes from; read NULL: from nowhere */
-    mha_tensor lent; /* [N, K] a caller's, which rows are then; data NULL: none */
+    bool bf16;       /* packed by mhai_matmul_pack_bf16(); bias is NaN for rows that do not fit */
+    mhai_rows rows;  /* the source of the weight; read NULL: none */
+    mha_tensor lent; /* [N, K] the caller's matrix that rows refers to; data NULL: none */
     float *bias;     /* [N], zero if the layer has none */
     bool has_bias;
     size_t weight_bytes, bias_bytes;
@@ -25,8 +25,8 @@ struct mha_linear {
 MHA_NODISCARD mha_status mhai_linear_create(mha_context *context, int64_t inputs, int64_t outputs,
                                             bool has_bias, mha_linear **linear);
 
-/* A layer whose weight is read from rows: in each product, or packed once by mhai_linear_pack(),
- * which comes first. */
+/* A layer that reads its weight from rows: in each product, or once if mhai_linear_pack() packs it
+ * first. */
 MHA_NODISCARD mha_status mhai_linear_create_from(mha_context *context, int64_t inputs,
                                                  int64_t outputs, bool has_bias,
                                                  const mhai_rows *rows, bool packed,
@@ -34,22 +34,23 @@ MHA_NODISCARD mha_status mhai_linear_create_from(mha_context *context, int64_t i
 MHA_NODISCARD mha_status mhai_linear_pack(mha_context *context, const mha_linear *linear);
 
 /* Pack rows `row` .. row + N - 1 of a checked [>= row + N, K] tensor of any strides, f32, f16 or
- * bf16; likewise the entries of a vector. The layer has panels. */
+ * bf16; likewise the entries of a vector. The layer must have panels. */
 void mhai_linear_set_weight(mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_set_bias(mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* Read such rows, of which each is contiguous, where they lie from now on: panels are given back. And
- * the other way: room for panels (MHA_ERR_NOMEM), which are to be set. */
+/* Read such rows, each contiguous, from the caller's memory from now on, and free the panels. The
+ * second function reverses this: it allocates panels (MHA_ERR_NOMEM), which the caller must then
+ * set. */
 void mhai_linear_borrow(mha_linear *linear, const mha_tensor *weight, int64_t row);
 MHA_NODISCARD mha_status mhai_linear_take_panels(mha_linear *linear);
 void mhai_linear_drop_panels(mha_linear *linear);
 
-/* The other way: unpack into those rows, or entries. */
+/* The reverse: unpack into those rows or entries. */
 void mhai_linear_get_weight(const mha_linear *linear, const mha_tensor *weight, int64_t row);
 void mhai_linear_get_bias(const mha_linear *linear, const mha_tensor *bias, int64_t row);
 
-/* y = activation(x W^T + b) for rows rows at the given strides: as a product of packed weights, and
- * done. Nothing is checked. A lent weight takes scratch (mhai_matmul_rows_bytes()). */
+/* y = activation(x W^T + b) for rows rows at the given strides: as a description of the product,
+ * and computed. Nothing is checked. A borrowed weight needs scratch (mhai_matmul_rows_bytes()). */
 mhai_matmul mhai_linear_job(const mha_linear *linear, mha_activation activation, const float *x,
                             int64_t x_stride, int64_t rows, float *y, int64_t y_stride);
 MHA_NODISCARD mha_status mhai_linear_run(mha_context *context, const mha_linear *linear,

@@ -1,6 +1,7 @@
-/* Gradients of a linear layer: three products, each with one of the factors transposed. */
+/* Gradients of a linear layer: three products, each with one factor transposed. */
 #include "base/checked.h"
 #include "base/need.h"
+#include "base/scratch.h"
 #include "base/struct_copy.h"
 #include "base/tensor.h"
 #include "nn/matmul.h"
@@ -51,8 +52,8 @@ typedef struct bias_job {
     int64_t owned; /* columns of an item */
 } bias_job;
 
-/* As many columns as threads leave, since rows lie pages apart and each begins with a miss; their
- * sums stay in L1. */
+/* Use as many columns as the number of threads allows: rows are pages apart and each begins with a
+ * cache miss. The sums stay in L1. */
 enum { MOST_COLUMNS = 1024 };
 
 /* Sums of columns in double, rows in order. */
@@ -71,19 +72,15 @@ static void sum_columns(void *argument, int64_t item, int worker)
     for (int64_t i = 0; i < columns; i++) out[i] = (float)((double)out[i] + sum[i]);
 }
 
-/* Make the scratch of the larger product sure, so that nothing fails between the two. */
+/* Reserve the scratch of the larger product first, so that nothing can fail between the two. */
 static mha_status reserve(mha_context *context, int64_t dx_inner, int64_t dweight_inner,
                           int64_t cols)
 {
-    void *memory;
     int64_t inner = dx_inner > dweight_inner ? dx_inner : dweight_inner, floats;
     if (!mhai_matmul_panels(inner, cols, &floats))
         return mha_fail(MHA_ERR_SIZE, "a matrix of %lld x %lld elements overflows 64 bits",
                         (long long)inner, (long long)cols);
-    mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    mha_scratch_release(context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(context, floats, sizeof(float));
 }
 
 mha_status mha_linear_backward(mha_context *context, const mha_linear_gradients *call)

@@ -1,8 +1,9 @@
 /* Matrix products on packed panels; see matmul.h.
  *
  * The output is divided into blocks of rows and groups of panels; each block has one owner. Within
- * it, inner indices are taken MHAI_GEMM_BLOCK at a time: their products are summed in registers and
- * then added to the output, which began as the bias. That order is the same for every shape. */
+ * it, inner indices are processed MHAI_GEMM_BLOCK at a time: their products are summed in registers
+ * and then added to the output, which is initialised with the bias. That order is the same for
+ * every shape. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -10,8 +11,8 @@
 
 #include <string.h>
 
-/* A group of panels times 128 inputs, 16 KiB each, stays in L2 while the strips of a row block pass
- * over it. */
+/* A group of panels times 128 inputs, 16 KiB each, stays in L2 while the strips of a row block are
+ * multiplied with it. */
 enum { PANEL_BYTES = MHAI_GEMM_BLOCK * MHAI_PANEL * 4, PAGE = 1024 /* floats */ };
 
 int64_t mhai_matmul_chain(bool pairs)
@@ -37,13 +38,13 @@ static const float *panels_at(const mhai_matmul *job, int64_t input, int64_t col
            mhai_matmul_place_of(mhai_matmul_chain(job->pairs), job->inner, job->cols, input, col);
 }
 
-/* Copying a strip costs about a tenth of multiplying it by one panel, and gains as much at each:
- * its rows then lie at a stride that the kernel knows, in sets of L1 of their own. */
+/* Copying a strip costs about a tenth of multiplying it by one panel, and saves as much in each
+ * product: its rows are then at a stride that the kernel knows, in separate sets of L1. */
 enum { GATHER_PANELS = 4, GATHER_STRIDE = MHAI_SCORE_STRIDE, GATHER_COLUMNS = MHAI_MAX_ROWS };
 
 /* ---- the product --------------------------------------------------------------------------- */
 
-/* What the strip will need of the next block of inner indices; of panels, its part. */
+/* Prefetch the strip's part of the next block of inner indices, and its share of the panels. */
 static void fetch_next(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input, int64_t col,
                        int64_t strip, int64_t strips)
 {
@@ -62,7 +63,8 @@ static void fetch_next(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input,
     g->next_lines = g->transposed ? 2 : mhai_ceil_div(inner, 16);
 }
 
-/* Where a block of inner indices finds the sums before it, and where it leaves its own. */
+/* Where a block of inner indices reads the sums of the previous one, and where it writes its
+ * own. */
 static void place_sums(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input, float *sums)
 {
     g->from = input > 0 ? sums : g->out;
@@ -72,13 +74,13 @@ static void place_sums(const mhai_matmul_plan *run, mhai_gemm *g, int64_t input,
     g->out_stride = MHAI_SUMS_STRIDE;
 }
 
-/* One block of inner indices for all strips of one row block. */
+/* Multiply one block of inner indices with all strips of one row block. */
 static void run_inner(const mhai_matmul_plan *run, int64_t row, int64_t rows, int64_t panel,
                       int64_t panels, int64_t input, float *sums)
 {
     const mhai_matmul *job = run->job;
     _Alignas(64) float buffer[MHAI_GATHER];
-    /* Rows of about the same number for each register block: 16 are 5, 5 and 6. */
+    /* Balance the rows of the register blocks: 16 are 5, 5 and 6. */
     const int64_t units = mhai_ceil_div(rows, run->kernels->block_rows);
     const int64_t in_strip = run->kernels->tile_rows / run->kernels->block_rows;
     const int64_t strips = mhai_ceil_div(units, in_strip);
@@ -121,7 +123,7 @@ void mhai_activate(const mhai_kernels *kernels, mha_activation activation, float
     }
 }
 
-/* All inner indices for one row block. sums: of this worker, or NULL. */
+/* Multiply all inner indices for one row block. sums: of this worker, or NULL. */
 static void run_panels(const mhai_matmul_plan *run, int64_t row, int64_t rows, int64_t panel,
                        int64_t panels, float *sums)
 {
@@ -143,7 +145,7 @@ static int64_t block_begin(const mhai_matmul_plan *run, int64_t i)
 void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
 {
     const mhai_matmul *job = run->job;
-    /* Row blocks follow each other under one group, whose panels then stay in cache. */
+    /* Process consecutive row blocks with one group, whose panels stay in cache. */
     const int64_t row = block_begin(run, item % run->blocks);
     const int64_t rows = block_begin(run, item % run->blocks + 1) - row;
     int64_t panel = item / run->blocks * run->group_panels, col = panel * MHAI_PANEL;
@@ -154,10 +156,9 @@ void mhai_matmul_block(const mhai_matmul_plan *run, int64_t item, int worker)
         mhai_activate(run->kernels, run->job->activation, job->c + r * job->c_stride + col, cols);
 }
 
-/* One thread reads a quarter of a million weights from L2 in some 10 us, and multiplies each with 8
- * rows about as fast as it reads them. Threads that are awake are worth that much; those that sleep
- * take longer to wake (30 to 50 us in a virtual machine), and sharing gains half of the time at
- * most. */
+/* One thread reads 250,000 weights from L2 in about 10 us, and multiplies each with 8 rows in about
+ * the same time. Using threads that are awake pays off from there. Sleeping threads take longer to
+ * wake (30 to 50 us in a virtual machine), and sharing saves at most half of the time. */
 bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int count)
 {
     const bool asleep = context->pool && !mhai_pool_is_awake(context->pool);
@@ -167,8 +168,8 @@ bool mhai_matmul_shares(const mha_context *context, const mhai_matmul *jobs, int
     return context->num_threads > 1 && work > (asleep ? 0x1p23 : 0x1p20);
 }
 
-/* Weights of some times the size of L2 are in the cache behind it. One register block reads memory
- * as fast as that is without help. */
+/* Weights of a few times the size of L2 are in the last-level cache. One register block reads
+ * memory at full speed without prefetching. */
 static bool from_memory(const mhai_matmul *job, const mhai_kernels *kernels, int64_t l2)
 {
     enum { TIMES_L2 = 8 };
@@ -191,8 +192,8 @@ mhai_matmul_plan mhai_matmul_divide(const mhai_matmul *job, const mha_context *c
     /* Few rows: narrower groups, so that every thread has some. */
     const int64_t wanted = threads > 1 ? mhai_ceil_div(4 * threads, run.blocks) : 1;
     run.group_panels = mhai_ceil_div(panels, wanted);
-    /* One row reads each weight once, as they lie. Of what is fetched, one group is worked on
-     * while the next arrives; few strips are soon through with theirs. */
+    /* One row reads each weight once, in memory order. While one group is processed, the next is
+     * prefetched; with few strips a group takes little time. */
     if (job->rows > 1) {
         const int64_t share = run.fetches && run.blocks == 1 ? 4 : 2;
         const int64_t fit =
@@ -215,12 +216,8 @@ static size_t sums_bytes(int64_t threads)
 
 mha_status mhai_matmul_reserve(mha_context *context, const mhai_matmul *job)
 {
-    void *memory;
     if (!mhai_matmul_pages_apart(job)) return MHA_OK;
-    const mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, 1, sums_bytes(context->num_threads), &memory));
-    mha_scratch_release(context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(context, 1, sums_bytes(context->num_threads));
 }
 
 /* Items of the first product, then those of the next. */
@@ -234,7 +231,8 @@ static void run_item(void *argument, int64_t item, int worker)
 void mhai_matmul_run_all(mha_context *context, const mhai_matmul *jobs, int count)
 {
     const int64_t threads = mhai_matmul_shares(context, jobs, count) ? context->num_threads : 1;
-    mhai_matmul_plan runs[MHAI_MATMULS]; /* a worker is at one of them at a time: they share sums */
+    mhai_matmul_plan runs[MHAI_MATMULS]; /* a worker processes one of them at a time: they share
+                                          * sums */
     int64_t items = 0;
     for (int i = 0; i < count; i++) {
         runs[i] = mhai_matmul_divide(&jobs[i], context, threads);
@@ -283,7 +281,7 @@ static void pack_panel(void *argument, int64_t panel, int worker)
                          .cols = mhai_min_i64(MHAI_GEMM_BLOCK, job->inner - input)});
 }
 
-/* Rows stay inner: some of them, for all panels, so that memory is read as it lies. */
+/* Rows are the inner loop: several rows for all panels, so that memory is read sequentially. */
 static void pack_rows(void *argument, int64_t item, int worker)
 {
     const pack_job *job = argument;

@@ -1,4 +1,4 @@
-/* Products in bf16 arithmetic (docs/numerics.md 15.2): rows of both factors are rounded, and where the
+/* Products in bf16 arithmetic (docs/numerics.md 15.2): rows of both factors are rounded. If the
  * processor multiplies pairs of bf16, an inner index is a pair. */
 #include "nn/matmul_parts.h"
 
@@ -10,13 +10,13 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Panels of W, or of some of its rows. A chain takes twice its room while it is packed, that of the next
- * one: so they are packed in the order in which they lie, and after the last one there is room. */
+/* Panels of W, or of some of its rows. Packing a chain needs twice its room, up to that of the next
+ * one. So chains are packed in memory order, with spare room after the last one. */
 typedef struct bf16_weights {
     const mhai_kernels *kernels;
     bool pairs;
     int64_t inputs, cols;
-    int64_t step; /* inputs that are packed together; more than a chain only of a single panel */
+    int64_t step; /* inputs that are packed together; longer than a chain only for a single panel */
     float *panels, *bias;
 } bf16_weights;
 
@@ -41,8 +41,8 @@ static float *place_of(const bf16_weights *w, int64_t panel, int64_t input)
                                             indices(w->pairs, input), panel * MHAI_PANEL);
 }
 
-/* A step of rows, of which in, type and stride are given, becomes part of a panel; in NULL: they are
- * there as floats. */
+/* Pack a step of rows, given by in, type and stride, into a panel; in NULL: they are floats in the
+ * panel. */
 static void pack_step(const bf16_weights *w, mhai_pack rows, int64_t panel, int64_t input)
 {
     uint8_t bad[MHAI_PANEL];
@@ -58,7 +58,7 @@ static void pack_step(const bf16_weights *w, mhai_pack rows, int64_t panel, int6
         if (bad[i]) w->bias[panel * MHAI_PANEL + i] = nanf("");
 }
 
-/* A step of rows that do not lie in memory: read, or of a single panel decoded to where they belong. */
+/* Pack a step of rows that are not in memory: read, or for a single panel decoded in place. */
 static mhai_pack read_step(const mhai_rows_job *r, const bf16_weights *w, int64_t panel,
                            int64_t col, int64_t input, float *read)
 {
@@ -127,7 +127,7 @@ void mhai_matmul_pack_bf16(const mhai_kernels *kernels, mha_dtype type, const vo
 
 enum { ROUND_ROWS = 16 };
 
-/* A product whose rows of a are rounded into x. */
+/* A product that rounds its rows of a into x. */
 typedef struct bf16_job {
     const mhai_matmul *job;
     const mhai_kernels *kernels;
@@ -137,7 +137,7 @@ typedef struct bf16_job {
     uint8_t *fits; /* [rows] */
 } bf16_job;
 
-/* Rows that are not a power of two apart. */
+/* A row stride that is not a power of two. */
 static int64_t stride_of(int64_t inner)
 {
     return mhai_round_up(inner, 16) + 16;
@@ -168,16 +168,14 @@ static void round_rows(void *argument, int64_t item, int worker)
     }
 }
 
-/* The job of rounded rows, in scratch that the caller releases. */
+/* The job of rounded rows, in scratch that the caller frees. */
 static mha_status round_all(mha_context *context, const mhai_matmul *job, bf16_job *j,
                             mhai_matmul *rounded)
 {
-    void *memory;
     *j = (bf16_job){
         .job = job, .kernels = mhai_kernels_for(context->isa), .stride = stride_of(job->inner)};
     j->pairs = mhai_kernels_have_pairs(j->kernels);
-    MHA_TRY(mha_scratch_alloc(context, (int64_t)rows_bytes(job->rows, job->inner), 1, &memory));
-    j->x = memory;
+    MHA_TRY(mha_scratch_alloc(context, (int64_t)rows_bytes(job->rows, job->inner), 1, &j->x));
     j->fits = (void *)(j->x + job->rows * j->stride);
     mhai_rows_each(context, job, 0, mhai_ceil_div(job->rows, ROUND_ROWS), round_rows, j);
     *rounded = *job;

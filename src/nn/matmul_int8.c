@@ -1,7 +1,7 @@
 /* Products with coded weights in int8 arithmetic (docs/numerics.md 13).
  *
- * Activations become small numbers first: of MHAI_READ_INPUTS inputs those of all rows, then of the next.
- * A worker codes some tiles, rows of W that are read together, and multiplies them with all rows. */
+ * Activations are quantised first, MHAI_READ_INPUTS inputs of all rows at a time. A worker codes
+ * some tiles (rows of W that are read together) and multiplies them with all rows. */
 #include "nn/matmul_parts.h"
 
 #include "base/checked.h"
@@ -10,7 +10,7 @@
 
 enum { INT8_TILES = 16, INT8_FEW = 8, INT8_ROUND = 16 };
 
-/* One after the other in lines of a cache. */
+/* Consecutive in cache lines. */
 typedef struct int8_coded {
     _Alignas(64) mha_coded rows;
 } int8_coded;
@@ -22,7 +22,7 @@ typedef struct int8_job {
     mhai_int8_block *blocks;
     int8_coded *coded; /* [threads][tiles] */
     const float *zeros;
-    int64_t tiles; /* of W that are coded together */
+    int64_t tiles; /* rows of W that are coded together */
     int64_t group; /* panels of an item; of those in f32 (r.group) one */
 } int8_job;
 
@@ -47,7 +47,7 @@ static void int8_round(void *argument, int64_t item, int worker)
         }
 }
 
-/* Some tiles of which the first inputs have been coded: all rows by the first inputs, then by the
+/* Tiles whose first inputs have been coded: multiply all rows by the first inputs, then by the
  * next. */
 static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, int8_coded *coded)
 {
@@ -85,7 +85,7 @@ static void int8_tiles(const int8_job *j, const int8_tile *tile, int64_t tiles, 
         mhai_activate(j->r.kernels, job->activation, job->c + row * job->c_stride + first, cols);
 }
 
-/* What has no coded form is computed in f32. */
+/* Compute rows without coded form in f32. */
 static void int8_group(void *argument, int64_t item, int worker)
 {
     const int8_job *j = argument;
@@ -109,7 +109,7 @@ static void int8_group(void *argument, int64_t item, int worker)
     }
 }
 
-/* Bytes of scratch: of all rows, of each worker, and what f32 needs. */
+/* Scratch bytes: of all rows, of each worker, and of the f32 path. */
 static size_t bytes_of(const mha_context *context, int64_t rows, int64_t inner, int64_t tiles)
 {
     const size_t row = (size_t)mhai_int8_kernels_for(context->isa)->row_stride * sizeof(int32_t) +
@@ -134,11 +134,9 @@ mha_status mhai_rows_int8(mha_context *context, const mhai_matmul *job, const mh
                   .zeros = zeros,
                   .tiles = job->rows > INT8_FEW ? INT8_TILES : 1,
                   .group = threads > 1 ? mhai_ceil_div(panels, 4 * threads) : panels};
-    void *memory;
     j.r.group = j.r.room = 1;
     MHA_TRY(mha_scratch_alloc(context, (int64_t)bytes_of(context, job->rows, job->inner, j.tiles),
-                              1, &memory));
-    j.coded = memory;
+                              1, &j.coded));
     j.blocks = (void *)(j.coded + threads * j.tiles);
     j.small = (void *)(j.blocks + chunks * job->rows * MHAI_INT8_BLOCKS);
     mhai_rows_place(&j.r, (void *)(j.small + chunks * job->rows * j.kernels->row_stride));

@@ -17,8 +17,8 @@ mhai_stored_rows mhai_rows_stored(const mhai_rows_job *r, int64_t col)
     return s;
 }
 
-/* Columns of W^T from col on, and of them inputs first .. first + inner, become panel number `panel`
- * of panels that have `cols` columns. first is a multiple of MHAI_READ_INPUTS. */
+/* Pack columns of W^T from col on, with inputs first .. first + inner, into panel number `panel` of
+ * panels with `cols` columns. first is a multiple of MHAI_READ_INPUTS. */
 static void pack_read(const mhai_rows_job *r, int64_t col, int64_t first, int64_t inner,
                       float *panels, int64_t panel, int64_t cols, float *read)
 {
@@ -80,7 +80,7 @@ mha_status mhai_matmul_pack_rows(mha_context *context, const mhai_rows *from, in
 
 /* ---- the product with rows ------------------------------------------------------------------- */
 
-/* Columns of at most one group of panels: packed, and multiplied with all rows. */
+/* Pack columns of at most one group of panels, and multiply them with all rows. */
 static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const int64_t cols = end - first;
@@ -104,7 +104,7 @@ static void run_many(const mhai_rows_job *r, int64_t first, int64_t end, int wor
     for (int64_t i = 0; i < run.items; i++) mhai_matmul_block(&run, i, 0);
 }
 
-/* The same for few rows, some inputs of a panel at a time, which stay in L1. */
+/* Likewise for few rows, with some inputs of a panel at a time, which stay in L1. */
 static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int worker)
 {
     const mhai_matmul *job = r->job;
@@ -112,8 +112,7 @@ static void run_few(const mhai_rows_job *r, int64_t first, int64_t end, int work
     float *read = r->read + worker * MHAI_READ_FLOATS;
     for (int64_t col = first; col < end; col += MHAI_PANEL) {
         const mhai_stored_rows stored = mhai_rows_stored(r, col);
-        const bool halves =
-            stored.at && stored.type != MHA_F32; /* which a kernel takes as they lie */
+        const bool halves = stored.at && stored.type != MHA_F32; /* that a kernel reads in place */
         for (int64_t input = 0; input < job->inner || input == 0; input += MHAI_READ_INPUTS) {
             const int64_t count = mhai_min_i64(MHAI_READ_INPUTS, job->inner - input);
             if (!halves) pack_read(r, col, input, count, panel, 0, MHAI_PANEL, read);
@@ -163,7 +162,7 @@ static void run_group(void *argument, int64_t item, int worker)
     mhai_rows_columns(r, first, mhai_min_i64(r->job->cols, first + r->group * MHAI_PANEL), worker);
 }
 
-/* Panels that a thread packs and multiplies together: every thread has some. */
+/* Panels per step and thread, so that every thread has some. */
 static int64_t group_of(const mha_context *context, int64_t inner, int64_t cols)
 {
     const int64_t panels = mhai_ceil_div(cols, MHAI_PANEL),

@@ -1,4 +1,4 @@
-/* Checks that the layers share, and rows of checked matrices. */
+/* Checks shared by the layers, and rows of checked matrices. */
 #ifndef MHAI_NN_CHECK_H
 #define MHAI_NN_CHECK_H
 
@@ -7,26 +7,26 @@
 #include <multihead/component.h>
 #include <multihead/nn.h>
 
-/* An f32 matrix of that shape (-1: any) with contiguous rows. */
+/* An f32 matrix of this shape (-1: any) with contiguous rows. */
 MHA_NODISCARD mha_status mhai_nn_matrix(const char *name, const mha_tensor *tensor, int64_t rows,
                                         int64_t cols);
 
 /* An f32 vector, contiguous. */
 MHA_NODISCARD mha_status mhai_nn_vector(const char *name, const mha_tensor *tensor, int64_t length);
 
-/* The same for what is written; NULL is fine. */
+/* Likewise for outputs; NULL is fine. */
 MHA_NODISCARD mha_status mhai_nn_out_matrix(const char *name, const mha_tensor *tensor,
                                             int64_t rows, int64_t cols);
 MHA_NODISCARD mha_status mhai_nn_out_vector(const char *name, const mha_tensor *tensor,
                                             int64_t length);
 
-/* output shares no memory with other, or is the same view of it. */
+/* output shares no memory with other, or is the same view. */
 MHA_NODISCARD mha_status mhai_nn_alias(const char *name, const mha_tensor *output,
                                        const char *other_name, const mha_tensor *other);
 
 MHA_NODISCARD mha_status mhai_nn_flags(const char *function, uint32_t flags);
 
-/* A token id, or a target. */
+/* The token id or target at an index. */
 static inline int32_t mhai_nn_id(const mha_tensor *ids, int64_t row)
 {
     return ((const int32_t *)ids->data)[row * ids->stride[0]];

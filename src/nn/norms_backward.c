@@ -1,5 +1,5 @@
-/* Gradients of layer norm and RMS norm. Rows are taken in blocks of fixed length; a block's sums
- * for weight and bias go to scratch and are joined in the order of blocks. */
+/* Gradients of layer norm and RMS norm. Rows are processed in blocks of fixed length; a block's
+ * sums for weight and bias go to scratch and are added in the order of blocks. */
 #include "nn/norm.h"
 
 #include "base/checked.h"
@@ -97,17 +97,14 @@ static mha_status backward(mha_context *context, const mha_norm_gradients *call,
     job.kernels = mhai_kernels_for(context->isa);
     mha_scratch_mark mark = mha_scratch_top(context);
     mha_status status = MHA_OK;
-    void *memory;
     if (n == 0 || blocks == 0) return MHA_OK;
     if (norm->residual) {
         MHA_TRY_GOTO(mha_scratch_alloc(context, mha_context_threads(context) * n,
-                                       MHAI_NORM_ROWS * sizeof(float), &memory),
+                                       MHAI_NORM_ROWS * sizeof(float), &job.z),
                      done);
-        job.z = memory;
     }
     if (c.dweight || c.dbias) {
-        MHA_TRY_GOTO(mha_scratch_alloc(context, blocks * 2 * n, sizeof(double), &memory), done);
-        job.sums = memory;
+        MHA_TRY_GOTO(mha_scratch_alloc(context, blocks * 2 * n, sizeof(double), &job.sums), done);
     }
     mha_parallel_for(context, blocks, run_block, &job);
     join_sums(&job, blocks, 0, c.dweight);

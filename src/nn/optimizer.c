@@ -1,4 +1,4 @@
-/* Steps of AdamW and SGD, clipping and the schedule of the learning rate. */
+/* Steps of AdamW and SGD, gradient clipping and the learning rate schedule. */
 #include "base/checked.h"
 #include "base/context.h"
 #include "base/math.h"
@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-/* Parameters of one piece of work; part of the order of sums in the norm. */
+/* Parameters of one work item; it also fixes the order of sums in the norm. */
 enum { PIECE = 4096 };
 
 static mha_status check_number(const char *name, double value, double least, double most)
@@ -27,7 +27,7 @@ static mha_status check_count(const char *function, int64_t count, const void *a
     return MHA_OK;
 }
 
-/* x^n by squaring: products only. */
+/* x^n by squaring, with products only. */
 static double power(double x, int64_t n)
 {
     double result = 1;
@@ -168,7 +168,7 @@ typedef struct norm_job {
     double *sums; /* of each piece */
 } norm_job;
 
-/* Pieces whose sums, one chain of additions each, are made side by side. */
+/* Items whose sums, one chain of additions each, are computed in parallel lanes. */
 enum { ABREAST = 4 };
 
 static void norm_pieces(void *argument, int64_t item, int worker)

@@ -1,5 +1,5 @@
-/* Inside the library: messages between ranks. A call of several ranks checks its transport, then
- * agrees (transport.h), and then uses these, which check nothing. */
+/* Internal messages between ranks. A collective call checks its transport, then agrees
+ * (transport.h), and then uses these functions, which check nothing. */
 #ifndef MHAI_RANK_MESSAGES_H
 #define MHAI_RANK_MESSAGES_H
 
@@ -7,11 +7,11 @@
 
 MHA_NODISCARD mha_status mhai_ranks_check(const mha_transport *transport);
 
-/* Each of count numbers becomes the largest that any rank has. */
+/* Replace each of count numbers by its maximum over all ranks. */
 MHA_NODISCARD mha_status mhai_ranks_most(const mha_transport *transport, int64_t *numbers,
                                          int64_t count);
 
-/* Complete a transfer that is pending: by waiting, or only if that takes no time. */
+/* Complete a pending transfer: wait for it, or only test it. */
 MHA_NODISCARD mha_status mhai_ranks_settle(const mha_transport *transport, bool wait,
                                            mha_transfer *transfer, bool *pending);
 

@@ -1,5 +1,5 @@
-/* Messages to and from all ranks, made of those between two. Trees are binomial: rank r, counted from
- * the root, has the parent r without its lowest bit. */
+/* Collective messages, composed of messages between two ranks. Trees are binomial: the parent of
+ * rank r, counted from the root, is r without its lowest bit. */
 #include "ranks/rank_messages.h"
 
 #include "base/hash.h"
@@ -115,13 +115,13 @@ mha_status mhai_ranks_most(const mha_transport *t, int64_t *numbers, int64_t cou
 
 /* ---- agreeing -------------------------------------------------------------------------------- */
 
-/* What a rank brings: the lowest of those that failed wins. */
+/* A rank's contribution: the lowest failed rank wins. */
 typedef struct verdict {
     int32_t status, rank;
     char detail[448];
 } verdict;
 
-/* Up the tree: mine, and those of the ranks below me. */
+/* Send up the tree: this rank's data and that of the ranks below. */
 static mha_status collect(const mha_transport *t, verdict *mine)
 {
     for (int64_t bit = 1; bit < t->size; bit <<= 1) {

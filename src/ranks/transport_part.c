@@ -1,4 +1,5 @@
-/* Some ranks of a transport as a transport: their numbers are translated, messages are the whole's. */
+/* A subset of the ranks of a transport as a transport: it translates rank numbers and forwards
+ * messages. */
 #include "base/need.h"
 #include "ranks/rank_messages.h"
 
@@ -36,7 +37,7 @@ static void cancel(void *user, mha_transfer *transfer)
     p->whole->cancel(p->whole->user, transfer);
 }
 
-/* Returns this rank's place in the list, or -1 where the list is wrong. */
+/* Returns this rank's index in the list, or -1 if the list is invalid. */
 static int32_t place_in(const mha_transport *whole, const int32_t *ranks, int32_t count)
 {
     int32_t place = -1;

@@ -37,7 +37,12 @@ static mha_status make_trial(mhai_live_asked *a)
                            .off = r->off.items,
                            .off_count = r->off.count,
                            .patched = r->patched.items,
-                           .patched_count = r->patched.count};
+                           .patched_count = r->patched.count,
+                           .noise = r->noise,
+                           .noisy = r->noisy,
+                           .temperature = r->temperature,
+                           .top_k = r->top_k};
+    MHA_TRY(mhai_live_choose(a));
     if (r->patched.count == 0) return MHA_OK;
     MHA_TRY(read_text(a->live, r->other, r->other_bytes, &a->other));
     a->trial.other = a->other.ids;
@@ -60,6 +65,8 @@ static mha_status put_token(mhai_live_asked *a, const mha_trial_choice *c, bool 
     mha_json_text(json, "text", label);
     mha_json_number(json, "p", c->p);
     mha_json_number(json, "logit", (double)c->logit);
+    if (a->trial.temperature > 0 || a->trial.top_k > 0)
+        mha_json_number(json, "p_drawn", c->p_drawn);
     if (changed) {
         mha_json_number(json, "p_whole", c->p_whole);
         mha_json_number(json, "logit_whole", (double)c->logit_whole);
@@ -68,10 +75,10 @@ static mha_status put_token(mhai_live_asked *a, const mha_trial_choice *c, bool 
     return MHA_OK;
 }
 
-static mha_status put_next(mhai_live_asked *a, mha_json *json)
+mha_status mhai_live_next(mhai_live_asked *a, mha_json *json)
 {
     mha_trial_next next;
-    MHA_TRY(mha_trials_predict(a->live->trials, &a->trial, a->request.row, &next));
+    MHA_TRY(mha_trials_predict(a->trials, &a->trial, a->request.row, &next));
     if (next.count == 0) {
         mha_json_null(json, "next");
         return MHA_OK;
@@ -103,14 +110,16 @@ static mha_status look(mhai_live_asked *a)
     MHA_TRY(make_trial(a));
     mha_json_object(&json, NULL);
     mha_json_integer(&json, "tokens", a->trial.count);
+    mhai_live_model(a, &json);
     if (!a->request.no_maps) {
         mha_json_value(&json, "maps");
         MHA_TRY(json.status);
         MHA_TRY(mhai_live_maps(a));
+        MHA_TRY(mhai_live_changes(a, &json));
         MHA_TRY(mhai_live_map_beside(a, &json));
     }
-    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, -1, NULL, NULL, &patched));
-    MHA_TRY(put_next(a, &json));
+    MHA_TRY(mha_trials_run(a->trials, &a->trial, -1, NULL, NULL, &patched));
+    MHA_TRY(mhai_live_next(a, &json));
     mha_json_integer(&json, "patched", patched);
     mha_json_number(&json, "seconds", seconds_now() - start);
     mha_json_end(&json);
@@ -121,6 +130,12 @@ static mha_status map(mhai_live_asked *a)
 {
     MHA_TRY(make_trial(a));
     return mhai_live_map(a);
+}
+
+static mha_status trace(mhai_live_asked *a)
+{
+    MHA_TRY(make_trial(a));
+    return mhai_live_trace(a);
 }
 
 static mha_status save(mhai_live_asked *a)
@@ -201,6 +216,7 @@ static const struct {
     {{"page.js", "text/javascript; charset=utf-8", NULL, false}, script},
     {{"look", "application/json", NULL, true}, look},
     {{"map", "application/octet-stream", NULL, true}, map},
+    {{"trace", "application/json", NULL, true}, trace},
     {{"save", "text/html; charset=utf-8", "heads.html", true}, save},
 };
 
@@ -285,6 +301,7 @@ mha_status mha_live_create(mha_context *context, mha_model *model, const mha_liv
 void mha_live_destroy(mha_live *live)
 {
     if (!live) return;
+    mhai_live_forget(live);
     mha_trials_destroy(live->trials);
     free(live);
 }

@@ -15,6 +15,10 @@ struct mha_live {
     mha_model_info info;
     mha_transformer_desc desc;
     mha_trials *trials;
+    mhai_live_vary vary; /* of the varied model, which the last request of that kind made */
+    mha_transformer *varied;
+    mha_transformer_desc varied_desc;
+    mha_trials *varied_trials;
 };
 
 /* The request being answered. */
@@ -24,15 +28,39 @@ typedef struct mhai_live_asked {
     mhai_live_request request;
     mha_tokens tokens, other;
     mha_trial trial;
+    mha_trials *trials; /* of the model as it was loaded, or varied */
+    const mha_transformer_desc *desc;
     mha_maps maps; /* of the answer */
     const mha_sink *sink;
 } mhai_live_asked;
+
+/* live.c: the most likely next tokens, as a member. */
+MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
+
+/* live_vary.c: choose the trials of the request; the loaded model's description, and how far weights moved, as
+ * members; free the varied model. */
+MHA_NODISCARD mha_status mhai_live_choose(mhai_live_asked *a);
+void mhai_live_model(const mhai_live_asked *a, mha_json *json);
+/* "no causal mask, window of 4 tokens"; NULL: unchanged. */
+MHA_NODISCARD mha_status mhai_live_name_vary(mhai_live_asked *a, char **words);
+MHA_NODISCARD mha_status mhai_live_changes(mhai_live_asked *a, mha_json *json);
+void mhai_live_forget(mha_live *live);
+
+/* live_trace.c: the stream at the row of the cell, and the selected head with its pair. */
+MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
 
 /* live_maps.c: small maps of all heads; the map of the selected head as floats, and in JSON if it is small
  * enough to send with the others; a report. */
 MHA_NODISCARD mha_status mhai_live_maps(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_map_beside(mhai_live_asked *a, mha_json *json);
+typedef struct mhai_live_rows {
+    mha_context *context;
+    const mha_maps *maps;
+} mhai_live_rows;
+/* For mha_trials_run(): add rows to maps; user is mhai_live_rows. */
+MHA_NODISCARD mha_status mhai_live_add_rows(void *user, int64_t layer, int64_t row,
+                                            const mha_tensor *p);
 MHA_NODISCARD mha_status mhai_live_save(mhai_live_asked *a);
 
 #endif

@@ -34,10 +34,10 @@ static int64_t small_cell(int64_t tokens, int64_t heads)
 
 /* ---- from rows to maps ----------------------------------------------------------------------- */
 
-static mha_status add_rows(void *user, int64_t layer, int64_t row, const mha_tensor *p)
+mha_status mhai_live_add_rows(void *user, int64_t layer, int64_t row, const mha_tensor *p)
 {
-    const mhai_live_asked *a = user;
-    return mha_maps_add_rows(a->live->context, &a->maps, layer, row, p);
+    const mhai_live_rows *x = user;
+    return mha_maps_add_rows(x->context, x->maps, layer, row, p);
 }
 
 /* Compute all maps of the text, with `cell` tokens per cell. */
@@ -46,10 +46,13 @@ static mha_status make_maps(mhai_live_asked *a, int64_t cell)
     const mha_maps_desc desc = {.struct_size = sizeof desc, .tokens = &a->tokens, .cell = cell};
     a->maps.struct_size = sizeof a->maps;
     MHA_TRY(mha_maps_make(a->live->model, &desc, &a->maps));
+    a->maps.flags &= ~(uint32_t)MHA_MAPS_CAUSAL;
+    if (a->desc->flags & MHA_TRANSFORMER_CAUSAL) a->maps.flags |= MHA_MAPS_CAUSAL;
     a->maps.name = a->live->options.name;
     a->maps.text[0] = a->request.text;
     a->maps.text_bytes[0] = a->request.text_bytes;
-    return mha_trials_run(a->live->trials, &a->trial, -1, add_rows, a, NULL);
+    mhai_live_rows rows = {a->live->context, &a->maps};
+    return mha_trials_run(a->trials, &a->trial, -1, mhai_live_add_rows, &rows, NULL);
 }
 
 mha_status mhai_live_maps(mhai_live_asked *a)
@@ -104,7 +107,7 @@ static mha_status pool_head(void *user, int64_t layer, int64_t row, const mha_te
 /* Compute the map of the selected head. */
 static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
 {
-    const mha_transformer_desc *d = &a->live->desc;
+    const mha_transformer_desc *d = a->desc;
     const mha_trial_head *head = &a->request.head;
     if (head->layer < 0 || head->layer >= d->num_layers ||
         head->head >= (d->layer_heads ? d->layer_heads[head->layer] : d->num_heads))
@@ -112,7 +115,7 @@ static mha_status make_map(mhai_live_asked *a, float **map, size_t *bytes)
     one_head x = {.context = a->live->context, .cell = map_tokens(a), .head = head->head};
     const int64_t side = (a->trial.count + x.cell - 1) / x.cell;
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, side * side, &x.map));
-    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, head->layer, pool_head, &x, NULL));
+    MHA_TRY(mha_trials_run(a->trials, &a->trial, head->layer, pool_head, &x, NULL));
     if (d->flags & MHA_TRANSFORMER_CAUSAL) mask_future(x.map, side);
     *map = x.map;
     *bytes = (size_t)(side * side) * sizeof *x.map;
@@ -165,7 +168,7 @@ static mha_status name_next(mhai_live_asked *a, char **words)
     mha_trial_next next;
     size_t used = 0;
     *words = NULL;
-    MHA_TRY(mha_trials_predict(a->live->trials, &a->trial, a->request.row, &next));
+    MHA_TRY(mha_trials_predict(a->trials, &a->trial, a->request.row, &next));
     if (next.count == 0) return MHA_OK;
     MHA_TRY(MHA_ROOM_ALLOC(&a->room, ROOM, words));
     for (int64_t i = 0; i < FEW && i < next.count; i++) {
@@ -181,7 +184,7 @@ static mha_status name_next(mhai_live_asked *a, char **words)
 }
 
 /* The facts about the request, added to those about the maps. */
-enum { MOST_FACTS = 16, OWN_FACTS = 4 };
+enum { MOST_FACTS = 16, OWN_FACTS = 5 };
 
 static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *report,
                             mha_fact facts[MOST_FACTS])
@@ -189,10 +192,11 @@ static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *rep
     const mhai_live_request *r = &a->request;
     int64_t count =
         report->fact_count < MOST_FACTS - OWN_FACTS ? report->fact_count : MOST_FACTS - OWN_FACTS;
-    char *off, *heads, *next, *rows;
+    char *off, *heads, *next, *rows, *varied;
     MHA_TRY(name_next(a, &next));
     MHA_TRY(name_heads(a, &r->off, &off));
     MHA_TRY(name_heads(a, &r->patched, &heads));
+    MHA_TRY(mhai_live_name_vary(a, &varied));
     MHA_TRY(mha_room_alloc(&a->room, 96, 1, &rows));
     mha_format(rows, 96, "at %s%" PRId64 " of %" PRId64 " tokens from",
                r->at_last ? "the last " : "the first ", patched, a->trial.count);
@@ -202,9 +206,12 @@ static mha_status add_facts(mhai_live_asked *a, int64_t patched, mha_report *rep
         facts[count++] = (mha_fact){"heads patched", heads};
         facts[count++] = (mha_fact){rows, r->other};
     }
+    if (varied) facts[count++] = (mha_fact){"model changed", varied};
     if (next)
-        facts[count++] =
-            (mha_fact){off || heads ? "next token (all heads on)" : "next token", next};
+        facts[count++] = (mha_fact){varied         ? "next token (unchanged)"
+                                    : off || heads ? "next token (all heads on)"
+                                                   : "next token",
+                                    next};
     report->facts = facts;
     report->fact_count = count;
     return MHA_OK;
@@ -244,7 +251,7 @@ mha_status mhai_live_save(mhai_live_asked *a)
     mha_show show;
     if (d->layer_heads) heads = 0;
     for (int64_t l = 0; d->layer_heads && l < d->num_layers; l++) heads += d->layer_heads[l];
-    MHA_TRY(mha_trials_run(a->live->trials, &a->trial, -1, NULL, NULL, &patched));
+    MHA_TRY(mha_trials_run(a->trials, &a->trial, -1, NULL, NULL, &patched));
     MHA_TRY(make_maps(a, mha_show_cell(heads, a->trial.count)));
     const mha_show_options options = {.struct_size = sizeof options,
                                       .flags = MHA_SHOW_FIRST_PANEL |

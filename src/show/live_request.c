@@ -70,6 +70,13 @@ static mha_status take_flag(const json_t *value, const char *name, bool *flag)
     return json_is_boolean(value) ? MHA_OK : wrong(name, "true or false");
 }
 
+static mha_status take_number(const json_t *value, const char *name, double most, double *number)
+{
+    *number = json_number_value(value);
+    if (json_is_number(value) && *number >= 0 && *number <= most) return MHA_OK;
+    return mha_fail(MHA_ERR_FORMAT, "%s: expected a number from 0 to %g", name, most);
+}
+
 /* The index of a text in a NULL-terminated list. */
 static mha_status take_choice(const json_t *value, const char *name, const char *const *choices,
                               int *choice)
@@ -96,6 +103,32 @@ static const char *const views[] = {"map", "lines", "model",
                                     NULL}; /* neurons need queries and keys */
 static const char *const ats[] = {"all", "last", NULL};
 
+static mha_status take_description(const char *name, const json_t *value, mhai_live_vary *v)
+{
+    bool flag = false;
+    if (!strcmp(name, "positions"))
+        return take_choice(value, name, mhai_live_positions, &v->positions);
+    if (!strcmp(name, "rope_base")) {
+        MHA_TRY(take_number(value, name, 1e9, &v->rope_base));
+        return v->rope_base > 1 ? MHA_OK : wrong(name, "a number above 1");
+    }
+    if (!strcmp(name, "window")) {
+        MHA_TRY(take_whole(value, name, &v->window));
+        return v->window > 0 ? MHA_OK : wrong(name, "at least 1 key");
+    }
+    if (!strcmp(name, "causal")) {
+        MHA_TRY(take_flag(value, name, &flag));
+        v->causal = flag;
+        return MHA_OK;
+    }
+    if (!strcmp(name, "scaled")) {
+        MHA_TRY(take_flag(value, name, &flag));
+        v->unscaled = !flag;
+        return MHA_OK;
+    }
+    return mha_fail(MHA_ERR_FORMAT, "%.40s: no such field", name);
+}
+
 static mha_status take_member(mha_room *room, const char *name, const json_t *value,
                               mhai_live_request *s)
 {
@@ -121,7 +154,11 @@ static mha_status take_member(mha_room *room, const char *name, const json_t *va
         s->at_last = at == 1;
         return MHA_OK;
     }
-    return mha_fail(MHA_ERR_FORMAT, "%.40s: no such field", name);
+    if (!strcmp(name, "temperature")) return take_number(value, name, 1e3, &s->temperature);
+    if (!strcmp(name, "top_k")) return take_whole(value, name, &s->top_k);
+    if (!strcmp(name, "noise")) return take_number(value, name, 1e3, &s->noise);
+    if (!strcmp(name, "noisy")) return take_head(value, name, &s->noisy);
+    return take_description(name, value, &s->vary);
 }
 
 static mha_status take_all(mha_room *room, json_t *root, mhai_live_request *state)
@@ -131,6 +168,7 @@ static mha_status take_all(mha_room *room, json_t *root, mhai_live_request *stat
     if (!json_is_object(root)) return wrong("the request", "a JSON object");
     json_object_foreach(root, name, value) MHA_TRY(take_member(room, name, value, state));
     if (!state->text) return wrong("text", "a text");
+    if (state->noise > 0 && state->noisy.layer < 0) return wrong("noisy", "the head of the noise");
     if (state->patched.count > 0 && !state->other)
         return mha_fail(MHA_ERR_FORMAT, "patched: heads are patched from a second text; type one");
     return MHA_OK;
@@ -139,8 +177,13 @@ static mha_status take_all(mha_room *room, json_t *root, mhai_live_request *stat
 mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room, mhai_live_request *state)
 {
     json_error_t error;
-    *state = (mhai_live_request){
-        .row = -1, .head = {-1, -1}, .cell_row = -1, .cell_col = -1, .scale = -1};
+    *state = (mhai_live_request){.row = -1,
+                                 .head = {-1, -1},
+                                 .cell_row = -1,
+                                 .cell_col = -1,
+                                 .scale = -1,
+                                 .vary = {.causal = -1, .positions = -1},
+                                 .noisy = {-1, -1}};
     errno = 0; /* jansson goes on where it got no memory, or reports malformed text */
     json_t *root = json_loadb(bytes ? json : "", bytes, JSON_REJECT_DUPLICATES, &error);
     if (errno == ENOMEM) {

@@ -11,6 +11,15 @@ typedef struct mhai_live_heads {
     int64_t count;
 } mhai_live_heads;
 
+/* How the model of a request differs from the one that was loaded. */
+typedef struct mhai_live_vary {
+    int causal;       /* -1: as the model */
+    int positions;    /* mha_position_encoding; -1: as the model */
+    bool unscaled;    /* scores are not divided by sqrt(D) */
+    int64_t window;   /* keys to each side, including the query's own; 0: as the model */
+    double rope_base; /* 0: as the model */
+} mhai_live_vary;
+
 typedef struct mhai_live_request {
     const char *text, *other; /* other: the source of patches; NULL: none */
     size_t text_bytes, other_bytes;
@@ -20,12 +29,20 @@ typedef struct mhai_live_request {
     bool no_maps;               /* predictions only */
     mha_trial_head head;        /* selected; layer -1: none */
     int64_t cell_row, cell_col; /* opens a report; -1: chosen automatically */
+    mhai_live_vary vary;
+    mha_trial_head noisy;      /* layer -1: none */
+    double noise, temperature; /* as mha_trial */
+    int64_t top_k;
     int view, cmap, scale; /* of a report: mha_view, mha_cmap, mha_scale; scale -1: automatic */
     bool dark;
 } mhai_live_request;
 
+/* live_vary.c: names of mha_position_encoding. */
+extern const char *const mhai_live_positions[];
+
 /* A JSON object with text, other, off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
- * [row, column], view, cmap, scale, dark: all but text may be missing, and nothing else be there. */
+ * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, rope_base; noisy, noise;
+ * temperature, top_k: all but text may be missing, and nothing else be there. */
 MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room,
                                         mhai_live_request *request);
 

@@ -9,7 +9,7 @@
 
 enum { DETAIL_BYTES = 1536, SENTENCE_BYTES = 512 };
 
-/* The scores that are shown of a head (study.h), and the headings of their columns. */
+/* The scores of a head that are shown (study.h), and the headings of their columns. */
 static const struct {
     int64_t score;
     const char *column;
@@ -21,10 +21,10 @@ static const struct {
     {MHA_MEASURE_EVENNESS, "evenness"},
 };
 
-/* Half of the weight: a head that rests does at least as much of it as of all else. */
+/* Half of the weight: then resting outweighs all else. */
 static const double leads = 0.5;
 
-/* Rests and general patterns say less than the strongest link. */
+/* Resting and general patterns say less than the strongest link. */
 static bool is_specific(mha_role role)
 {
     return role < MHA_ROLE_BLOCK && !mha_study_role_rests(role);
@@ -36,7 +36,7 @@ static bool is_told(const mha_head_role *role)
     return !share || role->score.value >= leads;
 }
 
-/* A paragraph for each role: what the head does, then where it rests. */
+/* A paragraph for each role: the head's pattern, then its resting place. */
 static mha_status describe(const mha_study_found *found, int64_t layer, int64_t head,
                            mha_room *room, mha_show_role *role)
 {

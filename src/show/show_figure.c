@@ -13,6 +13,17 @@ static bool is_contrast(const mha_maps *maps)
     return maps->flags & MHA_MAPS_CONTRAST;
 }
 
+/* Differences, or maps of gated delta nets. */
+static bool is_signed(const mha_maps *maps)
+{
+    const int64_t cells = maps->heads * maps->rows.count * maps->cols.count;
+    if (is_contrast(maps)) return true;
+    for (int64_t l = 0; l < maps->layers; l++)
+        for (int64_t i = 0; maps->layer && maps->layer[l] && i < cells; i++)
+            if (maps->layer[l][i] < 0) return true;
+    return false;
+}
+
 /* Pool maps beyond FULL_BYTES, to the number of 8-bit cells that a report of 10 MB holds. */
 static const double FULL_BYTES = 256e6, POOLED_CELLS = 7e6;
 
@@ -501,7 +512,7 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
                            .title = maps->name,
                            .row_axis = "query (looking)",
                            .col_axis = "key (looked at)",
-                           .cmap = is_contrast(maps) && options->cmap == MHA_CMAP_VIRIDIS
+                           .cmap = options->cmap == MHA_CMAP_VIRIDIS && is_signed(maps)
                                        ? MHA_CMAP_DIVERGING
                                        : options->cmap,
                            .range = options->range,

@@ -24,7 +24,8 @@ static mha_status measure_weights(const mha_transformer *t, mha_desk *d, mha_roo
 {
     mha_parameter p;
     float *out;
-    MHA_TRY(mha_transformer_find(t, d->layer, "self_attn.o_proj.weight", &p));
+    if (mha_transformer_find(t, d->layer, "self_attn.o_proj.weight", &p) != MHA_OK)
+        MHA_TRY(mha_transformer_find(t, d->layer, "delta_net.o_proj.weight", &p));
     MHA_TRY(MHA_ROOM_ALLOC(room, p.count, &out));
     MHA_TRY(mha_transformer_read(t, &p, 0, p.shape[0], out));
     const mha_tensor weight = mha_tensor_contiguous(out, MHA_F32, 2, p.shape);

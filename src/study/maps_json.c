@@ -83,6 +83,7 @@ mha_status mha_maps_write_json(const mha_maps *maps, const mha_sink *sink)
     if (!(maps->flags & MHA_MAPS_SAME)) put_tokens(&json, "key_tokens", &maps->cols);
     if (contrast) put_tokens(&json, "contrast_tokens", &maps->other);
     mha_json_text(&json, "quantity", contrast ? "difference" : "weight");
+    if (maps->cell > 1) mha_json_integer(&json, "cell", maps->cell);
     mha_json_array(&json, "layers");
     mha_json_lines(&json, 4);
     for (int64_t l = 0; l < maps->layers; l++)

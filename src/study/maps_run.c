@@ -52,11 +52,20 @@ static mha_status make_blocks(mha_room *room, int64_t cell, mha_maps *maps)
     return MHA_OK;
 }
 
-static mha_status take_layers(mha_room *room, const mha_maps *maps, int64_t count, float ***list)
+/* Whether a layer attends without output gates, so that its weights times values are what it writes. */
+static bool is_plain(const mha_transformer_desc *d, int64_t layer)
+{
+    return !d || !d->layers ||
+           (!d->layers[layer].mixer && !(d->layers[layer].flags & MHA_LAYER_OUTPUT_GATE));
+}
+
+/* d NULL: of all layers; else of plain ones. */
+static mha_status take_layers(mha_room *room, const mha_maps *maps, const mha_transformer_desc *d,
+                              int64_t count, float ***list)
 {
     MHA_TRY(MHA_ROOM_ALLOC(room, maps->layers, list));
     for (int64_t l = 0; l < maps->layers; l++)
-        if (mha_maps_count(maps, l) > 0)
+        if (mha_maps_count(maps, l) > 0 && is_plain(d, l))
             MHA_TRY(MHA_ROOM_ALLOC(room, maps->heads * count, &(*list)[l]));
     return MHA_OK;
 }
@@ -77,13 +86,13 @@ static mha_status take(mha_room *room, const mha_transformer_desc *d, const mha_
     const bool self = desc->cell <= 1 && !desc->source;
     if (desc->cell > 1) MHA_TRY(make_blocks(room, desc->cell, maps));
     const int64_t T = maps->rows.count, S = maps->cols.count;
-    MHA_TRY(take_layers(room, maps, T * S, &maps->layer));
+    MHA_TRY(take_layers(room, maps, NULL, T * S, &maps->layer));
     if (desc->flags & MHA_MAPS_TWINS && self && twins_fit(maps))
-        MHA_TRY(take_layers(room, maps, T * S, &maps->twin));
+        MHA_TRY(take_layers(room, maps, d, T * S, &maps->twin));
     if (!(desc->flags & MHA_MAPS_NEURONS) || !self) return MHA_OK;
     maps->channels = d->head_dim ? d->head_dim : d->embed_dim / d->num_heads;
-    MHA_TRY(take_layers(room, maps, desc->tokens->count * maps->channels, &maps->queries));
-    MHA_TRY(take_layers(room, maps, desc->tokens->count * maps->channels, &maps->keys));
+    MHA_TRY(take_layers(room, maps, d, desc->tokens->count * maps->channels, &maps->queries));
+    MHA_TRY(take_layers(room, maps, d, desc->tokens->count * maps->channels, &maps->keys));
     return MHA_ROOM_ALLOC(room, maps->layers, &maps->score_scales);
 }
 
@@ -183,8 +192,7 @@ static mha_status take_rows(void *user, int64_t b, int64_t row, const mha_tensor
 static mha_status pool_layer(maps_run *run, const mha_layer_view *view)
 {
     return run->maps->layer[run->layer]
-               ? mha_attention_visit_rows(run->context, &view->attention, &view->q, &view->k, 0,
-                                          take_rows, run)
+               ? mha_layer_visit_rows(run->context, view, 0, take_rows, run)
                : MHA_OK;
 }
 
@@ -303,7 +311,7 @@ static mha_status run_self(maps_run *run, mha_room *room)
     return mha_transformer_forward(run->context, run->net, &s.input, NULL, NULL, NULL, NULL);
 }
 
-/* Cross-attention of all layers at once, of which the maps keep those that are on. */
+/* Cross-attention of all layers at once; the maps keep the selected ones. */
 static mha_status run_cross(maps_run *run, mha_model *encoder, mha_room *room)
 {
     mha_maps *maps = run->maps;

@@ -1,29 +1,11 @@
 /* Run texts and repeated random tokens through a model, and measure its heads. */
-#include "study/study.h"
-
-#include <multihead/component.h>
+#include "study/study_parts.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { RARE_RANK = 500, CORPUS_SEED = 1 };
-
-struct mha_study {
-    mha_context *context;
-    mha_transformer *net;
-    mha_transformer_desc net_desc;
-    const mha_model *model;
-    mha_study_desc desc;
-    mha_study_found found;
-    mha_random_tokens plan;
-    int64_t *heads;           /* [L] */
-    int64_t *counts, *ranks;  /* [V] */
-    int64_t *kind_of, *id_of; /* [V], [kinds] */
-    int64_t rare_rank;
-    int64_t counted; /* number of counted texts */
-    mha_study_progress progress;
-};
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -51,13 +33,17 @@ static mha_status make(mha_study *s)
 mha_status mha_study_create(mha_context *context, mha_model *model, const mha_study_desc *desc,
                             mha_study **study)
 {
-    const uint32_t known = MHA_STUDY_OWN_LAYERS | MHA_STUDY_CORPUS | MHA_STUDY_DISTANCES;
+    const uint32_t known =
+        MHA_STUDY_OWN_LAYERS | MHA_STUDY_CORPUS | MHA_STUDY_DISTANCES | MHA_STUDY_PREDICT;
     mha_study_desc own;
+    mha_study_state state;
     mhai_reader reader;
     if (!context || !model || !study)
         return mha_fail(MHA_ERR_NULL, "mha_study_create: NULL argument");
     MHA_TRY(mha_struct_read("mha_study_desc", &own, sizeof own, sizeof own, desc,
                             desc ? desc->struct_size : 0));
+    MHA_TRY(mha_struct_read("mha_study_state", &state, sizeof state, sizeof state, own.state,
+                            own.state ? own.state->struct_size : 0));
     if (own.flags & ~known)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_study_create: flags has unknown bits");
     if (mha_model_encoder(model))
@@ -70,10 +56,13 @@ mha_status mha_study_create(mha_context *context, mha_model *model, const mha_st
                         .model = model,
                         .net = mha_model_transformer(model),
                         .desc = own,
+                        .state = state,
+                        .sequences = own.sequences,
                         .plan = {.struct_size = sizeof made->plan},
                         .rare_rank = RARE_RANK};
     mha_transformer_describe(made->net, &made->net_desc);
-    const mha_status status = make(made);
+    mha_status status = make(made);
+    if (status == MHA_OK) status = mhai_state_read(made);
     if (status == MHA_OK)
         *study = made;
     else
@@ -99,7 +88,9 @@ void mha_study_destroy(mha_study *study)
     if (!study) return;
     destroy_texts(study);
     mha_head_measures_destroy(study->found.random);
+    mhai_saved_destroy(&study->saved);
     mha_random_tokens_free(&study->plan);
+    mha_room_release(&study->room, 0);
     free(study->heads);
     free(study->counts), free(study->ranks);
     free(study->kind_of), free(study->id_of);
@@ -119,7 +110,17 @@ static mha_status check_ids(const mha_study *s, const mha_tokens *tokens)
     return MHA_OK;
 }
 
-mha_status mha_study_count(mha_study *study, const mha_tokens *tokens)
+static mha_status grow(mha_study *s)
+{
+    const int64_t places = 2 * s->places + 16;
+    if (s->counted < s->places) return MHA_OK;
+    MHA_TRY(mha_room_grow(&s->room, places, sizeof *s->lengths, &s->lengths));
+    MHA_TRY(mha_room_grow(&s->room, places + 1, sizeof *s->prints, &s->prints));
+    s->places = places;
+    return MHA_OK;
+}
+
+mha_status mha_study_count(mha_study *study, const mha_tokens *tokens, const mha_study_links *links)
 {
     if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_count: NULL argument");
     if (study->found.texts)
@@ -128,6 +129,9 @@ mha_status mha_study_count(mha_study *study, const mha_tokens *tokens)
     MHA_TRY(check_ids(study, tokens));
     for (int64_t i = 0; i < tokens->count; i++)
         study->counts[tokens->ids[i]] += !tokens->special[i];
+    MHA_TRY(grow(study));
+    study->lengths[study->counted] = tokens->count;
+    mhai_state_count(study, tokens, links);
     study->counted++;
     return MHA_OK;
 }
@@ -181,16 +185,65 @@ static mha_status create_corpus(mha_study *s)
     return mha_head_corpus_attach(s->found.texts, s->found.corpus);
 }
 
+static mha_status renew_texts(mha_study *s)
+{
+    mha_study_found *f = &s->found;
+    destroy_texts(s);
+    f->lost_links = 0;
+    MHA_TRY(create(s, true, &f->texts));
+    if (s->desc.flags & MHA_STUDY_DISTANCES) MHA_TRY(create_distances(s));
+    return s->desc.flags & MHA_STUDY_CORPUS ? create_corpus(s) : MHA_OK;
+}
+
+static mha_status renew_random(mha_study *s)
+{
+    mha_head_measures_destroy(s->found.random);
+    s->found.random = NULL;
+    return s->plan.how.block < MHA_RANDOM_LEAST_BLOCK ? MHA_OK : create(s, false, &s->found.random);
+}
+
+mha_status mhai_study_renew(mha_study *s)
+{
+    return s->random ? renew_random(s) : renew_texts(s);
+}
+
+static mha_status begin_texts(mha_study *s)
+{
+    mha_study_found *f = &s->found;
+    s->random = false;
+    s->round = (mhai_round){0};
+    f->text_count = f->token_count = 0;
+    MHA_TRY(rank(s));
+    MHA_TRY(renew_texts(s));
+    return mhai_state_take_texts(s);
+}
+
 mha_status mha_study_begin(mha_study *study)
 {
     if (!study) return mha_fail(MHA_ERR_NULL, "mha_study_begin: study is NULL");
+    return mhai_study_agree(study, begin_texts(study));
+}
+
+mha_status mha_study_next(mha_study *study, int64_t *number)
+{
+    if (!study || !number) return mha_fail(MHA_ERR_NULL, "mha_study_next: NULL argument");
     mha_study_found *f = &study->found;
-    destroy_texts(study);
-    f->text_count = f->token_count = f->lost_links = 0;
-    MHA_TRY(rank(study));
-    MHA_TRY(create(study, true, &f->texts));
-    if (study->desc.flags & MHA_STUDY_DISTANCES) MHA_TRY(create_distances(study));
-    return study->desc.flags & MHA_STUDY_CORPUS ? create_corpus(study) : MHA_OK;
+    if (!(study->random ? f->random : f->texts))
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_next: call mha_study_begin() first");
+    MHA_TRY(mhai_study_round(study));
+    while (!study->random && f->text_count < study->counted && !mhai_study_mine(study)) {
+        f->token_count += study->lengths[f->text_count++];
+        MHA_TRY(mhai_study_round(study));
+    }
+    const int64_t at = study->random ? f->random_count : f->text_count;
+    *number = at < (study->random ? study->sequences : study->counted) ? at : -1;
+    return MHA_OK;
+}
+
+static mha_status save(const mha_study *s)
+{
+    if (s->state.save && !s->desc.ranks) s->state.save(s->state.save_user);
+    return MHA_OK;
 }
 
 /* ---- a run ----------------------------------------------------------------------------------- */
@@ -233,9 +286,7 @@ static mha_status run(mha_study *s, const mha_tokens *tokens, const mha_heads_te
 
 static mha_status numbers(mha_study *s, int64_t count, int64_t **array)
 {
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(s->context, count, sizeof **array, &memory));
-    *array = memory;
+    MHA_TRY(mha_scratch_alloc(s->context, count, sizeof **array, array));
     return MHA_OK;
 }
 
@@ -295,7 +346,7 @@ static mha_status add_links(mha_study *s, const mha_tokens *tokens, const mha_st
     }
     text->words = words;
     text->links = to;
-    if (links->predict) text->flags |= MHA_HEADS_QUERY_PREDICTS;
+    if (s->desc.flags & MHA_STUDY_PREDICT) text->flags |= MHA_HEADS_QUERY_PREDICTS;
     return MHA_OK;
 }
 
@@ -328,52 +379,73 @@ mha_status mha_study_text(mha_study *study, const mha_tokens *tokens, const mha_
     mha_study_found *f = &study->found;
     if (!f->texts)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_study_text: call mha_study_begin() first");
+    if (f->corpus && mhai_study_dealt(study))
+        MHA_TRY(mha_head_corpus_number(f->corpus, f->text_count));
     study->progress.number = f->text_count;
     study->progress.count = study->counted;
     MHA_TRY(measure(study, tokens, &own, false));
     f->text_count++;
     f->token_count += tokens->count;
-    return MHA_OK;
+    return save(study);
 }
 
 /* ---- random tokens --------------------------------------------------------------------------- */
 
+/* Later sequences depend on the draws before them, also on those that are measured elsewhere. */
+static mha_status draw(mha_study *s, bool mine)
+{
+    mha_tokens tokens = {.struct_size = sizeof tokens};
+    MHA_TRY(mha_random_tokens_draw(&s->plan, &tokens));
+    mhai_state_draw(s, &tokens);
+    const mha_status status = mine ? measure(s, &tokens, NULL, true) : MHA_OK;
+    mha_tokens_free(&tokens);
+    return status;
+}
+
+static mha_status begin_random(mha_study *s)
+{
+    mha_study_found *f = &s->found;
+    s->random = true;
+    s->round = (mhai_round){0};
+    s->print_of_random = 0;
+    f->random_count = 0;
+    if (!s->plan.pool) MHA_TRY(mha_random_tokens_plan(s->model, &s->plan));
+    f->plan = &s->plan;
+    MHA_TRY(renew_random(s));
+    const int64_t had = (int64_t)s->saved.word[STATE_SEQUENCES];
+    for (int64_t i = 0; had <= s->sequences && i < had; i++) MHA_TRY(draw(s, false));
+    return mhai_state_take_random(s);
+}
+
 mha_status mha_study_begin_random(mha_study *study)
 {
     if (!study) return mha_fail(MHA_ERR_NULL, "mha_study_begin_random: study is NULL");
-    mha_study_found *f = &study->found;
-    mha_head_measures_destroy(f->random);
-    f->random = NULL;
-    f->random_count = 0;
-    if (!study->plan.pool) MHA_TRY(mha_random_tokens_plan(study->model, &study->plan));
-    f->plan = &study->plan;
-    if (study->plan.how.block < MHA_RANDOM_LEAST_BLOCK) return MHA_OK;
-    return create(study, false, &f->random);
+    return mhai_study_agree(study, begin_random(study));
 }
 
-mha_status mha_study_random(mha_study *study, const mha_tokens *tokens)
+mha_status mha_study_draw(mha_study *study)
 {
-    if (!study || !tokens) return mha_fail(MHA_ERR_NULL, "mha_study_random: NULL argument");
+    if (!study) return mha_fail(MHA_ERR_NULL, "mha_study_draw: study is NULL");
     if (!study->found.random)
-        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_random: call mha_study_begin_random() first");
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_study_draw: call mha_study_begin_random() first");
     study->progress.number = study->found.random_count;
-    MHA_TRY(measure(study, tokens, NULL, true));
+    study->progress.count = study->sequences;
+    MHA_TRY(draw(study, mhai_study_mine(study)));
     study->found.random_count++;
-    return MHA_OK;
+    return save(study);
 }
 
 /* ---- all at once ----------------------------------------------------------------------------- */
 
-static mha_status draw_and_measure(mha_study *s, int64_t sequences)
+static mha_status draw_all(mha_study *s, int64_t sequences)
 {
+    int64_t number = 0;
+    s->sequences = sequences;
     MHA_TRY(mha_study_begin_random(s));
-    s->progress.count = sequences;
-    for (int64_t i = 0; i < sequences && s->found.random; i++) {
-        mha_tokens tokens = {.struct_size = sizeof tokens};
-        MHA_TRY(mha_random_tokens_draw(&s->plan, &tokens));
-        const mha_status status = mha_study_random(s, &tokens);
-        mha_tokens_free(&tokens);
-        MHA_TRY(status);
+    while (s->found.random) {
+        MHA_TRY(mha_study_next(s, &number));
+        if (number < 0) break;
+        MHA_TRY(mha_study_draw(s));
     }
     return MHA_OK;
 }
@@ -381,13 +453,18 @@ static mha_status draw_and_measure(mha_study *s, int64_t sequences)
 mha_status mha_study_measure(mha_study *study, const mha_tokens *texts, int64_t count,
                              const mha_study_visit *const *visit, int64_t sequences)
 {
+    int64_t number = 0;
     if (!study || (!texts && count > 0))
         return mha_fail(MHA_ERR_NULL, "mha_study_measure: NULL argument");
-    for (int64_t i = 0; i < count; i++) MHA_TRY(mha_study_count(study, &texts[i]));
-    if (count > 0) MHA_TRY(mha_study_begin(study));
     for (int64_t i = 0; i < count; i++)
-        MHA_TRY(mha_study_text(study, &texts[i], visit ? visit[i] : NULL));
-    return sequences > 0 ? draw_and_measure(study, sequences) : MHA_OK;
+        MHA_TRY(mha_study_count(study, &texts[i], visit && visit[i] ? visit[i]->links : NULL));
+    if (count > 0) MHA_TRY(mha_study_begin(study));
+    while (count > 0) {
+        MHA_TRY(mha_study_next(study, &number));
+        if (number < 0) break;
+        MHA_TRY(mha_study_text(study, &texts[number], visit ? visit[number] : NULL));
+    }
+    return sequences > 0 ? draw_all(study, sequences) : MHA_OK;
 }
 
 const mha_study_found *mha_study_results(const mha_study *study)

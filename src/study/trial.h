@@ -6,8 +6,7 @@
 
 /* The queries and keys of a layer, and the descriptor of its attention. */
 typedef struct mhai_kept_layer {
-    mha_attention_desc attention;
-    mha_tensor q, k; /* contiguous; ndim 0: the layer has no heads */
+    mha_layer_view view; /* what rows need, contiguous; q.ndim 0: the layer has no heads */
 } mhai_kept_layer;
 
 typedef struct mhai_kept_run {
@@ -30,6 +29,14 @@ struct mha_trials {
 /* Read and validate the arguments of a run. */
 MHA_NODISCARD mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given,
                                          mha_trial *run);
+
+/* Receives each layer of a run when it is done. */
+typedef mha_status (*mhai_trial_layer_fn)(void *user, const mha_activations *activations,
+                                          int64_t layer);
+
+/* Run the transformer once more, with the intervention of the run, and show fn each layer. */
+MHA_NODISCARD mha_status mhai_trial_watch(mha_trials *trials, const mha_trial *run,
+                                          mhai_trial_layer_fn fn, void *user);
 
 /* Provide the baseline of a run: trials->whole, or trials->now if the run has no intervention. */
 MHA_NODISCARD mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run,

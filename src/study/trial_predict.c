@@ -17,10 +17,8 @@ static mha_status predict(const mha_trials *trials, const mhai_kept_run *run, in
                           prediction *out)
 {
     const int64_t width = trials->desc.embed_dim, vocab = trials->desc.vocab_size;
-    void *memory;
     double most = -INFINITY, sum = 0;
-    MHA_TRY(mha_scratch_alloc(trials->context, vocab, sizeof *out->logits, &memory));
-    out->logits = memory;
+    MHA_TRY(mha_scratch_alloc(trials->context, vocab, sizeof *out->logits, &out->logits));
     const mha_tensor hidden = mha_tensor_contiguous(run->hidden + row * width, MHA_F32, 2,
                                                     (const int64_t[]){1, width}),
                      logits = mha_tensor_contiguous(out->logits, MHA_F32, 2,
@@ -85,6 +83,29 @@ static void compare(const mha_trials *trials, const prediction *now, const predi
     }
 }
 
+/* The chance of each token to be drawn: of the top_k largest logits, divided by the temperature. */
+static void draw(const mha_trials *trials, const mha_trial *run, const prediction *now,
+                 mha_trial_next *next)
+{
+    int32_t top[MHA_TRIAL_TOP];
+    const int count = find_top(now, trials->desc.vocab_size, top);
+    const double most = (double)now->logits[top[0]],
+                 t = run->temperature > 0 ? run->temperature : 1;
+    double sum = 0;
+    if (run->top_k > 0)
+        for (int i = 0; i < count && i < run->top_k; i++)
+            sum += mha_exp(((double)now->logits[top[i]] - most) / t);
+    for (int32_t v = 0; run->top_k == 0 && v < trials->desc.vocab_size; v++)
+        sum += mha_exp(((double)now->logits[v] - most) / t);
+    for (int64_t i = 0; i < next->count; i++) {
+        bool kept = run->top_k == 0;
+        for (int k = 0; k < count && k < run->top_k; k++)
+            kept = kept || top[k] == next->tokens[i].id;
+        if (kept)
+            next->tokens[i].p_drawn = mha_exp(((double)next->tokens[i].logit - most) / t) / sum;
+    }
+}
+
 static mha_status fill(mha_trials *trials, const mha_trial *run, mha_trial_next *next)
 {
     const mhai_kept_run *whole;
@@ -95,10 +116,12 @@ static mha_status fill(mha_trials *trials, const mha_trial *run, mha_trial_next 
     before = now;
     add_top(trials, &now, next);
     if (next->changed) {
-        MHA_TRY(predict(trials, whole, next->row, &before));
+        MHA_TRY(predict(trials->options.baseline ? trials->options.baseline : trials, whole,
+                        next->row, &before));
         add_top(trials, &before, next);
     }
     compare(trials, &now, &before, next);
+    draw(trials, run, &now, next);
     return MHA_OK;
 }
 
@@ -109,8 +132,9 @@ mha_status mha_trials_predict(mha_trials *trials, const mha_trial *given, int64_
     if (!next) return mha_fail(MHA_ERR_NULL, "trial: next is NULL");
     MHA_TRY(mhai_trial_read(trials, given, &run));
     mha_trial_next made = {.row = row < 0 ? run.count - 1 : row};
-    if (!(trials->desc.flags & MHA_TRANSFORMER_NO_OUTPUT) &&
-        trials->desc.flags & MHA_TRANSFORMER_CAUSAL) {
+    const mha_trials *base = trials->options.baseline ? trials->options.baseline : trials;
+    if (!(base->desc.flags & MHA_TRANSFORMER_NO_OUTPUT) &&
+        base->desc.flags & MHA_TRANSFORMER_CAUSAL) {
         if (made.row >= run.count)
             return mha_fail(MHA_ERR_MODEL, "row: the text has %" PRId64 " tokens", run.count);
         MHA_TRY(mha_trials_run(trials, given, -1, NULL, NULL, NULL));

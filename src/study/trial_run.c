@@ -3,9 +3,11 @@
 #include "study/trial.h"
 
 #include <multihead/component.h>
+#include <multihead/head_pass.h>
 #include <multihead/heads.h>
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +54,14 @@ mha_status mhai_trial_read(const mha_trials *trials, const mha_trial *given, mha
     if (!run->tokens || (run->off_count > 0 && !run->off) ||
         (run->patched_count > 0 && (!run->patched || !run->other || run->other_count < 1)))
         return mha_fail(MHA_ERR_NULL, "trial: tokens, heads or the other text are missing");
+    if (!(run->noise >= 0 && run->noise <= 1e3) ||
+        !(run->temperature >= 0 && run->temperature <= 1e3) || run->top_k < 0 ||
+        run->top_k > MHA_TRIAL_TOP)
+        return mha_fail(MHA_ERR_MODEL,
+                        "trial: noise %g, temperature %g, top_k %" PRId64
+                        "; expected 0 to 1000, 0 to 1000, 0 to %d",
+                        run->noise, run->temperature, run->top_k, MHA_TRIAL_TOP);
+    if (run->noise > 0) MHA_TRY(check_heads(trials, &run->noisy, 1));
     MHA_TRY(check_heads(trials, run->off, run->off_count));
     return check_heads(trials, run->patched, run->patched_count);
 }
@@ -88,11 +98,16 @@ static mha_status make_key(const mha_trial *r, run_key *key)
 {
     const size_t heads = (size_t)(r->off_count + r->patched_count) * sizeof *r->off,
                  tokens = (size_t)(r->count + r->other_count) * 2 * sizeof *r->tokens;
-    *key = (run_key){.bytes = malloc(heads + tokens + 64)};
+    *key = (run_key){.bytes = malloc(heads + tokens + 128)};
     if (!key->bytes) return MHA_NO_MEMORY("a run of the text");
     add_text(key, r->tokens, r->types, r->count);
     add_heads(key, r->off, r->off_count);
     add_heads(key, r->patched, r->patched_count);
+    if (r->noise > 0) {
+        add(key, &r->noise, sizeof r->noise);
+        add_heads(key, &r->noisy, 1);
+        add(key, &r->noise_seed, sizeof r->noise_seed);
+    }
     if (r->patched_count == 0) return MHA_OK;
     add(key, &r->flags, sizeof r->flags);
     add_text(key, r->other, r->other_types, r->other_count);
@@ -115,12 +130,17 @@ static void forget(mhai_kept_run *run)
     *run = (mhai_kept_run){0};
 }
 
-/* An upper bound of the number of elements in the queries and keys of all layers. */
+/* An upper bound of the number of elements that the rows of all layers need. */
 static double count_kept(const mha_trials *trials, int64_t tokens)
 {
     const mha_transformer_desc *d = &trials->desc;
-    const int64_t most = d->layer_heads ? 2 * d->num_heads : d->num_heads + d->kv_heads;
-    return (double)tokens * (double)d->num_layers * (double)most * (double)d->head_dim;
+    const double H = (double)d->num_heads;
+    const double most = d->layer_heads ? 2 * H : H + (double)d->kv_heads;
+    double numbers = 0;
+    for (int64_t l = 0; l < d->num_layers; l++)
+        numbers += d->layers && d->layers[l].mixer ? 2 * H * (double)(d->layers[l].key_dim + 1)
+                                                   : most * (double)d->head_dim;
+    return (double)tokens * numbers;
 }
 
 /* Allocate a run; without layers if their queries and keys exceed most_bytes. */
@@ -203,6 +223,12 @@ static mha_status take_outputs(void *user, const mha_activations *activations, i
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     for (int64_t i = 0; i < p->run->patched_count; i++) {
         if (p->run->patched[i].layer != layer) continue;
+        if (view.heads.shape[3] != p->size)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "patched: layer %" PRId64
+                            " is a gated delta net, whose heads have %" PRId64
+                            " numbers and not %" PRId64,
+                            layer, view.heads.shape[3], p->size);
         const float *from =
             (const float *)view.heads.data + p->run->patched[i].head * view.heads.stride[1];
         for (int64_t t = 0; t < p->taken; t++)
@@ -261,6 +287,44 @@ static mha_status make_patches(const mha_trials *trials, const mha_trial *r, pat
     return forward(trials, &other);
 }
 
+/* One of a pair of normal numbers (Box and Muller), the bits of a counter mixed by SplitMix64. */
+static uint64_t mix(uint64_t x)
+{
+    x += UINT64_C(0x9E3779B97F4A7C15);
+    x = (x ^ x >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ x >> 27) * UINT64_C(0x94D049BB133111EB);
+    return x ^ x >> 31;
+}
+
+static double normal_at(uint64_t seed, int64_t i)
+{
+    const uint64_t key = mix(seed), at = 2 * (uint64_t)i;
+    const double a = ((double)(mix(key ^ at) >> 11) + 0.5) * 0x1p-53;
+    const double b = (double)(mix(key ^ (at + 1)) >> 11) * 0x1p-53;
+    return sqrt(-2 * mha_log(a)) * mha_cos_turns(b);
+}
+
+/* Patch the noisy head from the same text, plus noise. The caller calls free_patches() in any case. */
+static mha_status make_noise(const mha_trials *trials, const mha_trial *r, patching *p)
+{
+    const mha_trial own = {.tokens = r->tokens,
+                           .types = r->types,
+                           .count = r->count,
+                           .patched = &r->noisy,
+                           .patched_count = 1,
+                           .other = r->tokens,
+                           .other_types = r->types,
+                           .other_count = r->count};
+    MHA_TRY(make_patches(trials, &own, p));
+    const int64_t count = r->count * p->size;
+    double squares = 0;
+    for (int64_t i = 0; i < count; i++) squares += (double)p->memory[i] * (double)p->memory[i];
+    const double size = r->noise * sqrt(squares / (double)count);
+    for (int64_t i = 0; i < count; i++)
+        p->memory[i] = (float)((double)p->memory[i] + size * normal_at(r->noise_seed, i));
+    return MHA_OK;
+}
+
 /* Gates that are 0 for ablated heads. *memory is NULL if out of memory. */
 static mha_tensor make_gates(const mha_trials *trials, const mha_trial *r, float **memory)
 {
@@ -281,6 +345,7 @@ typedef struct running {
     mhai_kept_run *run; /* NULL: the run is not kept */
     int64_t only;       /* the only layer to visit; -1: all */
     mha_trial_rows_fn fn;
+    mhai_trial_layer_fn watch;
     void *user;
     int64_t layer;
     float *free; /* the unused part of the run's memory */
@@ -294,12 +359,11 @@ static mha_status give_rows(void *user, int64_t b, int64_t row, const mha_tensor
     return r->fn(r->user, r->layer, row, p);
 }
 
-static mha_status visit(running *r, int64_t layer, const mha_attention_desc *attention,
-                        const mha_tensor *q, const mha_tensor *k)
+static mha_status visit(running *r, int64_t layer, const mha_layer_view *view)
 {
     r->layer = layer;
-    if (!r->fn || q->ndim == 0 || (r->only >= 0 && layer != r->only)) return MHA_OK;
-    return mha_attention_visit_rows(r->trials->context, attention, q, k, 0, give_rows, r);
+    if (!r->fn || view->q.ndim == 0 || (r->only >= 0 && layer != r->only)) return MHA_OK;
+    return mha_layer_visit_rows(r->trials->context, view, 0, give_rows, r);
 }
 
 static mha_tensor keep_rows(running *r, const mha_tensor *x)
@@ -312,51 +376,95 @@ static mha_tensor keep_rows(running *r, const mha_tensor *x)
     return made;
 }
 
+/* [1,H,T] */
+static mha_tensor keep_numbers(running *r, const mha_tensor *x)
+{
+    mha_tensor each = *x;
+    each.ndim = 4;
+    each.shape[3] = each.stride[3] = 1;
+    each = keep_rows(r, &each);
+    each.ndim = 3;
+    return each;
+}
+
 static mha_status after_layer(void *user, const mha_activations *activations, int64_t layer)
 {
     running *r = user;
     mha_layer_view view = {.struct_size = sizeof view};
     MHA_TRY(check_over(r->trials));
+    if (r->watch) return r->watch(r->user, activations, layer);
     MHA_TRY(mha_activations_layer(activations, layer, MHA_PART_SELF_ATTENTION, &view));
     if (view.q.ndim == 0) return MHA_OK;
-    if (!r->run || !r->run->layers) return visit(r, layer, &view.attention, &view.q, &view.k);
+    if (!r->run || !r->run->layers) return visit(r, layer, &view);
     mhai_kept_layer *kept = &r->run->layers[layer];
-    kept->attention = view.attention;
-    kept->q = keep_rows(r, &view.q);
-    kept->k = keep_rows(r, &view.k);
+    kept->view = view;
+    kept->view.q = keep_rows(r, &view.q);
+    kept->view.k = keep_rows(r, &view.k);
+    if (!view.mixer) return MHA_OK;
+    kept->view.log_decay = keep_numbers(r, &view.log_decay);
+    kept->view.strength = keep_numbers(r, &view.strength);
+    return MHA_OK;
+}
+
+/* The patches of a run. */
+typedef struct interventions {
+    patching patched, noisy;
+    mha_head_patch *all;
+    float *gate_memory;
+    mha_tensor gates;
+} interventions;
+
+static void free_interventions(interventions *x)
+{
+    free_patches(&x->patched);
+    free_patches(&x->noisy);
+    free(x->all);
+    free(x->gate_memory);
+}
+
+static mha_status make_interventions(const mha_trials *trials, const mha_trial *run,
+                                     interventions *x, mha_transformer_input *input)
+{
+    if (run->off_count > 0) {
+        x->gates = make_gates(trials, run, &x->gate_memory);
+        input->gates = &x->gates;
+        if (!x->gate_memory) return MHA_NO_MEMORY("a run of the text");
+    }
+    const size_t count = (size_t)run->patched_count;
+    if (count == 0 && !(run->noise > 0)) return MHA_OK;
+    x->all = calloc(count + 1, sizeof *x->all);
+    if (!x->all) return MHA_NO_MEMORY("a run of the text");
+    input->patches = x->all;
+    if (count > 0) {
+        MHA_TRY(make_patches(trials, run, &x->patched));
+        memcpy(x->all, x->patched.patches, count * sizeof *x->all);
+        input->patch_count = run->patched_count;
+    }
+    if (!(run->noise > 0)) return MHA_OK;
+    MHA_TRY(make_noise(trials, run, &x->noisy));
+    x->all[input->patch_count++] = *x->noisy.patches;
     return MHA_OK;
 }
 
 static mha_status run_text(const mha_trials *trials, const mha_trial *run, running *r)
 {
-    patching p = {0};
+    interventions x = {0};
     sequence s;
-    float *gate_memory = NULL;
-    mha_tensor gates, hidden;
-    mha_status status = MHA_OK;
+    mha_tensor hidden;
     make_sequence(trials, run->tokens, run->types, run->count, &s);
     s.input.after_layer = after_layer;
     s.input.after_layer_user = r;
-    if (run->off_count > 0) {
-        gates = make_gates(trials, run, &gate_memory);
-        s.input.gates = &gates;
-        if (!gate_memory) status = MHA_NO_MEMORY("a run of the text");
-    }
-    if (status == MHA_OK && run->patched_count > 0) {
-        status = make_patches(trials, run, &p);
-        s.input.patches = p.patches;
-        s.input.patch_count = run->patched_count;
-    }
+    mha_status status = make_interventions(trials, run, &x, &s.input);
     if (r->run) {
         const int64_t shape[] = {1, run->count, trials->desc.embed_dim};
+        const uint8_t *rows = x.patched.rows;
         hidden = mha_tensor_contiguous(r->run->hidden, MHA_F32, 3, shape);
         s.input.last_hidden = &hidden;
         r->free = r->run->memory;
-        for (int64_t t = 0; p.rows && t < run->count; t++) r->run->patched += p.rows[t];
+        for (int64_t t = 0; rows && t < run->count; t++) r->run->patched += rows[t];
     }
     if (status == MHA_OK) status = forward(trials, &s);
-    free_patches(&p);
-    free(gate_memory);
+    free_interventions(&x);
     return status;
 }
 
@@ -382,7 +490,7 @@ static mha_status visit_kept(const mha_trials *trials, running *r)
     for (int64_t l = 0; r->fn && l < trials->desc.num_layers; l++) {
         const mhai_kept_layer *kept = &trials->now.layers[l];
         MHA_TRY(check_over(trials));
-        MHA_TRY(visit(r, l, &kept->attention, &kept->q, &kept->k));
+        MHA_TRY(visit(r, l, &kept->view));
     }
     return MHA_OK;
 }
@@ -408,6 +516,13 @@ mha_status mha_trials_run(mha_trials *trials, const mha_trial *given, int64_t la
     return status;
 }
 
+mha_status mhai_trial_watch(mha_trials *trials, const mha_trial *run, mhai_trial_layer_fn fn,
+                            void *user)
+{
+    running r = {.trials = trials, .only = -1, .watch = fn, .user = user};
+    return run_text(trials, run, &r);
+}
+
 mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run, const mhai_kept_run **whole)
 {
     run_key key;
@@ -416,8 +531,14 @@ mha_status mhai_trial_whole(mha_trials *trials, const mha_trial *run, const mhai
                              .tokens = run->tokens,
                              .types = run->types,
                              .count = run->count};
-    *whole = run->off_count + run->patched_count > 0 ? &trials->whole : &trials->now;
-    if (*whole == &trials->now) return MHA_OK;
+    mha_trials *baseline = trials->options.baseline;
+    if (baseline) {
+        *whole = &baseline->now;
+        return mha_trials_run(baseline, &plain, -1, NULL, NULL, NULL);
+    }
+    const bool changed = run->off_count + run->patched_count > 0 || run->noise > 0;
+    *whole = changed ? &trials->whole : &trials->now;
+    if (!changed) return MHA_OK;
     MHA_TRY(make_key(&plain, &key));
     const mha_status status =
         is_of(&trials->whole, &key) ? MHA_OK : run_anew(trials, &plain, false, &key, &r);

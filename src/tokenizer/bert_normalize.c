@@ -1,12 +1,12 @@
-/* The BERT normaliser, one character at a time. In this order, as the rules say:
+/* The BERT normaliser, one character at a time, in this order:
  *
- *   clean   control characters, U+0000 and U+FFFD go; all white space becomes a blank
- *   cjk     an ideograph gets a blank on either side
- *   strip   canonical decomposition, then nonspacing marks go
+ *   clean   remove control characters, U+0000 and U+FFFD; white space becomes a space
+ *   cjk     put a space on both sides of an ideograph
+ *   strip   canonical decomposition, then remove nonspacing marks
  *   lower   lower case, without context
  *
- * Each function does its part and hands over to the next. Only decomposition has to look ahead:
- * combining characters are put in the order of their classes, so they wait for the next starter. */
+ * Each function passes its characters to the next. Only decomposition looks ahead: combining
+ * characters are sorted by class, so they wait for the next starter. */
 #include "tokenizer/tokenizer_parts.h"
 
 #include "tokenizer/unicode_bert.h"
@@ -50,7 +50,8 @@ static mha_status drop_mark(mhai_normalizer *n, const mhai_char *ch)
     return mhai_unicode_is_mark(ch->c) ? MHA_OK : lower(n, ch);
 }
 
-/* Stable, by combining class. A text may hold any number of marks in a row, so not by swapping. */
+/* Stable, by combining class. A text may have any number of consecutive marks, so an O(n^2) sort is
+ * not safe. */
 mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *sorted)
 {
     const mhai_waiting *from = waiting->items;
@@ -69,9 +70,8 @@ mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *so
     return MHA_OK;
 }
 
-/* The k-th character that begins a decomposition is said to come from the k-th character that was
- * decomposed, also where sorting has brought another one there: so do the offsets that Hugging Face
- * gives. */
+/* The k-th character of the sorted decompositions is assigned to the k-th decomposed character,
+ * even if sorting moved another one there. Hugging Face computes offsets in this way. */
 static mha_status release_sorted(mhai_normalizer *n)
 {
     const mhai_waiting *waiting = n->waiting.items, *sorted = n->sorted.items;

@@ -1,5 +1,5 @@
-/* The BERT pre-tokenizer: words end at white space, which goes, and at punctuation, of which every
- * character is a word of its own. */
+/* The BERT pre-tokenizer: splits at white space, which is dropped, and makes each punctuation
+ * character a separate word. */
 #include "tokenizer/tokenizer_parts.h"
 
 #include "tokenizer/unicode_bert.h"

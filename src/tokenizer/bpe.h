@@ -1,5 +1,5 @@
-/* Byte-pair encoding: a text is normalised and split into words by a list of steps, and in every
- * word the pair of neighbours that was merged first in training is merged, again and again.
+/* Byte-pair encoding. A list of steps normalises a text and splits it into words. In each word, the
+ * adjacent pair with the lowest merge rank is merged, repeatedly.
  *
  *   byte-level     symbols are bytes, which the vocabulary writes as letters (GPT-2, Llama 3, Qwen)
  *   SentencePiece  symbols are characters, "\u2581" for a space, "<0x0A>" for bytes of characters
@@ -11,7 +11,7 @@
 
 /* ---- A vocabulary that comes from elsewhere than a folder ------------------------------------ */
 
-/* What a token is, as GGUF numbers it. */
+/* Token types, numbered as in GGUF. */
 enum {
     MHAI_TOKEN_NORMAL = 1,
     MHAI_TOKEN_UNKNOWN = 2,
@@ -28,45 +28,50 @@ typedef struct mhai_text {
 
 typedef struct mhai_vocabulary_desc mhai_vocabulary_desc;
 struct mhai_vocabulary_desc {
-    const char *where;       /* what messages call it, e.g. the path of a file */
+    const char *where;       /* its name in messages, e.g. the path of a file */
     const char *model;       /* "gpt2" (byte-level) or "llama" (SentencePiece) */
     const char *splitter;    /* "gpt-2", "llama-bpe", "qwen2" ...; of "gpt2" only */
     const mhai_text *tokens; /* [count] */
     const int32_t *types;    /* [count] MHAI_TOKEN_NORMAL and so on; NULL: all are normal */
-    const float *scores;     /* [count] "llama": the higher, the sooner is a token made */
+    const float *scores;     /* [count] "llama": tokens of higher scores are merged first */
     int64_t count;
-    const mhai_text *merges; /* [merge_count] "gpt2": "a b", the first first */
+    const mhai_text *merges; /* [merge_count] "gpt2": "a b", highest priority first */
     int64_t merge_count;
     int32_t bos_id, eos_id, unk_id, pad_id; /* -1: none */
     bool add_bos, add_eos;                  /* around every text */
-    bool add_space_prefix;                  /* before every text; of "llama" only */
+    bool add_space_prefix;                  /* before every text; "llama" only */
 };
 
-/* Make a tokenizer; desc and what it points to are borrowed for the call. options may be NULL.
- * Errors: those of mha_tokenizer_load(), without its files. */
+/* Create a tokenizer; desc and its arrays are borrowed for the call. options may be NULL. Errors:
+ * those of mha_tokenizer_load(), except for files. */
 MHA_NODISCARD mha_status mhai_tokenizer_make(const mhai_vocabulary_desc *desc,
                                              const mha_tokenizer_options *options,
                                              mha_tokenizer **tokenizer);
 
-/* Whether llama.cpp begins texts with a token for the name of a splitter, if nothing says so. */
+/* Whether llama.cpp by default puts a first token before texts, for the name of a splitter. */
 bool mhai_splitter_adds_bos(const char *name);
 
-/* ---- From inside ----------------------------------------------------------------------------- */
+/* ---- Internals ------------------------------------------------------------------------------- */
 
 enum { MHAI_BPE_STEPS = 16 };
 
-/* One step of normalising (before the first that splits) or of splitting. */
+/* A step that normalises (before the first that splits) or splits. */
 typedef struct mhai_step {
     enum {
         MHAI_STEP_NFC,
-        MHAI_STEP_PREPEND, /* text, unless a word begins with it or the scheme says no */
+        MHAI_STEP_PREPEND, /* text, unless a word begins with it or the scheme excludes it */
         MHAI_STEP_REPLACE, /* matches by text */
         MHAI_STEP_SPLIT    /* at matches */
     } what;
     struct mhai_pattern *pattern; /* NULL: literal */
     char *literal, *text;
     size_t literal_size, text_size;
-    enum { MHAI_ALWAYS, MHAI_UNLESS_THERE, MHAI_FIRST } prepend; /* FIRST: where the text begins */
+    enum {
+        MHAI_ALWAYS,
+        MHAI_UNLESS_THERE,
+        MHAI_FIRST
+    } prepend; /* FIRST: only at the beginning of
+                                                                  * the text */
     enum mhai_split {
         MHAI_ISOLATED,
         MHAI_REMOVED,
@@ -74,7 +79,7 @@ typedef struct mhai_step {
         MHAI_WITH_NEXT,
         MHAI_CONTIGUOUS
     } split;
-    bool invert; /* what matches and what does not change places */
+    bool invert; /* swap matches and the text between them */
 } mhai_step;
 
 typedef struct mhai_pair {
@@ -84,11 +89,11 @@ typedef struct mhai_pair {
 struct mhai_bpe {
     mha_allocator allocator;
     mhai_step steps[MHAI_BPE_STEPS];
-    int32_t normal_count, step_count; /* steps that normalise, and all */
+    int32_t normal_count, step_count; /* numbers of normalising steps and of all steps */
     bool byte_level, byte_fallback, fuse_unk, ignore_merges, has_unk;
     bool trim_offsets, trim_prefix; /* ByteLevel's post-processor */
     bool marks_spaces;              /* by U+2581 */
-    int32_t unk;                    /* -1: characters that the vocabulary lacks vanish */
+    int32_t unk;                    /* -1: characters that the vocabulary lacks are dropped */
     int32_t byte_ids[256];          /* of single bytes; -1: none */
     mhai_vector pairs;              /* of mhai_pair, by left, then by right */
     int32_t *first;                 /* [first_count]: the pairs of a left token begin here */
@@ -96,19 +101,19 @@ struct mhai_bpe {
     const char *unk_text; /* borrowed while loading */
 };
 
-/* The bytes of the letters that byte-level vocabularies write: the letter of a byte, and back (-1: no
- * such letter). */
+/* The bytes of the letters in byte-level vocabularies: the letter of a byte, and the reverse (-1:
+ * no byte). */
 int32_t mhai_bpe_letter(int byte);
 int mhai_bpe_byte(int32_t letter);
 
 MHA_NODISCARD mha_status mhai_bpe_create(const mha_allocator *allocator, mhai_bpe **bpe);
 void mhai_bpe_destroy(mhai_bpe *bpe);
 
-/* Append a step; its texts are copied. Errors: MHA_ERR_UNSUPPORTED (too many), MHA_ERR_NOMEM. */
+/* Append a step; copies its texts. Errors: MHA_ERR_UNSUPPORTED (too many), MHA_ERR_NOMEM. */
 typedef struct mhai_step_desc {
     mhai_step like; /* what, prepend, split, invert */
     const char *pattern, *literal, *text;
-    bool own; /* the pattern is ours and needs no check */
+    bool own; /* the pattern is built in and trusted */
 } mhai_step_desc;
 
 MHA_NODISCARD mha_status mhai_bpe_add_step(mhai_bpe *bpe, const char *where,
@@ -120,28 +125,29 @@ MHA_NODISCARD mha_status mhai_bpe_add_split(mhai_bpe *bpe, const char *where, co
 MHA_NODISCARD mha_status mhai_bpe_add_digits(mhai_bpe *bpe, const char *where, bool individual);
 MHA_NODISCARD mha_status mhai_bpe_add_spaces(mhai_bpe *bpe, const char *where);
 
-/* Pairs by left and right, for the merges that were appended to bpe->pairs with their ranks. Of the
- * same pair twice the last counts. */
+/* Sort the pairs that were appended to bpe->pairs with their ranks by left, then right token. Of
+ * duplicates the last is used. */
 MHA_NODISCARD mha_status mhai_bpe_index(mha_tokenizer *t);
 
-/* Append the pairs that scores stand for. */
+/* Append the pairs that are implied by scores. */
 MHA_NODISCARD mha_status mhai_bpe_score_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *desc);
 
-/* ---- Texts that know where they come from ---------------------------------------------------- */
+/* ---- Texts with their source positions ------------------------------------------------------- */
 
-/* Bytes and where they come from. Without columns, byte i is byte base + i of the text given. */
+/* Bytes with their positions in the source. Without columns, byte i is byte base + i of the
+ * source. */
 typedef struct mhai_stretch {
     const char *text;
     size_t size;
-    const int64_t *begin, *end; /* [size] of the character that a byte belongs to */
+    const int64_t *begin, *end; /* [size] of the character that contains a byte */
     int64_t base;
 } mhai_stretch;
 
-/* The place of bytes [from, to), which are not empty, as whole characters. */
+/* The source range of bytes [from, to), which are not empty, in whole characters. */
 void mhai_stretch_place(const mhai_stretch *stretch, size_t from, size_t to, int64_t *begin,
                         int64_t *end);
 
-/* A stretch in the making. */
+/* A stretch under construction. */
 typedef struct mhai_draft {
     mhai_vector bytes, begin, end;
 } mhai_draft;
@@ -150,13 +156,14 @@ mhai_draft mhai_draft_make(const mha_allocator *allocator);
 void mhai_draft_free(mhai_draft *draft);
 mhai_stretch mhai_draft_stretch(const mhai_draft *draft);
 
-/* Bytes that all come from one place, and a copy of bytes [from, to) of a stretch. */
+/* Append bytes that all have one source position; append a copy of bytes [from, to) of a
+ * stretch. */
 MHA_NODISCARD mha_status mhai_draft_add(mhai_draft *draft, const char *text, size_t size,
                                         int64_t begin, int64_t end);
 MHA_NODISCARD mha_status mhai_draft_copy(mhai_draft *draft, const mhai_stretch *stretch,
                                          size_t from, size_t to);
 
-/* Whether a text is surely in normal form C already, and the composed form of a stretch. */
+/* Whether a text is certainly in normal form C already; compose a stretch to this form. */
 bool mhai_nfc_is_plain(const char *text, size_t size);
 MHA_NODISCARD mha_status mhai_nfc(const mha_allocator *allocator, const mhai_stretch *stretch,
                                   mhai_draft *draft);

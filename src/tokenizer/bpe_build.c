@@ -1,4 +1,4 @@
-/* What BPE makes of a vocabulary and its merges. */
+/* Build the BPE tables from a vocabulary and its merges. */
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_load.h"
 
@@ -49,7 +49,7 @@ mha_status mhai_bpe_index(mha_tokenizer *t)
     return MHA_OK;
 }
 
-/* The id of size bytes; text is room for them and a zero byte. */
+/* The id of a text of size bytes; text has room for them and a zero byte. */
 static mha_status look_up(const mhai_loader *l, mhai_vector *text, const char *first,
                           size_t first_size, const char *second, size_t second_size, size_t merge,
                           int32_t *id)
@@ -60,9 +60,9 @@ static mha_status look_up(const mhai_loader *l, mhai_vector *text, const char *f
     MHA_TRY(mhai_vector_push(text, ""));
     *id = mhai_lexicon_find(&l->tokenizer->vocabulary, text->items);
     if (*id >= 0 && strlen(text->items) == first_size + second_size) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: merge %zu: '%s' is not in the vocabulary",
-                    mhai_show_path(l->vocabulary_path).text, merge + 1,
-                    mhai_show_name(text->items).text);
+    return mhai_path_fail(MHA_ERR_MODEL, l->vocabulary_path,
+                          "merge %zu: '%s' is not in the vocabulary", merge + 1,
+                          mhai_show_name(text->items).text);
 }
 
 static mha_status add_merges(mhai_loader *l, mhai_vector *text)
@@ -97,9 +97,9 @@ static mha_status find_bytes(const mhai_loader *l)
         }
         bpe->byte_ids[byte] = mhai_lexicon_find(&t->vocabulary, text);
         if (bpe->byte_fallback && !bpe->byte_level && bpe->byte_ids[byte] < 0)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: byte_fallback needs the tokens <0x00> to <0xFF>, there is no '%s'",
-                            mhai_show_path(l->vocabulary_path).text, text);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, l->vocabulary_path,
+                "byte_fallback needs the tokens <0x00> to <0xFF>, there is no '%s'", text);
     }
     return MHA_OK;
 }
@@ -110,30 +110,28 @@ static mha_status find_unknown(const mhai_loader *l)
     if (bpe->unk_text) {
         bpe->unk = mhai_lexicon_find(&l->tokenizer->vocabulary, bpe->unk_text);
         if (bpe->unk < 0)
-            return mha_fail(MHA_ERR_MODEL, "%s: model.unk_token '%s' is not in model.vocab",
-                            mhai_show_path(l->vocabulary_path).text,
-                            mhai_show_name(bpe->unk_text).text);
+            return mhai_path_fail(MHA_ERR_MODEL, l->vocabulary_path,
+                                  "model.unk_token '%s' is not in model.vocab",
+                                  mhai_show_name(bpe->unk_text).text);
         bpe->unk_text = NULL;
     } else if (!bpe->byte_level && !bpe->byte_fallback) {
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: a BPE model without bytes, byte_fallback and unk_token, which drops "
-                        "what its vocabulary lacks, is not supported",
-                        mhai_show_path(l->vocabulary_path).text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, l->vocabulary_path,
+                              "a BPE model without bytes, byte_fallback and unk_token, which drops "
+                              "what its vocabulary lacks, is not supported");
     }
     return MHA_OK;
 }
 
-/* The templates were read before the vocabulary. */
+/* The templates were read before the vocabulary existed. */
 static mha_status check_templates(const mhai_loader *l)
 {
     const mha_tokenizer *t = l->tokenizer;
     for (int which = 0; which < 2; which++)
         for (int32_t i = 0; i < t->templates[which].count; i++)
             if (t->templates[which].parts[i].id >= t->count)
-                return mha_fail(MHA_ERR_MODEL,
-                                "%s: post_processor adds token %d, the vocabulary has %d",
-                                mhai_show_path(l->vocabulary_path).text,
-                                t->templates[which].parts[i].id, t->count);
+                return mhai_path_fail(MHA_ERR_MODEL, l->vocabulary_path,
+                                      "post_processor adds token %d, the vocabulary has %d",
+                                      t->templates[which].parts[i].id, t->count);
     return MHA_OK;
 }
 
@@ -150,9 +148,9 @@ static mha_status build(mhai_loader *l)
     return check_templates(l);
 }
 
-/* ---- What tokens stand for ------------------------------------------------------------------- */
+/* ---- The bytes of tokens --------------------------------------------------------------------- */
 
-/* A token with a character that is no letter of a byte is text as it is. */
+/* A token with a character that is not a byte's letter stands for itself. */
 static size_t speak_letters(const mha_tokenizer *t, const char *token, char *bytes)
 {
     size_t count = 0;

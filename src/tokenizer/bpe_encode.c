@@ -1,8 +1,8 @@
-/* BPE at work. Between added tokens, a text is normalised; between the added tokens of the normalised
- * text it is split into words; in each word symbols are merged.
+/* BPE encoding. The text between added tokens is normalised. Between the added tokens of the
+ * normalised text, it is split into words, and the symbols of each word are merged.
  *
- * Merging keeps the symbols of a word in a linked list and the pairs that can be merged in a heap, so
- * a word of n symbols takes n log n steps, whatever it looks like. */
+ * The symbols of a word are in a linked list, and the possible merges in a heap, so a word of n
+ * symbols takes O(n log n) steps in the worst case. */
 #define _GNU_SOURCE /* memmem, which is linear */
 #include "tokenizer/bpe_encode.h"
 
@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-/* Normalised bytes that a text may become, for each of its own: SentencePiece has 3. Short ones are
- * taken for longer. */
+/* The most normalised bytes per byte of text; SentencePiece has 3. Short texts are treated as
+ * longer. */
 enum { MOST_GROWTH = 4, SHORT_BYTES = 1024 };
 
 /* A part of a stretch. */
@@ -25,11 +25,11 @@ typedef struct part {
 
 typedef struct symbol {
     size_t from, to; /* bytes of the stretch */
-    int32_t id;      /* -1: merged into the one before */
+    int32_t id;      /* -1: merged into the previous one */
     int32_t before, after;
 } symbol;
 
-/* A pair that can be merged: the symbol at a place and the one behind it. */
+/* A possible merge: the symbol at an index and the next one. */
 typedef struct candidate {
     int32_t rank, place, merged;
 } candidate;
@@ -37,14 +37,14 @@ typedef struct candidate {
 typedef struct encoder {
     const mha_tokenizer *t;
     const mhai_bpe *bpe;
-    const char *text; /* as it was given */
+    const char *text; /* the original text */
     size_t size;
     mhai_tokens *tokens;
     mhai_matcher matcher;
-    mhai_stretch normal;  /* the segment at work, normalised */
-    mhai_stretch words;   /* what is between two added tokens of it */
-    mhai_draft drafts[4]; /* of normal, by turns, and of words */
-    mhai_vector parts[2]; /* of part, by turns: the words */
+    mhai_stretch normal;  /* the current segment, normalised */
+    mhai_stretch words;   /* the text between two of its added tokens */
+    mhai_draft drafts[4]; /* of normal, alternating, and of words */
+    mhai_vector parts[2]; /* of part, alternating: the words */
     int draft, turn;
     mhai_vector symbols, heap; /* of symbol, candidate */
     mhai_vector letters;       /* of char */
@@ -52,7 +52,7 @@ typedef struct encoder {
 
 static mha_status encode_word(encoder *e, const part *word);
 
-/* All words of a list but the last ones, which stay. */
+/* Remove all words of a list except the last ones. */
 static mha_status encode_words(encoder *e, mhai_vector *words, size_t stay)
 {
     part *all = words->items;
@@ -65,7 +65,7 @@ static mha_status encode_words(encoder *e, mhai_vector *words, size_t stay)
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
-/* The first match at byte at or behind it, of bytes [begin, end). */
+/* The first match at or after byte at, within bytes [begin, end). */
 static mha_status next_match(encoder *e, const mhai_step *step, const char *text, size_t begin,
                              size_t at, size_t end, size_t *from, size_t *to)
 {
@@ -83,13 +83,13 @@ static mha_status add_part(mhai_vector *parts, size_t from, size_t to)
     return from < to ? mhai_vector_push(parts, &made) : MHA_OK;
 }
 
-/* How matches and what is between them become parts, one behind the other. */
+/* How matches and the text between them become consecutive parts. */
 typedef struct divider {
     const mhai_step *step;
     mhai_vector *parts;
-    size_t first;   /* of parts, the first of this division */
-    bool before;    /* whether the last one matched */
-    bool held;      /* a match waits for what follows */
+    size_t first;   /* of parts, the first of this split */
+    bool before;    /* whether the last part was a match */
+    bool held;      /* a match waits for the following text */
     size_t waiting; /* where it begins */
 } divider;
 
@@ -123,8 +123,8 @@ static mha_status divide(divider *d, size_t from, size_t to, bool matched)
     return add_part(d->parts, from, to);
 }
 
-/* words: parts are words, and are encoded as they come, but for the last one, which may grow: so a text
- * is not split beyond the tokens that are wanted. */
+/* words: encode parts at once as words, except for the last, which may grow. The text is then not
+ * split beyond the requested number of tokens. */
 static mha_status split_part(encoder *e, const mhai_step *step, const part *p, bool words,
                              mhai_vector *parts)
 {
@@ -139,8 +139,8 @@ static mha_status split_part(encoder *e, const mhai_step *step, const part *p, b
     return words ? encode_words(e, parts, 0) : MHA_OK;
 }
 
-/* What a step writes by itself, before the rest of what it reads. Steps that write more than they read,
- * one behind the other, would fill any memory. */
+/* Append a step's own text, with `rest` bytes still to come. The growth is bounded, since a chain
+ * of growing steps could use any amount of memory. */
 static mha_status add_text(const encoder *e, const mhai_step *step, int64_t begin, int64_t end,
                            size_t rest, mhai_draft *draft)
 {
@@ -165,7 +165,7 @@ static mha_status prepend(const encoder *e, const mhai_step *step, const mhai_st
     return add_text(e, step, begin, end, s->size - p->from, draft);
 }
 
-/* What is written instead of a match comes from its last character. */
+/* The replacement of a match has the position of its last character. */
 static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch *s, const part *p,
                           mhai_draft *draft)
 {
@@ -180,7 +180,7 @@ static mha_status replace(encoder *e, const mhai_step *step, const mhai_stretch 
     return MHA_OK;
 }
 
-/* A step that changes a part of a text: what becomes of it goes to the end of a draft. */
+/* Apply a step that changes a part of a text; the result is appended to a draft. */
 static mha_status rewrite(encoder *e, const mhai_step *step, const mhai_stretch *s, const part *p,
                           mhai_draft *draft)
 {
@@ -194,7 +194,7 @@ static void clear(mhai_draft *draft)
     draft->bytes.count = draft->begin.count = draft->end.count = 0;
 }
 
-/* The next of two drafts, empty. */
+/* The other of two drafts, emptied. */
 static mhai_draft *turn_draft(encoder *e, int first)
 {
     e->draft ^= 1;
@@ -222,7 +222,7 @@ static mha_status normalize(encoder *e, size_t from, size_t to)
     return MHA_OK;
 }
 
-/* Every part in its turn; their texts become one text again, in which they follow each other. */
+/* Apply a step to every part in order; the results become one text again, in the same order. */
 static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_vector *parts,
                                 mhai_vector *made)
 {
@@ -237,8 +237,8 @@ static mha_status rewrite_parts(encoder *e, const mhai_step *step, const mhai_ve
     return MHA_OK;
 }
 
-/* Split bytes [from, to) of the normalised text into words; gives the list of those that are not encoded
- * on the way. */
+/* Split bytes [from, to) of the normalised text into words; returns those that were not encoded at
+ * once. */
 static mha_status split(encoder *e, size_t from, size_t to, bool encoded, mhai_vector **words)
 {
     e->words = e->normal;
@@ -272,8 +272,8 @@ static bool is_blank(int32_t c)
     return c == 0x120 || mhai_unicode_is_space(c); /* the letter of a space */
 }
 
-/* As ByteLevel's post-processor: the white space at a token's ends does not belong to it, except the
- * space that was put before the text. Counted in characters. */
+/* As ByteLevel's post-processor: exclude white space at a token's ends, except for the space that
+ * was inserted before the text. Counts characters. */
 static void trim(const encoder *e, const char *token, size_t size, mhai_found_token *found)
 {
     size_t leading = 0, trailing = 0;
@@ -363,7 +363,7 @@ static candidate heap_pop(mhai_vector *heap)
     return top;
 }
 
-/* The pair of the symbol at a place and the one behind it, if it can be merged. */
+/* Push the pair of the symbol at an index and the next one, if it can be merged. */
 static mha_status consider(encoder *e, int32_t place)
 {
     const symbol *symbols = e->symbols.items;
@@ -385,7 +385,9 @@ static mha_status merge(encoder *e)
         if (left->id < 0 || left->after < 0) continue;
         symbol *right = &symbols[left->after];
         const mhai_pair *pair = find_pair(e->bpe, left->id, right->id);
-        if (!pair || pair->merged != top.merged) continue; /* one of the two is another by now */
+        if (!pair || pair->merged != top.merged)
+            continue; /* one of the two has been merged
+                                                            * since */
         left->id = top.merged;
         left->to = right->to;
         left->after = right->after;
@@ -410,7 +412,7 @@ static mha_status add_symbol(encoder *e, int32_t id, size_t from, size_t to)
     return MHA_OK;
 }
 
-/* What the vocabulary lacks: an unknown token, or part of the one before, or nothing. */
+/* A symbol that the vocabulary lacks: an unknown token, part of the previous one, or nothing. */
 static mha_status add_unknown(encoder *e, size_t from, size_t to, bool *pending)
 {
     symbol *symbols = e->symbols.items;
@@ -423,7 +425,7 @@ static mha_status add_unknown(encoder *e, size_t from, size_t to, bool *pending)
     return add_symbol(e, e->bpe->unk, from, to);
 }
 
-/* One character of a word as symbols. */
+/* Append the symbols of a character of a word. */
 static mha_status add_character(encoder *e, size_t from, size_t to, bool *pending)
 {
     const char *text = e->words.text;

@@ -1,4 +1,4 @@
-/* BPE at work: the functions of a row of kinds (tokenizer_parts.h). */
+/* BPE encoding: the functions of a tokenizer kind (tokenizer_parts.h). */
 #ifndef MHAI_BPE_ENCODE_H
 #define MHAI_BPE_ENCODE_H
 

@@ -1,5 +1,5 @@
-/* The settings of a BPE tokenizer: tokenizer.json, part by part. What this tokenizer would do
- * otherwise than the file says is refused by name. */
+/* The settings of a BPE tokenizer from tokenizer.json. Every setting that this tokenizer would
+ * handle differently is an error by name. */
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_load.h"
 
@@ -21,7 +21,7 @@ typedef struct reader {
     bool has_template; /* of the post_processor */
 } reader;
 
-/* A row of a list of known types. */
+/* A row of a list of supported types. */
 typedef struct row {
     const char *type;
     mha_status (*read)(reader *r, const json_t *json);
@@ -38,7 +38,7 @@ static mha_status malformed(const reader *r, const char *part, const char *what)
     return mha_fail(MHA_ERR_FORMAT, "%s: %s: %s", r->path.text, part, what);
 }
 
-/* Read an object by its type, or the objects of a "Sequence" of them; null and none are nothing. */
+/* Read an object by its type, or a "Sequence" of them; null and absence mean none. */
 static mha_status read_part(reader *r, const char *part, const char *list, const row *rows,
                             const json_t *json, int depth)
 {
@@ -77,7 +77,7 @@ static mha_status get_pattern(const reader *r, const char *part, const json_t *j
     return MHA_OK;
 }
 
-/* Append a step that may have a pattern, which messages find by its part of the file. */
+/* Append a step that may have a pattern; messages name its part of the file. */
 static mha_status add_step(const reader *r, const char *part, const mhai_step_desc *desc)
 {
     char where[208];
@@ -118,7 +118,7 @@ static const row normalizers[] = {
 
 /* ---- pre_tokenizer --------------------------------------------------------------------------- */
 
-/* Its bytes become letters, of which another step would not know. */
+/* Its bytes become letters, which later steps would not recognise. */
 static mha_status check_last(const reader *r)
 {
     return r->has_bytes ? refuse(r, "pre_tokenizer", "another step behind ByteLevel") : MHA_OK;
@@ -262,7 +262,7 @@ static mha_status read_list(const reader *r, const json_t *processor, const char
     return MHA_OK;
 }
 
-/* Every text once, the first before the second. */
+/* Require each text exactly once, the first before the second. */
 static mha_status check_template(const reader *r, const mhai_template *template, int32_t texts)
 {
     int32_t seen = 0;
@@ -354,7 +354,7 @@ static mha_status read_model(reader *r, const json_t *model)
     r->bpe->unk_text = json_string_value(json);
     if (json && !json_is_null(json) && json_string_length(json) == 0)
         return malformed(r, "model", "unk_token must be a text that is not empty");
-    if (json_string_length(json) > MHAI_ADDED_BYTES) /* it is looked at for each unknown byte */
+    if (json_string_length(json) > MHAI_ADDED_BYTES) /* looked up for each unknown byte */
         return refuse(r, "model", "an unk_token of so many bytes");
     if (!json_is_array(merges)) return malformed(r, "model", "merges must be a list");
     for (size_t i = 0; i < json_array_size(merges); i++) {

@@ -1,5 +1,5 @@
-/* Normal form C with the places that Hugging Face's tokenizers give: the k-th character of the text
- * that is kept or replaced has the k-th place, and what is composed into it none. As there,
+/* Normal form C with the positions of Hugging Face's tokenizers: the k-th character of the text
+ * that is kept or replaced has the k-th position; characters composed into it have none. As there,
  * decomposition and composition are those of Unicode 9.0 (unicode_bert.h). */
 #include "tokenizer/bpe.h"
 
@@ -9,8 +9,8 @@
 
 #include <utf8proc.h>
 
-/* A character on its way. change counts the characters of the text that it stands for, less one: 1
- * for one that decomposing added, -1 for one that another was composed into. */
+/* A pending character. change is the number of characters of the text that it stands for, minus
+ * one: 1 for a character added by decomposition, -1 for one that absorbed another. */
 typedef struct moving {
     int32_t c;
     int change, combining;
@@ -18,8 +18,8 @@ typedef struct moving {
 
 typedef struct composer {
     const mhai_stretch *text;
-    size_t at;          /* the next character of the text that has no place in the draft */
-    int64_t begin, end; /* the last one that has */
+    size_t at;          /* the next character of the text without a position in the draft */
+    int64_t begin, end; /* the last one with a position */
     mhai_draft *draft;
     mhai_vector waiting, sorted; /* of mhai_waiting: marks of one starter */
     mhai_vector kept;            /* of moving: marks that were not composed */
@@ -59,7 +59,7 @@ static mha_status emit(composer *c, const moving *m)
     return mhai_draft_add(c->draft, bytes, (size_t)size, begin, end);
 }
 
-/* 0: the two are not composed. */
+/* Compose two characters; 0: they do not compose. */
 static int32_t compose(int32_t a, int32_t b)
 {
     utf8proc_int32_t pair[3] = {a, b}, parts[MHAI_DECOMPOSE_MAX];

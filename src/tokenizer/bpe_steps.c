@@ -1,4 +1,4 @@
-/* The steps of BPE tokenizers, and what they are made of. */
+/* The steps of BPE tokenizers. */
 #include "tokenizer/bpe.h"
 
 #include "tokenizer/pattern.h"
@@ -10,7 +10,7 @@
 const char mhai_gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* What Rust calls numeric, which knows Unicode 17; patterns know 16. */
+/* Rust's numeric characters: those of Unicode 17, while patterns use Unicode 16. */
 static const char digit_pattern[] = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
 
 /* ---- Letters of bytes ------------------------------------------------------------------------ */

@@ -1,4 +1,4 @@
-/* Texts that know where they come from (bpe.h). */
+/* Texts with their source positions (bpe.h). */
 #include "tokenizer/bpe.h"
 
 #include <multihead/component.h>

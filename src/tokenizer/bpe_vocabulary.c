@@ -1,4 +1,4 @@
-/* A BPE tokenizer of a vocabulary in memory, as GGUF files hold it (bpe.h). */
+/* A BPE tokenizer of a vocabulary in memory, as in GGUF files (bpe.h). */
 #include "tokenizer/bpe.h"
 #include "tokenizer/tokenizer_load.h"
 
@@ -11,15 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A pair of pieces is looked up at every boundary of a token, so long ones cost the square. */
+/* Every boundary of a token is a lookup of two pieces, so long tokens take quadratic time. */
 enum { MOST_PIECE = 256 };
 
 #define SPACE_AND_LETTERS "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
 #define OTHERS " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
-/* How llama.cpp calls what the tokenizer.json of models says: names of one splitter share a row, if
- * also NFC and merges are alike. */
+/* llama.cpp's names of the settings in tokenizer.json. Names with the same splitter share a row if
+ * NFC and merges are also equal. */
 static const struct splitter {
     const char *names;
     bool digits, nfc, ignore_merges, add_bos;
@@ -71,15 +71,15 @@ static mha_status check_token(const mhai_vocabulary_desc *d, int64_t id, size_t 
     const mhai_text *token = &d->tokens[id];
     const size_t valid = mha_utf8_span(token->text, token->size, NULL);
     if (token->size >= INT32_MAX || *bytes > PTRDIFF_MAX - token->size - 1)
-        return mha_fail(MHA_ERR_SIZE, "%s: token %lld has %zu bytes", mhai_show_path(d->where).text,
-                        (long long)id, token->size);
+        return mhai_path_fail(MHA_ERR_SIZE, d->where, "token %lld has %zu bytes", (long long)id,
+                              token->size);
     if (valid < token->size)
-        return mha_fail(MHA_ERR_UTF8,
-                        "%s: token %lld: byte %zu does not begin a valid UTF-8 character",
-                        mhai_show_path(d->where).text, (long long)id, valid);
+        return mhai_path_fail(MHA_ERR_UTF8, d->where,
+                              "token %lld: byte %zu does not begin a valid UTF-8 character",
+                              (long long)id, valid);
     if (token->size && memchr(token->text, '\0', token->size))
-        return mha_fail(MHA_ERR_FORMAT, "%s: token %lld holds a zero byte",
-                        mhai_show_path(d->where).text, (long long)id);
+        return mhai_path_fail(MHA_ERR_FORMAT, d->where, "token %lld holds a zero byte",
+                              (long long)id);
     *bytes += token->size + 1;
     return MHA_OK;
 }
@@ -106,8 +106,9 @@ static mha_status add_tokens(mhai_loader *l, const mhai_vocabulary_desc *d, mhai
     size_t bytes = 0;
     void *place = NULL;
     if (d->count < 1 || d->count >= INT32_MAX)
-        return mha_fail(MHA_ERR_MODEL, "%s: a vocabulary of %lld tokens, 1 to %d are supported",
-                        mhai_show_path(d->where).text, (long long)d->count, INT32_MAX - 1);
+        return mhai_path_fail(MHA_ERR_MODEL, d->where,
+                              "a vocabulary of %lld tokens, 1 to %d are supported",
+                              (long long)d->count, INT32_MAX - 1);
     for (int64_t i = 0; i < d->count; i++) MHA_TRY(check_token(d, i, &bytes));
     MHA_TRY(mhai_vector_add(texts, bytes, &place));
     char *to = place;
@@ -129,10 +130,10 @@ static mha_status add_merges(mhai_loader *l, const mhai_vocabulary_desc *d)
         const char *gap = m->size > 0 ? memchr(m->text, ' ', m->size) : NULL;
         const size_t left = gap ? (size_t)(gap - m->text) : 0;
         if (!gap || m->size >= INT32_MAX || memchr(gap + 1, ' ', m->size - left - 1))
-            return mha_fail(MHA_ERR_FORMAT,
-                            "%s: merge %lld must be two tokens with a space "
-                            "between them",
-                            mhai_show_path(d->where).text, (long long)i + 1);
+            return mhai_path_fail(MHA_ERR_FORMAT, d->where,
+                                  "merge %lld must be two tokens with a space "
+                                  "between them",
+                                  (long long)i + 1);
         const mhai_merge merge = {m->text, gap + 1, (int32_t)left, (int32_t)(m->size - left - 1)};
         MHA_TRY(mhai_vector_push(&l->merges, &merge));
     }
@@ -147,11 +148,11 @@ static mha_status set_bytes(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     const mhai_step_desc nfc = {.like = {.what = MHAI_STEP_NFC}};
     const struct splitter *splitter = find_splitter(name);
     if (!splitter)
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED,
-            "%s: pre-tokenizer '%s' is not supported; gpt-2, llama-bpe, qwen2, smollm and "
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, where,
+            "pre-tokenizer '%s' is not supported; gpt-2, llama-bpe, qwen2, smollm and "
             "other names of theirs are",
-            mhai_show_path(where).text, mhai_show_name(name).text);
+            mhai_show_name(name).text);
     bpe->byte_level = true;
     bpe->ignore_merges = splitter->ignore_merges;
     if (splitter->nfc) MHA_TRY(mhai_bpe_add_step(bpe, where, &nfc));
@@ -165,8 +166,8 @@ static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     const mhai_step_desc prefix = {.like = {.what = MHAI_STEP_PREPEND, .prepend = MHAI_ALWAYS},
                                    .text = "\xE2\x96\x81"};
     if (!d->scores)
-        return mha_fail(MHA_ERR_MODEL, "%s: a vocabulary of SentencePiece without scores",
-                        mhai_show_path(d->where).text);
+        return mhai_path_fail(MHA_ERR_MODEL, d->where,
+                              "a vocabulary of SentencePiece without scores");
     bpe->byte_fallback = bpe->fuse_unk = true;
     if (d->add_space_prefix) MHA_TRY(mhai_bpe_add_step(bpe, d->where, &prefix));
     MHA_TRY(mhai_bpe_add_spaces(bpe, d->where));
@@ -174,12 +175,12 @@ static mha_status set_pieces(mhai_bpe *bpe, const mhai_vocabulary_desc *d)
     return MHA_OK;
 }
 
-/* An id of the file: what is named must be there. */
+/* A special id of the file; if given, it must exist. */
 static mha_status check_id(const mhai_vocabulary_desc *d, const char *name, int32_t id)
 {
     if (id >= -1 && id < d->count) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: %s is %d, the vocabulary has %lld tokens",
-                    mhai_show_path(d->where).text, name, id, (long long)d->count);
+    return mhai_path_fail(MHA_ERR_MODEL, d->where, "%s is %d, the vocabulary has %lld tokens", name,
+                          id, (long long)d->count);
 }
 
 static mha_status set_names(mha_tokenizer *t, const mhai_vocabulary_desc *d)
@@ -189,9 +190,8 @@ static mha_status set_names(mha_tokenizer *t, const mhai_vocabulary_desc *d)
     MHA_TRY(check_id(d, "unk_id", d->unk_id));
     MHA_TRY(check_id(d, "pad_id", d->pad_id));
     if ((d->add_bos && d->bos_id < 0) || (d->add_eos && d->eos_id < 0))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: texts are to begin or end with a token that is not named",
-                        mhai_show_path(d->where).text);
+        return mhai_path_fail(MHA_ERR_MODEL, d->where,
+                              "texts are to begin or end with a token that is not named");
     t->named[MHAI_BOS] = d->bos_id;
     t->named[MHAI_EOS] = d->eos_id;
     t->named[MHAI_UNK] = d->unk_id;
@@ -230,7 +230,7 @@ static int by_score(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* A normal token of exactly these bytes; -1: none. */
+/* The normal token of exactly these bytes; -1: none. */
 static int32_t find_piece(const mha_tokenizer *t, const mhai_vocabulary_desc *d, const char *text,
                           size_t size)
 {
@@ -240,15 +240,16 @@ static int32_t find_piece(const mha_tokenizer *t, const mhai_vocabulary_desc *d,
     return !d->types || d->types[id] == MHAI_TOKEN_NORMAL ? id : -1;
 }
 
-/* All pairs that a token can be made of. */
+/* Append all pairs that a token can be made of. */
 static mha_status add_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, int32_t id,
                             int32_t rank)
 {
     const char *text = t->tokens[id];
     const size_t size = strlen(text);
     if (size > MOST_PIECE)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: token %d has %zu bytes, at most %d are supported",
-                        mhai_show_path(d->where).text, id, size, (int)MOST_PIECE);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, d->where,
+                              "token %d has %zu bytes, at most %d are supported", id, size,
+                              (int)MOST_PIECE);
     for (size_t at = 1; at < size; at++) {
         if (((unsigned char)text[at] & 0xC0) == 0x80) continue;
         mhai_pair pair = {.rank = rank, .merged = id};
@@ -260,16 +261,16 @@ static mha_status add_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, int
     return MHA_OK;
 }
 
-/* The pair that makes the token of the highest score is merged first, as SentencePiece does it;
- * tokens of the same score share a rank, and the leftmost of their pairs is first. */
+/* Merge the pair that makes the token of the highest score first, as SentencePiece does. Tokens of
+ * equal score share a rank; among their pairs the leftmost is merged first. */
 static mha_status rank_pairs(mha_tokenizer *t, const mhai_vocabulary_desc *d, scored *order)
 {
     int32_t count = 0;
     for (int32_t id = 0; id < t->count; id++) {
         if (d->types && d->types[id] != MHAI_TOKEN_NORMAL) continue;
         if (isnan(d->scores[id]))
-            return mha_fail(MHA_ERR_MODEL, "%s: the score of token %d is not a number",
-                            mhai_show_path(d->where).text, id);
+            return mhai_path_fail(MHA_ERR_MODEL, d->where, "the score of token %d is not a number",
+                                  id);
         order[count++] = (scored){d->scores[id], id};
     }
     qsort(order, (size_t)count, sizeof *order, by_score);
@@ -298,9 +299,9 @@ static mha_status make(mhai_loader *l, const mhai_vocabulary_desc *d, mhai_vecto
     const bool bytes = d->model && strcmp(d->model, "gpt2") == 0;
     l->vocabulary_path = d->where;
     if (!bytes && !(d->model && strcmp(d->model, "llama") == 0))
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED, "%s: tokenizer '%s' is not supported, gpt2 and llama are",
-            mhai_show_path(d->where).text, mhai_show_name(d->model ? d->model : "none").text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, d->where,
+                              "tokenizer '%s' is not supported, gpt2 and llama are",
+                              mhai_show_name(d->model ? d->model : "none").text);
     MHA_TRY(mhai_bpe_create(&l->allocator, &t->bpe));
     t->kind = bytes ? &mhai_kind_byte_bpe : &mhai_kind_sentencepiece_bpe;
     MHA_TRY(bytes ? set_bytes(t->bpe, d) : set_pieces(t->bpe, d));

@@ -16,21 +16,22 @@ struct mhai_pattern {
     mha_allocator allocator;
     pcre2_general_context *general;
     pcre2_code *code;
-    /* What a match may take between two callouts: once every item, and the dearest repeated one for each
-     * byte that was passed. */
+    /* The steps of a match between two callouts: once every item, and the most expensive repeated
+     * one for each byte in between. */
     uint64_t weight, dearest;
     mhai_shown shown;
-    char where[208]; /* a path as it is shown, and the part of the file */
+    char where[208]; /* the part of a path in messages, and the part of the file */
 };
 
 enum {
-    MOST_BYTES = 4096,          /* of a pattern; that of GPT-4o has 300 */
-    MOST_COUNT = 1000,          /* of a repetition {...}, which PCRE2 compares without a step */
+    MOST_BYTES = 4096,          /* of a pattern; GPT-4o's has 300 */
+    MOST_COUNT = 1000,          /* of a repetition {...}, which PCRE2 compares without counting a
+                                 * step */
     MOST_KIBIBYTES = 64 * 1024, /* of memory for one match */
-    MOST_WEIGHT = 1024,         /* of a pattern, below; those of the known models have 74 at most */
-    FIRST_STEPS = 100000,       /* that all matches of a text may take, and how many more */
-    MORE_STEPS = 3000,          /* for each byte; the known models take 850 at most */
-    CALLOUT_STEPS = 10          /* that a callout takes itself */
+    MOST_WEIGHT = 1024,         /* of a pattern, see below; those of known models have at most 74 */
+    FIRST_STEPS = 100000,       /* for all matches of a text, and how many more */
+    MORE_STEPS = 3000,          /* for each byte; known models take at most 850 */
+    CALLOUT_STEPS = 10          /* the cost of a callout */
 };
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -38,7 +39,7 @@ enum {
 static void *allocate(size_t size, void *user)
 {
     void *memory = NULL, *items = NULL;
-    /* The block's own header knows the size, which PCRE2 does not give back. */
+    /* The block's own header stores the size, which PCRE2 does not pass on free. */
     if (mhai_vector_block_make(user, 0, 1, size, &memory, &items) != MHA_OK) return NULL;
     return items;
 }
@@ -49,17 +50,18 @@ static void release(void *items, void *user)
     if (items) mhai_vector_block_free(mhai_vector_block_of(items));
 }
 
-/* ---- What Oniguruma and PCRE2 read alike ----------------------------------------------------- */
+/* ---- Accept what Oniguruma and PCRE2 interpret alike ----------------------------------------- */
 
 typedef struct scanner {
     const char *where, *text;
     size_t size, at;
     mhai_shown shown;
     uint64_t weight, dearest; /* as in mhai_pattern */
-    uint64_t members, least;  /* of the item: of its class, and repetitions */
-    int depth, folded;        /* open groups, and those when (?i: opened; 0: case counts */
+    uint64_t members, least;  /* of the item: of its class, and of its repetitions */
+    int depth, folded;        /* open groups, and their number when (?i: opened; 0:
+                               * case-sensitive */
     bool folds;               /* somewhere */
-    mhai_vector counted;      /* the pattern with what counts steps */
+    mhai_vector counted;      /* the pattern with step-counting callouts */
 } scanner;
 
 static mha_status refuse(const scanner *s, size_t from, size_t to, const char *what)
@@ -74,7 +76,7 @@ static bool looks(const scanner *s, const char *text)
     return s->size - s->at >= size && memcmp(s->text + s->at, text, size) == 0;
 }
 
-/* \p{L}, \P{Lu}, \p{^N}: general categories, which both take from Unicode alone. */
+/* \p{L}, \P{Lu}, \p{^N}: general categories, which both define by Unicode alone. */
 static mha_status take_property(scanner *s)
 {
     static const char groups[] = "CLMNPSZ";
@@ -105,8 +107,8 @@ static mha_status take_escape(scanner *s)
     return MHA_OK;
 }
 
-/* One byte that means itself. In (?i:...), Oniguruma takes several characters for one that is not
- * ASCII ("ss" for "\u00DF"), PCRE2 does not. */
+/* One byte that stands for itself. In (?i:...), Oniguruma matches some characters with several
+ * ("ss" for "\u00DF"), PCRE2 does not. */
 static mha_status take_byte(scanner *s)
 {
     const size_t from = s->at++;
@@ -115,7 +117,7 @@ static mha_status take_byte(scanner *s)
     return refuse(s, from, s->at, "in (?i:...), the character");
 }
 
-/* [^...], without classes inside it and set operations. */
+/* [^...], without nested classes and set operations. */
 static mha_status take_class(scanner *s)
 {
     const size_t from = s->at++;
@@ -132,7 +134,7 @@ static mha_status take_class(scanner *s)
             MHA_TRY(take_byte(s));
     }
     if (s->at < s->size) s->at++;
-    return MHA_OK; /* PCRE2 says what is missing */
+    return MHA_OK; /* PCRE2 reports what is missing */
 }
 
 static mha_status take_group(scanner *s)
@@ -160,7 +162,7 @@ static void leave_group(scanner *s)
     s->at++;
 }
 
-/* In (?i:...), these stand for one character to Oniguruma, too. */
+/* In (?i:...), Oniguruma also matches these with one character. */
 static mha_status take_literal(scanner *s)
 {
     static const char *const pairs[] = {"ss", "ff", "fi", "fl", "st"};
@@ -170,7 +172,7 @@ static mha_status take_literal(scanner *s)
     return take_byte(s);
 }
 
-/* {2}, {1,3}, {1,}; a + behind it means something else to Oniguruma, {,3} and {2}? to PCRE2. */
+/* {2}, {1,3}, {1,}. A + after it has another meaning in Oniguruma; so do {,3} and {2}? in PCRE2. */
 static mha_status take_count(scanner *s)
 {
     const size_t from = s->at++;
@@ -221,9 +223,9 @@ static mha_status add_callout(scanner *s)
     return mhai_vector_append(&s->counted, callout, sizeof callout - 1);
 }
 
-/* One item, with its repetition. What may match in several ways, which is what is repeated and every
- * alternative of a group, ends in a callout: the ways that a match has tried pass it, so that they can be
- * counted, and between two of them no item is tried twice. */
+/* An item with its repetition. Every construct that can match in several ways (a repeated item,
+ * each alternative of a group) ends in a callout. All attempts of a match pass it and are counted,
+ * and between two callouts no item is tried twice. */
 static mha_status take_item(scanner *s)
 {
     const size_t from = s->at;
@@ -280,8 +282,10 @@ static mha_status compile(mhai_pattern *p, const char *text, size_t size, uint32
     return p->code ? MHA_OK : explain(error, offset, p);
 }
 
-/* As it is written first, so that what is wrong has its place. Where a match begins with one letter
- * of either case, PCRE2 looks for both in all of the rest, for every match again: not so here. */
+/* Compile the pattern as written first, so that errors have the right offset.
+ *
+ * If a match begins with one letter of either case, PCRE2 searches the rest of the text for both,
+ * for every match again; this is disabled here. */
 static mha_status make(mhai_pattern *p, scanner *s, bool own)
 {
     uint32_t empty = 0, first = 0;
@@ -341,8 +345,8 @@ void mhai_pattern_free(mhai_pattern *pattern)
 
 /* ---- Matching -------------------------------------------------------------------------------- */
 
-/* Every item may have been tried since the callout before, and a repeated one at every byte that was
- * passed, forwards or back. */
+/* Every item may have been tried since the previous callout, and a repeated one at every byte
+ * passed, forwards or backwards. */
 static int count_steps(pcre2_callout_block *block, void *user)
 {
     mhai_matcher *m = user;
@@ -358,7 +362,7 @@ static int count_steps(pcre2_callout_block *block, void *user)
 mha_status mhai_matcher_make(const mha_allocator *allocator, mhai_matcher *m)
 {
     *m = (mhai_matcher){.subject = mhai_vector_make(allocator, 1), .most_steps = FIRST_STEPS};
-    /* PCRE2 hands the pointer back as it is; the functions only read the allocator. */
+    /* PCRE2 passes the pointer through; the functions only read the allocator. */
     void *user = (void *)(uintptr_t)allocator;
     m->general = pcre2_general_context_create(allocate, release, user);
     m->data = m->general ? pcre2_match_data_create(1, m->general) : NULL;
@@ -378,9 +382,10 @@ void mhai_matcher_free(mhai_matcher *m)
     if (m->subject.allocator) mhai_vector_free(&m->subject);
 }
 
-/* What Oniguruma as the tokenizers have it, which knows Unicode 16, and PCRE2 10.42, which knows 14,
- * class differently, and a character of as many bytes that both class as Oniguruma does the first.
- * Found by asking both for every code point. U+180E is white space to PCRE2 alone. */
+/* Characters that Oniguruma in the tokenizers (Unicode 16) and PCRE2 10.42 (Unicode 14) classify
+ * differently. Each has a substitute of the same number of bytes that both classify as Oniguruma
+ * does the original. Generated by comparing both for every code point. U+180E is white space in
+ * PCRE2 only. */
 static const struct {
     int32_t first, last, stand_in;
 } newer[] = {{0x0897, 0x0897, 0x0816},    {0x0CF3, 0x0CF3, 0x0903},    {0x0ECE, 0x0ECE, 0x0816},

@@ -1,4 +1,4 @@
-/* Asking a tokenizer what it is, and what its public functions share. */
+/* Queries about a tokenizer, and helpers of its public functions. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
@@ -110,7 +110,7 @@ mha_status mhai_tokenizer_kind_read(mhai_loader *loader)
     if (type || !json_is_object(model)) name = mhai_show_json(type ? type : model);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (strcmp(name, kinds[i].model) == 0) return kinds[i].read(loader);
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: model is '%s', only WordPiece and BPE are supported",
-                    mhai_show_path(loader->folder.paths[MHAI_TOKENIZER_JSON]).text,
-                    mhai_show_name(name).text);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, loader->folder.paths[MHAI_TOKENIZER_JSON],
+                          "model is '%s', only WordPiece and BPE are supported",
+                          mhai_show_name(name).text);
 }

@@ -1,5 +1,5 @@
-/* The added tokens of a tokenizer. Up to four places tell of them: "added_tokens" of
- * tokenizer.json, "added_tokens_decoder" of tokenizer_config.json, and the names in this and in
+/* The added tokens of a tokenizer, from up to four places: "added_tokens" of tokenizer.json,
+ * "added_tokens_decoder" of tokenizer_config.json, and the names in this file and in
  * special_tokens_map.json. */
 #include "tokenizer/tokenizer_load.h"
 
@@ -29,11 +29,10 @@ static mha_status add(mhai_loader *l, const mhai_added *token)
     if (before->normal != token->normal ||
         (before->flags ^ token->flags) & ~(unsigned)MHAI_IS_SPECIAL ||
         (before->id >= 0 && token->id >= 0 && before->id != token->id))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: token '%s' has another id or is normalized or stripped "
-                        "otherwise than in %s",
-                        mhai_show_path(token->path).text, mhai_show_name(token->text).text,
-                        mhai_show_path(before->path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, token->path,
+                              "token '%s' has another id or is normalized or stripped "
+                              "otherwise than in %s",
+                              mhai_show_name(token->text).text, mhai_show_path(before->path).text);
     if (token->id >= 0) before->id = token->id;
     before->flags |= token->flags;
     before->in_json |= token->in_json;
@@ -47,8 +46,8 @@ static mha_status add_listed(mhai_loader *l, const char *path, const json_t *jso
     token.path = path;
     MHA_TRY(mhai_tokenizer_folder_token(path, "an added token", json, &token.text));
     if (!token.text || !json_is_object(json))
-        return mha_fail(MHA_ERR_FORMAT, "%s: an added token must be an object with content",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "an added token must be an object with content");
     MHA_TRY(mhai_tokenizer_folder_flags(path, json, &token.normal, &token.flags));
     return add(l, &token);
 }
@@ -80,15 +79,15 @@ static mha_status add_decoder_list(mhai_loader *l)
             id = *digit >= '0' && *digit <= '9' && id < INT32_MAX / 10 ? 10 * id + (*digit - '0')
                                                                        : -1;
         if (id < 0 || *key == '\0')
-            return mha_fail(MHA_ERR_FORMAT, "%s: added_tokens_decoder: '%s' is no id",
-                            mhai_show_path(path).text, mhai_show_name(key).text);
+            return mhai_path_fail(MHA_ERR_FORMAT, path, "added_tokens_decoder: '%s' is no id",
+                                  mhai_show_name(key).text);
         token.id = (int32_t)id;
         MHA_TRY(add_listed(l, path, json, token));
     }
     return MHA_OK;
 }
 
-/* Where both lists are given, transformers takes one of them and forgets the other. */
+/* If both lists are given, transformers uses one and ignores the other. */
 static mha_status compare_lists(const mhai_loader *l)
 {
     const mhai_added *added = l->added.items;
@@ -97,14 +96,15 @@ static mha_status compare_lists(const mhai_loader *l)
         return MHA_OK;
     for (size_t i = 0; i < l->added.count; i++)
         if (added[i].in_json != added[i].in_decoder)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: added token '%s' is missing from the other of tokenizer.json and "
-                            "tokenizer_config.json",
-                            mhai_show_path(added[i].path).text, mhai_show_name(added[i].text).text);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, added[i].path,
+                "added token '%s' is missing from the other of tokenizer.json and "
+                "tokenizer_config.json",
+                mhai_show_name(added[i].text).text);
     return MHA_OK;
 }
 
-/* A token that is only named. Unless a list defines more, it is found in the text as it is. */
+/* A token that is only named. Unless a list defines more, it is matched verbatim in the text. */
 static mha_status add_named(mhai_loader *l, const char *path, const char *key, const json_t *json)
 {
     mhai_added token = {.id = -1, .path = path};
@@ -125,7 +125,7 @@ static bool ends_with_token(const char *key)
     return length >= 6 && strcmp(key + length - 6, "_token") == 0;
 }
 
-/* All that a file names: "sep_token", "my_own_token", a list of further ones. */
+/* Add all tokens that a file names: "sep_token", "my_own_token", a list of further ones. */
 static mha_status add_file_names(mhai_loader *l, int file)
 {
     const char *path = l->folder.paths[file], *key;
@@ -156,7 +156,7 @@ static bool in_vocabulary(const mhai_loader *l, const char *text)
     return false;
 }
 
-/* [UNK] and the others by their usual names, where no file names them and BERT's class does. */
+/* Add [UNK] and the others by their usual names, if no file names them and the class is BERT's. */
 static mha_status add_default_names(mhai_loader *l)
 {
     if (!l->folder.defaults) return MHA_OK;
@@ -172,7 +172,7 @@ static mha_status add_default_names(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Give the added tokens that the vocabulary lacks their place behind it: ids without holes. */
+/* Append the added tokens that the vocabulary lacks; ids must have no gaps. */
 static mha_status append_extra(mhai_loader *l)
 {
     const mhai_added *added = l->added.items;
@@ -186,11 +186,11 @@ static mha_status append_extra(mhai_loader *l)
         if (added[i].id < l->model_count) continue;
         const size_t at = (size_t)(added[i].id - l->model_count);
         if (at >= extra || tokens[at])
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: added token '%s' has id %d; %zu tokens are added to a vocabulary "
-                            "of %d, their ids must follow it one by one",
-                            mhai_show_path(added[i].path).text, mhai_show_name(added[i].text).text,
-                            added[i].id, extra, l->model_count);
+            return mhai_path_fail(
+                MHA_ERR_MODEL, added[i].path,
+                "added token '%s' has id %d; %zu tokens are added to a vocabulary "
+                "of %d, their ids must follow it one by one",
+                mhai_show_name(added[i].text).text, added[i].id, extra, l->model_count);
         tokens[at] = added[i].text;
     }
     return MHA_OK;
@@ -198,7 +198,7 @@ static mha_status append_extra(mhai_loader *l)
 
 mha_status mhai_tokenizer_added_read(mhai_loader *l)
 {
-    l->added_places = json_object(); /* without memory, the first token tells */
+    l->added_places = json_object(); /* if out of memory, the first token reports it */
     MHA_TRY(add_json_list(l));
     MHA_TRY(add_decoder_list(l));
     MHA_TRY(compare_lists(l));

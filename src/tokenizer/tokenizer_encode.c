@@ -1,4 +1,4 @@
-/* Encoding: a text's tokens as its kind of tokenizer gives them, truncation, the template. And the
+/* Encoding: the tokens of a text by its kind of tokenizer, truncation, the template. Also the
  * public function that shows the words of a text. */
 #include "tokenizer/tokenizer_parts.h"
 
@@ -27,7 +27,7 @@ static mha_status cut_one(const char *name, int64_t excess, int64_t *count)
     return MHA_OK;
 }
 
-/* The shorter text stays whole as long as it fits into half of the room. */
+/* The shorter text is not truncated as long as it fits into half of the room. */
 static void cut_longest(int64_t room, int64_t count[2])
 {
     const int longer = count[1] > count[0] || (count[0] == count[1]) ? 1 : 0;
@@ -36,7 +36,7 @@ static void cut_longest(int64_t room, int64_t count[2])
     count[longer] = room - count[shorter];
 }
 
-/* From the numbers of tokens in the two texts to the numbers that are kept. */
+/* Replace the numbers of tokens of the two texts by the numbers to keep. */
 static mha_status truncate_counts(const mha_encode_options *options, int64_t added, bool paired,
                                   int64_t count[2])
 {
@@ -49,7 +49,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
     const int64_t excess = count[0] + count[1] - room;
     if (excess <= 0) return MHA_OK;
     if (room == 0 && options->truncation != MHA_TRUNCATE_NEVER) {
-        count[0] = count[1] = 0; /* whichever text was to be cut: so does Hugging Face's */
+        count[0] = count[1] = 0; /* whichever text was to be truncated, as in Hugging Face */
         return MHA_OK;
     }
     switch (options->truncation) {
@@ -71,7 +71,7 @@ static mha_status truncate_counts(const mha_encode_options *options, int64_t add
 
 /* ---- Putting together ------------------------------------------------------------------------ */
 
-/* The columns of an encoding while they are filled. */
+/* The columns of an encoding under construction. */
 typedef struct columns {
     int64_t *begin, *end;
     int32_t *ids, *type_ids;
@@ -172,7 +172,7 @@ static mha_status check_options(const mha_encode_options *options)
     return MHA_OK;
 }
 
-/* One text; nobody asked for what is beyond the most. */
+/* Encode one text; stop at the maximum. */
 static mha_status encode(const mha_tokenizer *tokenizer, const mha_encode_options *options,
                          const char *text, size_t size, mhai_tokens *tokens)
 {

@@ -1,4 +1,4 @@
-/* Added tokens in a text: which are there, what white space they take, what is between them. */
+/* Added tokens in a text: the tokens, the white space that they include, the text between them. */
 #include "tokenizer/tokenizer_parts.h"
 
 #include "tokenizer/pattern.h"
@@ -17,7 +17,7 @@ static int32_t before(const char *text, size_t at, size_t *begin)
     return mhai_utf8_next(text, &at);
 }
 
-/* What the regular expressions of Rust call \w, of Unicode 16. */
+/* The class \w of Rust's regular expressions, of Unicode 16. */
 static bool is_word(int32_t c)
 {
     c = mhai_pattern_stand_in(c);
@@ -47,7 +47,7 @@ static bool stands_alone(const char *text, size_t size, size_t from, size_t to)
            !(to < size && is_word(mhai_utf8_next(text, &to)));
 }
 
-/* Not beyond least: what a token in front of it took already. */
+/* Not before least: a previous token includes that white space. */
 static size_t strip_left(const char *text, size_t from, size_t least)
 {
     size_t begin;
@@ -76,7 +76,7 @@ mha_status mhai_tokenizer_find(const mha_tokenizer *tokenizer, const mhai_lexico
         size_t from = at, to = at + matched;
         at = to;
         if ((flags & MHAI_SINGLE_WORD) && !stands_alone(text, size, from, to)) continue;
-        /* White space that the token before took is not given again. */
+        /* White space that the previous token includes is not used again. */
         if (from < done) continue;
         if (flags & MHAI_LSTRIP) from = strip_left(text, from, done);
         if (flags & MHAI_RSTRIP) to = strip_right(text, size, to);

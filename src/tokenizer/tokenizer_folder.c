@@ -1,5 +1,5 @@
-/* See tokenizer_folder.h. Where files say different things, transformers takes one and does not
- * tell; here that is an error. */
+/* See tokenizer_folder.h. If files contradict each other, transformers silently uses one; here that
+ * is an error. */
 #include "tokenizer/tokenizer_folder.h"
 
 #include "io/file.h"
@@ -12,10 +12,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static const char *const file_names[MHAI_FILES] = {"tokenizer.json", "tokenizer_config.json",
-                                                   "special_tokens_map.json", "vocab.txt"};
+const char *const mhai_tokenizer_files[] = {"tokenizer.json",          "tokenizer_config.json",
+                                            "special_tokens_map.json", "vocab.txt",
+                                            "added_tokens.json",       NULL};
 
-/* A vocabulary of a million tokens has about 30 MB. */
+/* A vocabulary of a million tokens takes about 30 MB. */
 static const size_t most_bytes = (size_t)256 << 20;
 
 static const char *const name_keys[MHAI_NAMED] = {
@@ -33,8 +34,7 @@ mha_status mhai_tokenizer_folder_flag(const char *path, const json_t *object, co
     *value = MHAI_UNSAID;
     if (!json || json_is_null(json)) return MHA_OK;
     if (!json_is_boolean(json))
-        return mha_fail(MHA_ERR_FORMAT, "%s: %s must be true, false or null",
-                        mhai_show_path(path).text, key);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "%s must be true, false or null", key);
     *value = json_is_true(json) ? MHAI_YES : MHAI_NO;
     return MHA_OK;
 }
@@ -64,8 +64,9 @@ mha_status mhai_tokenizer_folder_id(const char *path, const char *what, const js
     const double value = json_number_value(json);
     if (!json_is_number(json) || !(value >= 0) || value >= INT32_MAX ||
         value != (double)(int32_t)value)
-        return mha_fail(MHA_ERR_FORMAT, "%s: the id of '%s' must be an integer from 0 to %d",
-                        mhai_show_path(path).text, mhai_show_name(what).text, INT32_MAX - 1);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "the id of '%s' must be an integer from 0 to %d",
+                              mhai_show_name(what).text, INT32_MAX - 1);
     *id = (int32_t)value;
     return MHA_OK;
 }
@@ -98,8 +99,7 @@ mha_status mhai_tokenizer_folder_token(const char *path, const char *key, const 
     if (!json || json_is_null(json)) return MHA_OK;
     if (json_is_object(json)) json = json_object_get(json, "content");
     if (!json_is_string(json) || json_string_length(json) == 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: %s must be a text that is not empty",
-                        mhai_show_path(path).text, key);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "%s must be a text that is not empty", key);
     *text = json_string_value(json);
     return MHA_OK;
 }
@@ -115,9 +115,10 @@ static mha_status read_names(mhai_folder *f)
                                                 json_object_get(f->json[file], key), &text));
             if (!text) continue;
             if (f->names[which] && strcmp(text, f->names[which]) != 0)
-                return mha_fail(MHA_ERR_MODEL, "%s: %s is '%s', but '%s' in %s",
-                                mhai_show_path(f->paths[file]).text, key, mhai_show_name(text).text,
-                                mhai_show_name(f->names[which]).text, file_names[MHAI_CONFIG_JSON]);
+                return mhai_path_fail(MHA_ERR_MODEL, f->paths[file], "%s is '%s', but '%s' in %s",
+                                      key, mhai_show_name(text).text,
+                                      mhai_show_name(f->names[which]).text,
+                                      mhai_tokenizer_files[MHAI_CONFIG_JSON]);
             f->names[which] = text;
             f->stated[which] = true;
         }
@@ -131,13 +132,11 @@ static mha_status read_config(mhai_folder *f)
     mhai_answer split;
     MHA_TRY(mhai_tokenizer_folder_flag(path, config, "split_special_tokens", &split));
     if (split == MHAI_YES)
-        return mha_fail(MHA_ERR_UNSUPPORTED, "%s: split_special_tokens is not supported",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path, "split_special_tokens is not supported");
     const json_t *length = json_object_get(config, "model_max_length");
     const double tokens = json_number_value(length);
     if (length && !json_is_null(length) && !(json_is_number(length) && tokens >= 1))
-        return mha_fail(MHA_ERR_FORMAT, "%s: model_max_length must be a number from 1",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path, "model_max_length must be a number from 1");
     /* transformers writes 1e30 for "no limit known". */
     f->max_length = tokens >= 1 && tokens < 1e15 ? (int64_t)tokens : 0;
     return MHA_OK;
@@ -145,7 +144,7 @@ static mha_status read_config(mhai_folder *f)
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
-/* A path in the folder; NULL without memory. */
+/* A path in the folder; NULL if out of memory. */
 static char *join(const char *folder, const char *name)
 {
     const size_t length = strlen(folder), rest = strlen(name);
@@ -157,8 +156,7 @@ static char *join(const char *folder, const char *name)
     return path;
 }
 
-/* Whatever stands there, readable or not, so that what cannot be read is an error and not a
- * missing file. */
+/* Whether any file exists there, so that an unreadable file is an error and not a missing one. */
 static bool exists(const char *path)
 {
     struct stat status;
@@ -172,40 +170,36 @@ static mha_status read_file(mhai_folder *f, int file)
     if (file == MHAI_VOCAB_TXT) return mha_file_read(path, most_bytes, &f->vocab, &f->vocab_size);
     MHA_TRY(mhai_json_read_reals(path, most_bytes, &f->json[file]));
     if (json_is_object(f->json[file])) return MHA_OK;
-    return mha_fail(MHA_ERR_FORMAT, "%s: holds %s, expected a JSON object",
-                    mhai_show_path(path).text, mhai_show_json(f->json[file]));
+    return mhai_path_fail(MHA_ERR_FORMAT, path, "holds %s, expected a JSON object",
+                          mhai_show_json(f->json[file]));
 }
 
-/* Tokens of older folders that only this file tells of. */
+/* Tokens of older folders that only this file defines. */
 static mha_status refuse_added_tokens_file(const char *path, const mhai_folder *f)
 {
     if (f->json[MHAI_TOKENIZER_JSON] ||
         json_object_get(f->json[MHAI_CONFIG_JSON], "added_tokens_decoder"))
         return MHA_OK;
-    char *added = join(path, "added_tokens.json");
-    if (!added)
-        return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(path).text);
+    char *added = join(path, mhai_tokenizer_files[MHAI_FILES]);
+    if (!added) return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate names");
     const bool there = exists(added);
     free(added);
     if (!there) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: added_tokens.json is not supported; save the tokenizer again with "
-                    "transformers, which writes tokenizer.json",
-                    mhai_show_path(path).text);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                          "added_tokens.json is not supported; save the tokenizer again with "
+                          "transformers, which writes tokenizer.json");
 }
 
 mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder)
 {
     for (int i = 0; i < MHAI_NAMED; i++) folder->template_ids[i] = -1;
     for (int i = 0; i < MHAI_FILES; i++) {
-        folder->paths[i] = join(path, file_names[i]);
-        if (!folder->paths[i])
-            return mha_fail(MHA_ERR_NOMEM, "%s: cannot allocate names", mhai_show_path(path).text);
+        folder->paths[i] = join(path, mhai_tokenizer_files[i]);
+        if (!folder->paths[i]) return mhai_path_fail(MHA_ERR_NOMEM, path, "cannot allocate names");
     }
     for (int i = 0; i < MHAI_FILES; i++) MHA_TRY(read_file(folder, i));
     if (!folder->vocab && !folder->json[MHAI_TOKENIZER_JSON])
-        return mha_fail(MHA_ERR_FILE, "%s: neither vocab.txt nor tokenizer.json is there",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FILE, path, "neither vocab.txt nor tokenizer.json is there");
     MHA_TRY(refuse_added_tokens_file(path, folder));
     MHA_TRY(read_names(folder));
     return read_config(folder);

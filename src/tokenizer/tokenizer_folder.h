@@ -1,4 +1,4 @@
-/* The files of a folder that concern its tokenizer, and what they agree on. */
+/* The files of a folder that define its tokenizer, and their combined settings. */
 #ifndef MHAI_TOKENIZER_FOLDER_H
 #define MHAI_TOKENIZER_FOLDER_H
 
@@ -7,6 +7,8 @@
 #include <jansson.h>
 
 /* Index of a file. */
+/* Names of the files of a tokenizer, by these numbers; then one that is only rejected, and NULL. */
+extern const char *const mhai_tokenizer_files[];
 enum { MHAI_TOKENIZER_JSON, MHAI_CONFIG_JSON, MHAI_MAP_JSON, MHAI_VOCAB_TXT, MHAI_FILES };
 
 typedef struct mhai_folder {
@@ -14,21 +16,22 @@ typedef struct mhai_folder {
     json_t *json[MHAI_FILES]; /* NULL: no such file; vocab.txt has none */
     char *vocab;              /* vocab.txt; NULL: no such file */
     size_t vocab_size;
-    /* A class of tokenizers in transformers that takes everything from tokenizer.json. BERT's own
-     * class takes the vocabulary from there and the rules from tokenizer_config.json. */
+    /* A tokenizer class of transformers that reads everything from tokenizer.json. BERT's own class
+     * reads the vocabulary from there and the rules from tokenizer_config.json. */
     bool generic;
-    bool defaults; /* names that no file states are added tokens where the vocabulary has them */
+    bool defaults; /* default names are added tokens if the vocabulary has them */
     int64_t max_length;
     const char *names[MHAI_NAMED];    /* the texts of the named tokens; NULL: none */
-    bool stated[MHAI_NAMED];          /* by a file, not by default */
-    int32_t template_ids[MHAI_NAMED]; /* what tokenizer.json adds as [CLS] and [SEP]; -1: unsaid */
+    bool stated[MHAI_NAMED];          /* set by a file, not by default */
+    int32_t template_ids[MHAI_NAMED]; /* that tokenizer.json adds as [CLS] and [SEP]; -1: not
+                                       * given */
 } mhai_folder;
 
-/* Read the files and the settings in them. folder must be closed even if this fails. */
+/* Read the files and their settings. folder must be closed even if this fails. */
 MHA_NODISCARD mha_status mhai_tokenizer_folder_open(const char *path, mhai_folder *folder);
 void mhai_tokenizer_folder_close(mhai_folder *folder);
 
-/* What a file may say or leave out. */
+/* Optional settings of a file. */
 typedef enum mhai_answer { MHAI_UNSAID = -1, MHAI_NO = 0, MHAI_YES = 1 } mhai_answer;
 
 MHA_NODISCARD mha_status mhai_tokenizer_folder_flag(const char *path, const json_t *object,
@@ -36,16 +39,16 @@ MHA_NODISCARD mha_status mhai_tokenizer_folder_flag(const char *path, const json
 
 bool mhai_or_default(mhai_answer value, bool otherwise);
 
-/* For messages: a string's text, or what else it is. */
+/* For messages: a string's text, or its type. */
 const char *mhai_show_json(const json_t *json);
 
-/* A named token as the files write it: its text, or an object with the text as its content. *text
- * is NULL where json is NULL or null. Errors: MHA_ERR_FORMAT. */
+/* A named token of a file: its text, or an object with the text as its content. *text is NULL if
+ * json is NULL or null. Errors: MHA_ERR_FORMAT. */
 MHA_NODISCARD mha_status mhai_tokenizer_folder_token(const char *path, const char *key,
                                                      const json_t *json, const char **text);
 
-/* The options of an added token, MHAI_IS_SPECIAL and so on: *normal is what "normalized" says, by
- * default that it is not special. */
+/* The options of an added token, MHAI_IS_SPECIAL and so on: *normal is "normalized", by default
+ * true unless it is special. */
 MHA_NODISCARD mha_status mhai_tokenizer_folder_flags(const char *path, const json_t *json,
                                                      bool *normal, uint8_t *flags);
 

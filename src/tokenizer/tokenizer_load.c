@@ -1,4 +1,4 @@
-/* Loading a tokenizer: its folder is read into lists, the lists become searchable sets. */
+/* Loading a tokenizer: read its folder into lists, and build searchable sets from them. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* One block for all texts; the tokens then no longer borrow from the folder. */
+/* Copy all texts into one block; the tokens then no longer borrow from the folder. */
 static mha_status copy_texts(mhai_loader *l)
 {
     mha_tokenizer *t = l->tokenizer;
@@ -38,7 +38,8 @@ static mha_status copy_texts(mhai_loader *l)
     return MHA_OK;
 }
 
-/* Entries for tokens [from, to), without empty ones: blank lines of vocab.txt, which only count. */
+/* Add tokens [from, to) to the lexicon, without empty ones: blank lines of vocab.txt, which only
+ * use up ids. */
 static int32_t fill_entries(mha_tokenizer *t, int32_t from, int32_t to)
 {
     int32_t count = 0;
@@ -57,27 +58,26 @@ static mha_status build_vocabulary(mhai_loader *l)
     const int32_t count = fill_entries(t, 0, t->model_count);
     const int32_t twice = mhai_lexicon_build(first, count, &t->vocabulary);
     if (twice >= 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: token '%s' is there twice, with ids %d and %d",
-                        mhai_show_path(l->vocabulary_path).text,
-                        mhai_show_name(first[twice].text).text, first[twice].id,
-                        first[twice + 1].id);
+        return mhai_path_fail(
+            MHA_ERR_FORMAT, l->vocabulary_path, "token '%s' is there twice, with ids %d and %d",
+            mhai_show_name(first[twice].text).text, first[twice].id, first[twice + 1].id);
     /* Added tokens were compared with each other when they were read. */
     (void)mhai_lexicon_build(extra, fill_entries(t, t->model_count, t->count), &t->extra);
     mhai_lexicon_branch_make(&t->vocabulary, "", &t->first_pieces);
     return MHA_OK;
 }
 
-/* The id of an added token, which must be the one that its file says. */
+/* The id of an added token, which must agree with its file. */
 static mha_status resolve(const mhai_loader *l, const mhai_added *added, int32_t *id)
 {
     *id = mha_tokenizer_id(l->tokenizer, added->text);
     if (*id < 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: token '%s' is not in the vocabulary",
-                        mhai_show_path(added->path).text, mhai_show_name(added->text).text);
+        return mhai_path_fail(MHA_ERR_MODEL, added->path, "token '%s' is not in the vocabulary",
+                              mhai_show_name(added->text).text);
     if (added->id >= 0 && added->id != *id)
-        return mha_fail(MHA_ERR_MODEL, "%s: token '%s' has id %d, in the vocabulary it has %d",
-                        mhai_show_path(added->path).text, mhai_show_name(added->text).text,
-                        added->id, *id);
+        return mhai_path_fail(MHA_ERR_MODEL, added->path,
+                              "token '%s' has id %d, in the vocabulary it has %d",
+                              mhai_show_name(added->text).text, added->id, *id);
     return MHA_OK;
 }
 
@@ -94,13 +94,12 @@ static mha_status normalize_added(const mha_tokenizer *t, const mhai_added *adde
 static mha_status check_length(const mhai_added *added, size_t size)
 {
     if (size > 0 && size <= MHAI_ADDED_BYTES) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: added token '%s' has %zu bytes, 1 to %d are supported",
-                    mhai_show_path(added->path).text, mhai_show_name(added->text).text, size,
-                    (int)MHAI_ADDED_BYTES);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, added->path,
+                          "added token '%s' has %zu bytes, 1 to %d are supported",
+                          mhai_show_name(added->text).text, size, (int)MHAI_ADDED_BYTES);
 }
 
-/* Entries of the added tokens of one kind, from entry first on. */
+/* Add the entries of one kind of added tokens, from entry first on. */
 static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t *count)
 {
     mha_tokenizer *t = l->tokenizer;
@@ -120,7 +119,7 @@ static mha_status fill_added(mhai_loader *l, bool normal, size_t first, int32_t 
         }
         entries[(*count)++] = (mhai_lexicon_entry){t->tokens[id], (int32_t)size, id};
     }
-    /* Only now the normalised texts no longer move. */
+    /* The normalised texts no longer move from here on. */
     const char *text = t->normal_texts.items;
     for (int32_t i = 0; normal && i < *count; i++) {
         entries[i].text = text;
@@ -153,7 +152,7 @@ static mha_status build_added(mhai_loader *l)
     return MHA_OK;
 }
 
-/* What each token stands for, once the added ones are known. */
+/* Store the bytes of each token, once the added ones are known. */
 static void speak(mha_tokenizer *t)
 {
     char *to = t->spoken;

@@ -1,11 +1,11 @@
-/* The tokenizer from inside. The way of a text:
+/* Inside the tokenizer. The stages of encoding:
  *
  *   bytes -> added tokens written in it | segments between them              tokenizer_find.c
- *         -> tokens of the segments, as the kind of tokenizer has it         a row of mhai_kinds
+ *         -> tokens of the segments, by the kind of tokenizer              a row of mhai_kinds
  *         -> truncated, with the special tokens of a template                tokenizer_encode.c
  *
- * A kind is a file and a row (tokenizer_kinds.c): how its settings are read, what it builds from the
- * vocabulary, how it cuts a text, and the bytes that a token stands for. */
+ * A kind is a file and a row (tokenizer_kinds.c): it reads its settings, builds its tables from the
+ * vocabulary, encodes a text, and decodes a token to bytes. */
 #ifndef MHAI_TOKENIZER_PARTS_H
 #define MHAI_TOKENIZER_PARTS_H
 
@@ -15,39 +15,39 @@
 #include <multihead/tokenizer.h>
 
 enum {
-    MHAI_WORD_CHARS = 100, /* the longest word that is looked up; longer ones are [UNK] */
+    MHAI_WORD_CHARS = 100, /* the longest word that is looked up; longer ones become [UNK] */
     MHAI_ADDED_BYTES = 256 /* the longest added token: bounds the work at each byte of a text */
 };
 
-/* What BERT's normaliser does. */
+/* The steps of BERT's normaliser. */
 typedef struct mhai_rules {
     bool clean, cjk, strip, lower;
 } mhai_rules;
 
-/* The tokens with a name. */
+/* The named tokens. */
 enum { MHAI_UNK, MHAI_SEP, MHAI_PAD, MHAI_CLS, MHAI_MASK, MHAI_BOS, MHAI_EOS, MHAI_NAMED };
 
-/* What is known of a token; the last three say how it is found in a text. */
+/* Properties of a token; the last three say how it is matched in a text. */
 enum {
     MHAI_IS_SPECIAL = 1,
     MHAI_IS_ADDED = 2,
-    MHAI_LSTRIP = 4, /* the white space before it belongs to it */
+    MHAI_LSTRIP = 4, /* includes the white space before it */
     MHAI_RSTRIP = 8,
     MHAI_SINGLE_WORD = 16 /* not beside a letter */
 };
 
-/* What stands around the texts: special tokens and the texts in their order. */
+/* A template: special tokens and the texts in their order. */
 enum { MHAI_TEXT_A = -1, MHAI_TEXT_B = -2, MHAI_TEMPLATE_PARTS = 32 };
 
 typedef struct mhai_template {
     struct {
-        int32_t id; /* MHAI_TEXT_A, MHAI_TEXT_B or of a special token */
+        int32_t id; /* MHAI_TEXT_A, MHAI_TEXT_B or the segment of a special token */
         int32_t type;
     } parts[MHAI_TEMPLATE_PARTS];
     int32_t count;
 } mhai_template;
 
-/* The next part; there is room. bpe_vocabulary.c */
+/* Append a part; there is room. bpe_vocabulary.c */
 void mhai_template_add(mhai_template *to, int32_t id, int32_t type);
 
 typedef struct mhai_kind mhai_kind;
@@ -58,20 +58,20 @@ struct mha_tokenizer {
     const mhai_kind *kind;
     int32_t named[MHAI_NAMED]; /* ids, -1: none */
     int64_t max_length;
-    int32_t model_count; /* tokens that texts are cut into: ids 0 .. model_count - 1 */
-    int32_t count;       /* and tokens that are only found as a whole in the text */
-    char *texts;         /* all tokens, each with a zero byte */
+    int32_t model_count; /* tokens of the encoder: ids 0 .. model_count - 1 */
+    int32_t count;       /* and tokens that are only matched as a whole */
+    char *texts;         /* all tokens, each NUL-terminated */
     size_t texts_size;
     const char **tokens;              /* [count] into texts */
     uint8_t *flags;                   /* [count] MHAI_IS_SPECIAL and so on */
-    char *spoken;                     /* [texts_size] the bytes that the tokens stand for */
+    char *spoken;                     /* [texts_size] the bytes of the tokens */
     size_t *spoken_end;               /* [count] into spoken; each begins where the last one ends */
     mhai_lexicon_entry *entries;      /* [count] of the first two lexicons */
     mhai_lexicon vocabulary, extra;   /* ids below model_count, and the others */
     mhai_lexicon_branch first_pieces; /* all of the vocabulary */
     mhai_lexicon_entry *added_entries; /* [added_count] of the next two */
     size_t added_count;
-    mhai_lexicon raw, normal; /* added tokens: in the text as it is, and in the */
+    mhai_lexicon raw, normal; /* added tokens: matched in the original text, and in the */
     mhai_lexicon_branch raw_tokens, normal_tokens; /* normalised text, their own texts normalised */
     mhai_vector normal_texts;                      /* the texts of normal */
     mhai_template templates[2];                    /* of a text, and of a text and its pair */
@@ -97,18 +97,19 @@ typedef struct mhai_tokens {
     bool stop;         /* at the first one of them */
 } mhai_tokens;
 
-/* After a word: count and drop what is beyond the most. MHA_ERR_CALLBACK: nothing more is wanted. */
+/* After a word: count, and drop tokens beyond the maximum. MHA_ERR_CALLBACK: stop, the maximum is
+ * reached. */
 MHA_NODISCARD mha_status mhai_tokens_cut(mhai_tokens *tokens);
 
 typedef struct mhai_found_word {
-    int64_t from, to, begin, end; /* in the normalised text, and in the text given */
+    int64_t from, to, begin, end; /* in the normalised text, and in the original */
 } mhai_found_word;
 
 typedef struct mhai_loader mhai_loader; /* tokenizer_load.h */
 
 struct mhai_kind {
     mha_tokenizer_kind kind;
-    /* Once the vocabulary is there. */
+    /* Called once the vocabulary exists. */
     mha_status (*build)(mhai_loader *loader);
     /* Append the normalised text of an added token. */
     mha_status (*normalize)(const mha_tokenizer *t, const char *text, mhai_vector *normalized);
@@ -118,27 +119,27 @@ struct mhai_kind {
     /* Append the normalised text, and its words as mhai_found_word. */
     mha_status (*words)(const mha_tokenizer *t, const char *text, size_t size,
                         mhai_vector *normalized, mhai_vector *words);
-    /* Write the bytes that a token of the vocabulary stands for, at most those of its text; gives
-     * their number. */
+    /* Write the bytes of a token of the vocabulary, at most as many as its text; returns their
+     * number. */
     size_t (*speak)(const mha_tokenizer *t, const char *token, char *bytes);
 };
 
 extern const mhai_kind mhai_kind_wordpiece, mhai_kind_byte_bpe, mhai_kind_sentencepiece_bpe;
 
-/* Read the settings of a folder, and choose the kind that they are of. */
+/* Read the settings of a folder, and choose its kind. */
 MHA_NODISCARD mha_status mhai_tokenizer_kind_read(mhai_loader *loader);
 
 /* ---- Added tokens in a text ------------------------------------------------------------------ */
 
 typedef struct mhai_finder {
     void *user;
-    /* A token, with the white space that it takes. */
+    /* A token, with the white space that it includes. */
     mha_status (*token)(void *user, int32_t id, size_t from, size_t to);
-    /* What is between two tokens; never empty. */
+    /* The text between two tokens; never empty. */
     mha_status (*gap)(void *user, size_t from, size_t to);
 } mhai_finder;
 
-/* Find the tokens of a set, leftmost and longest first, in a valid text. Errors: those of the two
+/* Find the tokens of a set in a valid text, leftmost and longest first. Errors: those of the two
  * functions. */
 MHA_NODISCARD mha_status mhai_tokenizer_find(const mha_tokenizer *tokenizer,
                                              const mhai_lexicon_branch *set, const char *text,
@@ -146,7 +147,7 @@ MHA_NODISCARD mha_status mhai_tokenizer_find(const mha_tokenizer *tokenizer,
 
 /* ---- BERT's normaliser ----------------------------------------------------------------------- */
 
-/* A character after normalisation and the bytes of the text that it comes from. */
+/* A character after normalisation, and its bytes in the original text. */
 typedef struct mhai_char {
     int32_t c;
     int64_t begin, end;
@@ -154,7 +155,7 @@ typedef struct mhai_char {
 
 typedef mha_status (*mhai_char_sink)(void *user, const mhai_char *ch);
 
-/* A character that waits for its place among other combining characters. */
+/* A combining character that waits to be sorted. */
 typedef struct mhai_waiting {
     mhai_char ch;
     uint8_t combining;
@@ -168,15 +169,15 @@ typedef struct mhai_normalizer {
     mhai_vector waiting, sorted; /* of mhai_waiting */
 } mhai_normalizer;
 
-/* The waiting characters, stable by combining class, into sorted. Errors: MHA_ERR_NOMEM. */
+/* Sort the waiting characters by combining class, stably. Errors: MHA_ERR_NOMEM. */
 MHA_NODISCARD mha_status mhai_tokenizer_sort_marks(const mhai_vector *waiting, mhai_vector *sorted);
 
 mhai_normalizer mhai_tokenizer_normalize_make(const mha_tokenizer *tokenizer, mhai_char_sink sink,
                                               void *user);
 void mhai_tokenizer_normalize_free(mhai_normalizer *normalizer);
 
-/* Normalise bytes [from, to) of a valid text; every character goes to the sink. Errors:
- * MHA_ERR_NOMEM, and what the sink gives. */
+/* Normalise bytes [from, to) of a valid text; passes every character to the sink. Errors:
+ * MHA_ERR_NOMEM, and those of the sink. */
 MHA_NODISCARD mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, const char *text,
                                                   size_t from, size_t to);
 
@@ -184,11 +185,11 @@ MHA_NODISCARD mha_status mhai_tokenizer_normalize(mhai_normalizer *normalizer, c
 
 typedef struct mhai_word {
     size_t size;         /* of bytes */
-    int64_t chars;       /* all of the word, while bytes holds MHAI_WORD_CHARS of them at most */
+    int64_t chars;       /* the whole word, while bytes holds at most MHAI_WORD_CHARS of them */
     int64_t from, to;    /* in the normalised text */
-    int64_t first, last; /* its bytes in the text given: [first, last) */
+    int64_t first, last; /* its bytes in the original text: [first, last) */
     char bytes[MHAI_WORD_CHARS * 4];
-    /* For each byte, where the character that it belongs to begins and ends in the text given. */
+    /* For each byte, the range in the original text of its character. */
     int64_t begin[MHAI_WORD_CHARS * 4], end[MHAI_WORD_CHARS * 4];
 } mhai_word;
 
@@ -198,20 +199,19 @@ typedef struct mhai_splitter {
     mhai_word_sink sink;
     void *user;
     int64_t at;     /* bytes of normalised text so far */
-    mhai_word word; /* without characters: between words */
+    mhai_word word; /* no characters: between words */
 } mhai_splitter;
 
-/* Take a splitter from its sink and user to the beginning of a text. */
+/* Reset a splitter, except sink and user, to the beginning of a text. */
 void mhai_tokenizer_words_begin(mhai_splitter *splitter, mhai_word_sink sink, void *user);
 
-/* The next normalised character. Words that it completes go to the sink. */
+/* Process the next normalised character. Completed words are passed to the sink. */
 MHA_NODISCARD mha_status mhai_tokenizer_words_take(mhai_splitter *splitter, const mhai_char *ch);
 
-/* The last word, if there is one. The splitter can go on with another segment. */
+/* Finish the last word, if there is one. The splitter can continue with another segment. */
 MHA_NODISCARD mha_status mhai_tokenizer_words_finish(mhai_splitter *splitter);
 
-/* Fail with the offset of the first byte of a text that is not UTF-8. name is what messages call
- * the text. */
+/* Fail with the offset of the first byte of a text that is not UTF-8. Messages use name. */
 MHA_NODISCARD mha_status mhai_tokenizer_check_text(const char *name, const char *text, size_t size);
 
 #endif

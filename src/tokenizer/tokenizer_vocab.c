@@ -21,7 +21,7 @@ static size_t trim(const char *line, size_t size)
     return size;
 }
 
-/* Cut vocab.txt into its lines, in place: each loses white space at its end. */
+/* Split vocab.txt into its lines, in place, and trim white space at their ends. */
 static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
 {
     const char *path = l->folder.paths[MHAI_VOCAB_TXT];
@@ -29,21 +29,21 @@ static mha_status split_vocab(mhai_loader *l, mhai_vector *lines)
     const size_t size = l->folder.vocab_size;
     const size_t valid = mha_utf8_span(text, size, NULL);
     if (valid < size)
-        return mha_fail(MHA_ERR_UTF8, "%s: byte %zu does not begin a valid UTF-8 character",
-                        mhai_show_path(path).text, valid);
+        return mhai_path_fail(MHA_ERR_UTF8, path, "byte %zu does not begin a valid UTF-8 character",
+                              valid);
     const char *zero = memchr(text, '\0', size);
     if (zero)
-        return mha_fail(MHA_ERR_FORMAT, "%s: byte %zu is a zero byte, tokens cannot hold one",
-                        mhai_show_path(path).text, (size_t)(zero - text));
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "byte %zu is a zero byte, tokens cannot hold one",
+                              (size_t)(zero - text));
     for (size_t at = 0; at < size;) {
         const char *newline = memchr(text + at, '\n', size - at);
         const size_t length = newline ? (size_t)(newline - (text + at)) : size - at;
         const char *line = text + at;
-        text[at + trim(line, length)] = '\0'; /* a zero byte follows the file's contents */
+        text[at + trim(line, length)] = '\0'; /* the buffer ends with a zero byte */
         at += length + 1;
         if (lines->count == INT32_MAX - 1)
-            return mha_fail(MHA_ERR_SIZE, "%s: more than %d lines", mhai_show_path(path).text,
-                            INT32_MAX - 1);
+            return mhai_path_fail(MHA_ERR_SIZE, path, "more than %d lines", INT32_MAX - 1);
         MHA_TRY(mhai_vector_push(lines, &line));
     }
     return MHA_OK;
@@ -59,8 +59,8 @@ static mha_status read_json_vocabulary(mhai_loader *l)
     const size_t count = json_object_size(vocab);
     void *place = NULL;
     if (!json_is_object(vocab))
-        return mha_fail(MHA_ERR_FORMAT, "%s: model.vocab must be an object of tokens and ids",
-                        mhai_show_path(path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, path,
+                              "model.vocab must be an object of tokens and ids");
     MHA_TRY(mhai_vector_add(&l->tokens, count, &place));
     const char **tokens = place;
     for (size_t i = 0; i < count; i++) tokens[i] = NULL;
@@ -69,12 +69,12 @@ static mha_status read_json_vocabulary(mhai_loader *l)
         int32_t id = -1;
         MHA_TRY(mhai_tokenizer_folder_id(path, token, value, &id));
         if ((size_t)id >= count)
-            return mha_fail(MHA_ERR_MODEL, "%s: token '%s' has id %d, but there are %zu tokens",
-                            mhai_show_path(path).text, mhai_show_name(token).text, id, count);
+            return mhai_path_fail(MHA_ERR_MODEL, path,
+                                  "token '%s' has id %d, but there are %zu tokens",
+                                  mhai_show_name(token).text, id, count);
         if (tokens[id])
-            return mha_fail(MHA_ERR_MODEL, "%s: tokens '%s' and '%s' both have id %d",
-                            mhai_show_path(path).text, mhai_show_name(tokens[id]).text,
-                            mhai_show_name(token).text, id);
+            return mhai_path_fail(MHA_ERR_MODEL, path, "tokens '%s' and '%s' both have id %d",
+                                  mhai_show_name(tokens[id]).text, mhai_show_name(token).text, id);
         tokens[id] = token;
     }
     return MHA_OK;
@@ -89,8 +89,7 @@ mha_status mhai_tokenizer_vocab_read(mhai_loader *l)
     else
         MHA_TRY(split_vocab(l, &l->tokens));
     if (l->tokens.count == 0)
-        return mha_fail(MHA_ERR_FORMAT, "%s: the vocabulary is empty",
-                        mhai_show_path(l->vocabulary_path).text);
+        return mhai_path_fail(MHA_ERR_FORMAT, l->vocabulary_path, "the vocabulary is empty");
     l->model_count = (int32_t)l->tokens.count;
     return MHA_OK;
 }
@@ -104,17 +103,17 @@ mha_status mhai_tokenizer_vocab_compare(mhai_loader *l)
     MHA_TRY_GOTO(split_vocab(l, &lines), done);
     const char *const *line = lines.items, *const *token = l->tokens.items;
     if (lines.count < (size_t)l->model_count || lines.count > l->tokens.count) {
-        status = mha_fail(MHA_ERR_MODEL, "%s: %zu tokens, but tokenizer.json has %zu",
-                          mhai_show_path(path).text, lines.count, l->tokens.count);
+        status = mhai_path_fail(MHA_ERR_MODEL, path, "%zu tokens, but tokenizer.json has %zu",
+                                lines.count, l->tokens.count);
         goto done;
     }
     for (size_t i = 0; i < lines.count; i++) {
         const size_t length = strlen(line[i]);
         if (length == trim(token[i], strlen(token[i])) && memcmp(line[i], token[i], length) == 0)
             continue;
-        status = mha_fail(MHA_ERR_MODEL, "%s: line %zu is '%s', but tokenizer.json has '%s'",
-                          mhai_show_path(path).text, i + 1, mhai_show_name(line[i]).text,
-                          mhai_show_name(token[i]).text);
+        status =
+            mhai_path_fail(MHA_ERR_MODEL, path, "line %zu is '%s', but tokenizer.json has '%s'",
+                           i + 1, mhai_show_name(line[i]).text, mhai_show_name(token[i]).text);
         goto done;
     }
 done:

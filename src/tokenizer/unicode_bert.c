@@ -1,5 +1,5 @@
-/* See unicode_bert.h. The tables are what Hugging Face's tokenizer was seen to do with every code
- * point (docs/tokenizer.md); tests/python/test_tokenizer_hf.py repeats that comparison. */
+/* See unicode_bert.h. The tables are the observed behaviour of Hugging Face's tokenizer for every
+ * code point (docs/tokenizer.md); tests/python/test_tokenizer_hf.py repeats the comparison. */
 #include "tokenizer/unicode_bert.h"
 
 #include <utf8proc.h>
@@ -136,7 +136,8 @@ static const span marks[] = {
     {0x1DAA1, 0x1DAAF}, {0x1E8D0, 0x1E8D6}, {0xE0100, 0xE01EF},
 };
 
-/* What has a combining class in Unicode 9.0 and is not in the table above: Mc, and Mn of 9.0. */
+/* Characters with a combining class in Unicode 9.0 that are not in the table above: Mc, and Mn of
+ * 9.0. */
 static const span other_combining[] = {
     {0x08D4, 0x08E1},   {0x1B44, 0x1B44},   {0x1BAA, 0x1BAA},   {0x1BF2, 0x1BF3},
     {0x1DFB, 0x1DFB},   {0x302E, 0x302F},   {0xA953, 0xA953},   {0xA9C0, 0xA9C0},
@@ -203,7 +204,8 @@ int mhai_unicode_combining(int32_t c)
     return utf8proc_get_property(c)->combining_class;
 }
 
-/* Outside the BMP, what has a decomposition in Unicode 9.0. Inside it nothing was added later. */
+/* Outside the BMP, the characters with a decomposition in Unicode 9.0. Later versions added none
+ * inside it. */
 static const span decomposed[] = {
     {0x1109A, 0x1109A}, {0x1109C, 0x1109C}, {0x110AB, 0x110AB}, {0x1112E, 0x1112F},
     {0x1134B, 0x1134C}, {0x114BB, 0x114BC}, {0x114BE, 0x114BE}, {0x115BA, 0x115BB},
@@ -218,11 +220,11 @@ int mhai_unicode_decompose(int32_t c, int32_t parts[MHAI_DECOMPOSE_MAX])
     const utf8proc_ssize_t count =
         utf8proc_decompose_char(c, parts, MHAI_DECOMPOSE_MAX, UTF8PROC_DECOMPOSE, &boundary);
     if (count >= 1 && count <= MHAI_DECOMPOSE_MAX) return (int)count;
-    parts[0] = c; /* nothing known has more than four parts */
+    parts[0] = c; /* no known decomposition has more than four parts */
     return 1;
 }
 
-/* Capitals of Unicode 14 to 17, which an older utf8proc does not know. */
+/* Capitals of Unicode 14 to 17, which older versions of utf8proc lack. */
 static const struct {
     int32_t first, last, step, difference;
 } new_capitals[] = {

@@ -1,9 +1,9 @@
-/* What the BERT tokenizer knows of Unicode: classes of characters, decomposition, case.
+/* Unicode for the BERT tokenizer: classes of characters, decomposition, case.
  *
- * The answers are those of the Rust crates that Hugging Face's tokenizer is built on, which stand
- * at different versions of Unicode: general categories at 8.0, decomposition and combining classes
- * at 9.0, lower case and white space at the newest. They do not depend on the version of utf8proc,
- * which gives decompositions, combining classes and lower case for what existed then. */
+ * Results match the Rust crates of Hugging Face's tokenizer, which use several versions of Unicode:
+ * general categories of 8.0, decomposition and combining classes of 9.0, lower case and white space
+ * of the newest. They do not depend on the version of utf8proc, which provides decompositions,
+ * combining classes and lower case for the characters of that version. */
 #ifndef MHAI_UNICODE_BERT_H
 #define MHAI_UNICODE_BERT_H
 
@@ -28,10 +28,10 @@ enum { MHAI_DECOMPOSE_MAX = 4, MHAI_LOWER_MAX = 2 };
 /* The canonical combining class; 0 for a starter. */
 int mhai_unicode_combining(int32_t c);
 
-/* The full canonical decomposition; gives the number of characters, 1 where c is its own. */
+/* Write the full canonical decomposition; returns the number of characters, 1 if there is none. */
 int mhai_unicode_decompose(int32_t c, int32_t parts[MHAI_DECOMPOSE_MAX]);
 
-/* Lower case without context; gives the number of characters. */
+/* Lower case without context; returns the number of characters. */
 int mhai_unicode_lower(int32_t c, int32_t lowered[MHAI_LOWER_MAX]);
 
 #endif

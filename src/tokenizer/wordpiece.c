@@ -1,9 +1,9 @@
-/* WordPiece, as BERT has it: text is normalised character by character, split into words, and every
- * word cut into the longest pieces that the vocabulary has.
+/* WordPiece as in BERT: normalise a text character by character, split it into words, and split
+ * every word into the longest pieces of the vocabulary.
  *
- * Nothing but the tokens found is stored: each step hands its results to the next as they come, so
- * memory does not depend on the length of segments or words; only where added tokens are to be found
- * in the normalised text, a segment is kept. */
+ * Only the resulting tokens are stored: each step passes its results to the next, so memory does
+ * not depend on the length of segments or words. A segment is kept only if added tokens are matched
+ * in normalised text. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "tokenizer/unicode_bert.h"
@@ -18,7 +18,7 @@ typedef struct encoder {
     mhai_tokens *tokens;
     mhai_normalizer normalizer;
     mhai_splitter splitter;
-    /* A segment's normalised text, and for each byte where its character comes from. */
+    /* A segment's normalised text, with the source position of each byte. */
     mhai_vector bytes, begin, end; /* of char, int64_t, int64_t */
 } encoder;
 
@@ -41,8 +41,8 @@ static mha_status push_unknown(encoder *e, const mhai_word *word)
     return push_word(e, e->tokenizer->named[MHAI_UNK], word->first, word->last);
 }
 
-/* Again and again the longest piece that the rest begins with. Where there is none, the word as a
- * whole is unknown. */
+/* Repeatedly take the longest piece that the rest begins with. If there is none, the whole word
+ * becomes the unknown token. */
 static mha_status cut_word(void *user, const mhai_word *word)
 {
     encoder *e = user;
@@ -187,7 +187,7 @@ static mha_status normalize(const mha_tokenizer *t, const char *text, mhai_vecto
 
 /* ---- The row --------------------------------------------------------------------------------- */
 
-/* "##ing" is what stands behind something else. */
+/* "##ing" continues a word. */
 static size_t speak(const mha_tokenizer *t, const char *token, char *bytes)
 {
     const size_t size = strlen(token), skip = size > 2 && strncmp(token, "##", 2) == 0 ? 2 : 0;

@@ -1,6 +1,6 @@
-/* The settings of a WordPiece tokenizer. Where files say different things, transformers takes one and
- * does not tell; here that is an error. So is whatever this tokenizer would do otherwise than
- * tokenizer.json says. */
+/* The settings of a WordPiece tokenizer. If files contradict each other, transformers silently uses
+ * one; here that is an error. So is every setting of tokenizer.json that this tokenizer would
+ * handle differently. */
 #include "tokenizer/tokenizer_load.h"
 
 #include "io/file.h"
@@ -34,12 +34,13 @@ static mha_status check_class(mhai_folder *f)
     const char *class = mhai_show_json(json);
     f->generic = is_one_of(class, generic);
     if (!f->generic && !is_one_of(class, bert))
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: tokenizer_class '%s' is not supported for a WordPiece, only BERT's is",
-                        mhai_show_path(path).text, mhai_show_name(class).text);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, path,
+            "tokenizer_class '%s' is not supported for a WordPiece, only BERT's is",
+            mhai_show_name(class).text);
     if (f->generic && !f->json[MHAI_TOKENIZER_JSON])
-        return mha_fail(MHA_ERR_MODEL, "%s: tokenizer_class '%s' needs tokenizer.json beside it",
-                        mhai_show_path(path).text, class);
+        return mhai_path_fail(MHA_ERR_MODEL, path,
+                              "tokenizer_class '%s' needs tokenizer.json beside it", class);
     return MHA_OK;
 }
 
@@ -66,9 +67,9 @@ static mha_status check_type(const char *path, const json_t *root, const char *p
 {
     const json_t *object = json_object_get(root, part), *type = json_object_get(object, "type");
     if (json_is_string(type) && strcmp(json_string_value(type), wanted) == 0) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_UNSUPPORTED, "%s: %s is '%s', only %s is supported", mhai_show_path(path).text,
-        part, mhai_show_name(mhai_show_json(json_is_object(object) ? type : object)).text, wanted);
+    return mhai_path_fail(
+        MHA_ERR_UNSUPPORTED, path, "%s is '%s', only %s is supported", part,
+        mhai_show_name(mhai_show_json(json_is_object(object) ? type : object)).text, wanted);
 }
 
 static mha_status check_model(const mhai_folder *f)
@@ -79,17 +80,17 @@ static mha_status check_model(const mhai_folder *f)
     const json_t *most = json_object_get(model, "max_input_chars_per_word");
     const json_t *unknown = json_object_get(model, "unk_token");
     if (prefix && strcmp(mhai_show_json(prefix), "##") != 0)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: continuing_subword_prefix is '%s', only ## is supported",
-                        mhai_show_path(path).text, mhai_show_name(mhai_show_json(prefix)).text);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                              "continuing_subword_prefix is '%s', only ## is supported",
+                              mhai_show_name(mhai_show_json(prefix)).text);
     if (most && json_number_value(most) != MHAI_WORD_CHARS)
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: max_input_chars_per_word is %.17g, only %d is supported",
-                        mhai_show_path(path).text, json_number_value(most), MHAI_WORD_CHARS);
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, path,
+                              "max_input_chars_per_word is %.17g, only %d is supported",
+                              json_number_value(most), MHAI_WORD_CHARS);
     if (unknown && strcmp(mhai_show_json(unknown), f->names[MHAI_UNK]) != 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: unk_token is '%s', but '%s' in the other files",
-                        mhai_show_path(path).text, mhai_show_name(mhai_show_json(unknown)).text,
-                        mhai_show_name(f->names[MHAI_UNK]).text);
+        return mhai_path_fail(MHA_ERR_MODEL, path, "unk_token is '%s', but '%s' in the other files",
+                              mhai_show_name(mhai_show_json(unknown)).text,
+                              mhai_show_name(f->names[MHAI_UNK]).text);
     return MHA_OK;
 }
 
@@ -113,10 +114,10 @@ static mha_status check_normalizer(mhai_folder *f, mhai_rules *own)
                              rules.strip != own->strip, rules.lower != own->lower};
     for (int i = 3; i >= 0; i--) /* lowercase first: strip_accents may only follow it */
         if (differs[i])
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: %s contradicts tokenizer_config.json, where do_lower_case and "
-                            "tokenize_chinese_chars are true unless it says otherwise",
-                            mhai_show_path(path).text, keys[i]);
+            return mhai_path_fail(MHA_ERR_MODEL, path,
+                                  "%s contradicts tokenizer_config.json, where do_lower_case and "
+                                  "tokenize_chinese_chars are true unless it says otherwise",
+                                  keys[i]);
     return MHA_OK;
 }
 
@@ -158,18 +159,18 @@ static mha_status read_template(mhai_folder *f, const json_t *processor)
     const char *path = f->paths[MHAI_TOKENIZER_JSON];
     if (!matches(f, json_object_get(processor, "single"), single, 3) ||
         !matches(f, json_object_get(processor, "pair"), couple, 5))
-        return mha_fail(
-            MHA_ERR_UNSUPPORTED, "%s: post_processor is another template than %s A %s B %s",
-            mhai_show_path(path).text, mhai_show_name(f->names[MHAI_CLS]).text,
-            mhai_show_name(f->names[MHAI_SEP]).text, mhai_show_name(f->names[MHAI_SEP]).text);
+        return mhai_path_fail(
+            MHA_ERR_UNSUPPORTED, path, "post_processor is another template than %s A %s B %s",
+            mhai_show_name(f->names[MHAI_CLS]).text, mhai_show_name(f->names[MHAI_SEP]).text,
+            mhai_show_name(f->names[MHAI_SEP]).text);
     const json_t *tokens = json_object_get(processor, "special_tokens");
     const int which[2] = {MHAI_CLS, MHAI_SEP};
     for (int i = 0; i < 2; i++) {
         const char *name = f->names[which[i]];
         const json_t *ids = json_object_get(json_object_get(tokens, name), "ids");
         if (json_array_size(ids) != 1)
-            return mha_fail(MHA_ERR_FORMAT, "%s: post_processor must give one id for '%s'",
-                            mhai_show_path(path).text, mhai_show_name(name).text);
+            return mhai_path_fail(MHA_ERR_FORMAT, path, "post_processor must give one id for '%s'",
+                                  mhai_show_name(name).text);
         MHA_TRY(mhai_tokenizer_folder_id(path, name, json_array_get(ids, 0),
                                          &f->template_ids[which[i]]));
     }
@@ -187,8 +188,8 @@ static mha_status read_bert_processing(mhai_folder *f, const json_t *processor)
         const char *text = json_string_value(json_array_get(pair, 0));
         const char *name = f->names[which[i]];
         if (!text || strcmp(text, name) != 0)
-            return mha_fail(MHA_ERR_MODEL, "%s: post_processor has no '%s' as its %s",
-                            mhai_show_path(path).text, mhai_show_name(name).text, keys[i]);
+            return mhai_path_fail(MHA_ERR_MODEL, path, "post_processor has no '%s' as its %s",
+                                  mhai_show_name(name).text, keys[i]);
         MHA_TRY(mhai_tokenizer_folder_id(path, name, json_array_get(pair, 1),
                                          &f->template_ids[which[i]]));
     }
@@ -200,7 +201,7 @@ static mha_status check_processor(mhai_folder *f)
     const json_t *root = f->json[MHAI_TOKENIZER_JSON];
     const json_t *processor = json_object_get(root, "post_processor");
     const char *type = json_string_value(json_object_get(processor, "type"));
-    /* BERT's class makes its own; a generic one would add no special tokens at all. */
+    /* BERT's class builds its own template; a generic class would add no special tokens. */
     if ((!processor || json_is_null(processor)) && !f->generic) return MHA_OK;
     if (type && strcmp(type, "BertProcessing") == 0) return read_bert_processing(f, processor);
     MHA_TRY(
@@ -235,7 +236,7 @@ mha_status mhai_wordpiece_read(mhai_loader *loader)
 
 /* ---- The template ---------------------------------------------------------------------------- */
 
-/* Without a mask or padding one can do. */
+/* Optional: encoding works without a mask or padding token. */
 static mha_status check_named(const mhai_loader *l)
 {
     static const int needed[] = {MHAI_UNK, MHAI_CLS, MHAI_SEP};

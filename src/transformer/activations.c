@@ -1,5 +1,5 @@
-/* What a forward call keeps of a batch: one block of memory, carved into the pieces that the
- * backward call reads. */
+/* The activations that a forward call keeps: one block of memory, divided into the arrays that
+ * the backward call reads. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -46,13 +46,13 @@ static mhai_kept_attention carve_attention(carver *c, const mha_activations *a, 
 {
     const mha_transformer_desc *d = &a->transformer->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
-    const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim,
-                  kv = 2 * heads.kv * d->head_dim;
+    const mhai_mix mix = mhai_transformer_mix(d, layer);
+    const int64_t tokens = a->max_tokens, q = heads.q * d->head_dim;
     mhai_kept_attention kept = {.step = carve_step(c, a)};
-    kept.qkv = carve(c, tokens, cross ? q : q + kv);
-    if (cross) kept.memory = carve(c, a->max_memory, kv);
-    kept.heads = carve(c, tokens, q);
-    kept.lse = carve(c, tokens, heads.q);
+    kept.qkv = carve(c, tokens, cross ? q : mix.width);
+    if (cross) kept.memory = carve(c, a->max_memory, 2 * heads.kv * d->head_dim);
+    kept.heads = carve(c, tokens, cross ? q : mix.out);
+    if (cross || !mix.mixer) kept.lse = carve(c, tokens, heads.q);
     return kept;
 }
 
@@ -82,7 +82,7 @@ float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *
     return a->layers[layer].self.step.x;
 }
 
-/* Neighbours take turns, since a layer writes where the next one begins. */
+/* Two buffers alternate, since a layer writes where the next one begins. */
 static void carve_turns(carver *c, const mha_activations *a)
 {
     const int64_t begin = c->used, layers = a->transformer->desc.num_layers;
@@ -115,15 +115,9 @@ static void carve_all(carver *c, mha_activations *a)
     if (!a->passing) a->gradient = carve(c, a->max_tokens, d->embed_dim);
 }
 
-static mha_status allocate(const mha_activations *a, int64_t count, size_t size, void **memory)
+static mha_status allocate(const mha_activations *a, int64_t count, size_t size, void *pointer)
 {
-    size_t bytes;
-    if (!mhai_mul_size((size_t)count, size, &bytes) || bytes > PTRDIFF_MAX)
-        return mha_fail(MHA_ERR_SIZE, "activations: they do not fit in memory");
-    *memory = a->allocator.alloc(a->allocator.user, bytes, 64);
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "activations: cannot allocate %zu bytes", bytes);
-    memset(*memory, 0, bytes);
-    return MHA_OK;
+    return mhai_take_for("activations", &a->allocator, count, size, pointer);
 }
 
 /* Numbers of tokens, and how many floats there will be. */
@@ -143,14 +137,12 @@ static mha_status measure(mha_activations *a, int32_t *numbers, int64_t *floats)
 
 static mha_status make_parts(mha_activations *a)
 {
-    void *memory;
+    int32_t *numbers;
     int64_t floats;
-    MHA_TRY(allocate(a, a->transformer->desc.num_layers, sizeof *a->layers, &memory));
-    a->layers = memory;
-    MHA_TRY(allocate(a, a->max_tokens, 3 * sizeof *a->ids, &memory));
-    MHA_TRY(measure(a, memory, &floats));
-    MHA_TRY(allocate(a, floats, sizeof(float), &memory));
-    a->memory = memory;
+    MHA_TRY(allocate(a, a->transformer->desc.num_layers, sizeof *a->layers, &a->layers));
+    MHA_TRY(allocate(a, a->max_tokens, 3 * sizeof *a->ids, &numbers));
+    MHA_TRY(measure(a, numbers, &floats));
+    MHA_TRY(allocate(a, floats, sizeof(float), &a->memory));
     carve_all(&(carver){.memory = a->memory}, a);
     return MHA_OK;
 }
@@ -158,7 +150,7 @@ static mha_status make_parts(mha_activations *a)
 mha_status mhai_activations_pass(mha_context *context, const mha_transformer *t, int64_t tokens,
                                  int64_t memory_rows, mha_activations *a)
 {
-    void *memory;
+    int32_t *numbers;
     int64_t floats;
     *a = (mha_activations){.transformer = t,
                            .max_tokens = tokens,
@@ -166,13 +158,10 @@ mha_status mhai_activations_pass(mha_context *context, const mha_transformer *t,
                            .T = -1,
                            .passing = true};
     MHA_TRY(mhai_transformer_encode(context, t, tokens));
-    MHA_TRY(mha_scratch_alloc(context, t->desc.num_layers, sizeof *a->layers, &memory));
-    a->layers = memory;
-    memset(a->layers, 0, (size_t)t->desc.num_layers * sizeof *a->layers);
-    MHA_TRY(mha_scratch_alloc(context, tokens, 3 * sizeof *a->ids, &memory));
-    MHA_TRY(measure(a, memory, &floats));
-    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &memory));
-    a->memory = memory;
+    MHA_TRY(mha_scratch_zeros(context, t->desc.num_layers, sizeof *a->layers, &a->layers));
+    MHA_TRY(mha_scratch_alloc(context, tokens, 3 * sizeof *a->ids, &numbers));
+    MHA_TRY(measure(a, numbers, &floats));
+    MHA_TRY(mha_scratch_alloc(context, floats, sizeof(float), &a->memory));
     carve_all(&(carver){.memory = a->memory}, a);
     return MHA_OK;
 }
@@ -183,10 +172,8 @@ mha_status mhai_activations_create(mha_context *context, const mha_transformer *
 {
     MHA_TRY(mhai_transformer_encode(context, t, max_tokens));
     const mha_allocator *allocator = &context->allocator;
-    mha_activations *made =
-        allocator->alloc(allocator->user, sizeof *made, _Alignof(mha_activations));
-    if (!made)
-        return mha_fail(MHA_ERR_NOMEM, "activations: cannot allocate %zu bytes", sizeof *made);
+    mha_activations *made;
+    MHA_TRY(mhai_take_for("activations", allocator, 1, sizeof *made, &made));
     *made = (mha_activations){.allocator = *allocator,
                               .transformer = t,
                               .max_tokens = max_tokens,
@@ -218,17 +205,12 @@ mha_status mha_activations_create(mha_context *context, const mha_transformer *t
                                    activations);
 }
 
-static void release(const mha_allocator *a, void *memory, size_t bytes)
-{
-    if (memory) a->release(a->user, memory, bytes);
-}
-
 void mha_activations_destroy(mha_activations *a)
 {
     if (!a) return;
     const mha_allocator allocator = a->allocator;
-    release(&allocator, a->layers, (size_t)a->transformer->desc.num_layers * sizeof *a->layers);
-    release(&allocator, a->ids, (size_t)a->max_tokens * 3 * sizeof *a->ids);
-    release(&allocator, a->memory, a->bytes);
-    allocator.release(allocator.user, a, sizeof *a);
+    mhai_give(&allocator, a->layers, a->transformer->desc.num_layers, sizeof *a->layers);
+    mhai_give(&allocator, a->ids, a->max_tokens, 3 * sizeof *a->ids);
+    mhai_give(&allocator, a->memory, (int64_t)a->bytes, 1);
+    mhai_give(&allocator, a, 1, sizeof *a);
 }

@@ -8,13 +8,13 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* A token that may be chosen; weight is its logit, then exp(logit - largest). */
+/* A candidate token; weight is its logit, then exp(logit - largest). */
 typedef struct candidate {
     double weight;
     int32_t token;
 } candidate;
 
-/* A number from 0 on below 1 by seed and step. */
+/* A number in [0, 1) by seed and step. */
 static double uniform(uint64_t seed, uint64_t step)
 {
     uint64_t state = seed * UINT64_C(0xD1342543DE82EF95) + step * UINT64_C(0x9E3779B97F4A7C15);
@@ -30,7 +30,7 @@ static int by_weight(const void *a, const void *b)
     return (x->token > y->token) - (x->token < y->token);
 }
 
-/* The first of `kept` sorted candidates whose weights pass the draw. */
+/* The first of `kept` sorted candidates at which the cumulative weight exceeds the draw. */
 static int32_t draw(const candidate *all, int64_t kept, double at)
 {
     double sum = 0;

@@ -1,10 +1,11 @@
-/* A transformer in training: making a trainer, and the state it has. */
+/* A transformer in training: creating a trainer, and its state. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
 #include "base/need.h"
 #include "base/struct_copy.h"
 #include "ranks/rank_messages.h"
+#include "transformer/transformer_parts.h"
 
 #include <multihead/component.h>
 #include <multihead/optimizer.h>
@@ -36,7 +37,7 @@ static mha_status take(const mha_trainer *t, int64_t rows, int64_t cols, float *
     return MHA_OK;
 }
 
-/* What take() gave; nothing is multiplied that it refused. */
+/* Release what take() allocated. */
 static void give(const mha_trainer *t, float *memory, int64_t rows, int64_t cols)
 {
     if (memory)
@@ -104,7 +105,7 @@ static mha_status part_make(mha_trainer *t, mha_transformer *net, int64_t tokens
     return fill_rates(p, t->desc.head_grade);
 }
 
-/* A setting that is passed on is wrong in the description. */
+/* An invalid setting that is passed on is an error of the description. */
 static mha_status of_desc(mha_status status)
 {
     char detail[256];
@@ -113,7 +114,7 @@ static mha_status of_desc(mha_status status)
     return mha_fail(status, "mha_trainer_desc: %s", detail);
 }
 
-/* That mha_adamw_step() and mha_learning_rate() will take them, before any step. */
+/* Check the settings of mha_adamw_step() and mha_learning_rate() before any step. */
 static mha_status check_optimizer(mha_context *context, const mha_trainer_desc *d)
 {
     float none[4] = {0};
@@ -189,7 +190,7 @@ static mha_status check_nets(const mha_transformer *transformer, const mha_trans
                     (long long)e.embed_dim, (long long)d.memory_dim);
 }
 
-/* The gradient of both parts is one array, so that it is added and sent as one. */
+/* The gradients of both parts are one array, so that they are added and sent together. */
 static mha_status take_gradient(mha_trainer *t)
 {
     int64_t size;
@@ -216,7 +217,7 @@ static mha_status make(mha_trainer *t, mha_transformer *transformer, mha_transfo
     return take(t, d->max_source, t->encoder.d.embed_dim, &t->memory_gradient);
 }
 
-/* That all ranks train alike: the description, and how many parameters there are. */
+/* Check that all ranks train the same: the description, and the number of parameters. */
 static mha_status compare(const mha_trainer *t, mha_status status)
 {
     struct {
@@ -239,6 +240,7 @@ mha_status mha_trainer_create(mha_context *context, mha_transformer *transformer
     MHAI_NEED("mha_trainer_create", context, transformer, desc, trainer);
     MHA_TRY(mhai_struct_copy("mha_trainer_desc", &d, sizeof d,
                              offsetof(mha_trainer_desc, transport), desc));
+    MHA_TRY(mhai_transformer_plain_mixers("mha_trainer_create", transformer));
     if (d.transport) MHA_TRY(mhai_ranks_check(d.transport));
     d.struct_size = sizeof d;
     const mha_allocator a = mha_context_allocator(context);
@@ -275,7 +277,7 @@ mha_trainer_state mha_trainer_state_of(mha_trainer *t, bool encoder)
 
 mha_status mha_trainer_resume(mha_trainer *t, int64_t steps)
 {
-    const int64_t most = (int64_t)1 << 62; /* steps are counted on from there */
+    const int64_t most = (int64_t)1 << 62; /* step numbers continue from there */
     if (!t) return mha_fail(MHA_ERR_NULL, "mha_trainer_resume: trainer is NULL");
     if (steps < 0 || steps > most)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_trainer_resume: steps is %lld, expected 0..%lld",

@@ -1,5 +1,5 @@
-/* See training_leaves.h. Leaves of a small model are computed side by side, one by a thread; of a large
- * one, all threads share each. */
+/* See training_leaves.h. Leaves of a small model are computed concurrently, one per thread; of a
+ * large one, all threads share each leaf. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
@@ -34,7 +34,7 @@ static mha_transformer_input input_of(const mha_transformer_input *all, int64_t 
         part.token_types = types;
     }
     if (all->lengths) part.lengths = all->lengths + begin;
-    /* Attention counts sequences from 0: another leaf draws from another seed. */
+    /* Attention counts sequences from 0, so each leaf gets its own seed. */
     if (begin > 0) part.dropout_seed = mhai_split_mix(&state);
     return part;
 }
@@ -47,7 +47,8 @@ typedef struct leaf {
     mha_tensor rows, targets, weights;          /* [b T,V], [b T] */
 } leaf;
 
-/* With weights NULL every row has that of a mean over the batch, which each leaf must be told. */
+/* With weights NULL every row has the weight of a mean over the batch, which each leaf needs
+ * explicitly. */
 static void cut(const mhai_views *v, const mhai_desk *desk, int64_t begin, int64_t end,
                 const float *mean, leaf *part)
 {
@@ -125,7 +126,7 @@ static void release_locked(void *user, void *memory, size_t bytes)
     pthread_mutex_unlock(&t->helpers.mutex);
 }
 
-/* Floats of a desk beside its activations. */
+/* Floats of a desk in addition to its activations. */
 static int64_t desk_floats(const mha_trainer *t)
 {
     return t->helpers.tokens * t->main.d.vocab_size +
@@ -200,9 +201,9 @@ static mha_status helpers_make(mha_trainer *t, int64_t count, int64_t tokens, in
     return status;
 }
 
-/* ---- all of a rank --------------------------------------------------------------------------- */
+/* ---- all leaves of a rank -------------------------------------------------------------------- */
 
-/* Leaves side by side, each with its desk and the memory of its gradient. */
+/* Concurrent leaves, each with a desk and memory for its gradient. */
 typedef struct group {
     mha_trainer *t;
     const mhai_views *v;
@@ -236,7 +237,7 @@ static void learn_item(void *argument, int64_t item, int worker)
         snprintf(g->ends[item].detail, sizeof g->ends[item].detail, "%s", mha_error_detail());
 }
 
-/* Memory that no sum is in: the trainer's own gradient first. */
+/* Memory that no sum occupies; the trainer's own gradient first. */
 static float *unused(float *const *buffers, const mhai_nodes *own, const mhai_node *next,
                      int64_t count)
 {
@@ -248,8 +249,8 @@ static float *unused(float *const *buffers, const mhai_nodes *own, const mhai_no
     }
 }
 
-/* How many leaves are computed at a time. Small models gain by it, large ones would only need more
- * memory; with fewer leaves than half of the threads, threads would be idle. */
+/* Number of leaves computed at a time. Small models gain by more than one; large ones would only
+ * need more memory; with fewer leaves than half of the threads, threads would be idle. */
 static int64_t abreast(const mha_trainer *t, int64_t count)
 {
     const int64_t threads = mha_context_threads(t->context);
@@ -261,9 +262,7 @@ static mha_status take(mha_trainer *t, int64_t count, float **buffers)
 {
     buffers[0] = t->gradient;
     for (int64_t i = 1; i < count; i++) {
-        void *memory;
-        MHA_TRY(mha_scratch_alloc(t->context, t->size, sizeof(float), &memory));
-        buffers[i] = memory;
+        MHA_TRY(mha_scratch_alloc(t->context, t->size, sizeof(float), &buffers[i]));
     }
     return MHA_OK;
 }
@@ -296,7 +295,6 @@ mha_status mhai_leaves_learn(mha_trainer *t, const mhai_views *v, mhai_nodes *ow
     mhai_node nodes[MOST_ABREAST];
     mhai_desk own_desk = {t->context, t->main.kept, t->encoder.kept,
                           t->logits,  t->memory,    t->memory_gradient};
-    void *ends;
     MHA_TRY(take(t, mhai_tree_depth(L, first, end) + wide - 1, buffers));
     if (wide > 1)
         MHA_TRY(helpers_make(t, wide, most * shape[1],
@@ -308,8 +306,7 @@ mha_status mhai_leaves_learn(mha_trainer *t, const mhai_views *v, mhai_nodes *ow
                .mean = v->counted > 0 ? 1.0f / (float)v->counted : 0,
                .desks = wide > 1 ? t->helpers.desks : &own_desk,
                .nodes = nodes};
-    MHA_TRY(mha_scratch_alloc(t->context, wide, sizeof *g.ends, &ends));
-    g.ends = ends;
+    MHA_TRY(mha_scratch_alloc(t->context, wide, sizeof *g.ends, &g.ends));
     while (g.first < end) MHA_TRY(learn_group(&g, mhai_min_i64(wide, end - g.first), buffers, own));
     return MHA_OK;
 }

@@ -1,4 +1,4 @@
-/* Inside the trainer: what it has. */
+/* Inside the trainer: its state. */
 #ifndef MHAI_TRAINING_PARTS_H
 #define MHAI_TRAINING_PARTS_H
 
@@ -12,13 +12,13 @@ typedef struct mhai_trained {
     mha_transformer_desc d;
     mha_activations *kept;
     int64_t size;
-    float *memory; /* what the next ones point into */
+    float *memory; /* of the arrays below */
     float *m, *v;
     float *rates;    /* NULL: 1 everywhere */
     float *gradient; /* in the trainer's */
 } mhai_trained;
 
-/* Where a leaf is computed. */
+/* Memory to compute a leaf. */
 typedef struct mhai_desk {
     mha_context *context;
     mha_activations *kept, *encoder_kept;
@@ -27,7 +27,7 @@ typedef struct mhai_desk {
 } mhai_desk;
 
 /* Desks of one thread each, for models so small that threads would wait for each other at every
- * layer. Their memory comes from the trainer's allocator, one request at a time. */
+ * layer. Their memory comes from the trainer's allocator, one allocation at a time. */
 typedef struct mhai_helpers {
     pthread_mutex_t mutex;
     int64_t count, tokens, source; /* of each */
@@ -38,7 +38,7 @@ struct mha_trainer {
     mha_context *context;
     mha_allocator allocator;
     mha_trainer_desc desc;
-    mha_transport transport;         /* of size 1: alone */
+    mha_transport transport;         /* of size 1: a single process */
     bool compared;                   /* all ranks have the same parameters and state */
     mhai_trained main, encoder;      /* encoder.net NULL: none */
     int64_t steps, size;             /* size: of both */

@@ -1,4 +1,5 @@
-/* A step of training, and an evaluation: a batch as tensors; the gradient, leaf by leaf; what it moves. */
+/* A training step, and an evaluation: the batch as tensors, the gradient leaf by leaf, the
+ * update. */
 #include "transformer/training_leaves.h"
 
 #include "base/checked.h"
@@ -95,7 +96,7 @@ static mha_status see(mha_trainer *t, const mha_training_batch *batch, bool targ
     return see_source(t, v);
 }
 
-/* What cross-entropy does not check: that there is a row to learn from, and finite weights. */
+/* Checks that cross-entropy does not make: a row to learn from, and finite weights. */
 static mha_status check_rows(mhai_views *v, bool learns)
 {
     const int64_t T = v->input.tokens->shape[1];
@@ -141,7 +142,7 @@ static mha_status loss_of(mha_trainer *t, mhai_views *v, double *loss)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* What a forward call writes of a whole batch, which a step does not see at once. */
+/* Outputs of a forward call over a whole batch, which a step never holds at once. */
 static mha_status check_outputs(const mha_transformer_input *input)
 {
     if (!input->last_hidden && !input->outputs && !input->after_layer) return MHA_OK;
@@ -150,7 +151,7 @@ static mha_status check_outputs(const mha_transformer_input *input)
                     "mha_trainer_evaluate() has them");
 }
 
-/* The gradient of the whole batch, at every rank. */
+/* The gradient of the whole batch, on every rank. */
 static mha_status learn(mha_trainer *t, const mhai_views *v, double *loss)
 {
     const int64_t *shape = v->input.tokens->shape;
@@ -221,7 +222,8 @@ static uint64_t hash_of_state(const mha_trainer *t)
     return hash;
 }
 
-/* That all ranks were given the same; and, before the first step, that they begin alike. */
+/* Check that all ranks received the same data and, before the first step, have the same
+ * parameters. */
 static mha_status compare(mha_trainer *t, const mhai_views *v, mha_status status)
 {
     uint64_t batch = 0, state = 0;
@@ -254,7 +256,7 @@ static mha_status move_part(mha_trainer *t, mhai_trained *own, mha_adamw setting
     return mha_transformer_update(t->context, own->net);
 }
 
-/* Whose fault it is: parameters that were given so, or what steps made of them. */
+/* The cause of a non-finite loss: the initial parameters, or the steps. */
 static mha_status not_finite(const mha_trainer *t, double loss)
 {
     const mhai_trained *parts[] = {&t->main, &t->encoder};
@@ -281,7 +283,7 @@ static mha_status not_finite(const mha_trainer *t, double loss)
         t->steps ? "choose a smaller learning rate" : "begin with smaller parameters");
 }
 
-/* What could fail, before anything moves. */
+/* Everything that can fail, before any parameter changes. */
 static mha_status prepare_move(mha_trainer *t, double loss, double *rate, double *norm)
 {
     const mhai_trained *parts[] = {&t->main, &t->encoder};

@@ -49,7 +49,7 @@ static void add_piece(void *argument, int64_t item, int worker)
     for (int64_t i = item * PIECE; i < end; i++) job->to[i] += job->from[i];
 }
 
-/* Whether the tree adds y to x, which lies before it. */
+/* Whether the tree adds y to x, its left neighbour. */
 static bool are_halves(int64_t leaves, const mhai_node *x, const mhai_node *y)
 {
     const int64_t size = x->end - x->begin; /* a power of two, since leaves follow */
@@ -70,7 +70,7 @@ void mhai_tree_add(mha_context *context, mhai_nodes *to, mhai_node node, int64_t
     }
 }
 
-/* The nodes of leaves begin .. end - 1, and the most on the way. */
+/* Number of nodes for leaves begin .. end - 1, and the most at any time. */
 static int64_t count_nodes(int64_t begin, int64_t end, mhai_nodes *nodes)
 {
     int64_t most = 0;
@@ -111,7 +111,7 @@ static int64_t piece_size(const exchange *x, int32_t rank)
     return piece_begin(x, rank + 1) - piece_begin(x, rank);
 }
 
-/* The nodes that a rank is left with, without their numbers. */
+/* The nodes that a rank has left, without their gradients. */
 static mhai_nodes nodes_of(const exchange *x, int32_t rank)
 {
     const int64_t leaves = x->own->leaves, ranks = x->transport->size;
@@ -143,8 +143,8 @@ static mha_status wait_all(exchange *x)
     return MHA_OK;
 }
 
-/* Every rank's piece of every partial sum goes to it; partners in turn, so that not all send to
- * rank 0 first. */
+/* Send every rank its piece of every partial sum, with rotating partners, so that not all send
+ * to rank 0 first. */
 static mha_status scatter(exchange *x)
 {
     const mha_transport *t = x->transport;
@@ -221,23 +221,17 @@ static mha_status add_losses(const exchange *x, double *all, double *loss)
     return mha_transport_broadcast(t, 0, loss, sizeof *loss);
 }
 
-static mha_status take(mha_context *context, int64_t count, size_t size, void *pointer)
-{
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, count, size, &memory));
-    memcpy(pointer, &memory, sizeof memory);
-    return MHA_OK;
-}
-
 static mha_status prepare(exchange *x, double **losses)
 {
     const mha_transport *t = x->transport;
     for (int32_t r = 0; r < t->size; r++) x->parts += nodes_of(x, r).count;
     /* sent: own nodes to each other rank, or a piece; received: all others' nodes, or a piece */
     const int64_t transfers = (int64_t)t->size * (x->own->count + 2) + x->parts;
-    MHA_TRY(take(x->context, transfers, sizeof *x->transfers, &x->transfers));
-    MHA_TRY(take(x->context, (int64_t)t->size * MHAI_MOST_PARTS, sizeof **losses, losses));
-    return take(x->context, x->parts * piece_size(x, t->rank), sizeof *x->arrived, &x->arrived);
+    MHA_TRY(mha_scratch_alloc(x->context, transfers, sizeof *x->transfers, &x->transfers));
+    MHA_TRY(
+        mha_scratch_alloc(x->context, (int64_t)t->size * MHAI_MOST_PARTS, sizeof **losses, losses));
+    return mha_scratch_alloc(x->context, x->parts * piece_size(x, t->rank), sizeof *x->arrived,
+                             &x->arrived);
 }
 
 mha_status mhai_tree_reduce(mha_context *context, const mha_transport *transport,

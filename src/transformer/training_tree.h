@@ -1,11 +1,12 @@
-/* How a training step divides its batch, and in which order it adds what the parts give. Neither
- * depends on who computes a part, so that the bits are those of one process.
+/* How a training step divides its batch, and the order in which gradients are added. Neither
+ * depends on who computes a part, so the result is bit-identical to that of one process.
  *
- * A batch has L leaves of whole sequences. The tree over them: a node of level k is the leaves j 2^k ..
- * (j + 1) 2^k - 1 that there are, the sum of its two halves, or its first half where the second has
- * none. Each rank adds up its leaves as far as the tree allows; what is left, its partial sums, are
- * nodes whose siblings belong to others. Rank r then owns a piece of the gradient: it collects that
- * piece of all partial sums, continues the tree, and sends the result to all. */
+ * A batch has L leaves of whole sequences. In the tree over them, a node of level k covers the
+ * existing leaves from j 2^k up to (j + 1) 2^k; it is the sum of its two halves, or its first
+ * half if there is no second. Each rank adds its leaves as far as the tree allows; the remaining
+ * partial sums are nodes whose siblings belong to other ranks. Rank r then owns a piece of the
+ * gradient: it collects that piece of all partial sums, continues the tree, and sends the result
+ * to all. */
 #ifndef MHAI_TRAINING_TREE_H
 #define MHAI_TRAINING_TREE_H
 
@@ -23,7 +24,7 @@ typedef struct mhai_node {
     double loss;
 } mhai_node;
 
-/* Nodes side by side, none of which can be added to its neighbour. */
+/* Adjacent nodes, none of which can be added to its neighbour. */
 typedef struct mhai_nodes {
     int64_t leaves; /* of the tree */
     int64_t count;
@@ -37,18 +38,18 @@ int64_t mhai_tree_leaves(int64_t sequences, int64_t length, int64_t size, int64_
 /* Whether a gradient of `size` floats stays in a core's cache. */
 bool mhai_tree_small(int64_t size);
 
-/* Where share i of n begins: of sequences for leaves, of leaves for ranks. */
+/* The beginning of share i of n: of sequences for leaves, of leaves for ranks. */
 int64_t mhai_tree_share(int64_t count, int64_t n, int64_t i);
 
-/* The most nodes that leaves begin .. end - 1 have at a time, when they come one by one. */
+/* The most nodes that leaves begin .. end - 1 have at a time, added one by one. */
 int64_t mhai_tree_depth(int64_t leaves, int64_t begin, int64_t end);
 
-/* A further node, next to the last, and all additions that are then possible. Its gradient is
- * memory of the caller; a sum is where its first half was. */
+/* Append a node, and perform all additions that are then possible. Its gradient is memory of the
+ * caller; a sum replaces its first half. */
 void mhai_tree_add(mha_context *context, mhai_nodes *to, mhai_node node, int64_t size);
 
-/* Whatever partial sums the ranks have, the sum of all is in gradient [size] of each afterwards, and
- * in *loss. own->nodes[0].gradient may be gradient. Scratch from the context. */
+/* Add the partial sums of all ranks: the result is in gradient [size] and *loss on each rank.
+ * own->nodes[0].gradient may be gradient. Scratch from the context. */
 MHA_NODISCARD mha_status mhai_tree_reduce(mha_context *context, const mha_transport *transport,
                                           const mhai_nodes *own, int64_t size, float *gradient,
                                           double *loss);

@@ -59,7 +59,7 @@ static mha_status check_layer(mha_transformer_desc *d, int64_t layer)
                     (long long)layer, (long long)heads, (long long)kv);
 }
 
-/* Heads that differ by layer. Lists that say what num_heads and kv_heads say are none. */
+/* Numbers of heads that differ by layer. Lists equal to num_heads and kv_heads count as none. */
 static mha_status check_layers(mha_transformer_desc *d)
 {
     bool same = true;
@@ -95,7 +95,7 @@ static mha_status check_blocks(const mha_transformer_desc *d)
     return MHA_OK;
 }
 
-/* All biases said one by one are MHA_TRANSFORMER_BIAS. */
+/* MHA_TRANSFORMER_BIAS equals all bias flags together. */
 static void join_biases(mha_transformer_desc *d)
 {
     const uint32_t single =
@@ -228,21 +228,21 @@ static mhai_place_step add_step(layout *l, const char *prefix, const char *post)
     return step;
 }
 
-/* Linear layers of one input that lie together; a name NULL ends the list early. bias: the flag
- * that gives these layers biases. */
+/* Linear layers that share an input and are contiguous; a name NULL ends the list early. bias:
+ * the flag that gives these layers biases; 0: none does. */
 static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
-                                    const char *const names[3], const int64_t outputs[3])
+                                    const char *const *names, const int64_t *outputs)
 {
     mhai_place_linear place = {MHAI_NOWHERE, MHAI_NOWHERE, inputs, 0, NULL};
     char name[32];
-    for (int i = 0; i < 3 && names[i]; i++) {
+    for (int i = 0; names[i]; i++) {
         snprintf(name, sizeof name, ".%s.weight", names[i]);
         int64_t at = add(l, name, MHA_PARAMETER_MATRIX, outputs[i], inputs);
         if (i == 0) place.weight = at;
         place.outputs += outputs[i];
     }
-    const bool biased = mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS | bias);
-    for (int i = 0; i < 3 && names[i] && biased; i++) {
+    const bool biased = bias && mhai_transformer_has(l->t, MHA_TRANSFORMER_BIAS | bias);
+    for (int i = 0; names[i] && biased; i++) {
         snprintf(name, sizeof name, ".%s.bias", names[i]);
         int64_t at = add(l, name, MHA_PARAMETER_BIAS, outputs[i], 0);
         if (i == 0) place.bias = at;
@@ -250,7 +250,7 @@ static mhai_place_linear add_linear(layout *l, uint32_t bias, int64_t inputs,
     return place;
 }
 
-/* What a layer's description asks for besides projections. */
+/* Parameters of a layer besides projections. */
 static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
                        mhai_place_attention *place)
 {
@@ -267,11 +267,33 @@ static void add_extras(layout *l, const mha_layer_desc *of, int64_t heads,
             add(l, ".relative_attention_bias.weight", MHA_PARAMETER_BIAS, of->t5_buckets, heads);
 }
 
+static const char *const o_name[] = {"o_proj", NULL};
+
+static mhai_place_attention add_delta(layout *l)
+{
+    static const char *const names[] = {"q_proj", "k_proj", "v_proj", "g_proj",
+                                        "b_proj", "a_proj", NULL};
+    const mha_transformer_desc *d = &l->t->desc;
+    const mhai_mix mix = mhai_transformer_mix(d, l->layer);
+    const int64_t kernel = d->layers[l->layer].conv_kernel, k = mix.k * mix.D;
+    mhai_place_attention place = {.step = add_step(l, "self_attn_norm", "self_attn_post_norm")};
+    l->prefix = "delta_net";
+    place.in = add_linear(l, 0, d->embed_dim, names,
+                          (const int64_t[]){k, k, mix.out, mix.out, mix.v, mix.v});
+    place.conv = add(l, ".conv.weight", MHA_PARAMETER_BIAS, mix.gates, kernel);
+    place.decay = add(l, ".A_log", MHA_PARAMETER_BIAS, mix.v, 0);
+    place.shift = add(l, ".dt_bias", MHA_PARAMETER_BIAS, mix.v, 0);
+    place.o_norm = add(l, ".o_norm.weight", MHA_PARAMETER_NORM, mix.Dv, 0);
+    place.out = add_linear(l, 0, mix.out, o_name, &d->embed_dim);
+    return place;
+}
+
 static mhai_place_attention add_attention(layout *l, bool cross)
 {
-    static const char *const qkv_names[3] = {"q_proj", "k_proj", "v_proj"};
-    static const char *const q_name[3] = {"q_proj"}, *const kv_names[3] = {"k_proj", "v_proj"};
-    static const char *const o_name[3] = {"o_proj"};
+    static const char *const qkv_names[] = {"q_proj", "k_proj", "v_proj", NULL};
+    static const char *const gated_names[] = {"q_proj", "k_proj", "v_proj", "g_proj", NULL};
+    static const char *const q_name[] = {"q_proj", NULL};
+    static const char *const kv_names[] = {"k_proj", "v_proj", NULL};
     const uint32_t qkv_bias = MHA_TRANSFORMER_QKV_BIAS;
     const mha_transformer_desc *d = &l->t->desc;
     const mhai_heads heads = mhai_transformer_heads_of(d, l->layer, cross);
@@ -279,6 +301,8 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const uint32_t after = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_attention place = {.step = {none, none}};
+    const bool gated = !cross && mhai_transformer_mix(d, l->layer).gated;
+    if (!cross && mhai_transformer_mix(d, l->layer).mixer) return add_delta(l);
     if (heads.q > 0 || mhai_transformer_has(l->t, after))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");
@@ -290,33 +314,32 @@ static mhai_place_attention add_attention(layout *l, bool cross)
         return place;
     }
     if (cross) {
-        place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, (const int64_t[]){q, 0, 0});
-        place.memory =
-            add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv, 0});
+        place.in = add_linear(l, qkv_bias, d->embed_dim, q_name, &q);
+        place.memory = add_linear(l, qkv_bias, d->memory_dim, kv_names, (const int64_t[]){kv, kv});
     } else {
-        place.in = add_linear(l, qkv_bias, d->embed_dim, qkv_names, (const int64_t[]){q, kv, kv});
+        place.in = add_linear(l, qkv_bias, d->embed_dim, gated ? gated_names : qkv_names,
+                              (const int64_t[]){q, kv, kv, q});
     }
-    place.out =
-        add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, (const int64_t[]){d->embed_dim, 0, 0});
+    place.out = add_linear(l, MHA_TRANSFORMER_OUT_BIAS, q, o_name, &d->embed_dim);
     if (d->layers && !cross) add_extras(l, &d->layers[l->layer], heads.q, &place);
     return place;
 }
 
 static void add_feed_forward(layout *l, mhai_place_layer *layer)
 {
-    static const char *const gated[3] = {"gate_proj", "up_proj"}, *const up[3] = {"up_proj"};
-    static const char *const down[3] = {"down_proj"};
+    static const char *const gated[] = {"gate_proj", "up_proj", NULL};
+    static const char *const up[] = {"up_proj", NULL}, *const down[] = {"down_proj", NULL};
     const mha_transformer_desc *d = &l->t->desc;
     if (d->ff_dim == 0) return;
     const uint32_t bias = MHA_TRANSFORMER_FF_BIAS;
     layer->ff = add_step(l, "mlp_norm", "mlp_post_norm");
     l->prefix = "mlp";
     layer->up = add_linear(l, bias, d->embed_dim, mhai_transformer_gated(l->t) ? gated : up,
-                           (const int64_t[]){d->ff_dim, d->ff_dim, 0});
-    layer->down = add_linear(l, bias, d->ff_dim, down, (const int64_t[]){d->embed_dim, 0, 0});
+                           (const int64_t[]){d->ff_dim, d->ff_dim});
+    layer->down = add_linear(l, bias, d->ff_dim, down, &d->embed_dim);
 }
 
-/* Walk through everything that has parameters. */
+/* Visit everything that has parameters. */
 static mha_status lay_out(mha_transformer *t)
 {
     const mha_transformer_desc *d = &t->desc;
@@ -349,26 +372,20 @@ static mha_status lay_out(mha_transformer *t)
     l.prefix = "lm_head";
     if (!(d->flags & (MHA_TRANSFORMER_TIED | MHA_TRANSFORMER_NO_OUTPUT)))
         t->output.weight = add(&l, ".weight", MHA_PARAMETER_MATRIX, d->vocab_size, d->embed_dim);
-    if (l.overflow || t->size > INT64_MAX / 64) /* a source's need not fit in memory */
+    if (l.overflow || t->size > INT64_MAX / 64) /* with a source, the parameters need not fit in
+                                                   memory */
         return mha_fail(MHA_ERR_SIZE, "transformer: its parameters do not fit in memory");
     return MHA_OK;
 }
 
 /* ---- making -------------------------------------------------------------------------------- */
 
-static mha_status allocate(mha_transformer *t, int64_t count, size_t size, void **memory)
+static mha_status allocate(const mha_transformer *t, int64_t count, size_t size, void *pointer)
 {
-    if (count > PTRDIFF_MAX / (int64_t)size)
-        return mha_fail(MHA_ERR_SIZE, "transformer: %lld elements do not fit in memory",
-                        (long long)count);
-    const size_t bytes = (size_t)count * size;
-    *memory = t->allocator.alloc(t->allocator.user, bytes, 64);
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "transformer: cannot allocate %zu bytes", bytes);
-    memset(*memory, 0, bytes);
-    return MHA_OK;
+    return mhai_take_for("transformer", &t->allocator, count, size, pointer);
 }
 
-/* The packed matrix, or with a source what reads it. */
+/* The packed matrix, or its reader from a source. */
 static mha_status make_linear(mha_context *context, const mha_transformer *t,
                               mhai_place_linear *place)
 {
@@ -398,7 +415,7 @@ static mha_status pack(mha_context *context, const mha_transformer *t,
     return mhai_linear_pack(context, place->packed);
 }
 
-/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer, or this rank, lacks this one. */
+/* Linear layer i of all, below LINEARS L + 1; NULL: the transformer, or this rank, lacks it. */
 enum { LINEARS = 7 };
 
 static mhai_place_linear *linear_of(mha_transformer *t, int64_t i)
@@ -449,10 +466,8 @@ mha_status mha_transformer_update(mha_context *context, mha_transformer *t)
 static mha_status copy_lists(mha_transformer *t)
 {
     mha_transformer_desc *d = &t->desc;
-    void *memory;
     if (!d->layer_heads) return MHA_OK;
-    MHA_TRY(allocate(t, 2 * d->num_layers, sizeof *t->head_lists, &memory));
-    t->head_lists = memory;
+    MHA_TRY(allocate(t, 2 * d->num_layers, sizeof *t->head_lists, &t->head_lists));
     for (int64_t i = 0; i < d->num_layers; i++) {
         const int64_t heads = d->layer_heads[i];
         t->head_lists[i] = heads;
@@ -469,21 +484,19 @@ static mha_status copy_lists(mha_transformer *t)
 static mha_status copy_layers(mha_transformer *t)
 {
     mha_transformer_desc *d = &t->desc;
-    void *memory;
     bool plain;
     if (!d->layers) return MHA_OK;
-    MHA_TRY(allocate(t, d->num_layers, sizeof *t->layer_descs, &memory));
-    t->layer_descs = memory;
+    MHA_TRY(allocate(t, d->num_layers, sizeof *t->layer_descs, &t->layer_descs));
     MHA_TRY(mhai_transformer_read_layers(d, t->layer_descs, &plain));
     d->layers = plain ? NULL : t->layer_descs;
-    return MHA_OK;
+    return t->source.transport && t->source.transport->size > 1
+               ? mhai_transformer_plain_mixers("layers over ranks", t)
+               : MHA_OK;
 }
 
 static mha_status make_data(mha_transformer *t)
 {
-    void *memory;
-    MHA_TRY(allocate(t, t->size, sizeof *t->data, &memory));
-    t->data = memory;
+    MHA_TRY(allocate(t, t->size, sizeof *t->data, &t->data));
     for (int64_t i = 0; i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
         const char *dot = strrchr(p->name, '.');
@@ -493,36 +506,29 @@ static mha_status make_data(mha_transformer *t)
     return MHA_OK;
 }
 
-/* Room for what does not stay in the source. */
+/* Room for parameters that are not left in the source. */
 static mha_status make_held(mha_transformer *t)
 {
-    void *memory;
-    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &memory));
-    t->held_at = memory;
+    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->held_at, &t->held_at));
     for (int64_t i = 0; i < t->parameter_count; i++) {
         const mha_parameter *p = &t->parameters[i];
         const bool stays = p->kind == MHA_PARAMETER_MATRIX || p->offset == t->tokens;
         t->held_at[i] = stays ? MHAI_NOWHERE : t->held_count;
         if (!stays) t->held_count += p->count;
     }
-    MHA_TRY(allocate(t, t->held_count, sizeof *t->held, &memory));
-    t->held = memory;
-    MHA_TRY(allocate(t, 1, sizeof *t->owners, &memory));
-    t->owners = memory;
+    MHA_TRY(allocate(t, t->held_count, sizeof *t->held, &t->held));
+    MHA_TRY(allocate(t, 1, sizeof *t->owners, &t->owners));
     atomic_init(t->owners, 1);
     return MHA_OK;
 }
 
 static mha_status make_parts(mha_context *context, mha_transformer *t)
 {
-    void *memory;
     MHA_TRY(copy_lists(t));
     MHA_TRY(copy_layers(t));
     MHA_TRY(lay_out(t)); /* counts */
-    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &memory));
-    t->parameters = memory;
-    MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &memory));
-    t->layers = memory;
+    MHA_TRY(allocate(t, t->parameter_count, sizeof *t->parameters, &t->parameters));
+    MHA_TRY(allocate(t, t->desc.num_layers, sizeof *t->layers, &t->layers));
     MHA_TRY(lay_out(t));
     MHA_TRY(t->source.read ? make_held(t) : make_data(t));
     MHA_TRY(mhai_spread_make(t));
@@ -591,11 +597,6 @@ mha_status mha_transformer_create_from(mha_context *context, const mha_transform
     return make(context, desc, &own, transformer);
 }
 
-static void release(const mha_allocator *a, void *memory, int64_t count, size_t size)
-{
-    if (memory) a->release(a->user, memory, (size_t)count * size);
-}
-
 void mha_transformer_destroy(mha_transformer *t)
 {
     if (!t || (t->owners && atomic_fetch_sub(t->owners, 1) > 1)) return;
@@ -604,18 +605,18 @@ void mha_transformer_destroy(mha_transformer *t)
         const mhai_place_linear *place = linear_of(t, i);
         if (place) mha_linear_destroy(place->packed);
     }
-    release(&a, t->layers, t->desc.num_layers, sizeof *t->layers);
-    release(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
-    release(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
-    release(&a, t->data, t->size, sizeof *t->data);
-    release(&a, t->held, t->held_count, sizeof *t->held);
-    release(&a, t->owners, 1, sizeof *t->owners);
-    release(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
-    release(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
-    release(&a, t->ranks, t->desc.num_layers + 1, sizeof *t->ranks);
+    mhai_give(&a, t->layers, t->desc.num_layers, sizeof *t->layers);
+    mhai_give(&a, t->parameters, t->parameter_count, sizeof *t->parameters);
+    mhai_give(&a, t->head_lists, 2 * t->desc.num_layers, sizeof *t->head_lists);
+    mhai_give(&a, t->data, t->size, sizeof *t->data);
+    mhai_give(&a, t->held, t->held_count, sizeof *t->held);
+    mhai_give(&a, t->owners, 1, sizeof *t->owners);
+    mhai_give(&a, t->held_at, t->parameter_count, sizeof *t->held_at);
+    mhai_give(&a, t->layer_descs, t->desc.num_layers, sizeof *t->layer_descs);
+    mhai_give(&a, t->ranks, t->desc.num_layers + 1, sizeof *t->ranks);
     mhai_transformer_free_encodings(t);
     if (t->source.release) t->source.release(t->source.user);
-    a.release(a.user, t, sizeof *t);
+    mhai_give(&a, t, 1, sizeof *t);
 }
 
 /* ---- looking ------------------------------------------------------------------------------- */
@@ -656,7 +657,7 @@ mha_tensor mhai_transformer_rows(const float *data, int64_t rows, int64_t cols, 
 {
     union {
         const float *in;
-        void *out; /* a view may be written; whoever reads gives const views on */
+        void *out; /* the view is writable; callers that may only read get it const */
     } pointer = {data};
     mha_tensor tensor =
         mha_tensor_contiguous(pointer.out, MHA_F32, 2, (const int64_t[]){rows, cols});

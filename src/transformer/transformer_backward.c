@@ -22,8 +22,9 @@ typedef struct call {
     mha_activations *a;
     mha_transformer_gradients out;
     float *dx;            /* [tokens,E] the gradient of the stream */
-    float *dy;            /* [tokens,E] that of what a step adds: dx itself in a plain block */
-    float *din;           /* [tokens,E] that of what a step read */
+    float *dy;            /* [tokens,E] the gradient of a step's output: dx itself in a plain
+                             block */
+    float *din;           /* [tokens,E] the gradient of a step's input */
     float *wide;          /* [tokens, widest] of qkv, heads or the feed-forward layer */
     float *also;          /* the same, of heads and activations */
     float *memory;        /* [memory rows, 2 Hk D] */
@@ -39,15 +40,13 @@ static mha_tensor stream(const call *c, const float *data)
 
 static mha_status take(const call *c, int64_t rows, int64_t cols, float **memory)
 {
-    void *taken;
-    MHA_TRY(mha_scratch_alloc(c->context, rows * cols, sizeof(float), &taken));
-    *memory = taken;
+    MHA_TRY(mha_scratch_alloc(c->context, rows * cols, sizeof(float), memory));
     return MHA_OK;
 }
 
 /* ---- norms, linear layers -------------------------------------------------------------------- */
 
-/* Where the gradient of the parameters at an offset goes; without that gradient, nowhere. */
+/* The gradient of the parameters at an offset; NULL if not requested. */
 static float *place_of(const call *c, int64_t offset)
 {
     return c->out.parameters ? c->out.parameters + offset : NULL;
@@ -105,7 +104,7 @@ static mha_status linear(const call *c, const mhai_place_linear *place, const mh
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* Before a step is undone: through the norm after the sum, or the one on what is added. */
+/* Before the reverse of a step: through the norm after the sum, or the one of the branch. */
 static mha_status begin_step(const call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
@@ -114,7 +113,7 @@ static mha_status begin_step(const call *c, const mhai_place_step *place,
     return norm(c, branch ? &place->post : &place->norm, step->z, c->dx, 0, c->dy);
 }
 
-/* Afterwards: din, the gradient of what the step read, joins that of the stream. */
+/* After it: add din, the gradient of the step's input, to that of the stream. */
 static mha_status end_step(const call *c, const mhai_place_step *place, const mhai_kept_step *step)
 {
     if (mhai_transformer_pre_norm(c->t))
@@ -130,7 +129,7 @@ static void add_gates(const call *c, const mha_tensor *to, int64_t layer, mhai_h
     for (int64_t h = 0; h < heads.q; h++) row[h] += c->gates[h];
 }
 
-/* Each head's output times its gradient, token by token: both lie in rows [H D]. */
+/* Each head's output times its gradient, token by token: both are rows [H D]. */
 static void add_heads(const call *c, const float *heads, const float *gradient, int64_t layer)
 {
     const mha_activations *a = c->a;
@@ -149,9 +148,9 @@ static void add_heads(const call *c, const float *heads, const float *gradient, 
             }
 }
 
-/* Through norms and rotation of a layer. What the norms read is projected anew. */
+/* Through norms and rotation of a layer. The inputs of the norms are projected again. */
 static mha_status position(const call *c, const mhai_place_attention *place,
-                           const mhai_kept_attention *kept, const mhai_attend *x, mhai_heads count,
+                           const mhai_kept_attention *kept, const mhai_attend *x, int64_t layer,
                            const mhai_qkv *gradient)
 {
     mhai_qkv read = {.q = {.ndim = 0}};
@@ -164,7 +163,7 @@ static mha_status position(const call *c, const mhai_place_attention *place,
         mha_tensor in = mhai_transformer_rows(kept->step.in, rows, inputs, inputs);
         mha_tensor out = mhai_transformer_rows(memory, rows, place->in.outputs, place->in.outputs);
         MHA_TRY(mha_linear_forward(c->context, place->in.packed, MHA_ACTIVATION_NONE, &in, &out));
-        read = mhai_transformer_qkv(c->a, count, false, memory, NULL);
+        read = mhai_transformer_qkv(c->a, layer, false, memory, NULL);
         q.weight = place_of(c, place->q_norm);
         k.weight = place_of(c, place->k_norm);
     }
@@ -181,7 +180,7 @@ static void add_numbers(const call *c, int64_t offset, const mha_tensor *numbers
     for (int64_t i = 0; i < count; i++) to[i] += ((const float *)numbers->data)[i];
 }
 
-/* The gradient [tokens, H D] of what a layer's heads give out. */
+/* The gradient [tokens, H D] of the outputs of a layer's heads. */
 static void add_outputs(const call *c, const float *gradient, int64_t layer)
 {
     const mha_tensor *to = c->out.head_outputs;
@@ -206,8 +205,8 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     const mhai_attend *x = &described.attend;
     const bool sinks = x->desc.sink_logits && c->out.parameters;
     const bool t5 = x->desc.t5_table && c->out.parameters;
-    mhai_qkv gradient = mhai_transformer_qkv(a, count, cross, c->wide, c->memory);
-    mha_tensor dheads = mhai_transformer_heads(a, count, c->also);
+    mhai_qkv gradient = mhai_transformer_qkv(a, layer, cross, c->wide, c->memory);
+    mha_tensor dheads = mhai_transformer_heads(a, layer, cross, c->also);
     mha_tensor gates = mhai_transformer_vector(c->gates, count.q);
     mha_tensor dsinks = mhai_transformer_vector(c->sinks, count.q), dt5 = place->t5_table;
     dt5.data = c->t5;
@@ -232,10 +231,10 @@ static mha_status attention(const call *c, const mhai_place_attention *place,
     if (dgates) add_gates(c, dgates, layer, count);
     if (sinks) add_numbers(c, place->sinks, &dsinks);
     if (t5) add_numbers(c, place->t5, &dt5);
-    return cross ? MHA_OK : position(c, place, kept, x, count, &gradient);
+    return cross ? MHA_OK : position(c, place, kept, x, layer, &gradient);
 }
 
-/* A layer whose heads are gone: the stream's gradient passes by, and the bias has it too. */
+/* A layer without heads: the stream's gradient passes unchanged, and the bias receives it. */
 static mha_status only_bias(const call *c, const mhai_place_attention *place)
 {
     const int64_t width = c->t->desc.embed_dim, rows = mhai_tokens(c->a);
@@ -304,7 +303,7 @@ static mha_status feed_forward(const call *c, const mhai_place_layer *place,
     return end_step(c, &place->ff, &kept->ff);
 }
 
-/* The gradient of logits before the softcap, which are computed anew, into scratch. */
+/* The gradient of logits before the softcap, which are recomputed into scratch. */
 static mha_status through_softcap(const call *c, const mha_tensor *last, mha_tensor *dlogits)
 {
     const int64_t rows = dlogits->shape[0], width = dlogits->shape[1];
@@ -348,7 +347,7 @@ static mha_status begin(const call *c, const mha_tensor *output_gradient)
     return norm(c, &c->t->norm, c->a->x, c->dx, 0, c->dx);
 }
 
-/* Back into the tables. */
+/* Add to the gradients of the embedding tables. */
 static mha_status finish(const call *c)
 {
     const mha_transformer *t = c->t;
@@ -506,6 +505,7 @@ mha_status mha_transformer_backward(mha_context *context, const mha_transformer 
                         "mha_transformer_backward: compute %s is forward only; load the model with "
                         "MHA_COMPUTE_F32",
                         mha_compute_name(transformer->source.compute));
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_backward", transformer));
     if (transformer->ranks)
         return mha_fail(MHA_ERR_UNSUPPORTED,
                         "mha_transformer_backward: the layers of this transformer are spread over "

@@ -1,4 +1,4 @@
-/* What a forward call is given: shapes, numbers, and that outputs overlap nothing. */
+/* Checks of a forward call: shapes, numbers, and that outputs overlap nothing. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -62,6 +62,7 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     MHA_TRY(mhai_struct_copy("mha_transformer_input", input, sizeof *input,
                              offsetof(mha_transformer_input, token_types), given));
     const int64_t gates[] = {t->desc.num_layers, t->desc.num_heads};
+    int64_t means = t->desc.num_heads * t->desc.head_dim;
     if (input->flags & ~(uint32_t)MHA_INPUT_OWN_LAYERS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_transformer_input: flags 0x%x are unknown",
                         (unsigned)input->flags);
@@ -83,9 +84,10 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
     if (input->head_means && !input->gates)
         return mha_fail(MHA_ERR_ARGUMENT, "head_means stand for heads whose gates are closed, but "
                                           "there are no gates");
+    for (int64_t i = 0; i < gates[0]; i++)
+        means = mhai_max_i64(means, mhai_transformer_mix(&t->desc, i).out);
     if (input->head_means)
-        MHA_TRY(
-            mhai_nn_matrix("head_means", input->head_means, gates[0], gates[1] * t->desc.head_dim));
+        MHA_TRY(mhai_nn_matrix("head_means", input->head_means, gates[0], means));
     MHA_TRY(mhai_transformer_check_patches(t, input));
     return check_memory(t, input);
 }
@@ -114,7 +116,7 @@ static mha_status check_probabilities(const mhai_call *c, const char *name,
     return mhai_tensor_check_output(name, tensor);
 }
 
-/* Numbers that the caller counts with, as a tensor; they are only compared. */
+/* The caller's numbers as a tensor, for checks of overlap only. */
 static mha_tensor view_counts(const int64_t *counts, int64_t batch)
 {
     union {
@@ -124,7 +126,7 @@ static mha_tensor view_counts(const int64_t *counts, int64_t batch)
     return mha_tensor_contiguous(pointer.out, MHA_I64, 1, &batch);
 }
 
-/* One that is written, against what is read and, from number `first` on, against other results. */
+/* Check an output against the inputs and, from number `first` on, against other outputs. */
 static mha_status check_apart(const mhai_call *c, const mha_tensor *output, const char *name,
                               const mha_tensor *written, size_t first)
 {
@@ -152,7 +154,7 @@ static mha_status check_apart(const mhai_call *c, const mha_tensor *output, cons
     return written ? mhai_transformer_patches_apart(&c->input, name, written) : MHA_OK;
 }
 
-/* What is wanted of a layer; attention compares it with what it reads itself. */
+/* Requested outputs of a layer; attention compares them with its own inputs. */
 void mhai_call_list_outputs(const mha_attention_outputs *x,
                             const mha_tensor *list[MHAI_CALL_OUTPUTS])
 {
@@ -195,7 +197,7 @@ static mha_status check_rows(const char *name, const mha_tensor *x, const int64_
     return mhai_tensor_check_output(name, x);
 }
 
-/* The batch, and what is wanted of it. */
+/* The batch and its requested outputs. */
 mha_status mhai_call_check_outputs(mhai_call *c, const mha_tensor *output)
 {
     const mha_transformer_desc *d = &c->t->desc;

@@ -24,12 +24,27 @@ struct mha_decoder {
     mhai_attend_sinks *sinks; /* [L] of MHA_DECODER_STREAMING; else NULL */
     float *sink_keys;         /* of all of them */
     float *turns;             /* of a step's rows, in every encoding */
+    mhai_delta_state *deltas; /* [L][B] */
 };
 
 /* ---- description --------------------------------------------------------------------------- */
 
+/* The first gated delta net; -1: there is none. */
+static int64_t first_delta(const mha_transformer *t)
+{
+    for (int64_t i = 0; i < t->desc.num_layers; i++)
+        if (mhai_transformer_mix(&t->desc, i).mixer) return i;
+    return -1;
+}
+
 static mha_status check_kind(const mha_transformer *t, const mha_decoder_desc *own)
 {
+    if (own->window > 0 && first_delta(t) >= 0)
+        return mha_fail(
+            MHA_ERR_UNSUPPORTED,
+            "mha_decoder_desc: window is %lld, but layer %lld is a gated delta net, whose "
+            "state holds all tokens; leave it 0",
+            (long long)own->window, (long long)first_delta(t));
     const bool cross = mhai_transformer_has(t, MHA_TRANSFORMER_CROSS);
     if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: only transformers that are "
@@ -131,6 +146,7 @@ static bool describe_cache(const mha_transformer *t, const mha_decoder_desc *d, 
 {
     mha_attention_desc sees = t->layers[layer].self.attend.desc;
     if (cross && !mhai_transformer_has(t, MHA_TRANSFORMER_CROSS)) return false;
+    if (!cross && mhai_transformer_mix(&t->desc, layer).mixer) return false;
     *cache = (mha_kv_cache_desc){.struct_size = sizeof *cache,
                                  .batch = d->batch,
                                  .kv_heads = mhai_transformer_heads_of(&t->desc, layer, cross).kv,
@@ -169,13 +185,9 @@ static int64_t sink_floats(const mha_transformer *t, const mha_decoder_desc *d, 
 
 /* ---- life ---------------------------------------------------------------------------------- */
 
-static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void **memory)
+static mha_status allocate(const mha_decoder *d, int64_t count, size_t size, void *pointer)
 {
-    const size_t bytes = (size_t)count * size;
-    *memory = d->allocator.alloc(d->allocator.user, bytes, _Alignof(max_align_t));
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", bytes);
-    memset(*memory, 0, bytes);
-    return MHA_OK;
+    return mhai_take_for("decoder", &d->allocator, count, size, pointer);
 }
 
 static mha_status turn(const void *encoding, mha_context *context, int64_t begin, int64_t rows,
@@ -217,17 +229,62 @@ static mhai_attend_sinks sinks_of(const mha_decoder *d, int64_t i)
 static mha_status make_sinks(mha_decoder *d)
 {
     const int64_t layers = d->transformer->desc.num_layers;
-    void *memory;
     if (!(d->desc.flags & MHA_DECODER_STREAMING)) return MHA_OK;
-    MHA_TRY(allocate(d, layers, sizeof *d->sinks, &memory));
-    d->sinks = memory;
-    MHA_TRY(allocate(d, sink_floats(d->transformer, &d->desc, layers) + 1, sizeof *d->sink_keys,
-                     &memory));
-    d->sink_keys = memory;
-    MHA_TRY(allocate(d, turn_floats(d) + 1, sizeof *d->turns, &memory));
-    d->turns = memory;
+    MHA_TRY(allocate(d, layers, sizeof *d->sinks, &d->sinks));
+    MHA_TRY(allocate(d, sink_floats(d->transformer, &d->desc, layers), sizeof *d->sink_keys,
+                     &d->sink_keys));
+    MHA_TRY(allocate(d, turn_floats(d), sizeof *d->turns, &d->turns));
     for (int64_t i = 0; i < layers; i++) d->sinks[i] = sinks_of(d, i);
     return MHA_OK;
+}
+
+/* Bytes of a gated delta net's states; 0 of another layer. */
+static int64_t delta_bytes(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer)
+{
+    const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
+    if (!mix.mixer) return 0;
+    const double rows = (double)((mix.D + MHA_RECURRENT_CHUNK) * mhai_round_up(mix.Dv, 32));
+    const double floats = (double)mix.v * (rows + 164 * (double)mix.D + 32) +
+                          (double)(t->desc.layers[layer].conv_kernel - 1) * (double)mix.gates;
+    const double bytes = (double)d->batch * floats * sizeof(float);
+    return bytes < 0x1p62 ? (int64_t)bytes : INT64_MAX;
+}
+
+static mha_status make_delta(mha_context *context, mha_decoder *d, int64_t layer, int64_t b)
+{
+    const mha_transformer_desc *t = &d->transformer->desc;
+    const mhai_mix mix = mhai_transformer_mix(t, layer);
+    mhai_delta_state *made = &d->deltas[layer * d->desc.batch + b];
+    const mha_recurrent_state_desc size = {.struct_size = sizeof size,
+                                           .batch = 1,
+                                           .heads = mix.v,
+                                           .head_dim = mix.D,
+                                           .value_dim = mix.Dv};
+    made->floats = (t->layers[layer].conv_kernel - 1) * mix.gates + 1;
+    MHA_TRY(allocate(d, made->floats, sizeof *made->inputs, &made->inputs));
+    return mha_recurrent_state_create(context, &size, &made->state);
+}
+
+static mha_status make_deltas(mha_context *context, mha_decoder *d)
+{
+    const int64_t layers = d->transformer->desc.num_layers;
+    if (first_delta(d->transformer) < 0) return MHA_OK;
+    MHA_TRY(allocate(d, layers * d->desc.batch, sizeof *d->deltas, &d->deltas));
+    for (int64_t i = 0; i < layers * d->desc.batch; i++)
+        if (mhai_transformer_mix(&d->transformer->desc, i / d->desc.batch).mixer)
+            MHA_TRY(make_delta(context, d, i / d->desc.batch, i % d->desc.batch));
+    return MHA_OK;
+}
+
+static void free_deltas(mha_decoder *d)
+{
+    const int64_t count = d->transformer->desc.num_layers * d->desc.batch;
+    for (int64_t i = 0; d->deltas && i < count; i++) {
+        mhai_delta_state *x = &d->deltas[i];
+        mha_recurrent_state_destroy(x->state);
+        mhai_give(&d->allocator, x->inputs, x->floats, sizeof *x->inputs);
+    }
+    mhai_give(&d->allocator, d->deltas, count, sizeof *d->deltas);
 }
 
 static mha_status make_parts(mha_context *context, mha_decoder *d)
@@ -235,17 +292,15 @@ static mha_status make_parts(mha_context *context, mha_decoder *d)
     const mha_transformer *t = d->transformer;
     const int64_t layers = t->desc.num_layers;
     mha_kv_cache_desc cache;
-    void *memory;
     MHA_TRY(mhai_transformer_encode(context, t, d->desc.capacity));
-    MHA_TRY(allocate(d, d->desc.batch, sizeof *d->lengths, &memory));
-    d->lengths = memory;
-    MHA_TRY(allocate(d, 2 * layers, sizeof *d->caches, &memory));
-    d->caches = memory;
+    MHA_TRY(allocate(d, d->desc.batch, sizeof *d->lengths, &d->lengths));
+    MHA_TRY(allocate(d, 2 * layers, sizeof *d->caches, &d->caches));
     for (int64_t i = 0; i < 2 * layers; i++)
         if (mhai_spread_mine(t, i % layers) &&
             describe_cache(t, &d->desc, i % layers, i >= layers, &cache))
             MHA_TRY(mha_kv_cache_create(context, &cache, &d->caches[i]));
     MHA_TRY(make_sinks(d));
+    MHA_TRY(make_deltas(context, d));
     return mhai_activations_create(context, t, d->desc.batch * d->desc.max_step, 0, true,
                                    &d->activations);
 }
@@ -254,8 +309,8 @@ static mha_status make(mha_context *context, const mha_transformer *t, const mha
                        mha_decoder **decoder)
 {
     const mha_allocator *a = &context->allocator;
-    mha_decoder *made = a->alloc(a->user, sizeof *made, _Alignof(mha_decoder));
-    if (!made) return mha_fail(MHA_ERR_NOMEM, "decoder: cannot allocate %zu bytes", sizeof *made);
+    mha_decoder *made;
+    MHA_TRY(mhai_take_for("decoder", a, 1, sizeof *made, &made));
     *made = (mha_decoder){.allocator = *a, .transformer = t, .desc = *own};
     *decoder = made;
     return make_parts(context, made);
@@ -281,16 +336,17 @@ void mha_decoder_destroy(mha_decoder *d)
 {
     if (!d) return;
     const mha_allocator a = d->allocator;
+    free_deltas(d);
     const int64_t caches = 2 * d->transformer->desc.num_layers;
     for (int64_t i = 0; d->caches && i < caches; i++) mha_kv_cache_destroy(d->caches[i]);
-    if (d->caches) a.release(a.user, d->caches, (size_t)caches * sizeof *d->caches);
-    const int64_t keys = sink_floats(d->transformer, &d->desc, caches / 2);
-    if (d->turns) a.release(a.user, d->turns, (size_t)(turn_floats(d) + 1) * sizeof *d->turns);
-    if (d->sink_keys) a.release(a.user, d->sink_keys, (size_t)(keys + 1) * sizeof *d->sink_keys);
-    if (d->sinks) a.release(a.user, d->sinks, (size_t)caches / 2 * sizeof *d->sinks);
-    if (d->lengths) a.release(a.user, d->lengths, (size_t)d->desc.batch * sizeof *d->lengths);
+    mhai_give(&a, d->caches, caches, sizeof *d->caches);
+    mhai_give(&a, d->turns, turn_floats(d), sizeof *d->turns);
+    mhai_give(&a, d->sink_keys, sink_floats(d->transformer, &d->desc, caches / 2),
+              sizeof *d->sink_keys);
+    mhai_give(&a, d->sinks, caches / 2, sizeof *d->sinks);
+    mhai_give(&a, d->lengths, d->desc.batch, sizeof *d->lengths);
     mha_activations_destroy(d->activations);
-    a.release(a.user, d, sizeof *d);
+    mhai_give(&a, d, 1, sizeof *d);
 }
 
 const int64_t *mha_decoder_lengths(const mha_decoder *d)
@@ -329,6 +385,9 @@ mha_status mha_decoder_count(const mha_transformer *transformer, const mha_decod
         all.scale_bytes += one.scale_bytes;
         if (i >= layers) all.memory_bytes += one.total_bytes;
     }
+    for (int64_t i = 0; i < layers; i++)
+        if (!mhai_add_i64(all.total_bytes, delta_bytes(transformer, &own, i), &all.total_bytes))
+            return mha_fail(MHA_ERR_SIZE, "decoder: its states do not fit in the address space");
     all.total_bytes += sink_floats(transformer, &own, layers) * (int64_t)sizeof(float);
     *sizes = all;
     return MHA_OK;
@@ -359,7 +418,42 @@ static mha_status check_length(const char *function, const mha_decoder *d, int64
                         (long long)length, (long long)d->lengths[b]);
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         if (d->caches[i]) MHA_TRY(mhai_kv_pages_check_truncate(d->caches[i], b, length));
+    if (!d->deltas || length == 0 || length == d->lengths[b]) return MHA_OK;
+    return mha_fail(
+        MHA_ERR_UNSUPPORTED,
+        "%s: layer %lld is a gated delta net, whose state has no history: sequence %lld "
+        "keeps its %lld tokens or begins anew, not with %lld",
+        function, (long long)first_delta(d->transformer), (long long)b, (long long)d->lengths[b],
+        (long long)length);
+}
+
+/* Set a sequence's states to 0, or to those of another. */
+static mha_status copy_deltas(mha_decoder *d, int64_t from, int64_t to, bool empty)
+{
+    for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++) {
+        const mhai_delta_state *x = &d->deltas[i * d->desc.batch + from];
+        mhai_delta_state *y = &d->deltas[i * d->desc.batch + to];
+        if (!y->state) continue;
+        y->length = empty ? 0 : x->length;
+        if (empty) {
+            mha_recurrent_state_reset(y->state);
+            memset(y->inputs, 0, (size_t)y->floats * sizeof *y->inputs);
+        } else {
+            memcpy(y->inputs, x->inputs, (size_t)y->floats * sizeof *y->inputs);
+            MHA_TRY(mha_recurrent_state_copy(x->state, 0, y->state, 0));
+        }
+    }
     return MHA_OK;
+}
+
+/* Whether a net has taken tokens of a step that failed. */
+static bool is_ahead(const mha_decoder *d, int64_t b)
+{
+    for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++)
+        if (d->deltas[i * d->desc.batch + b].state &&
+            d->deltas[i * d->desc.batch + b].length != d->lengths[b])
+            return true;
+    return false;
 }
 
 /* Back to a length to which every layer can go. */
@@ -368,6 +462,7 @@ static mha_status cut(mha_decoder *d, int64_t b, int64_t length)
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         if (d->caches[i] && mha_kv_cache_lengths(d->caches[i])[b] > length)
             MHA_TRY(mha_kv_cache_truncate(d->caches[i], b, length));
+    if (length == 0) MHA_TRY(copy_deltas(d, b, b, true));
     d->lengths[b] = length;
     return MHA_OK;
 }
@@ -420,7 +515,7 @@ mha_status mha_decoder_fork(mha_decoder *d, int64_t from, int64_t to, int64_t le
         MHA_TRY(mha_kv_cache_fork(cache, from, to, rows));
     }
     d->lengths[to] = length;
-    return MHA_OK;
+    return copy_deltas(d, from, to, length == 0);
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -443,15 +538,10 @@ static mha_status check_memory(const mha_decoder *d, const mha_tensor *memory,
 static mha_status reserve_memory(mha_context *context, const mha_transformer *t, int64_t rows,
                                  float **kv)
 {
-    void *memory;
     MHA_TRY(mha_scratch_alloc(
-        context, rows, (size_t)(2 * t->desc.kv_heads * t->desc.head_dim) * sizeof(float), &memory));
-    *kv = memory;
-    const mha_scratch_mark mark = mha_scratch_top(context);
-    MHA_TRY(mha_scratch_alloc(context, (int64_t)mhai_transformer_product_bytes(context, t, rows), 1,
-                              &memory));
-    mha_scratch_release(context, mark);
-    return MHA_OK;
+        context, rows, (size_t)(2 * t->desc.kv_heads * t->desc.head_dim) * sizeof(float), kv));
+    return mhai_scratch_ensure(context, (int64_t)mhai_transformer_product_bytes(context, t, rows),
+                               1);
 }
 
 static mha_status store_memory(mha_context *context, mha_decoder *d, const mha_tensor *memory,
@@ -552,7 +642,8 @@ static mha_status place_rows(mha_context *context, const mha_decoder *d, const m
                     .sink_keys = d->desc.sink_keys,
                     .sinks = d->sinks,
                     .divides = B == 1 && counts[0] == n && !d->sinks &&
-                               d->desc.key_scales != MHA_KV_SCALES_CHANNEL};
+                               d->desc.key_scales != MHA_KV_SCALES_CHANNEL,
+                    .deltas = d->deltas};
     return MHA_OK;
 }
 
@@ -602,7 +693,7 @@ static mha_status take_rows(mha_context *context, mha_decoder *d, const mha_tens
         if (status == MHA_OK)
             d->lengths[b] += step.counts[b];
         else
-            MHA_TRY(cut(d, b, d->lengths[b]));
+            MHA_TRY(cut(d, b, is_ahead(d, b) ? 0 : d->lengths[b]));
     return status;
 }
 

@@ -5,18 +5,19 @@
 #include "base/checked.h"
 #include "base/math.h"
 #include "base/need.h"
+#include "base/scratch.h"
 #include "nn/matmul.h"
 #include "nn/nn_check.h"
 
 #include <string.h>
 
-/* Padding of a step is not looked at. */
+/* Padding of a step is not validated. */
 static bool is_padding(const mhai_call *c, int64_t b, int64_t t)
 {
     return c->step && (t < c->step->firsts[b] || t - c->step->firsts[b] >= c->step->counts[b]);
 }
 
-/* [B,T] numbers of a table's rows become a row; NULL, and padding: 0. */
+/* Look up rows of a table by [B,T] indices; NULL, and padding: row 0. */
 static mha_status load_numbers(const mhai_call *c, const char *name, const mha_tensor *from,
                                int64_t count, int32_t *to)
 {
@@ -70,16 +71,21 @@ static mha_tensor heads_view(const float *data, int64_t batch, int64_t length, i
     return view;
 }
 
-mhai_qkv mhai_transformer_qkv(const mha_activations *a, mhai_heads heads, bool cross,
-                              const float *qkv, const float *memory)
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cross, const float *qkv,
+                              const float *memory)
 {
-    const int64_t D = a->transformer->desc.head_dim, q = heads.q * D, kv = heads.kv * D;
-    const int64_t width = cross ? q : q + 2 * kv, kv_width = cross ? 2 * kv : width;
-    const int64_t keys = cross ? a->S : a->T;
-    const float *k = cross ? memory : qkv + q;
-    return (mhai_qkv){heads_view(qkv, a->B, a->T, heads.q, D, width),
-                      heads_view(k, a->B, keys, heads.kv, D, kv_width),
-                      heads_view(k + kv, a->B, keys, heads.kv, D, kv_width)};
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, cross);
+    const int64_t D = d->head_dim, kv = heads.kv * D;
+    if (cross)
+        return (mhai_qkv){heads_view(qkv, a->B, a->T, heads.q, D, heads.q * D),
+                          heads_view(memory, a->B, a->S, heads.kv, D, 2 * kv),
+                          heads_view(memory + kv, a->B, a->S, heads.kv, D, 2 * kv)};
+    const mhai_mix mix = mhai_transformer_mix(d, layer);
+    const float *k = qkv + mix.q * mix.D, *v = k + mix.k * mix.D;
+    return (mhai_qkv){heads_view(qkv, a->B, a->T, mix.q, mix.D, mix.width),
+                      heads_view(k, a->B, a->T, mix.k, mix.D, mix.width),
+                      heads_view(v, a->B, a->T, mix.v, mix.Dv, mix.width)};
 }
 
 typedef struct add_job {
@@ -88,7 +94,7 @@ typedef struct add_job {
     float *sum;
 } add_job;
 
-/* Numbers of a piece: adding them takes about as long as waking a thread. */
+/* Numbers per work item: adding them takes about as long as waking a thread. */
 enum { ADDED = 1 << 15 };
 
 static void add_piece(void *argument, int64_t piece, int worker)
@@ -110,10 +116,13 @@ void mhai_transformer_add(mha_context *context, int64_t count, const float *x, c
         for (int64_t i = 0; i < pieces; i++) add_piece(&job, i, 0);
 }
 
-mha_tensor mhai_transformer_heads(const mha_activations *a, mhai_heads heads, const float *data)
+mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
+                                  const float *data)
 {
-    const int64_t D = a->transformer->desc.head_dim;
-    return heads_view(data, a->B, a->T, heads.q, D, heads.q * D);
+    const mha_transformer_desc *d = &a->transformer->desc;
+    const int64_t H = mhai_transformer_heads_of(d, layer, cross).q;
+    const int64_t D = cross ? d->head_dim : mhai_transformer_mix(d, layer).Dv;
+    return heads_view(data, a->B, a->T, H, D, H * D);
 }
 
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse)
@@ -130,7 +139,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     const mhai_kept_attention *kept = cross ? &a->layers[layer].cross : &a->layers[layer].self;
     const mha_tensor *gates = cross ? input->cross_gates : input->gates;
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, cross);
-    const mhai_qkv qkv = mhai_transformer_qkv(a, heads, cross, kept->qkv, kept->memory);
+    const mhai_qkv qkv = mhai_transformer_qkv(a, layer, cross, kept->qkv, kept->memory);
     mhai_attend *x = &made->attend;
     *x = cross ? (mhai_attend){.desc = {.struct_size = sizeof x->desc}}
                : t->layers[layer].self.attend;
@@ -143,7 +152,7 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
     x->q = qkv.q;
     x->k = qkv.k;
     x->v = qkv.v;
-    x->heads = mhai_transformer_heads(a, heads, kept->heads);
+    x->heads = mhai_transformer_heads(a, layer, cross, kept->heads);
     made->lse = mhai_transformer_lse(a, heads, kept->lse);
     if (!gates) return;
     made->gates = mhai_transformer_vector(mhai_nn_row(gates, layer), heads.q);
@@ -178,7 +187,7 @@ static mha_status project(const mhai_call *c, const mhai_place_linear *place,
     return mha_linear_forward(c->context, place->packed, activation, &in, &out);
 }
 
-/* What a step reads: the stream, or its norm. */
+/* The input of a step: the stream, or its norm. */
 static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                              const mhai_kept_step *step)
 {
@@ -186,14 +195,14 @@ static mha_status begin_step(const mhai_call *c, const mhai_place_step *place,
                                            : MHA_OK;
 }
 
-/* Where a step's function writes what it adds. */
+/* The destination of a step's function. */
 static float *added_by(const mhai_call *c, const mhai_kept_step *step, float *next)
 {
     return mhai_transformer_has(c->t, MHA_TRANSFORMER_BRANCH_NORM) && step->z ? step->z : next;
 }
 
-/* next = x + y, with a norm around it if post-norm and on y if a branch norm; y is where added_by()
- * says. */
+/* next = x + y, followed by a norm if post-norm, with a norm of y if there is a branch norm; y
+ * is at added_by(). */
 static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
                            const mhai_kept_step *step, float *next)
 {
@@ -209,11 +218,11 @@ static mha_status end_step(const mhai_call *c, const mhai_place_step *place,
     return MHA_OK;
 }
 
-/* Heads come as gate z; what is missing of a gate is filled with the head's mean. */
+/* Heads become gate z; with means, (1 - gate) times the head's mean is added. */
 static void add_means(const mhai_call *c, float *heads, int64_t layer)
 {
-    const int64_t D = c->t->desc.head_dim;
-    const int64_t H = mhai_transformer_heads_of(&c->t->desc, layer, false).q;
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const int64_t D = mix.Dv, H = mix.out / D;
     const float *gates = mhai_nn_row(c->input.gates, layer);
     const float *means = mhai_nn_row(c->input.head_means, layer);
     for (int64_t i = 0; i < mhai_tokens(c->a); i++)
@@ -233,7 +242,7 @@ mha_tensor mhai_call_layer_part(const mha_tensor *wanted, int64_t layer)
     return part;
 }
 
-/* 0 for the heads that a layer does not have. */
+/* 0 for pruned heads */
 static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
 {
     const mha_tensor part = mhai_call_layer_part(wanted, layer);
@@ -246,7 +255,7 @@ static void clear_part(const mha_tensor *wanted, int64_t layer, int64_t heads)
     }
 }
 
-/* A layer whose heads are gone: the bias of the output is what remains. */
+/* A layer without heads: only the bias of the output remains. */
 static mha_status only_bias(const mhai_call *c, const mhai_place_attention *place,
                             const mhai_kept_attention *kept, float *next)
 {
@@ -338,6 +347,7 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
     const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
     const int64_t rows = mhai_tokens(c->a);
+    const bool delta = !cross && mhai_transformer_mix(&c->t->desc, layer).mixer;
     mhai_call_attention attention;
     if (wanted) clear_part(wanted, layer, count.q);
     if (count.q == 0) return only_bias(c, place, kept, next);
@@ -345,10 +355,15 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
     if (cross && !c->step)
         MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
-    MHA_TRY(prepare(c, layer, cross, &attention));
-    MHA_TRY(mhai_attend_position(&attention.attend));
+    if (delta) {
+        MHA_TRY(mhai_delta_position(c, layer));
+    } else {
+        MHA_TRY(prepare(c, layer, cross, &attention));
+        MHA_TRY(mhai_attend_position(&attention.attend));
+    }
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, false);
-    MHA_TRY(mhai_attend_run(&attention.attend));
+    MHA_TRY(delta ? mhai_delta_run(c, layer) : mhai_attend_run(&attention.attend));
+    if (!cross) mhai_gate_heads(c, layer);
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, true);
     MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
@@ -435,7 +450,7 @@ static mha_status embed(const mhai_call *c)
                           : MHA_OK;
 }
 
-/* The stream with which the first layer that is run begins. */
+/* The stream before the first layer of the run. */
 static mha_status begin_stream(const mhai_call *c)
 {
     const mha_tensor *from = c->input.stream;
@@ -495,8 +510,8 @@ static mha_status run_layer(const mhai_call *c, int64_t i)
     return d->ff_dim > 0 ? feed_forward(c, place, kept, mhai_transformer_next(c->a, i, 2)) : MHA_OK;
 }
 
-/* status: whether this rank can go on. After an error of its own it computes nothing more, but sends and
- * receives what the others expect. */
+/* status: whether this rank can continue. After an error of its own it computes nothing more,
+ * but sends and receives everything that the others expect. */
 static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     const mha_transformer *t = c->t;
@@ -515,12 +530,12 @@ static mha_status forward(mhai_call *c, const mha_tensor *output, mha_status sta
     return status == MHA_OK ? write_output(c, output) : status;
 }
 
-/* Tokens of a piece: the last rank waits for the first piece, but products of fewer rows take longer for
- * each of them. */
+/* Tokens of a piece: the last rank waits for the first piece, but products of fewer rows take
+ * longer per row. */
 enum { PIECE = 64 };
 
-/* A step's tokens in pieces that follow each other through the ranks: while a rank computes one, the
- * rank before it computes the next. */
+/* A step's tokens in pieces that are pipelined through the ranks: while a rank computes one, the
+ * previous rank computes the next. */
 static mha_status forward_pieces(mhai_call *c, const mha_tensor *output)
 {
     const mhai_step *whole = c->step;
@@ -563,7 +578,7 @@ static mha_status forward_all(mhai_call *c, const mha_tensor *output)
     return status;
 }
 
-/* The whole call, of all ranks. status: whether this one can make it. */
+/* The whole call, on all ranks. status: whether this rank can make it. */
 static mha_status run(mhai_call *c, const mha_tensor *output, mha_status status)
 {
     if (status == MHA_OK) status = load_tokens(c);
@@ -580,14 +595,13 @@ size_t mhai_transformer_product_bytes(const mha_context *context, const mha_tran
                : 0;
 }
 
-/* Check what is wanted of every layer, and have the scratch that the largest of them takes: the
- * stack keeps what it has, so that no output is written before something fails. */
+/* Check the requested outputs of every layer, and reserve the scratch of the largest layer: the
+ * stack keeps it, so that nothing fails after an output is written. */
 static mha_status reserve(const mhai_call *c)
 {
     const mha_transformer_desc *d = &c->t->desc;
     mha_attention_plan plan;
     size_t most = 0;
-    void *memory;
     for (int64_t i = 0; mhai_tokens(c->a) > 0 && i < 2 * d->num_layers; i++) {
         const bool cross = i % 2;
         mhai_call_attention attention;
@@ -595,6 +609,10 @@ static mha_status reserve(const mhai_call *c)
         if ((cross && !(d->flags & MHA_TRANSFORMER_CROSS)) ||
             mhai_transformer_heads_of(d, i / 2, cross).q == 0)
             continue;
+        if (!cross && mhai_transformer_mix(d, i / 2).mixer) {
+            MHA_TRY(mhai_delta_check_outputs(c, i / 2));
+            continue;
+        }
         MHA_TRY(prepare(c, i / 2, cross, &attention));
         MHA_TRY(mha_attention_explain(c->context, &x->desc, &x->q, &x->k, &x->v, &x->heads,
                                       &x->outputs, &plan));
@@ -604,13 +622,10 @@ static mha_status reserve(const mhai_call *c)
     const size_t products = mhai_transformer_product_bytes(
         c->context, c->t, mhai_max_i64(mhai_tokens(c->a), c->a->B * c->a->S));
     if (most < products) most = products;
-    const mha_scratch_mark mark = mha_scratch_top(c->context);
-    MHA_TRY(mha_scratch_alloc(c->context, (int64_t)most, 1, &memory));
-    mha_scratch_release(c->context, mark);
-    return MHA_OK;
+    return mhai_scratch_ensure(c->context, (int64_t)most, 1);
 }
 
-/* With activations of the call's own. */
+/* With activations in the call's scratch. */
 static mha_status prepare_passing(mhai_call *c, const mha_transformer_input *input,
                                   const mha_tensor *output)
 {
@@ -661,6 +676,6 @@ mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
     mhai_call c = {.context = context, .t = t, .input = {.tokens = tokens}, .a = a, .step = step};
     if (status == MHA_OK) status = mhai_call_check_outputs(&c, output);
     status = run(&c, output, status);
-    a->T = -1; /* keys of earlier tokens are not there: nothing for a backward call */
+    a->T = -1; /* keys of earlier tokens are missing, so a backward call is not possible */
     return status;
 }

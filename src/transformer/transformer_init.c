@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A standard normal number for a place (Box and Muller 1958): u in (0, 1] and a turn. */
+/* A standard normal number for a place (Box and Muller 1958) from u in (0, 1] and an angle. */
 static double normal(uint64_t seed, int64_t place)
 {
     uint32_t word[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0x6D686131u, 0};
@@ -26,7 +26,7 @@ static bool ends_with(const char *text, const char *end)
     return length >= part && strcmp(text + length - part, end) == 0;
 }
 
-/* Matrices that write to the residual stream are smaller by the root of their number. */
+/* Matrices that write to the residual stream are divided by the root of their number. */
 static double deviation(const mha_transformer *t, const mha_transformer_init *init,
                         const mha_parameter *p)
 {
@@ -40,7 +40,7 @@ static double deviation(const mha_transformer *t, const mha_transformer_init *in
     return writes ? std / sqrt(writers) : std;
 }
 
-/* grade to the power of the head that element [row, col] belongs to; 1 if it is of no head. */
+/* grade to the power of the head of element [row, col]; 1 if it belongs to no head. */
 static double grade_of(const mha_transformer *t, const mha_transformer_init *init,
                        const mha_parameter *p, int64_t row, int64_t col)
 {

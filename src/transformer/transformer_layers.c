@@ -1,5 +1,5 @@
-/* What the description of a layer adds to its self-attention: norms, rotation, masks, score terms;
- * and the encodings of positions. */
+/* Per-layer settings of self-attention: norms, rotation, masks, score terms; and the encodings
+ * of positions. */
 #include "transformer/transformer_parts.h"
 
 #include "base/checked.h"
@@ -10,11 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_FLAGS = MHA_LAYER_ROPE_INTERLEAVED * 2 - 1 };
+enum { KNOWN_FLAGS = MHA_LAYER_OUTPUT_GATE * 2 - 1 };
 
 /* ---- descriptions -------------------------------------------------------------------------- */
 
-/* Settings whose flag or whose kind of positions is missing. */
+/* Settings whose flag, or whose kind of positions, is missing. */
 static mha_status check_settings(const mha_transformer_desc *d, const mha_layer_desc *l)
 {
     const bool rotary = d->positions == MHA_ENCODING_ROTARY;
@@ -68,8 +68,53 @@ static mha_status fill_scaling(mha_layer_desc *l)
     return MHA_OK;
 }
 
-static mha_status fill_defaults(const mha_transformer_desc *d, mha_layer_desc *l)
+static bool in_bounds(int64_t value, int64_t most)
 {
+    return value >= 1 && value <= most;
+}
+
+/* A gated delta net: sizes, and nothing of attention. The bounds keep the width of a row in 64 bits. */
+static mha_status check_delta(const mha_transformer_desc *d, const mha_layer_desc *l, int64_t layer)
+{
+    const mha_layer_desc sizes = {.struct_size = l->struct_size,
+                                  .mixer = l->mixer,
+                                  .conv_kernel = l->conv_kernel,
+                                  .key_dim = l->key_dim,
+                                  .value_dim = l->value_dim};
+    if (memcmp(&sizes, l, sizeof sizes) != 0)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: a gated delta net has mixer, "
+                                          "conv_kernel, key_dim and value_dim alone; leave the "
+                                          "other fields 0");
+    if (!(d->flags & MHA_TRANSFORMER_CAUSAL) || d->norm != MHA_NORM_RMS ||
+        d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_layer_desc: a gated delta net needs MHA_TRANSFORMER_CAUSAL and "
+                        "MHA_NORM_RMS, and no cross-attention or parallel blocks");
+    if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || !in_bounds(l->key_dim, 1 << 20) ||
+        !in_bounds(l->value_dim, 1 << 20))
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: conv_kernel is %d, key_dim %lld, value_dim %lld; expected "
+                        "1..%d, 1..%d, 1..%d",
+                        (int)l->conv_kernel, (long long)l->key_dim, (long long)l->value_dim,
+                        MHA_CONVOLUTION_MOST, 1 << 20, 1 << 20);
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
+    if (heads.q >= 1 && heads.q * mhai_max_i64(l->key_dim, l->value_dim) <= INT32_MAX)
+        return MHA_OK;
+    return mha_fail(heads.q < 1 ? MHA_ERR_ARGUMENT : MHA_ERR_SIZE,
+                    "mha_layer_desc: a gated delta net of %lld heads, key_dim %lld and value_dim "
+                    "%lld; expected 1 head or more and at most %d numbers",
+                    (long long)heads.q, (long long)l->key_dim, (long long)l->value_dim, INT32_MAX);
+}
+
+static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
+{
+    if ((unsigned)l->mixer > MHA_MIXER_GATED_DELTA)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
+                        (int)l->mixer, MHA_MIXER_GATED_DELTA);
+    if (l->mixer) return check_delta(d, l, layer);
+    if (l->conv_kernel || l->key_dim || l->value_dim)
+        return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim and value_dim: "
+                                          "only with MHA_MIXER_GATED_DELTA");
     if (l->flags & ~(uint32_t)KNOWN_FLAGS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: flags 0x%x are unknown",
                         (unsigned)(l->flags & ~(uint32_t)KNOWN_FLAGS));
@@ -102,7 +147,7 @@ static mha_status read_layer(const void *given, uint32_t size, mha_layer_desc *o
     return MHA_OK;
 }
 
-/* The error of a layer, with its number. */
+/* An error of a layer, with its number. */
 static mha_status fail_layer(mha_status status, int64_t layer)
 {
     char detail[240];
@@ -119,7 +164,7 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
     for (int64_t i = 0; i < d->num_layers; i++, given += d->layers->struct_size) {
         mha_status status = read_layer(given, d->layers->struct_size, &own[i]);
         if (memcmp(&own[i], &none, sizeof none) != 0) *plain = false;
-        if (status == MHA_OK) status = fill_defaults(d, &own[i]);
+        if (status == MHA_OK) status = fill_defaults(d, i, &own[i]);
         if (status != MHA_OK) return fail_layer(status, i);
     }
     return MHA_OK;
@@ -127,7 +172,7 @@ mha_status mhai_transformer_read_layers(const mha_transformer_desc *d, mha_layer
 
 /* ---- encodings ----------------------------------------------------------------------------- */
 
-/* What of a layer decides about its rotation. */
+/* The settings of a layer that determine its rotation. */
 static mha_layer_desc rotation_of(const mha_layer_desc *l)
 {
     return (mha_layer_desc){.rotary_dim = l->rotary_dim,
@@ -140,8 +185,7 @@ static mha_layer_desc rotation_of(const mha_layer_desc *l)
                             .rope_original_length = l->rope_original_length};
 }
 
-/* The table of a rotation, new or one that is there. Room for every position, without touching it.
- */
+/* The table of a rotation, new or existing. Room for every position, which is not touched yet. */
 static mha_status take_encoding(mha_transformer *t, int64_t width, const mha_layer_desc *layer,
                                 mhai_encoding **taken)
 {
@@ -184,7 +228,7 @@ static double clamp(double x, double low, double high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* The pair that turns so many times in the positions of training. */
+/* The pair that makes this number of turns within the positions of training. */
 static double pair_of_turns(const mha_layer_desc *r, double turns)
 {
     const double length = (double)r->rope_original_length, pi = 3.14159265358979323846;
@@ -192,12 +236,12 @@ static double pair_of_turns(const mha_layer_desc *r, double turns)
            (2 * mha_log((double)r->rope_base));
 }
 
-/* By how much the frequency of pair i is divided, beyond the base's own. */
+/* The divisor of the frequency of pair i, beyond the base's own. */
 static double divisor_of(const mha_layer_desc *r, int64_t i, double frequency)
 {
     const double factor = (double)r->rope_factor, low = (double)r->rope_low,
                  high = (double)r->rope_high;
-    double slow; /* 1: divided by factor, 0: as it is */
+    double slow; /* 1: divided by factor, 0: unchanged */
     if (r->rope_scaling == MHA_ROPE_SCALING_LLAMA3) {
         const double turns = (double)r->rope_original_length * frequency / 6.28318530717958647693;
         slow = clamp((high - turns) / (high - low), 0, 1);
@@ -215,7 +259,7 @@ static double frequency_of(const mha_layer_desc *r, int64_t i)
     return mha_exp(-2 * (double)i / (double)r->rotary_dim * mha_log((double)r->rope_base));
 }
 
-/* They are what turning (1, 0) gives. */
+/* They are the results of rotating (1, 0). */
 mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, int64_t begin,
                                   int64_t rows, float *first)
 {
@@ -231,7 +275,7 @@ mha_status mhai_transformer_turns(mha_context *context, const mhai_encoding *e, 
         mha_tensor x = mha_tensor_bthd(first, 1, rows, 1, width);
         return mha_rope_apply(context, &rope, &x, &x);
     }
-    for (int64_t i = 0; i < half; i++) { /* each pair by itself, at a frequency of its own */
+    for (int64_t i = 0; i < half; i++) { /* each pair separately, at its own frequency */
         const double frequency = frequency_of(r, i);
         mha_tensor x = mha_tensor_bthd(first + i, 1, rows, 1, 2);
         x.stride[2] = width;
@@ -272,7 +316,7 @@ mha_status mhai_transformer_encode(mha_context *context, const mha_transformer *
     return status;
 }
 
-/* What a layer without a description of its own has. */
+/* The settings of a layer without a description. */
 static mha_layer_desc usual_layer(const mha_transformer_desc *d)
 {
     return (mha_layer_desc){.rotary_dim = d->head_dim, .rope_base = d->rope_base, .rope_factor = 1};
@@ -308,7 +352,7 @@ mha_status mha_transformer_rotation(const mha_transformer *t, int64_t layer,
     return MHA_OK;
 }
 
-/* ---- what a layer attends with ------------------------------------------------------------- */
+/* ---- a layer's attention --------------------------------------------------------------------- */
 
 static mha_status rotate(mha_context *context, mha_transformer *t, const mha_layer_desc *l,
                          mhai_heads heads, mhai_place_attention *place)
@@ -335,7 +379,7 @@ static mha_status rotate(mha_context *context, mha_transformer *t, const mha_lay
     return MHA_OK;
 }
 
-/* What attention would say to it: every field is checked there. */
+/* Let attention validate it: every field is checked there. */
 static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads heads, int64_t D)
 {
     const mha_tensor q = mha_tensor_contiguous(NULL, MHA_F32, 4, (int64_t[]){1, heads.q, 1, D});
@@ -344,7 +388,7 @@ static mha_status explain(mha_context *context, const mhai_attend *a, mhai_heads
     return mha_attention_explain(context, &a->desc, &q, &k, &k, &q, NULL, &plan);
 }
 
-/* The parameters that attention reads as they are. */
+/* The parameters that attention reads directly. */
 static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, mhai_heads heads,
                                   mhai_place_attention *place)
 {
@@ -370,7 +414,7 @@ static mha_status view_parameters(mha_transformer *t, const mha_layer_desc *l, m
     return MHA_OK;
 }
 
-/* A layer without heads has no parameters, but what it says is checked all the same. */
+/* A layer without heads has no parameters, but its description is checked as well. */
 static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t layer)
 {
     const mha_transformer_desc *d = &t->desc;
@@ -381,7 +425,7 @@ static mha_status make_layer(mha_context *context, mha_transformer *t, int64_t l
     mhai_place_attention *place = &t->layers[layer].self;
     mhai_attend *a = &place->attend;
     int64_t bucket;
-    if (heads.q == 0 && !d->layers) return MHA_OK;
+    if (l->mixer || (heads.q == 0 && !d->layers)) return MHA_OK;
     *a = (mhai_attend){.desc = {.struct_size = sizeof a->desc,
                                 .flags = causal ? MHA_ATTENTION_CAUSAL : 0,
                                 .scale = l->scale,

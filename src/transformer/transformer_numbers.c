@@ -10,7 +10,7 @@ mha_transformer *mhai_transformer_share(const mha_transformer *t)
 {
     union {
         const mha_transformer *given;
-        mha_transformer *own; /* only to be destroyed */
+        mha_transformer *own; /* set so that it can be destroyed */
     } pointer = {t};
     if (!t->owners) return NULL;
     atomic_fetch_add(t->owners, 1);

@@ -1,4 +1,5 @@
-/* Inside a transformer: where its parameters lie, and what a forward call keeps of a batch. */
+/* Inside a transformer: the places of its parameters, and the activations that a forward call
+ * keeps. */
 #ifndef MHAI_TRANSFORMER_PARTS_H
 #define MHAI_TRANSFORMER_PARTS_H
 
@@ -6,6 +7,7 @@
 
 #include <multihead/cache.h>
 #include <multihead/component.h>
+#include <multihead/recurrent.h>
 #include <multihead/transformer.h>
 
 #include <pthread.h>
@@ -13,12 +15,12 @@
 
 enum { MHAI_NOWHERE = -1 };
 
-/* Offsets into the flat array; MHAI_NOWHERE: there is none. */
+/* Offsets into the flat array; MHAI_NOWHERE: absent. */
 typedef struct mhai_place_norm {
     int64_t weight, bias;
 } mhai_place_norm;
 
-/* Before a function, or after its sum (post-norm); and on what it adds. */
+/* Before a function, or after its sum (post-norm); and on its output. */
 typedef struct mhai_place_step {
     mhai_place_norm norm, post;
 } mhai_place_step;
@@ -29,15 +31,16 @@ typedef struct mhai_place_linear {
     mha_linear *packed;
 } mhai_place_linear;
 
-/* Self-attention projects q, k and v at once: their weights lie one after the other. */
+/* Self-attention projects q, k and v at once: their weights are contiguous. */
 typedef struct mhai_place_attention {
     mhai_place_step step;
-    mhai_attend attend; /* what the layer's description says; points to the tensors below */
+    mhai_attend attend; /* the layer's settings; points to the tensors below */
     int64_t q_norm, k_norm, sinks, slopes, t5;
     mha_tensor sink_logits, alibi_slopes, t5_table, cosines, sines;
-    mhai_place_linear in;     /* q, k, v; in cross-attention q alone */
+    mhai_place_linear in;     /* q, k, v and gates; in cross-attention only q */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
     mhai_place_linear out;
+    int64_t conv, decay, shift, o_norm; /* of a gated delta net */
 } mhai_place_attention;
 
 typedef struct mhai_place_layer {
@@ -46,17 +49,17 @@ typedef struct mhai_place_layer {
     mhai_place_linear up, down; /* up: gate and up together if gated; packed NULL: none */
 } mhai_place_layer;
 
-/* A row for each position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines,
- * one table for all layers that rotate alike. A table of a million positions is no price for a
- * short text: rows are made when activations or a decoder are, which know how many they may need,
- * and are never written again. */
+/* One row per position: [max_length,E] sinusoidal, or [max_length,rotary_dim] cosines and sines;
+ * one table for all layers with the same rotation. A table of a million positions would be too
+ * expensive for a short text: rows are computed when activations or a decoder are created, which
+ * know the number that they may need, and never change afterwards. */
 typedef struct mhai_encoding {
     struct mhai_encoding *next;
     size_t bytes;
     int64_t width;
     mha_layer_desc rotation; /* its fields about rotation */
     pthread_mutex_t growing;
-    int64_t rows; /* made so far; guarded by growing */
+    int64_t rows; /* rows computed so far; guarded by growing */
     float values[];
 } mhai_encoding;
 
@@ -68,41 +71,44 @@ struct mha_transformer {
     float *data; /* all of them; NULL with a source */
     int64_t size;
     mha_transformer_source source; /* read NULL: none */
-    atomic_int *owners;            /* with a source: whoever made it, and those that read from it */
-    float *held; /* with a source, the parameters that do not stay there, in their order */
+    atomic_int *owners;            /* with a source: its owner, and its readers */
+    float *held; /* with a source, the parameters that are held in memory, in their order */
     int64_t held_count;
-    int64_t *held_at;                 /* [parameters] where in held; MHAI_NOWHERE: it stays */
-    int64_t most_inputs;              /* of a linear layer whose weight stays; 0: there is none */
+    int64_t *held_at;                 /* [parameters] place in held; MHAI_NOWHERE: it is read
+                                         from the source */
+    int64_t most_inputs;              /* of a linear layer whose weight is read from the source;
+                                         0: none */
     int64_t tokens, positions, types; /* offsets of the tables */
     mhai_place_norm embed_norm, norm;
     mhai_place_layer *layers;
-    mhai_place_linear output;    /* weight is that of the tokens if tied */
-    int64_t *head_lists;         /* [2][L] what desc.layer_heads and layer_kv_heads are, or NULL */
-    mha_layer_desc *layer_descs; /* [L] what desc.layers is, or NULL */
+    mhai_place_linear output;    /* if tied, weight is that of the tokens */
+    int64_t *head_lists;         /* [2][L] the target of desc.layer_heads and layer_kv_heads, or
+                                    NULL */
+    mha_layer_desc *layer_descs; /* [L] the target of desc.layers, or NULL */
     mhai_encoding *encodings;    /* a list; NULL: positions need none */
-    int32_t *ranks; /* [L + 1] which rank has each layer, and the output; NULL: this one */
-    uint64_t hash;  /* with ranks: of what all of them know */
+    int32_t *ranks; /* [L + 1] the rank of each layer, and of the output; NULL: this one */
+    uint64_t hash;  /* with ranks: hash of what all of them must have */
 };
 
-/* One owner more, if it has a source; else NULL. Each destroys it. */
+/* Add an owner, if it has a source; else NULL. Every owner calls destroy. */
 mha_transformer *mhai_transformer_share(const mha_transformer *t);
 
-/* The parameter that holds the number at an offset of the flat array. */
+/* The parameter that contains the element at an offset of the flat array. */
 int64_t mhai_transformer_parameter_at(const mha_transformer *t, int64_t offset);
 
-/* The numbers at an offset of the flat array, of a parameter that does not stay in a source. */
+/* The elements at an offset of the flat array, of a parameter that is held in memory. */
 float *mhai_transformer_numbers(const mha_transformer *t, int64_t offset);
 
-/* The matrix at an offset, as it lies in the flat array or else in the context's scratch. */
+/* The matrix at an offset, in the flat array or else in the context's scratch. */
 MHA_NODISCARD mha_status mhai_transformer_matrix(mha_context *context, const mha_transformer *t,
                                                  int64_t offset, int64_t rows, int64_t cols,
                                                  mha_tensor *matrix);
 
-/* Part of the rows of cols numbers that begin at an offset: also of matrices that lie together. */
+/* Part of the rows of cols elements that begin at an offset; may span contiguous matrices. */
 void mhai_transformer_read_rows(const mha_transformer *t, int64_t offset, int64_t cols, int64_t row,
                                 int64_t rows, int64_t column, int64_t columns, float *to);
 
-/* Such a part of the matrix that begins with parameter number `at`, as mhai_rows (matmul.h) has it. */
+/* Such a part of the matrix that begins with parameter number `at`, as mhai_rows (matmul.h). */
 void mhai_transformer_read_matrix(const void *user, int64_t at, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns, float *to);
 
@@ -117,35 +123,34 @@ static inline bool mhai_transformer_has(const mha_transformer *t, uint32_t flag)
     return t->desc.flags & flag;
 }
 
-/* Norms in front of functions, not after them, and one at the end. */
+/* Whether norms precede functions and one is at the end. */
 static inline bool mhai_transformer_pre_norm(const mha_transformer *t)
 {
     return t->desc.norm != MHA_NORM_NONE && !mhai_transformer_has(t, MHA_TRANSFORMER_POST_NORM);
 }
 
-/* Of the table of learned positions. */
+/* Offset of the table of learned positions. */
 static inline int64_t mhai_position_rows(const mha_transformer_desc *d)
 {
     return d->max_length + (d->flags & MHA_TRANSFORMER_PADDING ? 1 : 0);
 }
 
-/* ---- what a forward call keeps -----------------------------------------------------------------
- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
-/* A function between residual connections, all [tokens,E]. x is the stream before it; from that
- * which it reads, the block's in a parallel one; in what it reads, which is from itself without
- * pre-norm; z what a norm after it reads: the sum before a post-norm, the function's own before a
- * branch norm; NULL without these, and in passing. */
+/* A function between residual connections, all [tokens,E]. x: the stream before it. from: its
+ * input before the norm, in a parallel block the block's. in: its input, which is from itself
+ * without pre-norm. z: the input of a norm after it: the sum before a post-norm, the function's
+ * output before a branch norm; NULL without these, and if nothing is kept. */
 typedef struct mhai_kept_step {
     float *x, *from, *in, *z;
 } mhai_kept_step;
 
 typedef struct mhai_kept_attention {
     mhai_kept_step step;
-    float *qkv;    /* [tokens, (H + 2 Hk) D]; in cross-attention [tokens, H D] */
+    float *qkv;    /* [tokens, mhai_mix.width]; in cross-attention [tokens, H D] */
     float *memory; /* cross-attention: [memory rows, 2 Hk D] */
-    float *heads;  /* [tokens, H D] */
-    float *lse;    /* [B,H,T] */
+    float *heads;  /* [tokens, mhai_mix.out] */
+    float *lse;    /* [B,H,T]; NULL in a gated delta net */
 } mhai_kept_attention;
 
 typedef struct mhai_kept_layer {
@@ -158,21 +163,22 @@ struct mha_activations {
     mha_allocator allocator;
     const mha_transformer *transformer;
     int64_t max_tokens, max_memory;
-    int64_t B, T, S; /* the batch that is kept; T = -1: none */
-    bool passing;    /* layers take turns in two pieces of memory: for a call, not for a gradient */
+    int64_t B, T, S; /* the batch of the activations; T = -1: none */
+    bool passing;    /* layers alternate between two pieces of memory: for a call without
+                        gradient */
     int64_t first;   /* the first layer that the call ran */
-    bool given;      /* the stream in front of it was given */
-    int64_t layer;   /* the last one done */
+    bool given;      /* the stream before it was given */
+    int64_t layer;   /* the last layer computed */
     float *memory;   /* all floats below */
     size_t bytes;
     int32_t *ids, *positions, *types; /* [tokens] */
-    float *embedded;                  /* before the norm on embeddings; else NULL */
+    float *embedded;                  /* the sum before the norm on embeddings; else NULL */
     mhai_kept_layer *layers;
     float *x, *last; /* the stream after the last layer, and with its norm */
     float *gradient; /* [tokens,E] working memory of the backward call */
 };
 
-/* Where what is kept of a layer lies, which is one piece. */
+/* The place of a layer's activations, which are contiguous. */
 float *mhai_activations_piece(const mha_activations *a, int64_t layer, int64_t *floats);
 
 /* Fill *a for one call, in the context's scratch. */
@@ -180,7 +186,7 @@ MHA_NODISCARD mha_status mhai_activations_pass(mha_context *context, const mha_t
                                                int64_t tokens, int64_t memory_rows,
                                                mha_activations *a);
 
-/* mha_activations_create(), of which all is checked. */
+/* mha_activations_create() with checked arguments. */
 MHA_NODISCARD mha_status mhai_activations_create(mha_context *context, const mha_transformer *t,
                                                  int64_t max_tokens, int64_t max_memory,
                                                  bool passing, mha_activations **activations);
@@ -201,25 +207,66 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
     return (mhai_heads){d->layer_heads[layer], d->layer_kv_heads[layer]};
 }
 
-/* q [B,H,T,D], k and v [B,Hk,S,D] of what an attention step keeps, or of gradients laid out alike.
- */
+/* What the heads of a layer's mixer are: heads and sizes of q, k and v, which follow each other in rows
+ * of `width` numbers, and then gates [out], and strengths and decays [v] of a gated delta net. */
+typedef struct mhai_mix {
+    mha_mixer mixer;
+    bool gated;
+    int64_t q, k, v, D, Dv;
+    int64_t out; /* of all heads */
+    int64_t gates, width;
+} mhai_mix;
+
+static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64_t layer)
+{
+    const mhai_heads heads = mhai_transformer_heads_of(d, layer, false);
+    const mha_layer_desc *l = d->layers ? &d->layers[layer] : NULL;
+    mhai_mix mix = {
+        .q = heads.q, .k = heads.kv, .v = heads.kv, .D = d->head_dim, .Dv = d->head_dim};
+    if (l) {
+        mix.mixer = l->mixer;
+        mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE || l->mixer;
+    }
+    if (mix.mixer) {
+        mix.q = heads.kv;
+        mix.v = heads.q;
+        mix.D = l->key_dim;
+        mix.Dv = l->value_dim;
+    }
+    mix.out = heads.q * mix.Dv;
+    mix.gates = (mix.q + mix.k) * mix.D + mix.v * mix.Dv;
+    mix.width = mix.gates + (mix.gated ? mix.out : 0) + (mix.mixer ? 2 * mix.v : 0);
+    return mix;
+}
+
+/* Refuse a layer that a function cannot compute: a gated delta net, or an output gate. */
+MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
+                                                       const mha_transformer *t);
+
+/* q [B,H,T,D], k and v [B,Hk,S,D] of the activations of an attention step, or of gradients with
+ * the same layout. */
 typedef struct mhai_qkv {
     mha_tensor q, k, v;
 } mhai_qkv;
-mhai_qkv mhai_transformer_qkv(const mha_activations *a, mhai_heads heads, bool cross,
-                              const float *qkv, const float *memory);
-mha_tensor mhai_transformer_heads(const mha_activations *a, mhai_heads heads, const float *data);
+mhai_qkv mhai_transformer_qkv(const mha_activations *a, int64_t layer, bool cross, const float *qkv,
+                              const float *memory);
+mha_tensor mhai_transformer_heads(const mha_activations *a, int64_t layer, bool cross,
+                                  const float *data);
+/* What a gated delta net's recurrence reads besides, [B,H,T]. */
+void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
+                      mha_tensor *strength);
 mha_tensor mhai_transformer_lse(const mha_activations *a, mhai_heads heads, const float *lse);
 
 /* sum = x + y, which may be x or y. */
 void mhai_transformer_add(mha_context *context, int64_t count, const float *x, const float *y,
                           float *sum);
 
-/* Where step 0, 1 or 2 (an mha_layer_part) of a layer writes the stream: where the one after it
- * reads, so that the order of steps is that of memory. */
+/* Where step 0, 1 or 2 (an mha_layer_part) of a layer writes the stream, which is the input of
+ * the next step. */
 float *mhai_transformer_next(const mha_activations *a, int64_t layer, int step);
 
-/* The attention of one layer of a call, as it was kept. Holds what desc and outputs point to. */
+/* The attention of one layer of a call, from its activations. Holds the tensors that desc and
+ * outputs point to. */
 typedef struct mhai_call_attention {
     mhai_attend attend;
     mha_tensor gates, lse, probabilities;
@@ -228,9 +275,9 @@ void mhai_transformer_attention(mha_context *context, const mha_activations *a,
                                 const mha_transformer_input *input, int64_t layer, bool cross,
                                 mhai_call_attention *made);
 
-/* transformer_layers.c: d->layers with defaults filled in, and whether they say nothing; what each
- * layer attends with, once the parameters have their places; rows of the encodings for positions
- * below count, or as many as there are. */
+/* transformer_layers.c: d->layers with defaults filled in, and whether they change nothing; the
+ * attention of each layer, once the parameters have their places; rows of the encodings for
+ * positions below count, or all. */
 MHA_NODISCARD mha_status mhai_transformer_read_layers(const mha_transformer_desc *d,
                                                       mha_layer_desc *own, bool *plain);
 MHA_NODISCARD mha_status mhai_transformer_make_layers(mha_context *context, mha_transformer *t);
@@ -243,14 +290,15 @@ MHA_NODISCARD mha_status mhai_transformer_encode(mha_context *context, const mha
                                                  int64_t count);
 void mhai_transformer_free_encodings(mha_transformer *t);
 
-/* transformer_logits.c: logits [rows,V] of rows that W_out reads, with the bits of a forward call. */
+/* transformer_logits.c: logits [rows,V] of rows of the stream, bit-identical to those of a
+ * forward call. */
 MHA_NODISCARD mha_status mhai_transformer_logits(mha_context *context, const mha_transformer *t,
                                                  const mha_tensor *hidden,
                                                  const mha_tensor *logits);
 
-/* transformer_patch.c: check what takes the place of heads and of the first layers, and that an output
- * does not overlap it; put the patches of a layer in place, those of its output or else those of its
- * queries, keys and values. */
+/* transformer_patch.c: check the replacements of heads and of the first layers, and that no
+ * output overlaps them; apply the patches of a layer to its output, or to its queries, keys and
+ * values. */
 MHA_NODISCARD mha_status mhai_transformer_check_patches(const mha_transformer *t,
                                                         const mha_transformer_input *input);
 MHA_NODISCARD mha_status mhai_transformer_patches_apart(const mha_transformer_input *input,
@@ -259,32 +307,40 @@ MHA_NODISCARD mha_status mhai_transformer_patches_apart(const mha_transformer_in
 void mhai_transformer_patch(const mha_activations *a, const mha_transformer_input *input,
                             int64_t layer, bool output);
 
-/* What a step of a decoder adds to a forward call. */
+/* A gated delta net's state of a sequence, and the tokens that its convolution has taken. */
+typedef struct mhai_delta_state {
+    mha_recurrent_state *state; /* NULL: the layer is no such net */
+    float *inputs;              /* [K-1, channels] */
+    int64_t floats, length;
+} mhai_delta_state;
+
+/* The state of a decoder's step, in addition to a forward call. */
 typedef struct mhai_step {
     mha_kv_cache *const *caches;    /* [L] of self-attention */
     mha_kv_cache *const *memory;    /* [L] of cross-attention, already filled */
-    const int64_t *firsts, *counts; /* [B] the rows that each sequence takes */
+    const int64_t *firsts, *counts; /* [B] rows of each sequence */
     const int64_t *offsets;         /* [B] the position of row 0 */
     mha_tensor places;              /* i64 [B,n] positions, in the tables for padding too */
     int64_t window, sink_keys;      /* of the decoder */
-    const mhai_attend_sinks *sinks; /* [L]; NULL: they stay where they are */
-    bool divides; /* one sequence, whose rows may come in several steps with the same bits */
+    const mhai_attend_sinks *sinks; /* [L]; NULL: sinks do not move */
+    bool divides; /* one sequence, whose rows may be divided into several bit-identical steps */
+    mhai_delta_state *deltas; /* [L][B] */
 } mhai_step;
 
-/* A forward call whose tokens follow what the caches hold. These hold the rows taken afterwards, some
- * of them also after an error. status: whether this rank can take part. */
+/* A forward call whose tokens follow those in the caches, to which their rows are appended;
+ * after an error, some of them may be. status: whether this rank can take part. */
 MHA_NODISCARD mha_status mhai_transformer_step(mha_context *context, const mha_transformer *t,
                                                mha_activations *a, const mha_tensor *tokens,
                                                const mhai_step *step, const mha_tensor *output,
                                                mha_status status);
 
-/* transformer_spread.c: layers over ranks. Each function does nothing where a transformer is whole, and
- * returns the status that it was given. */
+/* transformer_spread.c: layers over ranks. Each function is a no-op for a transformer on one
+ * rank, and returns the status that it receives. */
 
-/* Decide which rank has which layer. */
+/* Assign layers to ranks. */
 MHA_NODISCARD mha_status mhai_spread_make(mha_transformer *t);
 
-/* Once its numbers are read: what ranks compare. */
+/* After the parameters are read: compute the hash that ranks compare. */
 void mhai_spread_hash(mha_transformer *t);
 
 /* Whether this rank computes a layer; L: the output. */
@@ -293,14 +349,14 @@ static inline bool mhai_spread_mine(const mha_transformer *t, int64_t layer)
     return !t->ranks || t->ranks[layer] == t->source.transport->rank;
 }
 
-/* Whether all ranks can go on. */
+/* Agree whether all ranks can continue. */
 MHA_NODISCARD mha_status mhai_spread_agree(const mha_transformer *t, mha_status status);
 
-/* The same, and whether all have this transformer and these bytes. */
+/* The same, and whether all have the same transformer and bytes. */
 MHA_NODISCARD mha_status mhai_spread_same(const mha_transformer *t, const char *what,
                                           const void *bytes, size_t count, mha_status status);
 
-/* Rank `root` gives its numbers to all others. */
+/* Broadcast the numbers of rank `root`. */
 MHA_NODISCARD mha_status mhai_spread_tensor(const mha_transformer *t, int32_t root,
                                             const mha_tensor *tensor);
 
@@ -308,12 +364,11 @@ MHA_NODISCARD mha_status mhai_spread_tensor(const mha_transformer *t, int32_t ro
 size_t mhai_transformer_product_bytes(const mha_context *context, const mha_transformer *t,
                                       int64_t rows);
 
-/* What a decoder's window (0: none) leaves of a layer's attention: layers that see no more as it is
- * stay as they are. */
+/* Apply a decoder's window (0: none) to a layer's attention, unless the layer sees less anyway. */
 void mhai_transformer_narrow(int64_t window, int64_t sink_keys, mha_attention_desc *desc);
 
-/* Keys and values of memory [B,S,memory_dim], which was checked, for one layer's cross-attention:
- * views of rows [B S, 2 Hk D]. */
+/* Keys and values of checked memory [B,S,memory_dim] for one layer's cross-attention: views of
+ * rows [B S, 2 Hk D]. */
 MHA_NODISCARD mha_status mhai_transformer_project_memory(mha_context *context,
                                                          const mha_transformer *t, int64_t layer,
                                                          const mha_tensor *memory, float *rows,
@@ -334,7 +389,7 @@ static inline bool mhai_transformer_gated(const mha_transformer *t)
            kind == MHA_FEED_FORWARD_GEGLU_TANH;
 }
 
-/* Of feed-forward layers; SwiGLU's is not among them. */
+/* Activations of feed-forward layers; SwiGLU is separate. */
 static inline mha_activation mhai_transformer_activation(const mha_transformer *t)
 {
     switch (t->desc.feed_forward) {

@@ -1,5 +1,5 @@
-/* Numbers that take the place of what a forward call computes: patches of heads, and the stream in
- * front of the layer with which the call begins. */
+/* Patches: values that replace the outputs of heads, and the stream before the first layer of a
+ * call. */
 #include "transformer/transformer_parts.h"
 
 #include "base/struct_copy.h"
@@ -20,7 +20,6 @@ static mha_status check_patch(const mha_transformer *t, const mha_transformer_in
                               int64_t i)
 {
     const int64_t *tokens = input->tokens->shape;
-    const int64_t shape[] = {tokens[0], tokens[1], t->desc.head_dim};
     mha_head_patch p;
     char name[48];
     MHA_TRY(read_patch(input, i, &p));
@@ -31,13 +30,18 @@ static mha_status check_patch(const mha_transformer *t, const mha_transformer_in
         return mha_fail(MHA_ERR_ARGUMENT, "%s: layer is %lld, expected %lld..%lld", name,
                         (long long)p.layer, (long long)input->first_layer,
                         (long long)t->desc.num_layers - 1);
-    const mhai_heads heads = mhai_transformer_heads_of(&t->desc, p.layer, false);
-    const int64_t count =
-        p.part == MHA_PATCH_OUTPUT || p.part == MHA_PATCH_QUERY ? heads.q : heads.kv;
+    const mhai_mix mix = mhai_transformer_mix(&t->desc, p.layer);
+    const int64_t heads = mhai_transformer_heads_of(&t->desc, p.layer, false).q;
+    const int64_t count = p.part == MHA_PATCH_OUTPUT  ? heads
+                          : p.part == MHA_PATCH_QUERY ? mix.q
+                          : p.part == MHA_PATCH_KEY   ? mix.k
+                                                      : mix.v;
+    const bool values = p.part == MHA_PATCH_OUTPUT || p.part == MHA_PATCH_VALUE;
+    const int64_t shape[] = {tokens[0], tokens[1], values ? mix.Dv : mix.D};
     if (p.head < 0 || p.head >= count)
         return mha_fail(MHA_ERR_ARGUMENT, "%s: head is %lld, layer %lld has %lld%s", name,
                         (long long)p.head, (long long)p.layer, (long long)count,
-                        count < heads.q ? " key/value heads" : "");
+                        count < heads ? " key/value heads" : "");
     MHA_TRY(mhai_tensor_check(name, p.values, MHA_F32, 3, shape));
     return mhai_tensor_check_last(name, p.values);
 }
@@ -81,17 +85,18 @@ mha_status mhai_transformer_patches_apart(const mha_transformer_input *input, co
     return MHA_OK;
 }
 
-/* Where a patch goes: row i is at to + i * stride. */
+/* Destination of a patch: row i is at the result + i stride. */
 static float *place_of(const mha_activations *a, const mha_head_patch *p, int64_t *stride)
 {
-    const mhai_heads heads = mhai_transformer_heads_of(&a->transformer->desc, p->layer, false);
+    const mhai_mix mix = mhai_transformer_mix(&a->transformer->desc, p->layer);
     const mhai_kept_attention *kept = &a->layers[p->layer].self;
-    const int64_t D = a->transformer->desc.head_dim;
-    const int64_t begin = p->part == MHA_PATCH_KEY     ? heads.q
-                          : p->part == MHA_PATCH_VALUE ? heads.q + heads.kv
-                                                       : 0;
-    *stride = p->part == MHA_PATCH_OUTPUT ? heads.q * D : (heads.q + 2 * heads.kv) * D;
-    return (p->part == MHA_PATCH_OUTPUT ? kept->heads : kept->qkv) + (begin + p->head) * D;
+    *stride = p->part == MHA_PATCH_OUTPUT ? mix.out : mix.width;
+    switch (p->part) {
+    case MHA_PATCH_OUTPUT: return kept->heads + p->head * mix.Dv;
+    case MHA_PATCH_KEY: return kept->qkv + (mix.q + p->head) * mix.D;
+    case MHA_PATCH_VALUE: return kept->qkv + (mix.q + mix.k) * mix.D + p->head * mix.Dv;
+    default: return kept->qkv + p->head * mix.D;
+    }
 }
 
 static void put(const mha_activations *a, const mha_head_patch *p)

@@ -1,37 +1,39 @@
-/* Smaller transformers made of larger ones: heads taken out of the matrices, key/value heads
- * averaged into fewer. */
+/* Transformers from others: heads removed from the matrices, key/value heads averaged into fewer, the same
+ * parameters under another description. */
 #include "transformer/transformer_parts.h"
 
+#include "base/checked.h"
 #include "base/context.h"
 #include "base/need.h"
 #include "nn/nn_check.h"
 
 #include <string.h>
 
-/* From which heads of the old layer those of the new one come. */
+/* The heads of the old layer from which those of the new layer are made. */
 typedef struct heads_plan {
     int64_t q, kv;    /* of the new layer */
     int64_t *from_q;  /* [q] */
-    int64_t *from_kv; /* [kv], the first of `merged` that become one */
+    int64_t *from_kv; /* [kv], the first of `merged` heads that become one */
     int64_t merged;   /* key/value heads that are averaged; 1: copied */
 } heads_plan;
 
-/* What becomes of a parameter: heads stand in its rows or its columns, `block` of them each. */
+/* How a parameter changes: heads are in its rows or its columns, `block` of them each. */
 typedef struct part {
     mha_parameter old;
     const int64_t *rows, *columns; /* the old head of each new one; NULL: all, in order */
     int64_t block, merged;
 } part;
 
-/* A smaller transformer: what it is made of, and, where that has a source, its own source. */
+/* A smaller transformer: the plans for it and, if the old one has a source, its own source. */
 typedef struct pruning {
     mha_allocator allocator;
     const mha_transformer *from;
-    mha_transformer *shared; /* the same, if it is to live as long as this */
+    mha_transformer *shared; /* the same, if it must outlive the call */
     heads_plan *plans;       /* [L] */
     int64_t layers;
-    bool whole;     /* nothing is left out: a copy, with room for as many heads */
-    int64_t *lists; /* what plans point to */
+    const mha_transformer_desc *as; /* while it is made: its description; NULL: that of `from` */
+    bool whole;                     /* nothing is removed: a copy, with room for as many heads */
+    int64_t *lists;                 /* the arrays that plans point to */
     int64_t list_count;
     part *parts; /* [parameters] */
     int64_t part_count;
@@ -53,32 +55,25 @@ static void release(void *user)
 {
     pruning *x = user;
     const mha_allocator a = x->allocator;
-    if (x->plans) a.release(a.user, x->plans, (size_t)x->layers * sizeof *x->plans);
-    if (x->lists) a.release(a.user, x->lists, (size_t)x->list_count * sizeof *x->lists);
-    if (x->parts) a.release(a.user, x->parts, (size_t)x->part_count * sizeof *x->parts);
+    mhai_give(&a, x->plans, x->layers, sizeof *x->plans);
+    mhai_give(&a, x->lists, x->list_count, sizeof *x->lists);
+    mhai_give(&a, x->parts, x->part_count, sizeof *x->parts);
     mha_transformer_destroy(x->shared);
-    a.release(a.user, x, sizeof *x);
+    mhai_give(&a, x, 1, sizeof *x);
 }
 
-static mha_status take(const pruning *x, int64_t count, size_t size, void **memory)
+static mha_status take(const pruning *x, int64_t count, size_t size, void *pointer)
 {
-    const size_t bytes = (size_t)count * size; /* of arrays that the old transformer has too */
-    *memory = x->allocator.alloc(x->allocator.user, bytes, 64);
-    if (!*memory) return mha_fail(MHA_ERR_NOMEM, "pruning: cannot allocate %zu bytes", bytes);
-    memset(*memory, 0, bytes);
-    return MHA_OK;
+    return mhai_take_for("pruning", &x->allocator, count, size, pointer);
 }
 
 /* Plans without heads, and room for them. */
 static mha_status take_plans(pruning *x, const mha_transformer_desc *d)
 {
-    void *memory;
     x->layers = d->num_layers;
-    MHA_TRY(take(x, x->layers, sizeof *x->plans, &memory));
-    x->plans = memory;
+    MHA_TRY(take(x, x->layers, sizeof *x->plans, &x->plans));
     x->list_count = 2 * x->layers * d->num_heads;
-    MHA_TRY(take(x, x->list_count, sizeof *x->lists, &memory));
-    x->lists = memory;
+    MHA_TRY(take(x, x->list_count, sizeof *x->lists, &x->lists));
     for (int64_t l = 0; l < x->layers; l++)
         x->plans[l] = (heads_plan){.merged = 1,
                                    .from_q = x->lists + 2 * l * d->num_heads,
@@ -89,15 +84,15 @@ static mha_status take_plans(pruning *x, const mha_transformer_desc *d)
 static mha_status begin(mha_context *context, const mha_transformer *from, pruning **made)
 {
     const mha_allocator *a = &context->allocator;
-    pruning *x = a->alloc(a->user, sizeof *x, _Alignof(pruning));
-    if (!x) return mha_fail(MHA_ERR_NOMEM, "pruning: cannot allocate %zu bytes", sizeof *x);
+    pruning *x;
+    MHA_TRY(mhai_take_for("pruning", a, 1, sizeof *x, &x));
     *x = (pruning){.allocator = *a};
     *made = x;
     return take_plans(x, &from->desc);
 }
 
-/* Heads of a layer with keep != 0. Groups of different sizes are cut into ones of equal size, the
- * greatest that divides them all, each with its own copy of the key/value head. */
+/* Heads of a layer with keep != 0. Groups of different sizes are divided into groups of equal
+ * size, the greatest that divides them all, each with its own copy of the key/value head. */
 static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -115,7 +110,7 @@ static void plan_kept(const mha_transformer *t, int64_t layer, const float *keep
     }
 }
 
-/* All heads of a layer, of which `merged` neighbouring key/value heads become one. */
+/* All heads of a layer, with every `merged` neighbouring key/value heads merged into one. */
 static void plan_all(const mha_transformer *t, int64_t layer, int64_t merged, heads_plan *plan)
 {
     const mhai_heads heads = mhai_transformer_heads_of(&t->desc, layer, false);
@@ -159,7 +154,7 @@ static int64_t old_place(const int64_t *heads, int64_t block, int64_t i)
     return heads ? heads[i / block] * block + i % block : i;
 }
 
-/* How many of the new places i .. i + most - 1 follow each other in the old parameter too. */
+/* How many of the new places i .. i + most - 1 are contiguous in the old parameter, too. */
 static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t most)
 {
     if (!heads) return most;
@@ -168,7 +163,7 @@ static int64_t run_of(const int64_t *heads, int64_t block, int64_t i, int64_t mo
     return n < most ? n : most;
 }
 
-/* Parts of old rows that follow each other, to [rows, columns]: together where all columns do too. */
+/* Copy contiguous parts of old rows to [rows, columns]: at once if all columns are. */
 static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows, int64_t column,
                      int64_t columns, float *to)
 {
@@ -183,7 +178,7 @@ static void read_old(const pruning *x, const part *p, int64_t row, int64_t rows,
         }
 }
 
-/* The mean of rows of heads that become one, in double. */
+/* The mean of the rows of merged heads, in double. */
 static void read_merged(const pruning *x, const part *p, int64_t row, int64_t column,
                         int64_t columns, float *to)
 {
@@ -223,7 +218,7 @@ static void read_pruned(const void *user, int64_t parameter, int64_t row, int64_
 static mha_transformer_desc describe(const pruning *x, const mha_transformer *from, int64_t *heads,
                                      int64_t *kv)
 {
-    mha_transformer_desc d = from->desc;
+    mha_transformer_desc d = x->as ? *x->as : from->desc;
     const bool keep_num_heads = x->whole || d.flags & MHA_TRANSFORMER_CROSS;
     int64_t most = 1;
     for (int64_t l = 0; l < d.num_layers; l++) {
@@ -235,13 +230,13 @@ static mha_transformer_desc describe(const pruning *x, const mha_transformer *fr
     d.layer_heads = heads;
     d.layer_kv_heads = kv;
     if (!keep_num_heads) d.num_heads = most;
-    for (int64_t l = 0; l < d.num_layers; l++) /* the rest of what all layers may have alike */
+    for (int64_t l = 0; l < d.num_layers; l++) /* the settings that all layers may share */
         if (!keep_num_heads && heads[l] == most) d.kv_heads = kv[l];
     if (!keep_num_heads && d.num_heads % d.kv_heads != 0) d.kv_heads = d.num_heads;
     return d;
 }
 
-/* With a source of its own if the old one has one: then x is its. */
+/* With its own source if the old one has one, to which x then belongs. */
 static mha_status create(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_transformer **to)
 {
@@ -251,9 +246,8 @@ static mha_status create(mha_context *context, pruning *x, const mha_transformer
                                         .release = release,
                                         .user = x};
     const mha_scratch_mark mark = mha_scratch_top(context);
-    void *memory;
-    MHA_TRY(mha_scratch_alloc(context, 2 * x->layers, sizeof(int64_t), &memory));
-    int64_t *heads = memory;
+    int64_t *heads;
+    MHA_TRY(mha_scratch_alloc(context, 2 * x->layers, sizeof(int64_t), &heads));
     const mha_transformer_desc d = describe(x, from, heads, heads + x->layers);
     const mha_status status = source ? mha_transformer_create_from(context, &d, &own, to)
                                      : mha_transformer_create(context, &d, to);
@@ -263,13 +257,14 @@ static mha_status create(mha_context *context, pruning *x, const mha_transformer
 
 static mha_status find_parts(pruning *x, const mha_transformer *from, const mha_transformer *to)
 {
-    void *memory;
     x->part_count = to->parameter_count;
-    MHA_TRY(take(x, x->part_count, sizeof *x->parts, &memory));
-    x->parts = memory;
+    MHA_TRY(take(x, x->part_count, sizeof *x->parts, &x->parts));
     for (int64_t i = 0; i < to->parameter_count; i++) {
         mha_parameter old;
         MHA_TRY(mha_transformer_find(from, -1, to->parameters[i].name, &old));
+        if (x->as && (old.count != to->parameters[i].count || old.ndim != to->parameters[i].ndim ||
+                      old.shape[0] != to->parameters[i].shape[0]))
+            return mha_fail(MHA_ERR_SHAPE, "%s: the description needs another shape", old.name);
         x->parts[i] = find_part(x, &to->parameters[i], &old, from->desc.head_dim);
     }
     return MHA_OK;
@@ -288,8 +283,8 @@ static mha_status fill(mha_context *context, pruning *x, const mha_transformer *
     return mha_transformer_update(context, to);
 }
 
-/* The new transformer, by the plans in x, which is gone afterwards or the transformer's. status: of
- * what came before. */
+/* The new transformer by the plans in x; afterwards x is freed, or belongs to the transformer.
+ * status: that of the steps before. */
 static mha_status finish(mha_context *context, pruning *x, const mha_transformer *from, bool source,
                          mha_status status, mha_transformer **made)
 {
@@ -324,6 +319,7 @@ mha_status mha_transformer_prune(mha_context *context, const mha_transformer *tr
                                  const mha_tensor *keep, mha_transformer **pruned)
 {
     MHAI_NEED("mha_transformer_prune", context, transformer, pruned);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_prune", transformer));
     MHA_TRY(check_keep(transformer, keep));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
@@ -336,6 +332,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
                                 mha_transformer **copy)
 {
     MHAI_NEED("mha_transformer_copy", context, transformer, copy);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_copy", transformer));
     pruning *x = NULL;
     const mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
@@ -344,7 +341,7 @@ mha_status mha_transformer_copy(mha_context *context, const mha_transformer *tra
     return finish(context, x, transformer, false, status, copy);
 }
 
-/* All heads of a layer on kv_heads key/value heads. */
+/* Plans for all heads of a layer on kv_heads key/value heads. */
 static mha_status plan_shared(const mha_transformer *t, int64_t layer, int64_t kv_heads,
                               heads_plan *plan)
 {
@@ -363,9 +360,36 @@ mha_status mha_transformer_share_kv(mha_context *context, const mha_transformer 
                                     int64_t kv_heads, mha_transformer **shared)
 {
     MHAI_NEED("mha_transformer_share_kv", context, transformer, shared);
+    MHA_TRY(mhai_transformer_plain_mixers("mha_transformer_share_kv", transformer));
     pruning *x = NULL;
     mha_status status = begin(context, transformer, &x);
     for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
         status = plan_shared(transformer, l, kv_heads, &x->plans[l]);
     return finish(context, x, transformer, transformer->source.read, status, shared);
+}
+
+static mha_status check_as(const mha_transformer *t, const mha_transformer_desc *d)
+{
+    MHA_TRY(mha_struct_check_size("mha_transformer_desc", d->struct_size, sizeof *d));
+    if (d->num_layers == t->desc.num_layers && d->num_heads == t->desc.num_heads &&
+        d->head_dim == t->desc.head_dim && d->layer_heads == t->desc.layer_heads)
+        return MHA_OK;
+    return mha_fail(MHA_ERR_SHAPE, "varying: layers and heads are not the transformer's; change a "
+                                   "description of mha_transformer_describe()");
+}
+
+mha_status mha_transformer_vary(mha_context *context, const mha_transformer *transformer,
+                                const mha_transformer_desc *desc, mha_transformer **varied)
+{
+    MHAI_NEED("mha_transformer_vary", context, transformer, desc, varied);
+    pruning *x = NULL;
+    MHA_TRY(check_as(transformer, desc));
+    const mha_status status = begin(context, transformer, &x);
+    for (int64_t l = 0; status == MHA_OK && l < transformer->desc.num_layers; l++)
+        plan_all(transformer, l, 1, &x->plans[l]);
+    if (x) {
+        x->whole = true;
+        x->as = desc;
+    }
+    return finish(context, x, transformer, transformer->source.read, status, varied);
 }

@@ -1,11 +1,11 @@
-/* What a forward call kept, as views for whoever looks at heads; and parameters by name. */
+/* The activations of a forward call as views, for analyses of heads; and parameters by name. */
 #include "base/need.h"
 #include "transformer/transformer_parts.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* [B,T,width] of what is kept in rows of tokens. */
+/* [B,T,width] of activations that are rows of tokens. */
 static mha_tensor tokens_view(const mha_activations *a, const float *data, int64_t width)
 {
     mha_tensor rows = mhai_transformer_rows(data, a->B * a->T, width, width);
@@ -23,20 +23,25 @@ static void view_step(const mha_activations *a, const mhai_kept_step *step, cons
     view->next = tokens_view(a, next, width);
 }
 
-static void view_attention(const mha_activations *a, const mhai_kept_attention *kept,
-                           mhai_heads heads, bool cross, const mhai_attend *attend,
-                           mha_layer_view *view)
+static void view_attention(const mha_activations *a, const mhai_kept_attention *kept, int64_t layer,
+                           bool cross, const mhai_attend *attend, mha_layer_view *view)
 {
-    if (heads.q == 0) return; /* a layer whose heads are gone */
-    const mhai_qkv qkv = mhai_transformer_qkv(a, heads, cross, kept->qkv, kept->memory);
+    const mhai_heads heads = mhai_transformer_heads_of(&a->transformer->desc, layer, cross);
+    if (heads.q == 0) return; /* a layer without heads */
+    const mhai_qkv qkv = mhai_transformer_qkv(a, layer, cross, kept->qkv, kept->memory);
     view->q = qkv.q;
     view->k = qkv.k;
     view->v = qkv.v;
+    view->heads = mhai_transformer_heads(a, layer, cross, kept->heads);
+    view->concatenated = tokens_view(a, kept->heads, view->heads.shape[1] * view->heads.shape[3]);
+    if (!cross) view->mixer = mhai_transformer_mix(&a->transformer->desc, layer).mixer;
+    if (view->mixer) {
+        mhai_delta_gates(a, layer, &view->log_decay, &view->strength);
+        return;
+    }
     view->lse = mhai_transformer_lse(a, heads, kept->lse);
-    view->heads = mhai_transformer_heads(a, heads, kept->heads);
     view->attention = attend->desc;
     view->attention.struct_size = sizeof view->attention;
-    view->concatenated = tokens_view(a, kept->heads, view->q.shape[1] * view->q.shape[3]);
 }
 
 static mha_status check_kept(const mha_activations *a, const char *name, uint32_t given,
@@ -88,8 +93,8 @@ mha_status mha_activations_layer(const mha_activations *a, int64_t layer, mha_la
     const mhai_kept_attention *attention = cross ? &kept->cross : &kept->self;
     view_step(a, &attention->step, next, view);
     static const mhai_attend plain;
-    view_attention(a, attention, mhai_transformer_heads_of(&a->transformer->desc, layer, cross),
-                   cross, cross ? &plain : &a->transformer->layers[layer].self.attend, view);
+    view_attention(a, attention, layer, cross,
+                   cross ? &plain : &a->transformer->layers[layer].self.attend, view);
     return MHA_OK;
 }
 

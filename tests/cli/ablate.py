@@ -175,6 +175,11 @@ def tables():
         wide = ablate(*some, "--width", width)
         widest = max(len(line) for line in wide.lines)
         check(wide.code == 0 and widest <= width, f"{width} columns: {widest}")
+    picked = effects("--random", 3, "--with", "zero", "--head", "L1H1,L0H0", "--pairs", 2)
+    check({name for name, row in picked["by_name"].items() if row.get("effect")} == {"L0H0", "L1H1"},
+          f"--head: {picked['by_name']}")
+    check(len(picked["pairs"]) == 1, "the pair of the named heads")
+    check_error(ablate(*some, "--head", "L0H0", "--heads", 2), USAGE, "exclude each other", command="ablate")
     none = ablate(*some, "--heads", 0, "--width", 120)
     check(none.code == 0 and "without both" not in none.out.decode(), "--heads 0")
     few = effects("--text", path, "--random", 0, "--with", "zero", "--max-texts", 2, "--pairs", 0)

@@ -218,7 +218,7 @@ def refusals():
             (["--like", "lama-2-70b"], ("did you mean 'llama-2-70b'",)),
             (["--like", "zebra"], ("--like list",)),
             (["--like", "gpt2", MODEL], ("one of them",)),
-            ([MODEL, MODEL], ("one too many",)),
+            ([MODEL, MODEL], ("one argument too many",)),
             ([*shape, "--causal", "--window", 0], ("--window 0",)),
             ([*shape, "--causal", "--window", "4,4"], ("later key",)),
             ([*shape, "--window", 8], ("4,4", "--causal")),

@@ -290,7 +290,7 @@ def refusals():
             (["--heads", 1 << 20, "--head-dim", 1, "--queries", 1 << 20, "--keys", 1 << 40],
              ("2^63",)),
             ([*SMALL, "--lenght", 3], ("--length",)),
-            ([MODEL, MODEL], ("one too many",))):
+            ([MODEL, MODEL], ("one argument too many",))):
         check_error(explain(*arguments), USAGE, *parts, command="explain")
     check_error(explain(*SMALL, "--svg", "no-such-folder/x.svg"), NO_OUTPUT, "no-such-folder",
                 command="explain")

@@ -159,7 +159,7 @@ def streaming(folder):
 
 def refusals(folder):
     for arguments, code, parts in (
-            (["--quiet"], USAGE, ("model is missing",)),
+            (["--quiet"], USAGE, ("MODEL is missing",)),
             (["demo", "--seed", 0], USAGE, ("--seed requires --temperature",)),
             ([folder, "a", "b"], USAGE, ("'b'", "quotes")),
             ([folder, "--temperature", -1], USAGE, ("--temperature",)),
@@ -176,7 +176,7 @@ def refusals(folder):
             (["none", "2", "--ids", "--stop", "x"], USAGE, ("--stop", "--ids", "--max-tokens")),
             (["none", "2", "--ids", "--chat"], USAGE, ("--chat", "--ids")),
             (["none", "--chat"], USAGE, ("--chat", "TEXT", "missing")),
-            (["", "red"], USAGE, ("model is missing",)),
+            (["", "red"], USAGE, ("MODEL is missing",)),
             ([folder, "--top-q", 0], USAGE, ("--top-k",)),
             ([folder, "zebra"], BAD_INPUT, ("'zebra'", "6 words")),
             ([folder, b"\xff"], BAD_INPUT, ("byte 0", "type it as UTF-8")),

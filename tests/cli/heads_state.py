@@ -54,7 +54,7 @@ def same_with_and_without():
     size, when = state.stat().st_size, state.stat().st_mtime_ns
     again = measured(text, "--state", state)
     check(again.out == plain.out, "read back, the same")
-    check("goes on after 12 of 12 texts and 3 random sequences" in " ".join(again.errors), f"{again.errors}")
+    check("continues after 12 of 12 texts and 3 random sequences" in " ".join(again.errors), f"{again.errors}")
     check((state.stat().st_size, state.stat().st_mtime_ns) == (size, when), "nothing new, not written")
     check(measured(text, "--state", state, "-q").errors == [], "--quiet")
     for options in ([], ["--csv"], ["--json"], ["--details"], ["--threads", 5]):
@@ -116,7 +116,7 @@ def special_files():
         os.mkfifo(folder / "pipe.safetensors")
         (folder / "device.safetensors").symlink_to("/dev/zero")
         (folder / "unused.safetensors").write_bytes(b"no model at all")
-        for said in ("", "goes on after 4 of 4 texts"):
+        for said in ("", "continues after 4 of 4 texts"):
             result = heads(folder, "--text", text, "--json", "--state", state)
             check_good(result, f"shards {shards}")
             check(said in " ".join(result.errors), f"{result.errors}")
@@ -160,7 +160,7 @@ def stopped(number, plain, text, count):
     while True:
         done = progress(state)
         result = run(*saving(text, state), **watched(file=chance.randint(1, count * 2 // 5), signal=number, log=log))
-        told = re.search(rb"goes on after (\d+) of %d texts and (\d+)" % TEXTS, result.err)
+        told = re.search(rb"continues after (\d+) of %d texts and (\d+)" % TEXTS, result.err)
         check(done == 0 or (told and int(told[1]) + int(told[2]) == done), f"after {done}: {result.errors}")
         taken += done > 0
         saves = sum(kind == "rename" for kind, *_ in operations(log))
@@ -211,8 +211,8 @@ def something_else():
     other.write_text("".join([*lines, "the old cat .\n"]))
     refused("other texts after those", "ranks", file=other)
     refused("other texts: text 1 differs", arguments=["--cut", 8])
-    refused("heads left out (--without)", arguments=["--without", "L0H0"])
-    refused("3 random sequences, --random asks for 2", arguments=["--random", 2])
+    refused("other heads left out", arguments=["--without", "L0H0"])
+    refused("3 random sequences, but 2 are asked for", arguments=["--random", 2])
     model = copy_model("other-model")
     check_good(heads(model, "--text", text, "--random", 3, "--state", state), "a copy of the model")
     header, weights = read_safetensors(model / "model.safetensors")
@@ -324,7 +324,7 @@ def disk_full():
         # restore_signals=False: Python ignores SIGXFSZ, and so does what it starts
         result = run(*saving(text, what), started=dict(preexec_fn=limit, restore_signals=False))
         check(result.code == NO_OUTPUT, f"exit {result.code}: {result.errors}")
-        check(result.err.count(b"warning: ") >= 8 and b"the work goes on" in result.err, f"{result.errors}")
+        check(result.err.count(b"warning: ") >= 8 and b"measuring continues" in result.err, f"{result.errors}")
         check(json.loads(result.out)["texts"] == 8, "the result is told")
     check(state.read_bytes() == kept, "the older state is unchanged")
     check(not (FOLDER / "full-new.state").exists() and leftovers() == [], f"{leftovers()}")

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """multihead help: the topics; man pages and completions from the same table as --help; and docs/program.md,
-which has every subcommand, environment variable and field of JSON, and no option that does not exist. Shells
+which has every subcommand and environment variable, and no option that does not exist. Shells
 and checkers that are missing are named, and their checks left out."""
-import json
 import os
 import pty
 import re
@@ -16,10 +15,6 @@ from harness import *  # noqa: E402,F403
 
 USAGE = 2
 OF_LAUNCHERS = {"PMIX_RANK", "SLURM_STEP_NUM_TASKS"}
-# In JSON: objects whose names are scores, relations or tensors; and fields that name an option's size.
-DATA = ("measures", "scores", "relations", "parameters", "flops", "configuration", "problem", "sharing",
-        "one_head_against_many", "model")
-SIZES = {"rows", "outputs", "inputs"}
 EPOCH = {"SOURCE_DATE_EPOCH": "1790000000"}  # 2026-09-21
 COMMANDS = re.findall(r"^  (\w+) +\S", run("help").out.decode().split("Subcommands:")[1]
                       .split("Options:")[0], re.M)
@@ -54,41 +49,6 @@ def environment_variables():
     written = {name for row in re.findall(r"^\| (`[A-Z].*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
     check(read - OF_LAUNCHERS <= told, f"help lacks variables that are read: {read - OF_LAUNCHERS - told}")
     check(told == written, f"docs/program.md and the help differ in variables: {told ^ written}")
-
-
-def fields_of(value, are_data=False):
-    """Names in a JSON value, but not those in an object whose names are data."""
-    if isinstance(value, list):
-        return set().union(*(fields_of(item, are_data) for item in value))
-    if not isinstance(value, dict):
-        return set()
-    return set(() if are_data else value).union(*(fields_of(item, name in DATA) for name, item in value.items()))
-
-
-def json_fields():
-    """Each field of each object is named in the section of its subcommand."""
-    (FOLDER / "lines.txt").write_text("the animal didn't cross the street because it was too tired .\n" * 2)
-    (FOLDER / "gold.conllu").write_text("1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_\n2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_\n"
-                                        "3\tsat\t_\t_\t_\t_\t0\troot\t_\t_\n\n")
-    check_good(run("train", "sentences", "--steps", "1", "--tries", "1", "--no-report", "-q", "-o", "demo"), "train")
-    quick = ("--seconds", "0.01", "--patience", "0.01", "--samples", "1", "--threads", "1", "--json")
-    general = MANUAL.split("\n## Outputs\n")[1].split("\n## ")[0]
-    for command in (("view", MODEL, "cat", "--json", "-"), ("view", MODEL, "cat", "--contrast", "mat", "--json", "-"),
-                    ("view", MODEL, "cat", "--from", "cat", "--to", "[SEP]", "--json", "-"),
-                    ("view", "demo", "the king", "--from", "king", "--to", "the", "--json", "-"),
-                    ("view", MODEL, "cat", "--desk", "0", "--json", "-"),
-                    ("heads", MODEL, "cat", "--clusters", "0.2", "--without", "L0H0", "--json"),
-                    ("heads", MODEL, "--conllu", "gold.conllu", "--json"),
-                    ("count", "--embed", "64", "--heads", "4", "--json"),
-                    ("run", "--example", "--out", "o.npy", "--json", "-"),
-                    ("explain", "--embed", "64", "--heads", "4", "--json"),
-                    ("prune", "demo", "--text", "lines.txt", "--json", "-"),
-                    ("prune", "demo", "--text", "lines.txt", "--kv-heads", "2", "--json", "-"),
-                    ("perplexity", "demo", "--text", "lines.txt", "--json"),
-                    ("bench", "gemm", "--rows", "1", "--outputs", "64", "--inputs", "64", *quick)):
-        section = section_of(command[0]) + general
-        for name in sorted(fields_of(json.loads(run(*command).out)) - SIZES):
-            check(re.search(rf"`{name}\b", section), f"docs/program.md, {command[0]}: no word of the field {name}")
 
 
 def topics():
@@ -246,7 +206,6 @@ def zsh():
 
 topics()
 environment_variables()
-json_fields()
 man_pages()
 bash()
 zsh()

@@ -76,6 +76,16 @@ def last_of_ablate():
         refused(arguments, [], whole, result.out, k)
 
 
+def header_of_weights():
+    """jansson goes on without a key whose memory is refused: each allocation of the last of prune, which writes a model."""
+    arguments, files = next(command for command in COMMANDS if command[0][0] == "prune")
+    count = FOLDER / "count"
+    result, whole = started(arguments, files, **allocating(count=count))
+    last = int(count.read_text())
+    for k in range(last - 100, last + 1):
+        refused(arguments, files, whole, result.out, k)
+
+
 def every_command(most):
     for arguments, files in COMMANDS:
         count = FOLDER / "count"
@@ -99,5 +109,6 @@ write_npy(FOLDER / "maps.npy", (1, 2, 3, 3), [1.0 if i % 4 == 0 else 0.0 for i i
 check_good(run("train", "ioi", "--steps", 2, "--every", 1, "--tries", 1, "--embed", 16, "-q", "--no-report", "-o", WORDS),
            "a model")
 last_of_ablate()
+header_of_weights()
 every_command(2000 if LONG else 160)
 finish()

@@ -217,10 +217,10 @@ def refusals(model):
     empty.write_text("")
     text.write_text(words(60))
     for arguments, code, parts in (
-            (["--text", text], USAGE, ("model is missing",)),
+            (["--text", text], USAGE, ("MODEL is missing",)),
             ([model], USAGE, ("--text is missing",)),
-            ([model, "red", "--text", text], USAGE, ("one model", "--text FILE")),
-            (["", "--text", text], USAGE, ("model is missing",)),
+            ([model, "red", "--text", text], USAGE, ("one argument too many", "--text FILE")),
+            (["", "--text", text], USAGE, ("MODEL is missing",)),
             ([model, "--text", text, "--cache", "f8"], USAGE, ("bf16",)),
             ([model, "--text", text, "--chunk", 0], USAGE, ("--chunk",)),
             ([model, "--text", text, "--tokens", 1], USAGE, ("--tokens",)),
@@ -230,7 +230,7 @@ def refusals(model):
             ([model, "--text", text, "--pages", 2], USAGE, ("--page",)),
             ([model, "--text", text, "--window", 0], USAGE, ("--window",)),
             ([model, "--text", text, "--sinks", 2], USAGE, ("--sinks", "add --window")),
-            ([model, "--text", text, "--streaming"], USAGE, ("--streaming", "add --window")),
+            ([model, "--text", text, "--streaming"], USAGE, ("--streaming", "requires --window")),
             ([model, "--text", text, "--cache", "int8-channel", "--page", 20], USAGE, ("multiples of 16",)),
             ([model, "--text", text, "--compute", "int8"], UNSUPPORTED, ("stored in blocks",)),
             ([model, "--text", none], NO_INPUT, ("no such file",)),

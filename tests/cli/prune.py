@@ -200,11 +200,11 @@ def refusals(model):
     pair = train("pair", "reverse", "--steps", 1, "--tries", 1)
     for arguments, code, parts in (
             ([], USAGE, None),
-            (["--text", text], USAGE, ("folder is missing",)),
+            (["--text", text], USAGE, ("MODEL is missing",)),
             ([model], USAGE, ("--text FILE or --task",)),
-            ([model, "--text", text, "--task", "ioi"], USAGE, ("not both",)),
-            ([model, "more", "--text", text], USAGE, ("one model",)),
-            ([model, "--text", text, "--keep", 3, "--stop", 0.5], USAGE, ("one of them",)),
+            ([model, "--text", text, "--task", "ioi"], USAGE, ("--text and --task exclude",)),
+            ([model, "more", "--text", text], USAGE, ("one argument too many",)),
+            ([model, "--text", text, "--keep", 3, "--stop", 0.5], USAGE, ("exclude each other",)),
             ([model, "--text", text, "--keep", 9], USAGE, ("8 heads",)),
             ([model, "--text", text, "--keep", 1, "--min-per-layer", 1], USAGE, ("at most 6",)),
             ([model, "--text", text, "--fraction", 1.5], USAGE, ("--fraction is 1.5",)),

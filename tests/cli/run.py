@@ -716,7 +716,7 @@ def wrong_lines():
     one = ["--x", "x.npy"]
     cases = [
         ([], "no arrays", "--example"),
-        (["q.npy"], "unexpected argument 'q.npy'", "--q q.npy"),
+        (["q.npy"], "'q.npy' is one argument too many", "--q FILE"),
         (["--q", "q.npy"], "--k FILE.npy is missing", "--x"),
         ([*one, "--q", "q.npy"], "leave out --x or --q"),
         (["--example", "--x", "x.npy"], "--example has its own arrays"),
@@ -824,7 +824,7 @@ def wrong_files():
     cases = [
         (["--x", "nowhere.npy"], NO_INPUT, "nowhere.npy", "no such file"),
         (["--x", FOLDER], NO_INPUT, str(FOLDER)),
-        (["--x", "text.npy"], BAD_INPUT, "text.npy", "no .npy file"),
+        (["--x", "text.npy"], BAD_INPUT, "text.npy", "not a .npy file"),
         (["--x", "cut-short.npy"], BAD_INPUT, "cut-short.npy"),
         (["--x", "flat1d.npy"], BAD_INPUT, "flat1d.npy (--x)", "[40]", "[T,D]"),
         (["--x", "five.npy"], BAD_INPUT, "[1, 1, 1, 5, 8]"),

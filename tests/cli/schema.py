@@ -10,6 +10,13 @@ from harness import *  # noqa: E402,F403
 FILE = ROOT / "docs" / "schema.json"
 # Members that are named by the data: their values have one schema.
 NAMED = {"measures", "scores", "relations", "estimate", "direct", "effect", "interaction", "distributions", "luck"}
+# What a machine may not tell.
+UNKNOWN = ("processor", "microarchitecture", "processor_id", "l2_bytes", "peak_gflops", "peak_bf16_gflops", "bandwidth_gbs",
+           "percent_of_peak", "percent_of_roofline", "best_percent_of_roofline", "peak_gflops_beside", "bandwidth_gbs_beside",
+           "older_median_seconds", "quiet_probe_seconds")
+QUICK = ("--seconds", "0.01", "--patience", "0.01", "--samples", "1", "--threads", "1", "--json", "-q")
+GOLD = ("1\tThe\t_\t_\t_\t_\t2\tdet\t_\t_\n2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_\n"
+        "3\tsat\t_\t_\t_\t_\t0\troot\t_\t_\n\n")
 TRAIN = ("train sentences --layers 2 --heads 2 --embed 16 --steps 4 --every 4 --tries 1 --no-report -q -o").split()
 LINES = ["the animal didn't cross the street because it was too tired .",
          "the animal didn't cross the street because it was too wide ."]
@@ -91,6 +98,19 @@ def objects():
     yield "ablate", written("ablate", demo, "--text", lines, "--json")
     yield "perplexity", written("perplexity", demo, "--text", lines, "--json")
     yield "prune", written("prune", demo, "--text", lines, "--json", "-")
+    yield "prune", written("prune", demo, "--text", lines, "--kv-heads", 1, "--json", "-")
+    gold = FOLDER / "gold.conllu"
+    gold.write_text(GOLD)
+    yield "heads", written("heads", MODEL, "--conllu", gold, "--without", "L0H0", "--json")
+    yield "count", written("count", "--embed", 64, "--heads", 4, "--json")
+    yield "run", written("run", "--example", "--out", FOLDER / "o.npy", "--json", "-")
+    older = FOLDER / "older.json"
+    for work in ("gemm", "--rows", 1, "--outputs", 64, "--inputs", 64), ("forward", "--heads", 1, "--length", 64):
+        bench = written("bench", *work, *QUICK)
+        older.write_text(json.dumps(bench))
+        yield "bench", bench
+        yield "bench", {name: None if name in UNKNOWN else value for name, value in bench.items()}
+        yield "bench", written("bench", *work, "--compare", older, *QUICK)
 
 
 def main():

@@ -200,7 +200,7 @@ def test_address(model):
         check("0.0.0.0 is reached from other machines" in s.said(), f"said so: {s.said()}")
         check(s.ask("GET", "", Host=f"192.0.2.7:{s.port}")[0] == 200, "an address as a number is its own")
         check(s.ask("GET", "", Host=f"evil.example:{s.port}")[0] == 403, "a name is not")
-    check_error(run("serve", model, "--address", "localhost"), USAGE, "--address localhost", "a number",
+    check_error(run("serve", model, "--address", "localhost"), USAGE, "--address localhost", "a numeric address",
                 command="serve")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -462,7 +462,7 @@ def test_long(model_of):
 def test_other_carrier(s, model):
     """The library's answers by another carrier have the bytes of the server's, in whatever order."""
     heads, other = ["L0H0", "L1H1"], {"other": WORDS.replace("tired", "wide")}
-    requests = [(place, {"text": WORDS, **more}) for place in ("look", "save", "map") for more in (
+    requests = [(place, {"text": WORDS, **more}) for place in ("look", "save", "map", "trace") for more in (
         {}, {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
         {"patched": heads, **other, "head": "L1H0"}, {"patched": heads, **other, "at": "last", "dark": True})]
     requests += [("look", {"text": ""}), ("look", {"txt": WORDS}), ("map", {})]

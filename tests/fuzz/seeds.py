@@ -433,6 +433,7 @@ def of_serve():
     yield "save", ask(5, {"text": words, "head": "L0H1", "cell": [2, 1], "view": "lines", "dark": True,
                           "cmap": "blues", "scale": "sqrt", "off": ["L0H0"]})
     yield "quit", ask(6, "{}")
+    yield "trace", ask(7, {"text": words, "head": "L0H1", "cell": [2, -1]})
     yield "origin", ask(3, {"text": words}, host=0, origin=1)
     yield "strangers", ask(10, {"text": words}, host=0, origin=1, texts=(
         "0123456789abcdef0123456789abcdee/look", "evil:8000", "null"))

@@ -55,7 +55,8 @@ static const char *choose(fuzz_part *choices, const char *own, char *given)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const places[] = {"", "page.css", "page.js", "look", "map", "save", "quit"};
+    static const char *const places[] = {"",    "page.css", "page.js", "look",
+                                         "map", "save",     "quit",    "trace"};
     static const char *const methods[] = {"POST", "GET", "PUT"};
     fuzz_part parts[5];
     char path[SERVE_TOKEN_BYTES + 64], *texts[3];
@@ -63,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_cut(data, size, parts, 5);
     for (int i = 0; i < 3; i++) texts[i] = fuzz_string(parts[i + 2]);
     const uint64_t place = fuzz_take(&parts[0], 1) % 12;
-    if (place < 7)
+    if (place < 8)
         snprintf(path, sizeof path, "/%s/%s", site.token, places[place]);
     else if (place < 10)
         snprintf(path, sizeof path, "/%s/look", site.token);

@@ -230,10 +230,16 @@ static void test_names_of_splitters(void **state)
         assert_int_equal(mhai_splitter_adds_bos(pairs[i][0]), mhai_splitter_adds_bos(pairs[i][1]));
     }
     assert_true(mhai_splitter_adds_bos("llama3") && !mhai_splitter_adds_bos("olmo"));
-    v.desc.splitter = "olmo"; /* GPT-NeoX's tokenizer composes characters */
-    mha_tokenizer *t = make(&v);
-    expect_tokens(t, "e\xCC\x81", "\xC3\x83 \xC2\xA9");
-    mha_tokenizer_destroy(t);
+    /* The tokenizer.json of GPT-NeoX, which MPT and OLMo share, of Qwen 2 and of DeepSeek-R1's distillates
+     * of it compose characters; that of GPT-2 and Llama 3 do not. */
+    static const char *const composing[] = {"mpt",   "olmo",     "qwen2", "deepseek-r1-qwen",
+                                            "gpt-2", "llama-bpe"};
+    for (size_t i = 0; i < sizeof composing / sizeof composing[0]; i++) {
+        v.desc.splitter = composing[i];
+        mha_tokenizer *t = make(&v);
+        expect_tokens(t, "e\xCC\x81", i < 4 ? "\xC3\x83 \xC2\xA9" : "e \xC3\x8C \xC4\xA3");
+        mha_tokenizer_destroy(t);
+    }
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
         v.desc.splitter = none[i];
         refuse(&v, MHA_ERR_UNSUPPORTED, "is not supported; gpt-2, llama-bpe");

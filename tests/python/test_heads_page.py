@@ -77,6 +77,8 @@ def test_page_of_the_program(written, open_page, size):
     assert "induction on repeated random tokens" in names and not any("_" in name for name in names)
     # Nothing is wider than the window but what scrolls by itself.
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    assert page.locator("#scatter svg").evaluate("""svg => [...svg.querySelectorAll(".label")].every(
+        text => text.getBoundingClientRect().bottom <= svg.getBoundingClientRect().bottom)"""), "titles of axes are cut"
     values = page.locator(".hcard .measure .number").all_text_contents()
     shown = float(values[names.index("entropy")])
     entropy = next(c for c in data["columns"] if c["name"] == "entropy")["values"][data["first"]][0]

@@ -85,5 +85,23 @@ def test_every_family(passed):
     print(f"{counts} classes, {len(families)} families right, in {time.process_time() - began:.0f} CPU seconds")
     for argument, modules in sorted(passed.items()):
         print(f"{argument:18} reaches {len(modules)} kinds of layers, such as {min(modules)}")
+    check(lines)
+
+
+def check(lines):
+    """Raise unless nothing is wrong, at least LEAST classes are right and exactly as many as in REFUSED refused."""
     assert not lines["wrong"], "\n".join(lines["wrong"])
-    assert counts["right"] >= LEAST and counts["refused"] == len(REFUSED)
+    counts = len(lines["right"]), len(lines["refused"])
+    assert counts[0] >= LEAST and counts[1] == len(REFUSED), counts
+
+
+def test_fewer_classes_than_the_limit_fail():
+    def lines(**counts):
+        return collections.defaultdict(list, {verdict: ["line"] * count for verdict, count in counts.items()})
+
+    refused = len(REFUSED)
+    check(lines(right=LEAST, refused=refused))
+    for short in (lines(right=LEAST - 1, refused=refused), lines(refused=refused), lines(right=LEAST),
+                  lines(right=LEAST, refused=refused + 1), lines(right=LEAST, refused=refused, wrong=1)):
+        with pytest.raises(AssertionError):
+            check(short)

@@ -1,5 +1,7 @@
 """multihead.Model beside the program: the same tokens, maps, scores, roles and texts."""
 import concurrent.futures
+import ctypes
+import ctypes.util
 import json
 import re
 import subprocess
@@ -315,6 +317,42 @@ def test_tokens_that_do_not_fit_together_are_refused():
 def test_a_path_is_not_cut_at_a_nul():
     with pytest.raises(ValueError, match="has a NUL"):
         multihead.Model(f"{ROOT}/tests/golden/tiny-bert\0/other")
+
+
+def test_a_nul_is_a_character_of_a_text():
+    """Uncased BERT drops it, as transformers does, and reads what follows it."""
+    model = multihead.Model(TINY)
+    for text in ("the\0 cat", "the cat\0", "\0the cat"):
+        assert np.array_equal(model.tokenize(text).ids, model.tokenize("the cat").ids)
+        assert np.array_equal(model.attention(text).stack(), model.attention("the cat").stack())
+
+
+def test_jansson_s_allocators_are_the_host_s_after_a_call():
+    """jansson keeps one pair in the process: a load uses the host's and leaves it in place."""
+    name = ctypes.util.find_library("jansson")
+    if name is None:
+        pytest.skip("jansson is not a shared library here")
+    jansson, libc = ctypes.CDLL(name), ctypes.CDLL(None)
+    take, drop = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t), ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    taken = []
+    own = take(lambda size: taken.append(size) or libc.malloc(size)), drop(lambda memory: libc.free(memory))
+
+    def pair():
+        found = ctypes.c_void_p(), ctypes.c_void_p()
+        jansson.json_get_alloc_funcs(*map(ctypes.byref, found))
+        return [f.value for f in found]
+
+    before = pair()
+    jansson.json_set_alloc_funcs(*own)
+    try:
+        multihead.Model(TINY)
+        with pytest.raises(multihead.Error):
+            multihead.Model(TINY / "config.json")
+        assert pair() == [ctypes.cast(f, ctypes.c_void_p).value for f in own]
+    finally:
+        jansson.json_set_alloc_funcs(*map(ctypes.c_void_p, before))
+    assert pair() == before and taken
 
 
 def test_a_decoder_refuses_what_is_no_token(trained):

@@ -70,6 +70,17 @@ def test_layers_heads_and_second_texts_can_be_chosen():
         multihead.head_view(attention, TOKENS).data
 
 
+def test_views_open_on_the_layer_of_the_strongest_link():
+    """Unless a layer is asked for: layer 2 alone lets "bank" look at "river"."""
+    tokens = ["[CLS]", "bank", "by", "the", "river", "flooded"]
+    attention = [np.full((2, 6, 6), 1 / 6, np.float32) for _ in range(3)]
+    attention[2][1, 1] = [0, 0, 0, 0, 1, 0]
+    (page,) = pages(multihead.head_view(attention, tokens))
+    assert page["line_panels"] == [4, 5]
+    assert pages(multihead.head_view(attention, tokens, include_layers=[0, 2]))[0]["line_panels"] == [2, 3]
+    assert pages(multihead.head_view(attention, tokens, layer=0))[0]["line_panels"] == [0, 1]
+
+
 def test_encoder_decoders_have_a_page_each():
     view = multihead.head_view(
         encoder_attention=maps(rows=4, cols=4), decoder_attention=maps(rows=3, cols=3),

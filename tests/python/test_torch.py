@@ -5,6 +5,7 @@ gradient's largest error at most four times that of torch in float32, plus a mil
 gradient, as in test_backward_torch.py. MHA_TEST_LONG=1 takes more problems, and compiles with
 inductor, which needs a C++ compiler.
 """
+import contextlib
 import copy
 import pickle
 import threading
@@ -13,6 +14,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import multihead
@@ -436,6 +438,7 @@ def test_tensors_that_are_no_arrays_are_refused_by_name():
         "jagged": (lambda x: torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2), TypeError,
                    "a nested tensor.*MultiheadAttention"),
         "sparse": (lambda x: x.to_sparse(), NotImplementedError, r"torch.sparse_coo: pass \w+.to_dense"),
+        "quantised": (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), TypeError, r"qint8 .*pass \w+.dequantize\(\)"),
         "masked": (lambda x: torch.masked.as_masked_tensor(x, x > 0), TypeError, "MaskedTensor redefines torch's functions"),
         "redefined": (lambda x: x.as_subclass(Redefining), TypeError, r"Redefining redefines .*as_subclass\(torch.Tensor\)")}
     for kind, (of, error, says) in kinds.items():
@@ -450,13 +453,67 @@ def test_tensors_that_are_no_arrays_are_refused_by_name():
         with pytest.raises(error, match=f"^attn_mask: .*{says}"):
             mt.MultiheadAttention(8, 2, batch_first=True)(q[0], q[0], q[0], attn_mask=of(mask))
         for given in ({"q": of(q)}, {"bias": of(mask)}):  # the function of arrays
-            with pytest.raises(TypeError, match="^(q|bias): .*(dense tensor .*(nested|sparse)|redefines)"):
+            with pytest.raises(TypeError, match="^(q|bias): .*(dense tensor .*(nested|sparse)|redefines|dequantize)"):
                 multihead.attention(**{"q": q, "k": q, "v": q} | given)
     print(f"\n{len(kinds)} kinds of tensors: {count} calls of scaled_dot_product_attention refused")
     with pytest.raises(TypeError, match="^bias: torch.nn.attention.bias.CausalBias redefines"):
         multihead.attention(q, q, q, bias=causal_upper_left(5, 5))
     exact = ours(q, q, q, mask)
     assert torch.equal(ours(q.as_subclass(Harmless), q, q, torch.nn.Parameter(mask)), exact)
+
+
+def test_other_devices_are_refused_by_name():
+    """Each argument on a device without numbers here, beside those in memory; "meta" alone has shapes. Names of
+    real devices stand on tensors without memory."""
+    q, x = torch.empty(1, 4, 5, 8), torch.empty(2, 5, 32)
+    options = {"attn_mask": torch.empty(5, 5), "bias": torch.empty(5, 5), "alibi_slopes": torch.empty(4),
+               "sink_logits": torch.empty(4), "key_lengths": torch.ones(1, dtype=torch.int64)}
+    mha = mt.MultiheadAttention(32, 4, batch_first=True)
+    count = 0
+
+    def refused(name, device, function, *given, **more):
+        nonlocal count
+        with pytest.raises(NotImplementedError, match=rf"^{name}: .* not on {device}.*pass {name}.cpu\(\).*model.to\(\"cpu\"\)"):
+            function(*given, **more)
+        count += 1
+
+    for device in ("meta", "cuda", "mps", "xpu"):
+        fake = FakeTensorMode(allow_non_fake_inputs=True) if device != "meta" else contextlib.nullcontext()
+        with fake:
+            def there(tensor):
+                return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+            if device != "meta":
+                refused("query", device, ours, *[there(q)] * 3)
+                refused("query", device, ours, *[there(q)] * 3, window=(1, 0))
+            refused("key", device, ours, q, there(q), q)
+            refused("value", device, ours, q, q, there(q))
+            for name, value in options.items():
+                refused(name, device, ours, q, q, q, **{name: there(value)})
+            for name, given in (("query", [there(x)] * 3), ("key", (x, there(x), x)), ("value", (x, x, there(x)))):
+                refused(name, device, mha, *given)
+            for name in ("attn_mask", "key_padding_mask"):
+                mask = torch.zeros((5, 5) if name == "attn_mask" else (2, 5), dtype=torch.bool, device=device)
+                refused(name, device, mha, x, x, x, **{name: mask})
+    refused("out_proj.weight", "meta", copy.deepcopy(mha).to("meta"), x, x, x)
+    with pytest.raises(TypeError, match=r"^key_lengths: .*meta: pass numbers in the CPU's memory"):
+        multihead.attention(q, q, q, key_lengths=options["key_lengths"].to("meta"))
+    print(f"\n{count} arguments on other devices refused")
+
+
+def test_default_device_is_not_used():
+    """Tensors of the CPU stay there under torch.set_default_device()."""
+    q, = tensors((2, 4, 5, 8))
+    lengths = torch.tensor([3, 5])
+    mha = mt.MultiheadAttention(8, 2, batch_first=True, rope_base=1e4, sinks=True)
+    numpy_like = multihead.attention(q, q, q)
+    slopes = torch.nn.Parameter(torch.tensor([0.5, 0.25, 0.1, 0.05]))
+    exact = [ours(q, q, q, key_lengths=lengths), ours(q, q, q, alibi_slopes=slopes), ours(q, q, q), mha(*[q[0]] * 3, attn_mask=causal_upper_left(5, 5))[0]]
+    with torch.device("meta"):
+        found = [ours(q, q, q, key_lengths=[3, 5]), ours(q, q, q, alibi_slopes=slopes), ours(q, q, q, dropout_p=1e-30),
+                 mha(*[q[0]] * 3, attn_mask=causal_upper_left(5, 5))[0]]
+        assert torch.equal(multihead.attention(q, q, q), numpy_like)
+    assert all(map(torch.equal, found, exact))
 
 
 def test_threads_are_torchs():

@@ -353,7 +353,7 @@ static void heads_are_exchanged(void **state)
     exchanged = 0;
     for (rng_range(20, 2000, &first, &end); first < end; first++)
         check_case(first + 10000, first % 4 ? 1u << EXTRA_LSE : 0, true);
-    assert_true(exchanged > 0);
+    if (rng_whole_sample()) assert_true(exchanged > 0);
     printf("heads were exchanged %lld times\n", (long long)exchanged);
 }
 

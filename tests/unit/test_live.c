@@ -9,6 +9,7 @@
 #include <multihead/show.h>
 #include <multihead/trial.h>
 
+#include <math.h>
 #include <stdlib.h>
 
 enum { MOST = SMALL_LAYERS * SMALL_HEADS * SMALL_T * SMALL_T };
@@ -149,6 +150,72 @@ static void heads_are_patched(void **state)
     mha_trials_destroy(trials);
     trials = trials_of(m, 1, &s);
     expect_error(mha_trials_run(trials, &trial, -1, NULL, NULL, NULL), MHA_ERR_MODEL, "need more");
+    mha_trials_destroy(trials);
+    small_model_free(m);
+}
+
+/* Draws of the top_k tokens add up to 1, in the order of the logits; noise changes only what reads the head. */
+static void draws_and_noise(void **state)
+{
+    (void)state;
+    seen s;
+    mha_trial_next next, noisy;
+    small_model *m = make_model(75);
+    mha_trials *trials = trials_of(m, 1e9, &s);
+    mha_trial run = {
+        .struct_size = sizeof run, .tokens = m->ids, .count = m->T, .temperature = 0.5, .top_k = 3};
+    expect_ok(mha_trials_predict(trials, &run, -1, &next));
+    double sum = 0;
+    for (int64_t i = 0; i < next.count; i++) sum += next.tokens[i].p_drawn;
+    assert_true(fabs(sum - 1) < 1e-12 && next.tokens[3].p_drawn <= 0);
+    const double ratio = next.tokens[1].p_drawn / next.tokens[0].p_drawn;
+    assert_true(fabs(ratio - exp(2 * (double)(next.tokens[1].logit - next.tokens[0].logit))) <
+                1e-6);
+    run.noise = 1;
+    expect_ok(mha_trials_predict(trials, &run, -1, &noisy));
+    assert_true(noisy.changed && noisy.divergence > 0);
+    for (int64_t i = 0; i < noisy.count; i++)
+        if (noisy.tokens[i].id == next.tokens[0].id)
+            assert_true(noisy.tokens[i].logit_whole == next.tokens[0].logit);
+    expect_spoiled(run, mha_trials_predict(trials, &run, -1, &next), MHA_ERR_MODEL, "top_k",
+                   run.top_k = 11);
+    mha_trials_destroy(trials);
+    small_model_free(m);
+}
+
+/* The same description gives the same bits; another mask those of a transformer that has it, compared by trials. */
+static void descriptions_vary(void **state)
+{
+    (void)state;
+    seen s, same;
+    mha_trial_next next;
+    small_model *m = make_model(76);
+    mha_transformer_desc d = {.struct_size = sizeof d};
+    mha_transformer *varied = NULL;
+    mha_transformer_describe(m->t, &d);
+    expect_ok(mha_transformer_vary(context, m->t, &d, &varied));
+    mha_trials *trials = trials_of(m, 1e9, &s), *others = NULL;
+    const mha_trials_options how = {
+        .struct_size = sizeof how, .most_bytes = 1e9, .baseline = trials};
+    const mha_trial run = {.struct_size = sizeof run, .tokens = m->ids, .count = m->T};
+    same = (seen){.heads = s.heads, .tokens = s.tokens};
+    expect_ok(mha_trials_create(context, varied, &how, &others));
+    expect_ok(mha_trials_run(trials, &run, -1, see, &s, NULL));
+    expect_ok(mha_trials_run(others, &run, -1, see, &same, NULL));
+    assert_memory_equal(s.maps, same.maps, sizeof s.maps);
+    expect_ok(mha_trials_predict(others, &run, -1, &next));
+    assert_true(next.changed && fabs(next.divergence) < 1e-12);
+    mha_trials_destroy(others);
+    mha_transformer_destroy(varied);
+    d.flags &= ~(uint32_t)MHA_TRANSFORMER_CAUSAL;
+    expect_ok(mha_transformer_vary(context, m->t, &d, &varied));
+    expect_ok(mha_trials_create(context, varied, &how, &others));
+    expect_ok(mha_trials_run(others, &run, -1, see, &same, NULL));
+    assert_memory_not_equal(s.maps, same.maps, sizeof s.maps);
+    d.num_layers++;
+    expect_error(mha_transformer_vary(context, m->t, &d, &varied), MHA_ERR_SHAPE, "layers");
+    mha_trials_destroy(others);
+    mha_transformer_destroy(varied);
     mha_trials_destroy(trials);
     small_model_free(m);
 }
@@ -297,5 +364,6 @@ static void places_are_known(void **state)
 }
 
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(runs_have_the_bits_of_gates), TEST(heads_are_patched),
-                  TEST(runs_end_when_they_are_to), TEST(misuse_of_trials),
-                  TEST(hidden_tokens_are_counted), TEST(texts_fit), TEST(places_are_known))
+                  TEST(draws_and_noise), TEST(descriptions_vary), TEST(runs_end_when_they_are_to),
+                  TEST(misuse_of_trials), TEST(hidden_tokens_are_counted), TEST(texts_fit),
+                  TEST(places_are_known))

@@ -216,7 +216,7 @@ static void test_config_fields(void **state)
         {"model_type", "\"model_type\": \"mixtral\"", MHA_ERR_UNSUPPORTED,
          "model_type 'mixtral' is not supported; supported: bert, roberta, electra, distilbert, "
          "gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, phi3, "
-         "multihead"},
+         "qwen3_next, qwen3_5_text, multihead"},
         {"model_type", "\"model_type\": \"parrot\"", MHA_ERR_UNSUPPORTED,
          "model_type 'parrot' is not known; known: bert, "},
         {"hidden_size", NULL, MHA_ERR_MODEL, "'hidden_size' is missing"},
@@ -631,6 +631,13 @@ static void test_encoder_decoder(void **state)
     assert_null(model);
 }
 
+static mha_status note_file(void *user, const char *name, const char *path)
+{
+    assert_true(strlen(path) > strlen(name));
+    strcat(strcat(user, name), " ");
+    return MHA_OK;
+}
+
 /* Of the files that are read: a byte of each shows in its digest alone, and no other file does. */
 static void test_digests(void **state)
 {
@@ -639,6 +646,10 @@ static void test_digests(void **state)
     write_folder();
     expect_ok(mha_model_digest(context, temp_path("m"), 0, &first));
     temp_write("m/notes.txt", "none", 4);
+    char names[256] = "";
+    expect_ok(mha_model_files(temp_path("m"), note_file, names));
+    assert_string_equal(names, "config.json vocab.txt model.safetensors ");
+    expect_error(mha_model_files(temp_path("nowhere"), note_file, names), MHA_ERR_FILE, "nowhere");
     expect_ok(mha_model_digest(context, temp_path("m"), 0, &now));
     assert_memory_equal(&first, &now, sizeof now);
     temp_write("m/vocab.txt", vocab_text, strlen(vocab_text) - 1);

@@ -112,8 +112,8 @@ static void test_refuses_frames(void **state)
     expect_error(mha_npy_read(temp_write("x", "\x93NUMPY\2\0\1\0", 10), &array), MHA_ERR_FORMAT,
                  "truncated");
     expect_error(mha_npy_read(temp_write("x", "\x93NUMPX\1\0\0\0", 10), &array), MHA_ERR_FORMAT,
-                 "no .npy file");
-    expect_error(mha_npy_read(temp_write("x", "", 0), &array), MHA_ERR_FORMAT, "no .npy file");
+                 "not a .npy file");
+    expect_error(mha_npy_read(temp_write("x", "", 0), &array), MHA_ERR_FORMAT, "not a .npy file");
     expect_error(mha_npy_read(temp_path("missing"), &array), MHA_ERR_FILE, "no such file");
     expect_error(mha_npy_read(temp_path("."), &array), MHA_ERR_FILE, "a folder");
     assert_int_equal(mkfifo(temp_path("fifo"), 0600), 0);

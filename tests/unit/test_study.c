@@ -5,6 +5,7 @@
 #include "support/rng.h"
 #include "support/suite.h"
 #include "support/temp_files.h"
+#include "support/thread_ranks.h"
 
 #include <multihead/show.h>
 
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TINY "tests/golden/tiny-bert"
 
@@ -272,23 +274,18 @@ static void steps_are_the_whole(void **state)
 {
     (void)state;
     mha_model *model = whole_words(32);
-    mha_tokens texts[2] = {read(model, first_text), read(model, second_text)}, drawn;
+    mha_tokens texts[2] = {read(model, first_text), read(model, second_text)};
     mha_study *whole = NULL, *steps = NULL;
     expect_ok(mha_study_create(context, model, NULL, &whole));
     expect_ok(mha_study_create(context, model, NULL, &steps));
     expect_ok(mha_study_measure(whole, texts, 2, NULL, 2));
-    for (int i = 0; i < 2; i++) expect_ok(mha_study_count(steps, &texts[i]));
+    for (int i = 0; i < 2; i++) expect_ok(mha_study_count(steps, &texts[i], NULL));
     expect_ok(mha_study_begin(steps));
     expect_ok(mha_study_text(steps, &texts[1], NULL));
     expect_ok(mha_study_begin(steps));
     for (int i = 1; i >= 0; i--) expect_ok(mha_study_text(steps, &texts[i], NULL));
     expect_ok(mha_study_begin_random(steps));
-    for (int i = 0; i < 2; i++) {
-        drawn = (mha_tokens)MHA_INIT(mha_tokens);
-        expect_ok(mha_random_tokens_draw(mha_study_results(steps)->plan, &drawn));
-        expect_ok(mha_study_random(steps, &drawn));
-        mha_tokens_free(&drawn);
-    }
+    for (int i = 0; i < 2; i++) expect_ok(mha_study_draw(steps));
     const mha_study_found *a = mha_study_results(whole), *b = mha_study_results(steps);
     for (int64_t i = 0; i < L * H; i++)
         for (int64_t n = 0; n < mha_study_score_count(a); n++) {
@@ -297,12 +294,146 @@ static void steps_are_the_whole(void **state)
             assert_true(x.value == y.value && x.rows == y.rows);
         }
     assert_int_equal(b->random_count, 2);
-    expect_error(mha_study_count(steps, &texts[0]), MHA_ERR_ARGUMENT, "begin");
+    expect_error(mha_study_count(steps, &texts[0], NULL), MHA_ERR_ARGUMENT, "begin");
     texts[0].ids[1] = WORDS;
     expect_error(mha_study_text(steps, &texts[0], NULL), MHA_ERR_ARGUMENT, "the model has 0..9");
     mha_study_destroy(whole);
     mha_study_destroy(steps);
     for (int i = 0; i < 2; i++) mha_tokens_free(&texts[i]);
+    mha_model_destroy(model);
+}
+
+/* ---- a state, and ranks ---------------------------------------------------------------------- */
+
+enum { TEXTS = 5, SEQUENCES = 3, SAVES = TEXTS + SEQUENCES };
+
+static const char *const lines[TEXTS] = {first_text, second_text, "the cat",
+                                         "a mat . a cat on a mat .", "the dog sat on the dog"};
+
+typedef struct saving {
+    mha_buffer saved[SAVES + 1]; /* after each text and sequence; over ranks after each round */
+    int count;
+    mha_status status;
+    mha_study *study;
+} saving;
+
+static void keep(void *user)
+{
+    saving *s = user;
+    mha_sink sink;
+    if (s->count > SAVES) return;
+    sink = mha_buffer_sink(&s->saved[s->count++]);
+    if (mha_study_write(s->study, &sink) != MHA_OK) s->status = MHA_ERR_WRITE;
+}
+
+static void forget(saving *s)
+{
+    for (int i = 0; i <= SAVES; i++) mha_buffer_free(&s->saved[i]);
+    *s = (saving){0};
+}
+
+/* Measure the first `count` of `texts`, after those of `from`. */
+static mha_status study_lines(mha_context *c, mha_model *model, const char *const *texts, int count,
+                              const mha_buffer *from, const mha_transport *ranks, saving *to)
+{
+    mha_tokens tokens[TEXTS];
+    mha_study_state state = {.struct_size = sizeof state,
+                             .bytes = from ? from->data : NULL,
+                             .size = from ? from->size : 0,
+                             .name = "a.state",
+                             .model = {1, 2, 3},
+                             .save = keep,
+                             .save_user = to};
+    const mha_study_desc desc = {.struct_size = sizeof desc,
+                                 .flags = MHA_STUDY_CORPUS,
+                                 .sequences = SEQUENCES,
+                                 .ranks = ranks,
+                                 .state = &state};
+    mha_status status = MHA_OK;
+    for (int i = 0; i < TEXTS; i++) tokens[i] = (mha_tokens)MHA_INIT(mha_tokens);
+    for (int i = 0; i < count && status == MHA_OK; i++)
+        status = mha_tokens_read(model, NULL, texts[i], strlen(texts[i]), NULL, 0, &tokens[i]);
+    if (status == MHA_OK) status = mha_study_create(c, model, &desc, &to->study);
+    if (status == MHA_OK) status = mha_study_measure(to->study, tokens, count, NULL, SEQUENCES);
+    mha_study_destroy(to->study);
+    to->study = NULL;
+    for (int i = 0; i < TEXTS; i++) mha_tokens_free(&tokens[i]);
+    return status;
+}
+
+static void same_state(const mha_buffer *a, const mha_buffer *b)
+{
+    assert_int_equal(a->size, b->size);
+    assert_memory_equal(a->data, b->data, a->size);
+}
+
+static void a_state_continues(void **state)
+{
+    (void)state;
+    saving whole = {0}, again = {0};
+    mha_model *model = whole_words(64);
+    expect_ok(study_lines(context, model, lines, TEXTS, NULL, NULL, &whole));
+    assert_int_equal(whole.count, SAVES);
+    expect_ok(whole.status);
+    for (int i = 0; i < SAVES; i++) {
+        expect_ok(study_lines(context, model, lines, TEXTS, &whole.saved[i], NULL, &again));
+        assert_int_equal(again.count, SAVES - 1 - i);
+        if (again.count > 0) same_state(&again.saved[again.count - 1], &whole.saved[SAVES - 1]);
+        forget(&again);
+    }
+    const char *other[TEXTS] = {first_text, "a dog ran . the dog sat", lines[2], lines[3],
+                                lines[4]};
+    mha_buffer *two = &whole.saved[1];
+#define STUDY(texts, count) study_lines(context, model, texts, count, two, NULL, &again)
+    expect_error(STUDY(other, TEXTS), MHA_ERR_ARGUMENT,
+                 "a.state: was measured on other texts: text 2");
+    expect_error(STUDY(lines, 1), MHA_ERR_ARGUMENT, "has 2 texts, but 1 are given");
+    expect_error(STUDY(lines, 4), MHA_ERR_ARGUMENT, "ranks of tokens by frequency");
+    ((uint8_t *)two->data)[two->size / 2] ^= 1;
+    expect_error(STUDY(lines, TEXTS), MHA_ERR_FORMAT, "or is damaged");
+#undef STUDY
+    forget(&whole);
+    mha_model_destroy(model);
+}
+
+/* A rank has a context and a model of its own. */
+typedef struct rank_studies {
+    saving of[MOST_THREAD_RANKS];
+    mha_status status[MOST_THREAD_RANKS];
+} rank_studies;
+
+static void study_as_rank(void *user, const mha_transport *t)
+{
+    rank_studies *all = user;
+    mha_context *own = NULL;
+    mha_model *model = NULL;
+    mha_status status = mha_context_create(NULL, &own);
+    if (status == MHA_OK) status = mha_model_load(own, temp_path("words"), NULL, &model);
+    if (status == MHA_OK)
+        status = study_lines(own, model, lines, TEXTS, NULL, t, &all->of[t->rank]);
+    all->status[t->rank] = status;
+    mha_model_destroy(model);
+    mha_context_destroy(own);
+}
+
+static void ranks_have_the_state_of_one_process(void **state)
+{
+    (void)state;
+    saving one = {0};
+    mha_model *model = whole_words(64);
+    expect_ok(study_lines(context, model, lines, TEXTS, NULL, NULL, &one));
+    for (int size = 2; size <= 7; size += 5) {
+        static rank_studies all;
+        thread_ranks_run(size, study_as_rank, &all, -1, 0);
+        for (int r = 0; r < size; r++) {
+            assert_int_equal(all.status[r], MHA_OK);
+            assert_true(r == 0 ? all.of[r].count > 1 : all.of[r].count == 0);
+        }
+        const saving *first = &all.of[0];
+        same_state(&first->saved[first->count - 1], &one.saved[SAVES - 1]);
+        for (int r = 0; r < size; r++) forget(&all.of[r]);
+    }
+    forget(&one);
     mha_model_destroy(model);
 }
 
@@ -460,7 +591,7 @@ static void random_tokens_fit_the_model(void **state)
     expect_ok(mha_study_begin_random(study));
     assert_null(mha_study_results(study)->random);
     assert_true(mha_study_results(study)->plan->how.block < MHA_RANDOM_LEAST_BLOCK);
-    expect_error(mha_study_random(study, &t), MHA_ERR_ARGUMENT, "begin_random");
+    expect_error(mha_study_draw(study), MHA_ERR_ARGUMENT, "begin_random");
     mha_study_destroy(study);
     mha_model_destroy(model);
 }
@@ -559,6 +690,62 @@ static void texts_are_subtracted(void **state)
     mha_model_destroy(model);
 }
 
+static void save_half(const char *folder, mha_transformer_desc d, uint64_t seed)
+{
+    const mha_checkpoint_settings s = {
+        .struct_size = sizeof s, .words = words, .word_count = WORDS, .bos_word = "<s>"};
+    const mha_transformer_init init = {.struct_size = sizeof init, .seed = seed};
+    mha_transformer *t = NULL;
+    d.struct_size = sizeof d;
+    d.vocab_size = WORDS, d.max_length = 8, d.embed_dim = 12, d.num_layers = L, d.num_heads = H;
+    d.ff_dim = 20;
+    expect_ok(mha_transformer_create(context, &d, &t));
+    expect_ok(mha_transformer_initialise(context, t, &init));
+    expect_ok(mha_checkpoint_save(temp_path(folder), t, &s));
+    mha_transformer_destroy(t);
+}
+
+/* The cross-attention of an encoder-decoder, of the heads that are on, is that of two runs by hand. */
+static void maps_of_an_encoder_decoder(void **state)
+{
+    (void)state;
+    enum { T = 4, S = 3, E = 12 };
+    static const uint8_t on[L * H] = {[1] = 1};
+    static float stream[S * E], all[L * H * T * S];
+    mha_model *model = NULL;
+    assert_int_equal(mkdir(temp_path("two"), 0700), 0);
+    save_half("two/encoder", (mha_transformer_desc){.flags = MHA_TRANSFORMER_NO_OUTPUT}, 1);
+    save_half("two/decoder",
+              (mha_transformer_desc){.flags = MHA_TRANSFORMER_CAUSAL | MHA_TRANSFORMER_CROSS}, 2);
+    expect_ok(mha_model_load(context, temp_path("two"), NULL, &model));
+    mha_tokens target = read(model, "the cat sat"),
+               source = read(mha_model_encoder(model), "a dog");
+    assert_int_equal(target.count, T);
+    assert_int_equal(source.count, S);
+    mha_maps_desc desc = {.tokens = &target, .source = &source, .on = on};
+    mha_maps maps = maps_of(model, &desc);
+    const mha_tensor ids[] = {mha_tensor_contiguous(target.ids, MHA_I32, 2, (int64_t[]){1, T}),
+                              mha_tensor_contiguous(source.ids, MHA_I32, 2, (int64_t[]){1, S})};
+    mha_tensor memory = mha_tensor_contiguous(stream, MHA_F32, 3, (int64_t[]){1, S, E}),
+               cross = mha_tensor_contiguous(all, MHA_F32, 5, (int64_t[]){L, 1, H, T, S});
+    const mha_transformer_input reads = {.struct_size = sizeof reads, .tokens = &ids[1]},
+                                writes = {
+                                    .struct_size = sizeof writes, .tokens = ids, .memory = &memory};
+    expect_ok(mha_transformer_forward(context, mha_model_transformer(mha_model_encoder(model)),
+                                      &reads, NULL, &memory, NULL, NULL));
+    expect_ok(mha_transformer_forward(context, mha_model_transformer(model), &writes, NULL, NULL,
+                                      NULL, &cross));
+    assert_memory_equal(maps.layer[0] + T * S, all + T * S, T * S * sizeof *all);
+    assert_null(maps.layer[1]);
+    assert_int_equal(maps.cols.count, S);
+    assert_false(maps.flags & MHA_MAPS_SAME);
+    mha_maps_free(&maps);
+    desc.source = NULL;
+    expect_error(mha_maps_run(context, model, &desc, &maps), MHA_ERR_UNSUPPORTED, "source");
+    mha_tokens_free(&target), mha_tokens_free(&source);
+    mha_model_destroy(model);
+}
+
 static void misuse_of_maps(void **state)
 {
     (void)state;
@@ -640,7 +827,9 @@ static void heads_write_and_have_cards(void **state)
 RUN_TESTS_BETWEEN(context_and_folder_begin, context_and_folder_end,
                   TEST(words_have_places_and_sentences), TEST(limits_hold), TEST(pieces_of_a_pair),
                   TEST(a_text_grows), TEST(scores_are_those_of_maps_by_hand),
-                  TEST(steps_are_the_whole), TEST(links_and_stops),
+                  TEST(steps_are_the_whole), TEST(a_state_continues),
+                  TEST(ranks_have_the_state_of_one_process), TEST(links_and_stops),
                   TEST(random_tokens_tell_induction), TEST(random_tokens_fit_the_model),
-                  TEST(maps_are_of_every_kind), TEST(texts_are_subtracted), TEST(misuse_of_maps),
+                  TEST(maps_are_of_every_kind), TEST(texts_are_subtracted),
+                  TEST(maps_of_an_encoder_decoder), TEST(misuse_of_maps),
                   TEST(heads_write_and_have_cards))

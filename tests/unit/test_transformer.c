@@ -1082,7 +1082,7 @@ static void layers_are_checked(void **state)
         mha_status status;
         const char *words;
     } wrong[] = {
-        {{.flags = 1u << 7}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x80"},
+        {{.flags = 1u << 8}, MHA_ERR_UNSUPPORTED, "layer 1: mha_layer_desc: flags 0x100"},
         {{.left_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
         {{.sink_keys = 1}, MHA_ERR_ARGUMENT, "only with MHA_LAYER_WINDOW"},
         {{.flags = MHA_LAYER_WINDOW, .left_keys = -2}, MHA_ERR_ARGUMENT, "layer 1: window"},

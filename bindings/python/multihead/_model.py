@@ -79,7 +79,7 @@ class ModelAttention:
         return map_
 
     def _repr_html_(self) -> str:
-        """In a notebook: the heads of the first layer, as `multihead.head_view` draws them."""
+        """In a notebook: what `multihead.head_view` draws of it."""
         from ._views import head_view
 
         return head_view(self, html_action="return").data
@@ -335,6 +335,11 @@ class Model:
         if name in ("k", "v"):
             heads = int(self._desc.layer_kv_heads[layer]) if self._desc.layer_kv_heads \
                 else self.kv_heads
+        mixer = self._desc.layers[layer] if self._desc.layers else None
+        if mixer is not None and mixer.mixer:  # a gated delta net
+            size = int(mixer.key_dim if name in ("q", "k") else mixer.value_dim)
+            heads = int(self._desc.layer_kv_heads[layer]) if name in ("q", "k") and \
+                self._desc.layer_kv_heads else self.heads_of_layers[layer]
         return {"probabilities": (heads, length, length), "average_probabilities": (length, length),
                 "lse": (heads, length)}.get(name, (heads, length, size))
 

@@ -135,14 +135,15 @@ def _torch_kind() -> Kind:
             raise TypeError(f"{name}: the tensor requires a gradient, which this call does not "
                             f"record: use multihead.torch, or pass {name}.detach()")
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
+            remedy = "cpu" if tensor.device.type != "cpu" else "to_dense"
             raise TypeError(f"{name}: a dense tensor in the CPU's memory is expected, not one of "
                             f"{tensor.device}, {'nested' if tensor.is_nested else tensor.layout}: pass "
-                            f"{name}.cpu(), or {name}.to_dense()")
+                            f"{name}.{remedy}()")
         if tensor.is_neg():
             raise TypeError(f"{name}: the negative of a tensor in memory: pass {name}.resolve_neg()")
         return (tensor.dtype, tensor.shape, tensor.stride()), tensor.data_ptr()
 
-    return Kind(look, lambda shape, code: torch.empty(shape, dtype=types[code]),
+    return Kind(look, lambda shape, code: torch.empty(shape, dtype=types[code], device="cpu"),
                 lambda tensor: True)
 
 
@@ -294,6 +295,8 @@ def _unsupported(dtype: Any, name: str) -> str:
         return f"{name}: {text} has the other byte order: pass {name}.astype({name}.dtype.newbyteorder('='))"
     plain = text.replace("torch.", "")
     advice = f"; convert it, e.g. to {_ADVICE[plain]}" if plain in _ADVICE else ""
+    if plain != text and not advice:
+        advice = f": pass {name}.{'dequantize' if plain.startswith(('qint', 'quint')) else 'float'}()"
     if plain == "uint16":
         advice += ", or view it as ml_dtypes.bfloat16 if that is what it holds"
     return f"{name}: {text} is not supported{advice}"
@@ -352,7 +355,10 @@ def int64s(values: Any, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         if found.dtype == np.int64 and found.ndim == 1 and found.flags.c_contiguous:
             return found
     elif hasattr(values, "__dlpack__"):
-        found = np.from_dlpack(values)
+        try:
+            found = np.from_dlpack(values)
+        except (BufferError, RuntimeError, TypeError) as error:  # of another device
+            raise TypeError(f"{name}: {error}: pass numbers in the CPU's memory") from None
     else:
         found = np.asarray(values) if len(values) else np.empty(0, np.int64)
     if found.ndim != 1 or found.dtype.kind not in "iu":

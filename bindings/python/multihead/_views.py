@@ -163,13 +163,6 @@ class _Page:
                     panel.channels = q.shape[2]
                     panel.score_scale = maps.scales[group] if maps.scales else 0
                 panels.append(panel)
-        chosen = maps.numbers[0] if layer is None else layer
-        if chosen not in first:
-            raise ValueError(f"layer: {chosen} is not one of {maps.numbers}")
-        count = len(maps.layers[maps.numbers.index(chosen)])
-        lines = list(range(count)) if heads is None else [int(head) for head in heads]
-        if not all(0 <= head < count for head in lines):
-            raise ValueError(f"heads: {lines} are not all in 0 .. {count - 1}")
         self.panels = (_abi.Panel * max(len(panels), 1))(*panels)
         names = _texts([f"layer {number}" for number in maps.numbers], self.keep)
         rows, cols = maps.layers[0].shape[1:]
@@ -179,13 +172,28 @@ class _Page:
             panels=self.panels, panel_count=len(panels), group_names=names,
             group_count=len(maps.numbers), dark=dark, value_name=b"weight",
             row_axis=b"from", col_axis=b"to", **options)
-        self.line_panels = (C.c_int64 * max(len(lines), 1))(*[first[chosen] + n for n in lines])
         self.report = _abi.Report(
             special=_texts(maps.special, self.keep), special_count=len(maps.special),
             same_labels=maps.same, producer=f"multihead {version()}".encode(),
-            first_panel=first[chosen] + (lines[0] if lines else 0), view=_abi.VIEWS[view],
-            only_view=True, line_panels=self.line_panels, line_panel_count=len(lines),
+            view=_abi.VIEWS[view], only_view=True,
             second_row=maps.second[0], second_col=maps.second[1])
+        chosen = maps.numbers[panels[self._strongest()].group if panels else 0] if layer is None else layer
+        if chosen not in first:
+            raise ValueError(f"layer: {chosen} is not one of {maps.numbers}")
+        count = len(maps.layers[maps.numbers.index(chosen)])
+        lines = list(range(count)) if heads is None else [int(head) for head in heads]
+        if not all(0 <= head < count for head in lines):
+            raise ValueError(f"heads: {lines} are not all in 0 .. {count - 1}")
+        self.line_panels = (C.c_int64 * max(len(lines), 1))(*[first[chosen] + n for n in lines])
+        self.report.first_panel = first[chosen] + (lines[0] if lines else 0)
+        self.report.line_panels, self.report.line_panel_count = self.line_panels, len(lines)
+
+    def _strongest(self) -> int:
+        """The map on which a report of `view` opens."""
+        links, found = (_abi.Link * self.figure.panel_count)(), C.c_int64()
+        check(render_library().mha_figure_links(C.byref(self.figure), C.byref(self.report), links,
+                                                C.byref(found)))
+        return found.value
 
 
 class View:
@@ -381,7 +389,8 @@ def head_view(attention: Any = None, tokens: Any = None, sentence_b_start: int |
         tokens            [T] texts
         sentence_b_start  the token with which a second text begins
         prettify_tokens   write the pieces of BPE and SentencePiece as their text: "the", not "\u0120the"
-        layer, heads      that are shown at first; default: the first layer, all heads
+        layer, heads      that are shown at first; default: all heads of the layer that has the strongest
+                          link of two words, as a report of `view` opens
         encoder_...       instead, of an encoder-decoder: encoder_attention with encoder_tokens,
                           decoder_attention with decoder_tokens, cross_attention [1,H,T,S] with both
         include_layers    the layers that can be chosen

@@ -81,7 +81,7 @@ def _pattern(function: Callable[..., Any], batch: int, positions: int) -> _Patte
         return _Pattern(window=(held["sliding_window"],) * 2)
     if maker == "chunked_overlay":
         begin = held["left_padding"].reshape(-1, 1).expand(batch, 1)
-        return _Pattern(documents=(torch.arange(positions) - begin).div(
+        return _Pattern(documents=(torch.arange(positions, device=begin.device) - begin).div(
             held["chunk_size"], rounding_mode="floor"))
     if maker == "packed_sequence_mask_function":
         return _Pattern(documents=held["packed_sequence_mask"])

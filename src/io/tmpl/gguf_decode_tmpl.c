@@ -1,7 +1,7 @@
-/* Blocks of GGUF files to 8 bits and from there to f32, compiled once for each instruction set; the
- * formulas stand in gguf.h. Their bits are promised: all products with a number of a block are exact,
- * so that it does not matter whether they are fused with the sum, and a number's own offset is part
- * of its 8 bits. MHAI_GGUF_CODECS is the table's name. */
+/* Decode blocks of GGUF files to 8 bits, and from there to f32. Compiled once for each instruction
+ * set; gguf.h has the formulas. Results are bit-identical: all products with a number of a block
+ * are exact, so fusing them with the sum does not matter, and a number's own offset is part of its
+ * 8 bits. MHAI_GGUF_CODECS is the table's name. */
 #include "io/gguf_blocks.h"
 
 #include <string.h>
@@ -61,12 +61,12 @@ static void bf16(const unsigned char *from, int64_t count, float *to)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* A block: the numbers; and of each run of them a scale and an offset. */
+/* A decoded block: the numbers, and a scale and an offset of each run. */
 #define BLOCK_ARGUMENTS \
     const unsigned char *from, int8_t *restrict to, float *restrict scale, float *restrict offset
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Sixteen bytes; the compiler makes no such vectors of loops over bytes. */
+/* Sixteen bytes; compilers do not vectorise loops over bytes into such vectors. */
 typedef uint64_t bytes __attribute__((vector_size(16)));
 typedef int8_t numbers __attribute__((vector_size(16)));
 #define EACH(byte) (UINT64_C(0x0101010101010101) * (byte))
@@ -84,7 +84,7 @@ ALWAYS_INLINE void store(int8_t *to, bytes x, int minus)
     memcpy(to, &n, sizeof n);
 }
 
-/* Low halves of 16 bytes, then high ones, and fifth bits, if there are any. */
+/* Low nibbles of 16 bytes, then high ones, with the fifth bits, if any. */
 ALWAYS_INLINE void nibbles(const unsigned char *q, const bytes fifth[2], int minus, int8_t *to)
 {
     const bytes x = load(q);
@@ -115,7 +115,7 @@ ALWAYS_INLINE void q4_1_block(BLOCK_ARGUMENTS)
     *offset = f16_at(from + 2);
 }
 
-/* Eight bits become bit 4 of eight bytes. */
+/* Expand eight bits to bit 4 of eight bytes. */
 ALWAYS_INLINE uint64_t spread(unsigned char bits)
 {
     const uint64_t apart = EACH(bits) & UINT64_C(0x8040201008040201);
@@ -142,7 +142,7 @@ ALWAYS_INLINE void q5_1_block(BLOCK_ARGUMENTS)
     *offset = f16_at(from + 2);
 }
 
-/* Q4_K, and with h Q5_K: eight runs of 32, each with a scale and a minimum of 6 bits. */
+/* Q4_K, or with h Q5_K: eight runs of 32, each with a scale and a minimum of 6 bits. */
 ALWAYS_INLINE void k_block(const unsigned char *h, const unsigned char *q, BLOCK_ARGUMENTS)
 {
     const float d = f16_at(from), m = f16_at(from + 2);
@@ -204,10 +204,10 @@ DECODE(q4_k, 256, 144, 32)
 DECODE(q5_k, 256, 176, 32)
 DECODE(q6_k, 256, 210, 16)
 
-/* ---- coded rows: a lane for each ---------------------------------------------------------------
+/* ---- coded rows: one lane each ---------------------------------------------------------------
  *
- * Blocks are turned as they are, a dword of four numbers, eight nibbles or what else it holds as
- * one; then all rows' numbers, scales and offsets are taken out of it side by side. */
+ * Blocks are transposed in dwords: four numbers, eight nibbles or other fields of a block. Then
+ * the numbers, scales and offsets of all rows are extracted side by side. */
 #if defined(__AVX512F__)
 enum { LANES = 16 };
 #define MIX(a, b, i, j, k, l)                                                                  \
@@ -238,7 +238,8 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 enum {
     ROWS = MHA_CODED_ROWS,
     PARTS = ROWS / LANES,
-    MOST_DWORDS = 80 /* of a row; 256 columns have 53 at most, and rows lie five lines apart */
+    MOST_DWORDS = 80 /* of a row; 256 columns have at most 53, and rows are five cache lines
+                      * apart */
 };
 
 ALWAYS_INLINE dwords load_lanes(const void *from)
@@ -253,7 +254,7 @@ ALWAYS_INLINE void store_lanes(void *to, dwords x)
     memcpy(to, &x, sizeof x);
 }
 
-/* LANES rows become columns. */
+/* Transpose LANES rows to columns. */
 ALWAYS_INLINE void turn_square(dwords x[LANES])
 {
     dwords y[LANES];
@@ -269,7 +270,7 @@ ALWAYS_INLINE void turn_square(dwords x[LANES])
         x[i + 2] = MIX(y[i + 1], y[i + 3], 0, 1, LANES, LANES + 1);
         x[i + 3] = MIX(y[i + 1], y[i + 3], 2, 3, LANES + 2, LANES + 3);
     }
-    /* x[4 g + c] has, in its part q of four, column 4 q + c of rows 4 g and the following. */
+    /* Part q of four of x[4 g + c] receives column 4 q + c of rows 4 g and the following. */
 #if defined(__AVX512F__)
     UNROLL for (int c = 0; c < 4; c++)
     {
@@ -295,8 +296,8 @@ ALWAYS_INLINE void turn_square(dwords x[LANES])
 #endif
 }
 
-/* Part `part` of `parts` of what lies so far ahead, into L2; never a fault. All at once would be more
- * lines than a core waits for without stopping. */
+/* Prefetch part `part` of `parts` of the blocks so far ahead into L2; this never faults.
+ * Prefetching all at once would exceed the cache misses that a core can have in flight. */
 ALWAYS_INLINE void fetch(const unsigned char *const rows[ROWS], int64_t size, int64_t ahead,
                          int64_t part, int64_t parts)
 {
@@ -336,7 +337,7 @@ ALWAYS_INLINE floats half_lanes(dwords x)
 #endif
 }
 
-/* Row r and the following ones: the numbers of column `at` and three more; scale and offset of a
+/* Of row r and the following ones: the numbers of column `at` and three more; scale and offset of a
  * run. */
 ALWAYS_INLINE void put_numbers(mha_coded *to, int64_t at, int r, dwords x, int minus)
 {
@@ -355,13 +356,14 @@ ALWAYS_INLINE floats no_offset(void)
     return (floats)((dwords){0} + 0x80000000u);
 }
 
-/* Four bits become bit 4 of four bytes. */
+/* Expand four bits to bit 4 of four bytes. */
 ALWAYS_INLINE dwords spread_lanes(dwords bits)
 {
     return ((bits & 15) * 0x204081u & 0x1010101u) << 4;
 }
 
-/* Low halves of four dwords, then high ones, and fifth bits in the dword before, if there are any. */
+/* Low nibbles of four dwords, then high ones, with the fifth bits from the previous dword, if
+ * any. */
 ALWAYS_INLINE void nibble_lanes(bool fifth, bool has_offset, int minus, LANES_ARGUMENTS)
 {
     const dwords d = load_lanes(x[0] + r), bits = load_lanes(x[1] + r);
@@ -445,8 +447,8 @@ ALWAYS_INLINE void q6_k_lanes(LANES_ARGUMENTS)
     }
 }
 
-/* A block as dwords, where it is not so in the file: a scale of two bytes, as a dword in front or
- * at the end. */
+/* A block as dwords, if it is not in the file: a scale of two bytes becomes a dword at the
+ * beginning or the end. */
 ALWAYS_INLINE void scale_first(const unsigned char *from, int size, uint32_t *to)
 {
     uint16_t scale;
@@ -466,7 +468,7 @@ ALWAYS_INLINE void as_it_is(const unsigned char *from, int size, uint32_t *to)
     memcpy(to, from, (size_t)size);
 }
 
-/* Rows that consist of dwords are turned where they are, if they are long enough. */
+/* Rows that consist of dwords are transposed from the file, if they are long enough. */
 #define CODE(name, elements, size, of_run, of_offsets, gather)                                    \
     static void name##_code(const unsigned char *const rows[ROWS], int64_t blocks, int64_t ahead, \
                             mha_coded *to)                                                        \
@@ -513,7 +515,7 @@ ALWAYS_INLINE dwords q8_0_part(const unsigned char *row, int64_t at)
 #endif
 }
 
-/* Turned to where they belong; the last ones perhaps twice. */
+/* Transpose to the destination; the last dwords may be written twice. */
 ALWAYS_INLINE void q8_0_numbers(const unsigned char *const rows[ROWS], int64_t count, int64_t ahead,
                                 mha_coded *to)
 {

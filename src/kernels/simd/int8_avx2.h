@@ -40,8 +40,9 @@ static inline __attribute__((always_inline)) vi vi_weights(vi four, int part)
              : _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
     return _mm256_srai_epi16(_mm256_shuffle_epi8(four, places), 8);
 }
-/* As one, lest gcc 12 loads all rows first, and has no registers left for the sums. The products may
- * take the register of either factor: sums, columns, a row and they are all sixteen. */
+/* One asm statement, because gcc 12 would load all rows first and lack registers for the sums.
+ * The products may use the register of either factor: sums, columns, a row and the products take
+ * all sixteen. */
 static inline __attribute__((always_inline)) vi vi_dot(vi sum, vi inputs, vi weights)
 {
     vi products;

@@ -6,7 +6,8 @@
 #include "kernels/simd/simd_neon.h"
 
 typedef int32x4_t vi;
-/* A sum for each of a dword's two numbers, added at the end: one instruction adds four products. */
+/* One sum for each of a dword's two numbers, added at the end: one instruction adds four
+ * products. */
 typedef int32x4x2_t vi_sums;
 enum { GROUP = 2, WEIGHT_OFFSET = 0, SUM_VECTORS = 2 };
 

@@ -229,7 +229,7 @@ static inline __attribute__((always_inline)) void transpose(const vf rows[8], fl
     four_columns(high, out + 4 * ld, ld);
 }
 
-/* The halves of rows meet as they are loaded, which takes no shuffle. */
+/* The halves of rows are joined as they are loaded, which needs no shuffle. */
 static inline __attribute__((always_inline)) void transpose_from(const float *in, int64_t stride,
                                                                  float *out, int64_t ld)
 {

@@ -139,8 +139,8 @@ static inline vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
 }
-/* A factor that is loaded by the instruction, as often as it is used: a broadcast of its own takes a
- * turn of the pipes, and four rows of halves lose a quarter of their multiply-adds to it (Zen 4). */
+/* A factor that each instruction loads from memory: a separate broadcast occupies a port, which
+ * costs four rows of halves a quarter of their multiply-adds (Zen 4). */
 #define HAS_FMA1
 static inline __attribute__((always_inline)) vf vf_fma1(const float *a, vf b, vf c)
 {

@@ -25,9 +25,9 @@ static inline vf vf_set1(float x)
 {
     return vdupq_n_f32(x);
 }
-/* The empty asm is a barrier to gcc's scheduling: a row is loaded while the one before is used, and
- * no earlier. gcc 12 loads them all first else, and keeps sums on the stack. Nor does it make ld1r
- * of the load, which would take a turn of the units that multiply. */
+/* The empty asm is a barrier to gcc's scheduling: each row is loaded while the previous one is
+ * used. Otherwise gcc 12 loads all rows first and keeps sums on the stack. It also prevents an
+ * ld1r, which would occupy a multiply unit. */
 static inline __attribute__((always_inline)) vf vf_load1(const float *p)
 {
     float x = *p;
@@ -146,7 +146,8 @@ static inline vf vf_fma(vf a, vf b, vf c)
 {
     return vfmaq_f32(c, a, b);
 }
-/* Not vmaxq_f32: of a NaN or two zeros every instruction set shall choose the same one. */
+/* Not vmaxq_f32: for NaN or zeros of both signs, every instruction set must select the same
+ * operand. */
 static inline vf vf_max(vf a, vf b)
 {
     return vbslq_f32(vcgtq_f32(a, b), a, b);

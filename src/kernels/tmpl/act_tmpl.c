@@ -30,7 +30,7 @@ static void gelu_backward(float *dx, const float *x, const float *dy, int64_t n)
 /* Twice sqrt(2 / pi), and that times 0.044715. */
 static const float gelu_slope = 0x1.988454p+0f, gelu_cube = 0x1.2444f2p-4f;
 
-/* x^2, no larger than what decides: beyond, the sigmoid is 0 or 1, and nothing overflows. */
+/* x^2, clamped: beyond, the sigmoid is 0 or 1, and nothing may overflow. */
 ALWAYS_INLINE vf gelu_square(vf x)
 {
     const vf most = vf_set1(1024.0f), square = vf_mul(x, x);
@@ -64,11 +64,11 @@ static void gelu_tanh_backward(float *dx, const float *x, const float *dy, int64
     }
 }
 
-/* Rows of a layer are short, and what is read next is likely to follow: it is fetched so many
- * numbers before. */
+/* Rows of a layer are short, and the next read usually follows: it is prefetched this many
+ * numbers ahead. */
 enum { AHEAD = 512 };
 
-/* What will be written. */
+/* Prefetch the memory that will be written. */
 ALWAYS_INLINE void fetch_output(const float *p)
 {
     __builtin_prefetch(p, 1, 3);
@@ -102,7 +102,7 @@ static void swiglu_backward(float *dgate, float *dup, const float *gate, const f
     }
 }
 
-/* The VF_LANES entries of x at i; what is beyond n is -inf. */
+/* The VF_LANES entries of x at i; entries beyond n are -inf. */
 ALWAYS_INLINE vf load_or_less(const float *x, int64_t i, int64_t n)
 {
     float part[VF_LANES];

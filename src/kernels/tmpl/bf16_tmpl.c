@@ -4,7 +4,7 @@
 
 static const float bf16_least = 0x1p-50f, bf16_most = 0x1.FEp127f, bf16_limit = 0x1p59f;
 
-/* What becomes bf16 without being subnormal or infinite then. */
+/* Round to bf16, avoiding subnormals and infinities. */
 ALWAYS_INLINE vf bf16_range(vf x)
 {
     const vf most = vf_set1(bf16_most), least = vf_set1(-bf16_most);
@@ -18,7 +18,8 @@ ALWAYS_INLINE vf bf16_nearest(vf x)
     return vf_load_bf16(half);
 }
 
-/* Sizes below the limit, and numbers times 0 that are 0: none is infinite or NaN, which a maximum loses. */
+/* Sizes below the limit, and products with 0 that are 0: no element is infinite or NaN (a
+ * maximum would lose a NaN). */
 ALWAYS_INLINE bool bf16_fits(vf max, vf zero)
 {
     float sizes[VF_LANES], zeros[VF_LANES];
@@ -62,7 +63,7 @@ typedef struct bf16_panels {
     int64_t columns, stride; /* of all panels; floats between panels */
     int64_t first, inner;
     bool pairs;
-    const mhai_pack *keys; /* those with an element that is too large become 0; NULL: none do */
+    const mhai_pack *keys; /* rows with an element that is too large become 0; NULL: none do */
 } bf16_panels;
 
 /* VF_LANES columns of a panel; returns the largest size in each, or NaN where one is. */
@@ -104,8 +105,8 @@ static void bf16_convert(const bf16_panels *x)
 }
 
 #ifdef HAS_PAIRS
-/* Rows of bf16, which need no rounding: false if some element is to be looked at, and all is to be
- * done by way of floats. */
+/* Rows of bf16, which need no rounding: false if an element needs a check, and the whole piece
+ * must be converted by way of floats. */
 enum {
     PAIRS = 2 * VF_LANES,
     BF16_LEAST_BITS = 0x2680,
@@ -138,8 +139,8 @@ ALWAYS_INLINE void stored_square(const uint16_t *at, int64_t stride, int64_t row
         vf_store(out + i * MHAI_PANEL, vf_load(square + i * VF_LANES));
 }
 
-/* What is packed next, in the order of memory, while this is in L1 (value_tmpl.c); beyond the last row
- * what would be the next ones, since they often are. */
+/* Rows packed next, in memory order, while these are in L1 (value_tmpl.c); beyond the last row
+ * the following memory, which is often packed next. */
 typedef struct line_cursor {
     const mhai_pack *pack;
     int64_t row, col;
@@ -282,7 +283,7 @@ static void bf16_score_panel(const mhai_tile *t, int key)
                            .scale = factor});
 }
 
-/* A probability: nothing but too small. */
+/* A probability: too small is the only case to check. */
 ALWAYS_INLINE vf load_weight(const float *p)
 {
     const vf x = vf_load(p);

@@ -9,7 +9,7 @@
 enum {
     BLOCK_COLS = TILE_VECTORS * VF_LANES,
     PANEL_VECTORS = MHAI_PANEL / VF_LANES,
-    FEW_ROWS = PANEL_VECTORS > TILE_VECTORS ? 2 : 0, /* whose sums are as wide as a panel */
+    FEW_ROWS = PANEL_VECTORS > TILE_VECTORS ? 2 : 0, /* rows of sums as wide as a panel */
     HALF_PANEL = MHAI_PANEL / 2,
     HALF_VECTORS = BLOCK_COLS > HALF_PANEL ? TILE_VECTORS / 2 : TILE_VECTORS,
     LINE = 16 /* floats of a cache line */
@@ -17,12 +17,12 @@ enum {
 
 typedef enum block_finish {
     FINISH_STORE,    /* c = sum */
-    FINISH_FETCH,    /* likewise, and rows that are to be read soon are fetched on the way */
-    FINISH_FETCH_L2, /* likewise, but not as far as L1 */
+    FINISH_FETCH,    /* likewise, and prefetches rows that are read soon */
+    FINISH_FETCH_L2, /* likewise, into L2 only */
     FINISH_SCALE,    /* c = sum * scale[row] */
     FINISH_RESCALE,  /* c = fma(c, scale[row], sum) */
     FINISH_ADD,      /* c = start + sum */
-    FINISH_ADD_FETCH /* likewise, and what later blocks read is fetched on the way */
+    FINISH_ADD_FETCH /* likewise, and prefetches the data of later blocks */
 } block_finish;
 
 typedef struct block {
@@ -34,17 +34,16 @@ typedef struct block {
     float *c;
     int64_t c_stride;
     const float *scale; /* FINISH_SCALE, FINISH_RESCALE: [rows] */
-    const float *start; /* to be added to: c itself, or what stands for it; stride 0: one row for
-                           all */
+    const float *start; /* the addend: c itself or another row; stride 0: one row for all */
     int64_t start_stride;
-    int fetching;      /* so many calls of strip_product(): the others leave what follows alone */
-    const float *next; /* will be read soon. FINISH_ADD_FETCH: next_step floats with each inner
+    int fetching;      /* only this many calls of strip_product() fetch */
+    const float *next; /* rows read soon. FINISH_ADD_FETCH: next_step floats with each inner
                           index; FINISH_FETCH: rows of next_lines, a line with each */
     int64_t next_step;
     int64_t next_lines, next_gap; /* gap in floats: from the end of a row to the next row */
 } block;
 
-/* Into L2 and L1; never a fault. */
+/* Prefetch into L2 and L1; never faults. */
 ALWAYS_INLINE void fetch(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
@@ -94,14 +93,14 @@ ALWAYS_INLINE void block_body(int rows, int vectors, block_finish finish, bool p
         vf_zero();
     const float *a = t->a, *b = t->b;
     const int64_t inner = t->inner, a_stride = stride ? stride : t->a_stride;
-    /* Two pointers, lest the strides of 14 rows take more registers than there are. */
+    /* Two pointers, so that the strides of 14 rows fit in registers. */
     const int split = transposed || stride ? rows : (rows + 1) / 2;
     const float *lower = a + split * a_stride;
     if (split < rows) __asm__("" : "+r"(lower));
     const float *next = t->next;
     const int64_t step = t->next_step;
     int64_t lines = t->next_lines;
-    if (adds(finish)) /* what is added to, perhaps far away, comes while the sums are made */
+    if (adds(finish)) /* the addend, perhaps far away, is fetched while the sums are computed */
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < vectors * VF_LANES; j += LINE) fetch(t->c + r * t->c_stride + j);
     UNROLL_INNER for (int64_t i = 0; i < inner; i++)
@@ -235,7 +234,7 @@ ALWAYS_INLINE void block_call(block_function fetching, block_function others, in
     t->fetching--;
 }
 
-/* A strip's rows, as many register blocks as it is high. */
+/* A strip's rows, in as many register blocks as needed. */
 ALWAYS_INLINE void strip_product(block_function fetching, block_function others, int rows, block *t)
 {
     if (BLOCK_ROWS == TILE_ROWS) {
@@ -257,8 +256,8 @@ ALWAYS_INLINE void strip_product(block_function fetching, block_function others,
     if (t->start) t->start -= rows * t->start_stride;
 }
 
-/* A whole panel: as many register blocks as it is wide; t is used up. (Not a copy of t: loading a
- * structure that was just stored in parts would wait for all stores before it.) */
+/* A whole panel, in as many register blocks as needed; t is modified. (Not a copy of t: loading
+ * a structure that was just stored in parts would wait for all stores before it.) */
 ALWAYS_INLINE void panel_product(block_function fetching, block_function others, int rows, block *t)
 {
     for (int column = 0; column < MHAI_PANEL; column += BLOCK_COLS) {

@@ -20,7 +20,7 @@ static void gemm_partial_panel(block_function blocks, int rows, block *t, int64_
 
 enum { FETCHED = 64 / sizeof(float) }; /* a cache line */
 
-/* A panel's share of the rows that the next block of inputs will read. */
+/* A panel's share of the rows that the next block of inputs reads. */
 static void fetch_next_rows(const mhai_gemm *g, int64_t panel)
 {
     const int64_t end = (panel + 1) * g->next_rows / g->panels;
@@ -54,8 +54,8 @@ static void gather_columns(const mhai_gemm *g)
         }
 }
 
-/* How many calls of a panel fetch its share of the next weights, and how many floats each with an
- * input. Fewer than 4 would only ask for the same line more often. */
+/* How many calls of a panel fetch its share of the next weights, and how many floats each
+ * fetches per input. With fewer than 4 floats the same line would be fetched repeatedly. */
 static void share_fetching(const mhai_gemm *g, int *calls, int64_t *step)
 {
     const int64_t most = MHAI_PANEL / BLOCK_COLS * ((g->rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
@@ -109,7 +109,7 @@ static void gemm_strip(const mhai_gemm *g)
         if (cols < MHAI_PANEL)
             gemm_partial_panel(blocks, g->rows, &t, cols);
         else if (g->rows <= FEW_ROWS && !g->transposed && !g->pairs)
-            few_add_rows(g->rows, &t); /* memory as it lies, without detours: at its bandwidth */
+            few_add_rows(g->rows, &t); /* contiguous memory, read at its bandwidth */
         else
             panel_product(fetching, blocks, g->rows, &t);
     }

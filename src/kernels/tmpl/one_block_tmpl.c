@@ -18,7 +18,7 @@ typedef struct one_product {
     int64_t b_stride;
     float *const *out;
     int64_t column;
-    const float *sum; /* by which a row is divided */
+    const float *sum; /* divisor of the row */
     vf *finite;
 } one_product;
 
@@ -88,8 +88,8 @@ ALWAYS_INLINE void one_strip_product(void (*blocks)(int, const one_product *), i
 /* ---- a strip --------------------------------------------------------------------------------- */
 
 typedef struct one_strip {
-    int rows, end;           /* keys that some row sees */
-    int ends[MHAI_MAX_ROWS]; /* and those that each does */
+    int rows, end;           /* keys that any row sees */
+    int ends[MHAI_MAX_ROWS]; /* keys that every row sees */
     const float *q[MHAI_MAX_ROWS];
     float *o[MHAI_MAX_ROWS];
     float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS];
@@ -112,8 +112,8 @@ static void mask_one_row(const mhai_one_block *x, int64_t head, int64_t query, i
     s->mask.bias[row] = dense_row(&x->bias, head, query);
 }
 
-/* Where the next rows stand; *head and *query go on. Rows of outputs may lie far away: they come
- * while the strip is worked on. */
+/* The positions of the next rows; advances *head and *query. Rows of outputs may be far away:
+ * they are fetched while the strip is computed. */
 ALWAYS_INLINE void place_strip(const mhai_one_block *x, int64_t *head, int64_t *query, one_strip *s)
 {
     s->end = 0;
@@ -147,7 +147,7 @@ static void scale_strip(const mhai_one_block *x, const one_strip *s, vf *finite)
     *finite = sum;
 }
 
-/* What a row does not see of the keys up to `end`, a multiple of 16. */
+/* Hide the keys that a row does not see, up to `end`, a multiple of 16. */
 static void hide_rest(float *s, int from, int end)
 {
     static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -17,7 +17,7 @@ static inline bool element_finite(float x)
     return x * 0.0f == 0.0f;
 }
 
-/* Which rows are not finite, when some element is not: rare, so they are looked at again. */
+/* Find the rows with non-finite elements: called only if there is one. */
 ALWAYS_INLINE void find_bad_rows(mha_dtype type, const mhai_pack *pack)
 {
     for (int64_t r = 0; r < pack->rows; r++) {
@@ -37,8 +37,8 @@ ALWAYS_INLINE bool sums_are_zero(const vf sum[FINITE_SUMS])
     return vf_sum16(part) == 0;
 }
 
-/* Rows may lie pages apart, where no processor foresees the next: this fetches what is to be packed
- * in a while. It may lie outside of the tensor, and is not read then. */
+/* Rows may be pages apart, where no hardware prefetcher finds the next one: this fetches rows
+ * that are packed later. Addresses may be outside of the tensor; those are never read. */
 ALWAYS_INLINE void fetch_element(mha_dtype type, const mhai_pack *pack, int64_t row, int64_t col)
 {
     const int64_t size = run_size(type);
@@ -100,7 +100,7 @@ ALWAYS_INLINE bool pack_panel_part(mha_dtype type, const mhai_pack *pack, bool n
     return sums_are_zero(finite);
 }
 
-/* A constant width, so that each is a straight line. */
+/* A constant width gives straight-line code. */
 ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row, float *panel)
 {
     if (pack->half && pack->rows - row <= HALF_PANEL)
@@ -108,7 +108,7 @@ ALWAYS_INLINE bool pack_panel(mha_dtype type, const mhai_pack *pack, int64_t row
     return pack_panel_part(type, pack, false, row, MHAI_PANEL, panel);
 }
 
-/* Rows that are noted as bad become 0, or only what is not finite of them. */
+/* Rows marked as bad become 0, or only their non-finite elements. */
 static void clear_bad_columns(const mhai_pack *pack)
 {
     for (int64_t r = 0; r < pack->rows; r++) {
@@ -198,7 +198,7 @@ static void pack_coded(const mha_coded *rows, int64_t column, int64_t columns, f
         unpack_runs(32, rows, column, columns, panel);
 }
 
-/* Rows that are fetched ahead of their packing. */
+/* Number of rows that are prefetched before they are packed. */
 enum { VALUES_AHEAD = 16 };
 
 /* The first n lanes times their position's scale, which may be NaN; the others stay 0. */
@@ -229,7 +229,7 @@ ALWAYS_INLINE void pack_value_row(mha_dtype type, const mhai_pack *pack, int64_t
     }
 }
 
-/* Row by row, so that each is read once and in one piece. */
+/* Row by row, so that each is read once and contiguously. */
 ALWAYS_INLINE void pack_values_as(mha_dtype type, const mhai_pack *pack)
 {
     const int64_t padding = (16 - pack->rows % 16) % 16, part = pack->cols % MHAI_PANEL;
@@ -306,7 +306,7 @@ ALWAYS_INLINE void scale_row_as(mha_dtype type, float *out, const void *in, int6
 static void scale_row(float *out, mha_dtype type, const void *in, int64_t n, float factor,
                       bool *finite){BY_TYPE(type, scale_row_as, out, in, n, factor, finite)}
 
-/* What is not finite is looked for when all is done, row by row only if there is any. */
+/* Non-finite elements are located at the end, row by row, only if there are any. */
 ALWAYS_INLINE void scale_rows_as(mha_dtype type, const mhai_pack *rows, float factor)
 {
     bool finite;

@@ -60,7 +60,7 @@ ALWAYS_INLINE void turn_rows_of(const mhai_pack *pack, int64_t col, int64_t cols
 static void turn_rows(const float *x, int64_t stride, int rows, int64_t col, int64_t cols,
                       float out[TURNED_COLUMNS * MHAI_MAX_ROWS])
 {
-    if (rows == MHAI_MAX_ROWS) /* a constant, so that no row is asked whether it is there */
+    if (rows == MHAI_MAX_ROWS) /* a constant, so that rows need no test for existence */
         turn_rows_of(&(mhai_pack){.in = x, .stride = stride, .rows = MHAI_MAX_ROWS}, col, cols,
                      out);
     else

@@ -96,7 +96,7 @@ ALWAYS_INLINE void run_rows_as(mha_dtype type, const mhai_run *run, int keys, in
             vf_store(out + key * cols + c, value_lanes(type, run, cols, key, c));
 }
 
-/* Values of so many positions as floats: where they lie, or in room; cols is a multiple of 32. */
+/* Values of some positions as floats: in place, or in room; cols is a multiple of 32. */
 static const float *run_rows(const mhai_run *run, int keys, int64_t cols, float *room)
 {
     if (run->type == MHA_F32) return run->at;
@@ -115,7 +115,7 @@ ALWAYS_INLINE void fetch_run(const char *next, const char *later, int64_t bytes)
     }
 }
 
-/* The same of what the numbers of a run are multiplied by: nothing else foresees that line. */
+/* The same for the factors of a run, a line that no prefetcher finds. */
 ALWAYS_INLINE void fetch_scales(mha_dtype type, const mhai_run *next, const mhai_run *later,
                                 int64_t dim)
 {
@@ -244,7 +244,7 @@ ALWAYS_INLINE int run_part_rows(int left)
     return left <= RUN_PART ? left : left <= 2 * RUN_PART ? (left + 1) / 2 : RUN_PART;
 }
 
-/* Into [runs][dim]; more may be written behind it. */
+/* Into [runs][dim]; more may be written after it. */
 static void find_factors(const mhai_run *run, int runs, int64_t dim, float *factors)
 {
     for (; runs > 0; runs--, run++, factors += dim)
@@ -252,7 +252,7 @@ static void find_factors(const mhai_run *run, int runs, int64_t dim, float *fact
             vf_store(factors + c, run_factors(run, c, dim - c < VF_LANES ? dim - c : VF_LANES));
 }
 
-/* All rows meet some runs while those are in L1. */
+/* All rows use some runs while those are in L1. */
 ALWAYS_INLINE void run_scores_as(mha_dtype type, int rows, const run_scores *all, int runs)
 {
     const int step = run_size(type) == 1 ? 4 : 2;

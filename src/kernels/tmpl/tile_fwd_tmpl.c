@@ -131,8 +131,9 @@ static void mask_row(const mhai_tile *t, int row, int from)
 
 /* ---- dense masks, a panel at a time: right after its products, while its scores are in L1 ---- */
 
-/* Their rows lie far apart, where no processor foresees the next; they are here by the time the
- * panel's scores are. (Inlined by force: gcc drops calls to what only fetches.) */
+/* Their rows are far apart, where no hardware prefetcher finds the next one; these fetches
+ * complete while the panel's scores are computed. (Inlined by force: gcc drops calls of
+ * functions that only fetch.) */
 ALWAYS_INLINE void fetch_dense(const mhai_tile *t, int key)
 {
     const mhai_tile_mask *mask = t->mask;
@@ -307,7 +308,7 @@ ALWAYS_INLINE void exp_some(int count, float *s, vf top, vf sum[LANES16])
     UNROLL for (int i = 0; i < count; i++) sum[i % LANES16] = vf_add(sum[i % LANES16], p[i]);
 }
 
-/* What is left of 16 lanes beyond the end is hidden. */
+/* Positions of 16 lanes beyond the end are hidden. */
 ALWAYS_INLINE void exp_lanes(float *s, int begin, int end, float m, vf sum[LANES16])
 {
     enum { STEP = EXP2_VECTORS * VF_LANES };
@@ -372,9 +373,9 @@ ALWAYS_INLINE void runs_exp(float *s, const tile_runs *runs, float top, vf sums[
     UNROLL for (int i = 0; i < LANES16; i++) sums[i] = sum[i];
 }
 
-/* A step of the online softmax of masked scores, and the factor for what each row summed before.
- * In passes over the rows, so that a processor can fold the maximum or the sum of one row while it
- * works on the next: row after row, those chains would take a third of the time. */
+/* A step of the online softmax of masked scores, and the factor for each row's earlier sums. In
+ * separate passes over the rows, so that a processor can overlap the maximum or the sum of one
+ * row with the next row: row after row, those chains would take a third of the time. */
 static void softmax_rows(const mhai_tile *t, const tile_runs *runs, float alpha[MHAI_MAX_ROWS])
 {
     vf sums[TILE_ROWS][LANES16];
@@ -414,7 +415,7 @@ static void softmax_step(const mhai_tile *t, float alpha[MHAI_MAX_ROWS])
     softmax_from(t, t->begin, alpha);
 }
 
-/* ---- a tile with gaps: what lies between the runs is neither computed nor looked at ---------- */
+/* ---- a tile with gaps between runs, which are neither computed nor read ---------------------- */
 
 /* O = alpha O + P V, a panel of values at a time. */
 static void weigh_runs(const mhai_tile *t, const float *alpha)

@@ -160,7 +160,8 @@ static void run_key_scores(const mhai_tile *const *tiles, const mhai_tile_rows *
     const int runs = (end - begin + MHAI_RUN - 1) / MHAI_RUN;
     BY_KEY_TYPE(few.runs, run_scores_as, t->rows, &few, runs)
     const int last = (end + MHAI_RUN - 1) / MHAI_RUN * MHAI_RUN;
-    for (int row = 0; x->keys < last && row < t->rows; row++) /* there may be anything */
+    for (int row = 0; x->keys < last && row < t->rows; row++) /* the memory holds arbitrary
+                                                                 values */
         memset(t->s + row * MHAI_SCORE_STRIDE + x->keys, 0,
                (size_t)(last - x->keys) * sizeof(float));
 }
@@ -195,8 +196,8 @@ static void rows_scores(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     }
 }
 
-/* A key with an element that is not finite makes every score not finite, that of row 0 too: its
- * product is infinite or NaN whatever the query holds, and so is what is added to that. */
+/* A key with a non-finite element makes every score non-finite, also that of row 0: its product
+ * is infinite or NaN whatever the query holds; likewise every sum with it. */
 static bool rows_finite(const mhai_tile *t)
 {
     vf sum = vf_zero();
@@ -310,7 +311,7 @@ static void rows_values(const mhai_tile *const *tiles, const mhai_tile_rows *x, 
     }
 }
 
-/* A value that is not finite leaves its column so. */
+/* A non-finite value makes its column non-finite. */
 static bool sums_finite(const float *sums, int64_t n)
 {
     vf sum = vf_zero();
@@ -319,7 +320,7 @@ static bool sums_finite(const float *sums, int64_t n)
     return vf_sum16(part) == 0;
 }
 
-/* What a strip had before the block, should it have to begin again. */
+/* A strip's state before the block, in case it must restart. */
 typedef struct rows_state {
     float m[MHAI_MAX_ROWS], l[MHAI_MAX_ROWS], alpha[MHAI_MAX_ROWS];
 } rows_state;
@@ -336,7 +337,7 @@ static bool rows_softmax(const mhai_tile *const *tiles, int count, rows_state *s
     return true;
 }
 
-/* The block's sums join the outputs, if they are finite. */
+/* Add the block's sums to the outputs, if they are finite. */
 static bool rows_join(const mhai_tile *const *tiles, const mhai_tile_rows *x,
                       const rows_state *states)
 {

@@ -19,7 +19,7 @@ const mhai_weight_name mhai_bert_names[] = {
     MHAI_NAME("mlp_norm", "output.LayerNorm"),
     MHAI_NAME(NULL, NULL)};
 
-/* Of a field of our own, multihead_output. */
+/* Read a field of multihead_output, this library's own object. */
 static const char *const outputs[] = {"none", "tied", "own"};
 
 static bool fits_bert(const mha_transformer_desc *d)

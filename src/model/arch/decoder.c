@@ -1,4 +1,4 @@
-/* What families of decoders share: sizes, rotations, windows. */
+/* Shared by the families of decoders: sizes, rotations, windows. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -26,14 +26,14 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
     MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));
     if (whole && d->kv_heads == 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: 'num_key_value_heads' is missing; %s models say it",
-                        mhai_show_path(config->path).text, family->model_type);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "'num_key_value_heads' is missing; %s models say it",
+                              family->model_type);
     if (d->kv_heads > 0 && d->num_heads % d->kv_heads != 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %lld, which '%s' %lld is no multiple of",
-                        mhai_show_path(config->path).text,
-                        mhai_config_name(config, family->keys->kv_heads).text,
-                        (long long)d->kv_heads, mhai_config_name(config, family->keys->heads).text,
-                        (long long)d->num_heads);
+        return mhai_config_fail(
+            MHA_ERR_MODEL, config, family->keys->kv_heads,
+            "is %lld, which '%s' %lld is no multiple of", (long long)d->kv_heads,
+            mhai_config_name(config, family->keys->heads).text, (long long)d->num_heads);
     MHA_TRY(mhai_read_heads(config, plan));
     MHA_TRY(mhai_config_real(config, "rms_norm_eps", 1e-6, 0, 1, &d->norm_epsilon));
     MHA_TRY(mhai_config_bool(config, "tie_word_embeddings", family->tied, &tied));
@@ -59,8 +59,8 @@ mha_status mhai_plan_layers(mhai_family_plan *plan)
     return MHA_OK;
 }
 
-/* Tables of frequencies and masks in old files, and a copy of the embeddings that is one by
- * config.json. */
+/* Old files hold tables of frequencies and masks, and a copy of the embeddings if config.json ties
+ * the output to them. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name)
 {
     static const char *const old[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias",
@@ -88,16 +88,15 @@ static bool same_value(const json_t *a, const json_t *b)
     return json_number_value(a) == json_number_value(b);
 }
 
-/* Where a field is said. */
+/* One place where config.json may hold a field. */
 typedef struct rope_place {
     const mhai_config *config;
-    const char *level; /* what messages call it */
-    bool passed;       /* transformers reads another level in its place */
+    const char *level; /* the name in messages */
+    bool passed;       /* transformers reads another level instead */
 } rope_place;
 
-/* Add a field that transformers finds only if no level in front has it, called name there. One that
- * says otherwise is refused, since a reader of config.json may take either for what holds; "default"
- * says nothing. */
+/* Add a field `name` that transformers reads only if no earlier level has it. A different value
+ * there is an error: a reader of config.json may use either. "default" counts as absent. */
 static mha_status add_field(const rope_place *place, const char *name, const char *key,
                             json_t *value, json_t *rope)
 {
@@ -108,12 +107,11 @@ static mha_status add_field(const rope_place *place, const char *name, const cha
     if (json_is_string(value) && strcmp(json_string_value(value), "default") == 0) return MHA_OK;
     if (json_is_number(found)) snprintf(taken, sizeof taken, "%.9g", json_number_value(found));
     if (json_is_string(found)) snprintf(taken, sizeof taken, "%.60s", json_string_value(found));
-    return mha_fail(
-        MHA_ERR_MODEL,
-        "%s: '%s' in %s differs from what transformers takes (%s); leave the one that the "
+    return mhai_path_fail(
+        MHA_ERR_MODEL, place->config->path,
+        "'%s' in %s differs from what transformers takes (%s); leave the one that the "
         "model was trained with",
-        mhai_show_path(place->config->path).text, mhai_config_name(place->config, name).text,
-        place->level, mhai_show_name(taken).text);
+        mhai_config_name(place->config, name).text, place->level, mhai_show_name(taken).text);
 }
 
 static mha_status add_object(const rope_place *place, json_t *object, json_t *rope)
@@ -121,22 +119,22 @@ static mha_status add_object(const rope_place *place, json_t *object, json_t *ro
     const char *key;
     json_t *value;
     if (object && !json_is_null(object) && !json_is_object(object))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a JSON object",
-                        mhai_show_path(place->config->path).text, place->level);
+        return mhai_path_fail(MHA_ERR_MODEL, place->config->path, "'%s' is not a JSON object",
+                              place->level);
     json_object_foreach(object, key, value)
     {
         if (json_is_object(value) && strcmp(key, MHAI_CONFIG_NAMES) != 0)
-            return mha_fail(
-                MHA_ERR_UNSUPPORTED,
-                "%s: '%s' in %s is an object, and no layers of this model read it there",
-                mhai_show_path(place->config->path).text, mhai_show_name(key).text, place->level);
+            return mhai_path_fail(
+                MHA_ERR_UNSUPPORTED, place->config->path,
+                "'%s' in %s is an object, and no layers of this model read it there",
+                mhai_show_name(key).text, place->level);
         if (!place->passed || !json_is_null(value))
             MHA_TRY(add_field(place, key, key, value, rope));
     }
     return MHA_OK;
 }
 
-/* A field that config.json itself calls name. */
+/* Add a field at the top level of config.json. */
 static mha_status add_outer(const mhai_config *config, const char *name, const char *key,
                             json_t *rope)
 {
@@ -152,7 +150,7 @@ static mha_status add_usual(const char *key, double value, json_t *rope)
     return mhai_put(rope, key, json_real(value)) ? MHA_OK : MHA_NO_MEMORY("model");
 }
 
-/* Fields beside the objects of types of layers. */
+/* Fields beside the objects for each type of layer. */
 static mha_status check_nested(const mhai_config *config, json_t *objects)
 {
     const char *key;
@@ -160,16 +158,17 @@ static mha_status check_nested(const mhai_config *config, json_t *objects)
     json_object_foreach(objects, key, value)
     {
         if (!json_is_object(value) && !json_is_null(value))
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: '%s' in rope_parameters is of no type of layers; write it into "
-                            "full_attention or sliding_attention there",
-                            mhai_show_path(config->path).text, mhai_show_name(key).text);
+            return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                                  "'%s' in rope_parameters is of no type of layers; write it into "
+                                  "full_attention or sliding_attention there",
+                                  mhai_show_name(key).text);
     }
     return MHA_OK;
 }
 
-/* A rotation's fields in one object, as transformers collects them: rope_scaling in place of
- * rope_parameters, or above its object for a type of layers; then what stands in config.json itself. */
+/* The fields of a rotation in one object, as transformers collects them: rope_parameters, else
+ * rope_scaling, overridden by its object for a type of layers; then the top level of
+ * config.json. */
 static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kind, json_t *rope)
 {
     static const char original[] = "original_max_position_embeddings";
@@ -202,7 +201,7 @@ static mha_status find_rope(const mhai_config *config, const mhai_rope_kind *kin
     return place.passed ? add_object(&place, given, rope) : MHA_OK;
 }
 
-/* "type" is what transformers before 4.43 calls rope_type. */
+/* transformers before 4.43 calls rope_type "type". */
 static mha_status read_type(const mhai_config *rope, bool old, const char *const *types, int count,
                             int *type)
 {
@@ -211,9 +210,9 @@ static mha_status read_type(const mhai_config *rope, bool old, const char *const
     MHA_TRY(mhai_config_choice(rope, named ? "rope_type" : "type", types[0], types, count, type));
     MHA_TRY(mhai_config_text(rope, "type", types[0], &text));
     if (strcmp(text, types[0]) == 0 || strcmp(text, types[*type]) == 0) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL,
-                    "%s: 'type' is '%s', rope_type is '%s'; leave the one that holds",
-                    mhai_show_path(rope->path).text, mhai_show_name(text).text, types[*type]);
+    return mhai_path_fail(MHA_ERR_MODEL, rope->path,
+                          "'type' is '%s', rope_type is '%s'; leave the one that holds",
+                          mhai_show_name(text).text, types[*type]);
 }
 
 static mha_status read_float(const mhai_config *rope, const char *key, double fallback,
@@ -222,13 +221,12 @@ static mha_status read_float(const mhai_config *rope, const char *key, double fa
     double number;
     MHA_TRY(mhai_config_number(rope, key, fallback, &number));
     *value = (float)number;
-    return isfinite(*value) ? MHA_OK
-                            : mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, which no float holds",
-                                       mhai_show_path(rope->path).text,
-                                       mhai_config_name(rope, key).text, number);
+    return isfinite(*value)
+               ? MHA_OK
+               : mhai_config_fail(MHA_ERR_MODEL, rope, key, "is %g, which no float holds", number);
 }
 
-/* By how much YaRN multiplies cosines and sines; 0: as mha_layer_desc has it. */
+/* The factor of cosines and sines in YaRN; 0: the default of mha_layer_desc. */
 static mha_status read_amplitude(const mhai_config *config, mha_layer_desc *rope)
 {
     double scale, all;
@@ -253,28 +251,25 @@ static mha_status read_scaled(const mhai_config *config, const mha_transformer_d
     double length;
     MHA_TRY(mhai_config_number(config, original, (double)d->max_length, &length));
     if (!(length >= 1 && length <= MHAI_MOST_POSITIONS))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected 1..%d",
-                        mhai_show_path(config->path).text, mhai_config_name(config, original).text,
-                        length, MHAI_MOST_POSITIONS);
+        return mhai_config_fail(MHA_ERR_MODEL, config, original, "is %g, expected 1..%d", length,
+                                MHAI_MOST_POSITIONS);
     rope->rope_original_length = (int64_t)length;
     MHA_TRY(read_float(config, low, 1, &rope->rope_low));
     MHA_TRY(read_float(config, high, yarn ? 32 : 4, &rope->rope_high));
     if (rope->rope_low > 0 && rope->rope_high > 0 &&
         !(yarn ? rope->rope_high >= rope->rope_low : rope->rope_high > rope->rope_low))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected %s '%s' %g",
-                        mhai_show_path(config->path).text, mhai_config_name(config, high).text,
-                        (double)rope->rope_high, yarn ? "at least" : "more than",
-                        mhai_config_name(config, low).text, (double)rope->rope_low);
+        return mhai_config_fail(MHA_ERR_MODEL, config, high, "is %g, expected %s '%s' %g",
+                                (double)rope->rope_high, yarn ? "at least" : "more than",
+                                mhai_config_name(config, low).text, (double)rope->rope_low);
     if (!yarn) return MHA_OK;
-    if (truncate && !json_is_true(truncate)) /* null is false to transformers */
-        return mha_fail(MHA_ERR_UNSUPPORTED,
-                        "%s: YaRN with 'truncate' false is not supported; known: true",
-                        mhai_show_path(config->path).text);
+    if (truncate && !json_is_true(truncate)) /* transformers treats null as false */
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                              "YaRN with 'truncate' false is not supported; known: true");
     return read_amplitude(config, rope);
 }
 
-/* Of an odd number n transformers rotates n + 1, at the frequencies base^(-2 i / n), which an even
- * rotation has of the base base^((n + 1) / n); so have the turns by which llama3 decides. */
+/* For an odd number n transformers rotates n + 1 elements with frequencies base^(-2 i / n). An even
+ * rotation with base base^((n + 1) / n) has the same frequencies, and the same turns for llama3. */
 static mha_status set_part(const mhai_config *config, int64_t rotated, const char *type,
                            mha_layer_desc *rope)
 {
@@ -283,16 +278,14 @@ static mha_status set_part(const mhai_config *config, int64_t rotated, const cha
     if (rotated % 2 == 0) return MHA_OK;
     rope->rope_base = (float)mha_exp((n + 1) / n * mha_log(base));
     if (strcmp(type, "yarn") != 0 && isfinite(rope->rope_base)) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: '%s' rotates an odd number, %lld, of a head's numbers, which is not "
-                    "supported with rope_type '%s' and rope_theta %g",
-                    mhai_show_path(config->path).text,
-                    mhai_config_name(config, "partial_rotary_factor").text, (long long)rotated,
-                    type, base);
+    return mhai_config_fail(MHA_ERR_UNSUPPORTED, config, "partial_rotary_factor",
+                            "rotates an odd number, %lld, of a head's numbers, which is not "
+                            "supported with rope_type '%s' and rope_theta %g",
+                            (long long)rotated, type, base);
 }
 
-/* Dynamic scaling (NTK) changes the base for texts beyond max_position_embeddings alone, and no
- * longer ones are taken. partial: a part of each head may rotate. */
+/* Dynamic scaling (NTK) changes the base only for texts beyond max_position_embeddings; longer
+ * texts are rejected. partial: only part of each head may rotate. */
 static mha_status read_rotation(const mhai_config *config, bool partial, bool old,
                                 const mha_transformer_desc *d, mha_layer_desc *rope)
 {
@@ -305,26 +298,25 @@ static mha_status read_rotation(const mhai_config *config, bool partial, bool ol
     MHA_TRY(read_type(config, old, types, 5, &type));
     MHA_TRY(read_float(config, "rope_theta", 1e4, &rope->rope_base));
     if (!(rope->rope_base >= 1))
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is %g, expected 1 or more",
-                        mhai_show_path(config->path).text,
-                        mhai_config_name(config, "rope_theta").text, (double)rope->rope_base);
+        return mhai_config_fail(MHA_ERR_MODEL, config, "rope_theta", "is %g, expected 1 or more",
+                                (double)rope->rope_base);
     MHA_TRY(mhai_config_number(config, part, 1, &share));
     const int64_t rotated = (int64_t)(width * fmin(share, 1));
     if ((share < 1 && !partial) || share > 1 || rotated < 1)
-        return mha_fail(share <= 1 && !partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
-                        "%s: '%s' rotates %g of a head's %g numbers; this kind of model rotates %s",
-                        mhai_show_path(config->path).text, mhai_config_name(config, part).text,
-                        floor(width * share), width, partial ? "1 or more" : "whole heads");
+        return mhai_config_fail(share <= 1 && !partial ? MHA_ERR_UNSUPPORTED : MHA_ERR_MODEL,
+                                config, part,
+                                "rotates %g of a head's %g numbers; this kind of model rotates %s",
+                                floor(width * share), width, partial ? "1 or more" : "whole heads");
     if (rotated % 2 && !(share < 1))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: heads have %lld numbers, an odd one, which cannot rotate in pairs",
-                        mhai_show_path(config->path).text, (long long)rotated);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "heads have %lld numbers, an odd one, which cannot rotate in pairs",
+                              (long long)rotated);
     if (share < 1) MHA_TRY(set_part(config, rotated, types[type], rope));
     if (type < 2) return MHA_OK;
     rope->rope_scaling = (mha_rope_scaling)(type - 2);
     if (mhai_config_absent(config, "factor"))
-        return mha_fail(MHA_ERR_MODEL, "%s: 'factor' is missing beside rope_type '%s'",
-                        mhai_show_path(config->path).text, types[type]);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "'factor' is missing beside rope_type '%s'", types[type]);
     MHA_TRY(mhai_config_real(config, "factor", 1, 1e-6, 1e6, &rope->rope_factor));
     return type == 2 ? MHA_OK : read_scaled(config, d, rope);
 }
@@ -362,13 +354,14 @@ mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan)
     plan->desc.rope_base = rope.rope_base;
     if (!rope.rotary_dim && rope.rope_factor == 0 && !plan->layers) return MHA_OK;
     MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < plan->desc.num_layers; i++) mhai_set_rotation(&plan->layers[i], &rope);
+    for (int64_t i = 0; i < plan->desc.num_layers; i++)
+        if (!plan->layers[i].mixer) mhai_set_rotation(&plan->layers[i], &rope);
     return MHA_OK;
 }
 
 mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan)
 {
-    /* without an object layers with a window are not scaled, and have a base of their own */
+    /* without an object, layers with a window are not scaled and have their own base */
     static const mhai_rope_kind kinds[] = {
         {"full_attention", "rope_theta", "partial_rotary_factor", 1e6, 1, true},
         {"sliding_attention", "rope_local_base_freq", "partial_rotary_factor", 1e4, 1, false}};
@@ -392,11 +385,10 @@ static mha_status read_layer_type(const mhai_config *config, const json_t *list,
     const char *type = json_string_value(json_array_get(list, (size_t)layer));
     *slides = type && strcmp(type, "sliding_attention") == 0;
     if (*slides || (type && strcmp(type, "full_attention") == 0)) return MHA_OK;
-    return mha_fail(MHA_ERR_UNSUPPORTED,
-                    "%s: 'layer_types' of layer %lld is '%s'; known: full_attention, "
-                    "sliding_attention",
-                    mhai_show_path(config->path).text, (long long)layer,
-                    type ? mhai_show_name(type).text : "");
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "'layer_types' of layer %lld is '%s'; known: full_attention, "
+                          "sliding_attention",
+                          (long long)layer, type ? mhai_show_name(type).text : "");
 }
 
 mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
@@ -410,9 +402,9 @@ mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t f
     else
         window = 0;
     if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != plan->desc.num_layers))
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: 'layer_types' is not a list of %lld, one for each layer",
-                        mhai_show_path(config->path).text, (long long)plan->desc.num_layers);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "'layer_types' is not a list of %lld, one for each layer",
+                              (long long)plan->desc.num_layers);
     for (int64_t i = 0; i < plan->desc.num_layers; i++) {
         bool slides = i >= first && (period == 0 || (i + 1) % period != 0);
         if (listed) MHA_TRY(read_layer_type(config, list, i, &slides));

@@ -1,4 +1,4 @@
-/* DistilBERT: a BERT without segments, and with names of its own. */
+/* DistilBERT: a BERT without segments, with its own names. */
 #include "model/arch/family.h"
 
 #include <multihead/component.h>

@@ -10,11 +10,11 @@ static mha_status read_electra(const mhai_config *config, mhai_family_plan *plan
     MHA_TRY(mhai_bert_read(config, plan));
     MHA_TRY(mhai_config_optional(config, "embedding_size", 1, MHAI_MOST_WIDTH, 128, &width));
     if (width == plan->desc.embed_dim) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_UNSUPPORTED,
-        "%s: embedding_size %lld is not hidden_size %lld: embeddings that are projected "
+    return mhai_path_fail(
+        MHA_ERR_UNSUPPORTED, config->path,
+        "embedding_size %lld is not hidden_size %lld: embeddings that are projected "
         "are not supported",
-        mhai_show_path(config->path).text, (long long)width, (long long)plan->desc.embed_dim);
+        (long long)width, (long long)plan->desc.embed_dim);
 }
 
 const mhai_family mhai_family_electra = {.model_type = "electra",

@@ -1,4 +1,4 @@
-/* The list of families, and what they share. */
+/* The list of families, and their shared functions. */
 #include "model/arch/family.h"
 
 #include "io/file.h"
@@ -11,14 +11,16 @@
 extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family_electra,
     mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
     mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
-    mhai_family_phi3;
+    mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5;
 
-/* The one list. A transformer is saved as the first that it fits; the last fits all. */
+/* A transformer is saved as the first family that can describe it; the last one can describe
+ * all. */
 static const mhai_family *const families[] = {
     &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra, &mhai_family_distilbert,
     &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,   &mhai_family_mistral,
     &mhai_family_mixtral, &mhai_family_qwen2,    &mhai_family_qwen3,   &mhai_family_gemma,
-    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,    &mhai_family_multihead};
+    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,    &mhai_family_qwen3_next,
+    &mhai_family_qwen3_5, &mhai_family_multihead};
 
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -31,8 +33,7 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
     const char *type = NULL;
     char known[256] = "";
     if (!json_is_object(config->root))
-        return mha_fail(MHA_ERR_MODEL, "%s: is not a JSON object",
-                        mhai_show_path(config->path).text);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
     for (int i = 0; i < FAMILIES; i++) {
         if (strcmp(families[i]->model_type, type) == 0) {
@@ -42,8 +43,9 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
                  families[i]->model_type);
     }
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: model_type '%s' is not known; known: %s",
-                    mhai_show_path(config->path).text, mhai_show_name(type).text, known);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "model_type '%s' is not known; known: %s", mhai_show_name(type).text,
+                          known);
 }
 
 mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family *family)
@@ -54,8 +56,9 @@ mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family 
         if (families[i]->read)
             snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s",
                      known[0] ? ", " : "", families[i]->model_type);
-    return mha_fail(MHA_ERR_UNSUPPORTED, "%s: model_type '%s' is not supported; supported: %s",
-                    mhai_show_path(config->path).text, family->model_type, known);
+    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                          "model_type '%s' is not supported; supported: %s", family->model_type,
+                          known);
 }
 
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc)
@@ -112,7 +115,7 @@ bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root)
            mhai_put_text(root, "dtype", "float32") && mhai_put_text(root, "torch_dtype", "float32");
 }
 
-/* transformers takes the usual name of a size before the family's own. */
+/* transformers prefers the usual name of a size to the family's own. */
 static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys *keys,
                                 const mha_transformer_desc *d)
 {
@@ -128,11 +131,10 @@ static mha_status check_aliases(const mhai_config *config, const mhai_shape_keys
         MHA_TRY(mhai_config_optional(config, sizes[i].usual, INT64_MIN, INT64_MAX, sizes[i].value,
                                      &value));
         if (value != sizes[i].value)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: '%s' is %lld, '%s' is %lld; leave the one that the model has",
-                            mhai_show_path(config->path).text,
-                            mhai_config_name(config, sizes[i].usual).text, (long long)value,
-                            mhai_config_name(config, sizes[i].own).text, (long long)sizes[i].value);
+            return mhai_config_fail(MHA_ERR_MODEL, config, sizes[i].usual,
+                                    "is %lld, '%s' is %lld; leave the one that the model has",
+                                    (long long)value, mhai_config_name(config, sizes[i].own).text,
+                                    (long long)sizes[i].value);
     }
     return MHA_OK;
 }
@@ -148,10 +150,9 @@ mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
     MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &d->num_layers));
     MHA_TRY(mhai_config_count(config, keys->heads, 1, MHAI_MOST_WIDTH, &d->num_heads));
     if (!given && d->embed_dim % d->num_heads != 0)
-        return mha_fail(MHA_ERR_MODEL, "%s: %s %lld is not a multiple of %s %lld",
-                        mhai_show_path(config->path).text,
-                        mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
-                        mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path, "%s %lld is not a multiple of %s %lld",
+                              mhai_config_name(config, keys->embed).text, (long long)d->embed_dim,
+                              mhai_config_name(config, keys->heads).text, (long long)d->num_heads);
     MHA_TRY(mhai_config_count(config, keys->positions, 1, MHAI_MOST_POSITIONS, &d->max_length));
     return check_aliases(config, keys, d);
 }

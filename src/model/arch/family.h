@@ -1,6 +1,6 @@
-/* What a family of models is: how config.json says what a transformer is, and what its weights are
- * called. A family is a file beside this one and a line in the list of family.c; nothing else knows
- * families. */
+/* A family of models defines how config.json describes a transformer and how its weights are named.
+ * Each family is one file in this folder and one line in the list of family.c; no other code
+ * depends on a family. */
 #ifndef MHAI_FAMILY_H
 #define MHAI_FAMILY_H
 
@@ -9,8 +9,8 @@
 #include <multihead/model.h>
 #include <multihead/transformer.h>
 
-/* Far beyond every published model, and small enough that no product of two overflows. Positions
- * have a bound of their own, since no weight of the file vouches for them when they are rotary. */
+/* Far above every published model, and small enough that products of two cannot overflow. Positions
+ * have their own bound, since no weight confirms their number when they are rotary. */
 enum {
     MHAI_MOST_LAYERS = 4096,
     MHAI_MOST_WIDTH = 1 << 20,
@@ -18,30 +18,35 @@ enum {
     MHAI_MOST_POSITIONS = 1 << 20
 };
 
-/* A weight's name in a file: longer than every name that a family makes. */
+/* Longer than every weight name of any family. */
 enum { MHAI_WEIGHT_NAME = 128 };
 
-/* What a family calls its sizes. */
+/* A family's names for its sizes. */
 typedef struct mhai_shape_keys {
     const char *embed, *layers, *heads, *positions, *kv_heads, *causal;
 } mhai_shape_keys;
 
 extern const mhai_shape_keys mhai_usual_keys;
 
-/* How a weight of a file becomes ours. */
+/* The conversion of a weight of a file to a parameter. */
 typedef enum mhai_weight_form {
     MHAI_AS_IS = 0,
     MHAI_TRANSPOSED, /* [inputs, outputs] */
-    MHAI_PLUS_ONE,   /* what a norm multiplies with, less 1 */
-    /* Rows of q, k and v, or of gate and up, one part after the other. */
+    MHAI_PLUS_ONE,   /* a norm's weight, stored less 1 */
+    /* Rows of q, k and v, or of gate and up, concatenated. */
     MHAI_FUSED,
     MHAI_FUSED_TRANSPOSED,
-    MHAI_FUSED_HEADS, /* head by head: its q, its k, its v */
-    MHAI_LAST_ROWS,   /* of a longer table */
-    MHAI_PAIRED_ROWS  /* of a rotation that pairs neighbours: 2 k and 2 k + 1 of each head */
+    MHAI_FUSED_HEADS,  /* for each head: its q, k and v */
+    MHAI_FUSED_GATE,   /* for each head: its q and output gate */
+    MHAI_FUSED_GROUPS, /* of a gated delta net, for each head of q: its q, k, v and g, or its b and
+                        * a */
+    MHAI_CONVOLUTION,  /* [channels, 1, kernel] */
+    MHAI_LAST_ROWS,    /* of a longer table */
+    MHAI_PAIRED_ROWS   /* of a rotation of neighbouring elements: 2 k and 2 k + 1 of each head */
 } mhai_weight_form;
 
-/* What a family calls a parameter, without ".weight". part: 0 the first of a fused weight, 1 .. */
+/* A family's name of a parameter, without ".weight". part: 0 for the first part of a fused weight,
+ * then 1, 2 */
 typedef struct mhai_weight_name {
     const char *ours, *theirs;
     mhai_weight_form form;
@@ -52,120 +57,126 @@ typedef struct mhai_weight_name {
         (ours), (theirs), MHAI_AS_IS, 0 \
     }
 
-/* What config.json says. */
+/* The contents of config.json. */
 typedef struct mhai_family_plan {
     mha_transformer_desc desc;
-    int64_t first_position; /* rows in front of the table of positions that no token uses */
-    int64_t *head_lists;    /* what desc.layer_heads points to; NULL: none. To be freed */
+    int64_t first_position; /* rows before the table of positions that no token uses */
+    int64_t *head_lists;    /* owns the array of desc.layer_heads; NULL: none */
     mha_layer_desc *layers; /* likewise desc.layers */
 } mhai_family_plan;
 
-/* Where config.json says a rotation, beside objects of its own, and what holds without. */
+/* The fields of a rotation in config.json outside its objects, and the defaults. */
 typedef struct mhai_rope_kind {
-    const char *layers;      /* the type of layers it is of, as rope_parameters has it; NULL: all */
-    const char *base, *part; /* what config.json calls rope_theta and partial_rotary_factor */
+    const char *layers;      /* its type of layers in rope_parameters; NULL: all */
+    const char *base, *part; /* the names of rope_theta and partial_rotary_factor */
     double usual_base, usual_part;
-    bool scales; /* rope_scaling is about it */
+    bool scales; /* rope_scaling applies to it */
 } mhai_rope_kind;
 
 typedef struct mhai_family {
-    const char *model_type; /* as config.json has it */
+    const char *model_type; /* as in config.json */
 
-    /* The shape of its attention, for mha_model_read_shape(). */
+    /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
     uint32_t shape;       /* MHA_MODEL_SHAPE_... */
-    const char *bias_key; /* the field that decides about biases; NULL: shape does */
+    const char *bias_key; /* the field that sets the biases; NULL: shape sets them */
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
-    /* A transformer of it. read NULL: only the shape is known. */
-    const char *layers; /* in front of a layer's number */
-    const char *prefix; /* may stand in front of every name in files of others, or not; "": no */
-    const mhai_weight_name *names; /* ends with one of NULL; what it lacks is called as by us */
+    /* Describe the transformer. read is NULL if only the shape is known. */
+    const char *layers;            /* before a layer's number */
+    const char *prefix;            /* optional prefix of all names in files of others; "": none */
+    const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
+                                    * this library's names */
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
-    bool partial;   /* a part of each head may rotate; transformers ignores it elsewhere */
-    bool tied;      /* the output is the table of tokens unless config.json says otherwise */
+    bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
+                     * setting */
+    bool tied;      /* the output is the token table unless config.json says otherwise */
     bool old_norms; /* files may call a norm's weight and bias gamma and beta */
-    bool (*fits)(const mha_transformer_desc *desc);                /* can be saved as it */
+    bool (*fits)(const mha_transformer_desc *desc);                /* a transformer can be saved as
+                                                                    * this family */
     bool (*write)(const mha_transformer_desc *desc, json_t *root); /* false: no memory */
     mha_status (*read)(const mhai_config *config, mhai_family_plan *plan);
-    /* A weight that is left alone; NULL: all but those of layers, such as poolers and heads. */
+    /* Whether a weight is ignored; NULL: all weights outside layers are, such as poolers and output
+     * layers. */
     bool (*ignores)(const mhai_family_plan *plan, const char *name);
 } mhai_family;
 
-/* The family that config.json names. */
+/* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
 
-/* Refuse one of which only the shape is known. */
+/* Reject a family whose shape alone is supported. */
 MHA_NODISCARD mha_status mhai_family_check_loads(const mhai_config *config,
                                                  const mhai_family *family);
 
-/* The family that a transformer is saved as; there always is one. */
+/* The family that a transformer is saved as; never NULL. */
 const mhai_family *mhai_family_of(const mha_transformer_desc *desc);
 
 bool mhai_family_ignores(const mhai_family *family, const mhai_family_plan *plan, const char *name);
 
-/* What a family calls one of our parameters, and its row of names; NULL: it has none. */
+/* A family's name of a parameter, and its row of the table of names; NULL: it has none. */
 const mhai_weight_name *mhai_family_name(const mhai_family *family, const char *ours,
                                          char theirs[MHAI_WEIGHT_NAME]);
 
-/* What bert.c and its relatives share: every description of an encoder of that kind. */
+/* Shared by bert.c and its relatives: describe an encoder of that kind. */
 extern const mhai_weight_name mhai_bert_names[];
 MHA_NODISCARD mha_status mhai_bert_read(const mhai_config *config, mhai_family_plan *plan);
 void mhai_bert_describe(mha_feed_forward activation, mha_transformer_desc *d);
 
-/* The fields that llama and bert call alike. */
+/* The fields that llama and bert name alike. */
 bool mhai_write_sizes(const mha_transformer_desc *d, json_t *root);
 
-/* The sizes of a transformer, by what a family calls them. */
+/* Read the sizes of a transformer by a family's names. */
 MHA_NODISCARD mha_status mhai_read_sizes(const mhai_config *config, const mhai_family *family,
                                          const char *inner, mha_transformer_desc *d);
 extern const mhai_family mhai_family_llama, mhai_family_bert, mhai_family_distilbert;
 
-/* Heads by layer: layer_heads and layer_kv_heads of our own folders and of GGUF files. */
+/* Read layer_heads and layer_kv_heads of this library's folders and of GGUF files. */
 MHA_NODISCARD mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan);
 
-/* What decoders share (decoder.c). The names of Llama's weights: */
+/* Shared by decoders (decoder.c). Llama's names of weights: */
 #define MHAI_LLAMA_NAMES                            \
     MHAI_NAME("self_attn_norm", "input_layernorm"), \
         MHAI_NAME("mlp_norm", "post_attention_layernorm")
 
-/* Members of a family whose files are laid out as Llama's. */
+/* Entries of a family whose files have Llama's layout. */
 #define MHAI_LLAMA_FILES(names_)                                                        \
     .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
     .names = names_, .ignores = mhai_decoder_ignores
 
-/* Llama's description: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon,
- * tied embeddings. With `whole` num_key_value_heads is required: for these families transformers has
- * another default than one for each head. */
+/* Describe a Llama: causal, pre-norm with RMS norms, rotary positions, SwiGLU; sizes, epsilon, tied
+ * embeddings. With `whole` num_key_value_heads is required, since the default of transformers for
+ * these families is not one per head. */
 MHA_NODISCARD mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *family,
                                            bool whole, mhai_family_plan *plan);
 
-/* hidden_act must be SiLU, which SwiGLU has. */
+/* Require hidden_act to be SiLU, as in SwiGLU. */
 MHA_NODISCARD mha_status mhai_read_silu(const mhai_config *config);
 
-/* What config.json says about rotation, into every layer. */
+/* Read the rotation from config.json into every layer. */
 MHA_NODISCARD mha_status mhai_read_rope(const mhai_config *config, mhai_family_plan *plan);
 
-/* Give a layer the rotation of another: the fields of mha_layer_desc that are about it. */
+/* Copy the rotation fields of mha_layer_desc from one layer to another. */
 void mhai_set_rotation(mha_layer_desc *layer, const mha_layer_desc *rope);
 
-/* The same with an object for each type of layer in rope_parameters, or a base for layers with a
- * window (Gemma 3). After mhai_read_windows(). */
+/* Likewise, with an object for each type of layer in rope_parameters, or a separate base for layers
+ * with a window (Gemma 3). Call mhai_read_windows() first. */
 MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_plan *plan);
 
-/* Layers with a window: those that layer_types calls sliding_attention; without that list, layers
- * from `first` on whose number plus 1 is no multiple of `period` (0: all of them). usual: the window
- * where sliding_window is absent; null means none. */
+/* Read the windows of layers. Layers with a window are those that layer_types names
+ * sliding_attention; without that list, layers from `first` on whose number plus 1 is not a
+ * multiple of `period` (0: all of them). usual: the window if sliding_window is absent; null means
+ * none. */
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
 
-/* plan->layers, made if they are not there. */
+/* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
 
-/* Tables that old files hold beside weights, and an output that is the embeddings. */
+/* Whether a weight is a table that old files store beside the weights, or an output tied to the
+ * embeddings. */
 bool mhai_decoder_ignores(const mhai_family_plan *plan, const char *name);
 
-/* All layers alike, plain ones, in sequence: what llama and bert can say. */
+/* Whether all layers are equal, plain and sequential, as llama and bert require. */
 bool mhai_desc_is_usual(const mha_transformer_desc *d);
 
 static inline bool mhai_desc_has(const mha_transformer_desc *d, uint32_t flag)

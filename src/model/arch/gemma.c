@@ -35,7 +35,7 @@ static mha_status read_gemma_kinds(const mhai_config *config, const mhai_family 
     bool biased;
     int unused;
     MHA_TRY(mhai_read_decoder(config, family, true, plan));
-    /* to transformers "gelu" of the first Gemma means tanh, as it was trained */
+    /* transformers reads "gelu" of the first Gemma as tanh GELU, as it was trained */
     MHA_TRY(mhai_config_choice(config, first ? "hidden_act" : "hidden_activation", acts[0], acts,
                                first ? 2 : 1, &unused));
     MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
@@ -52,7 +52,7 @@ static mha_status read_gemma(const mhai_config *config, mhai_family_plan *plan)
     return mhai_read_rope(config, plan);
 }
 
-/* What Gemma 2 and 3 have; every period-th layer has no window. */
+/* Shared by Gemma 2 and 3; every period-th layer has no window. */
 static mha_status read_later(const mhai_config *config, const mhai_family *family, int64_t period,
                              mhai_family_plan *plan)
 {
@@ -63,7 +63,9 @@ static mha_status read_later(const mhai_config *config, const mhai_family *famil
     MHA_TRY(mhai_read_windows(config, 4096, 0, period, plan));
     MHA_TRY(mhai_config_real(config, "query_pre_attn_scalar", 256, 1e-6, 1e9, &scalar));
     static const char *const unused[] = {"attn_logit_softcapping", NULL};
-    if (!second) MHA_TRY(mhai_config_refuse(config, unused)); /* kept, not used, by transformers */
+    if (!second)
+        MHA_TRY(mhai_config_refuse(config, unused)); /* transformers keeps it without using
+                                                               * it */
     if (!mhai_config_absent(config, "attn_logit_softcapping"))
         MHA_TRY(mhai_config_real(config, "attn_logit_softcapping", 1, 1e-6, 1e9, &softcap));
     else if (second && !json_object_get(config->root, "attn_logit_softcapping"))

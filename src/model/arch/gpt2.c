@@ -1,5 +1,5 @@
-/* GPT-2: causal, pre-norm with layer norms, learned positions, GELU by tanh; its linear layers are
- * stored transposed, those of q, k and v as one. */
+/* GPT-2: causal, pre-norm with layer norms, learned positions, tanh GELU. Linear layers are stored
+ * transposed; q, k and v are fused. */
 #include "model/arch/family.h"
 
 #include <multihead/component.h>

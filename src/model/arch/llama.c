@@ -16,7 +16,7 @@ static bool fits_llama(const mha_transformer_desc *d)
            mhai_desc_has(d, MHA_TRANSFORMER_QKV_BIAS) == mhai_desc_has(d, MHA_TRANSFORMER_OUT_BIAS);
 }
 
-/* transformers 4 wants rope_theta, transformers 5 rope_parameters. */
+/* transformers 4 requires rope_theta, transformers 5 rope_parameters. */
 static bool write_rope(const mha_transformer_desc *d, json_t *root)
 {
     json_t *rope = json_object();

@@ -1,4 +1,4 @@
-/* This library's own: every field of a description, under its name. */
+/* This library's own family: every field of a description, by name. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -90,7 +90,7 @@ enum {
 static const char *const qk_norms[] = {"rms", "l2"};
 static const char *const scalings[] = {"linear", "llama3", "yarn"};
 
-/* What a layer does not have is left out. */
+/* Omit the parameters that a layer does not have. */
 static bool write_layer(const mha_layer_desc *l, json_t *root)
 {
     bool good = !(l->flags & MHA_LAYER_QK_NORM) ||
@@ -134,7 +134,7 @@ static bool is_layer_key(const char *key)
     return known;
 }
 
-/* With a setting that this library does not know, the model computes something else. */
+/* With an unknown setting the results would differ. */
 static mha_status check_keys(const mhai_config *config, json_t *layer)
 {
     const char *key;
@@ -142,9 +142,9 @@ static mha_status check_keys(const mhai_config *config, json_t *layer)
     json_object_foreach(layer, key, value)
     {
         if (!is_layer_key(key))
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "%s: '%s' is not known to this version of multihead",
-                            mhai_show_path(config->path).text, mhai_show_name(key).text);
+            return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                                  "'%s' is not known to this version of multihead",
+                                  mhai_show_name(key).text);
     }
     return MHA_OK;
 }
@@ -176,16 +176,16 @@ static mha_status read_layer(const mhai_config *config, mha_layer_desc *l)
     return MHA_OK;
 }
 
-/* What layers have besides projections; absent where no layer has anything. */
+/* Parameters of layers besides projections; absent if no layer has them. */
 static mha_status read_layers(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
     const json_t *list = json_object_get(config->root, "layers");
     if (mhai_config_absent(config, "layers")) return MHA_OK;
     if (!json_is_array(list) || (int64_t)json_array_size(list) != d->num_layers)
-        return mha_fail(MHA_ERR_MODEL,
-                        "%s: 'layers' is not a list of %lld objects, one for each layer",
-                        mhai_show_path(config->path).text, (long long)d->num_layers);
+        return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                              "'layers' is not a list of %lld objects, one for each layer",
+                              (long long)d->num_layers);
     plan->layers = calloc((size_t)d->num_layers, sizeof *plan->layers);
     if (!plan->layers) return mha_fail(MHA_ERR_NOMEM, "checkpoint: cannot allocate its tables");
     for (int64_t i = 0; i < d->num_layers; i++) {
@@ -232,7 +232,8 @@ static bool write_own(const mha_transformer_desc *d, json_t *root)
         good = good && mhai_put(root, "logit_softcap", mhai_json_real(d->logit_softcap));
     if (mhai_desc_has(d, MHA_TRANSFORMER_PADDING))
         good = good && mhai_put_count(root, "padding_token", d->padding_token);
-    for (int i = 0; i < FLAGS; i++) /* newer ones only where they are set: older versions read it */
+    for (int i = 0; i < FLAGS; i++) /* write newer fields only if set, so that older versions can
+                                     * read the file */
         if (mhai_desc_has(d, flags[i].flag) || flags[i].flag <= MHA_TRANSFORMER_NO_OUTPUT)
             good = good && mhai_put_bool(root, flags[i].name, mhai_desc_has(d, flags[i].flag));
     return good;
@@ -263,28 +264,27 @@ static mha_status read_own_kinds(const mhai_config *config, mha_transformer_desc
     return MHA_OK;
 }
 
-/* num_layers whole numbers from 0 to most. */
+/* Read num_layers integers of 0 .. most. */
 static mha_status read_list(const mhai_config *config, const char *key, int64_t count, int64_t most,
                             int64_t *numbers)
 {
     const json_t *list = json_object_get(config->root, key);
     if (!json_is_array(list) || (int64_t)json_array_size(list) != count)
-        return mha_fail(MHA_ERR_MODEL, "%s: '%s' is not a list of %lld numbers, one for each layer",
-                        mhai_show_path(config->path).text, mhai_config_name(config, key).text,
-                        (long long)count);
+        return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                "is not a list of %lld numbers, one for each layer",
+                                (long long)count);
     for (int64_t i = 0; i < count; i++) {
         const json_t *value = json_array_get(list, (size_t)i);
         numbers[i] = (int64_t)json_integer_value(value);
         if (!json_is_integer(value) || numbers[i] < 0 || numbers[i] > most)
-            return mha_fail(MHA_ERR_MODEL,
-                            "%s: '%s' number %lld is not a whole number from 0 to %lld",
-                            mhai_show_path(config->path).text, mhai_config_name(config, key).text,
-                            (long long)i, (long long)most);
+            return mhai_config_fail(MHA_ERR_MODEL, config, key,
+                                    "number %lld is not a whole number from 0 to %lld",
+                                    (long long)i, (long long)most);
     }
     return MHA_OK;
 }
 
-/* No weight would vouch for a num_heads that no layer has. */
+/* No weight would confirm a num_heads larger than that of any layer. */
 mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan)
 {
     mha_transformer_desc *d = &plan->desc;
@@ -301,8 +301,9 @@ mha_status mhai_read_heads(const mhai_config *config, mhai_family_plan *plan)
     d->layer_heads = heads;
     d->layer_kv_heads = kv;
     if (most == d->num_heads || mhai_desc_has(d, MHA_TRANSFORMER_CROSS)) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL, "%s: 'num_heads' is %lld, but no layer has more than %lld",
-                    mhai_show_path(config->path).text, (long long)d->num_heads, (long long)most);
+    return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                          "'num_heads' is %lld, but no layer has more than %lld",
+                          (long long)d->num_heads, (long long)most);
 }
 
 static mha_status read_own(const mhai_config *config, mhai_family_plan *plan)

@@ -1,4 +1,5 @@
-/* RoBERTa: a BERT whose positions begin after the padding's, which its tokens have wherever they stand. */
+/* RoBERTa: a BERT whose positions begin after that of the padding token, which has the same
+ * position everywhere. */
 #include "io/file.h"
 #include "model/arch/family.h"
 
@@ -14,9 +15,9 @@ static mha_status read_roberta(const mhai_config *config, mhai_family_plan *plan
     plan->desc.flags |= MHA_TRANSFORMER_PADDING;
     plan->desc.padding_token = (int32_t)padding;
     if (plan->desc.max_length > 0) return MHA_OK;
-    return mha_fail(MHA_ERR_MODEL,
-                    "%s: 'max_position_embeddings' leaves no position after pad_token_id %lld",
-                    mhai_show_path(config->path).text, (long long)padding);
+    return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                          "'max_position_embeddings' leaves no position after pad_token_id %lld",
+                          (long long)padding);
 }
 
 const mhai_family mhai_family_roberta = {.model_type = "roberta",

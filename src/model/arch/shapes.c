@@ -1,4 +1,4 @@
-/* Families of which only the shape of the attention is known so far. */
+/* Families that are supported only for the shape of their attention. */
 #include "model/arch/family.h"
 
 #define SHAPE(name, type, sizes, flags, key, shares)            \

@@ -179,14 +179,14 @@ async function onDrop(event) {
     return openOther(await Promise.all((await listFolder(entry)).map(fileOf)), entry.name);
 }
 
-function onPick(event) {
+function onFilePick(event) {
     const list = [...event.target.files].filter(topLevel);
     event.target.value = "";
     openOther(list, folderOf(list));
 }
 
-byId("explorer-file").addEventListener("change", onPick);
-byId("explorer-folder").addEventListener("change", onPick);
+byId("explorer-file").addEventListener("change", onFilePick);
+byId("explorer-folder").addEventListener("change", onFilePick);
 addEventListener("dragover", event => event.preventDefault());
 addEventListener("drop", onDrop);
 if (parts.text) example = parts.text;

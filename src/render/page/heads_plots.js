@@ -33,9 +33,14 @@ function drawAxes(picture) {
             draw("line", {class: "gridline", x1: across(0), x2: across(1), y1: up(part), y2: up(part)}),
             draw("text", {class: "tick", x: across(0) - 7, y: up(part) + 4, "text-anchor": "end"}, text));
     const title = c => wordsOf(c) + (columns[c].unit ? `, ${columns[c].unit}` : "");
+    const upward = draw("text", {class: "label", x: 14, y: TOP, transform: `rotate(-90 14 ${TOP})`,
+        "text-anchor": "end"}, `${title(state.y)} →`);
     picture.append(draw("text", {class: "label", x: across(1), y: HIGH - 8, "text-anchor": "end"}, `${title(state.x)} →`),
-        draw("text", {class: "label", x: 14, y: TOP, transform: `rotate(-90 14 ${TOP})`, "text-anchor": "end"},
-            `${title(state.y)} →`));
+        upward);
+    if (upward.getComputedTextLength() > HIGH - TOP) { // on a phone
+        upward.setAttribute("textLength", HIGH - TOP);
+        upward.setAttribute("lengthAdjust", "spacingAndGlyphs");
+    }
 }
 
 // The best head's score under the permutation null.
@@ -101,6 +106,7 @@ function drawScatter() {
     HIGH = Math.round(Math.min(Math.max(WIDE * 0.66, 300), 560));
     const picture = draw("svg", {viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img",
         "aria-label": `${wordsOf(state.x)} across, ${wordsOf(state.y)} up, ${heads.length} heads`});
+    byId("scatter").replaceChildren(picture); // now texts have lengths
     drawAxes(picture);
     drawLuck(picture);
     const radius = heads.length > 600 ? 4 : 5.5, names = namedHeads();
@@ -114,7 +120,6 @@ function drawScatter() {
         return dot;
     });
     placeNames(picture, names);
-    byId("scatter").replaceChildren(picture);
 }
 
 function drawGrid() {

@@ -4,16 +4,17 @@
 // has post(place, state, signal) and restart(), and calls startLive(): server.js or explorer.js.
 
 let example = "The animal didn't cross the street because it was too tired";
-const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false};
+const asked = {text: "", other: "", off: new Set(), patched: new Set(), at: "all", chosenRow: false,
+    knobs: {}}; // knobs.js
 const CLICKS = ["look", "off", "patch"].map(name => [name, t(`live.${name}`)]);
 let clickMeans = "look";
 let answer = null; // the last one: tokens, next
 let chosenLanguage = ""; // by the switch
-const followers = []; // called with each new answer: other parts of the page
+const followers = []; // called with each new answer: other parts of the page that ask for something
 
 // What the model computes.
 function runOf() {
-    const body = {text: asked.text, off: [...asked.off]};
+    const body = {text: asked.text, off: [...asked.off], ...asked.knobs};
     if (!asked.patched.size) return body;
     return {...body, patched: [...asked.patched], other: asked.other, at: asked.at};
 }
@@ -263,6 +264,7 @@ function nextLine(line, changed) {
     bar.append(now);
     const cells = [make("td", "", make("bdi", "", line.text || "\u2423")), make("td", "", bar),
         make("td", "number", `${percentOf(line.p)} %`)];
+    if ("p_drawn" in line) cells.push(make("td", "number", line.p_drawn ? `${percentOf(line.p_drawn)} %` : "0"));
     cells[0].title = t(changed ? "next.logits" : "next.logit", {id: line.id, logit: short(line.logit),
         whole: changed && short(line.logit_whole)});
     if (changed) {
@@ -281,6 +283,7 @@ function drawNext() {
     const next = answer?.next;
     byId("live-next").hidden = !next;
     byId("live-panel").classList.toggle("changed", Boolean(next?.changed));
+    byId("live-panel").classList.toggle("drawn", Boolean(next && "p_drawn" in next.tokens[0]));
     if (!next) return;
     const item = rowItems.find(item => item.from <= next.row && next.row <= item.to);
     byId("live-next-title").replaceChildren(...(item
@@ -304,6 +307,7 @@ function tellPlace(text) {
     if (asked.patched.size) text.set("patched", [...asked.patched].join(","));
     if (asked.at !== "all") text.set("at", asked.at);
     if (asked.chosenRow) text.set("next", "chosen");
+    if (knobsText()) text.set("knobs", knobsText());
     if (chosenLanguage) text.set("lang", chosenLanguage);
     if (tour.at >= 0) text.set("station", station().name);
 }
@@ -328,6 +332,8 @@ function readPlace() {
     asked.patched = heads("patched");
     asked.at = place.get("at") === "last" ? "last" : "all";
     asked.chosenRow = place.get("next") === "chosen";
+    asked.knobs = knobsOf(place.get("knobs"));
+    byId("knobs-box").open ||= knobsText() !== "";
     chosenLanguage = Object.hasOwn(texts, place.get("lang") ?? "") ? place.get("lang") : "";
     byId("live-text").value = asked.text;
     byId("live-other").value = asked.other;
@@ -338,6 +344,7 @@ function readPlace() {
 }
 
 function markLive() {
+    markKnobs();
     for (const [name, value] of [["live-at", asked.at], ["live-row", asked.chosenRow ? "chosen" : "last"]])
         for (const input of document.querySelectorAll(`input[name="${name}"]`))
             input.checked = input.value === value;

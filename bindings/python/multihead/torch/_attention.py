@@ -9,7 +9,6 @@ import torch
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from .._call import MEANT, unknown_option
-from .._tensor import check_class
 from . import _operator
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ _BYTES = {"global_keys", "global_queries", "keep_blocks", "keep_mask"}
 def _numbers(values: Any) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values.to(torch.int64).contiguous()
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _converted(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -75,23 +74,9 @@ def _converted(name: str, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def check_kind(name: str, x: torch.Tensor) -> None:
-    """Reject tensors whose elements are not those of one array: nested and sparse ones, and classes that
-    redefine torch's functions, which this package does not use."""
-    if x.is_nested:
-        raise TypeError(f"{name}: a nested tensor; pass its sequences one after the other, with query_starts "
-                        "and key_starts, or use multihead.torch.MultiheadAttention")
-    if x.layout is not torch.strided:
-        raise NotImplementedError(f"{name}: multihead computes on dense tensors in the CPU's memory, not on "
-                                  f"{x.layout}: pass {name}.to_dense()")
-    kind = type(x)
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-        check_class(kind, name, dispatched=True)
-
-
 def dropout_seed() -> torch.Tensor:
     """A seed drawn from torch's generator, so that torch.manual_seed() repeats a run."""
-    return torch.randint(0, (1 << 63) - 1, (), dtype=torch.int64)
+    return torch.randint(0, (1 << 63) - 1, (), dtype=torch.int64, device="cpu")
 
 
 def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout: float = 0.0,
@@ -100,7 +85,7 @@ def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout
     tensors: list[torch.Tensor | None] = []
     numbers: dict[str, Any] = {}
     for name, x in zip(_operator.MAIN, (query, key, value)):
-        check_kind(name, x)
+        _operator.check_kind(name, x)
     if dropout:
         options["dropout_seed"] = dropout_seed()
         numbers["dropout"] = dropout
@@ -114,7 +99,7 @@ def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, dropout
             numbers[name] = list(value_of) if name == "window" else value_of
             continue
         if isinstance(value_of, torch.Tensor):
-            check_kind(name, value_of)
+            _operator.check_kind(name, value_of)
         if at >= len(tensors):
             tensors += [None] * (at + 1 - len(tensors))
         tensors[at] = (_numbers(value_of) if name in _operator.NUMBERS
@@ -224,7 +209,7 @@ def scaled_dot_product_attention(
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype)
                              for x in (query, key, value))
     for name, x in zip(_operator.MAIN, (query, key, value)):
-        check_kind(name, x)
+        _operator.check_kind(name, x)
     of_q, of_k, of_v = query.shape, key.shape, value.shape
     batched = len(of_q) == len(of_k) == len(of_v) == 4 and (
         of_q[0] == of_k[0] == of_v[0] and of_k[1] == of_v[1]
@@ -255,7 +240,9 @@ def scaled_dot_product_attention(
                              "pass one of them")
         given |= {"causal": True, "q_offset": causal_offset(attn_mask)}
     elif attn_mask is not None:
-        check_kind("attn_mask", attn_mask)
+        _operator.check_kind("attn_mask", attn_mask)
+        if not query.is_meta:
+            _operator.check_here("attn_mask", attn_mask)
         if attn_mask.dtype not in (torch.bool, torch.float32, torch.float16, torch.bfloat16):
             raise TypeError(f"attn_mask: {attn_mask.dtype}; bool, where true attends, or float32, "
                             "float16 or bfloat16, which is added, is expected")

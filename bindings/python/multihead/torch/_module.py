@@ -107,7 +107,7 @@ def _beside(options: dict[str, Any], padding: dict[str, Any]) -> dict[str, Any]:
         return padding
     hidden = ~padding["keep_mask"][:, 0, 0, :]
     return {"key_documents": hidden.to(torch.int32),
-            "query_documents": torch.zeros((1, 1), dtype=torch.int32)}
+            "query_documents": torch.zeros((1, 1), dtype=torch.int32, device="cpu")}
 
 
 # ---- Heads ------------------------------------------------------------------------------------------
@@ -192,10 +192,6 @@ def _attend(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor, va
 def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, same: bool) -> None:
     if key.shape[:2] != value.shape[:2] or same and key.shape != value.shape:
         raise AssertionError(f"key shape {key.shape} does not match value shape {value.shape}")
-    if query.is_nested or query.device.type == "cpu":
-        return
-    raise NotImplementedError(f"multihead computes in the CPU's memory, not on {query.device}: call .cpu() on "
-                              "the module and its inputs")
 
 
 def _forward(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -205,10 +201,14 @@ def _forward(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor, v
     """What torch's forward does before and after the formula."""
     if isinstance(attn_mask, CausalBias):
         offset = _attention.causal_offset(attn_mask)
-        attn_mask = ~torch.ones(attn_mask.seq_len_q, attn_mask.seq_len_kv, dtype=torch.bool).tril(offset)
-    for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
-        if mask is not None:
-            _attention.check_kind(name, mask)
+        attn_mask = ~torch.ones(attn_mask.seq_len_q, attn_mask.seq_len_kv, dtype=torch.bool,
+                                device="cpu").tril(offset)
+    for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask),
+                    ("key_padding_mask", key_padding_mask), ("out_proj.weight", w.out_proj_weight)):
+        if x is not None:
+            _operator.check_here(name, x)
+            if not x.is_nested or "mask" in name:
+                _operator.check_kind(name, x)
     batched = functional._mha_shape_check(  # type: ignore[attr-defined]
         query, key, value, key_padding_mask, attn_mask, num_heads)
     if is_causal and attn_mask is None:
@@ -259,7 +259,7 @@ def _flat(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
 
 
 def _starts(lengths: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0)
+    return torch.tensor([0, *lengths], device="cpu").cumsum(0)
 
 
 def _nested(w: _Weights, call: _Call, query: torch.Tensor, key: torch.Tensor,
@@ -429,8 +429,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
         half = self.head_dim // 2
-        rates = self.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)  # type: ignore[operator]
-        angles = torch.arange(x.shape[2], dtype=torch.float32)[:, None] * rates
+        steps = torch.arange(half, dtype=torch.float32, device=x.device)
+        rates = self.rope_base ** (-steps / half)  # type: ignore[operator]
+        angles = torch.arange(x.shape[2], dtype=torch.float32, device=x.device)[:, None] * rates
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)

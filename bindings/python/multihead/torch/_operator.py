@@ -155,6 +155,32 @@ class _Call:
             check(status, _NAMES)
 
 
+def check_here(name: str, x: torch.Tensor) -> None:
+    """Reject tensors of other devices."""
+    if not x.is_cpu:
+        raise NotImplementedError(f"{name}: multihead computes in the CPU's memory, not on {x.device}: pass "
+                                  f"{name}.cpu(), or move the whole model by model.to(\"cpu\")")
+
+
+def check_kind(name: str, x: torch.Tensor) -> None:
+    """Reject tensors whose elements are not those of one array in memory: of other devices (those of "meta" have
+    shapes), nested, sparse and quantised ones, and classes that redefine torch's functions, which this
+    package does not use."""
+    if not x.is_cpu and not x.is_meta:
+        check_here(name, x)
+    if x.is_nested:
+        raise TypeError(f"{name}: a nested tensor; pass its sequences one after the other, with query_starts "
+                        "and key_starts, or use multihead.torch.MultiheadAttention")
+    if x.layout is not torch.strided:
+        raise NotImplementedError(f"{name}: multihead computes on dense tensors in the CPU's memory, not on "
+                                  f"{x.layout}: pass {name}.to_dense()")
+    if x.is_quantized:
+        raise TypeError(f"{name}: {x.dtype} is not supported: pass {name}.dequantize()")
+    kind = type(x)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        _tensor.check_class(kind, name, dispatched=True)
+
+
 def _check(tensor: torch.Tensor, name: str) -> None:
     """What the dispatcher does not check."""
     if tensor.dtype is torch.float64:
@@ -320,11 +346,11 @@ def backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, o: tor
 
 
 def _elsewhere(*arguments: Any, **options: Any) -> Any:
-    tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
-    other = next((x for x in tensors if x.device.type != "cpu" or x.layout is not torch.strided),
-                 tensors[0])
-    raise NotImplementedError(f"multihead computes on dense tensors in the CPU's memory, not on one of "
-                              f"{other.device}, {other.layout}: pass tensor.cpu()")
+    names = (*MAIN, "o", "lse", *_GRADIENTS, *TENSORS) if "wanted" in options else (*MAIN, *TENSORS)
+    for name, x in zip(names, arguments):
+        if x is not None:
+            check_kind(name, x)
+    raise NotImplementedError("multihead computes on dense tensors in the CPU's memory")
 
 
 _registry.impl("attention", forward, "CPU")
@@ -339,6 +365,9 @@ _registry.impl("attention_backward", _elsewhere, "CompositeExplicitAutograd")
 def _fake(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any,
           **options: Any) -> list[torch.Tensor]:
     _four_axes((query, key, value))
+    for name, x in zip((*MAIN, *TENSORS), (query, key, value, *rest)):
+        if x is not None and x.is_meta and not query.is_meta:
+            check_here(name, x)
     return _empty_outputs(query, key, value, options.get("outputs", 0))
 
 

@@ -1,0 +1,100 @@
+/* A study: measuring is in study.c, the saved state in study_state.c, ranks in study_ranks.c. */
+#ifndef MHAI_STUDY_PARTS_H
+#define MHAI_STUDY_PARTS_H
+
+#include "study/study.h"
+
+#include <multihead/component.h>
+
+/* A round is a run of texts or of random sequences, divided among the ranks in runs of about as many
+ * tokens. */
+typedef struct mhai_round {
+    int64_t end;                 /* the same at all ranks */
+    int64_t first, last;         /* this rank's part; first >= last: none */
+    double work, began, seconds; /* by tokens; when it began; the time to measure it */
+    bool open;                   /* not merged yet */
+} mhai_round;
+
+/* A state as 8-byte little-endian words: these, a fingerprint of the options and one after each text, the
+ * ids of the kinds of tokens, a check of all of them, then states of head_state.h. */
+typedef enum mhai_state_word {
+    STATE_MAGIC,
+    STATE_VERSION,
+    STATE_PRODUCER, /* the version of multihead */
+    STATE_MODEL,
+    STATE_GATES,
+    STATE_RANKS,  /* of tokens by frequency in all texts */
+    STATE_RANDOM, /* the measured random sequences */
+    STATE_TEXTS,  /* measured texts, ... */
+    STATE_TOKENS, /* ... their tokens, ... */
+    STATE_LOST_LINKS,
+    STATE_SEQUENCES, /* ... and random sequences */
+    STATE_KINDS,
+    STATE_OF_TEXTS, /* bytes; 0: none */
+    STATE_OF_RANDOM,
+    STATE_WORDS
+} mhai_state_word;
+
+/* What a state holds, until the study takes it. */
+typedef struct mhai_saved {
+    uint64_t word[STATE_WORDS]; /* all 0: no state */
+    uint64_t *prints, *kinds;   /* [texts + 1], [kinds] */
+    mha_head_measures *texts, *random;
+    mha_head_corpus *corpus;
+} mhai_saved;
+
+struct mha_study {
+    mha_context *context;
+    mha_transformer *net;
+    mha_transformer_desc net_desc;
+    const mha_model *model;
+    mha_study_desc desc;
+    mha_study_state state; /* of desc; zeros: none */
+    mha_study_found found;
+    mha_random_tokens plan;
+    mha_room room;
+    int64_t *heads;           /* [L] */
+    int64_t *counts, *ranks;  /* [V] */
+    int64_t *kind_of, *id_of; /* [V], [kinds] */
+    int64_t rare_rank;
+    int64_t counted, sequences; /* texts and random sequences to measure */
+    int64_t places;             /* capacity of: */
+    int64_t *lengths;           /* [counted] tokens of each text */
+    uint64_t *prints;           /* [counted + 1], with a state */
+    uint64_t print_of_random;   /* of the sequences drawn so far */
+    bool random;                /* the current items are random sequences, not texts */
+    mhai_saved saved;
+    mhai_round round;
+    mha_study_progress progress;
+};
+
+/* Discard the results of texts or of random sequences, and create them anew. */
+MHA_NODISCARD mha_status mhai_study_renew(mha_study *s);
+
+/* ---- study_state.c; without a state all calls do nothing -------------------------------------- */
+
+MHA_NODISCARD mha_status mhai_state_read(mha_study *s);
+void mhai_saved_destroy(mhai_saved *saved);
+
+/* Add the text to the fingerprints. */
+void mhai_state_count(mha_study *s, const mha_tokens *tokens, const mha_study_links *links);
+void mhai_state_draw(mha_study *s, const mha_tokens *tokens);
+
+/* Reject a state of other texts or sequences; merge its results, and continue after them. */
+MHA_NODISCARD mha_status mhai_state_take_texts(mha_study *s);
+MHA_NODISCARD mha_status mhai_state_take_random(mha_study *s);
+
+/* ---- study_ranks.c --------------------------------------------------------------------------- */
+
+MHA_NODISCARD mha_status mhai_study_agree(const mha_study *s, mha_status status);
+
+/* Whether this rank measures the current item. */
+bool mhai_study_mine(const mha_study *s);
+
+/* The ranks that divide the items among them; NULL: one process, or ranks that divide the layers. */
+const mha_transport *mhai_study_dealt(const mha_study *s);
+
+/* At the end of a round merge the results of all ranks, and begin the next round. */
+MHA_NODISCARD mha_status mhai_study_round(mha_study *s);
+
+#endif

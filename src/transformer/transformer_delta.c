@@ -1,0 +1,263 @@
+/* Gated delta nets between their projections (MHA_MIXER_GATED_DELTA), and gates on the outputs of heads. */
+#include "transformer/transformer_call.h"
+
+#include "base/checked.h"
+#include "base/math.h"
+#include "base/tensor.h"
+#include "nn/nn_check.h"
+
+#include <math.h>
+
+mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
+{
+    for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
+        const mhai_mix mix = mhai_transformer_mix(&t->desc, i);
+        if (mix.mixer || mix.gated)
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "%s: layer %lld %s; only transformers whose layers all attend without "
+                            "output gates are supported",
+                            function, (long long)i,
+                            mix.mixer ? "is a gated delta net" : "has output gates");
+    }
+    return MHA_OK;
+}
+
+/* A layer of a call while it runs. */
+typedef struct layer_job {
+    const mhai_call *c;
+    const mhai_place_attention *place;
+    const mhai_kept_attention *kept;
+    mhai_mix mix;
+    int64_t layer;
+} layer_job;
+
+static layer_job job_of(const mhai_call *c, int64_t layer)
+{
+    return (layer_job){.c = c,
+                       .place = &c->t->layers[layer].self,
+                       .kept = &c->a->layers[layer].self,
+                       .mix = mhai_transformer_mix(&c->t->desc, layer),
+                       .layer = layer};
+}
+
+/* Rows of one sequence that a step takes; without a step all. */
+static mha_tensor taken(const mhai_call *c, const mha_tensor *x, int axis, int64_t b)
+{
+    mha_tensor part = *x;
+    part.shape[0] = 1;
+    part.shape[axis] = c->step->counts[b];
+    part.data = (float *)x->data + b * x->stride[0] + c->step->firsts[b] * x->stride[axis];
+    return part;
+}
+
+/* ---- before the recurrence ------------------------------------------------------------------- */
+
+static mha_status convolve(const layer_job *job)
+{
+    const mhai_call *c = job->c;
+    const int64_t B = c->a->B, T = c->a->T, width = job->mix.width, channels = job->mix.gates;
+    const int64_t taps = c->t->desc.layers[job->layer].conv_kernel;
+    const mha_tensor weight = mhai_transformer_rows(
+        mhai_transformer_numbers(c->t, job->place->conv), channels, taps, taps);
+    mha_tensor x =
+        mha_tensor_contiguous(job->kept->qkv, MHA_F32, 3, (const int64_t[]){B, T, width});
+    x.shape[2] = channels;
+    if (!c->step)
+        return mha_short_convolution(c->context, MHA_CONVOLUTION_SILU, &x, &weight, NULL, NULL, &x);
+    for (int64_t b = 0; b < B; b++) {
+        mhai_delta_state *delta = &c->step->deltas[job->layer * B + b];
+        const mha_tensor part = taken(c, &x, 1, b);
+        const mha_tensor inputs = mha_tensor_contiguous(delta->inputs, MHA_F32, 3,
+                                                        (const int64_t[]){1, taps - 1, channels});
+        if (c->step->counts[b] == 0) continue;
+        MHA_TRY(mha_short_convolution(c->context, MHA_CONVOLUTION_SILU, &part, &weight, NULL,
+                                      &inputs, &part));
+        delta->length += c->step->counts[b];
+    }
+    return MHA_OK;
+}
+
+static double softplus(double x)
+{
+    const double e = mha_exp(x);
+    if (x > 40) return x;
+    return e < 1e-5 ? e - e * e / 2 : mha_log(1 + e);
+}
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + mha_exp(-x));
+}
+
+static void position_row(void *argument, int64_t row, int worker)
+{
+    const layer_job *job = argument;
+    const mhai_mix *mix = &job->mix;
+    float *x = job->kept->qkv + row * mix->width, *gate = x + mix->gates + mix->out;
+    const float *rate = mhai_transformer_numbers(job->c->t, job->place->decay);
+    const float *shift = mhai_transformer_numbers(job->c->t, job->place->shift);
+    (void)worker;
+    for (int64_t h = 0; h < mix->q + mix->k; h++, x += mix->D) {
+        double squares = 1e-6;
+        for (int64_t d = 0; d < mix->D; d++) squares += (double)x[d] * (double)x[d];
+        const double factor = 1 / sqrt(squares);
+        for (int64_t d = 0; d < mix->D; d++) x[d] = (float)((double)x[d] * factor);
+    }
+    for (int64_t h = 0; h < mix->v; h++) {
+        const double step = softplus((double)gate[mix->v + h] + (double)shift[h]);
+        gate[h] = (float)sigmoid((double)gate[h]);
+        gate[mix->v + h] = (float)(-mha_exp((double)rate[h]) * step);
+    }
+}
+
+mha_status mhai_delta_position(const mhai_call *c, int64_t layer)
+{
+    layer_job job = job_of(c, layer);
+    MHA_TRY(convolve(&job));
+    mha_parallel_for(c->context, mhai_tokens(c->a), position_row, &job);
+    return MHA_OK;
+}
+
+/* ---- the recurrence ---------------------------------------------------------------------------- */
+
+void mhai_delta_gates(const mha_activations *a, int64_t layer, mha_tensor *log_decay,
+                      mha_tensor *strength)
+{
+    const mhai_mix mix = mhai_transformer_mix(&a->transformer->desc, layer);
+    float *first = a->layers[layer].self.qkv + mix.gates + mix.out;
+    *strength = mha_tensor_contiguous(first, MHA_F32, 3, (const int64_t[]){a->B, mix.v, a->T});
+    strength->stride[0] = a->T * mix.width;
+    strength->stride[1] = 1;
+    strength->stride[2] = mix.width;
+    *log_decay = *strength;
+    log_decay->data = first + mix.v;
+}
+
+static mha_status write_rows(void *user, int64_t b, int64_t row, const mha_tensor *p)
+{
+    const mha_tensor *to = user;
+    const int64_t rows = p->shape[1];
+    for (int64_t i = 0; i < p->shape[0] * rows; i++) {
+        const int64_t h = i / rows, r = i % rows;
+        const float *from = (const float *)p->data + h * p->stride[0] + r * p->stride[1];
+        float *x =
+            (float *)to->data + b * to->stride[0] + h * to->stride[1] + (row + r) * to->stride[2];
+        for (int64_t k = 0; k < to->shape[3]; k++)
+            x[k * to->stride[3]] = k < p->shape[2] ? from[k] : 0;
+    }
+    return MHA_OK;
+}
+
+static mha_status write_map(const layer_job *job, const mha_recurrent_desc *desc,
+                            const mhai_qkv *qkv, const mha_tensor *to)
+{
+    mha_tensor rows = *to;
+    return mha_recurrent_visit_rows(job->c->context, desc, &qkv->q, &qkv->k, job->mix.v, 0,
+                                    write_rows, &rows);
+}
+
+static mha_status write_maps(const layer_job *job, const mha_recurrent_desc *desc,
+                             const mhai_qkv *qkv)
+{
+    const mhai_call *c = job->c;
+    mha_attention_outputs outputs = {.struct_size = 0};
+    if (c->probabilities) {
+        mha_tensor part = mhai_call_layer_part(c->probabilities, job->layer);
+        part.shape[1] = job->mix.v;
+        MHA_TRY(write_map(job, desc, qkv, &part));
+    }
+    MHA_TRY(mhai_delta_check_outputs(c, job->layer));
+    if (c->input.outputs)
+        MHA_TRY(mhai_call_read_outputs(c->input.outputs[job->layer], job->layer, &outputs));
+    return outputs.probabilities ? write_map(job, desc, qkv, outputs.probabilities) : MHA_OK;
+}
+
+mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer)
+{
+    const mhai_mix mix = mhai_transformer_mix(&c->t->desc, layer);
+    const int64_t shape[] = {c->a->B, mix.v, c->a->T, c->a->T};
+    mha_attention_outputs outputs = {.struct_size = 0};
+    const mha_tensor *all[MHAI_CALL_OUTPUTS];
+    if (!c->input.outputs) return MHA_OK;
+    MHA_TRY(mhai_call_read_outputs(c->input.outputs[layer], layer, &outputs));
+    mhai_call_list_outputs(&outputs, all);
+    for (int i = 1; i < MHAI_CALL_OUTPUTS; i++)
+        if (all[i])
+            return mha_fail(MHA_ERR_UNSUPPORTED,
+                            "outputs of layer %lld: it is a gated delta net, which has "
+                            "probabilities (its signed map) and no others",
+                            (long long)layer);
+    if (!all[0]) return MHA_OK;
+    MHA_TRY(mhai_tensor_check("probabilities", all[0], MHA_F32, 4, shape));
+    return mhai_tensor_check_output("probabilities", all[0]);
+}
+
+mha_status mhai_delta_run(const mhai_call *c, int64_t layer)
+{
+    const layer_job job = job_of(c, layer);
+    const mhai_qkv qkv = mhai_transformer_qkv(c->a, layer, false, job.kept->qkv, NULL);
+    const mha_tensor heads = mhai_transformer_heads(c->a, layer, false, job.kept->heads);
+    mha_tensor decay, strength;
+    mhai_delta_gates(c->a, layer, &decay, &strength);
+    mha_recurrent_desc desc = {.struct_size = sizeof desc,
+                               .flags = MHA_RECURRENT_DELTA,
+                               .log_decay = &decay,
+                               .strength = &strength,
+                               .lengths = c->input.lengths};
+    if (!c->step) {
+        MHA_TRY(mha_recurrent_forward(c->context, &desc, &qkv.q, &qkv.k, &qkv.v, NULL, &heads));
+        return write_maps(&job, &desc, &qkv);
+    }
+    for (int64_t b = 0; b < c->a->B; b++) {
+        const mha_tensor q = taken(c, &qkv.q, 2, b), k = taken(c, &qkv.k, 2, b),
+                         v = taken(c, &qkv.v, 2, b), o = taken(c, &heads, 2, b),
+                         a = taken(c, &decay, 2, b), w = taken(c, &strength, 2, b);
+        if (c->step->counts[b] == 0) continue;
+        desc.log_decay = &a;
+        desc.strength = &w;
+        MHA_TRY(mha_recurrent_forward(c->context, &desc, &q, &k, &v,
+                                      c->step->deltas[layer * c->a->B + b].state, &o));
+    }
+    return MHA_OK;
+}
+
+/* ---- the heads ----------------------------------------------------------------------------------- */
+
+/* The norm of a head, its gate, and whether it is switched off; in double, rounded once. */
+static void gate_delta(const layer_job *job, float *x, const float *gate)
+{
+    const mhai_mix *mix = &job->mix;
+    const float *weight = mhai_transformer_numbers(job->c->t, job->place->o_norm);
+    const float *open = mhai_nn_row(job->c->input.gates, job->layer);
+    const double epsilon = (double)job->c->t->desc.norm_epsilon;
+    for (int64_t h = 0; h < mix->v; h++, x += mix->Dv, gate += mix->Dv) {
+        double squares = 0;
+        for (int64_t d = 0; d < mix->Dv; d++) squares += (double)x[d] * (double)x[d];
+        const double factor =
+            (open ? (double)open[h] : 1) / sqrt(squares / (double)mix->Dv + epsilon);
+        for (int64_t d = 0; d < mix->Dv; d++) {
+            const double g = (double)gate[d];
+            x[d] = (float)((double)x[d] * factor * (double)weight[d] * g * sigmoid(g));
+        }
+    }
+}
+
+static void gate_row(void *argument, int64_t row, int worker)
+{
+    const layer_job *job = argument;
+    const mhai_mix *mix = &job->mix;
+    float *x = job->kept->heads + row * mix->out;
+    const float *gate = job->kept->qkv + row * mix->width + mix->gates;
+    (void)worker;
+    if (mix->mixer)
+        gate_delta(job, x, gate);
+    else
+        for (int64_t i = 0; i < mix->out; i++)
+            x[i] = (float)((double)x[i] * sigmoid((double)gate[i]));
+}
+
+void mhai_gate_heads(const mhai_call *c, int64_t layer)
+{
+    layer_job job = job_of(c, layer);
+    if (job.mix.gated) mha_parallel_for(c->context, mhai_tokens(c->a), gate_row, &job);
+}

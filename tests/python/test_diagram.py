@@ -1,0 +1,203 @@
+"""The way from a token to the next token on the page of `multihead serve`: its numbers are those of the maps and
+of the library, a head opens to its steps, and all of it is reached by keys and read by screen readers.
+
+Needs playwright and a Chromium, as test_serve.py; test_explorer.py compares the answers in a page without a server."""
+import base64
+import json
+import subprocess
+
+import numpy as np
+from playwright import sync_api
+import pytest
+from safetensors.numpy import load_file
+
+import multihead
+from shared import PROGRAM, TINY
+
+pytestmark = pytest.mark.gate(4)
+if "without serve" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True,
+                                     check=True).stdout:
+    pytest.skip("this program was built without serve", allow_module_level=True)
+TEXT = "the animal didn't cross the street because it was too tired"
+expect = sync_api.expect
+
+
+@pytest.fixture(scope="module")
+def serve():
+    servers = []
+
+    def start(model):
+        servers.append(subprocess.Popen([PROGRAM, "serve", "-q", str(model)], stdout=subprocess.PIPE, text=True))
+        return servers[-1].stdout.readline().strip()
+    yield start
+    for server in servers:
+        server.terminate()
+        server.wait()
+        server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def urls(serve, trained):
+    return {"decoder": serve(trained), "encoder": serve(TINY)}
+
+
+@pytest.fixture
+def visit(new_page, urls):
+    """Opens a page with its diagram; at the end nothing must have gone wrong."""
+    complaints = []
+
+    def opener(model="decoder", text=TEXT, **options):
+        page = new_page(**options)
+        page.on("console", lambda m: None if "willReadFrequently" in m.text
+                else complaints.append(f"console {m.type}: {m.text}"))
+        page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
+        page.goto(f"{urls[model]}#text={text.replace(' ', '+')}")
+        page.locator("#live-panel[data-answers]:not([data-busy])").wait_for()
+        page.locator("#diagram-box > summary").click()
+        settled(page)
+        return page
+
+    yield opener
+    assert complaints == []
+
+
+def settled(page):
+    page.locator("#diagram:not([data-busy]) .dg-step").first.wait_for()
+
+
+def post(page, place, body):
+    return page.evaluate("""async ([place, body]) => {
+        const reply = await fetch(place, {method: "POST", body: JSON.stringify(body),
+            headers: {"Content-Type": "application/json"}});
+        return btoa(Array.from(new Uint8Array(await reply.arrayBuffer()), byte => String.fromCharCode(byte)).join(""));
+    }""", [place, body])
+
+
+def trace(page, **body):
+    return json.loads(base64.b64decode(post(page, "trace", body)))
+
+
+def floats(text):
+    return np.frombuffer(base64.b64decode(text), np.float32)
+
+
+def open_head(page, name):
+    page.locator(f'[data-dg="{name}"]').click()
+    page.locator("#diagram-head").wait_for()
+    settled(page)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_weights_are_those_of_the_map(visit, kind):
+    page, text = visit(kind), TEXT if kind == "decoder" else "the cat sat on the mat"
+    for off in [], ["L0H0"]:
+        given = trace(page, text=text, off=off, head="L1H1", cell=[4, 2])
+        cells = np.frombuffer(base64.b64decode(post(page, "map", {"text": text, "off": off, "head": "L1H1"})), np.float32)
+        row = cells.reshape(given["tokens"], -1)[4]
+        assert np.array_equal(floats(given["head"]["weights"]), np.nan_to_num(row, nan=0)), "to the bit"
+        assert given["key"] == 2 and np.argmax(np.abs(given["head"]["products"])) == given["head"]["channel"]
+        asked = json.loads(base64.b64decode(post(page, "look", {"text": text, "off": off, "row": 4, "maps": False})))
+        assert asked["next"] == given["next"]
+
+
+def test_the_stream_ends_in_the_logits(visit, trained):
+    model, page = multihead.Model(trained), visit()
+    given = trace(page, text=TEXT)
+    assert "head" not in given and given["row"] == len(model.tokenize(TEXT)) - 1
+    for before, after in zip(given["layers"], given["layers"][1:]):
+        assert before["next"] == after["stream"]
+    weights = load_file(trained / "model.safetensors")
+    out = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).astype(float)
+    last = floats(given["last"]).astype(float)
+    for token in given["next"]["tokens"]:
+        assert token["logit"] == pytest.approx(out[token["id"]] @ last, abs=1e-4)
+
+
+def test_a_head_opens_to_its_steps(visit):
+    page = visit()
+    open_head(page, "L1H2")
+    panel = page.locator("#diagram-head")
+    assert panel.locator(".dg-steps > li").count() == 9
+    row = trace(page, text=TEXT, head="L1H2")
+    weights, tokens = floats(row["head"]["weights"]), page.locator("#strip .chip bdi").all_inner_texts()
+    expect(panel.locator("h4 bdi").last).to_have_text(tokens[int(np.argmax(weights))])
+    shown = [line.locator("td.number").last.inner_text() for line in panel.locator(".dg-table tr:has(.dg-bar)").all()]
+    assert [float(text.strip("< ")) for text in shown] == pytest.approx([max(w, 0.0001) for w in weights], abs=5.1e-5)
+    panel.locator('[data-dg="key 3"]').focus()
+    page.keyboard.press("Enter")
+    settled(page)
+    expect(page.locator("#diagram-head h4 bdi").last).to_have_text(tokens[3])
+    assert page.evaluate("document.activeElement.dataset.dg") == "key 3", "the focus stays"
+    page.locator("#diagram-token").select_option("5")
+    settled(page)
+    expect(page.locator("#diagram-head h4 bdi").first).to_have_text(tokens[5])
+    page.locator('[data-dg="key 9"]').click()
+    settled(page)
+    expect(page.locator("#diagram-head")).to_contain_text("does not see")
+    page.locator('[data-dg="close"]').click()
+    expect(page.locator("#diagram-head")).to_have_count(0)
+
+
+def test_it_follows_the_text_and_the_heads_that_are_off(visit):
+    page = visit()
+    open_head(page, "L0H1")
+    page.locator("#live-text").fill("the king was tired")
+    expect(page.locator("#diagram-token option").last).to_contain_text("tired")
+    settled(page)
+    page.locator("#cell").focus()
+    page.keyboard.press("x")
+    expect(page.locator(".dg-head.off b")).to_have_text("L0H1")
+    settled(page)
+    expect(page.locator("#diagram-head")).to_contain_text("The head is off")
+    page.locator("#cell").focus()
+    for key in ("Home", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    settled(page)
+    chosen = page.locator("#strip .chip.looking bdi").inner_text()
+    expect(page.locator("#diagram-head h4 bdi").first).to_have_text(chosen)
+
+
+def test_what_a_model_has_not_is_absent(visit):
+    page = visit("encoder", "the cat sat")
+    flow = page.locator("#diagram-flow")
+    expect(flow).to_contain_text("row of position 4")
+    expect(flow).to_contain_text("row of the segment")
+    expect(flow).to_contain_text("encoder")
+    open_head(page, "L0H0")
+    assert page.locator("#diagram-head .dg-steps > li").count() == 8, "nothing is rotated"
+
+
+CONTRASTS = """() => {
+    const rgb = text => text.match(/[0-9.]+/g).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+        .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
+    const behind = node => {
+        for (; node; node = node.parentElement) {
+            const colour = rgb(getComputedStyle(node).backgroundColor);
+            if (colour.length < 4 || colour[3] === 1) return colour;
+        }
+    };
+    const walk = document.createTreeWalker(document.getElementById("diagram"), NodeFilter.SHOW_TEXT), poor = [];
+    while (walk.nextNode()) {
+        const node = walk.currentNode.parentElement;
+        if (!walk.currentNode.data.trim() || !node.checkVisibility()) continue;
+        const [a, b] = [light(rgb(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
+        if ((a + .05) / (b + .05) < 4.5) poor.push(node.textContent);
+    }
+    return poor;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_sizes_and_names(visit, width, scheme):
+    page = visit(width=width, color_scheme=scheme)
+    open_head(page, "L1H0")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CONTRASTS) == []
+    nameless = page.evaluate("""() => [...document.querySelectorAll("#diagram button, #diagram [role=img], #diagram select")]
+        .filter(node => !(node.getAttribute("aria-label") ?? node.labels?.[0]?.textContent ?? node.textContent).trim())
+        .map(node => node.outerHTML)""")
+    assert nameless == []
+    arrows = page.locator(".dg-arrow").all()
+    assert len(arrows) > 10 and all(any(c.isdigit() for c in arrow.inner_text()) for arrow in arrows), "a shape on each"

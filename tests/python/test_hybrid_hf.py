@@ -1,0 +1,188 @@
+"""Models whose layers are gated delta nets, against transformers in float64: logits, steps, greedy tokens, maps,
+heads switched off, and what is rejected. The models are random and made here."""
+import importlib
+import json
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import multihead
+from shared import PROGRAM
+
+SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+         "max_position_embeddings": 256, "pad_token_id": None, "bos_token_id": None,
+         "eos_token_id": None}
+KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts": 0}),
+         "qwen3_next, biases, three heads": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
+                                             {"num_experts": 0, "attention_bias": True, "linear_num_key_heads": 3,
+                                              "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3}),
+         "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {"tie_word_embeddings": True})}
+TEXT = "the cat sat on the mat. the dog ran to the cat."
+
+
+class Double:
+    """torch, to code that computes parts in float32 whatever its inputs are."""
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def in_double(net, ids):
+    module = importlib.import_module(type(net).__module__)
+    own = torch.Tensor.float
+    module.torch, torch.Tensor.float = Double(), torch.Tensor.double
+    try:
+        with torch.no_grad():
+            return net.double()(ids).logits[0].numpy()
+    finally:
+        module.torch, torch.Tensor.float = torch, own
+        net.float()
+
+
+def write_tokenizer(folder):
+    tokenizers = pytest.importorskip("tokenizers")
+    marks = list("abcdefghijklmnopqrstuvwxyz.,!?") + ["\u0120"]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(marks)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request, tmp_path_factory):
+    config, net, more = KINDS[request.param]
+    if not hasattr(transformers, net):
+        pytest.skip(f"this transformers has no {net}")
+    torch.manual_seed(7)
+    net = getattr(transformers, net)(getattr(transformers, config)(**{**SIZES, **more})).eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if p.ndim > 1:
+                p.normal_(0, .3 if "embed" in name else .5 if "conv" in name else .8 / p.shape[-1] ** .5)
+            elif "norm" in name or "bias" in name:
+                p += torch.randn_like(p) * .2
+    folder = tmp_path_factory.mktemp("hybrid")
+    net.save_pretrained(folder)
+    write_tokenizer(folder)
+    return net, multihead.Model(folder)
+
+
+def test_logits_are_those_of_transformers_in_double(made):
+    net, model = made
+    torch.manual_seed(1)
+    ids = torch.randint(0, 97, (1, 150))
+    with torch.no_grad():
+        rounded = net(ids).logits[0].numpy()
+    exact = in_double(net, ids)
+    ours = model.logits(ids[0].tolist())
+    error, theirs = (np.linalg.norm(x - exact) for x in (ours, rounded))
+    assert error <= 2 * theirs
+
+
+def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
+    ids = torch.randint(0, 97, (2, 150)).tolist()
+    model = made[1]
+    whole = [model.logits(row) for row in ids]
+    for size in (1, 7, 90):
+        decoder = model.decoder(batch=2)
+        for at in range(0, 150, size):
+            counts = [len(row[at:at + size]) for row in ids]
+            got = decoder.step([row[at:at + size] for row in ids], counts)
+            for b in range(2):
+                assert np.array_equal(got[b], whole[b][at:at + size])
+    with pytest.raises(multihead.Error, match="layer 0 is a gated delta net, whose state has no history"):
+        decoder.truncate(20)
+    decoder.fork(0, 1, 150)
+    assert np.array_equal(*decoder.step([[5], [5]]))
+    decoder.truncate(0)
+    assert np.array_equal(decoder.step([row[:9] for row in ids])[1], whole[1][:9])
+
+
+def test_greedy_tokens_are_those_of_transformers(made):
+    net, model = made
+    ids = torch.randint(0, 97, (1, 9))
+    theirs = net.generate(ids, max_new_tokens=50, do_sample=False)[0, 9:].tolist()
+    decoder = model.decoder()
+    logits = decoder.prefill(ids[0].tolist())
+    ours = []
+    for _ in theirs:
+        ours.append(int(logits.argmax()))
+        logits = decoder.step([ours[-1]])[0]
+    assert ours == theirs
+
+
+def test_maps_are_signed_and_exact(made):
+    model = made[1]
+    delta = model.attention(TEXT, layers=[0], outputs=("probabilities", "v", "q", "k", "heads"))
+    p = delta.probabilities[0]
+    assert (p < 0).any() and np.array_equal(p, np.tril(p))
+    whole = model.attention(TEXT, layers=[3]).probabilities[0]
+    assert np.abs(whole.sum(-1) - 1).max() < 1e-5
+    # a head's output is the gated norm of M v, whose direction is M v's where o_norm and the gate are known
+    mixed = p @ delta.v[0]
+    net = made[0].model.layers[0].linear_attn
+    with torch.no_grad():
+        x = made[0].model.layers[0].input_layernorm(
+            made[0].model.embed_tokens(torch.tensor([model.tokenize(TEXT).ids.tolist()])))
+        z = net.fix_query_key_value_ordering(net.in_proj_qkvz(x), net.in_proj_ba(x))[3] \
+            if hasattr(net, "in_proj_qkvz") else net.in_proj_z(x).reshape(1, x.shape[1], -1, 20)
+        expected = net.norm(torch.tensor(mixed).transpose(0, 1).reshape(-1, 20).float(),
+                            z[0].reshape(-1, 20)).reshape(x.shape[1], -1, 20).transpose(0, 1).numpy()
+    assert np.abs(expected - delta.heads[0]).max() < 1e-4
+
+
+def test_heads_of_gated_delta_nets_are_switched_off(made):
+    net, model = made
+    ids = torch.randint(0, 97, (1, 40))
+    with torch.no_grad():
+        weight = net.model.layers[1].linear_attn.out_proj.weight
+        kept = weight.clone()
+        weight[:, 20:40] = 0
+        theirs = net(ids).logits[0].numpy()
+        weight.copy_(kept)
+    assert np.abs(model.logits(ids[0].tolist(), without=["L1H1"]) - theirs).max() < 1e-2
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_program_shows_and_refuses(made, tmp_path):
+    folder = made[1].path
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT + "\n")
+    done = run("view", folder, TEXT, "--layer", 0, "--npy", tmp_path / "maps.npy", "--quiet")
+    assert done.returncode == 0, done.stderr
+    done = run("heads", folder, "--text", text, "--csv", "--random", 0)
+    assert done.returncode == 0 and done.stdout.count("\n") == 1 + sum(made[1].heads_of_layers), done.stderr
+    for command in ("ablate", "prune"):
+        assert "layer 0 is a gated delta net" in run(command, folder, "--text", text).stderr
+    assert "layer 0 is a gated delta net" in run("circuits", folder).stderr
+
+
+@pytest.mark.parametrize("field, value, error", [
+    ("num_experts", 8, "'num_experts' is 8 and layer 0 routes tokens to experts"),
+    ("linear_num_value_heads", 5, "'linear_num_key_heads' 2 is no divisor"),
+    ("linear_key_head_dim", 1 << 20, "describes at least"),
+    ("linear_value_head_dim", -1, "'linear_value_head_dim' is -1"),
+    ("linear_conv_kernel_dim", 65, "'linear_conv_kernel_dim' is 65"),
+    ("linear_conv_kernel_dim", 5, "linear_attn.conv1d.weight"),
+    ("linear_key_head_dim", 13, "linear_attn.in_proj"),
+    ("layer_types", ["linear_attention"], "'layer_types' is not a list of 5"),
+    ("layer_types", ["mamba"] * 5, "'layer_types' of layer 0 is 'mamba'")])
+def test_hostile_fields_are_refused(tmp_path, field, value, error):
+    config, net, more = KINDS["qwen3_next"]
+    if not hasattr(transformers, net):
+        pytest.skip(f"this transformers has no {net}")
+    getattr(transformers, net)(getattr(transformers, config)(**{**SIZES, **more})).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(multihead.Error, match=error):
+        multihead.Model(tmp_path)
