@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import subprocess
 
@@ -267,6 +268,53 @@ def test_a_station_is_an_address(visit, new_page):
     assert again.locator("#tour-link").get_attribute("href") == "#station=window"
 
 
+# ---- accessibility ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing(visit, width):
+    axe = importlib.util.find_spec("axe_playwright_python")
+    if axe is None:
+        pytest.skip("axe-playwright-python is not installed")
+    page = visit(width=width)
+    page.locator("#tour-open").click()
+    page.locator("#tour[data-ready]").wait_for()
+    page.locator("#live-second summary").click()
+    page.evaluate((pathlib.Path(axe.origin).parent / "axe.min.js").read_text())
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for view in page.locator("#view input").all():
+            view.check(force=True)
+            settled(page)
+            found = page.evaluate("() => axe.run()")["violations"]
+            assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+
+
+def test_all_is_reached_by_keys(visit):
+    """Tab visits what can be used, in the order of the page, and each of it shows that it has the focus."""
+    page = visit()
+    page.evaluate("() => { const top = document.querySelector('h1'); top.tabIndex = -1; top.focus(); }")
+    seen = []
+    while len(seen) < 100:
+        page.keyboard.press("Tab")
+        now = page.evaluate("""() => {
+            const node = document.activeElement;
+            if (node === document.body) return null;
+            window.numbered ??= [...document.querySelectorAll("*")];
+            return [node.id || node.className || node.name, window.numbered.indexOf(node), node.matches(":focus-visible")];
+        }""")
+        if now is None or now in seen:
+            break
+        seen.append(now)
+    assert {"explorer-file", "explorer-folder", "tour-open", "live-text", "live-language", "cmap", "find", "help",
+            "cell"} <= {name for name, _, _ in seen}
+    assert [at for _, at, _ in seen] == sorted(at for _, at, _ in seen)
+    assert all(visible for _, _, visible in seen)
+    page.locator("#tour-open").focus()
+    page.keyboard.press("Enter")
+    page.locator("#tour[data-ready]").wait_for()
+    assert page.evaluate("document.activeElement.id") == "tour-station"
+
+
 # ---- a model of the reader's -----------------------------------------------------------------------
 
 def seeds():
@@ -287,6 +335,56 @@ def test_another_model_is_opened(visit, tmp_path):
     expect(page.locator(".facts")).to_contain_text("bert")
     type_text(page, "the cat")
     assert tokens_of(page)[1:3] == ["the", "cat"]
+
+
+# What a browser gives of a folder that is dropped. A script cannot put a real one into a DataTransfer.
+DROP = """files => {
+    const entries = files.map(([name, data]) => {
+        const file = new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], name);
+        return {isFile: true, isDirectory: false, name, file: done => done(file)};
+    });
+    const folder = {isFile: false, isDirectory: true, name: "tiny", createReader() {
+        const parts = [entries.slice(0, 1), entries.slice(1), []];
+        return {readEntries: done => done(parts.shift())};
+    }};
+    const event = new Event("drop", {cancelable: true, bubbles: true});
+    event.dataTransfer = {files: [], items: [{webkitGetAsEntry: () => folder}]};
+    document.body.dispatchEvent(event);
+    return event.defaultPrevented;
+}"""
+
+
+def test_a_folder_is_chosen_or_dropped(visit, tmp_path):
+    page = visit()
+    (tmp_path / "tiny/more").mkdir(parents=True)
+    for path in TINY.iterdir():
+        if path.suffix != ".md":
+            (tmp_path / "tiny" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tiny/more/vocab.txt").write_text("ignored: it is in a folder of the folder")
+    page.locator("#explorer-folder").set_input_files(tmp_path / "tiny")
+    expect(page.locator("h1")).to_have_text("tiny")
+    expect(page.locator(".facts")).to_contain_text("bert")
+    page.locator("#live-language").select_option("de")
+    expect(page.locator(".facts")).to_contain_text("Köpfe")
+    page = visit()
+    files = [(path.name, base64.b64encode(path.read_bytes()).decode()) for path in (tmp_path / "tiny").iterdir()
+             if path.is_file()]
+    assert page.evaluate(DROP, files)
+    expect(page.locator("h1")).to_have_text("tiny")
+    type_text(page, "the cat")
+    assert tokens_of(page)[1:3] == ["the", "cat"]
+
+
+def test_a_file_is_dropped(visit):
+    page = visit()
+    data = seeds().gguf_model(fill=lambda size: b"\0\0\x80\x3c" * (size // 4))
+    dropped = page.evaluate_handle("""data => {
+        const given = new DataTransfer();
+        given.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], "small.gguf"));
+        return given;
+    }""", base64.b64encode(data).decode())
+    page.dispatch_event("body", "drop", {"dataTransfer": dropped})
+    expect(page.locator("h1")).to_have_text("small.gguf")
 
 
 def test_hostile_files_give_a_sentence(visit, tmp_path):

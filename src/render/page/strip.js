@@ -242,7 +242,7 @@ function drawTable() {
         ...(twin ? amount(other, twin, mostTwin) : []));
     const names = [t("rank"), colWord, valueWord, "", ...(twin ? [twinWord(), ""] : [])];
     const head = make("thead", twin ? "" : "unseen",
-        make("tr", "", ...names.map(text => make("th", "", text))));
+        make("tr", "", ...names.map(text => make(text ? "th" : "td", "", text))));
     byId("row-body").replaceChildren(
         make("table", "", head, make("tbody", "", ...shown.map(line))));
     if (state.wholeRow && list.length > MOST_ROWS)
