@@ -83,7 +83,8 @@ typedef struct mha_trace {
  * Run a trial, and keep the steps at one row, of one head and one pair.
  *
  * Memory   the caller frees *trace with mha_trace_free(). Scratch from the context.
- * Errors   as mha_trials_run(); MHA_ERR_MODEL (no such head, row or key). *trace is then empty.
+ * Errors   as mha_trials_run(); MHA_ERR_MODEL (no such head, row or key), MHA_ERR_UNSUPPORTED (a model with
+ *          gated delta nets or output gates). *trace is then empty.
  * Threads  one call per context.
  * Accuracy attention and written as mha_heads_write() (attribution.h); everything else is bit-identical to the
  *          forward call.   Since  0.1
