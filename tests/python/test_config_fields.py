@@ -285,7 +285,8 @@ def test_every_field_is_swept():
     swept = {"rope_parameters", "model_type", *OTHER, *ROPE}
     for kind, options in BASES.items():
         swept |= set(make(kind, options[0]).config.to_dict())
-    assert len(read) > 40 and read - swept == {"multihead_output"}
+    hybrids = {"decoder_sparse_step", "full_attention_interval", "num_experts"}  # not swept: see test_hybrid_hf.py
+    assert len(read) > 40 and read - swept == {"multihead_output"} | hybrids
     print(f"\n  in all: {dict(total)}, largest error taken for equal {largest[0]:.1e}", end="")
 
 
