@@ -3,8 +3,8 @@
 #   cmake -DOUTPUT=assets.c -DHEADER=render/html.h "-DASSETS=style=report.css,script=a.js|b.js"
 #         -P embed.cmake
 #
-# Each asset is a name and its files, separated by '|' and joined in that order; scripts without the lines that
-# are comments and without indentation, so that a page is smaller. It becomes
+# Each asset is a name and its files, separated by '|' and joined in that order; scripts and styles without the
+# lines that are comments and without indentation, so that a page is smaller. It becomes
 # `const mhai_html_asset mhai_html_<name>`, declared in HEADER. Only CMake itself is needed.
 set(text "/* Made by cmake/embed.cmake. */\n#include \"${HEADER}\"\n")
 string(REPLACE "," ";" assets "${ASSETS}")
@@ -15,7 +15,7 @@ foreach(asset ${assets})
   set(hex "")
   foreach(file ${files})
     file(READ ${file} part HEX)
-    if(file MATCHES "\\.js$")
+    if(file MATCHES "\\.(js|css)$")
       # Lines that are comments, and indentation; "0a" at odd digits is not a line break.
       string(REGEX REPLACE "(..)" "\\1 " part "${part}")
       string(REGEX REPLACE "0a (20 )+" "0a " part "${part}")

@@ -5,6 +5,8 @@
 #include <multihead/component.h>
 #include <multihead/render_live.h>
 
+#include <stdint.h>
+
 static mha_status check_sink(const char *function, const mha_sink *sink)
 {
     if (sink && sink->write) return MHA_OK;
@@ -22,10 +24,27 @@ mha_status mha_render_live_page(const mha_figure *figure, const mha_report *repo
     return status;
 }
 
-static void write_base64(const void *bytes, size_t size, mhai_writer *writer)
+/* Five digits of base 85 for four bytes, from '#' on, with 'x' for '<', which could end the element: a sixteenth
+ * smaller than base64. The last digits are left out as far as bytes are missing. */
+static void write_base85(const void *bytes, size_t size, mhai_writer *writer)
 {
+    enum { PART = 4096 };
+    const unsigned char *from = bytes;
+    char text[PART / 4 * 5];
     mhai_sink_text(writer, ">");
-    mhai_sink_base64(writer, bytes, size);
+    for (size_t at = 0; at < size;) {
+        size_t used = 0;
+        for (size_t part = 0; part < PART && at < size; part += 4, at += 4) {
+            uint32_t n = 0;
+            for (size_t k = 0; k < 4; k++) n = n << 8 | (at + k < size ? from[at + k] : 0);
+            for (size_t k = 5; k-- > 0; n /= 85) {
+                const char digit = (char)('#' + n % 85);
+                text[used + k] = digit == '<' ? 'x' : digit;
+            }
+            used += size - at < 4 ? size - at + 1 : 5;
+        }
+        mhai_sink_bytes(writer, text, used);
+    }
     mhai_sink_text(writer, "</script>\n");
 }
 
@@ -45,12 +64,12 @@ void mhai_html_write_explorer(const mha_explorer *explorer, mhai_writer *writer)
     write_attribute("path", explorer->path, writer);
     write_attribute("name", explorer->name, writer);
     write_attribute("text", explorer->text, writer);
-    write_base64(explorer->module, explorer->module_bytes, writer);
+    write_base85(explorer->module, explorer->module_bytes, writer);
     for (int64_t i = 0; i < explorer->file_count; i++) {
         const mha_explorer_file *file = &explorer->files[i];
         mhai_sink_text(writer, "<script type=\"text/plain\" class=\"explorer-file\"");
         write_attribute("name", file->name, writer);
-        write_base64(file->bytes, file->size, writer);
+        write_base85(file->bytes, file->size, writer);
     }
 }
 

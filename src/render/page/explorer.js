@@ -5,16 +5,30 @@ const ended = () => new DOMException("ended", "AbortError");
 const unzip = bytes => new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")))
     .arrayBuffer();
 
+// Five digits of base 85 for four bytes, as src/render/html_live.c writes them.
+function bytesOf85(text) {
+    const bytes = new Uint8Array(Math.floor(text.length / 5 * 4));
+    for (let from = 0, to = 0; from < text.length; from += 5, to += 4) {
+        let n = 0;
+        for (let k = 0; k < 5; k++) {
+            const code = from + k < text.length ? text.charCodeAt(from + k) : 119; // the greatest digit
+            n = n * 85 + (code === 120 ? 25 : code - 35);
+        }
+        for (let k = 0; k < 4; k++) bytes[to + k] = n / 2 ** (24 - 8 * k);
+    }
+    return bytes;
+}
+
 // Everything of the file that is not the page; then the page is small enough to be kept as a text.
 function takeParts() {
     const module = byId("explorer-module"), worker = byId("explorer-worker");
     const files = [...document.querySelectorAll(".explorer-file")];
     const taken = {
-        module: unzip(bytesOf(module.textContent)),
+        module: unzip(bytesOf85(module.textContent)),
         worker: URL.createObjectURL(new Blob([worker.textContent], {type: "text/javascript"})),
         text: module.dataset.text, running: null, opened: null, ready: false, opening: false, asked: new Map(), count: 0,
         model: {path: module.dataset.path, name: module.dataset.name,
-            files: files.map(part => ({name: part.dataset.name, content: bytesOf(part.textContent)}))}
+            files: files.map(part => ({name: part.dataset.name, content: bytesOf85(part.textContent)}))}
     };
     for (const part of [module, worker, ...files]) part.remove();
     taken.page = document.documentElement.outerHTML;

@@ -197,7 +197,11 @@ function drawLegend() {
     byId("bar-low").classList.toggle("on", scale.clippedLow);
     byId("bar-high").classList.toggle("on", scale.clippedHigh);
     const ends = [scale.lo, scale.middle(), scale.hi].map(short);
-    ends.forEach((text, i) => { byId(`tick-${i}`).textContent = text; });
+    byId("ticks").replaceChildren(...barTicks(scale).map(([at, text]) => {
+        const tick = make("span", "", text);
+        tick.style.left = `${100 * at}%`;
+        return tick;
+    }));
     byId("value-name").textContent = data.value_name ? valueWord : "";
     const kind = scale.kind === "linear" ? "" : t("legend.scale", {kind: t(`scale.${scale.kind}`)});
     byId("bar-note").textContent = [rangeText(), kind].filter(Boolean).join(" · ");

@@ -107,9 +107,8 @@ function paintBar(surface, x, y, width, scale) {
         surface.triangle([[from, y], [from, y + 10], [to, y + 5]], color);
     if (scale.clippedLow) arrow(x + 9, x, cssColor(colours, 0));
     if (scale.clippedHigh) arrow(x + width + 15, x + width + 24, cssColor(colours, 255));
-    const texts = [scale.lo, scale.middle(), scale.hi].map(short);
-    texts.forEach((text, k) => surface.text(x + 12 + width * k / 2, y + 22, text,
-        {size: 9.5, color: theme.muted, anchor: ["start", "middle", "end"][k]}));
+    for (const [at, text] of barTicks(scale))
+        surface.text(x + 12 + width * at, y + 22, text, {size: 9.5, color: theme.muted, anchor: "middle"});
     const kind = scale.kind === "linear" ? "" : t(`scale.${scale.kind}`);
     surface.text(x + width + 30, y + 9, [data.value_name && valueWord, kind].filter(Boolean).join(", "),
         {size: 9.5, color: theme.muted});

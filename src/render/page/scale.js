@@ -111,6 +111,16 @@ const cssColor = (palette, step) =>
 
 const short = v => String(Number(v.toPrecision(3)));
 
+// Where round numbers stand along a colour bar, 0 to 1, and their texts; of ranks the ends and the median.
+const BAR_TICKS = 3;
+function barTicks(scale) {
+    if (scale.kind === "rank") return [[0, scale.lo], [0.5, scale.middle()], [1, scale.hi]].map(([at, v]) => [at, short(v)]);
+    const powers = scale.kind === "log" ? ticksOf(Math.log10(scale.lo), Math.log10(scale.hi), BAR_TICKS)
+        .filter(Number.isInteger).map(power => 10 ** power) : [];
+    const list = powers.length > 1 ? powers : ticksOf(scale.lo, scale.hi, BAR_TICKS);
+    return list.map(v => [scale.position(v), short(v)]);
+}
+
 // A value with as many digits as are true.
 function exactly(value, error) {
     if (error > 0) {
