@@ -208,7 +208,7 @@ double bench_multiply_piece(mha_context *context)
 
 /* ---- peaks ----------------------------------------------------------------------------------- */
 
-/* What a rate is measured on: a loop, or memory. */
+/* The work whose rate is measured: a loop, or reads of memory. */
 typedef struct source {
     mha_context *context;
     loop loop;

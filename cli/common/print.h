@@ -39,7 +39,7 @@ void cli_print_silence(bool silent);
  * by the label's columns. */
 void cli_print_wrapped(const char *label, const char *text, int64_t width);
 
-/* Print text on stdout, truncated to so many columns with an ellipsis. */
+/* Print text on stdout, truncated with an ellipsis to at most `columns` columns. */
 void cli_print_cut(const char *text, int64_t columns, bool ascii);
 
 #endif

@@ -59,7 +59,7 @@ void run_print_rows(const run_board *board, char letter, const mha_tensor *view,
                     const mha_tensor *rows);
 
 /* Print queries by keys of a view with one row for each shown row. A dot marks cells where `hide`
- * (if any) is -inf. At the end of a row print the sum of so many numbers (0: no sum). */
+ * (if any) is -inf. Each row ends with the sum of its first `summed` numbers (0: no sum). */
 void run_print_scores(const run_board *board, const mha_tensor *view, const mha_tensor *hide,
                       int64_t summed);
 

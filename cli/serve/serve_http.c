@@ -93,7 +93,7 @@ static bool is_json(const char *type)
     return type && !strncmp(type, JSON, length) && (type[length] == '\0' || type[length] == ';');
 }
 
-/* The order limits what a client without a token can learn: nothing before the token is valid. */
+/* The token is checked before the place, so that a client without it cannot learn which places exist. */
 bool serve_admit(const serve_site *site, const serve_request *request, serve_reply *reply)
 {
     *reply = (serve_reply){0};

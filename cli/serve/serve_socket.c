@@ -79,7 +79,7 @@ static void send_away(visitor *v)
     v->standing = LEAVING;
 }
 
-/* The one whose last request is oldest, if the group has more than so many; NULL: not full. */
+/* If a group has more than `most` visitors, the one whose last request is oldest; otherwise NULL. */
 static visitor *first_to_go(server *s, standing group, int most)
 {
     visitor *oldest = NULL;

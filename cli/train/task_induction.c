@@ -1,7 +1,7 @@
 /* Induction: a block of distinct symbols, repeated. The token after the earlier occurrence of the
- * current symbol is the next token. This takes two layers: a head that attends to the previous
- * token, so that each position knows what it follows, and a head that attends to positions that
- * follow the current symbol (Olsson et al. 2022). The period varies; otherwise a fixed offset would
+ * current symbol is the next token. This takes two layers: a head that copies the previous token
+ * into each position, and a head that attends to the positions whose previous token is the current
+ * symbol (Olsson et al. 2022). The period varies; otherwise a fixed offset would
  * suffice. */
 #include "train/train_report.h"
 

@@ -55,7 +55,7 @@ typedef struct mha_piece {
     int64_t begin, end; /* begin <= end */
 } mha_piece;
 
-/* Cut queries at multiples of so many rows from each sequence's first, for the best performance. */
+/* Rows per tile: cuts at multiples of it from the start of each sequence are the fastest. */
 enum { MHA_SPLIT_ROWS = 112 };
 
 /**

@@ -67,8 +67,8 @@ static workspace carve(const back *x, void *memory, size_t *bytes)
                   deep = mhai_round_up(D, MHAI_PANEL), state = state_floats(x);
     workspace w = {.x = mhai_recurrent_block_parts(&x->call, memory, bytes)};
     mhai_carver c = {memory, *bytes};
-    w.states = mhai_carve(&c, mhai_ceil_div(x->blocks, x->stage) * state, sizeof(float));
-    w.stage = mhai_carve(&c, x->stage * state, sizeof(float));
+    w.states = mhai_carve(&c, mhai_times(mhai_ceil_div(x->blocks, x->stage), state), sizeof(float));
+    w.stage = mhai_carve(&c, mhai_times(x->stage, state), sizeof(float));
     w.g = mhai_carve(&c, state, sizeof(float));
     w.y = mhai_carve(&c, PAIR * wide, sizeof(float));
     w.u = mhai_carve(&c, MHAI_BLOCK * wide, sizeof(float));

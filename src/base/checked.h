@@ -89,12 +89,14 @@ typedef struct mhai_carver {
     size_t used;
 } mhai_carver;
 
-/* The next part: count elements, in cache lines of their own. The caller ensures that no size
- * overflows. */
+/* The next part: count elements, in cache lines of their own. Sizes that overflow make `used` PTRDIFF_MAX,
+ * which no allocation has. */
 static inline void *mhai_carve(mhai_carver *c, int64_t count, size_t size)
 {
     void *part = c->memory ? c->memory + c->used : NULL;
-    c->used += (size_t)mhai_round_up(count * (int64_t)size, 64);
+    const int64_t bytes = mhai_times(count, (int64_t)size);
+    const bool fits = c->used < PTRDIFF_MAX && bytes < PTRDIFF_MAX - 64 - (int64_t)c->used;
+    c->used = fits ? c->used + (size_t)mhai_round_up(bytes, 64) : PTRDIFF_MAX;
     return part;
 }
 

@@ -307,10 +307,21 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
     return MHA_OK;
 }
 
+/* The steps of a trace are those of softmax attention without gates. */
+static mha_status check_mixers(const mha_transformer_desc *d)
+{
+    for (int64_t l = 0; d->layers && l < d->num_layers; l++)
+        if (d->layers[l].mixer || d->layers[l].flags & MHA_LAYER_OUTPUT_GATE)
+            return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trials_trace: layer %" PRId64 " %s", l,
+                            d->layers[l].mixer ? "is a gated delta net" : "has output gates");
+    return MHA_OK;
+}
+
 static mha_status check(const tracing *g)
 {
     const mha_transformer_desc *d = &g->trials->desc;
     const mha_trace *x = g->trace;
+    MHA_TRY(check_mixers(d));
     if (x->row >= x->tokens || x->key >= x->tokens)
         return mha_fail(MHA_ERR_MODEL,
                         "trace: row %" PRId64 ", key %" PRId64 "; the text has %" PRId64 " tokens",
@@ -334,17 +345,6 @@ static mha_status trace_all(tracing *g, const mha_trial *given)
     return copy(&x->memory, g->trials->now.hidden + x->row * x->width, x->width, &x->last);
 }
 
-/* The steps between map and stream are those of softmax attention without gates. */
-static mha_status check_mixers(const mha_transformer_desc *d)
-{
-    for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (d->layers[l].mixer || d->layers[l].flags & MHA_LAYER_OUTPUT_GATE)
-            return mha_fail(MHA_ERR_UNSUPPORTED,
-                            "mha_trials_trace: layer %" PRId64 " %s, which a trace does not have",
-                            l, d->layers[l].mixer ? "is a gated delta net" : "has output gates");
-    return MHA_OK;
-}
-
 mha_status mha_trials_trace(mha_trials *trials, const mha_trial *given,
                             const mha_trace_options *options, mha_trace *trace)
 {
@@ -353,10 +353,10 @@ mha_status mha_trials_trace(mha_trials *trials, const mha_trial *given,
     if (!options || !trace)
         return mha_fail(MHA_ERR_NULL, "mha_trials_trace: options and trace are required");
     MHA_TRY(mha_struct_check_size("mha_trace", trace->struct_size, sizeof *trace));
+    *trace = (mha_trace){.struct_size = trace->struct_size, .layer = -1, .key = -1};
     MHA_TRY(mha_struct_read("mha_trace_options", &o, sizeof o, sizeof o, options,
                             options->struct_size));
     MHA_TRY(mhai_trial_read(trials, given, &run));
-    MHA_TRY(check_mixers(&trials->desc));
     tracing g = {.trials = trials, .run = &run, .trace = trace};
     *trace = (mha_trace){.struct_size = trace->struct_size,
                          .row = o.row < 0 ? run.count - 1 : o.row,

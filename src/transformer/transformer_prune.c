@@ -372,7 +372,8 @@ static mha_status check_as(const mha_transformer *t, const mha_transformer_desc 
 {
     MHA_TRY(mha_struct_check_size("mha_transformer_desc", d->struct_size, sizeof *d));
     if (d->num_layers == t->desc.num_layers && d->num_heads == t->desc.num_heads &&
-        d->head_dim == t->desc.head_dim && d->layer_heads == t->desc.layer_heads)
+        d->head_dim == t->desc.head_dim && d->layer_heads == t->desc.layer_heads &&
+        d->kv_heads == t->desc.kv_heads && d->layer_kv_heads == t->desc.layer_kv_heads)
         return MHA_OK;
     return mha_fail(MHA_ERR_SHAPE, "varying: layers and heads are not the transformer's; change a "
                                    "description of mha_transformer_describe()");

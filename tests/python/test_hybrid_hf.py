@@ -168,7 +168,7 @@ def test_the_program_shows_and_refuses(made, tmp_path):
 
 @pytest.mark.parametrize("field, value, error", [
     ("num_experts", 8, "'num_experts' is 8 and layer 0 routes tokens to experts"),
-    ("linear_num_value_heads", 5, "'linear_num_key_heads' 2 is no divisor"),
+    ("linear_num_value_heads", 5, "expected a multiple of 'linear_num_key_heads', 2"),
     ("linear_key_head_dim", 1 << 20, "describes at least"),
     ("linear_value_head_dim", -1, "'linear_value_head_dim' is -1"),
     ("linear_conv_kernel_dim", 65, "'linear_conv_kernel_dim' is 65"),

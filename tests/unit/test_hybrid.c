@@ -189,6 +189,32 @@ static void maps_are_rows_and_heads_switch_off(void **state)
     mha_transformer_destroy(t);
 }
 
+/* Under its own description a transformer is the same function, under a window another one. */
+static void descriptions_vary(void **state)
+{
+    mha_context *context = context_with(1);
+    static float whole[B * T * V], other[B * T * V];
+    static int32_t ids[B * T];
+    mha_transformer *t = make(context), *varied = NULL;
+    mha_transformer_input input = MHA_INIT(mha_transformer_input);
+    const mha_tensor tokens = draw(ids), all = floats(whole, T, V), to = floats(other, T, V);
+    mha_transformer_desc d = {.struct_size = sizeof d};
+    mha_layer_desc layers[L] = {net, gated, net};
+    (void)state;
+    input.tokens = &tokens;
+    expect_ok(mha_transformer_forward(context, t, &input, NULL, &all, NULL, NULL));
+    mha_transformer_describe(t, &d);
+    for (int windowed = 0; windowed < 2; windowed++) {
+        if (windowed) layers[1].flags |= MHA_LAYER_WINDOW;
+        d.layers = layers;
+        expect_ok(mha_transformer_vary(context, t, &d, &varied));
+        expect_ok(mha_transformer_forward(context, varied, &input, NULL, &to, NULL, NULL));
+        assert_int_equal(memcmp(whole, other, sizeof whole) != 0, windowed);
+        mha_transformer_destroy(varied);
+    }
+    mha_transformer_destroy(t);
+}
+
 static void what_is_not_supported_is_refused(void **state)
 {
     mha_context *context = context_with(1);
@@ -311,4 +337,5 @@ static void bytes_are_those_of_states(void **state)
 
 RUN_TESTS(TEST(steps_and_threads_change_no_bit), TEST(maps_are_rows_and_heads_switch_off),
           TEST(means_have_the_width_of_the_widest_layer), TEST(bytes_are_those_of_states),
-          TEST(what_is_not_supported_is_refused), TEST(descriptions_are_checked))
+          TEST(descriptions_vary), TEST(what_is_not_supported_is_refused),
+          TEST(descriptions_are_checked))

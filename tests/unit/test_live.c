@@ -212,6 +212,9 @@ static void descriptions_vary(void **state)
     expect_ok(mha_trials_create(context, varied, &how, &others));
     expect_ok(mha_trials_run(others, &run, -1, see, &same, NULL));
     assert_memory_not_equal(s.maps, same.maps, sizeof s.maps);
+    d.kv_heads++;
+    expect_error(mha_transformer_vary(context, m->t, &d, &varied), MHA_ERR_SHAPE, "heads");
+    d.kv_heads--;
     d.num_layers++;
     expect_error(mha_transformer_vary(context, m->t, &d, &varied), MHA_ERR_SHAPE, "layers");
     mha_trials_destroy(others);

@@ -478,6 +478,22 @@ static void misuse_is_refused(void **unused)
     unmake(&x);
 }
 
+/* 2^64 bytes of states. */
+static void sizes_that_overflow_are_refused(void **unused)
+{
+    (void)unused;
+    enum { WIDE = 1 << 20 };
+    float *row = calloc(WIDE, sizeof *row);
+    assert_non_null(row);
+    mha_tensor x =
+        mha_tensor_contiguous(row, MHA_F32, 4, (int64_t[]){1, 1, INT64_C(1) << 49, WIDE});
+    const mha_recurrent_gradients none = MHA_INIT(mha_recurrent_gradients);
+    for (int i = 0; i < 3; i++) x.stride[i] = 0;
+    expect_error(mha_recurrent_backward(context_with(1), NULL, &x, &x, &x, NULL, &x, &none),
+                 MHA_ERR_SIZE, "do not fit");
+    free(row);
+}
+
 /* A shared gradient of no sequences is 0. */
 static void no_sequences_give_zeros(void **unused)
 {
@@ -496,4 +512,4 @@ static void no_sequences_give_zeros(void **unused)
 }
 
 RUN_TESTS(TEST(gradients_are_differences), TEST(random_problems), TEST(misuse_is_refused),
-          TEST(no_sequences_give_zeros))
+          TEST(no_sequences_give_zeros), TEST(sizes_that_overflow_are_refused))

@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const double U = 0x1p-24;
 
@@ -262,7 +263,11 @@ static void misuse_of_traces(void **state)
     expect_spoiled(o, TRACE, MHA_ERR_MODEL, "tokens", o.row = m->T);
     expect_spoiled(o, TRACE, MHA_ERR_MODEL, "tokens", o.head.layer = 0, o.key = m->T);
     expect_spoiled(o, TRACE, MHA_ERR_MODEL, "no head L0H99", o.head = (mha_trial_head){0, 99});
+    memset(&x, 0xA5, sizeof x); /* what an error must not leave */
+    x.struct_size = sizeof x;
     expect_spoiled(o, TRACE, MHA_ERR_ARGUMENT, "struct_size", o.struct_size = 4);
+    assert_true(!x.weights && !x.layers && x.layer == -1);
+    mha_trace_free(&x);
     x.struct_size = 8;
     expect_error(TRACE, MHA_ERR_ARGUMENT, "struct_size");
 #undef TRACE
@@ -272,4 +277,45 @@ static void misuse_of_traces(void **state)
     small_model_free(m);
 }
 
-RUN_TESTS_BETWEEN(context_begin, NULL, TEST(every_step_follows), TEST(misuse_of_traces))
+/* The steps of a trace leave out gates, and a gated delta net has others. */
+static void other_mixers_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        mha_layer_desc layer;
+        const char *what;
+    } cases[] = {{{.flags = MHA_LAYER_OUTPUT_GATE}, "layer 1 has output gates"},
+                 {{.mixer = MHA_MIXER_GATED_DELTA, .conv_kernel = 2, .key_dim = 4, .value_dim = 4},
+                  "layer 1 is a gated delta net"}};
+    const int32_t ids[3] = {1, 2, 3};
+    for (int i = 0; i < 2; i++) {
+        mha_layer_desc layers[2] = {{.struct_size = sizeof *layers}, cases[i].layer};
+        layers[1].struct_size = sizeof *layers;
+        const mha_transformer_desc d = {.struct_size = sizeof d,
+                                        .flags = MHA_TRANSFORMER_CAUSAL,
+                                        .vocab_size = 5,
+                                        .max_length = 8,
+                                        .embed_dim = 8,
+                                        .num_layers = 2,
+                                        .num_heads = 2,
+                                        .head_dim = 4,
+                                        .ff_dim = 8,
+                                        .norm = MHA_NORM_RMS,
+                                        .layers = layers};
+        const mha_trials_options how = {.struct_size = sizeof how, .most_bytes = 1e9};
+        const mha_trace_options o = {.struct_size = sizeof o, .head = {0, 0}, .row = -1, .key = -1};
+        const mha_trial run = {.struct_size = sizeof run, .tokens = ids, .count = 3};
+        mha_transformer *t = NULL;
+        mha_trials *trials = NULL;
+        mha_trace x = MHA_INIT(mha_trace);
+        expect_ok(mha_transformer_create(context, &d, &t));
+        expect_ok(mha_trials_create(context, t, &how, &trials));
+        expect_error(mha_trials_trace(trials, &run, &o, &x), MHA_ERR_UNSUPPORTED, cases[i].what);
+        assert_true(!x.layers && x.layer == -1);
+        mha_trials_destroy(trials);
+        mha_transformer_destroy(t);
+    }
+}
+
+RUN_TESTS_BETWEEN(context_begin, NULL, TEST(every_step_follows), TEST(misuse_of_traces),
+                  TEST(other_mixers_are_refused))

@@ -101,8 +101,7 @@ static mha_status list_heads(const mhai_config *config, int64_t heads, int64_t k
     if (heads % kv_heads != 0)
         return mhai_path_fail(
             MHA_ERR_MODEL, config->path,
-            "'linear_num_value_heads' is %lld, which 'linear_num_key_heads' %lld is "
-            "no divisor of",
+            "'linear_num_value_heads' is %lld, expected a multiple of 'linear_num_key_heads', %lld",
             (long long)heads, (long long)kv_heads);
     plan->head_lists = calloc((size_t)(2 * L), sizeof *plan->head_lists);
     if (!plan->head_lists) return MHA_NO_MEMORY("model");
