@@ -8,7 +8,7 @@
 #include <multihead/live.h>
 #include <multihead/maps.h>
 
-/* A cache of keys and values, which a later step goes on with. */
+/* A cache of keys and values, which later requests continue. */
 typedef struct mhai_live_decoding {
     mha_decoder *decoder; /* NULL: none */
     const mha_transformer *of;

@@ -134,7 +134,7 @@ function buildGeneration() {
     state.setAttribute("role", "status");
     const tools = make("div", "live-line", next, back,
         knob("draws", knobInput("checkbox", {}, input => turnUnless("draws", false, input.checked))),
-        knob("cache", knobSelect(CACHES.map(name => new Option(name, name)),
+        knob("cache", knobSelect(CACHES.map(name => new Option(t(`knobs.cache.${name}`), name)),
             box => turnUnless("cache", CACHES[0], box.value))), state);
     const columns = ["step", "token", "chance", "computed", "kept", "bytes"].map(name => make("th", "", t(`generate.${name}`)));
     const table = make("table", "dg-table", make("caption", "unseen", t("generate.steps")),
