@@ -578,7 +578,7 @@ static void add_head(void *argument, int64_t h, int worker)
 {
     const row_job *job = argument;
     const int64_t S = job->p->shape[2];
-    double *row = job->row + 2 * worker * S;
+    double *row = job->row + worker * 2 * S;
     for (int64_t r = 0; r < job->p->shape[1]; r++) {
         read_row(job->p, h, r, row);
         mhai_head_row_add(job->m, &job->facts[r], job->signs ? take_sizes(row, S, row + S) : row,
