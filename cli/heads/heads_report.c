@@ -124,7 +124,7 @@ static void choose_axes(report *r)
     r->page.y = y < 0 ? 0 : y;
 }
 
-/* What is beside scores, then scores that some head has. */
+/* The columns of beside, then the scores that some head has. */
 static cli_exit make_columns(report *r)
 {
     const int64_t scores = mha_study_score_count(&r->found->of);

@@ -178,7 +178,7 @@ def test_names_beside_dots(large, folder, open_page, size):
 
 @pytest.mark.skipif(not MINILM.exists(), reason="needs all-MiniLM-L6-v2: tools/get-minilm")
 def test_opens_on_what_stands_out(folder):
-    """Not on induction on random tokens, of which an encoder has none, but on L5H11, by which "it" is "animal"."""
+    """An encoder has no induction on random tokens: the page opens on L5H11, whose "it" attends to "animal"."""
     path = folder / "minilm.html"
     subprocess.run([PROGRAM, "heads", MINILM, "--example", "all", "-o", path, "--quiet"], check=True)
     data = json.loads(data_of(path.read_text()).group(2))
