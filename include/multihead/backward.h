@@ -71,8 +71,7 @@ extern "C" {
 enum {
     MHA_GRADIENTS_ACCUMULATE = 1 << 0, /* add to the tensors' contents, rounding the sum once;
                                           default: overwrite */
-    MHA_GRADIENTS_DROPPED_PROBABILITIES = 1
-                                          << 1 /* the input gradients of probabilities refer to p
+    MHA_GRADIENTS_DROPPED_PROBABILITIES = 1 << 1 /* the input gradients of probabilities refer to p
                                                   after dropout, as in a forward call with
                                                   MHA_OUTPUT_DROPPED_PROBABILITIES */
 };
