@@ -1,7 +1,7 @@
-"""The knobs on the page of `multihead serve`: sampling, and attention under another description; what they change
-is marked, and the answers follow from the maps.
+"""The knobs on the page of `multihead serve`: sampling, and attention with changed settings. Changes are marked, and
+the answers follow from the maps.
 
-Needs playwright and a Chromium, as test_serve.py."""
+Needs playwright and a Chromium, like test_serve.py."""
 import base64
 import json
 import re
@@ -34,7 +34,7 @@ def urls(trained):
 
 @pytest.fixture
 def visit(new_page, urls):
-    """Opens a page with its knobs; at the end nothing must have gone wrong."""
+    """Opens a page with its knobs; fails at the end if there were errors."""
     complaints = []
 
     def opener(kind="decoder", text=TEXT, place="", **options):
