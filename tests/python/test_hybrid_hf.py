@@ -1,5 +1,5 @@
-"""Models whose layers are gated delta nets, against transformers in float64: logits, steps, greedy tokens, maps,
-heads switched off, and what is rejected. The models are random and made here."""
+"""Models with gated delta net layers against transformers in float64: logits, steps, greedy tokens, maps, removed
+heads, and rejected models. The models are random."""
 import importlib
 import json
 import subprocess
@@ -26,7 +26,7 @@ TEXT = "the cat sat on the mat. the dog ran to the cat."
 
 
 class Double:
-    """torch, to code that computes parts in float32 whatever its inputs are."""
+    """A substitute for torch, for code that always computes parts in float32."""
     float32 = torch.float64
 
     def __getattr__(self, name):
@@ -124,7 +124,7 @@ def test_maps_are_signed_and_exact(made):
     assert (p < 0).any() and np.array_equal(p, np.tril(p))
     whole = model.attention(TEXT, layers=[3]).probabilities[0]
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
-    # a head's output is the gated norm of M v, whose direction is M v's where o_norm and the gate are known
+    # a head's output is the gated norm of M v; its direction is that of M v if o_norm and the gate are known
     mixed = p @ delta.v[0]
     net = made[0].model.layers[0].linear_attn
     with torch.no_grad():
