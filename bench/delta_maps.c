@@ -2,7 +2,7 @@
  *
  *   cc -O2 -std=c17 -Iinclude bench/delta_maps.c -Lbuild -lmultihead-model -lmultihead -lm \
  *      -Wl,-rpath,$PWD/build -o build/delta_maps
- *   build/delta_maps                       random keys: 4 heads of 32, 512 tokens
+ *   build/delta_maps                       random keys: 4 heads of 32, 511 tokens
  *   build/delta_maps FOLDER IDS [COUNT]    a model, texts of COUNT (96) token ids in a file
  *
  * Prints for ranges of positions t, as means over rows and heads:
@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANGES = 12, COLUMNS = 4, HEADS = 4, SIZE = 32, TOKENS = 512 };
+enum { RANGES = 12, COLUMNS = 4, HEADS = 4, SIZE = 32, TOKENS = 511 };
 
 typedef struct totals {
     double sum[RANGES][COLUMNS];
@@ -129,7 +129,7 @@ static void print_table(const totals *x)
         snprintf(name, sizeof name, "%d..%d", 1 << i, (2 << i) - 1);
         printf("%10s %10ld", i ? name : "1", x->rows[i]);
         const double n = (double)x->rows[i], *sum = x->sum[i];
-        printf(" %14.3f %14.3f %10.1e %9.3f\n", sum[0] / n, sum[1] / n, sum[2] / n, sum[3] / n);
+        printf(" %14.3f %14.3f %10.6f %9.3f\n", sum[0] / n, sum[1] / n, sum[2] / n, sum[3] / n);
     }
 }
 

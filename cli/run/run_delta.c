@@ -16,13 +16,14 @@ static float queries[TOKENS][SIZE] = {{1, 0}, {1, 0}, {1, 0}, {0, 1}};
 static float keys[TOKENS][SIZE] = {{1, 0}, {0, 1}, {1, 0}, {.6f, .8f}};
 static float values[TOKENS][SIZE] = {{10, 1}, {20, 2}, {30, 3}, {40, 4}};
 static float decays[TOKENS] = {1, .5f, 1, 1};
+static float log_decays[TOKENS] = {0, -.6931472f, 0, 0};
 static float strengths[TOKENS] = {1, 1, 1, .5f};
 
 typedef struct delta {
     mha_context *context;
     mha_recurrent_state *state;
     mha_tensor q, k, v, log_decay, strength;
-    float log_decays[TOKENS], s[SIZE][SIZE], o[TOKENS][SIZE];
+    float s[SIZE][SIZE], o[TOKENS][SIZE];
     float maps[MAPS][TOKENS][TOKENS]; /* linear, gated, delta */
 } delta;
 
@@ -130,8 +131,8 @@ static cli_exit step(delta *x, int t)
 {
     const mha_tensor q = batch_of(queries[t], 1), k = batch_of(keys[t], 1),
                      v = batch_of(values[t], 1), o = batch_of(x->o[t], 1),
-                     log_decay = list_of(&x->log_decays[t], 1),
-                     strength = list_of(&strengths[t], 1), s = batch_of(x->s, SIZE);
+                     log_decay = list_of(&log_decays[t], 1), strength = list_of(&strengths[t], 1),
+                     s = batch_of(x->s, SIZE);
     mha_recurrent_desc desc = desc_of(x, 2);
     double old[SIZE] = {0};
     desc.log_decay = &log_decay;
@@ -173,7 +174,10 @@ static void show_map(const delta *x)
     print('o', 0, TOKENS, SIZE, at, x->o);
     cli_print("    o3 =");
     for (int j = 1; j < TOKENS; j++) /* k0 has the weight 0 */
-        cli_print("%s%.4g v%d", x->maps[2][3][j] < 0 ? " - " : j > 1 ? " + " : " ",
+        cli_print("%s%.4g v%d",
+                  x->maps[2][3][j] < 0 ? " - "
+                  : j > 1              ? " + "
+                                       : " ",
                   fabs((double)x->maps[2][3][j]), j);
     cli_print("\n");
 }
@@ -182,9 +186,8 @@ cli_exit run_delta(mha_context *context)
 {
     static delta x;
     x = (delta){.context = context};
-    for (int t = 0; t < TOKENS; t++) x.log_decays[t] = logf(decays[t]);
     x.q = batch_of(queries, TOKENS), x.k = batch_of(keys, TOKENS), x.v = batch_of(values, TOKENS);
-    x.log_decay = list_of(x.log_decays, TOKENS), x.strength = list_of(strengths, TOKENS);
+    x.log_decay = list_of(log_decays, TOKENS), x.strength = list_of(strengths, TOKENS);
     CLI_TRY(make_maps(&x));
     cli_print("From linear attention to the gated delta rule\n");
     cli_print("1 head, 4 tokens, head size 2, values of 2\n");
