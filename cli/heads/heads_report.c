@@ -109,7 +109,7 @@ static int64_t column_to_open(const report *r, const char *const *names, int cou
     return first;
 }
 
-/* The columns that the page opens on; what is beside scores is what its reader came for. */
+/* The columns that the page opens on: effects, where there are any, before scores. */
 static void choose_axes(report *r)
 {
     static const char *const across[] = {"random_induction", "induction", "random_duplicate",
@@ -124,7 +124,7 @@ static void choose_axes(report *r)
     r->page.y = y < 0 ? 0 : y;
 }
 
-/* The columns of beside, then the scores that some head has. */
+/* The columns of effects, then the scores that some head has. */
 static cli_exit make_columns(report *r)
 {
     const int64_t scores = mha_study_score_count(&r->found->of);
@@ -169,7 +169,7 @@ static cli_exit tokens_of(report *r, int64_t text, const mha_tokens **tokens)
     return CLI_OK;
 }
 
-/* The bytes of the text from one token to the next, so that spaces stay; a special token's name. */
+/* The bytes of the text from one token to the next, including spaces; a special token's name. */
 cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *tokens, int64_t i,
                               char **text)
 {
@@ -181,7 +181,7 @@ cli_exit heads_report_spelled(const heads_source *source, const mha_tokens *toke
     return arena_text(HEADS, source->text + begin, (size_t)(end - begin), text);
 }
 
-/* The tokens from first to end, and the key by itself where it is further away. */
+/* The tokens from first to end, and a more distant key separately. */
 static cli_exit show_tokens(report *r, const mha_head_place *found, int64_t row,
                             mha_heads_place *place)
 {
@@ -301,9 +301,8 @@ static cli_exit make_list(const report *r, const heads_row *row, mha_head_token_
         kind == MHA_HEAD_READS
             ? "tokens by attention received, except the first token of a text; number: ratio to "
               "uniform attention"
-            : "frequent tokens in whose rows the norms of weighted values are largest, without the "
-              "first "
-              "token's; number: ratio to the head's mean";
+            : "frequent tokens whose rows have the largest norms of weighted values, without the "
+              "first token's; number: ratio to the head's mean";
     return CLI_OK;
 }
 
@@ -340,7 +339,7 @@ static cli_exit make_note(const report *r, const heads_row *row, mha_heads_card 
                         100 * rest.mass);
     if (rest.moved_rows > 0)
         used += snprintf(note + used, sizeof note - (size_t)used,
-                         ", and %.0f %% of its output comes from there", 100 * rest.moved);
+                         ", and %.0f %% of its output comes from that token", 100 * rest.moved);
     snprintf(note + used, sizeof note - (size_t)used, ".");
     if (rest.rows == 0) return CLI_OK;
     CLI_TRY(text_of(&kept, note));
@@ -382,7 +381,8 @@ static mha_status draw(const void *user, const mha_sink *sink)
     return mha_render_heads_page(user, sink);
 }
 
-/* The head that stands out most in the scatter's first score; what is beside scores has a sign. */
+/* The head with the most extreme first score of the scatter; columns other than scores have a
+ * sign. */
 static int64_t first_head(const report *r)
 {
     int64_t best = 0;
@@ -411,7 +411,8 @@ cli_exit heads_write_page(const heads_options *options, text_model *model,
     CLI_TRY(ARENA_ALLOC(HEADS, sources->count, &r.read));
     if (count == 0)
         return cli_fail(CLI_BAD_INPUT, HEADS,
-                        "%s: no head is like that, so there is no page to write", options->page);
+                        "%s: no head matches the selection, so there is no page to write",
+                        options->page);
     CLI_TRY(ARENA_ALLOC(HEADS, count, &cards));
     CLI_TRY(make_columns(&r));
     for (int64_t h = 0; h < count; h++) CLI_TRY(make_card(&r, &rows[h], &cards[h]));

@@ -71,7 +71,7 @@ def topics():
     scores_are_those_of_the_page()
     check(run("--help").out == run("help").out, "--help is the overview")
     check_error(run("help", "view", "heads"), USAGE, "one topic", command="help")
-    check_error(run("help", "view", "--format", "zsh"), USAGE, "leave 'view'", command="help")
+    check_error(run("help", "view", "--format", "zsh"), USAGE, "omit 'view'", command="help")
     check_error(run("help", "vew", "--format", "man"), USAGE, "mean 'view'", command=None)
     check_error(run("help", "--format", "html"), USAGE, "one of text, man, bash", command="help")
 
