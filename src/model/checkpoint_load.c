@@ -107,10 +107,12 @@ static double numbers_described(const mha_transformer_desc *d)
     double layers = (double)d->num_layers * (q + 2 * E * kv * D), layer = 0;
     if (d->layer_heads) layers = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
-        layers += d->layers && d->layers[i].mixer
-                      ? E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
-                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim)
-                      : 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
+        layers += !d->layers || !d->layers[i].mixer
+                      ? 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i])
+                  : d->layers[i].mixer == MHA_MIXER_SHORT_CONVOLUTION
+                      ? 4 * E * E
+                      : E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
+                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim);
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         layers += (double)d->layers[i].t5_buckets *
                   (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);

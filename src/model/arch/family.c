@@ -11,16 +11,16 @@
 extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family_electra,
     mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
     mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
-    mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5;
+    mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_lfm2;
 
 /* A transformer is saved as the first family that can describe it; the last one can describe
  * all. */
 static const mhai_family *const families[] = {
-    &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra, &mhai_family_distilbert,
-    &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,   &mhai_family_mistral,
-    &mhai_family_mixtral, &mhai_family_qwen2,    &mhai_family_qwen3,   &mhai_family_gemma,
-    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,    &mhai_family_qwen3_next,
-    &mhai_family_qwen3_5, &mhai_family_multihead};
+    &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra,  &mhai_family_distilbert,
+    &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,    &mhai_family_mistral,
+    &mhai_family_mixtral, &mhai_family_qwen2,    &mhai_family_qwen3,    &mhai_family_gemma,
+    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,     &mhai_family_qwen3_next,
+    &mhai_family_qwen3_5, &mhai_family_lfm2,     &mhai_family_multihead};
 
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -31,7 +31,7 @@ const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_laye
 mha_status mhai_family_find(const mhai_config *config, const mhai_family **family)
 {
     const char *type = NULL;
-    char known[256] = "";
+    char known[320] = "";
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
@@ -50,7 +50,7 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
 
 mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family *family)
 {
-    char known[256] = "";
+    char known[320] = "";
     if (family->read) return MHA_OK;
     for (int i = 0; i < FAMILIES; i++)
         if (families[i]->read)

@@ -87,6 +87,7 @@ typedef struct mhai_family {
     const char *prefix;            /* optional prefix of all names in files of others; "": none */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
+    const char *inner;             /* a name that overrides intermediate_size; NULL: none */
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
@@ -168,6 +169,17 @@ MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_
  * none. */
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
+
+/* The layers of a family that mixes attention with another mixer (hybrid.c): which layer_types calls
+ * `type`, or without that list `usual`; attention without its epsilon; the heads of the mixer. */
+typedef struct mhai_mixing {
+    const char *type;
+    mha_status (*usual)(const mhai_config *config, int64_t layer, bool *mixes);
+    mha_layer_desc mixer, attention;
+    int64_t heads, kv_heads;
+} mhai_mixing;
+MHA_NODISCARD mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing,
+                                          mhai_family_plan *plan);
 
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);
