@@ -9,8 +9,7 @@
 #include "common/text_model.h"
 #include "generate/generate_stream.h"
 
-#include <multihead/model.h>
-#include <multihead/sampling.h>
+#include <multihead/generation.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -96,42 +95,27 @@ typedef struct run {
     mha_transformer_desc desc;
     const mha_vocabulary *vocabulary; /* the model's; NULL with --ids or other tokenizers */
     const mha_tokenizer *tokenizer;   /* likewise; NULL: without one */
-    mha_text_writer *writer;          /* of the tokenizer */
     const int32_t *ends;              /* [end_count] the tokens that end a text */
     int64_t end_count;
     int32_t turn_end;  /* ends an answer of a chat; -1: none */
     double seconds[2]; /* of the prompt, of the rest */
-    mha_decoder *decoder;
+    mha_generation *generation;
     mha_sampling how;
-    int64_t most; /* new tokens */
-    cache_options cache;
     bool quiet;
-    int32_t *ids; /* [room] the prompt; later the last tokens chosen */
+    int32_t *ids; /* [room] the prompt */
     int64_t count, room;
-    int64_t limit;   /* tokens of a text */
-    float *logits;   /* [V] */
-    int64_t choices; /* of V: a vocabulary may be padded with unused ids */
-    bool begun;      /* the current line is not empty */
+    bool begun; /* the current line is not empty */
 } run;
 
-ARENA_RELEASE(destroy_decoder, mha_decoder_destroy)
+ARENA_RELEASE(destroy_generation, mha_generation_destroy)
 ARENA_RELEASE(destroy_model, mha_model_destroy)
-ARENA_RELEASE(destroy_writer, mha_text_writer_destroy)
 
-/* Print one token and flush. */
-static cli_exit show(run *r, int32_t id, bool *stopped)
+/* Print one token of a model without a tokenizer. */
+static void show_word(run *r, int32_t id)
 {
-    const char *text;
-    size_t bytes;
-    if (r->tokenizer) {
-        r->begun = true;
-        CLI_TRY(cli_check(GENERATE, mha_text_writer_add(r->writer, id, &text, &bytes, stopped)));
-        generate_print(text, bytes);
-        return cli_finish_stdout(GENERATE, CLI_OK);
-    }
     const bool characters =
         r->vocabulary && mha_vocabulary_splitting(r->vocabulary) == MHA_SPLIT_CHARACTERS;
-    if (characters && id == mha_vocabulary_begin(r->vocabulary)) return CLI_OK;
+    if (characters && id == mha_vocabulary_begin(r->vocabulary)) return;
     if (r->begun && !characters) cli_print(" ");
     const char *word = r->vocabulary ? mha_vocabulary_word(r->vocabulary, id) : NULL;
     if (word && characters && (!strcmp(word, "\n") || !strcmp(word, "\t")))
@@ -141,7 +125,6 @@ static cli_exit show(run *r, int32_t id, bool *stopped)
     else
         cli_print("%" PRId32, id);
     r->begun = true;
-    return cli_finish_stdout(GENERATE, CLI_OK);
 }
 
 /* Numbers between white space. */
@@ -199,7 +182,6 @@ static cli_exit make_prompt(run *r, const generate_options *options, const char 
     char *chat;
     r->end_count = mha_model_end_tokens(r->model, &r->ends);
     r->turn_end = -1;
-    r->choices = r->tokenizer ? mha_token_count(r->model) : r->desc.vocab_size;
     if (options->stops.count > 0 && !r->tokenizer)
         return cli_fail(
             CLI_USAGE, GENERATE,
@@ -257,52 +239,34 @@ static cli_exit load(run *r, const generate_options *options, const char *folder
             folder);
     if (options->ids) return CLI_OK;
     r->tokenizer = mha_model_tokenizer(r->model);
-    CLI_TRY(cli_check(GENERATE, mha_text_writer_create(r->model, options->stops.items,
-                                                       options->stops.count, &r->writer)));
-    return arena_keep(GENERATE, r->writer, destroy_writer);
+    return CLI_OK;
 }
 
 /* A text has at most one token per byte, plus special tokens. */
-static cli_exit make_room(run *r, const char *text)
+static cli_exit make_room(run *r, const generate_options *options, const char *text)
 {
     const int64_t most = (int64_t)strlen(text) + 16;
-    r->limit = r->cache.streaming ? INT32_MAX : r->desc.max_length;
-    r->room = r->cache.streaming && most > r->desc.max_length ? most : r->desc.max_length;
-    CLI_TRY(ARENA_ALLOC(GENERATE, r->room, &r->ids));
-    return ARENA_ALLOC(GENERATE, r->desc.vocab_size, &r->logits);
+    r->room = options->cache.streaming && most > r->desc.max_length ? most : r->desc.max_length;
+    return ARENA_ALLOC(GENERATE, r->room, &r->ids);
 }
 
-/* The logits after the token at r->ids[at]. */
-static mha_status step(run *r, int64_t at)
+static cli_exit begin(run *r, const generate_options *options)
 {
-    mha_tensor token = mha_tensor_contiguous(r->ids + at, MHA_I32, 2, (const int64_t[]){1, 1});
-    mha_tensor out =
-        mha_tensor_contiguous(r->logits, MHA_F32, 3, (const int64_t[]){1, 1, r->desc.vocab_size});
-    return mha_decoder_step(r->context, r->decoder, &token, &out);
-}
-
-enum { MOST_STEP = 512 };
-
-/* Process the prompt except for its last token, at once or in pieces, without logits. */
-static cli_exit begin(run *r)
-{
-    const int64_t left = r->limit - r->count, first = r->count - 1;
-    mha_decoder_desc desc = {.struct_size = sizeof desc,
-                             .flags = MHA_DECODER_WINDOWS,
-                             .capacity = r->count + (r->most < left ? r->most : left),
-                             .max_step = first > 0 ? first : 1};
-    CLI_TRY(cache_fill(GENERATE, &r->cache, &desc));
-    /* The tokens of a step are cached in addition to the window. */
-    if (desc.window > 0 && desc.max_step > MOST_STEP) desc.max_step = MOST_STEP;
-    CLI_TRY(cli_check(GENERATE, mha_decoder_create(r->context, mha_model_transformer(r->model),
-                                                   &desc, &r->decoder)));
-    CLI_TRY(arena_keep(GENERATE, r->decoder, destroy_decoder));
-    for (int64_t at = 0, n; at < first; at += n) {
-        n = first - at < desc.max_step ? first - at : desc.max_step;
-        mha_tensor tokens = mha_tensor_contiguous(r->ids + at, MHA_I32, 2, (const int64_t[]){1, n});
-        CLI_TRY(cli_check(GENERATE, mha_decoder_step(r->context, r->decoder, &tokens, NULL)));
-    }
-    return cli_check(GENERATE, step(r, first));
+    mha_decoder_desc cache = {.struct_size = sizeof cache};
+    CLI_TRY(cache_fill(GENERATE, &options->cache, &cache));
+    const mha_generation_desc desc = {.struct_size = sizeof desc,
+                                      .prompt = r->ids,
+                                      .prompt_count = r->count,
+                                      .max_tokens = options->max_tokens,
+                                      .ends = &r->turn_end,
+                                      .end_count = r->turn_end >= 0,
+                                      .stops = options->stops.items,
+                                      .stop_count = options->stops.count,
+                                      .sampling = &r->how,
+                                      .cache = &cache};
+    CLI_TRY(
+        cli_check(GENERATE, mha_generation_create(r->context, r->model, &desc, &r->generation)));
+    return arena_keep(GENERATE, r->generation, destroy_generation);
 }
 
 /* End the line before anything is printed on stderr, which may be the same terminal. */
@@ -312,22 +276,11 @@ static cli_exit end_line(const run *r)
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
 
-static cli_exit show_rest(run *r)
-{
-    const char *text;
-    size_t bytes;
-    if (!r->tokenizer) return CLI_OK;
-    CLI_TRY(cli_check(GENERATE, mha_text_writer_end(r->writer, &text, &bytes)));
-    generate_print(text, bytes);
-    return cli_finish_stdout(GENERATE, CLI_OK);
-}
-
 /* Echo the prompt as given, without its chat template. */
 static cli_exit show_prompt(run *r, const char *text)
 {
-    bool stopped;
     if (text) generate_print(text, strlen(text));
-    for (int64_t i = 0; !r->tokenizer && i < r->count; i++) CLI_TRY(show(r, r->ids[i], &stopped));
+    for (int64_t i = 0; !r->tokenizer && i < r->count; i++) show_word(r, r->ids[i]);
     if (text) r->begun = true;
     return cli_finish_stdout(GENERATE, CLI_OK);
 }
@@ -351,70 +304,62 @@ static void print_stats(const run *r, int64_t made)
 {
     for (int64_t i = 0; i < r->end_count; i++) note_end(r, r->ends[i]);
     if (r->turn_end >= 0 && !is_named_end(r, r->turn_end)) note_end(r, r->turn_end);
-    const int64_t length = mha_decoder_length(r->decoder);
+    const mha_decoder *decoder = mha_generation_decoder(r->generation);
     cli_note(false,
              "prompt: %" PRId64 " tokens in %.2f s (%.1f/s); generated: %" PRId64
              " in %.2f s (%.1f/s); cache: %" PRId64 " tokens, room %.1f MB",
              r->count, r->seconds[0], (double)r->count / r->seconds[0], made, r->seconds[1],
-             (double)made / r->seconds[1], length,
-             (double)mha_decoder_cache_bytes(r->decoder) * 1e-6);
+             (double)made / r->seconds[1], mha_decoder_length(decoder),
+             (double)mha_decoder_cache_bytes(decoder) * 1e-6);
 }
 
-/* The next token becomes r->ids[0]. */
-static cli_exit choose(run *r, uint64_t step)
+/* New tokens until one ends the text, or a signal came. *made: their number. */
+static cli_exit write_tokens(run *r, mha_generation_step *step, int64_t *made)
 {
-    const mha_status status =
-        mha_sample_token(r->context, &r->how, step, r->logits, r->choices, r->ids);
-    if (status == MHA_OK) return CLI_OK;
-    CLI_TRY(end_line(r));
-    if (status != MHA_ERR_NUMERIC) return cli_fail_status(GENERATE, status);
-    return cli_fail(CLI_BAD_INPUT, GENERATE,
-                    "the model gives logits that are not finite: its weights are damaged, or too "
-                    "large for 32 bits; fetch the model again");
-}
-
-/* New tokens until one ends the text. *made: their number; *full: no position is left. */
-static cli_exit write_tokens(run *r, int64_t *made, bool *full)
-{
-    bool stopped = false;
-    for (*made = 0; *made < r->most && !signals_came(); (*made)++) {
-        const int64_t i = *made;
-        CLI_TRY(choose(r, (uint64_t)i));
-        if (r->ids[0] == r->turn_end || is_named_end(r, r->ids[0])) return CLI_OK;
-        CLI_TRY(show(r, r->ids[0], &stopped));
-        if (stopped) return CLI_OK;
-        if (mha_decoder_length(r->decoder) == r->limit) {
-            *full = i + 1 < r->most;
-            return CLI_OK;
+    for (*made = 0; step->state == MHA_GENERATION_CONTINUES;) {
+        if (signals_came()) mha_generation_stop(r->generation);
+        const mha_status status = mha_generation_next(r->context, r->generation, step);
+        if (status != MHA_OK) {
+            CLI_TRY(end_line(r));
+            return status == MHA_ERR_NUMERIC
+                       ? cli_fail(CLI_BAD_INPUT, GENERATE, "%s", mha_error_detail())
+                       : cli_fail_status(GENERATE, status);
         }
-        if (i + 1 < r->most) CLI_TRY(cli_check(GENERATE, step(r, 0))); /* after ids[0] */
+        const bool token = step->state == MHA_GENERATION_CONTINUES;
+        *made += token;
+        if (r->tokenizer) {
+            r->begun |= token;
+            generate_print(step->text, step->bytes);
+        } else if (token) {
+            show_word(r, step->token);
+        }
+        CLI_TRY(cli_finish_stdout(GENERATE, CLI_OK));
     }
     return CLI_OK;
 }
 
-static cli_exit generate(run *r, const char *text, bool stats)
+static cli_exit generate(run *r, const char *text, const generate_options *options)
 {
-    bool full = false;
+    mha_generation_step step = {.struct_size = sizeof step};
     int64_t made = 0;
     double from = seconds_now();
-    CLI_TRY(begin(r));
+    CLI_TRY(begin(r, options));
     r->seconds[0] = seconds_now() - from;
     /* Before the first token, no text needs a clean end; with several ranks the launcher ends
      * all. */
     if (!ranks_transport()) signals_hold();
     CLI_TRY(show_prompt(r, text));
     from = seconds_now();
-    CLI_TRY(write_tokens(r, &made, &full));
+    CLI_TRY(write_tokens(r, &step, &made));
     r->seconds[1] = seconds_now() - from;
-    CLI_TRY(show_rest(r));
     CLI_TRY(end_line(r));
     signals_postpone();
-    if (full)
+    if (step.state == MHA_GENERATION_FULL)
         cli_note(r->quiet,
                  "the model's %" PRId64 " positions are used up; models with rotary ones go "
                  "on with --window N --streaming",
-                 r->limit);
-    if (stats) print_stats(r, made);
+                 r->desc.max_length);
+    if (options->stats) print_stats(r, made);
     return CLI_OK;
 }
 
@@ -432,8 +377,6 @@ static cli_exit check_options(const generate_options *options, run *r)
                             .top_p = options->top_p.given ? options->top_p.value : 1,
                             .min_p = options->min_p.value,
                             .seed = (uint64_t)options->seed};
-    r->most = options->max_tokens;
-    r->cache = options->cache;
     r->quiet = options->quiet;
     if (r->how.temperature < 0 || r->how.temperature > 1e6)
         return cli_fail(CLI_USAGE, GENERATE, "--temperature %g: expected 0 to 1000000",
@@ -477,7 +420,7 @@ cli_exit cmd_generate(int argument_count, char *const *arguments)
     const char *text = line.plain.count > 1 ? line.plain.items[1] : "";
     const char *shown = r.tokenizer && !options.chat ? text : NULL;
     CLI_TRY(make_prompt(&r, &options, line.plain.items[0], &text));
-    CLI_TRY(make_room(&r, text));
+    CLI_TRY(make_room(&r, &options, text));
     CLI_TRY(read_text(&r, text));
-    return generate(&r, shown, options.stats);
+    return generate(&r, shown, &options);
 }

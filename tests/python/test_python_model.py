@@ -188,7 +188,7 @@ def test_what_is_too_long_changes_nothing(model):
     with pytest.raises(ValueError, match=f"{len(ids)} after 2 are more than the capacity of {len(ids)}"):
         decoder.prefill(ids)
     assert decoder.lengths == [2]
-    with pytest.raises(ValueError, match=f"the model takes {model.max_positions}: shorten it"):
+    with pytest.raises(ValueError, match=f"the model takes {model.max_positions}; shorten it"):
         model.generate([int(ids[1])] * (model.max_positions + 1))
 
 

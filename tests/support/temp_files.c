@@ -43,8 +43,8 @@ int temp_end(void **state)
 
 const char *temp_path(const char *name)
 {
-    static char paths[8][1024];
-    static int next;
+    static _Thread_local char paths[8][1024]; /* ranks are threads */
+    static _Thread_local int next;
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", folder, name);
     return path;

@@ -6,6 +6,7 @@
 #include "support/suite.h"
 #include "support/temp_files.h"
 #include "support/thread_ranks.h"
+#include "support/word_model.h"
 
 #include <multihead/show.h>
 
@@ -17,41 +18,7 @@
 
 #define TINY "tests/golden/tiny-bert"
 
-enum { L = 2, H = 3, WORDS = 10 };
-
-static const char *const words[WORDS] = {"<s>", "the", "cat", "sat", ".",
-                                         "on",  "mat", "a",   "dog", "ran"};
-
-/* A causal model of whole words, saved and loaded. */
-static mha_model *whole_words(int64_t positions)
-{
-    const mha_transformer_desc d = {.struct_size = sizeof d,
-                                    .flags = MHA_TRANSFORMER_CAUSAL,
-                                    .vocab_size = WORDS,
-                                    .max_length = positions,
-                                    .embed_dim = 12,
-                                    .num_layers = L,
-                                    .num_heads = H,
-                                    .kv_heads = H,
-                                    .head_dim = 4,
-                                    .ff_dim = 10,
-                                    .norm = MHA_NORM_RMS,
-                                    .positions = MHA_ENCODING_ROTARY,
-                                    .feed_forward = MHA_FEED_FORWARD_SWIGLU};
-    const mha_checkpoint_settings s = {
-        .struct_size = sizeof s, .words = words, .word_count = WORDS, .bos_word = "<s>"};
-    mha_transformer *t = NULL;
-    mha_model *model = NULL;
-    rng r = rng_make(7, 1);
-    expect_ok(mha_transformer_create(context, &d, &t));
-    for (int64_t i = 0; i < mha_transformer_size(t); i++)
-        mha_transformer_data(t)[i] = rng_normal(&r);
-    expect_ok(mha_transformer_update(context, t));
-    expect_ok(mha_checkpoint_save(temp_path("words"), t, &s));
-    mha_transformer_destroy(t);
-    expect_ok(mha_model_load(context, temp_path("words"), NULL, &model));
-    return model;
-}
+enum { L = WORD_LAYERS, H = WORD_HEADS };
 
 static mha_tokens read(const mha_model *model, const char *text)
 {
@@ -70,7 +37,7 @@ static void words_have_places_and_sentences(void **state)
     static const int64_t begin[] = {-1, 0, 4, 8, 11, 13, 15}, end[] = {-1, 3, 7, 11, 12, 14, 18},
                          sentences[] = {0, 0, 0, 0, 0, 1, 1};
     static const uint8_t special[] = {1, 0, 0, 0, 0, 0, 0}, ends[] = {0, 0, 0, 0, 1, 0, 0};
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens t = read(model, "The cat sat. a dog");
     assert_int_equal(t.count, 7);
     for (int i = 0; i < 7; i++) assert_string_equal(t.labels[i], labels[i]);
@@ -93,7 +60,7 @@ static void limits_hold(void **state)
 {
     (void)state;
     static const char text[] = "the cat sat on the mat";
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens_options how = {.struct_size = sizeof how, .max_tokens = 4};
     mha_tokens t = MHA_INIT(mha_tokens);
     const char *second = "a";
@@ -161,7 +128,7 @@ static void a_text_grows(void **state)
 {
     (void)state;
     static const char *const stops[] = {"", "on the"};
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_text_writer *w = NULL;
     const char *text;
     size_t bytes;
@@ -234,7 +201,7 @@ static void feed(mha_model *model, const mha_tokens *t, mha_head_measures *measu
 static void scores_are_those_of_maps_by_hand(void **state)
 {
     (void)state;
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens texts[2] = {read(model, first_text), read(model, second_text)};
     mha_study *study = NULL;
     mha_head_measures *by_hand = NULL;
@@ -273,7 +240,7 @@ static void scores_are_those_of_maps_by_hand(void **state)
 static void steps_are_the_whole(void **state)
 {
     (void)state;
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens texts[2] = {read(model, first_text), read(model, second_text)};
     mha_study *whole = NULL, *steps = NULL;
     expect_ok(mha_study_create(context, model, NULL, &whole));
@@ -371,7 +338,7 @@ static void a_state_continues(void **state)
 {
     (void)state;
     saving whole = {0}, again = {0};
-    mha_model *model = whole_words(64);
+    mha_model *model = word_model(64);
     expect_ok(study_lines(context, model, lines, TEXTS, NULL, NULL, &whole));
     assert_int_equal(whole.count, SAVES);
     expect_ok(whole.status);
@@ -420,7 +387,7 @@ static void ranks_have_the_state_of_one_process(void **state)
 {
     (void)state;
     saving one = {0};
-    mha_model *model = whole_words(64);
+    mha_model *model = word_model(64);
     expect_ok(study_lines(context, model, lines, TEXTS, NULL, NULL, &one));
     for (int size = 2; size <= 7; size += 5) {
         static rank_studies all;
@@ -458,7 +425,7 @@ static void links_and_stops(void **state)
                            .relations = names,
                            .relation_count = 1,
                            .progress_user = &calls};
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens text = read(model, "the cat sat");
     for (int64_t i = 0; i < text.count; i++)
         if (text.begin[i] == 4) text.begin[i] = 3; /* as of a GGUF file: " cat" */
@@ -566,7 +533,7 @@ static void random_tokens_fit_the_model(void **state)
     mha_random_tokens plan = {.struct_size = sizeof plan};
     mha_tokens t = MHA_INIT(mha_tokens);
     mha_study *study = NULL;
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     expect_ok(mha_random_tokens_plan(model, &plan));
     assert_int_equal(plan.pool_count, WORDS - 1); /* all but <s> */
     assert_int_equal(plan.how.block, 9);
@@ -586,7 +553,7 @@ static void random_tokens_fit_the_model(void **state)
     expect_error(mha_random_tokens_draw(&plan, &t), MHA_ERR_SIZE, "too many");
     mha_random_tokens_free(&plan);
     mha_model_destroy(model);
-    model = whole_words(9); /* 3 words, twice */
+    model = word_model(9); /* 3 words, twice */
     expect_ok(mha_study_create(context, model, NULL, &study));
     expect_ok(mha_study_begin_random(study));
     assert_null(mha_study_results(study)->random);
@@ -610,7 +577,7 @@ static mha_maps maps_of(mha_model *model, mha_maps_desc *desc)
 static void maps_are_of_every_kind(void **state)
 {
     (void)state;
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens tokens = read(model, "the cat sat on the mat . a dog ran");
     const int64_t T = tokens.count, side = (T + 2) / 3;
     uint8_t on[L * H] = {[1] = 1};
@@ -661,7 +628,7 @@ static void maps_are_of_every_kind(void **state)
 static void texts_are_subtracted(void **state)
 {
     (void)state;
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens text[] = {read(model, "the cat sat"), read(model, "the dog sat"),
                          read(model, "the cat")};
     mha_maps a = maps_of(model, &(mha_maps_desc){.tokens = &text[0]}),
@@ -749,7 +716,7 @@ static void maps_of_an_encoder_decoder(void **state)
 static void misuse_of_maps(void **state)
 {
     (void)state;
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens tokens = read(model, "the cat");
     mha_maps maps = MHA_INIT(mha_maps), none = {0};
     mha_desk desk = MHA_INIT(mha_desk);
@@ -789,7 +756,7 @@ static void misuse_of_maps(void **state)
 static void heads_write_and_have_cards(void **state)
 {
     (void)state;
-    mha_model *model = whole_words(32);
+    mha_model *model = word_model(32);
     mha_tokens tokens = read(model, "the cat sat on the mat . a dog ran");
     mha_desk desk = MHA_INIT(mha_desk);
     mha_study *study = NULL;

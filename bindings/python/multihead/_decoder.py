@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ctypes as C
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -33,6 +33,18 @@ class DecoderOptions(TypedDict, total=False):
     streaming: bool
 
 
+def describe(type: str = "f32", page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
+             streaming: bool = False, batch: int = 0, capacity: int = 0, max_step: int = 0) -> Any:
+    """The caches of a decoder."""
+    if type not in _TYPES:
+        raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
+    code, scales = _TYPES[type]
+    return _abi.DecoderDesc(
+        flags=_abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * bool(streaming),
+        cache_type=_abi.DTYPES[code], key_scales=_abi.KV_SCALES[scales], page_size=page, pages=pages, window=window,
+        sink_keys=(4 if window else 0) if sinks is None else sinks, batch=batch, capacity=capacity, max_step=max_step)
+
+
 class Decoder:
     """The caches of a model under way, of `batch` sequences with lengths of their own.
 
@@ -52,23 +64,16 @@ class Decoder:
     def __init__(self, model: Model, *, batch: int = 1, capacity: int = 0, type: str = "f32",
                  page: int = 0, pages: int = 0, window: int = 0, sinks: int | None = None,
                  streaming: bool = False) -> None:
-        if type not in _TYPES:
-            raise ValueError(f"type: {type!r} is not one of {', '.join(_TYPES)}")
         if batch < 1:
             raise ValueError(f"batch: {batch} is not a number of sequences from 1 on")
-        code, scales = _TYPES[type]
         self.model = model
         self.batch = batch
         self._handle = C.c_void_p()
         self._lock = threading.Lock()
         self._vocab_size = int(model._desc.vocab_size)
-        flags = _abi.DECODER_FLAGS["windows"] | _abi.DECODER_FLAGS["streaming"] * bool(streaming)
         self.capacity = most = capacity or model.max_positions
         self.max_step = min(most, _MOST_STEP)
-        desc = _abi.DecoderDesc(
-            flags=flags, batch=batch, capacity=capacity, max_step=self.max_step,
-            cache_type=_abi.DTYPES[code], key_scales=_abi.KV_SCALES[scales], page_size=page,
-            pages=pages, window=window, sink_keys=(4 if window else 0) if sinks is None else sinks)
+        desc = describe(type, page, pages, window, sinks, streaming, batch, capacity, self.max_step)
         with default_context() as handle:
             check(library.mha_decoder_create(handle, model._net, C.byref(desc),
                                              C.byref(self._handle)))
@@ -151,3 +156,31 @@ class Decoder:
         are shared until one of both writes to them."""
         with self._lock:
             check(library.mha_decoder_fork(self._handle, source, target, length))
+
+
+class Generation:
+    """A prompt that a model continues: the pieces of text."""
+
+    def __init__(self, model: Model, prompt: list[int], max_tokens: int, stops: list[bytes],
+                 sampling: _abi.Sampling, cache: _abi.DecoderDesc) -> None:
+        self._model, self._library, self._handle = model, model._library, C.c_void_p()
+        ids = np.array(prompt, np.int32)
+        texts = (C.c_char_p * len(stops))(*stops)
+        desc = _abi.GenerationDesc(prompt=ids.ctypes.data, prompt_count=len(ids), max_tokens=max_tokens,
+                                   stops=C.cast(texts, C.POINTER(C.c_char_p)), stop_count=len(stops), sampling=C.pointer(sampling),
+                                   cache=C.pointer(cache))
+        with default_context() as handle:
+            check(self._library.mha_generation_create(handle, model._handle, C.byref(desc), C.byref(self._handle)))
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.mha_generation_destroy(self._handle)
+
+    def __iter__(self) -> Iterator[str]:
+        step = _abi.GenerationStep()
+        text = C.c_void_p.from_buffer(step, _abi.GenerationStep.text.offset)
+        while step.state == _abi.GENERATION["continues"]:
+            with default_context() as handle:
+                check(self._library.mha_generation_next(handle, self._handle, C.byref(step)))
+            if step.bytes:
+                yield C.string_at(text.value, step.bytes).decode()

@@ -13,11 +13,11 @@ import numpy as np
 
 from . import _abi, _tensor
 from ._call import integer, unknown_option
-from ._decoder import Decoder, DecoderOptions
+from ._decoder import Decoder, DecoderOptions, Generation, describe
 from ._heads import HeadScores, measure_heads
 from ._library import (Context, Unsupported, check, default_context, file_name, library,
                        model_library, value_of)
-from ._tokens import Tokens, Writer, label, read
+from ._tokens import Tokens, Writer, label, read, utf8
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 OUTPUTS = ("probabilities", "average_probabilities", "q", "k", "v", "heads", "lse")
@@ -433,37 +433,8 @@ class Model:
             raise ValueError(f"top_p: {top_p} is not above 0 and at most 1")
         if max_tokens < 0:
             raise ValueError(f"max_tokens: {max_tokens} is not a number of tokens")
-        ids = self._prompt(prompt)
-        streaming = bool(cache.get("streaming"))
-        if len(ids) > self.max_positions and not streaming:
-            raise ValueError(f"the prompt has {len(ids)} tokens, the model takes {self.max_positions}: "
-                             "shorten it, or pass window=1024, streaming=True")
-        room = max_tokens if streaming else min(max_tokens, self.max_positions - len(ids))
-        decoder = Decoder(self, capacity=len(ids) + max(room, 0), **cache)
-        writer = Writer(self._handle, (stop,) if isinstance(stop, str) else tuple(stop))
-        return self._write(decoder, writer, sampling, ids, room)
-
-    def _write(self, decoder: Decoder, writer: Writer, sampling: _abi.Sampling, ids: list[int],
-               room: int) -> Iterator[str]:
-        token = C.c_int32()
-        choices = self._words
-        logits = decoder.prefill(ids)
-        for step in range(room):
-            with default_context() as handle:
-                check(library.mha_sample_token(handle, C.byref(sampling), step, logits.ctypes.data,
-                                               choices, C.byref(token)))
-            if token.value in self._ends:
-                break
-            part = writer.add(token.value)
-            if part:
-                yield part
-            if writer.stopped:
-                return
-            if step + 1 < room:
-                logits = decoder.step([token.value])[0]
-        rest = writer.end()
-        if rest:
-            yield rest
+        stops = [utf8(text, "stop") for text in ((stop,) if isinstance(stop, str) else stop)]
+        return iter(Generation(self, self._prompt(prompt), max_tokens, stops, sampling, describe(**cache)))
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
         ids = ([] if isinstance(prompt, str) else [self._token(i) for i in prompt]) or \

@@ -62,7 +62,7 @@ def _character_spans(text: str, data: bytes, begin: Iterable[int],
     return [(int(number[a]), int(number[b])) for a, b in zip(begin, end)]
 
 
-def _utf8(text: str, name: str) -> bytes:
+def utf8(text: str, name: str) -> bytes:
     if not isinstance(text, str):
         raise TypeError(f"{name}: a str is expected, not {type(text).__name__}")
     try:
@@ -74,8 +74,8 @@ def _utf8(text: str, name: str) -> bytes:
 
 def read_raw(model: C.c_void_p, text: str, pair: str | None, max_tokens: int, *flags: str) -> _abi.Tokens:
     """A text as the library's arrays, for `mha_tokens_free`."""
-    data = _utf8(text, "text")
-    second = None if pair is None else _utf8(pair, "pair")
+    data = utf8(text, "text")
+    second = None if pair is None else utf8(pair, "pair")
     how = _abi.TokensOptions(flags=sum(_abi.TOKENS_FLAGS[flag] for flag in flags),
                              max_tokens=max_tokens, advise_long=b"or pass truncate=True")
     found = _abi.Tokens()
@@ -115,23 +115,16 @@ def label(model: C.c_void_p, token: int) -> str:
 
 
 class Writer:
-    """A text that grows by tokens: whole characters as they come, and nothing of a stop text."""
+    """A text that grows by tokens: whole characters as they come."""
 
-    def __init__(self, model: C.c_void_p, stops: tuple[str, ...] = ()) -> None:
+    def __init__(self, model: C.c_void_p) -> None:
         self._library = model_library()
         self._handle = C.c_void_p()
-        texts = (C.c_char_p * max(len(stops), 1))(*(_utf8(stop, "stop") for stop in stops))
-        check(self._library.mha_text_writer_create(model, texts, len(stops), C.byref(self._handle)))
-        self._stopped = C.c_bool()
+        check(self._library.mha_text_writer_create(model, None, 0, C.byref(self._handle)))
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self._library.mha_text_writer_destroy(self._handle)
-
-    @property
-    def stopped(self) -> bool:
-        """A stop text is complete."""
-        return self._stopped.value
 
     def _new(self, function: Any, *arguments: Any) -> str:
         at, size = C.c_char_p(), C.c_size_t()
@@ -140,7 +133,7 @@ class Writer:
 
     def add(self, token: int) -> str:
         """The part of the text that is certain now."""
-        return self._new(self._library.mha_text_writer_add, token, C.byref(self._stopped))
+        return self._new(self._library.mha_text_writer_add, token, C.byref(C.c_bool()))
 
     def end(self) -> str:
         """What is left; bytes of a character that never ended become U+FFFD."""

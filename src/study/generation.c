@@ -1,0 +1,200 @@
+/* A prompt, then token by token: prefill, sampling, end tokens, stop texts. */
+#include <multihead/component.h>
+#include <multihead/generation.h>
+#include <multihead/study.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct mha_generation {
+    mha_model *model;
+    mha_decoder *decoder;
+    mha_text_writer *writer; /* NULL without a tokenizer */
+    mha_sampling sampling;
+    float *logits;      /* [vocab] */
+    int64_t vocab;      /* V, which may count ids that are no tokens */
+    int64_t choices;    /* of V: the tokens */
+    int64_t made, most; /* new tokens */
+    int64_t limit;      /* tokens of a text */
+    int32_t *ends;      /* [end_count] of the caller */
+    int64_t end_count;
+    int32_t token; /* the last new one */
+    mha_generation_state state;
+    bool finished; /* the rest of the text was given */
+};
+
+enum { PIECE = 512 }; /* tokens of a prompt at a time, where they come in addition to a window */
+
+void mha_generation_destroy(mha_generation *generation)
+{
+    if (!generation) return;
+    mha_decoder_destroy(generation->decoder);
+    mha_text_writer_destroy(generation->writer);
+    free(generation->logits);
+    free(generation->ends);
+    free(generation);
+}
+
+void mha_generation_stop(mha_generation *generation)
+{
+    if (generation->state == MHA_GENERATION_CONTINUES) generation->state = MHA_GENERATION_STOPPED;
+}
+
+const mha_decoder *mha_generation_decoder(const mha_generation *generation)
+{
+    return generation->decoder;
+}
+
+/* The next tokens; with `last` the logits after the last of them. */
+static mha_status step(mha_context *context, mha_generation *g, const int32_t *tokens,
+                       int64_t count, bool last)
+{
+    const mha_tensor ids =
+        mha_tensor_contiguous((void *)(uintptr_t)tokens, MHA_I32, 2, /* only read */
+                              (const int64_t[]){1, count});
+    const mha_tensor logits =
+        mha_tensor_contiguous(g->logits, MHA_F32, 3, (const int64_t[]){1, 1, g->vocab});
+    return mha_decoder_step(context, g->decoder, &ids, last ? &logits : NULL);
+}
+
+static mha_status check(const mha_model *model, const mha_generation_desc *d)
+{
+    const char *error = d->reserved                             ? "a reserved field is set"
+                        : d->prompt_count < 1                   ? "an empty prompt"
+                        : d->max_tokens < 0                     ? "max_tokens below 0"
+                        : d->end_count < 0 || d->stop_count < 0 ? "a negative count"
+                        : d->stop_count > 0 && mha_token_count(model) == 0
+                            ? "stop texts for a model without tokenizer"
+                        : d->cache && (d->cache->batch || d->cache->capacity || d->cache->max_step)
+                            ? "batch, capacity or max_step of the cache"
+                            : NULL;
+    if (error) return mha_fail(MHA_ERR_ARGUMENT, "mha_generation_create: %s", error);
+    if (!d->prompt || (d->end_count > 0 && !d->ends))
+        return mha_fail(MHA_ERR_NULL, "mha_generation_create: NULL argument");
+    return MHA_OK;
+}
+
+/* All of the prompt but its last token gives no logits. */
+static mha_status begin(mha_context *context, mha_generation *g, const mha_generation_desc *d)
+{
+    const mha_transformer *net = mha_model_transformer(g->model);
+    const int64_t first = d->prompt_count - 1, left = g->limit - d->prompt_count;
+    mha_decoder_desc cache = {.struct_size = sizeof cache};
+    if (d->cache) cache = *d->cache;
+    cache.flags |= MHA_DECODER_WINDOWS;
+    cache.capacity = d->prompt_count + (g->most < left ? g->most : left);
+    cache.max_step = first > 0 ? first : 1;
+    if (cache.window > 0 && cache.max_step > PIECE) cache.max_step = PIECE;
+    MHA_TRY(mha_decoder_create(context, net, &cache, &g->decoder));
+    for (int64_t at = 0, n; at < first; at += n) {
+        n = first - at < cache.max_step ? first - at : cache.max_step;
+        MHA_TRY(step(context, g, d->prompt + at, n, false));
+    }
+    return step(context, g, d->prompt + first, 1, true);
+}
+
+static mha_status fill(mha_context *context, mha_model *model, const mha_generation_desc *d,
+                       mha_generation *g)
+{
+    mha_transformer_desc net = {.struct_size = sizeof net};
+    const bool streaming = d->cache && d->cache->flags & MHA_DECODER_STREAMING;
+    mha_transformer_describe(mha_model_transformer(model), &net);
+    *g = (mha_generation){.model = model,
+                          .vocab = net.vocab_size,
+                          .choices = mha_token_count(model),
+                          .most = d->max_tokens,
+                          .limit = streaming ? INT32_MAX : net.max_length,
+                          .sampling = {.struct_size = sizeof g->sampling}};
+    if (d->prompt_count > g->limit)
+        return mha_fail(MHA_ERR_SIZE,
+                        "the prompt has %" PRId64 " tokens, the model takes %" PRId64
+                        "; shorten it, or use a window with streaming",
+                        d->prompt_count, g->limit);
+    if (d->sampling) g->sampling = *d->sampling;
+    if (g->choices > 0)
+        MHA_TRY(mha_text_writer_create(model, d->stops, d->stop_count, &g->writer));
+    else
+        g->choices = g->vocab;
+    g->logits = calloc((size_t)g->vocab, sizeof *g->logits);
+    g->ends = malloc((size_t)d->end_count * sizeof *g->ends + 1);
+    if (!g->logits || !g->ends) return mha_fail(MHA_ERR_NOMEM, "out of memory for a generation");
+    g->end_count = d->end_count;
+    if (d->end_count > 0) memcpy(g->ends, d->ends, (size_t)d->end_count * sizeof *g->ends);
+    return begin(context, g, d);
+}
+
+mha_status mha_generation_create(mha_context *context, mha_model *model,
+                                 const mha_generation_desc *desc, mha_generation **generation)
+{
+    if (!context || !model || !desc || !generation)
+        return mha_fail(MHA_ERR_NULL, "mha_generation_create: NULL argument");
+    mha_generation_desc d;
+    MHA_TRY(
+        mha_struct_read("mha_generation_desc", &d, sizeof d, sizeof d, desc, desc->struct_size));
+    MHA_TRY(check(model, &d));
+    mha_generation *made = calloc(1, sizeof *made);
+    if (!made) return mha_fail(MHA_ERR_NOMEM, "out of memory for a generation");
+    const mha_status status = fill(context, model, &d, made);
+    if (status == MHA_OK)
+        *generation = made;
+    else
+        mha_generation_destroy(made);
+    return status;
+}
+
+static bool among(const int32_t *ends, int64_t count, int32_t token)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (ends[i] == token) return true;
+    return false;
+}
+
+/* g->token becomes the next token, or g->state the end. */
+static mha_status choose(mha_context *context, mha_generation *g)
+{
+    const int32_t *ends;
+    const int64_t count = mha_model_end_tokens(g->model, &ends);
+    if (g->made > 0) MHA_TRY(step(context, g, &g->token, 1, true));
+    const mha_status status = mha_sample_token(context, &g->sampling, (uint64_t)g->made, g->logits,
+                                               g->choices, &g->token);
+    if (status == MHA_ERR_NUMERIC)
+        return mha_fail(status,
+                        "the model gives logits that are not finite: its weights are damaged, or "
+                        "too large for 32 bits; fetch the model again");
+    MHA_TRY(status);
+    if (among(ends, count, g->token) || among(g->ends, g->end_count, g->token))
+        g->state = MHA_GENERATION_END_TOKEN;
+    else
+        g->made++;
+    return MHA_OK;
+}
+
+mha_status mha_generation_next(mha_context *context, mha_generation *generation,
+                               mha_generation_step *out)
+{
+    mha_generation *g = generation;
+    bool stopped = false;
+    if (!context || !g || !out) return mha_fail(MHA_ERR_NULL, "mha_generation_next: NULL argument");
+    MHA_TRY(mha_struct_check_size("mha_generation_step", out->struct_size, sizeof *out));
+    *out = (mha_generation_step){.struct_size = out->struct_size, .token = -1, .text = ""};
+    if (g->state == MHA_GENERATION_CONTINUES && g->made == g->most)
+        g->state = MHA_GENERATION_MAX_TOKENS;
+    if (g->state == MHA_GENERATION_CONTINUES && g->made > 0 &&
+        mha_decoder_length(g->decoder) == g->limit)
+        g->state = MHA_GENERATION_FULL;
+    if (g->state == MHA_GENERATION_CONTINUES) {
+        MHA_TRY(choose(context, g));
+        out->token = g->token;
+    }
+    out->state = g->state;
+    if (g->state == MHA_GENERATION_CONTINUES) {
+        if (!g->writer) return MHA_OK;
+        MHA_TRY(mha_text_writer_add(g->writer, g->token, &out->text, &out->bytes, &stopped));
+        if (stopped) g->state = MHA_GENERATION_STOP_TEXT;
+        return MHA_OK;
+    }
+    if (g->finished || !g->writer) return MHA_OK;
+    g->finished = true;
+    return mha_text_writer_end(g->writer, &out->text, &out->bytes);
+}

@@ -1,0 +1,13 @@
+/* A causal model of whole words with random weights, saved in the folder of temp_files.h and loaded. */
+#ifndef SUPPORT_WORD_MODEL_H
+#define SUPPORT_WORD_MODEL_H
+
+#include <multihead/model.h>
+
+enum { WORD_LAYERS = 2, WORD_HEADS = 3, WORDS = 10 };
+
+extern const char *const words[WORDS]; /* "<s>", "the", "cat" ... */
+
+mha_model *word_model(int64_t positions);
+
+#endif
