@@ -215,8 +215,7 @@ REFUSED = {
         ("full_attn_idxs", 3, "'full_attn_idxs' is not a list"),
         ("full_attn_idxs", [1], "weight .* is missing"),
         ("layer_types", ["linear_attention"] * 5, "'layer_types' of layer 0 is 'linear_attention'; known: .*, conv"),
-        ("num_key_value_heads", None, "'num_key_value_heads' is missing"),
-        ("tie_embedding", False, "lm_head.weight")]}
+        ("num_key_value_heads", None, "'num_key_value_heads' is missing")]}
 
 
 @pytest.mark.parametrize("kind, field, value, error", [(kind, *row) for kind in REFUSED for row in REFUSED[kind]])
