@@ -1,5 +1,5 @@
 """The page about all heads (multihead heads -o) in headless Chromium, at three sizes: every interaction, its address,
-what it never does, and pages of 270 and 1,000 heads."""
+forbidden actions, and pages of 270 and 1,000 heads."""
 import json
 import random
 import re
@@ -31,7 +31,7 @@ def written(folder):
 
 
 def many(written, path, heads, columns=30):
-    """A page of as many heads, from the program's own."""
+    """A page with the given number of heads, derived from the program's own."""
     rng = random.Random(heads)
     page = written.read_text()
     found = data_of(page)
@@ -75,7 +75,7 @@ def test_page_of_the_program(written, open_page, size):
     names = page.locator(".hcard .measure button").all_text_contents()
     assert len(names) == len([c for c in data["columns"] if c["values"][data["first"]]])
     assert "induction on repeated random tokens" in names and not any("_" in name for name in names)
-    # Nothing is wider than the window but what scrolls by itself.
+    # Only scrolling elements are wider than the window.
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     # The longest title of the upright axis ends inside the plot.
     upright = page.locator("#y").input_value()
@@ -198,7 +198,7 @@ def test_a_thousand_heads(written, folder, open_page):
     page = open_page(path, *SIZES[2])
     assert page.locator("#layers [role=gridcell]").count() == 1000
     assert page.locator("#scatter circle").count() == 1000
-    assert page.locator(".hcard").count() == 1  # cards are made when they are asked for
+    assert page.locator(".hcard").count() == 1  # cards are created on demand
     assert page.locator("#table tbody tr").count() < 100
 
 
@@ -207,7 +207,7 @@ def test_size(large):
 
 
 def test_effects(folder, open_page):
-    """What ablate measured: axes of the scatter, and on the card with interval and definition."""
+    """Results of ablate: axes of the scatter plot, and on the card with interval and definition."""
     model, path = folder / "induction", folder / "effects.html"
     subprocess.run([PROGRAM, "train", "induction", "--steps", "4", "--every", "2", "--tries", "1", "--quiet", "-o", model],
                    check=True, capture_output=True)
@@ -221,7 +221,7 @@ def test_effects(folder, open_page):
     page.select_option("#x", label="estimated effect on loss on repeated random tokens")
     page.select_option("#y", label="effect on loss on repeated random tokens")
     dots = page.locator("#scatter circle").evaluate_all("all => all.map(c => [+c.dataset.head, +c.getAttribute('cx'), +c.getAttribute('cy')])")
-    assert sorted(h for h, _, _ in dots) == measured  # who was not measured has no place
+    assert sorted(h for h, _, _ in dots) == measured  # heads that were not measured have no place
     by_x = [h for h, _, _ in sorted(dots, key=lambda d: d[1])]
     assert by_x == sorted(measured, key=lambda h: effects["estimate_repeats"][h][0])
     by_y = [h for h, _, _ in sorted(dots, key=lambda d: -d[2])]
