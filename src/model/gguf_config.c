@@ -93,6 +93,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
             own.names = architectures[i].names;
     own.layers = "blk.";
     own.prefix = "";
+    own.text_prefix = NULL;
     own.ignores = ignores;
     return own;
 }

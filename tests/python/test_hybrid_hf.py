@@ -174,6 +174,59 @@ def test_short_convolutions_have_no_heads(made):
             assert np.abs(p @ v.repeat(4 // len(v), 0) - heads).max() < 1e-5 * np.abs(heads).max()
 
 
+IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
+          "num_position_embeddings": 16}
+
+
+def with_images(tmp_path, **changes):
+    """A model with images, whose text part is a text model that is returned."""
+    torch.manual_seed(3)
+    text = {**SIZES, "model_type": "qwen3_5_text", "eos_token_id": 5, "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                                "mrope_section": [2, 1, 1], "mrope_interleaved": True}, **changes}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=IMAGES, **{
+        "tie_word_embeddings": text["tie_word_embeddings"], "image_token_id": 90, "video_token_id": 91,
+        "vision_start_token_id": 92, "vision_end_token_id": 93})
+    whole = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path / "whole")
+    write_tokenizer(tmp_path / "whole")
+    return whole
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_text_part_of_a_model_with_images(tmp_path, tied):
+    whole, ids = with_images(tmp_path, tie_word_embeddings=tied), torch.randint(0, 89, (1, 60))
+    text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert type(text).__name__ == "Qwen3_5ForCausalLM"
+    text.save_pretrained(tmp_path / "text")
+    write_tokenizer(tmp_path / "text")
+    models = [multihead.Model(tmp_path / name) for name in ("whole", "text")]
+    logits = [model.logits(ids[0].tolist()) for model in models]
+    assert np.array_equal(*logits) and models[0].end_tokens == [5]
+    with torch.no_grad():
+        assert np.abs(whole(ids).logits[0].numpy() - logits[0]).max() < 1e-5
+
+
+@pytest.mark.parametrize("level, field, value, error", [
+    ("", "text_config", None, "'text_config' is not a JSON object"),
+    ("", "tie_word_embeddings", False, "'tie_word_embeddings' is false and in text_config true"),
+    ("", "quantization_config", {"bits": 4}, "'quantization_config' is set"),
+    ("text_config", "model_type", "qwen3_5_moe_text", "'model_type' of text_config is 'qwen3_5_moe_text'"),
+    ("text_config", "model_type", None, "'model_type' is missing"),
+    ("text_config", "linear_key_head_dim", -1, "'linear_key_head_dim' is -1"),
+    ("text_config", "num_hidden_layers", 4, "has weight 'model.language_model.layers.4.")])
+def test_hostile_fields_of_parts_are_refused(tmp_path, level, field, value, error):
+    with_images(tmp_path)
+    path = tmp_path / "whole/config.json"
+    config = json.loads(path.read_text())
+    (config[level] if level else config)[field] = value
+    if field == "num_hidden_layers":
+        config[level]["layer_types"].pop()
+    path.write_text(json.dumps(config))
+    with pytest.raises(multihead.Error, match=error):
+        multihead.Model(tmp_path / "whole")
+
+
 def run(*arguments):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
 

@@ -45,7 +45,7 @@ static const mhai_rope_kind rope = {.base = "rope_theta",
                                     .usual_part = 0.25,
                                     .scales = true};
 
-extern const mhai_family mhai_family_qwen3_next, mhai_family_qwen3_5;
+extern const mhai_family mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_qwen3_5_whole;
 
 /* ---- layers -------------------------------------------------------------------------------------- */
 
@@ -133,11 +133,14 @@ static mha_status read_later(const mhai_config *config, mhai_family_plan *plan)
     return read_hybrid(config, &mhai_family_qwen3_5, plan);
 }
 
-/* Layers that predict further tokens are not part of the model. */
+/* Layers that predict further tokens, and those of images, are not part of the model. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
-    return strncmp(name, "mtp.", 4) == 0 || mhai_decoder_ignores(plan, name);
+    return strncmp(name, "mtp.", 4) == 0 || strncmp(name, "model.visual.", 13) == 0 ||
+           mhai_decoder_ignores(plan, name);
 }
+
+static const char text_prefix[] = "model.language_model.";
 
 #define HYBRID(names_)                                                                  \
     .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
@@ -147,5 +150,14 @@ static bool ignores(const mhai_family_plan *plan, const char *name)
 const mhai_family mhai_family_qwen3_next = {
     .model_type = "qwen3_next", HYBRID(next_names), .read = read_next};
 
-const mhai_family mhai_family_qwen3_5 = {
-    .model_type = "qwen3_5_text", HYBRID(later_names), .read = read_later};
+const mhai_family mhai_family_qwen3_5 = {.model_type = "qwen3_5_text",
+                                         HYBRID(later_names),
+                                         .text_prefix = text_prefix,
+                                         .read = read_later};
+
+/* With images, whose part is left out. */
+const mhai_family mhai_family_qwen3_5_whole = {.model_type = "qwen3_5",
+                                               .text_type = "qwen3_5_text",
+                                               HYBRID(later_names),
+                                               .text_prefix = text_prefix,
+                                               .read = read_later};
