@@ -542,8 +542,8 @@ texts.de = {
     "diagram.add.after": "Strom danach",
 
     // -- words that come with the data
-    "given.query (looking)": "Query (schaut)",
-    "given.key (looked at)": "Key (wird angeschaut)",
+    "given.query (attending)": "Query (schaut)",
+    "given.key (attended to)": "Key (wird angeschaut)",
     "given.weight": "Gewicht",
     "given.norm-based": "nach Norm",
     "given.norm": "Norm",

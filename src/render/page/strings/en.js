@@ -536,8 +536,8 @@ const texts = {en: {
     "diagram.add.after": "stream after",
 
     // -- words that come with the data
-    "given.query (looking)": "query (looking)",
-    "given.key (looked at)": "key (looked at)",
+    "given.query (attending)": "query (attending)",
+    "given.key (attended to)": "key (attended to)",
     "given.weight": "weight",
     "given.norm-based": "norm-based",
     "given.norm": "norm",
