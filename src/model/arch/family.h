@@ -108,7 +108,7 @@ typedef struct mhai_family {
 /* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
 
-/* Of a model of several parts, go on with its text_config. Fields of config.json itself that bear on
+/* Of a model of several parts, continue with its text_config. Fields of config.json itself that bear on
  * the text are rejected where they differ. */
 MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
 
