@@ -98,7 +98,7 @@ typedef struct mha_kv_cache_desc {
     int64_t pages;            /* in total; 0: enough to fill all sequences */
     int64_t window;           /* positions that a query sees, its own included; 0: all */
     int64_t sink_keys;        /* with a window: first positions, always kept */
-    int64_t max_append;       /* with a window: most positions per append; 0: window */
+    int64_t max_append;       /* with a window: maximum positions per append; 0: window */
     mha_kv_scales key_scales; /* for MHA_I8 */
     uint32_t reserved2;       /* 0 */
 } mha_kv_cache_desc;
@@ -218,7 +218,7 @@ MHA_API int64_t mha_kv_cache_free_pages(const mha_kv_cache *cache);
  *
  *   k [B,Hk,n,D] in    v [B,Hk,n,Dv] in    any strides, last axis contiguous
  *
- * each f32, f16 or bf16; the cache holds them as its type.
+ * each f32, f16 or bf16; the cache converts them to its type.
  *
  * counts [B]: sequence b takes the first counts[b] of the n positions, 0 .. n; NULL: all.
  *
@@ -238,11 +238,11 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append(mha_kv_cache *cache, const 
  *
  *   firsts [B], 0 .. n; NULL: 0    counts [B], 0 .. n - firsts[b]; NULL: n - firsts[b]
  *
- * After sequences that are padded on the left (counts NULL), the queries of all n rows have the
+ * After an append of sequences padded on the left (counts NULL), the queries of all n rows have the
  * positions that mha_kv_cache_attention() assigns by default: the last row is the last position of
  * its sequence. Rows of padding see no key and give 0.
  *
- * Memory   as mha_kv_cache_append().   Errors   as there, and MHA_ERR_ARGUMENT for a first row.
+ * Memory   as mha_kv_cache_append().   Errors   as there, and MHA_ERR_ARGUMENT (firsts).
  * Threads  as there.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, const mha_tensor *k,
@@ -264,8 +264,8 @@ MHA_API MHA_NODISCARD mha_status mha_kv_cache_append_rows(mha_kv_cache *cache, c
  * lengths before it: query t then belongs to the position of row t of k, and rows from counts[b]
  * on are meaningless.
  *
- * With a window, a desc without MHA_ATTENTION_WINDOW uses the cache's; one with it may only narrow
- * it.
+ * With a window, a desc without MHA_ATTENTION_WINDOW uses that of the cache; a desc with the flag may
+ * only narrow it.
  *
  * Memory   as mha_attention_forward(), and B numbers of scratch. Outputs must not overlap q.
  * Errors   as mha_attention_forward(); MHA_ERR_NULL (cache); MHA_ERR_ARGUMENT if desc has

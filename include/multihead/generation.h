@@ -47,7 +47,7 @@ typedef struct mha_generation_desc {
     int64_t max_tokens;    /* maximum number of new tokens; 0: only process the prompt */
     const int32_t *ends;   /* [end_count] end tokens in addition to those of the model */
     int64_t end_count;
-    const char *const *stops;      /* [stop_count] as of mha_text_writer_create() */
+    const char *const *stops;      /* [stop_count] as for mha_text_writer_create() */
     int64_t stop_count;            /* 0 for a model without tokenizer */
     const mha_sampling *sampling;  /* NULL: the most likely token */
     const mha_decoder_desc *cache; /* batch, capacity and max_step must be 0 and are chosen; NULL:

@@ -48,7 +48,7 @@ typedef struct mha_question {
     uint32_t reserved; /* 0 */
     mha_token_span from, to;
     const uint8_t *heads; /* [L,H] not 0: measure this head; NULL: all */
-    /* Called before each of the total runs with one head ablated; the call stops and returns any status
+    /* Called before each of the `total` runs, each with one head ablated; the call stops and returns any status
      * other than MHA_OK */
     mha_status (*progress)(int64_t done, int64_t total, void *user);
     void *progress_user;
@@ -83,7 +83,7 @@ typedef struct mha_answer {
 /**
  * Measure and rank the heads of a question.
  *
- * Memory   the caller frees *answer with mha_answer_free(); from the C library.
+ * Memory   the caller frees *answer with mha_answer_free(); allocated by the C library.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size; `to` comes after `from` in a causal transformer);
  *          MHA_ERR_NOMEM; those of mha_transformer_head_attribution(). After an error there is
  *          nothing to free.

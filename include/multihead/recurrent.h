@@ -19,18 +19,19 @@
  * Letters as in attention.h; queries, keys and values have one length T. k of unit length and
  * 0 <= b <= 2 keep the delta rule stable.
  *
- * The same as a map. o = M v exactly, where M [T,T] is lower triangular, signed, and
+ * As a map: o = M v exactly, where M [T,T] is lower triangular, signed, and
  *
  *   M = scale (Q K^T * G) (I + tril(diag(b) (K K^T * G), -1))^-1 diag(b)      with the delta rule
  *   M = scale (Q K^T * G) diag(b)                                             without
  *
  * G[t,j] = a_(j+1) ... a_t for j <= t, else 0 (for a decay per channel inside the products).
- * mha_recurrent_visit_rows() computes its rows, as mha_attention_visit_rows() those of a softmax.
+ * mha_recurrent_visit_rows() computes rows of M, as mha_attention_visit_rows() does for softmax.
  *
  * Arithmetic. Tokens are processed in chunks of MHA_RECURRENT_CHUNK, counted from the first token
  * of a sequence (the WY form, Bischof and Van Loan 1987; Yang et al. 2024), with f32 products and
- * decays in double. A token's arithmetic depends on it and earlier tokens only. So one call, calls
- * of any lengths with a state, and single steps are bit-identical, for any number of threads.
+ * decays in double. A token's arithmetic depends on it and earlier tokens only. So one call,
+ * several calls of any length with a state, and single steps are bit-identical, for any number of
+ * threads.
  *
  * A non-finite k, strength or log_decay makes the outputs of its heads non-finite, from its token on.
  * A non-finite v does so in its channel only, a non-finite q in its token only. No other output
@@ -75,8 +76,8 @@ typedef struct mha_recurrent_desc {
     float scale;       /* 0: 1 / sqrt(D), unless MHA_RECURRENT_SCALE_GIVEN */
     uint32_t reserved; /* 0 */
     /* f32, broadcasts to [B,H,T], or with 4 axes to [B,H,T,D]: the natural logarithm of the decay,
-     * usually <= 0; -inf clears the state. NULL: 0, no decay. Within a chunk all calls have decays per
-     * head or NULL, or all per channel */
+     * usually <= 0; -inf clears the state. NULL: 0, no decay. All calls within a chunk must have
+     * decays per head or NULL, or all must have decays per channel */
     const mha_tensor *log_decay;
     const mha_tensor *strength; /* f32, broadcasts to [B,H,T]: b; NULL: 1 */
     const int64_t *lengths;     /* [B], 0 .. T, tokens of each sequence; NULL: T. Rows of o beyond
@@ -98,10 +99,10 @@ typedef struct mha_recurrent_state_desc {
 typedef struct mha_recurrent_state mha_recurrent_state;
 
 /**
- * Create states that are 0.
+ * Create states with S = 0.
  *
  * Memory   the caller owns *state; B H (D + MHA_RECURRENT_CHUNK) Dv floats, Dv rounded up to 32,
- *          and B H (164 D + 32) of the chunk, from the context's allocator, which must outlive it.
+ *          and B H (164 D + 32) for the chunk, from the context's allocator, which must outlive it.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT (struct_size, a size below 1), MHA_ERR_UNSUPPORTED
  *          (flags), MHA_ERR_SIZE, MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
@@ -141,14 +142,14 @@ MHA_API MHA_NODISCARD mha_status mha_recurrent_state_copy(const mha_recurrent_st
  * Read S after all tokens so far: f32 [B,H,D,Dv], any strides.
  *
  * Memory   fills s.   Errors  MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_STRIDE.
- * Threads  as mha_recurrent_state_lengths().   Accuracy  the sums of a chunk that ends here.
+ * Threads  as mha_recurrent_state_lengths().   Accuracy  as if a chunk ended here.
  * Since    0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_recurrent_state_read(const mha_recurrent_state *state,
                                                           const mha_tensor *s);
 
 /**
- * Set S of all sequences, such as an initial state that was learned, and their lengths to 0.
+ * Set S of all sequences, for example to a learned initial state, and set their lengths to 0.
  *
  *   s [B,H,D,Dv] in   f32, any strides
  *
@@ -200,12 +201,12 @@ typedef struct mha_recurrent_gradients {
 } mha_recurrent_gradients;
 
 /**
- * Gradients of a call from the state `initial`. With G the gradient with respect to S, from the last token
+ * Gradients of a call that starts from the state `initial`. With G the gradient with respect to S, from the last token
  * to the first, and S' = diag(a_t) S_(t-1):
  *
  *   G   = G + scale q_t dO_t^T         dq_t = scale S_t dO_t        du = G^T k_t
  *   dv_t = b_t du                      db_t = du . (v_t - S'^T k_t)   (without the delta rule du . v_t)
- *   dk_t = G u_t - b_t S' du           (the second term with the delta rule, as the next line's)
+ *   dk_t = G u_t - b_t S' du           (second term, also of the next line: delta rule only)
  *   G   = G - b_t k_t du^T             dlog_decay_t = sum_c G S', of each channel, or of all
  *   G   = diag(a_t) G                  dinitial = G at the end
  *

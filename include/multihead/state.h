@@ -1,4 +1,4 @@
-/* multihead: a module's parameters in files, as PyTorch's state_dict in safetensors.
+/* multihead: save and load a module's parameters as a PyTorch state_dict in safetensors files.
  *
  * The names are those of mha_module_parameter_at(): in_proj_weight, in_proj_bias, bias_k, bias_v,
  * out_proj.weight, out_proj.bias, and q_proj_weight, k_proj_weight, v_proj_weight in place of
@@ -47,7 +47,7 @@ MHA_API MHA_NODISCARD mha_status mha_module_load_state(mha_module *module, const
                                                        const char *prefix);
 
 /**
- * Save every parameter of a module to a safetensors file of f32 tensors, whole or not at all.
+ * Save every parameter of a module to a safetensors file of f32 tensors, atomically.
  *
  *   prefix   prepended to every name; NULL: none
  *

@@ -276,8 +276,8 @@ MHA_API void mha_study_score_label(const mha_study_found *found, int64_t score,
 MHA_API const char *mha_study_score_text(int64_t score);
 
 /** The number of the score with this name, or -1. With `told`, and if random tokens were measured,
- * "induction" and "duplicate" are the scores on random tokens, where only the repetition itself repeats
- * words. Memory none. Errors none. Threads any. Since 0.1 */
+ * "induction" and "duplicate" are the scores on random tokens, where words recur only because the block
+ * is repeated. Memory none. Errors none. Threads any. Since 0.1 */
 MHA_API int64_t mha_study_score_find(const mha_study_found *found, const char *name, bool told);
 
 /** The score of a head; zeros if it was not measured. Memory none. Errors none. Threads any while no
@@ -332,13 +332,13 @@ typedef struct mha_study_progress {
 typedef struct mha_study_state {
     uint32_t struct_size;
     uint32_t reserved;       /* 0 */
-    const void *bytes;       /* [size] of mha_study_write(), untrusted; read at rank 0 alone */
+    const void *bytes;       /* [size] of mha_study_write(), untrusted; only rank 0 reads them */
     size_t size;             /* 0: begin a new state */
     const char *name;        /* names the state in errors, such as its path */
     mha_model_digests model; /* of the files of the model; tokenizer: not used */
     /* The time between two merges of the results of several ranks. A single process ignores it */
     double every; /* seconds */
-    /* Called whenever all texts or sequences before the next have results: after each one, or over
+    /* Called whenever all texts or sequences before the next one have results: after each one, or over
      * ranks at rank 0 after each merge. It may call mha_study_write(). NULL: not called */
     void (*save)(void *user);
     void *save_user;
@@ -401,8 +401,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_count(mha_study *study, const mha_tok
                                                  const mha_study_links *links);
 
 /**
- * Rank the counted tokens by frequency, create found.texts with its corpus and distances, and take
- * over the texts of the state. A second call discards the results and keeps the counts.
+ * Rank the counted tokens by frequency, create found.texts with its corpus and distances, and restore
+ * the texts of the state. A second call discards the results and keeps the counts.
  *
  * A word is rare if its kind ranks 500th or later by frequency, in a small corpus at the median or later.
  *
@@ -447,7 +447,7 @@ typedef struct mha_study_visit {
 MHA_API MHA_NODISCARD mha_status mha_study_text(mha_study *study, const mha_tokens *tokens,
                                                 const mha_study_visit *visit);
 
-/** Create found.random, or discard its results, and take over the sequences of the state. It stays NULL
+/** Create found.random, or discard its results, and restore the sequences of the state. It stays NULL
  * if the model is too small for MHA_RANDOM_LEAST_BLOCK. Memory, Errors as mha_study_begin(). Threads one.
  * Since 0.1 */
 MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
@@ -457,8 +457,8 @@ MHA_API MHA_NODISCARD mha_status mha_study_begin_random(mha_study *study);
 MHA_API MHA_NODISCARD mha_status mha_study_draw(mha_study *study);
 
 /**
- * Count and measure all texts, then `sequences` sequences of random tokens, a number that replaces
- * that of the description.
+ * Count and measure all texts, then `sequences` sequences of random tokens, which overrides the number
+ * of the description.
  *
  *   texts [count]   visit [count], each may be NULL; visit NULL: none
  *

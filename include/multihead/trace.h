@@ -99,9 +99,10 @@ MHA_API MHA_NODISCARD mha_status mha_trials_trace(mha_trials *trials, const mha_
 MHA_API void mha_trace_free(mha_trace *trace);
 
 /**
- * Queries and keys of a head, as its scores use them (normalised, rotated), in the plane of their first two
+ * Project the queries and keys of a head, as its scores use them (normalised, rotated), onto their first two
  * principal components: the eigenvectors of the largest eigenvalues of sum (x - m)(x - m)^T over the T queries and
- * the T keys together, where m is their mean. The largest number of each eigenvector is above 0.
+ * the T keys together, where m is their mean. The element of largest magnitude of each
+ * eigenvector is positive.
  *
  *   points [2T,2] out   queries, then keys
  *   shares [2] out      of the variance along each component: its eigenvalue over the sum of all

@@ -13,10 +13,10 @@
  * feed-forward layer is W_down g(W_up x), or gated, W_down (g(W_gate x) * W_up x). Without one
  * (ff_dim 0) layers are attention alone. With a logit softcap c, logits become c tanh(logits / c).
  *
- * One flat array holds every parameter, so that an optimizer is a single loop; a table has their
+ * One flat array holds every parameter, so an optimizer is a single loop; a table lists their
  * names and shapes. Alternatively the parameters stay in a source, such as a file, and are read
- * from it as needed (mha_transformer_create_from()). Gradients are an array of the same form. Bits
- * do not depend on the number of threads.
+ * from it as needed (mha_transformer_create_from()). Gradients are an array of the same
+ * layout. Results are bit-identical for any number of threads.
  *
  * Example, given mha_context *context, mha_tensor tokens, mha_tensor logits:
  *
@@ -87,7 +87,7 @@ enum {
     MHA_TRANSFORMER_FF_BIAS = 1 << 9,        /* of feed-forward layers only */
     MHA_TRANSFORMER_BRANCH_NORM = 1 << 10,   /* a further norm on a block's output before it is
                                                 added (Gemma 2) */
-    MHA_TRANSFORMER_PARALLEL = 1 << 11,      /* attention and feed-forward of the same x
+    MHA_TRANSFORMER_PARALLEL = 1 << 11,      /* attention and feed-forward read the same x
                                                 (GPT-NeoX) */
     /* Positions count only tokens other than padding_token, which has row 0 of the learned table
      * wherever it occurs (RoBERTa). Not causal */
@@ -124,7 +124,7 @@ typedef enum mha_mixer {
      * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS. Forward calls and decoders only */
     MHA_MIXER_GATED_DELTA = 1,
     /* A short convolution between two gates (LFM2), W_o (W_c x * conv(W_b x * W_x x)). It mixes each of
-     * E channels by itself, so the layer has no heads (layer_heads is 0) and no map. Needs
+     * the E channels separately, so the layer has no heads (layer_heads is 0) and no map. Needs
      * MHA_TRANSFORMER_CAUSAL. Forward calls and decoders only */
     MHA_MIXER_SHORT_CONVOLUTION = 2
 } mha_mixer;
@@ -170,8 +170,8 @@ typedef struct mha_layer_desc {
     int64_t key_dim, value_dim;
 } mha_layer_desc;
 
-/** How a layer differs from attention without output gates, as messages say it: "is a gated delta
- * net"; NULL: it does not. Memory static. Errors none. Threads any. Since 0.1 */
+/** How a layer differs from attention without output gates, as a phrase for messages: "is a gated
+ * delta net"; NULL: it does not. Memory static. Errors none. Threads any. Since 0.1 */
 MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
 
 typedef struct mha_transformer_desc {
@@ -193,13 +193,13 @@ typedef struct mha_transformer_desc {
     float rope_base;       /* 0: 10000 */
     int32_t padding_token; /* with MHA_TRANSFORMER_PADDING; else 0 */
     /* [L] heads of each layer's self-attention, 0 .. num_heads, together with head_dim; NULL:
-     * num_heads. A layer without heads adds the bias of its output and nothing else, and has no
-     * other attention parameters except a post-norm's. Gates, probabilities and all other arrays
+     * num_heads. A layer without heads adds only the bias of its output. Its only other
+     * attention parameters are those of a post-norm. Gates, probabilities and all other arrays
      * with an axis H have room for num_heads. Copied; mha_transformer_describe() returns the
      * transformer's own */
     const int64_t *layer_heads;
-    /* [L], each a divisor of the layer's heads; NULL: kv_heads, or as many as heads where kv_heads
-     * is num_heads */
+    /* [L], each a divisor of the layer's heads; NULL: kv_heads, or the layer's heads if kv_heads
+     * equals num_heads */
     const int64_t *layer_kv_heads;
     /* Token types (BERT's segments): a table [type_count,E] whose row is added to the embedding of
      * each token; 0: none. With it the sum of the tables' rows is rounded only once */
@@ -219,7 +219,7 @@ typedef struct mha_transformer mha_transformer;
  *
  * Memory   the caller owns *transformer; memory comes from the context's allocator, which must
  *          outlive it (the context need not). Tables of rotary positions take max_length D floats,
- *          of sinusoidal ones max_length E; activations and decoders touch only what they need.
+ *          of sinusoidal ones max_length E; activations and decoders touch only the rows they need.
  * Errors   MHA_ERR_NULL, MHA_ERR_ARGUMENT, MHA_ERR_SHAPE, MHA_ERR_SIZE, MHA_ERR_UNSUPPORTED,
  *          MHA_ERR_NOMEM.
  * Threads  as mha_context_create().   Since  0.1
@@ -253,8 +253,8 @@ typedef struct mha_transformer_source {
     uint32_t reserved;   /* 0 */
     /* Returns the address of rows row .. row + rows - 1 in memory of *type, MHA_F16 or MHA_BF16,
      * with adjacent columns and rows *stride elements apart, valid as long as the source; products
-     * then read them in place, with the same bits. Returns NULL if there is none. NULL: for no
-     * row */
+     * then read them in place, with the same bits. Returns NULL if the rows have none. find_rows may
+     * be NULL */
     const void *(*find_rows)(const void *user, int64_t parameter, int64_t row, int64_t rows,
                              mha_dtype *type, int64_t *stride);
     /* Ranks over which layers are spread, see below; NULL: one process. It must outlive the
@@ -324,10 +324,10 @@ typedef struct mha_transformer_source {
  *          matrices; source is copied. source->user must stay valid until release() is called,
  *          which happens when this transformer and those pruned from it are destroyed; an error
  *          here does not call it. Unless MHA_SOURCE_PACK, forward calls take 1 MiB + 392 KiB of
- *          scratch per thread, more where 32 rows have more than 1 MiB; or with MHA_COMPUTE_INT8,
- *          if that is more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per
- *          thread; with MHA_COMPUTE_BF16 in addition the inputs of all tokens, and 32 rows per
- *          thread. Backward calls take the size of one matrix.
+ *          scratch per thread, more if 32 rows exceed 1 MiB. With MHA_COMPUTE_INT8 they take, if that
+ *          is more, 832 bytes for every 256 inputs of a token, and 585 KiB and 32 rows per thread.
+ *          With MHA_COMPUTE_BF16 they also take the inputs of all tokens, and 32 rows per thread.
+ *          Backward calls take the size of one matrix.
  * Errors   as mha_transformer_create(); MHA_ERR_NULL (source, read); MHA_ERR_UNSUPPORTED (flags,
  *          reserved); MHA_ERR_ARGUMENT (compute; one other than MHA_COMPUTE_F32 with
  *          MHA_SOURCE_PACK; MHA_COMPUTE_INT8 without read_coded).
@@ -440,7 +440,7 @@ typedef struct mha_transformer_init {
 
 /**
  * Random parameters: matrices N(0, 1 / inputs), those that write to the residual stream (o_proj,
- * down_proj) smaller by another 1 / sqrt(number of such matrices); embeddings with embedding_std
+ * down_proj) scaled further by 1 / sqrt(number of such matrices); embeddings with embedding_std
  * and position_std; biases 0, norms 1. Drawn by Philox from the seed and the index of each number:
  * the same on every machine. Calls mha_transformer_update().
  *
@@ -493,7 +493,7 @@ typedef struct mha_transformer_input {
     const mha_tensor *cross_gates; /* likewise for cross-attention */
     float dropout;                 /* of attention probabilities; 0 outside training */
     uint64_t dropout_seed;         /* a new one for each step; each layer derives its own from it */
-    /* f32 [L,H D] in, with gates: mean ablation: the gated output of a self-attention head is gate
+    /* f32 [L,H D] in, for mean ablation by gates: the gated output of a self-attention head is gate
      * z + (1 - gate) mean at every token; NULL: mean 0. A gated delta net has value_dim numbers per
      * head; if its heads together exceed H D, rows are that long. Forward calls only */
     const mha_tensor *head_means;
@@ -505,7 +505,7 @@ typedef struct mha_transformer_input {
      * nothing. Outputs of different layers may share memory. Forward calls only */
     const mha_attention_outputs *const *outputs;
     /* Called when a layer is done; mha_activations_layer() of this layer gives views of it. A
-     * status other than MHA_OK ends the call and is returned. Must not use activations otherwise.
+     * status other than MHA_OK ends the call and is returned. No other use of activations is allowed.
      * Forward calls only */
     mha_status (*after_layer)(void *user, const mha_activations *activations, int64_t layer);
     void *after_layer_user;
@@ -578,7 +578,7 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_logits(mha_context *context,
                                                         const mha_tensor *hidden,
                                                         const mha_tensor *logits);
 
-/* ---- inspecting what a forward call kept ----------------------------------------------------- */
+/* ---- inspecting the activations -------------------------------------------------------------- */
 
 /* The functions between a layer's residual connections. */
 typedef enum mha_layer_part {
@@ -588,7 +588,8 @@ typedef enum mha_layer_part {
 } mha_layer_part;
 
 /* Inputs and results of a part, as views of the activations. H, Hk and D are this layer's. A tensor
- * that the part lacks has ndim 0 and no data. In attention S is T, or the length of the memory.
+ * that the part lacks has ndim 0 and no data. S is T in self-attention, the length of the memory in
+ * cross-attention.
  */
 typedef struct mha_layer_view {
     uint32_t struct_size; /* in: sizeof(mha_layer_view) */
@@ -614,7 +615,7 @@ typedef struct mha_layer_view {
 
 /**
  * Views of a part of a layer after the last mha_transformer_forward(). They are read-only, and
- * parts share memory: next of one is stream of another.
+ * parts share memory: `next` of one part is `stream` of the following one.
  *
  * Memory   fills *view; borrowed until the activations' next forward or backward call.
  * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (struct_size, no such layer, a part that it does not
@@ -765,8 +766,8 @@ MHA_API MHA_NODISCARD mha_status mha_transformer_vary(mha_context *context,
                                                       mha_transformer **varied);
 
 /**
- * A copy with an array (mha_transformer_data()), which can be changed or trained, also of a
- * transformer with a source.
+ * A copy with an array (mha_transformer_data()), which can be changed or trained, even if the
+ * transformer has a source.
  *
  * Memory   the caller owns *copy, as from mha_transformer_create().
  * Errors   MHA_ERR_NULL, MHA_ERR_NOMEM.
@@ -819,7 +820,7 @@ typedef struct mha_decoder_desc {
     uint32_t reserved3;       /* 0 */
 } mha_decoder_desc;
 
-/* The memory of a decoder's caches, in bytes; over ranks, the sum of all. */
+/* The memory of a decoder's caches, in bytes; with several ranks, the sum over all ranks. */
 typedef struct mha_decoder_sizes {
     uint32_t struct_size;
     uint32_t reserved;
@@ -941,7 +942,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
- *          unspecified. Sequences whose layers with a state had begun the step are empty.
+ *          unspecified. A sequence is emptied if a layer with a state had begun the step.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,
