@@ -76,8 +76,8 @@ typedef struct mha_recurrent_desc {
     float scale;       /* 0: 1 / sqrt(D), unless MHA_RECURRENT_SCALE_GIVEN */
     uint32_t reserved; /* 0 */
     /* f32, broadcasts to [B,H,T], or with 4 axes to [B,H,T,D]: the natural logarithm of the decay,
-     * usually <= 0; -inf clears the state. NULL: 0, no decay. All calls within a chunk must have
-     * decays per head or NULL, or all must have decays per channel */
+     * usually <= 0; -inf clears the state. NULL: 0, no decay. Within a chunk either all calls
+     * have decays per channel, or none has */
     const mha_tensor *log_decay;
     const mha_tensor *strength; /* f32, broadcasts to [B,H,T]: b; NULL: 1 */
     const int64_t *lengths;     /* [B], 0 .. T, tokens of each sequence; NULL: T. Rows of o beyond
