@@ -141,6 +141,8 @@ def page():
                 check(abs(value[i] - told[part]) <= 2e-4 * abs(told[part]) + 1e-9, f"{name} {value} {told}")
             check(value[1] is None and value[4] == 3, f"no chance, three texts: {value}")
     check(0 < measured < 4, f"{measured} heads measured")
+    check(data["x"] < 4 and all("_repeats" in column["name"] or "_loss" in column["name"] for column in data["columns"][:2]),
+          "effects come before scores")
     # It opens on the largest effect. Cards list pairs, also of a head without an effect of its own.
     largest = max((h for h in found if "effect" in h), key=lambda h: abs(h["effect"]["repeats"]["mean"]))
     check(names[data["first"]] == (largest["layer"], largest["number"]), f"{names[data['first']]}, wanted {largest['head']}")

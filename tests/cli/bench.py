@@ -183,7 +183,7 @@ def too_large():
     for work in kinds if LONG else [chance.choice(kinds)]:
         result = run("bench", work, "--length", "16777216", "--heads", "4096", "--head-dim", "4096",
                      "--batch", "4096", "--kv-heads", "4096", "--keys", "16777216", *QUICK)
-        check(result.code == NO_MEMORY and "take smaller ones" in str(result.errors),
+        check(result.code == NO_MEMORY and "choose smaller ones" in str(result.errors),
               f"{work}: {result.code}, {result.errors}")
 
 

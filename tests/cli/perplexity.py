@@ -230,7 +230,7 @@ def refusals(model):
             ([model, "--text", text, "--window", 0], USAGE, ("--window",)),
             ([model, "--text", text, "--sinks", 2], USAGE, ("--sinks", "add --window")),
             ([model, "--text", text, "--streaming"], USAGE, ("--streaming", "requires --window")),
-            ([model, "--text", text, "--cache", "int8-channel", "--page", 20], USAGE, ("multiples of 16",)),
+            ([model, "--text", text, "--cache", "int8-channel", "--page", 20], USAGE, ("a multiple of 16",)),
             ([model, "--text", text, "--compute", "int8"], UNSUPPORTED, ("stored in blocks",)),
             ([model, "--text", none], NO_INPUT, ("no such file",)),
             ([none, "--text", text], NO_INPUT, ("no such folder",)),

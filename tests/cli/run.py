@@ -718,7 +718,7 @@ def wrong_lines():
         ([], "no arrays", "--example"),
         (["q.npy"], "'q.npy' is one argument too many", "--q FILE"),
         (["--q", "q.npy"], "--k FILE.npy is missing", "--x"),
-        ([*one, "--q", "q.npy"], "leave out --x or --q"),
+        ([*one, "--q", "q.npy"], "omit --x or --q"),
         (["--example", "--x", "x.npy"], "--example has its own arrays"),
         ([*one, "--kv-heads", "2"], "--kv-heads requires --heads"),
         ([*one, "--heads", "4", "--kv-heads", "2"], "--kv-heads 2", "4 heads", "--q, --k and --v"),
@@ -726,7 +726,7 @@ def wrong_lines():
         ([*one, "--module"], "--module requires --heads"),
         ([*one, "--memory", "k.npy"], "--memory requires --module"),
         ([*one, "--sinusoidal"], "--sinusoidal requires --module"),
-        ([*INPUTS, "--module", "--heads", "2"], "leave out --q"),
+        ([*INPUTS, "--module", "--heads", "2"], "omit --q"),
         ([*one, "--module", "--heads", "2", "--dtype", "f16"], "--dtype and --module exclude each other"),
         (["--x", "random:5x8", "--module", "--heads", "4", "--kv-heads", "3"], "--kv-heads 3", "4 query"),
         (["--x", "random:5xT"], "random:5xT", "random:4x8"),
@@ -828,7 +828,7 @@ def wrong_files():
         (["--x", "cut-short.npy"], BAD_INPUT, "cut-short.npy"),
         (["--x", "flat1d.npy"], BAD_INPUT, "flat1d.npy (--x)", "[40]", "[T,D]"),
         (["--x", "five.npy"], BAD_INPUT, "[1, 1, 1, 5, 8]"),
-        (["--x", "k.npy", "--heads", "2"], BAD_INPUT, "[B,T,H*D]", "leave --heads out"),
+        (["--x", "k.npy", "--heads", "2"], BAD_INPUT, "[B,T,H*D]", "omit --heads"),
         (["--x", "x.npy", "--heads", "3"], BAD_INPUT, "last axis is 8", "3 heads do not divide"),
         (["--x", "x.npy", "--module", "--heads", "3"], BAD_INPUT, "--heads 3", "8 numbers of a token"),
         (["--x", "q.npy", "--module", "--heads", "2"], BAD_INPUT, "q.npy (--x)", "[B,T,E]"),
@@ -870,7 +870,7 @@ def wrong_files():
                        "--alibi", "-q"), "no heads")
     wide = [0.0] * 2 * 300
     write_npy(FOLDER / "wide.npy", (2, 300), wide)
-    check_error(compute("--x", "wide.npy", "--strict"), UNSUPPORTED, "256", "leave --strict out",
+    check_error(compute("--x", "wide.npy", "--strict"), UNSUPPORTED, "256", "omit --strict",
                 command="run")
     check("path plain (a head size above 256" in compute("--x", "wide.npy").err.decode(), "explained")
 

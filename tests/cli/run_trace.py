@@ -187,7 +187,7 @@ def caches():
     text = result.out.decode()
     check("2 key/value heads * (2 + 2) numbers * 4 bytes = 32 bytes." in text, "bytes per position")
     for t in range(5):
-        check(f"the same bits as row {t} of the whole sequence at once, in every head" in text,
+        check(f"bit-identical to row {t} of the full pass, in every head" in text,
               f"row {t} has the same bits")
         check(f"the cache holds {32 * (t + 1)} bytes" in text, f"bytes after token {t}")
     cached = matrices(result.lines[next(i for i, line in enumerate(result.lines)
@@ -208,7 +208,7 @@ def caches():
     for kind, bytes_ in (("f16", 2), ("int8", 1)):
         text = compute("--x", "random:5x7", "--trace", "--cache", kind, "--scale", "0.3").out.decode()
         check(f"(7 + 7) numbers * {bytes_} byte" in text, f"{kind}: bytes")
-        rounds = "the cache has rounded k and v" in text
+        rounds = "the cache rounds k and v" in text
         check(rounds == (kind == "int8"), f"{kind} holds halves exactly, int8 does not: {rounds}")
     check_good(compute("--example", "--cache", "bf16", "--alibi", "--window", "1,0", "--softcap", "5"),
                "a window, biases")

@@ -79,7 +79,7 @@ static void says_what_was_too_large(void **state)
     assert_null(x);
     assert_string_equal(said,
                         "multihead: test: out of memory: 1152921504606846976 elements of 8 bytes, "
-                        "8 EiB together; make the input smaller, or free memory for the program\n");
+                        "8 EiB in total; make the input smaller, or free memory\n");
     assert_null(arena_try((INT64_C(1) << 61) + 1, 8)); /* 8, if the product could pass 2^64 */
     assert_null(arena_try(-1, 1));
     assert_int_equal(arena_mark(), 0);

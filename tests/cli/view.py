@@ -26,8 +26,8 @@ def terminal_picture():
     result = view(MODEL, TEXT)
     check_good(result, "view")
     text = result.out.decode()
-    for part in ("tiny-bert", TEXT, "L0H", "L1H", "[CLS]", "[SEP]", "cat", "query (looking)",
-                 "key (looked at)", "2 of 6 heads"):
+    for part in ("tiny-bert", TEXT, "L0H", "L1H", "[CLS]", "[SEP]", "cat", "query (attending)",
+                 "key (attended to)", "2 of 6 heads"):
         check(part in text, f"the picture must say {part!r}")
     check(len(result.errors) == 1 and "-o report.html" in result.errors[0],
           f"a next command: {result.errors}")
@@ -230,7 +230,7 @@ def same_bytes():
 def long_texts():
     result = view(MODEL, "-", "--truncate", "--json", "-", stdin=b"the cat " * 5000)
     check(result.code == 0 and len(json.loads(result.out)["tokens"]) == 128, "--truncate")
-    check(result.errors[:1] == ["truncated: the last 9874 of 10002 tokens are left out"],
+    check(result.errors[:1] == ["truncated: the last 9874 of 10002 tokens are omitted"],
           f"truncation is said: {result.errors}")
     result = view(MODEL, TEXT, "--max-tokens", "5", "--truncate", "--json", "-", "-q")
     check(len(json.loads(result.out)["tokens"]) == 5 and result.errors == [], "--max-tokens")
@@ -268,7 +268,7 @@ def arrays():
     check("L1H2" in text and "2 x 4" in text and "chat" in text, "rows and columns of two lengths")
     write_npy(FOLDER / "maps.npy", (2, 4), [0.25, 0.25, 0.25, 0.25, 0.5, 0.2, 0.2, 0.03])
     warning = view(*base).errors[0]
-    check("row 1 of L0H0 sums to 0.93" in warning and "pre-softmax" in warning, warning)
+    check("row 1 of L0H0 sums to 0.93" in warning and "before the softmax" in warning, warning)
     write_npy(FOLDER / "maps.npy", (2, 4), [-1.5, 2, 0, 0, 0, 0, 0, 1])
     check("--cmap diverging" in view(*base).errors[0], "negative values: a hint")
     result = view(*base, "--cmap", "diverging")
@@ -399,7 +399,7 @@ def help_everywhere():
 
 def selftest():
     result = run("selftest", "--problems", "6", "--seed", "3")
-    check(result.code == 0 and result.lines[-1] == "all is well", f"selftest: {result.lines}")
+    check(result.code == 0 and result.lines[-1] == "all checks pass", f"selftest: {result.lines}")
     check(any(line.split()[0] == "portable" for line in result.lines if line.split()), "portable")
     check(any(line.strip().startswith("bf16 arithmetic: same bits") for line in result.lines),
           f"selftest: {result.lines}")

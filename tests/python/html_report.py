@@ -102,7 +102,7 @@ def make_report(maps, labels, col_labels=None, masked=None, special=(), groups=1
     row_texts, special_texts = texts(labels), texts(special)
     col_texts = texts(col_labels) if col_labels else row_texts
     figure = Figure(panel_size=C.sizeof(Panel), title=encoded(title),
-                    row_axis=b"query (looking)", col_axis=b"key (looked at)", rows=rows, cols=cols,
+                    row_axis=b"query (attending)", col_axis=b"key (attended to)", rows=rows, cols=cols,
                     row_labels=row_texts, col_labels=col_texts, panels=panels,
                     panel_count=len(maps), group_names=texts([f"layer {g}" for g in range(groups)]),
                     group_count=groups, value_name=b"weight", **options)

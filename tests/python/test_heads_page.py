@@ -8,7 +8,7 @@ import subprocess
 from playwright import sync_api
 import pytest
 
-from shared import PROGRAM, TINY
+from shared import MINILM, PROGRAM, TINY
 
 pytestmark = pytest.mark.gate(4)
 SIZES = [(360, 740), (900, 900), (1600, 1000)]
@@ -141,6 +141,49 @@ def test_axes_table_and_roles(large, open_page):
     assert page.locator("#layers button:not(.off)").count() == len(with_role)
     page.locator("#filter").fill("L3")
     assert page.locator("#table tbody tr").count() == len([h for h in with_role if h // 10 == 3])
+
+
+@pytest.mark.parametrize("size", [(390, 844), (1280, 900)])
+def test_names_beside_dots(large, folder, open_page, size):
+    """Of a crowd of heads: a name covers no dot, text or line; those left out are counted."""
+    text = large.read_text()
+    found = data_of(text)
+    data = json.loads(found.group(2))
+    rng = random.Random(4)
+    for c, high in ((0, 0.02), (1, 0.1)):
+        data["columns"][c]["luck"] = None if c else 0.015
+        for h, value in enumerate(data["columns"][c]["values"]):
+            value[0] = high * rng.random() if h else 1 - c / 2
+    path = folder / "crowded.html"
+    path.write_text(text[:found.start(2)] + json.dumps(data) + text[found.end(2):])
+    page = open_page(path, *size)
+    names, dots, leaders = (page.locator(f"#scatter {kind}").evaluate_all(of) for kind, of in (
+        (":is(.name, .luck-text)", "all => all.map(e => { const b = e.getBBox(); return [b.x, b.y + 1, b.x + b.width, b.y + b.height - 1]; })"),
+        ("circle", "all => all.map(e => [+e.getAttribute('cx'), +e.getAttribute('cy'), e.getAttribute('r') - 1])"),
+        (".leader", "all => all.map(e => ['x1', 'y1', 'x2', 'y2'].map(a => +e.getAttribute(a)))")))
+    inside = lambda box, x, y, by: box[0] - by < x < box[2] + by and box[1] - by < y < box[3] + by  # noqa: E731
+    assert len(dots) == 270 and page.locator(".name").count() >= 2
+    assert not any(inside(box, *dot) for box in names for dot in dots)
+    assert not any(a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for i, a in enumerate(names) for b in names[:i])
+    assert not any(inside(box, x1 + part * (x2 - x1), y1 + part * (y2 - y1), -1) for box in names for x1, y1, x2, y2 in leaders
+                   for part in (0.2, 0.4, 0.6, 0.8))
+    assert page.locator(".name[data-name='0']").count() == 1  # the chosen head's
+    left = page.evaluate("namedHeads().size") - page.locator(".name").count()
+    said = page.locator("#unnamed").inner_text()
+    assert left and said.startswith("One " if left == 1 else f"{left} "), (left, said)
+    # On a phone the plots come before the controls, and these before the cards.
+    order = [page.locator(part).bounding_box()["y"] for part in ("#scatter", "#x", "#cards", "#table")]
+    assert order == sorted(order) or size[0] > 560, order
+
+
+@pytest.mark.skipif(not MINILM.exists(), reason="needs all-MiniLM-L6-v2: tools/get-minilm")
+def test_opens_on_what_stands_out(folder):
+    """An encoder has no induction on random tokens: the page opens on L5H11, whose "it" attends to "animal"."""
+    path = folder / "minilm.html"
+    subprocess.run([PROGRAM, "heads", MINILM, "--example", "all", "-o", path, "--quiet"], check=True)
+    data = json.loads(data_of(path.read_text()).group(2))
+    assert [data["columns"][data[axis]]["name"] for axis in "xy"] == ["induction", "previous"]
+    assert (data["heads"][data["first"]]["layer"], data["heads"][data["first"]]["head"]) == (5, 11)
 
 
 def test_keyboard(large, open_page):

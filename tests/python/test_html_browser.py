@@ -350,7 +350,7 @@ def test_downloads_are_the_data(open_page, plain):
     document = xml.dom.minidom.parseString(content)
     drawn = ["".join(node.data for node in text.childNodes)
              for text in document.getElementsByTagName("text")]
-    assert name == "L0H0.svg" and {"animal", "street", "L0H0", "key (looked at)"} <= set(drawn)
+    assert name == "L0H0.svg" and {"animal", "street", "L0H0", "key (attended to)"} <= set(drawn)
     want = color_of(MAPS[0][3][7] / HI)
     assert f"rgb({want[0]},{want[1]},{want[2]})" in content.decode()
     name, content = save(page, "this map as PNG")

@@ -166,6 +166,17 @@ def test_the_program_shows_and_refuses(made, tmp_path):
     assert "layer 0 is a gated delta net" in run("circuits", folder).stderr
 
 
+def test_measures_of_signed_maps(made, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT + "\n")
+    done = run("heads", made[1].path, "--text", text, "--random", 0, "--json")
+    assert done.returncode == 0, done.stderr
+    for head in json.loads(done.stdout)["heads"]:
+        delta, scores = head["layer"] != 3, head["scores"]
+        assert (scores["sink"] is None) == delta == (scores["negative"] is not None)
+        assert scores["evenness"] and (not delta or 0 < scores["negative"]["value"] < 1)
+
+
 @pytest.mark.parametrize("field, value, error", [
     ("num_experts", 8, "'num_experts' is 8 and layer 0 routes tokens to experts"),
     ("linear_num_value_heads", 5, "expected a multiple of 'linear_num_key_heads', 2"),

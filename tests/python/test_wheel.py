@@ -243,7 +243,7 @@ def test_package_on_arm(release, arm, tmp_path):
     assert len(found) == 7 and found[-1] == "neon"
     program = site / "multihead/bin/multihead"
     program.chmod(0o755)
-    assert "all is well" in run(*emulator, program, "selftest", "--problems", "3")
+    assert "all checks pass" in run(*emulator, program, "selftest", "--problems", "3")
     here = run(sys.executable, "-c", PROBE, env=os.environ | {"PYTHONPATH": str(ROOT / "bindings/python"),
                                                                "MHA_LIBRARY_DIR": str(BUILD)}).split()
     if here[-1] == "portable":
