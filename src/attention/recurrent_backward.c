@@ -5,8 +5,8 @@
  *   din   = Y S^T     dout = U G^T        dpairs = Y U^T
  *   G     = diag(end) G + in^T Y
  *
- * A decay multiplies a query or a key in `in`, the earlier key of a pair, or both in `end`: its logarithm's
- * gradient is the sum of x dx over later rows, less that of keys as earlier ones, plus what the end has.
+ * A decay multiplies a query or a key in `in`, the earlier key of a pair, or both in `end`: its logarithm's gradient is
+ * the sum of x dx over later rows, minus that of keys as earlier ones, plus the term of `end`.
  *
  * States before every stage of blocks are kept, then those of one stage: O(sqrt(T)) memory. */
 #include "attention/recurrent.h"
@@ -556,7 +556,7 @@ static void run_head(void *argument, int64_t item, int worker)
 
 /* ---- shared inputs ----------------------------------------------------------------------------- */
 
-/* Sum what shares an element of head `item` of a gradient, head by head in order. */
+/* Sum the heads that share head `item` of a gradient, in order. */
 static void sum_element(const back *x, const sink *to, const int64_t *at, const int64_t *times)
 {
     double sum = 0;
@@ -590,7 +590,7 @@ static void join_head(void *argument, int64_t item, int worker)
         for (at[3] = 0; at[3] < shape[3]; at[3]++) sum_element(j->x, j->to, at, times);
 }
 
-/* Where heads put a gradient: in the caller's tensor, or in memory of their own to be summed. */
+/* The destination of a gradient: the caller's tensor, or memory per head to be summed. */
 static mha_status place_sink(mha_context *context, const back *x, int64_t width, sink *to)
 {
     const int64_t shape[4] = {x->call.B, x->call.H, x->call.T, width};
