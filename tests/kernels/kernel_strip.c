@@ -1,4 +1,3 @@
-/* See kernel_strip.h. */
 #include "kernel_strip.h"
 
 #include "reference/half_reference.h"

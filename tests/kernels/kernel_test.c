@@ -1,4 +1,3 @@
-/* See kernel_test.h. */
 #include "kernel_test.h"
 
 #include "reference/half_reference.h"

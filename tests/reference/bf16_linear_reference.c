@@ -1,4 +1,3 @@
-/* See bf16_linear_reference.h. */
 #include "reference/bf16_linear_reference.h"
 
 #include "reference/half_reference.h"

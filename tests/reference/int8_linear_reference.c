@@ -1,4 +1,3 @@
-/* See int8_linear_reference.h. */
 #include "reference/int8_linear_reference.h"
 
 #include <math.h>

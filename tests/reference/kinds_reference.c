@@ -1,4 +1,3 @@
-/* See kinds_reference.h. */
 #include "reference/kinds_reference.h"
 
 #include <math.h>

@@ -1,4 +1,3 @@
-/* See position_reference.h. */
 #include "reference/position_reference.h"
 
 #include <math.h>

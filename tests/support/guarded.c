@@ -1,4 +1,3 @@
-/* See guarded.h. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "support/guarded.h"
 

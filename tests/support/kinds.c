@@ -1,4 +1,3 @@
-/* See kinds.h. */
 #include "support/kinds.h"
 
 #include <math.h>

@@ -1,4 +1,3 @@
-/* See problem.h. */
 #include "support/problem.h"
 
 #include <math.h>

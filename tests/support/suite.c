@@ -1,4 +1,3 @@
-/* See suite.h. */
 #include "support/suite.h"
 
 #include "support/machines.h"

@@ -1,4 +1,3 @@
-/* See tally.h. */
 #include "support/tally.h"
 
 #include "support/rng.h"

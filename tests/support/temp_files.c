@@ -1,4 +1,3 @@
-/* See temp_files.h. */
 #define _XOPEN_SOURCE 700 /* nftw */
 #include "support/temp_files.h"
 
