@@ -67,6 +67,8 @@ void mhai_live_forget(mha_live *live);
 
 /* live_trace.c: the stream at the row of the cell, and the selected head with its pair. */
 MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
+/* Its queries and keys as points. */
+MHA_NODISCARD mha_status mhai_live_plane(mhai_live_asked *a);
 
 /* live_maps.c: small maps of all heads; the map of the selected head as floats, and in JSON if it is small
  * enough to send with the others; a report. */

@@ -82,6 +82,9 @@ ASK = """async requests => {
 }"""
 
 
+SECONDS = re.compile(rb'"seconds":[0-9.e-]+')
+
+
 def native(model, requests):
     """The answers of the portable kernels, over the transport without a socket."""
     asked = b"".join(b"%s %d\n%s" % (place.encode(), len(body.encode()), body.encode()) for place, body in requests)
@@ -96,14 +99,13 @@ def native(model, requests):
 
 def same_answers(page, model, texts):
     heads = ["L0H0", "L1H1"]
-    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map", "trace", "generate") for more in (
+    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map", "trace", "generate", "plane") for more in (
         {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
         {"patched": heads, "other": texts[1], "head": "L1H0"}, {"cache": "int8", "draws": True}, {"text": ""})]
     answers = page.evaluate(ASK, requests)
-    seconds = re.compile(rb'"seconds":[0-9.e-]+')
     for request, (status, text), (own_status, own) in zip(requests, answers, native(model, requests), strict=True):
         assert status == own_status, request
-        assert seconds.sub(b"", base64.b64decode(text)) == seconds.sub(b"", own), request
+        assert SECONDS.sub(b"", base64.b64decode(text)) == SECONDS.sub(b"", own), request
 
 
 @pytest.mark.gate(1)
@@ -413,8 +415,10 @@ def test_files_that_no_page_can_hold_are_refused(visit, tmp_path):
     assert tokens_of(page)[-1] == "king"
 
 
-def test_a_worker_that_failed_is_started_again(visit):
+def test_a_worker_without_memory_is_started_again(visit):
     page = visit()
-    page.evaluate("multihead.running.onmessage({data: {id: -1, lost: 'out of memory'}})")
+    page.workers[0].evaluate("() => { for (let size = 2 ** 30; size >= 1; size /= 2) while (wasm.take(size)); }")
+    type_text(page, "the unicorn")
+    expect(page.locator("#live-status.wrong")).to_contain_text("no memory")
     type_text(page, "the king")
     assert tokens_of(page)[-1] == "king"

@@ -107,6 +107,8 @@ def test_descriptions(visit):
     for change, words in ({"window": 0}, "at least 1"), ({"rope_base": 1}, "above 1"), ({"noise": 1}, "noisy"), \
             ({"positions": "odd"}, "positions"), ({"temperature": -1}, "temperature"):
         assert words in look(page, **change)["error"]
+    for wrong, words in ({}, "such as L3H11"), ({"head": "L9H0"}, "no head L9H0"), ({"head": "L0H9"}, "no head L0H9"):
+        assert words in json.loads(post(page, "plane", **wrong))["error"]
     assert "window of 2 tokens" in post(page, "save", window=2, noisy="L0H1", noise=1).decode()
 
 
