@@ -396,7 +396,7 @@ texts.de = {
 
     // -- from a token to the next token
     "knobs": "Regler",
-    "knobs.about": "andere Temperatur, Maske, Fenster, Skalierung oder Positionen, Rauschen in einem Kopf",
+    "knobs.about": "andere Temperatur, Maske, Fenster, Skalierung, Positionen oder Anzahl der Key/Value-Köpfe, Rauschen in einem Kopf",
     "knobs.draw": "Ziehen des nächsten Tokens",
     "knobs.attention": "Attention in jeder Schicht",
     "knobs.noises": "Rauschen in einem Kopf",
@@ -412,6 +412,9 @@ texts.de = {
     "knobs.positions.sinusoidal": "sinusförmig",
     "knobs.positions.rotary": "rotierend (RoPE)",
     "knobs.rope_base": "RoPE-Basis",
+    "knobs.kv_heads": "Key/Value-Köpfe",
+    "knobs.kv_heads.about": "Benachbarte Köpfe teilen einen Key und einen Value: das Mittel der ihren (Grouped Queries, Ainslie et al. 2023).",
+    "knobs.bytes": "Cache dieses Textes: {bytes} Bytes, vorher {before}",
     "knobs.noisy": "Kopf",
     "knobs.noise": "Stärke",
     "knobs.reset": "alle Regler zurücksetzen",

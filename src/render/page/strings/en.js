@@ -390,7 +390,7 @@ const texts = {en: {
 
     // -- from a token to the next token
     "knobs": "Knobs",
-    "knobs.about": "another temperature, mask, window, scale or positions, noise in a head",
+    "knobs.about": "another temperature, mask, window, scale, positions or number of key/value heads, noise in a head",
     "knobs.draw": "Drawing the next token",
     "knobs.attention": "Attention in every layer",
     "knobs.noises": "Noise in a head",
@@ -406,6 +406,9 @@ const texts = {en: {
     "knobs.positions.sinusoidal": "sinusoidal",
     "knobs.positions.rotary": "rotary (RoPE)",
     "knobs.rope_base": "RoPE base",
+    "knobs.kv_heads": "key/value heads",
+    "knobs.kv_heads.about": "Neighbouring heads share one key and one value: the mean of theirs (grouped queries, Ainslie et al. 2023).",
+    "knobs.bytes": "cache of this text: {bytes} bytes, before {before}",
     "knobs.noisy": "head",
     "knobs.noise": "strength",
     "knobs.reset": "reset all knobs",
