@@ -22,7 +22,7 @@
 /* Limits of the SVG form: one shape a cell up to these, an image above. */
 static const int64_t most_shapes = 10000, most_shapes_in_all = 200000;
 static const int64_t most_tooltips = 5000; /* each is some 80 bytes */
-/* Numbers in cells are read one by one: up to so many, and no map longer than so. */
+/* Limits of numbers in cells, which are read one by one: cells in all, and side of a map. */
 static const int64_t most_values = 1200, longest_with_values = 20;
 
 enum {
@@ -116,7 +116,7 @@ static void choose_values(mhai_layout *l)
     l->tooltips = cells * f->panel_count <= most_tooltips;
 }
 
-/* The side of a map that suits a grid of so many columns. */
+/* The side of a map for a grid of this many columns. */
 static double map_side(int64_t columns)
 {
     return columns <= 1 ? 720 : columns == 2 ? 480 : columns <= 4 ? 270 : columns <= 8 ? 190 : 128;

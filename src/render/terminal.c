@@ -20,7 +20,7 @@ static char ramp_step(const mhai_plan *p, int index)
                                                : " .:-=+*#%@"[index * 10 / 256];
 }
 
-/* Text in exactly so many columns: cut, or filled with spaces at its right (or left) side. */
+/* Text in exactly this many columns: truncated, or padded with spaces on the right (or left). */
 static void put_cell_text(mhai_pencil *pencil, const mhai_plan *p, const char *text,
                           int64_t columns, bool at_right, bool bold)
 {

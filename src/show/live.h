@@ -50,7 +50,7 @@ MHA_NODISCARD mha_status mhai_live_next(mhai_live_asked *a, mha_json *json);
 MHA_NODISCARD mha_status mhai_live_label(mhai_live_asked *a, int32_t id, mha_json *json);
 double mhai_live_seconds(void);
 
-/* live_generate.c: the next token, and what is appended to the text; the bytes of the cache of so many tokens,
+/* live_generate.c: the next token, and what is appended to the text; the bytes of the cache of this many tokens,
  * as a member; free the decoder. */
 MHA_NODISCARD mha_status mhai_live_generate(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json);

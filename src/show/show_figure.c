@@ -505,7 +505,7 @@ static mha_status make_figure(panel_maker *maker, mha_figure *figure)
 {
     const mha_maps *maps = maker->maps;
     const mha_show_options *options = maker->options;
-    enum { LONG = 64 }; /* a uniform row of so many columns is 4 of 256 steps above black */
+    enum { LONG = 64 }; /* a uniform row of this many columns is 4 of 256 steps above black */
     char *subtitle, *footnote;
     *figure = (mha_figure){.struct_size = sizeof *figure,
                            .panel_size = sizeof(mha_panel),

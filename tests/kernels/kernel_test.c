@@ -263,7 +263,7 @@ static const void *enter_table(kernel_test *t)
     return t->tables[t->table];
 }
 
-/* Free the case's memory after its last table; there may be no table with so many rows. */
+/* Free the case's memory after its last table; there may be no table with this many rows. */
 static const void *enter_or_leave(kernel_test *t)
 {
     const void *table = enter_table(t);

@@ -606,7 +606,7 @@ static void scale_rotation(const mha_layer_desc *l, mha_rope_desc *rope, double 
     for (int64_t i = 0; i < half; i++) {
         const double f = pow(base, -(double)i / (double)half), turns = n * f / tau;
         double slow = fmin(1, fmax(0, (high - turns) / (high - low)));
-        if (yarn) { /* pairs with so many turns: n base^(-i / half) / tau = turns */
+        if (yarn) { /* pairs with this many turns: n base^(-i / half) / tau = turns */
             const double last = (double)(2 * half - 1);
             const double first = (double)half * log(n / tau / high) / log(base);
             const double end = (double)half * log(n / tau / low) / log(base);

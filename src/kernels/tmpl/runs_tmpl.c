@@ -3,7 +3,7 @@
 
 enum {
     RUN_ROWS = 8,                                        /* that are done without a copy, */
-    RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* so many at a time */
+    RUN_PART = VF_LANES == 16 ? 8 : 4,                   /* per step */
     RUN_SUMS = BLOCK_ROWS * TILE_VECTORS < 24 ? 10 : 24, /* of 16 registers or 32 */
     RUN_LINE = 64                                        /* bytes of a cache line */
 };
