@@ -159,9 +159,8 @@ static mha_status choose(mha_context *context, mha_generation *g)
     const mha_status status = mha_sample_token(context, &g->sampling, (uint64_t)g->made, g->logits,
                                                g->choices, &g->token);
     if (status == MHA_ERR_NUMERIC)
-        return mha_fail(status,
-                        "the model gives logits that are not finite: its weights are damaged, or "
-                        "too large for 32 bits; fetch the model again");
+        return mha_fail(status, "the model's logits are not finite: its weights are damaged, or "
+                                "too large for 32 bits; download the model again");
     MHA_TRY(status);
     if (among(ends, count, g->token) || among(g->ends, g->end_count, g->token))
         g->state = MHA_GENERATION_END_TOKEN;

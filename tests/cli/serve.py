@@ -197,7 +197,7 @@ def test_address(model):
         check(s.host == "127.0.0.2" and s.ask("GET", "")[0] == 200, "another loopback address")
         check("warning" not in s.said(), "which is no wider")
     with Server(model, "--address", "0.0.0.0") as s:
-        check("0.0.0.0 is reached from other machines" in s.said(), f"said so: {s.said()}")
+        check("0.0.0.0 is reachable from other machines" in s.said(), f"said so: {s.said()}")
         check(s.ask("GET", "", Host=f"192.0.2.7:{s.port}")[0] == 200, "an address as a number is its own")
         check(s.ask("GET", "", Host=f"evil.example:{s.port}")[0] == 403, "a name is not")
     check_error(run("serve", model, "--address", "localhost"), USAGE, "--address localhost", "a numeric address",
