@@ -85,7 +85,46 @@ static int64_t column_named(const report *r, const char *name)
     return -1;
 }
 
-/* The scores that some head has. */
+/* Whether some head is far from chance and above the permutation null. */
+static bool stands_out(const report *r, int64_t column)
+{
+    for (int64_t h = 0; h < r->count; h++) {
+        const mha_heads_value *v = &r->page.values[h * r->columns + column];
+        if (v->rows > 0 && v->value > 3 * v->chance && !(v->value <= r->page.columns[column].luck))
+            return true;
+    }
+    return false;
+}
+
+/* The first of the names that stands out, else the first there is; not the column `other`. */
+static int64_t column_to_open(const report *r, const char *const *names, int count, int64_t other)
+{
+    int64_t first = -1;
+    for (int i = 0; i < count; i++) {
+        const int64_t column = column_named(r, names[i]);
+        if (column < 0 || column == other) continue;
+        if (stands_out(r, column)) return column;
+        if (first < 0) first = column;
+    }
+    return first;
+}
+
+/* The columns that the page opens on: effects, where there are any, before scores. */
+static void choose_axes(report *r)
+{
+    static const char *const across[] = {"random_induction", "induction", "random_duplicate",
+                                         "duplicate", "previous"};
+    static const char *const up[] = {"previous", "sink", "entropy"};
+    int64_t x = column_to_open(r, across, 5, -1), y = column_to_open(r, up, 3, x);
+    if (r->beside && r->beside->column_count > 0) {
+        y = x >= 0 ? x : r->columns - 1;
+        x = r->beside->x;
+    }
+    r->page.x = x < 0 ? 0 : x;
+    r->page.y = y < 0 ? 0 : y;
+}
+
+/* The columns of effects, then the scores that some head has. */
 static cli_exit make_columns(report *r)
 {
     const int64_t scores = mha_study_score_count(&r->found->of);
@@ -93,6 +132,8 @@ static cli_exit make_columns(report *r)
     mha_heads_value *values;
     CLI_TRY(ARENA_ALLOC(HEADS, scores + HEADS_MOST_BESIDE, &columns));
     CLI_TRY(ARENA_ALLOC(HEADS, scores, &r->column_of));
+    for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
+        columns[r->columns++] = r->beside->columns[c];
     for (int64_t s = 0; s < scores; s++) {
         bool any = false;
         for (int64_t h = 0; h < r->count && !any; h++)
@@ -100,33 +141,20 @@ static cli_exit make_columns(report *r)
         r->column_of[s] = any ? r->columns : -1;
         if (any) CLI_TRY(make_column(r, s, &columns[r->columns++]));
     }
-    const int64_t measured = r->columns;
-    for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
-        columns[r->columns++] = r->beside->columns[c];
     CLI_TRY(ARENA_ALLOC(HEADS, r->count * r->columns, &values));
     for (int64_t h = 0; h < r->count; h++) {
+        mha_heads_value first[HEADS_MOST_BESIDE];
+        if (r->beside) r->beside->values(r->beside->of, &r->rows[h], first);
+        for (int64_t c = 0; r->beside && c < r->beside->column_count; c++)
+            values[h * r->columns + c] = first[c];
         for (int64_t s = 0; s < scores; s++)
             if (r->column_of[s] >= 0)
                 make_value(r, &r->rows[h], s, &values[h * r->columns + r->column_of[s]]);
-        mha_heads_value more[HEADS_MOST_BESIDE];
-        if (r->beside) r->beside->values(r->beside->of, &r->rows[h], more);
-        for (int64_t c = measured; c < r->columns; c++)
-            values[h * r->columns + c] = more[c - measured];
     }
     r->page.columns = columns;
     r->page.column_count = r->columns;
     r->page.values = values;
-    static const char *const across[] = {"random_induction", "induction", "previous"};
-    static const char *const up[] = {"previous", "sink", "entropy"};
-    for (int i = 2; i >= 0; i--) {
-        const int64_t x = column_named(r, across[i]), y = column_named(r, up[i]);
-        if (x >= 0) r->page.x = x;
-        if (y >= 0) r->page.y = y;
-    }
-    if (measured < r->columns) {
-        r->page.y = measured > 0 ? r->page.x : r->columns - 1;
-        r->page.x = measured + r->beside->x;
-    }
+    choose_axes(r);
     return CLI_OK;
 }
 

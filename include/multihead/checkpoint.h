@@ -104,8 +104,8 @@ MHA_API MHA_NODISCARD mha_status mha_checkpoint_load(mha_context *context, const
  *   text [bytes]  UTF-8
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (an unknown splitting, *at beyond the text); MHA_ERR_UTF8;
- *          MHA_ERR_FORMAT (a zero byte).
+ * Errors   MHA_ERR_NULL; MHA_ERR_ARGUMENT (an unknown splitting, *at beyond the text); MHA_ERR_UTF8
+ *          (also a zero byte).
  * Threads  any.   Cost  linear in the bytes scanned.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_split_next(mha_splitting splitting, const char *text,
@@ -160,7 +160,8 @@ MHA_API int32_t mha_vocabulary_end(const mha_vocabulary *vocabulary);
  *
  * Memory   borrowed for the call.
  * Errors   MHA_ERR_NULL; MHA_ERR_FORMAT (a word that is not in the vocabulary, which has no token
- *          for unknown words); MHA_ERR_UTF8; MHA_ERR_SIZE (more than room); MHA_ERR_NOMEM.
+ *          for unknown words); MHA_ERR_UTF8 (also a zero byte); MHA_ERR_SIZE (more than room);
+ *          MHA_ERR_NOMEM.
  * Threads  any.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_vocabulary_encode(const mha_vocabulary *vocabulary,

@@ -62,7 +62,9 @@ typedef struct mha_head_pass {
  *           the tokens; MHA_HEADS_CAUSAL is set if the transformer is causal. NULL: only ids are
  *           known
  *
- * Layers without heads are skipped. The window of a layer limits the keys of its rows and their
+ * Layers without heads are skipped. Maps of recurrent layers are measured as signed ones
+ * (mha_head_measures_signed()); for distances, positive and negative weights on a key are two keys.
+ * The window of a layer limits the keys of its rows and their
  * chance (mha_head_measures_window()). MHA_MEASURE_COSINE compares the inputs of a layer's
  * attention.
  *

@@ -19,6 +19,8 @@
  *
  *   corrected = (value - chance) / (1 - chance)        0 at chance, 1 perfect
  *
+ * Signed maps (recurrent.h): A[j] = |M[j]| / sum |M|, for mha_head_measures_signed().
+ *
  * docs/heads.md has each formula with its source, its eligible rows and its threshold.
  *
  * Example, given mha_context *context, mha_tensor q, mha_tensor k, const int64_t *heads, int64_t
@@ -78,7 +80,7 @@ MHA_API MHA_NODISCARD mha_status mha_attention_visit_rows(mha_context *context,
 /**
  * Add rows to maps of blocks of tokens: called by a mha_rows_fn, it makes maps of long texts whose
  * T x S weights are never in memory. A cell is the largest weight of cell x cell tokens (a mean
- * would hide lines and stripes):
+ * would hide lines and stripes), in a signed map the largest in magnitude:
  *
  *   maps[h,i,j] = max(maps[h,i,j], p of rows i cell .. and keys j cell ..)
  *
@@ -165,7 +167,11 @@ typedef enum mha_measure_kind {
       "share of texts whose densest column is one of the two rarest tokens", "Voita 2019")         \
     X(DIAGONAL, "diagonal", SHARE, "best offset", "mass at the best offset", "Kovaleva 2019")      \
     X(POSITIONAL, "positional", SHARE, "largest weight at the best offset",                        \
-      "share of rows whose largest weight is at the best offset", "Voita 2019")
+      "share of rows whose largest weight is at the best offset", "Voita 2019")                    \
+    X(INDUCTION_LATEST, "induction_latest", SHARE, "induction, latest",                            \
+      "mass on the token that followed the latest of several earlier occurrences", "ours")         \
+    X(NEGATIVE, "negative", PLAIN, "negative weights",                                             \
+      "share of a signed row's mass that is negative", "ours")
 
 typedef enum mha_head_measure {
 #define MHA_MEASURE_ENUM(id, ...) MHA_MEASURE_##id,
@@ -316,12 +322,25 @@ MHA_API MHA_NODISCARD mha_status mha_head_measures_window(mha_head_measures *mea
                                                           const mha_attention_desc *desc);
 
 /**
+ * Announce before a layer's rows that they are of a signed map M, such as mha_recurrent_visit_rows()
+ * computes. Scores are then those of A[j] = |M[j]| / sum |M|, except that MHA_MEASURE_COSINE
+ * correlates M itself. MHA_MEASURE_SINK is absent (no rows); MHA_MEASURE_NEGATIVE, which other layers
+ * lack, counts.
+ *
+ * Memory   none.   Errors  MHA_ERR_NULL, MHA_ERR_ARGUMENT (no text is open, or the layer has begun).
+ * Threads  one.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_head_measures_signed(mha_head_measures *measures,
+                                                          int64_t layer);
+
+/**
  * Add rows of a layer: in order, any number at a time; finish a layer before beginning another.
  *
  *   p [H,R,S] in    queries row .. row+R-1 of all heads; f32 or f64, any strides
  *
  * Weights are not negative; rows sum to 1, to less (a sink takes part of the mass), or to 0 (no
- * visible key); weights on keys that the text's description or the layer's window hides are 0.
+ * visible key); those of a signed map are any finite numbers. Weights on keys that the text's
+ * description or the layer's window hides are 0.
  *
  * Memory   borrows p for the call.
  * Errors   MHA_ERR_NULL, MHA_ERR_SHAPE, MHA_ERR_DTYPE, MHA_ERR_NOMEM; MHA_ERR_ARGUMENT (order,

@@ -6,12 +6,14 @@
  *   page.css, page.js
  *   look            maps of all heads and predictions, JSON: tokens, maps (the data of a report), map, next,
  *                   patched, seconds
+ *   generate        the next token by a decoder, what it appends to the text, and its cache, JSON
  *   trace           the stream at a token, and a head with one pair of tokens step by step (trace.h), JSON
  *   map             one map, f32 in row-major order; keys hidden by a causal mask are the NaN 0x7FC0A5A5
  *   save            a report, HTML
  *
- * The requests of look, trace, map and save are JSON objects; docs/serve.md lists the fields. An answer depends
- * only on its request, except for seconds: cached runs of the model only save time.
+ * The requests of look, generate, trace, map and save are JSON objects; docs/serve.md lists the fields. An answer
+ * depends only on its request, except for seconds, kept and computed: cached runs and the cache of keys and values
+ * only save time.
  *
  * Example, given mha_context *context, mha_model *model, const char *request, const mha_sink *sink:
  *

@@ -156,6 +156,18 @@ typedef struct mha_trial_next {
 MHA_API MHA_NODISCARD mha_status mha_trials_predict(mha_trials *trials, const mha_trial *run,
                                                     int64_t row, mha_trial_next *next);
 
+/**
+ * Compute the logits of all tokens after the last position of a run.
+ *
+ *   logits [V] out
+ *
+ * Memory   as mha_trials_run().
+ * Errors   as mha_trials_predict(); MHA_ERR_UNSUPPORTED (the transformer has no output layer).
+ * Threads  one call per context.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_trials_logits(mha_trials *trials, const mha_trial *run,
+                                                   float *logits);
+
 #ifdef __cplusplus
 }
 #endif

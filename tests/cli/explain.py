@@ -1,5 +1,5 @@
-"""multihead explain: the account against what the formulas give, the picture as XML with the shapes
-in it, the mask cell by cell, the same bytes every time, and what it refuses.
+"""multihead explain: figures against the formulas, the picture's XML and shapes, the mask cell by cell, reproducible
+bytes, and rejected input.
 """
 import json
 import sys
@@ -66,7 +66,7 @@ def plans():
 
 
 def told_costs():
-    """In words: what blocks leave has lines of its own, and what is not known is said."""
+    """Text output: pairs left by blocks have separate lines, and unknown counts are reported."""
     sizes = ("--heads", 2, "--head-dim", 16, "--length", 256)
     text = run("explain", *sizes, "--blocks", "local=0").out.decode()
     check("131,072 of 131,072, 100%, blocks not counted" in text, text)
@@ -79,7 +79,7 @@ def told_costs():
 
 
 def sentences():
-    """What is said in words is true of the problem at hand."""
+    """The sentences are true for the given problem."""
     def said(*arguments, **changes):
         return " ".join(explain("--head-dim", 64, "--threads", 2, *arguments, **changes)
                         .out.decode().split())
@@ -119,15 +119,15 @@ def sentences():
                             (("--heads", 1, "--length", 9), "look for different things"),
                             (tiny, "Causal")):
         check(part not in said(*arguments), f"{arguments} must not say {part!r}")
-    # The same bytes, beside a cache that holds them and one that does not.
+    # The same bytes, with a cache that holds them and one that does not.
     arguments = ("--heads", 8, "--length", 60)
     check("memory is no limit" in said(*arguments, MHA_L2_KIB="2048"), "a large L2")
     check("limited by the bandwidth" in said(*arguments, MHA_L2_KIB="64"), "a small L2")
 
 
 def ways():
-    """What is said of the shapes of docs/speed.md; tests/kernels/test_plan_runs.c holds it against
-    what runs."""
+    """The explanations for the shapes of docs/speed.md; tests/kernels/test_plan_runs.c compares them with the executed
+    path."""
     d64, decode = ["--head-dim", 64], ["--head-dim", 128, "--queries", 1, "--keys", 4096]
     for arguments, in_place, pieces in (
             (["--heads", 8, *d64, "--length", 512], False, 8),

@@ -1,8 +1,8 @@
-"""A signal at a drawn moment of every command that writes: each file is the older one or the whole new one, nothing
-lies beside it, and the program ends by the signal (a shell sees 130, 143, 129).
+"""A signal at a random moment of every command that writes: each file is the older or the complete new one, without
+leftover files, and the program ends by the signal (a shell reports 130, 143, 129).
 
-A moment is an operation on files (support/watch.c) or an allocation (support/memory.c), which are counted, so that it
-is the same on every machine. MHA_TEST_LONG=1 takes 40 moments of each command and signal.
+A moment is a counted file operation (support/watch.c) or allocation (support/memory.c), so that it is the same on every
+machine. MHA_TEST_LONG=1 tests 40 moments per command and signal.
 """
 import signal
 import sys
@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLACE = FOLDER / "place"
 OLDER = b"older"
 VIEW, HEADS = ["view", MODEL, TEXT], ["heads", MODEL, "--text", FOLDER / "texts.txt", "--random", "1"]
-# The command, the files that it replaces, the folder that it makes.
+# The command, the files that it replaces, the folder that it creates.
 WRITERS = [
     ([*VIEW, "-o", "a.html"], ["a.html"], None),
     ([*VIEW, "--svg", "a.svg", "--png", "a.png", "--pdf", "a.pdf", "--json", "a.json", "--npy", "a.npy"],
@@ -43,20 +43,20 @@ chance = seeded()
 
 
 def started(arguments, files, **changes):
-    """The command in a folder where only the older files are."""
+    """Run the command in a folder with only the older files."""
     threads = [] if arguments[0] in ("explain", "run") else ["--threads", "1"]
     return Result(beside_older(PLACE, files, OLDER, *arguments, "-q", *threads, **changes))
 
 
 def content(arguments):
-    """What lies there; without numbers where times are among them, and of a picture of times its end."""
+    """The folder's contents, without numbers if they include times; of a picture of times only its end."""
     def steady(data):
         return data[-8:] if arguments[0] == "bench" else NUMBERS.sub(b"#", data) if arguments[0] == "prune" else data
     return {str(path.relative_to(PLACE)): steady(path.read_bytes()) for path in PLACE.rglob("*") if path.is_file()}
 
 
 def undisturbed(arguments, files):
-    """What is written; the number of moments of each kind."""
+    """The files written, and the number of moments of each kind."""
     log, count = FOLDER / "log", FOLDER / "count"
     check_good(started(arguments, files, **watched(log=log)), f"{arguments}: undisturbed")
     numbers = {"file": len(operations(log))}
@@ -73,7 +73,7 @@ def interrupted(writer, whole, kind, moment, number):
     what = f"{' '.join(map(str, arguments))}: {number.name} at {kind} {moment}: exit {result.code}, {result.errors}"
     check(result.code == -number, what)
     for name, data in found.items():
-        learning = arguments[0] == "train" and name in whole  # its state and curve are written again and again
+        learning = arguments[0] == "train" and name in whole  # its state and curve are rewritten repeatedly
         check(learning or data in (OLDER, whole.get(name)), f"{what}: {name} is neither old nor new")
     check(all(name in found for name in files), f"{what}: {sorted(found)}")
     if folder and arguments[0] != "train":
@@ -91,14 +91,14 @@ def every_writer():
 
 
 def while_roles_are_measured():
-    """Of a page, from the first text on: it is not drawn with what was measured until then."""
+    """A page, from the first text on: it is not drawn from partial results."""
     whole, numbers = undisturbed(*WRITERS[0][:2])
     for part in () if SANITIZED else range(80, 100, 4):
         interrupted(WRITERS[0], whole, "allocation", numbers["allocation"] * part // 100, chance.choice(SIGNALS))
 
 
 def ignored():
-    """What nohup starts goes on when the terminal is gone."""
+    """A program started by nohup survives its terminal."""
     arguments, files, _ = WRITERS[0]
     whole, numbers = undisturbed(arguments, files)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
