@@ -24,8 +24,9 @@ const char *const run_caches[] = {"none", "f32", "f16", "bf16", "int8", "int8-ch
 
 #define PICKED "--probabilities FILE or --scores FILE"
 
-/* Properties of an option: allowed with --linear; not allowed with --cache; an output file. */
-enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4 };
+/* Properties of an option: allowed with --linear; not allowed with --cache; an output file; allowed with
+ * --delta. */
+enum { LINEAR = 1, NO_CACHE = 2, WRITTEN = 4, DELTA = 8 };
 
 /* Rows with these properties; further fields of the option may follow. */
 #define FLAG(name, field, help, ...) \
@@ -68,7 +69,10 @@ static const args_option option_table[] = {
     CHOICE("dtype", dtype, dtypes,
            "set the type of q, k, v and o; default: the type in\nthe files, o float32", LINEAR,
            .excludes = "--module", .why = "it projects in float32"),
-    FLAG("example", example, "trace a built-in problem of three tokens", LINEAR),
+    FLAG("example", example, "trace a built-in problem of three tokens", LINEAR | DELTA),
+    FLAG("delta", delta,
+         "trace linear attention, decays and the delta rule on\nfour built-in tokens", DELTA,
+         .needs = "--example"),
     ROW_HEADING("Module (the example's weights, or random ones by --seed)"),
     FLAG("module", module,
          "x is [B,T,E]: project it to q, k and v, and the\nconcatenated heads by W_o", LINEAR,
@@ -149,7 +153,7 @@ static const args_option option_table[] = {
     NUMBER("top", top, 1, 1 << 30, "set K, the number of keys; default 5", 0,
            .needs = "--top-keys FILE or --top-weights FILE"),
     ROW_HEADING("Trace"),
-    FLAG("trace", trace, "print each step with its numbers", 0),
+    FLAG("trace", trace, "print each step with its numbers", DELTA),
     TEXT("trace-head", trace_heads, "LIST", "trace these heads, counted from 0: 3 or 0,2-4", 0,
          .needs = "--trace"),
     TEXT("trace-row", trace_rows, "LIST", "trace these queries", 0, .needs = "--trace"),
@@ -166,10 +170,11 @@ static const args_option option_table[] = {
     CHOICE("compute", compute, computes,
            "set the arithmetic; default f32; bf16 is faster and\nless accurate", 0),
     FLAG("strict", strict, "fail instead of falling back to another path", 0),
-    CHOICE("isa", isa, isas, "select the instruction set; default: the best", LINEAR),
-    NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use", LINEAR),
-    ROW_QUIET(run_options, "print no notes on stderr", .marks = LINEAR),
-    ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR),
+    CHOICE("isa", isa, isas, "select the instruction set; default: the best", LINEAR | DELTA),
+    NUMBER("threads", threads, 1, 1024, "use N threads; default: all this process may use",
+           LINEAR | DELTA),
+    ROW_QUIET(run_options, "print no notes on stderr", .marks = LINEAR | DELTA),
+    ROW_FLAG('h', "help", run_options, quiet, 0, "this text", .marks = LINEAR | DELTA),
 };
 
 enum { DEFAULT_HEADS = 2 /* of the example for --module */ };
@@ -184,6 +189,7 @@ const args_page run_page = {
     .examples = "multihead run --example --causal\n"
                 "multihead run --example --module --heads 2 --kv-heads 1\n"
                 "multihead run --example --cache f32\n"
+                "multihead run --example --delta\n"
                 "multihead run --x random:5x8 --heads 2 --t5-table random:8xH --trace\n"
                 "multihead run --q q.npy --k k.npy --v v.npy --causal --out o.npy\n"
                 "multihead run --x x.npy --heads 8 --rope --window 128,0 --out o.npy\n"
@@ -227,6 +233,9 @@ static cli_exit check_option(const run_options *o, const args_option *option)
     const char *output = text && !(option->marks & WRITTEN) ? run_writes(o, text) : NULL;
     if (o->linear && !(option->marks & LINEAR))
         return RUN_USAGE("--%s conflicts with --linear, which has no softmax: omit one",
+                         option->name);
+    if (o->delta && !(option->marks & DELTA))
+        return RUN_USAGE("--%s conflicts with --delta, whose problem is built in: omit one",
                          option->name);
     if (o->cache && option->marks & NO_CACHE)
         return RUN_USAGE("--%s conflicts with --cache, which decodes causal self-attention token "
@@ -291,6 +300,10 @@ static cli_exit run(const run_options *o)
     run_problem problem;
     run_results results;
     CLI_TRY(context_make(RUN, (mha_isa)o->isa, o->threads, &context));
+    if (o->delta) {
+        CLI_TRY(run_delta(context));
+        return cli_finish_stdout(RUN, CLI_OK);
+    }
     CLI_TRY(run_problem_make(o, context, &problem));
     CLI_TRY(run_compute(&problem, &results));
     CLI_TRY(run_write(&problem, &results));

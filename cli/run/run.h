@@ -82,7 +82,7 @@ typedef struct run_options {
     int64_t trace_sequence, trace_limit, threads;
     int layout, dtype, qk_norm, rope_pairing, score_stage, cache, path, compute, isa; /* choices */
     int example, module, sinusoidal, causal, strict, linear, alibi, t5_one_sided, rope;
-    int after_dropout, trace, quiet;
+    int after_dropout, trace, quiet, delta;
     args_real scale, softcap, dropout, rope_base, rope_scale, qk_epsilon;
 } run_options;
 
@@ -208,6 +208,9 @@ cli_exit run_write(const run_problem *problem, const run_results *results);
 /* Report the computation on stderr; print o on stdout, abbreviated. */
 void run_say(const run_problem *problem, const run_results *results);
 cli_exit run_print_result(const run_problem *problem, const run_results *results);
+
+/* --example --delta: print its steps. */
+cli_exit run_delta(mha_context *context);
 
 /* Print the step-by-step trace on stdout. */
 extern const char *const run_caches[];

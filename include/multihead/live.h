@@ -8,10 +8,11 @@
  *                   patched, seconds
  *   generate        the next token by a decoder, what it appends to the text, and its cache, JSON
  *   trace           the stream at a token, and a head with one pair of tokens step by step (trace.h), JSON
+ *   plane           queries and keys of a head as points in a plane (mha_trials_plane()), JSON
  *   map             one map, f32 in row-major order; keys hidden by a causal mask are the NaN 0x7FC0A5A5
  *   save            a report, HTML
  *
- * The requests of look, generate, trace, map and save are JSON objects; docs/serve.md lists the fields. An answer
+ * The requests of look, generate, trace, plane, map and save are JSON objects; docs/serve.md lists the fields. An answer
  * depends only on its request, except for seconds, kept and computed: cached runs and the cache of keys and values
  * only save time.
  *

@@ -98,6 +98,24 @@ MHA_API MHA_NODISCARD mha_status mha_trials_trace(mha_trials *trials, const mha_
  * Threads one. Since 0.1 */
 MHA_API void mha_trace_free(mha_trace *trace);
 
+/**
+ * Queries and keys of a head, as its scores use them (normalised, rotated), in the plane of their first two
+ * principal components: the eigenvectors of the largest eigenvalues of sum (x - m)(x - m)^T over the T queries and
+ * the T keys together, where m is their mean. The largest number of each eigenvector is above 0.
+ *
+ *   points [2T,2] out   queries, then keys
+ *   shares [2] out      of the variance along each component: its eigenvalue over the sum of all
+ *
+ * Memory   scratch of (2 T D + 2 D^2) doubles.
+ * Errors   as mha_trials_run(); MHA_ERR_MODEL (no such head of softmax attention, a number that is not finite).
+ * Threads  one call per context.
+ * Accuracy eigenvectors by Jacobi's method in double, whose order is fixed: the same queries and keys give the same
+ *          bits.   Since  0.1
+ */
+MHA_API MHA_NODISCARD mha_status mha_trials_plane(mha_trials *trials, const mha_trial *run,
+                                                  mha_trial_head head, float *points,
+                                                  double shares[2]);
+
 #ifdef __cplusplus
 }
 #endif

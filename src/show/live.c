@@ -157,6 +157,12 @@ static mha_status trace(mhai_live_asked *a)
     return mhai_live_trace(a);
 }
 
+static mha_status plane(mhai_live_asked *a)
+{
+    MHA_TRY(make_trial(a));
+    return mhai_live_plane(a);
+}
+
 static mha_status save(mhai_live_asked *a)
 {
     MHA_TRY(make_trial(a));
@@ -237,6 +243,7 @@ static const struct {
     {{"generate", "application/json", NULL, true}, generate},
     {{"map", "application/octet-stream", NULL, true}, map},
     {{"trace", "application/json", NULL, true}, trace},
+    {{"plane", "application/json", NULL, true}, plane},
     {{"save", "text/html; charset=utf-8", "heads.html", true}, save},
 };
 

@@ -55,6 +55,8 @@ double mhai_live_seconds(void);
 MHA_NODISCARD mha_status mhai_live_generate(mhai_live_asked *a);
 MHA_NODISCARD mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json);
 void mhai_live_forget_decoder(mha_live *live);
+/* The heads of a layer, or its key/value heads, whose keys can be cached. */
+int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv);
 
 /* live_vary.c: choose the trials of the request; the loaded model's description, and the amount of moved
  * weight, as members; free the varied model. */
@@ -67,6 +69,8 @@ void mhai_live_forget(mha_live *live);
 
 /* live_trace.c: the stream at the row of the cell, and the selected head with its pair. */
 MHA_NODISCARD mha_status mhai_live_trace(mhai_live_asked *a);
+/* Its queries and keys as points. */
+MHA_NODISCARD mha_status mhai_live_plane(mhai_live_asked *a);
 
 /* live_maps.c: small maps of all heads; the map of the selected head as floats, and in JSON if it is small
  * enough to send with the others; a report. */

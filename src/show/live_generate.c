@@ -22,7 +22,7 @@ static bool predicts(const mha_transformer_desc *d)
 }
 
 /* The heads of a layer, or its key/value heads, that have cached keys. */
-static int64_t heads_of(const mha_transformer_desc *d, int64_t layer, bool kv)
+int64_t mhai_live_heads_of(const mha_transformer_desc *d, int64_t layer, bool kv)
 {
     if (d->layers && d->layers[layer].mixer) return 0;
     if (!d->layer_heads) return kv && d->kv_heads ? d->kv_heads : d->num_heads;
@@ -45,35 +45,40 @@ static mha_status position_bytes(mha_dtype type, int64_t head_dim, int64_t *byte
     return MHA_OK;
 }
 
+/* The list of all layers, and its sum. */
+static int64_t put_heads(const mha_transformer_desc *d, const char *name, bool kv, mha_json *json)
+{
+    int64_t sum = 0;
+    mha_json_array(json, name);
+    for (int64_t l = 0; l < d->num_layers; l++) {
+        mha_json_integer(json, NULL, mhai_live_heads_of(d, l, kv));
+        sum += mhai_live_heads_of(d, l, kv);
+    }
+    mha_json_end(json);
+    return sum;
+}
+
 mha_status mhai_live_cache(mhai_live_asked *a, int64_t tokens, mha_json *json)
 {
-    const mha_transformer_desc *d = a->desc;
+    const mha_transformer_desc *d = a->desc, *loaded = &a->live->desc;
     const mha_dtype type = cache_types[a->request.cache];
-    int64_t each, kv = 0, all = 0;
+    int64_t each, before = 0;
     if (!predicts(d)) {
         mha_json_null(json, "cache");
         return MHA_OK;
     }
     MHA_TRY(position_bytes(type, d->head_dim, &each));
+    for (int64_t l = 0; l < d->num_layers; l++) before += mhai_live_heads_of(loaded, l, true);
     mha_json_object(json, "cache");
     mha_json_text(json, "type", mhai_live_caches[a->request.cache]);
     mha_json_integer(json, "number_bytes", (int64_t)mha_dtype_size(type));
     mha_json_integer(json, "head_dim", d->head_dim);
     mha_json_integer(json, "head_bytes", each);
-    mha_json_array(json, "heads");
-    for (int64_t l = 0; l < d->num_layers; l++) {
-        mha_json_integer(json, NULL, heads_of(d, l, false));
-        all += heads_of(d, l, false);
-    }
-    mha_json_end(json);
-    mha_json_array(json, "kv_heads");
-    for (int64_t l = 0; l < d->num_layers; l++) {
-        mha_json_integer(json, NULL, heads_of(d, l, true));
-        kv += heads_of(d, l, true);
-    }
-    mha_json_end(json);
+    const int64_t all = put_heads(d, "heads", false, json);
+    const int64_t kv = put_heads(d, "kv_heads", true, json);
     mha_json_integer(json, "tokens", tokens);
     mha_json_integer(json, "bytes", tokens * kv * each);
+    mha_json_integer(json, "bytes_loaded", tokens * before * each);
     mha_json_integer(json, "bytes_all_heads", tokens * all * each);
     mha_json_end(json);
     return MHA_OK;

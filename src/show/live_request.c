@@ -116,6 +116,10 @@ static mha_status take_description(const char *name, const json_t *value, mhai_l
         MHA_TRY(take_whole(value, name, &v->window));
         return v->window > 0 ? MHA_OK : wrong(name, "at least 1 key");
     }
+    if (!strcmp(name, "kv_heads")) {
+        MHA_TRY(take_whole(value, name, &v->kv_heads));
+        return v->kv_heads > 0 ? MHA_OK : wrong(name, "at least 1 head");
+    }
     if (!strcmp(name, "causal")) {
         MHA_TRY(take_flag(value, name, &flag));
         v->causal = flag;

@@ -17,6 +17,7 @@ typedef struct mhai_live_vary {
     int positions;    /* mha_position_encoding; -1: as the model */
     bool unscaled;    /* scores are not divided by sqrt(D) */
     int64_t window;   /* keys to each side, including the query's own; 0: as the model */
+    int64_t kv_heads; /* of each layer, merged by their means; 0: as the model */
     double rope_base; /* 0: as the model */
 } mhai_live_vary;
 
@@ -46,8 +47,8 @@ extern const char *const mhai_live_positions[];
 extern const char *const mhai_live_caches[];
 
 /* A JSON object with text, other, off ["L0H1"], patched, at "all" or "last", row, maps, head, cell
- * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, rope_base; noisy, noise;
- * temperature, top_k; cache, draws, seed. All except text are optional; other members are
+ * [row, column], view, cmap, scale, dark; causal, positions, scaled, window, kv_heads, rope_base; noisy,
+ * noise; temperature, top_k; cache, draws, seed. All except text are optional; other members are
  * rejected. */
 MHA_NODISCARD mha_status mhai_live_read(const char *json, size_t bytes, mha_room *room,
                                         mhai_live_request *request);

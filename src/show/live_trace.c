@@ -5,6 +5,7 @@
 #include <multihead/component.h>
 #include <multihead/trace.h>
 
+#include <inttypes.h>
 #include <string.h>
 
 static void put_floats(mha_json *json, const char *name, const float *x, int64_t count)
@@ -129,4 +130,26 @@ mha_status mhai_live_trace(mhai_live_asked *a)
     const mha_status status = put_trace(a, &trace);
     mha_trace_free(&trace);
     return status;
+}
+
+/* ---- queries and keys in a plane ------------------------------------------------------------- */
+
+mha_status mhai_live_plane(mhai_live_asked *a)
+{
+    const mha_trial_head head = a->request.head;
+    const int64_t T = a->trial.count;
+    mha_json json = {.sink = a->sink, .compact = true};
+    double shares[2];
+    float *points;
+    if (head.layer < 0) return mha_fail(MHA_ERR_FORMAT, "head: expected a head such as L3H11");
+    MHA_TRY(MHA_ROOM_ALLOC(&a->room, 4 * T, &points));
+    MHA_TRY(mha_trials_plane(a->trials, &a->trial, head, points, shares));
+    mha_json_object(&json, NULL);
+    mha_json_format(&json, "head", "L%" PRId64 "H%" PRId64, head.layer, head.head);
+    mha_json_integer(&json, "tokens", T);
+    mha_json_numbers(&json, "shares", shares, 2);
+    put_floats(&json, "queries", points, 2 * T);
+    put_floats(&json, "keys", points + 2 * T, 2 * T);
+    mha_json_end(&json);
+    return mha_json_finish(&json);
 }

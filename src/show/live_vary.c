@@ -12,14 +12,15 @@
 
 static bool is_changed(const mhai_live_vary *v)
 {
-    return v->causal >= 0 || v->unscaled || v->window > 0 || v->positions >= 0 || v->rope_base > 0;
+    return v->causal >= 0 || v->unscaled || v->window > 0 || v->positions >= 0 ||
+           v->rope_base > 0 || v->kv_heads > 0;
 }
 
 static bool is_same(const mhai_live_vary *a, const mhai_live_vary *b)
 {
     return a->causal == b->causal && a->unscaled == b->unscaled && a->window == b->window &&
-           a->positions == b->positions && !(a->rope_base < b->rope_base) &&
-           !(a->rope_base > b->rope_base);
+           a->kv_heads == b->kv_heads && a->positions == b->positions &&
+           !(a->rope_base < b->rope_base) && !(a->rope_base > b->rope_base);
 }
 
 static void vary_layer(const mhai_live_vary *v, const mha_transformer_desc *d, mha_layer_desc *l)
@@ -46,11 +47,13 @@ static void vary_layer(const mhai_live_vary *v, const mha_transformer_desc *d, m
     }
 }
 
-static mha_status make_desc(mhai_live_asked *a, mha_transformer_desc *d)
+static mha_status make_desc(mhai_live_asked *a, const mha_transformer *from,
+                            mha_transformer_desc *d)
 {
     const mhai_live_vary *v = &a->request.vary;
     mha_layer_desc *layers;
-    *d = a->live->desc;
+    d->struct_size = sizeof *d;
+    mha_transformer_describe(from, d);
     if (v->causal >= 0) d->flags &= ~(uint32_t)MHA_TRANSFORMER_CAUSAL;
     if (v->causal > 0) d->flags |= MHA_TRANSFORMER_CAUSAL;
     if (v->positions >= 0) d->positions = (mha_position_encoding)v->positions;
@@ -73,6 +76,18 @@ void mhai_live_forget(mha_live *live)
     live->varied = NULL;
 }
 
+/* From the loaded model, or from one whose key/value heads are merged. */
+static mha_status vary(mhai_live_asked *a, const mha_transformer *from)
+{
+    mha_live *live = a->live;
+    mha_transformer_desc d;
+    MHA_TRY(make_desc(a, from, &d));
+    MHA_TRY(mha_transformer_vary(live->context, from, &d, &live->varied));
+    live->varied_desc.struct_size = sizeof live->varied_desc;
+    mha_transformer_describe(live->varied, &live->varied_desc);
+    return MHA_OK;
+}
+
 static mha_status make_varied(mhai_live_asked *a)
 {
     mha_live *live = a->live;
@@ -81,16 +96,16 @@ static mha_status make_varied(mhai_live_asked *a)
                                     .is_over = live->options.is_over,
                                     .user = live->options.user,
                                     .baseline = live->trials};
-    mha_transformer_desc d;
+    const mha_transformer *loaded = mha_model_transformer(live->model);
+    const int64_t kv_heads = a->request.vary.kv_heads;
+    mha_transformer *merged = NULL;
     mhai_live_forget(live);
-    MHA_TRY(make_desc(a, &d));
-    MHA_TRY(
-        mha_transformer_vary(live->context, mha_model_transformer(live->model), &d, &live->varied));
-    live->varied_desc.struct_size = sizeof live->varied_desc;
-    mha_transformer_describe(live->varied, &live->varied_desc);
+    if (kv_heads > 0) MHA_TRY(mha_transformer_share_kv(live->context, loaded, kv_heads, &merged));
+    mha_status status = vary(a, merged ? merged : loaded);
+    mha_transformer_destroy(merged);
     live->vary = a->request.vary;
-    const mha_status status =
-        mha_trials_create(live->context, live->varied, &how, &live->varied_trials);
+    if (status == MHA_OK)
+        status = mha_trials_create(live->context, live->varied, &how, &live->varied_trials);
     if (status != MHA_OK) mhai_live_forget(live);
     return status;
 }
@@ -113,6 +128,20 @@ mha_status mhai_live_choose(mhai_live_asked *a)
 
 const char *const mhai_live_positions[] = {"none", "learned", "sinusoidal", "rotary", NULL};
 
+/* The greatest divisor of the key/value heads of all layers that have heads; 0: none can be merged. */
+static int64_t common_kv_heads(const mha_transformer_desc *d)
+{
+    int64_t common = 0;
+    for (int64_t l = 0; l < d->num_layers; l++) {
+        if (d->layers && d->layers[l].mixer) return 0;
+        for (int64_t n = mhai_live_heads_of(d, l, true), rest; n != 0; n = rest) {
+            rest = common % n;
+            common = n;
+        }
+    }
+    return common;
+}
+
 void mhai_live_model(const mhai_live_asked *a, mha_json *json)
 {
     const mha_transformer_desc *d = &a->live->desc;
@@ -120,6 +149,7 @@ void mhai_live_model(const mhai_live_asked *a, mha_json *json)
     mha_json_bool(json, "causal", d->flags & MHA_TRANSFORMER_CAUSAL);
     mha_json_text(json, "positions", mhai_live_positions[d->positions]);
     mha_json_number(json, "rope_base", (double)d->rope_base);
+    mha_json_integer(json, "kv_heads", common_kv_heads(d));
     mha_json_end(json);
 }
 
@@ -142,6 +172,9 @@ mha_status mhai_live_name_vary(mhai_live_asked *a, char **words)
         n += (size_t)mha_format(to + n, ROOM - n, ", positions: %s",
                                 mhai_live_positions[v->positions]);
     if (v->rope_base > 0) n += (size_t)mha_format(to + n, ROOM - n, ", RoPE base %g", v->rope_base);
+    if (v->kv_heads > 0)
+        n += (size_t)mha_format(to + n, ROOM - n, ", %" PRId64 " key/value heads in each layer",
+                                v->kv_heads);
     if (r->noise > 0)
         n += (size_t)mha_format(to + n, ROOM - n, ", noise %g in L%" PRId64 "H%" PRId64, r->noise,
                                 r->noisy.layer, r->noisy.head);

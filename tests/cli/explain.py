@@ -87,7 +87,8 @@ def sentences():
     tiny, long = ("--heads", 8, "--length", 10), ("--heads", 8, "--length", 2048)
     for arguments, *parts in (
             ((*tiny, "--causal"), "Causal: a token sees itself and earlier tokens, and none after it",
-             "all keys as one block", "all fit in the L2 cache, so memory is no limit"),
+             "all keys as one block", "here it exceeds the matrix of all scores.",
+             "all fit in the L2 cache, so memory is no limit"),
             ((*long, "--causal"), "limited by arithmetic", "does not see are not computed",
              "512 keys at a time", "times the scratch"),
             (("--heads", 32, "--queries", 1, "--keys", 65536, "--causal", "--offset", 65535),

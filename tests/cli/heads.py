@@ -175,7 +175,8 @@ def corpora():
     check(head["distributions"]["self"]["mean"] == head["scores"]["self"]["value"], "the mean is the score")
     check("http" not in text and '"name":"entropy"' in text, "the page")
     same = FOLDER / "same.html"
-    few("--text", path, "-o", same, "--threads", "3")
+    told = few("--text", path, "-o", same, "--threads", "3")
+    check(not told.out and b"in a browser" in told.err, f"no table beside a page: {told.out}, {told.err}")
     check(same.read_bytes() == page.read_bytes(), "the same bytes for any number of threads")
     cut = heads(MODEL, "--text", written("long.txt", LINES * 20), "--whole", "--cut", "16", "--json", "--random", "0")
     check_good(cut, "--cut")

@@ -179,6 +179,35 @@ def positions():
     check("0 and 1: 1, 2 and 3: 0.01" in result.out.decode(), "the angles of RoPE")
 
 
+def deltas():
+    """--delta: its states, maps and outputs from q, k and v as printed."""
+    result = compute("--example", "--delta", "--trace")
+    check_good(result, "--delta")
+    board = matrices(result.lines)
+    part = {title.split()[0].rstrip(":"): rows for (_, title), rows in board.items()}
+    q, k, v = (part["Queries"][letter] for letter in "qkv")
+    found = re.findall(r"Token \d: a = ([\d.]+), b = ([\d.]+)", result.out.decode())
+    decay, strength = ([float(x) for x in list_] for list_ in zip(*found))
+    tokens, states, state, outputs = range(4), [], [[0, 0], [0, 0]], []
+    for t in tokens:
+        state = [[decay[t] * x for x in row] for row in state]
+        u = [strength[t] * (v[t][c] - sum(k[t][d] * state[d][c] for d in (0, 1))) for c in (0, 1)]
+        state = [[state[d][c] + k[t][d] * u[c] for c in (0, 1)] for d in (0, 1)]
+        states += state
+        outputs.append([sum(q[t][d] * state[d][c] for d in (0, 1)) for c in (0, 1)])
+    near(part["Delta"]["s"], states, "states of --delta")
+    near(part["Output"]["o"], outputs, "outputs of --delta")
+    near([[sum(m * v[j][c] for j, m in enumerate(row) if m > -INF) for c in (0, 1)] for row in part["The"]["q"]],
+         outputs, "M v of --delta")
+    for title, gated in (("Linear", 0), ("Gated", 1)):
+        near(part[title]["q"], [[-INF if j > t else sum(q[t][d] * k[j][d] for d in (0, 1)) *
+                                 math.prod(decay[j + 1:t + 1]) ** gated for j in tokens] for t in tokens], title)
+    for options, error in ((["--example", "--delta", "--causal"], "--causal conflicts with --delta"),
+                           (["--delta"], "--delta requires --example")):
+        bad = compute(*options)
+        check(bad.code == 2 and error in bad.err.decode(), f"{options}: {bad.err}")
+
+
 def caches():
     arguments = ["--x", "random:5x8", "--heads", 4, "--module", "--kv-heads", 2, "--trace", "--rope"]
     whole = matrices(compute(*arguments, "--causal").lines)
@@ -216,5 +245,6 @@ def caches():
 
 modules()
 positions()
+deltas()
 caches()
 finish()

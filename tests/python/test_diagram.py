@@ -168,6 +168,49 @@ def test_what_a_model_has_not_is_absent(visit):
     assert page.locator("#diagram-head .dg-steps > li").count() == 8, "nothing is rotated"
 
 
+# ---- queries and keys in a plane -------------------------------------------------------------------
+
+@pytest.mark.parametrize("off", [[], ["L0H2"]], ids=["all", "off"])
+def test_points_are_the_principal_components(visit, off):
+    """Of the queries and keys that the steps show, by numpy's decomposition."""
+    page = visit()
+    tokens = trace(page, text=TEXT)["tokens"]
+    heads = [trace(page, text=TEXT, off=off, head="L1H3", cell=[t, t])["head"] for t in range(tokens)]
+    rows = np.array([floats(head[name]) for name in ("query", "key") for head in heads], float)
+    rows -= rows.mean(axis=0)
+    _, sizes, vectors = np.linalg.svd(rows)
+    given = json.loads(base64.b64decode(post(page, "plane", {"text": TEXT, "off": off, "head": "L1H3"})))
+    assert given["shares"] == pytest.approx(sizes[:2] ** 2 / (sizes ** 2).sum(), rel=1e-8)
+    signs = [np.sign(vector[np.argmax(np.abs(vector))]) for vector in vectors[:2]]
+    points = np.concatenate([floats(given[name]).reshape(-1, 2) for name in ("queries", "keys")])
+    assert points == pytest.approx(rows @ vectors[:2].T * signs, abs=1e-5 * float(np.abs(points).max()))
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_points_are_joined_by_the_weights(visit, width):
+    page = visit(width=width)
+    page.locator("#plane-box > summary").click()
+    page.locator("#plane-picture svg").wait_for()
+    tokens = page.locator("#strip .chip bdi").all_inner_texts()
+    assert page.locator("#plane-picture .query:not(text)").count() == len(tokens) \
+        == page.locator("#plane-picture .key:not(text)").count()
+    page.locator("#plane-query").select_option("5")
+    expect(page.locator("#plane-about bdi").first).to_have_text(tokens[5])
+    expect(page.locator("#strip .chip.looking bdi")).to_have_text(tokens[5])
+    head = page.locator("#plane-about").inner_text()[:4]
+    row = floats(trace(page, text=TEXT, head=head, cell=[5, 0])["head"]["weights"])
+    widths = [float(line.get_attribute("stroke-width")) for line in page.locator("#plane-picture line.chosen").all()]
+    assert widths == pytest.approx(sorted((max(9 * w, 0.5) for w in row if w >= 0.02), reverse=True), abs=0.006)
+    page.locator("#plane-picture circle.query").nth(2).dispatch_event("click")
+    expect(page.locator("#plane-about bdi").first).to_have_text(tokens[2])
+    assert tokens[2] in page.locator("#plane-picture svg").get_attribute("aria-label")
+    page.locator('.thumb[title^="L1H1"]').click()
+    expect(page.locator("#plane-about")).to_contain_text("L1H1: the horizontal")
+    page.locator("#live-text").fill("the king was")
+    expect(page.locator("#plane-picture circle.query")).to_have_count(4)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 CONTRASTS = """() => {
     const rgb = text => text.match(/[0-9.]+/g).map(Number);
     const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)

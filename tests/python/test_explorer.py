@@ -99,7 +99,7 @@ def native(model, requests):
 
 def same_answers(page, model, texts):
     heads = ["L0H0", "L1H1"]
-    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map", "trace", "generate") for more in (
+    requests = [(place, json.dumps({"text": texts[0], **more})) for place in ("look", "map", "trace", "generate", "plane") for more in (
         {"head": "L1H2"}, {"off": heads, "row": 3, "head": "L0H1"}, {"off": heads, "maps": False},
         {"patched": heads, "other": texts[1], "head": "L1H0"}, {"cache": "int8", "draws": True}, {"text": ""})]
     answers = page.evaluate(ASK, requests)

@@ -143,6 +143,18 @@ def test_saved_inset_fills_the_window(open_page, folder):
 
 
 @pytest.mark.gate(1)
+@pytest.mark.parametrize("width", [390, 640])
+def test_saved_model_view_is_not_cut(open_page, folder, width):
+    maps = [MAPS[i % len(MAPS)] for i in range(24)]  # two layers of 12 heads
+    path = write_inset(folder / "model.html", [("x", (maps, TOKENS), {"groups": 2, "view": 2, "only_view": True})])
+    frame = open_page(path, width, 900).frames[-1]
+    frame.wait_for_function("document.querySelectorAll('.thumb canvas').length === 24")
+    assert frame.evaluate("""[...document.querySelectorAll(".thumb canvas")].map(e => e.getBoundingClientRect())
+        .filter(box => box.left < 0 || box.width < 8 || box.right > document.querySelector(".overview").getBoundingClientRect().right)
+        .length""") == 0
+
+
+@pytest.mark.gate(1)
 def test_lines_of_a_token(open_page, report):
     page = open_page(report)
     go(page, "lines")

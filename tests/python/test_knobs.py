@@ -5,6 +5,7 @@ Needs playwright and a Chromium, like test_serve.py."""
 import base64
 import json
 import re
+import shutil
 import subprocess
 
 import numpy as np
@@ -107,7 +108,37 @@ def test_descriptions(visit):
     for change, words in ({"window": 0}, "at least 1"), ({"rope_base": 1}, "above 1"), ({"noise": 1}, "noisy"), \
             ({"positions": "odd"}, "positions"), ({"temperature": -1}, "temperature"):
         assert words in look(page, **change)["error"]
+    for wrong, words in ({}, "such as L3H11"), ({"head": "L9H0"}, "no head L9H0"), ({"head": "L0H9"}, "no head L0H9"):
+        assert words in json.loads(post(page, "plane", **wrong))["error"]
     assert "window of 2 tokens" in post(page, "save", window=2, noisy="L0H1", noise=1).decode()
+
+
+def test_heads_are_merged(visit, trained, tmp_path):
+    """By the mean of their rows of W_k and W_v: as a model whose weights have these means in every head."""
+    from safetensors.numpy import load_file, save_file
+    page, weights = visit(), load_file(trained / "model.safetensors")
+    for name, x in weights.items():
+        if ".k_proj." in name or ".v_proj." in name:
+            x[:] = x.reshape(2, 2, -1, *x.shape[1:]).mean(axis=1, keepdims=True, dtype=np.float64).repeat(2, axis=1) \
+                .reshape(x.shape)
+    shutil.copytree(trained, tmp_path / "merged", ignore=shutil.ignore_patterns("training*"))
+    save_file(weights, tmp_path / "merged/model.safetensors", metadata={"format": "pt"})
+    said = subprocess.run([PROGRAM, "generate", "--max-tokens", "1", "-q", tmp_path / "merged", TEXT], check=True,
+                          capture_output=True, text=True).stdout
+    answer, plain = look(page, kv_heads=2), look(page)
+    assert said.split()[-1] == answer["next"]["tokens"][0]["text"] == generate(page, TEXT, kv_heads=2)["text"]
+    assert answer["cache"]["kv_heads"] == [2, 2] and max(answer["moved"]) > 0 and answer["next"]["changed"]
+    assert answer["cache"]["bytes"] == plain["cache"]["bytes"] / 2 and plain["model"]["kv_heads"] == 4
+    assert answer["cache"]["bytes_loaded"] == answer["cache"]["bytes_all_heads"] == plain["cache"]["bytes"]
+    assert max(look(page, kv_heads=4)["moved"]) == 0
+    both = look(page, kv_heads=2, window=2)
+    assert both["cache"]["kv_heads"] == [2, 2] and both["next"] != answer["next"]
+    for wrong in 3, 0, 8:
+        assert "head" in look(page, kv_heads=wrong)["error"]
+    page.locator("#knobs select").nth(2).select_option("1")
+    expect(page.locator("#knobs-bytes")).to_contain_text(f"{plain['cache']['bytes'] // 4:,} bytes, before")
+    expect(page.locator("#knobs-moved")).to_contain_text("largest first: L")
+    expect(page).to_have_url(re.compile("kv_heads%3A1"))
 
 
 def test_what_changes_is_marked(visit):

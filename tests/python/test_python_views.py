@@ -174,6 +174,8 @@ def test_neuron_views_read_only_what_is_there(attention):
 
 
 def test_a_choice_of_no_layer_is_an_error():
+    with pytest.raises(TypeError, match=r"attention: weights of layers are expected, not object; Model\.attention"):
+        multihead.model_view(object(), ["a"])
     with pytest.raises(ValueError, match="include_layers: at least one"):
         multihead.head_view(maps(), TOKENS, include_layers=[])
     with pytest.raises(ValueError, match=r"layer: 7 is not in 0 \.\. 1"):

@@ -92,7 +92,11 @@ static void a_generation_is_the_whole_sequence_again(void **state)
         assert_int_equal(run_generation(model, &desc, made, &count, text).state,
                          MHA_GENERATION_MAX_TOKENS);
         assert_int_equal(count, 0);
-        desc.max_tokens = 1000;
+        desc.max_tokens = 1000, desc.prompt_count = POSITIONS;
+        assert_int_equal(run_generation(model, &desc, made, &count, text).state,
+                         MHA_GENERATION_FULL);
+        assert_int_equal(count, 1);
+        desc.prompt_count = PROMPT;
         /* The first occurrence of the last token ends it. */
         int64_t first = PROMPT;
         while (ids[first] != ids[POSITIONS]) first++;

@@ -7,6 +7,7 @@
 
 #include <multihead/live.h>
 #include <multihead/show.h>
+#include <multihead/trace.h>
 #include <multihead/trial.h>
 
 #include <math.h>
@@ -185,6 +186,31 @@ static void draws_and_noise(void **state)
     expect_spoiled(run, mha_trials_predict(trials, &run, -1, &next), MHA_ERR_MODEL, "top_k",
                    run.top_k = 11);
     mha_trials_destroy(trials);
+    small_model_free(m);
+}
+
+/* Points and shares of a head have the same bits with queries and keys kept or not. */
+static void planes_do_not_depend_on_what_is_kept(void **state)
+{
+    (void)state;
+    seen s;
+    float points[2][4 * SMALL_T];
+    double shares[2][2];
+    small_model *m = make_model(77);
+    const mha_trial run = {.struct_size = sizeof run, .tokens = m->ids, .count = m->T};
+    const mha_trial_head head = {m->desc.num_layers - 1, m->desc.num_heads - 1}, none = {-1, 0};
+    for (int kept = 0; kept < 2; kept++) {
+        mha_trials *trials = trials_of(m, kept ? 1e9 : 0, &s);
+        expect_ok(mha_trials_plane(trials, &run, head, points[kept], shares[kept]));
+        expect_error(mha_trials_plane(trials, &run, none, points[kept], shares[1]), MHA_ERR_MODEL,
+                     "no head L-1H0");
+        expect_error(mha_trials_plane(trials, &run, head, NULL, shares[1]), MHA_ERR_NULL, "points");
+        mha_trials_destroy(trials);
+    }
+    assert_memory_equal(points[0], points[1], sizeof points[0]);
+    assert_memory_equal(shares[0], shares[1], sizeof shares[0]);
+    assert_true(shares[0][0] >= shares[0][1] && shares[0][1] > 0 &&
+                shares[0][0] + shares[0][1] <= 1 + 1e-12);
     small_model_free(m);
 }
 
@@ -373,6 +399,6 @@ static void places_are_known(void **state)
 }
 
 RUN_TESTS_BETWEEN(context_begin, NULL, TEST(runs_have_the_bits_of_gates), TEST(heads_are_patched),
-                  TEST(draws_and_noise), TEST(descriptions_vary), TEST(runs_end_when_they_are_to),
-                  TEST(misuse_of_trials), TEST(hidden_tokens_are_counted), TEST(texts_fit),
-                  TEST(places_are_known))
+                  TEST(draws_and_noise), TEST(planes_do_not_depend_on_what_is_kept),
+                  TEST(descriptions_vary), TEST(runs_end_when_they_are_to), TEST(misuse_of_trials),
+                  TEST(hidden_tokens_are_counted), TEST(texts_fit), TEST(places_are_known))

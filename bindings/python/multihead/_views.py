@@ -56,6 +56,9 @@ def _array(values: Any, name: str) -> Floats:
 def _layers(values: Any, name: str, include: Sequence[int] | None,
             heads: Sequence[int] | None = None) -> tuple[list[Floats], list[int]]:
     """The layers of attention: a list of [H,T,S] or [1,H,T,S], as transformers returns, or one array [L,H,T,S]."""
+    if not hasattr(values, "__len__"):
+        raise TypeError(f"{name}: weights of layers are expected, not {type(values).__name__}; "
+                        "Model.attention(text) computes them")
     if len(values) == 0:
         raise ValueError(f"{name}: there is no layer; pass .attentions of what the model returned "
                          "(its last element is something else since transformers 5)")

@@ -42,7 +42,7 @@ function resetKnobs() {
 
 // The controls as `asked` is.
 function markKnobs() {
-    const {causal, scaled, positions, rope_base: base, window: width, temperature, top_k: k, noise, noisy, draws, cache} = knobInputs;
+    const {causal, scaled, positions, rope_base: base, window: width, temperature, top_k: k, noise, noisy, draws, cache, kv_heads: kv} = knobInputs;
     const now = asked.knobs;
     temperature.value = now.temperature ?? 1;
     k.value = now.top_k ?? 0;
@@ -56,6 +56,7 @@ function markKnobs() {
         causal.checked = now.causal ?? knobModel.causal;
         positions.value = now.positions ?? knobModel.positions;
         base.value = now.rope_base ?? knobModel.rope_base;
+        kv.value = now.kv_heads ?? knobModel.kv_heads;
     }
     followKnobs();
 }
@@ -90,14 +91,20 @@ function followKnobAnswer() {
         knobModel = answer.model;
         for (const option of knobInputs.positions.options)
             if (option.value === "learned" && knobModel.positions !== "learned") option.remove();
+        const divisors = Array.from({length: knobModel.kv_heads}, (_, i) => i + 1).filter(n => knobModel.kv_heads % n === 0);
+        knobInputs.kv_heads.replaceChildren(...divisors.map(n => new Option(n)));
+        knobInputs.kv_heads.closest("label").hidden = divisors.length < 2;
         knobInputs.noisy.replaceChildren(...panels.map(panel => new Option(panel.name)));
         markKnobs();
     }
     if (answer.maps) markMoved();
-    const whole = Object.keys(asked.knobs).some(name => !DRAWN.includes(name));
-    byId("live-tokens").querySelector("th.for-change").textContent = t(whole ? "next.unchanged" : "next.whole");
+    const {cache} = answer;
+    byId("knobs-bytes").textContent = asked.knobs.kv_heads && cache
+        ? t("knobs.bytes", {bytes: whole(cache.bytes), before: whole(cache.bytes_loaded)}) : "";
+    const changed = Object.keys(asked.knobs).some(name => !DRAWN.includes(name));
+    byId("live-tokens").querySelector("th.for-change").textContent = t(changed ? "next.unchanged" : "next.whole");
     byId("live-next").querySelector(".live-key span:last-child").textContent =
-        t(whole ? "next.unchanged" : "next.heads-on");
+        t(changed ? "next.unchanged" : "next.heads-on");
 }
 
 // -- start ---------------------------------------------------------------------------------------
@@ -143,6 +150,8 @@ function buildKnobs() {
         knob("top_k", knobSelect([new Option(t("knobs.all"), 0), ...numbers],
             box => turnUnless("top_k", 0, Number(box.value)))));
     const kinds = ["none", "learned", "sinusoidal", "rotary"].map(kind => new Option(t(`knobs.positions.${kind}`), kind));
+    const merged = knob("kv_heads", knobSelect([], box => turnUnless("kv_heads", knobModel?.kv_heads, Number(box.value))));
+    merged.title = t("knobs.kv_heads.about");
     const attention = knobGroup("knobs.attention",
         knob("causal", knobInput("checkbox", {}, input => turnUnless("causal", knobModel?.causal, input.checked))),
         knob("scaled", knobInput("checkbox", {}, input => turnUnless("scaled", true, input.checked))),
@@ -153,7 +162,8 @@ function buildKnobs() {
             turnUnless("positions", knobModel?.positions, box.value);
         })),
         knob("rope_base", knobInput("number", {min: 1.1, max: 1e9, step: "any"},
-            input => turnUnless("rope_base", knobModel?.rope_base, input.value > 1 ? Number(input.value) : undefined))));
+            input => turnUnless("rope_base", knobModel?.rope_base, input.value > 1 ? Number(input.value) : undefined))),
+        merged, knobOutput("knobs-bytes"));
     const noise = knobGroup("knobs.noises",
         knob("noisy", knobSelect([], () => turnKnob("noisy"))),
         knob("noise", knobInput("range", {min: 0, max: 3, step: 0.25}, () => turnKnob("noise")),
