@@ -406,7 +406,7 @@ static const char *make_footnote(const panel_maker *maker, char *out)
                "; hidden keys hold %.1f %% of the weight of the rows shown (mean over heads)%s",
                100 * maker->hidden_sum / (double)maker->count,
                (maker->options->flags & MHA_SHOW_RENORMALISE)
-                   ? "; each row is divided by what is left of it"
+                   ? "; each row is divided by its remaining weight"
                    : "");
     return out;
 }

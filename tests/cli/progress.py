@@ -33,7 +33,7 @@ shows(rb"composition of heads, 1 of 1 pairs of layers, " + TIME, "circuits", fol
 # If stdout and stderr are one file, output keeps its order.
 both = subprocess.run([PROGRAM, "train", "induction", "--steps", "2", "--tries", "1"], stdout=subprocess.PIPE,
                       stderr=subprocess.STDOUT, check=True).stdout.splitlines()
-check(both[-1].startswith(b"nothing was kept"), f"the note is last: {both[-3:]}")
+check(both[-1].startswith(b"nothing was saved"), f"the note is last: {both[-3:]}")
 piped = run(*prune)
 check(piped.code == 0 and b"\x1b[K" not in piped.err and len(piped.errors) == 1,
       f"no terminal: {piped.err!r}")

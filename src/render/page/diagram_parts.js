@@ -73,7 +73,7 @@ function vector(name, list, options = {}) {
 
 const shapeText = shape => shape.join(" × ");
 
-// An arrow with the shape of what goes along it.
+// An arrow with the shape of its data.
 function arrow(shape, name) {
     const line = svg("svg", {viewBox: "0 0 46 10", width: 46, height: 10, "aria-hidden": "true"},
         svg("path", {d: "M0 5H40M36 1l5 4-5 4"}));
