@@ -235,7 +235,7 @@ static cli_exit check_option(const run_options *o, const args_option *option)
         return RUN_USAGE("--%s conflicts with --linear, which has no softmax: omit one",
                          option->name);
     if (o->delta && !(option->marks & DELTA))
-        return RUN_USAGE("--%s conflicts with --delta, whose problem is built in: leave one out",
+        return RUN_USAGE("--%s conflicts with --delta, whose problem is built in: omit one",
                          option->name);
     if (o->cache && option->marks & NO_CACHE)
         return RUN_USAGE("--%s conflicts with --cache, which decodes causal self-attention token "

@@ -122,7 +122,11 @@ typedef enum mha_mixer {
      *
      * Its heads are the layer's heads, each of value_dim numbers; kv_heads are those of q and k, of
      * key_dim numbers. Needs MHA_TRANSFORMER_CAUSAL and MHA_NORM_RMS. Forward calls and decoders only */
-    MHA_MIXER_GATED_DELTA = 1
+    MHA_MIXER_GATED_DELTA = 1,
+    /* A short convolution between two gates (LFM2), W_o (W_c x * conv(W_b x * W_x x)). It mixes each of
+     * E channels by itself, so the layer has no heads (layer_heads is 0) and no map. Needs
+     * MHA_TRANSFORMER_CAUSAL. Forward calls and decoders only */
+    MHA_MIXER_SHORT_CONVOLUTION = 2
 } mha_mixer;
 
 /* How the frequencies f_i = base^(-2 i / R) of a rotation are scaled, with n = rope_original_length
@@ -159,11 +163,16 @@ typedef struct mha_layer_desc {
     float rope_low, rope_high;    /* 0: Llama 3: 1 and 4, YaRN: 1 and 32. Not with LINEAR */
     float rope_amplitude;         /* with YARN; 0: 0.1 ln rope_factor + 1, at least 1 */
     int64_t rope_original_length; /* positions of training; required with LLAMA3 and YARN */
-    /* Of a gated delta net; all fields above are then 0. Its sizes are required */
+    /* Of a gated delta net, or mixer and conv_kernel of a short convolution; all other fields are then
+     * 0. The sizes are required */
     mha_mixer mixer;
     int32_t conv_kernel; /* 1 .. MHA_CONVOLUTION_MOST */
     int64_t key_dim, value_dim;
 } mha_layer_desc;
+
+/** How a layer differs from attention without output gates, as messages say it: "is a gated delta
+ * net"; NULL: it does not. Memory static. Errors none. Threads any. Since 0.1 */
+MHA_API const char *mha_layer_difference(const mha_layer_desc *layer);
 
 typedef struct mha_transformer_desc {
     uint32_t struct_size;
@@ -379,6 +388,8 @@ MHA_API int64_t mha_transformer_size(const mha_transformer *transformer);
  *   layers.N.delta_net.q_proj.weight          k_proj v_proj g_proj b_proj a_proj o_proj, in place of
  *   layers.N.delta_net.conv.weight [C,K]      self_attn in a gated delta net; C: q, k and v
  *   layers.N.delta_net.A_log [H] dt_bias [H]  o_norm.weight [value_dim]
+ *   layers.N.short_conv.b_proj.weight         c_proj x_proj o_proj, in place of self_attn in a short
+ *   layers.N.short_conv.conv.weight [E,K]     convolution
  *   layers.N.cross_attn_norm, cross_attn      likewise
  *   layers.N.mlp_norm, mlp_post_norm          likewise
  *   layers.N.mlp.gate_proj.weight .bias (gated)     up_proj, down_proj likewise
@@ -863,11 +874,11 @@ MHA_API size_t mha_decoder_cache_bytes(const mha_decoder *decoder);
 
 /**
  * Truncate every longer sequence to its first `length` tokens: after a rejected draft, or to 0 for
- * new sequences. The memory of cross-attention is kept. The state of a gated delta net has no history:
- * such a sequence can only keep its length or be emptied.
+ * new sequences. The memory of cross-attention is kept. The state of a gated delta net or short
+ * convolution has no history: such a sequence can only keep its length or be emptied.
  *
  * Memory   none.
- * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (gated delta nets); MHA_ERR_ARGUMENT if every sequence
+ * Errors   MHA_ERR_NULL; MHA_ERR_UNSUPPORTED (layers with states); MHA_ERR_ARGUMENT if every sequence
  *          is shorter, or if a sequence has discarded tokens that its window would show afterwards.
  *          Every sequence is then unchanged.
  * Threads  no other thread may be using the decoder.   Since  0.1
@@ -930,7 +941,7 @@ MHA_API MHA_NODISCARD mha_status mha_decoder_step(mha_context *context, mha_deco
  * Errors   as mha_transformer_forward(); MHA_ERR_ARGUMENT (firsts, counts; a memory was not set);
  *          MHA_ERR_SIZE (more than max_step tokens, or a sequence longer than the capacity);
  *          MHA_ERR_NOMEM also if too few pages are free. The decoder is then unchanged and output
- *          unspecified. Sequences whose gated delta nets had begun the step are empty.
+ *          unspecified. Sequences whose layers with a state had begun the step are empty.
  * Threads  one call per context and decoder.   Since  0.1
  */
 MHA_API MHA_NODISCARD mha_status mha_decoder_step_rows(mha_context *context, mha_decoder *decoder,

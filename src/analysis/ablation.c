@@ -225,6 +225,7 @@ mha_status mha_effect_work(const mha_transformer *transformer, const mha_ablatio
     int64_t all = 0;
     MHAI_NEED("mha_effect_work", transformer, work);
     const mha_transformer_desc *d = &transformer->desc;
+    MHA_TRY(mhai_transformer_plain_mixers("effects of heads", transformer));
     MHA_TRY(mhai_struct_copy("mha_effect_data", &own, sizeof own, sizeof own, data));
     MHA_TRY(mhai_struct_copy("mha_ablation_desc", &how, sizeof how, sizeof how, desc));
     if (sets) MHA_TRY(check_sets(d, sets, &checked));

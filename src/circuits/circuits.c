@@ -470,12 +470,11 @@ mha_status mha_transformer_circuits(mha_context *context, const mha_transformer 
     mha_transformer_desc d = {.struct_size = sizeof d};
     mha_transformer_describe(transformer, &d);
     for (int64_t i = 0; d.layers && i < d.num_layers; i++)
-        if (d.layers[i].mixer || d.layers[i].flags & MHA_LAYER_OUTPUT_GATE)
+        if (mha_layer_difference(&d.layers[i]))
             return mha_fail(MHA_ERR_UNSUPPORTED,
                             "mha_transformer_circuits: layer %lld %s: what its heads write is no "
                             "product of weights alone",
-                            (long long)i,
-                            d.layers[i].mixer ? "is a gated delta net" : "has output gates");
+                            (long long)i, mha_layer_difference(&d.layers[i]));
     circuits_job job = {.context = context,
                         .t = transformer,
                         .L = d.num_layers,

@@ -107,10 +107,12 @@ static double numbers_described(const mha_transformer_desc *d)
     double layers = (double)d->num_layers * (q + 2 * E * kv * D), layer = 0;
     if (d->layer_heads) layers = 0;
     for (int64_t i = 0; d->layer_heads && i < d->num_layers; i++)
-        layers += d->layers && d->layers[i].mixer
-                      ? E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
-                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim)
-                      : 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i]);
+        layers += !d->layers || !d->layers[i].mixer
+                      ? 2 * E * D * (double)(d->layer_heads[i] + d->layer_kv_heads[i])
+                  : d->layers[i].mixer == MHA_MIXER_SHORT_CONVOLUTION
+                      ? 4 * E * E
+                      : E * (2 * (double)d->layer_kv_heads[i] * (double)d->layers[i].key_dim +
+                             3 * (double)d->layer_heads[i] * (double)d->layers[i].value_dim);
     for (int64_t i = 0; d->layers && i < d->num_layers; i++)
         layers += (double)d->layers[i].t5_buckets *
                   (double)(d->layer_heads ? d->layer_heads[i] : d->num_heads);
@@ -166,10 +168,12 @@ static mha_status check_embeddings(loading *l)
     const int64_t shape[2] = {l->plan.desc.vocab_size, l->plan.desc.embed_dim};
     const mha_tensor table = mha_tensor_contiguous(NULL, MHA_F32, 2, shape);
     mhai_family_name(l->family, "embed_tokens.weight", name);
-    l->stored->weights.prefix = l->family->prefix;
-    const int64_t at = mhai_weights_find(&l->stored->weights, name);
-    if (at < 0 || strcmp(mhai_weights_name(&l->stored->weights, at), name) == 0)
-        l->stored->weights.prefix = "";
+    const char *const prefixes[] = {l->family->text_prefix, l->family->prefix, ""};
+    for (int i = l->family->text_prefix ? 0 : 1; i < 3; i++) {
+        l->stored->weights.prefix = prefixes[i];
+        const int64_t at = mhai_weights_find(&l->stored->weights, name);
+        if (at >= 0 && strcmp(mhai_weights_name(&l->stored->weights, at), name) != 0) break;
+    }
     int64_t unused;
     return mhai_weights_check(&l->stored->weights, name, &table, &unused);
 }
@@ -373,12 +377,14 @@ static mha_status load_files(loading *l, const char *folder)
 
 static mha_status load_plan(loading *l, const mhai_config *config, const char *folder)
 {
+    mhai_config text = *config;
     MHA_TRY(mhai_family_find(config, &l->listed));
     l->config = config->path;
     MHA_TRY(mhai_family_check_loads(config, l->listed));
+    MHA_TRY(mhai_family_enter(l->listed, &text));
     l->renamed = mhai_gguf_family(l->listed);
     l->family = l->gguf ? &l->renamed : l->listed;
-    mha_status status = mhai_checkpoint_read_plan(config, l->listed, &l->plan);
+    mha_status status = mhai_checkpoint_read_plan(&text, l->listed, &l->plan);
     if (status == MHA_OK) status = load_files(l, folder);
     mhai_checkpoint_free_plan(&l->plan);
     return status;

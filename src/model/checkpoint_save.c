@@ -181,12 +181,11 @@ static mha_status check_mixers(const mha_transformer *transformer)
     mha_transformer_desc d;
     mha_transformer_describe(transformer, &d);
     for (int64_t i = 0; d.layers && i < d.num_layers; i++)
-        if (d.layers[i].mixer || d.layers[i].flags & MHA_LAYER_OUTPUT_GATE)
+        if (mha_layer_difference(&d.layers[i]))
             return mha_fail(MHA_ERR_UNSUPPORTED,
                             "mha_checkpoint_save: layer %lld %s, which saved folders cannot hold; "
                             "keep the folder that it came from",
-                            (long long)i,
-                            d.layers[i].mixer ? "is a gated delta net" : "has output gates");
+                            (long long)i, mha_layer_difference(&d.layers[i]));
     return MHA_OK;
 }
 

@@ -32,7 +32,8 @@ mha_status mhai_ends_add(mhai_ends *ends, int64_t id, int64_t vocab_size)
 static mha_status add_json(const char *path, const json_t *root, int64_t vocab_size,
                            mhai_ends *ends)
 {
-    const json_t *value = json_object_get(root, "eos_token_id");
+    const json_t *text = json_object_get(root, "text_config"); /* of a model of several parts */
+    const json_t *value = json_object_get(json_is_object(text) ? text : root, "eos_token_id");
     const bool list = json_is_array(value);
     const size_t count = list ? json_array_size(value) : 1;
     if (!value || json_is_null(value)) return MHA_OK;

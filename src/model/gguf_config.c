@@ -42,6 +42,20 @@ static const mhai_weight_name llama_names[] = {COMMON,
                                                {"self_attn.k_proj", "attn_k", MHAI_PAIRED_ROWS, 0},
                                                MHAI_NAME("self_attn.v_proj", "attn_v"),
                                                END};
+/* The name of the last norm is that of a norm of embeddings. */
+static const mhai_weight_name lfm2_names[] = {
+    MHAI_NAME("norm", "token_embd_norm"),
+    COMMON,
+    GATED,
+    MHAI_NAME("self_attn.q_proj", "attn_q"),
+    MHAI_NAME("self_attn.k_proj", "attn_k"),
+    MHAI_NAME("self_attn.v_proj", "attn_v"),
+    {"short_conv.b_proj", "shortconv.in_proj", MHAI_FUSED, 0},
+    {"short_conv.c_proj", "shortconv.in_proj", MHAI_FUSED, 1},
+    {"short_conv.x_proj", "shortconv.in_proj", MHAI_FUSED, 2},
+    MHAI_NAME("short_conv.conv", "shortconv.conv"),
+    MHAI_NAME("short_conv.o_proj", "shortconv.out_proj"),
+    END};
 static const mhai_weight_name fused_names[] = {COMMON, GATED, FUSED, END};
 static const mhai_weight_name phi3_names[] = {COMMON,
                                               FUSED,
@@ -54,13 +68,14 @@ static const mhai_weight_name phi3_names[] = {COMMON,
 static const struct architecture {
     const char *name, *model_type;
     const mhai_weight_name *names;
-    int64_t largest; /* layers of the model whose scale uses E / H instead of D (Gemma, 27B) */
+    int64_t largest;   /* layers of the model whose scale uses E / H instead of D (Gemma, 27B) */
+    const char *mixer; /* layer_types of layers without key/value heads; NULL: all have some */
 } architectures[] = {
-    {"llama", "llama", llama_names, 0},     {"qwen2", "qwen2", plain_names, 0},
-    {"qwen3", "qwen3", plain_names, 0},     {"gemma", "gemma", plain_names, 0},
-    {"gemma2", "gemma2", plain_names, 46},  {"gemma3", "gemma3_text", plain_names, 62},
-    {"phi3", "phi3", phi3_names, 0},        {"gpt2", "gpt2", fused_names, 0},
-    {"gptneox", "gpt_neox", fused_names, 0}};
+    {"llama", "llama", llama_names, 0, NULL},      {"qwen2", "qwen2", plain_names, 0, NULL},
+    {"qwen3", "qwen3", plain_names, 0, NULL},      {"gemma", "gemma", plain_names, 0, NULL},
+    {"gemma2", "gemma2", plain_names, 46, NULL},   {"gemma3", "gemma3_text", plain_names, 62, NULL},
+    {"phi3", "phi3", phi3_names, 0, NULL},         {"gpt2", "gpt2", fused_names, 0, NULL},
+    {"gptneox", "gpt_neox", fused_names, 0, NULL}, {"lfm2", "lfm2", lfm2_names, 0, "conv"}};
 
 enum { ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
 
@@ -78,6 +93,7 @@ mhai_family mhai_gguf_family(const mhai_family *family)
             own.names = architectures[i].names;
     own.layers = "blk.";
     own.prefix = "";
+    own.text_prefix = NULL;
     own.ignores = ignores;
     return own;
 }
@@ -96,8 +112,9 @@ static const struct {
     {"feed_forward_length", true, false, {"intermediate_size", "n_inner", NULL}},
     {"attention.key_length", false, false, {"head_dim", NULL, NULL}},
     {"attention.sliding_window", false, false, {"sliding_window", NULL, NULL}},
-    {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", NULL, NULL}},
+    {"attention.layer_norm_rms_epsilon", false, true, {"rms_norm_eps", "norm_eps", NULL}},
     {"attention.layer_norm_epsilon", false, true, {"layer_norm_eps", "layer_norm_epsilon", NULL}},
+    {"shortconv.l_cache", false, false, {"conv_L_cache", NULL, NULL}},
     {"rope.freq_base", false, true, {"rope_theta", "rotary_emb_base", NULL}},
     {"rope.freq_base_swa", false, true, {"rope_local_base_freq", NULL, NULL}},
     {"attn_logit_softcapping", false, true, {"attn_logit_softcapping", NULL, NULL}},
@@ -214,38 +231,57 @@ static mha_status refuse_unsupported(const reading *r)
                           value.key, (long long)experts);
 }
 
+/* Numbers of heads over the layers. */
+typedef struct head_counts {
+    json_t *lists[2], *types;
+    int64_t most, kv_heads; /* of the layer with most heads */
+    bool same, seen;
+} head_counts;
+
+/* A layer without key/value heads has another mixer, where its architecture has one. */
+static mha_status add_layer(const reading *r, const mha_gguf_value *heads, const mha_gguf_value *kv,
+                            int64_t layer, head_counts *n)
+{
+    int64_t h, k;
+    MHA_TRY(add_to(n->lists[0], heads, layer, &h));
+    MHA_TRY(add_to(n->lists[1], kv, layer, &k));
+    const char *type = k == 0 && r->of->mixer ? r->of->mixer : "full_attention";
+    if (r->of->mixer && json_array_append_new(n->types, json_string(type)) != 0)
+        return MHA_NO_MEMORY("model");
+    if (k == 0 && r->of->mixer) return MHA_OK;
+    n->same = n->same && (!n->seen || (h == n->most && k == n->kv_heads));
+    if (!n->seen || h > n->most) n->most = h, n->kv_heads = k;
+    n->seen = true;
+    return MHA_OK;
+}
+
 /* Heads: the largest number of any layer, and by layer where they differ. Without a key of its own,
  * the number of key/value heads is the number of heads. */
 static mha_status read_heads(const reading *r)
 {
     const int64_t layers = count_of(r, "num_hidden_layers");
-    int64_t most = 0, kv_heads = 0, first = 0, h, k;
     mha_gguf_value heads, kv;
-    bool same = true;
-    json_t *lists[2] = {json_array(), json_array()};
-    if (!mhai_put(r->root, "layer_heads", lists[0]) ||
-        !mhai_put(r->root, "layer_kv_heads", lists[1]))
-        return MHA_NO_MEMORY("model");
+    head_counts n = {.lists = {json_array(), json_array()}, .types = json_array(), .same = true};
+    const bool made = mhai_put(r->root, "layer_heads", n.lists[0]) &
+                      mhai_put(r->root, "layer_kv_heads", n.lists[1]) &
+                      mhai_put(r->root, "layer_types", n.types);
+    if (!made) return MHA_NO_MEMORY("model");
     if (!find(r, "attention.head_count", &heads)) return missing(r, "attention.head_count");
     if (!find(r, "attention.head_count_kv", &kv)) kv = heads;
     MHA_TRY(check_array(r, &heads));
     MHA_TRY(check_array(r, &kv));
-    for (int64_t i = 0; i < layers && layers <= MHAI_MOST_LAYERS; i++) {
-        MHA_TRY(add_to(lists[0], &heads, i, &h));
-        MHA_TRY(add_to(lists[1], &kv, i, &k));
-        if (i == 0) first = k;
-        same = same && k == first && (i == 0 || h == most);
-        if (i == 0 || h > most) most = h, kv_heads = k;
-    }
-    if (!same && r->of->names != llama_names && r->of->names != plain_names)
+    for (int64_t i = 0; i < layers && layers <= MHAI_MOST_LAYERS; i++)
+        MHA_TRY(add_layer(r, &heads, &kv, i, &n));
+    if (!n.same && r->of->names != llama_names && r->of->names != plain_names)
         return refuse(r, kv.array ? &kv : &heads, differs);
-    if (same) {
+    if (n.same) {
         json_object_del(r->root, "layer_heads");
         json_object_del(r->root, "layer_kv_heads");
     }
-    return mhai_put_count(r->root, "num_attention_heads", most) &&
-                   mhai_put_count(r->root, "n_head", most) &&
-                   mhai_put_count(r->root, "num_key_value_heads", kv_heads) &&
+    if (!r->of->mixer) json_object_del(r->root, "layer_types");
+    return mhai_put_count(r->root, "num_attention_heads", n.most) &&
+                   mhai_put_count(r->root, "n_head", n.most) &&
+                   mhai_put_count(r->root, "num_key_value_heads", n.kv_heads) &&
                    mhai_put_text(r->names, "num_attention_heads", heads.key) &&
                    mhai_put_text(r->names, "n_head", heads.key) &&
                    mhai_put_text(r->names, "layer_heads", heads.key) &&
@@ -483,7 +519,10 @@ static mha_status add_known(const reading *r)
     if (find(r, "attention.causal", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &causal));
     if (!causal) return refuse(r, &value, "is false, which is not supported");
     if (find(r, "use_parallel_residual", &value)) MHA_TRY(mha_gguf_bool(&value, 0, &parallel));
-    bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel);
+    bool good = mhai_put_bool(r->root, "use_parallel_residual", parallel) &&
+                mhai_put_bool(r->root, "block_auto_adjust_ff_dim", false);
+    if (!json_object_get(r->root, "rope_theta"))
+        good = good && mhai_put(r->root, "rope_theta", json_real(1e4));
     /* 0 means none (Phi 4) */
     if (r->of->largest == 0 && count_of(r, "sliding_window") == 0)
         json_object_del(r->root, "sliding_window");
@@ -524,7 +563,7 @@ static mha_status find_architecture(reading *r)
     mha_gguf_value value;
     const char *name;
     size_t size;
-    char known[160] = "", found[48];
+    char known[192] = "", found[48];
     MHA_TRY(mha_gguf_value_of(r->file, "general.architecture", &value));
     MHA_TRY(mha_gguf_string(&value, 0, &name, &size));
     for (int i = 0; i < ARCHITECTURES; i++) {

@@ -181,7 +181,7 @@ static mha_status check_attention(const mha_model_info *info, const model_call *
     mha_transformer_desc d;
     mha_transformer_describe(pass->model->transformer, &d);
     const mha_layer_desc *of = d.layers ? &d.layers[layer] : NULL;
-    const bool delta = of && of->mixer;
+    const bool delta = of && of->mixer == MHA_MIXER_GATED_DELTA;
     const int64_t B = pass->B, T = pass->T, D = delta ? of->key_dim : info->head_dim;
     const int64_t Dv = delta ? of->value_dim : D;
     const int64_t H = d.layer_heads ? d.layer_heads[layer] : info->heads;

@@ -42,10 +42,12 @@ static mha_status read_grouped(const mhai_config *config, const mhai_shape_keys 
     return MHA_OK;
 }
 
-static mha_status read_shape(const mhai_config *config, mha_model_shape *shape)
+static mha_status read_shape(const mhai_config *whole, mha_model_shape *shape)
 {
     const mhai_family *a = NULL;
+    mhai_config text = *whole, *config = &text;
     MHA_TRY(mhai_family_find(config, &a));
+    MHA_TRY(mhai_family_enter(a, config));
     const mhai_shape_keys *keys = a->keys;
     MHA_TRY(mhai_config_count(config, keys->embed, 1, MHAI_MOST_WIDTH, &shape->embed_dim));
     MHA_TRY(mhai_config_count(config, keys->layers, 1, MHAI_MOST_LAYERS, &shape->layers));

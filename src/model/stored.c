@@ -38,6 +38,8 @@ static fusion fusion_of(const mha_transformer_desc *d, const mha_parameter *p,
     const int64_t kv_heads = d->layer_heads ? d->layer_kv_heads[p->layer] : d->kv_heads;
     const int64_t D = d->head_dim;
     if (strstr(p->name, ".mlp.")) return (fusion){1, {d->ff_dim, d->ff_dim, 0, 0}};
+    if (d->layers && d->layers[p->layer].mixer == MHA_MIXER_SHORT_CONVOLUTION)
+        return (fusion){1, {d->embed_dim, d->embed_dim, d->embed_dim, 0}};
     if (d->layers && d->layers[p->layer].mixer)
         return fusion_of_delta(&d->layers[p->layer], heads, kv_heads, p, form);
     if (form == MHAI_FUSED_GATE) return (fusion){heads, {D, D, 0, 0}};

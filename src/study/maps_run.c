@@ -55,8 +55,7 @@ static mha_status make_blocks(mha_room *room, int64_t cell, mha_maps *maps)
 /* Whether a layer attends without output gates, so that its weights times values are what it writes. */
 static bool is_plain(const mha_transformer_desc *d, int64_t layer)
 {
-    return !d || !d->layers ||
-           (!d->layers[layer].mixer && !(d->layers[layer].flags & MHA_LAYER_OUTPUT_GATE));
+    return !d || !d->layers || !mha_layer_difference(&d->layers[layer]);
 }
 
 /* d NULL: of all layers; else of plain ones. */

@@ -311,9 +311,9 @@ static mha_status after_layer(void *user, const mha_activations *activations, in
 static mha_status check_mixers(const mha_transformer_desc *d)
 {
     for (int64_t l = 0; d->layers && l < d->num_layers; l++)
-        if (d->layers[l].mixer || d->layers[l].flags & MHA_LAYER_OUTPUT_GATE)
+        if (mha_layer_difference(&d->layers[l]))
             return mha_fail(MHA_ERR_UNSUPPORTED, "mha_trials_trace: layer %" PRId64 " %s", l,
-                            d->layers[l].mixer ? "is a gated delta net" : "has output gates");
+                            mha_layer_difference(&d->layers[l]));
     return MHA_OK;
 }
 

@@ -288,6 +288,19 @@ static mhai_place_attention add_delta(layout *l)
     return place;
 }
 
+static mhai_place_attention add_convolution(layout *l)
+{
+    static const char *const names[] = {"b_proj", "c_proj", "x_proj", NULL};
+    const mha_transformer_desc *d = &l->t->desc;
+    const int64_t E = d->embed_dim, kernel = d->layers[l->layer].conv_kernel;
+    mhai_place_attention place = {.step = add_step(l, "self_attn_norm", "self_attn_post_norm")};
+    l->prefix = "short_conv";
+    place.in = add_linear(l, 0, E, names, (const int64_t[]){E, E, E});
+    place.conv = add(l, ".conv.weight", MHA_PARAMETER_BIAS, E, kernel);
+    place.out = add_linear(l, 0, E, o_name, &E);
+    return place;
+}
+
 static mhai_place_attention add_attention(layout *l, bool cross)
 {
     static const char *const qkv_names[] = {"q_proj", "k_proj", "v_proj", NULL};
@@ -301,8 +314,10 @@ static mhai_place_attention add_attention(layout *l, bool cross)
     const uint32_t after = MHA_TRANSFORMER_POST_NORM | MHA_TRANSFORMER_BRANCH_NORM;
     const mhai_place_norm none = {MHAI_NOWHERE, MHAI_NOWHERE};
     mhai_place_attention place = {.step = {none, none}};
-    const bool gated = !cross && mhai_transformer_mix(d, l->layer).gated;
-    if (!cross && mhai_transformer_mix(d, l->layer).mixer) return add_delta(l);
+    const mhai_mix mix = mhai_transformer_mix(d, l->layer);
+    const bool gated = !cross && mix.gated;
+    if (!cross && mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) return add_convolution(l);
+    if (!cross && mix.mixer) return add_delta(l);
     if (heads.q > 0 || mhai_transformer_has(l->t, after))
         place.step = add_step(l, cross ? "cross_attn_norm" : "self_attn_norm",
                               cross ? "cross_attn_post_norm" : "self_attn_post_norm");

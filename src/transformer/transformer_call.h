@@ -19,6 +19,9 @@ MHA_NODISCARD mha_status mhai_delta_position(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_run(const mhai_call *c, int64_t layer);
 MHA_NODISCARD mha_status mhai_delta_check_outputs(const mhai_call *c, int64_t layer);
 
+/* The same of a short convolution: what W_o reads, in kept->heads. */
+MHA_NODISCARD mha_status mhai_convolution_run(const mhai_call *c, int64_t layer);
+
 /* Multiply the outputs of heads by the gates of their layer; of a gated delta net, norm them first. */
 void mhai_gate_heads(const mhai_call *c, int64_t layer);
 

@@ -85,7 +85,8 @@ mha_status mhai_transformer_check(const char *function, const mha_transformer *t
         return mha_fail(MHA_ERR_ARGUMENT, "head_means stand for heads whose gates are closed, but "
                                           "there are no gates");
     for (int64_t i = 0; i < gates[0]; i++)
-        means = mhai_max_i64(means, mhai_transformer_mix(&t->desc, i).out);
+        if (mhai_transformer_mix(&t->desc, i).v > 0)
+            means = mhai_max_i64(means, mhai_transformer_mix(&t->desc, i).out);
     if (input->head_means)
         MHA_TRY(mhai_nn_matrix("head_means", input->head_means, gates[0], means));
     MHA_TRY(mhai_transformer_check_patches(t, input));

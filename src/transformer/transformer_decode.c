@@ -29,7 +29,7 @@ struct mha_decoder {
 
 /* ---- description --------------------------------------------------------------------------- */
 
-/* The first gated delta net; -1: there is none. */
+/* The first layer with a state; -1: there is none. */
 static int64_t first_delta(const mha_transformer *t)
 {
     for (int64_t i = 0; i < t->desc.num_layers; i++)
@@ -42,9 +42,10 @@ static mha_status check_kind(const mha_transformer *t, const mha_decoder_desc *o
     if (own->window > 0 && first_delta(t) >= 0)
         return mha_fail(
             MHA_ERR_UNSUPPORTED,
-            "mha_decoder_desc: window is %lld, but layer %lld is a gated delta net, whose "
-            "state holds all tokens; leave it 0",
-            (long long)own->window, (long long)first_delta(t));
+            "mha_decoder_desc: window is %lld, but layer %lld %s, whose state holds all tokens; "
+            "leave it 0",
+            (long long)own->window, (long long)first_delta(t),
+            mha_layer_difference(&t->desc.layers[first_delta(t)]));
     const bool cross = mhai_transformer_has(t, MHA_TRANSFORMER_CROSS);
     if (!mhai_transformer_has(t, MHA_TRANSFORMER_CAUSAL))
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_decoder_create: only transformers that are "
@@ -238,14 +239,14 @@ static mha_status make_sinks(mha_decoder *d)
     return MHA_OK;
 }
 
-/* Bytes of a gated delta net's states; 0 of another layer. */
+/* Bytes of a layer's states; 0 of attention. */
 static int64_t delta_bytes(const mha_transformer *t, const mha_decoder_desc *d, int64_t layer)
 {
     const mhai_mix mix = mhai_transformer_mix(&t->desc, layer);
     if (!mix.mixer) return 0;
     const double rows = (double)((mix.D + MHA_RECURRENT_CHUNK) * mhai_round_up(mix.Dv, 32));
     const double floats = (double)mix.v * (rows + 164 * (double)mix.D + 32) +
-                          (double)(t->desc.layers[layer].conv_kernel - 1) * (double)mix.gates;
+                          (double)(t->desc.layers[layer].conv_kernel - 1) * (double)mix.channels;
     const double bytes = (double)d->batch * floats * sizeof(float);
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_MAX;
 }
@@ -260,9 +261,9 @@ static mha_status make_delta(mha_context *context, mha_decoder *d, int64_t layer
                                            .heads = mix.v,
                                            .head_dim = mix.D,
                                            .value_dim = mix.Dv};
-    made->floats = (t->layers[layer].conv_kernel - 1) * mix.gates + 1;
+    made->floats = (t->layers[layer].conv_kernel - 1) * mix.channels + 1;
     MHA_TRY(allocate(d, made->floats, sizeof *made->inputs, &made->inputs));
-    return mha_recurrent_state_create(context, &size, &made->state);
+    return mix.v > 0 ? mha_recurrent_state_create(context, &size, &made->state) : MHA_OK;
 }
 
 static mha_status make_deltas(mha_context *context, mha_decoder *d)
@@ -419,12 +420,13 @@ static mha_status check_length(const char *function, const mha_decoder *d, int64
     for (int64_t i = 0; i < d->transformer->desc.num_layers; i++)
         if (d->caches[i]) MHA_TRY(mhai_kv_pages_check_truncate(d->caches[i], b, length));
     if (!d->deltas || length == 0 || length == d->lengths[b]) return MHA_OK;
-    return mha_fail(
-        MHA_ERR_UNSUPPORTED,
-        "%s: layer %lld is a gated delta net, whose state has no history: sequence %lld "
-        "keeps its %lld tokens or begins anew, not with %lld",
-        function, (long long)first_delta(d->transformer), (long long)b, (long long)d->lengths[b],
-        (long long)length);
+    const int64_t layer = first_delta(d->transformer);
+    return mha_fail(MHA_ERR_UNSUPPORTED,
+                    "%s: layer %lld %s, whose state has no history: sequence %lld keeps its %lld "
+                    "tokens or begins anew, not with %lld",
+                    function, (long long)layer,
+                    mha_layer_difference(&d->transformer->desc.layers[layer]), (long long)b,
+                    (long long)d->lengths[b], (long long)length);
 }
 
 /* Set a sequence's states to 0, or to those of another. */
@@ -433,24 +435,24 @@ static mha_status copy_deltas(mha_decoder *d, int64_t from, int64_t to, bool emp
     for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++) {
         const mhai_delta_state *x = &d->deltas[i * d->desc.batch + from];
         mhai_delta_state *y = &d->deltas[i * d->desc.batch + to];
-        if (!y->state) continue;
+        if (!y->inputs) continue;
         y->length = empty ? 0 : x->length;
         if (empty) {
-            mha_recurrent_state_reset(y->state);
+            if (y->state) mha_recurrent_state_reset(y->state);
             memset(y->inputs, 0, (size_t)y->floats * sizeof *y->inputs);
         } else {
             memcpy(y->inputs, x->inputs, (size_t)y->floats * sizeof *y->inputs);
-            MHA_TRY(mha_recurrent_state_copy(x->state, 0, y->state, 0));
+            if (y->state) MHA_TRY(mha_recurrent_state_copy(x->state, 0, y->state, 0));
         }
     }
     return MHA_OK;
 }
 
-/* Whether a net has taken tokens of a step that failed. */
+/* Whether a layer with a state has taken tokens of a step that failed. */
 static bool is_ahead(const mha_decoder *d, int64_t b)
 {
     for (int64_t i = 0; d->deltas && i < d->transformer->desc.num_layers; i++)
-        if (d->deltas[i * d->desc.batch + b].state &&
+        if (d->deltas[i * d->desc.batch + b].inputs &&
             d->deltas[i * d->desc.batch + b].length != d->lengths[b])
             return true;
     return false;

@@ -1,4 +1,4 @@
-/* Gated delta nets between their projections (MHA_MIXER_GATED_DELTA), and gates on the outputs of heads. */
+/* Gated delta nets and short convolutions between their projections, and gates on the outputs of heads. */
 #include "transformer/transformer_call.h"
 
 #include "base/checked.h"
@@ -8,16 +8,22 @@
 
 #include <math.h>
 
+const char *mha_layer_difference(const mha_layer_desc *layer)
+{
+    static const char *const mixers[] = {NULL, "is a gated delta net", "is a short convolution"};
+    if (!layer || (unsigned)layer->mixer > MHA_MIXER_SHORT_CONVOLUTION) return NULL;
+    return layer->flags & MHA_LAYER_OUTPUT_GATE ? "has output gates" : mixers[layer->mixer];
+}
+
 mha_status mhai_transformer_plain_mixers(const char *function, const mha_transformer *t)
 {
     for (int64_t i = 0; t->desc.layers && i < t->desc.num_layers; i++) {
-        const mhai_mix mix = mhai_transformer_mix(&t->desc, i);
-        if (mix.mixer || mix.gated)
+        const char *difference = mha_layer_difference(&t->desc.layers[i]);
+        if (difference)
             return mha_fail(MHA_ERR_UNSUPPORTED,
                             "%s: layer %lld %s; only transformers whose layers all attend without "
                             "output gates are supported",
-                            function, (long long)i,
-                            mix.mixer ? "is a gated delta net" : "has output gates");
+                            function, (long long)i, difference);
     }
     return MHA_OK;
 }
@@ -52,26 +58,25 @@ static mha_tensor taken(const mhai_call *c, const mha_tensor *x, int axis, int64
 
 /* ---- before the recurrence ------------------------------------------------------------------- */
 
-static mha_status convolve(const layer_job *job)
+static mha_status convolve(const layer_job *job, uint32_t flags)
 {
     const mhai_call *c = job->c;
-    const int64_t B = c->a->B, T = c->a->T, width = job->mix.width, channels = job->mix.gates;
+    const int64_t B = c->a->B, T = c->a->T, width = job->mix.width, channels = job->mix.channels;
     const int64_t taps = c->t->desc.layers[job->layer].conv_kernel;
     const mha_tensor weight = mhai_transformer_rows(
         mhai_transformer_numbers(c->t, job->place->conv), channels, taps, taps);
     mha_tensor x =
         mha_tensor_contiguous(job->kept->qkv, MHA_F32, 3, (const int64_t[]){B, T, width});
+    x.data = job->kept->qkv + job->mix.first;
     x.shape[2] = channels;
-    if (!c->step)
-        return mha_short_convolution(c->context, MHA_CONVOLUTION_SILU, &x, &weight, NULL, NULL, &x);
+    if (!c->step) return mha_short_convolution(c->context, flags, &x, &weight, NULL, NULL, &x);
     for (int64_t b = 0; b < B; b++) {
         mhai_delta_state *delta = &c->step->deltas[job->layer * B + b];
         const mha_tensor part = taken(c, &x, 1, b);
         const mha_tensor inputs = mha_tensor_contiguous(delta->inputs, MHA_F32, 3,
                                                         (const int64_t[]){1, taps - 1, channels});
         if (c->step->counts[b] == 0) continue;
-        MHA_TRY(mha_short_convolution(c->context, MHA_CONVOLUTION_SILU, &part, &weight, NULL,
-                                      &inputs, &part));
+        MHA_TRY(mha_short_convolution(c->context, flags, &part, &weight, NULL, &inputs, &part));
         delta->length += c->step->counts[b];
     }
     return MHA_OK;
@@ -113,8 +118,36 @@ static void position_row(void *argument, int64_t row, int worker)
 mha_status mhai_delta_position(const mhai_call *c, int64_t layer)
 {
     layer_job job = job_of(c, layer);
-    MHA_TRY(convolve(&job));
+    MHA_TRY(convolve(&job, MHA_CONVOLUTION_SILU));
     mha_parallel_for(c->context, mhai_tokens(c->a), position_row, &job);
+    return MHA_OK;
+}
+
+static void open_row(void *argument, int64_t row, int worker)
+{
+    const layer_job *job = argument;
+    const int64_t E = job->mix.channels;
+    const float *b = job->kept->qkv + row * job->mix.width;
+    float *x = job->kept->qkv + row * job->mix.width + job->mix.first;
+    (void)worker;
+    for (int64_t i = 0; i < E; i++) x[i] *= b[i];
+}
+
+static void close_row(void *argument, int64_t row, int worker)
+{
+    const layer_job *job = argument;
+    const int64_t E = job->mix.channels;
+    const float *c = job->kept->qkv + row * job->mix.width + E, *x = c + E;
+    (void)worker;
+    for (int64_t i = 0; i < E; i++) job->kept->heads[row * E + i] = c[i] * x[i];
+}
+
+mha_status mhai_convolution_run(const mhai_call *c, int64_t layer)
+{
+    layer_job job = job_of(c, layer);
+    mha_parallel_for(c->context, mhai_tokens(c->a), open_row, &job);
+    MHA_TRY(convolve(&job, 0));
+    mha_parallel_for(c->context, mhai_tokens(c->a), close_row, &job);
     return MHA_OK;
 }
 

@@ -341,20 +341,12 @@ mha_status mhai_transformer_project_memory(mha_context *context, const mha_trans
     return project_memory(context, &t->layers[layer].cross.memory, memory, rows);
 }
 
-static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
-                         const mhai_kept_attention *kept, int64_t layer, bool cross, float *next)
+/* The heads, from the rows of q, k, v and gates. */
+static mha_status run_heads(const mhai_call *c, const mhai_kept_attention *kept, int64_t layer,
+                            bool cross)
 {
-    const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
-    const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
-    const int64_t rows = mhai_tokens(c->a);
     const bool delta = !cross && mhai_transformer_mix(&c->t->desc, layer).mixer;
     mhai_call_attention attention;
-    if (wanted) clear_part(wanted, layer, count.q);
-    if (count.q == 0) return only_bias(c, place, kept, next);
-    MHA_TRY(begin_step(c, &place->step, &kept->step));
-    MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
-    if (cross && !c->step)
-        MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
     if (delta) {
         MHA_TRY(mhai_delta_position(c, layer));
     } else {
@@ -366,6 +358,24 @@ static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
     if (!cross) mhai_gate_heads(c, layer);
     if (c->input.head_means && !cross) add_means(c, kept->heads, layer);
     if (!cross) mhai_transformer_patch(c->a, &c->input, layer, true);
+    return MHA_OK;
+}
+
+static mha_status attend(const mhai_call *c, const mhai_place_attention *place,
+                         const mhai_kept_attention *kept, int64_t layer, bool cross, float *next)
+{
+    const mha_tensor *wanted = cross ? c->cross_probabilities : c->probabilities;
+    const mhai_heads count = mhai_transformer_heads_of(&c->t->desc, layer, cross);
+    const int64_t rows = mhai_tokens(c->a);
+    const bool convolves =
+        !cross && mhai_transformer_mix(&c->t->desc, layer).mixer == MHA_MIXER_SHORT_CONVOLUTION;
+    if (wanted) clear_part(wanted, layer, count.q);
+    if (count.q == 0 && !convolves) return only_bias(c, place, kept, next);
+    MHA_TRY(begin_step(c, &place->step, &kept->step));
+    MHA_TRY(project(c, &place->in, MHA_ACTIVATION_NONE, kept->step.in, rows, kept->qkv));
+    if (cross && !c->step)
+        MHA_TRY(project_memory(c->context, &place->memory, c->input.memory, kept->memory));
+    MHA_TRY(convolves ? mhai_convolution_run(c, layer) : run_heads(c, kept, layer, cross));
     MHA_TRY(project(c, &place->out, MHA_ACTIVATION_NONE, kept->heads, rows,
                     added_by(c, &kept->step, next)));
     return end_step(c, &place->step, &kept->step, next);

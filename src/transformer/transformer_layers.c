@@ -106,15 +106,42 @@ static mha_status check_delta(const mha_transformer_desc *d, const mha_layer_des
                     (long long)heads.q, (long long)l->key_dim, (long long)l->value_dim, INT32_MAX);
 }
 
+static mha_status check_convolution(const mha_transformer_desc *d, const mha_layer_desc *l,
+                                    int64_t layer)
+{
+    const mha_layer_desc sizes = {
+        .struct_size = l->struct_size, .mixer = l->mixer, .conv_kernel = l->conv_kernel};
+    const int64_t heads = mhai_transformer_heads_of(d, layer, false).q;
+    if (memcmp(&sizes, l, sizeof sizes) != 0 || heads != 0)
+        return mha_fail(
+            MHA_ERR_ARGUMENT,
+            "mha_layer_desc: a short convolution has mixer and conv_kernel alone; leave "
+            "the other fields 0, and its number in layer_heads, which is %lld",
+            (long long)heads);
+    if (!(d->flags & MHA_TRANSFORMER_CAUSAL) ||
+        d->flags & (MHA_TRANSFORMER_CROSS | MHA_TRANSFORMER_PARALLEL))
+        return mha_fail(MHA_ERR_UNSUPPORTED,
+                        "mha_layer_desc: a short convolution needs MHA_TRANSFORMER_CAUSAL, and no "
+                        "cross-attention or parallel blocks");
+    if (!in_bounds(l->conv_kernel, MHA_CONVOLUTION_MOST) || d->embed_dim > INT32_MAX)
+        return mha_fail(MHA_ERR_ARGUMENT,
+                        "mha_layer_desc: conv_kernel is %d, expected 1..%d, and embed_dim %lld, "
+                        "expected at most %d",
+                        (int)l->conv_kernel, MHA_CONVOLUTION_MOST, (long long)d->embed_dim,
+                        INT32_MAX);
+    return MHA_OK;
+}
+
 static mha_status fill_defaults(const mha_transformer_desc *d, int64_t layer, mha_layer_desc *l)
 {
-    if ((unsigned)l->mixer > MHA_MIXER_GATED_DELTA)
+    if ((unsigned)l->mixer > MHA_MIXER_SHORT_CONVOLUTION)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: mixer is %d, expected 0..%d",
-                        (int)l->mixer, MHA_MIXER_GATED_DELTA);
+                        (int)l->mixer, MHA_MIXER_SHORT_CONVOLUTION);
+    if (l->mixer == MHA_MIXER_SHORT_CONVOLUTION) return check_convolution(d, l, layer);
     if (l->mixer) return check_delta(d, l, layer);
     if (l->conv_kernel || l->key_dim || l->value_dim)
         return mha_fail(MHA_ERR_ARGUMENT, "mha_layer_desc: conv_kernel, key_dim and value_dim: "
-                                          "only with MHA_MIXER_GATED_DELTA");
+                                          "only with a mixer");
     if (l->flags & ~(uint32_t)KNOWN_FLAGS)
         return mha_fail(MHA_ERR_UNSUPPORTED, "mha_layer_desc: flags 0x%x are unknown",
                         (unsigned)(l->flags & ~(uint32_t)KNOWN_FLAGS));

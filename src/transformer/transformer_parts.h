@@ -40,7 +40,8 @@ typedef struct mhai_place_attention {
     mhai_place_linear in;     /* q, k, v and gates; in cross-attention only q */
     mhai_place_linear memory; /* k, v of the memory; packed NULL in self-attention */
     mhai_place_linear out;
-    int64_t conv, decay, shift, o_norm; /* of a gated delta net */
+    int64_t conv;                 /* of a gated delta net or short convolution */
+    int64_t decay, shift, o_norm; /* of a gated delta net */
 } mhai_place_attention;
 
 typedef struct mhai_place_layer {
@@ -150,7 +151,7 @@ typedef struct mhai_kept_attention {
     float *qkv;    /* [tokens, mhai_mix.width]; in cross-attention [tokens, H D] */
     float *memory; /* cross-attention: [memory rows, 2 Hk D] */
     float *heads;  /* [tokens, mhai_mix.out] */
-    float *lse;    /* [B,H,T]; NULL in a gated delta net */
+    float *lse;    /* [B,H,T]; NULL in other mixers than attention */
 } mhai_kept_attention;
 
 typedef struct mhai_kept_layer {
@@ -208,13 +209,15 @@ static inline mhai_heads mhai_transformer_heads_of(const mha_transformer_desc *d
 }
 
 /* What the heads of a layer's mixer are: heads and sizes of q, k and v, which follow each other in rows
- * of `width` numbers, and then gates [out], and strengths and decays [v] of a gated delta net. */
+ * of `width` numbers, and then gates [out], and strengths and decays [v] of a gated delta net. Rows of a
+ * short convolution are b, c and x. */
 typedef struct mhai_mix {
     mha_mixer mixer;
     bool gated;
     int64_t q, k, v, D, Dv;
-    int64_t out; /* of all heads */
+    int64_t out; /* what W_o reads, of all heads */
     int64_t gates, width;
+    int64_t first, channels; /* of its convolution, in a row */
 } mhai_mix;
 
 static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64_t layer)
@@ -225,7 +228,13 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
         .q = heads.q, .k = heads.kv, .v = heads.kv, .D = d->head_dim, .Dv = d->head_dim};
     if (l) {
         mix.mixer = l->mixer;
-        mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE || l->mixer;
+        mix.gated = l->flags & MHA_LAYER_OUTPUT_GATE || l->mixer == MHA_MIXER_GATED_DELTA;
+    }
+    if (mix.mixer == MHA_MIXER_SHORT_CONVOLUTION) {
+        mix.out = mix.channels = d->embed_dim;
+        mix.first = 2 * d->embed_dim;
+        mix.width = 3 * d->embed_dim;
+        return mix;
     }
     if (mix.mixer) {
         mix.q = heads.kv;
@@ -234,12 +243,12 @@ static inline mhai_mix mhai_transformer_mix(const mha_transformer_desc *d, int64
         mix.Dv = l->value_dim;
     }
     mix.out = heads.q * mix.Dv;
-    mix.gates = (mix.q + mix.k) * mix.D + mix.v * mix.Dv;
+    mix.gates = mix.channels = (mix.q + mix.k) * mix.D + mix.v * mix.Dv;
     mix.width = mix.gates + (mix.gated ? mix.out : 0) + (mix.mixer ? 2 * mix.v : 0);
     return mix;
 }
 
-/* Refuse a layer that a function cannot compute: a gated delta net, or an output gate. */
+/* Refuse a layer that a function cannot compute: another mixer than attention, or an output gate. */
 MHA_NODISCARD mha_status mhai_transformer_plain_mixers(const char *function,
                                                        const mha_transformer *t);
 
@@ -307,10 +316,10 @@ MHA_NODISCARD mha_status mhai_transformer_patches_apart(const mha_transformer_in
 void mhai_transformer_patch(const mha_activations *a, const mha_transformer_input *input,
                             int64_t layer, bool output);
 
-/* A gated delta net's state of a sequence, and the tokens that its convolution has taken. */
+/* A layer's state of a sequence, and the tokens that its convolution has taken. */
 typedef struct mhai_delta_state {
-    mha_recurrent_state *state; /* NULL: the layer is no such net */
-    float *inputs;              /* [K-1, channels] */
+    mha_recurrent_state *state; /* of a gated delta net; else NULL */
+    float *inputs;              /* [K-1, channels]; NULL: the layer has no state */
     int64_t floats, length;
 } mhai_delta_state;
 

@@ -192,7 +192,7 @@ def corpora():
         bad(USAGE, f"-o - and {also} both write to stdout", arguments=(MODEL, "--text", path, "-o", "-", also))
     bad(USAGE, "--corpus requires", arguments=(MODEL, "--text", path, "--corpus"))
     bad(6, str(FOLDER / "none"), arguments=(MODEL, "--text", path, "-o", FOLDER / "none/heads.html"))
-    bad(BAD_INPUT, "no head is like that", arguments=(MODEL, "--text", path, "-o", page, "--role", "semantic",
+    bad(BAD_INPUT, "no head matches the selection", arguments=(MODEL, "--text", path, "-o", page, "--role", "semantic",
                                                       "--min", "0.99", "--sort", "self"))
     bad(BAD_INPUT, "long.txt", "UTF-8", arguments=(MODEL, "--text", written("long.txt", b"good \xff"), "--whole",
                                                    "--cut", "16"))
@@ -350,7 +350,7 @@ def maps_from_elsewhere():
             ("wide", (2, 3), [0.5] * 6, UNSUPPORTED, ("2 rows and 3 columns",)),
             ("scores", (2, 2), [3, 1, 1, 2], BAD_INPUT, ("scores.npy", "after softmax")),
             ("negative", (2, 2), [1, 0, -1, 2], BAD_INPUT, ("after softmax",)),
-            ("batch", (2, 2, 2, 2, 2), [0.5] * 32, BAD_INPUT, ("5 dimensions", "alone")),
+            ("batch", (2, 2, 2, 2, 2), [0.5] * 32, BAD_INPUT, ("5 dimensions", "separately")),
             ("line", (4,), [0.25] * 4, BAD_INPUT, ("1 dimensions",))):
         write_npy(FOLDER / f"{name}.npy", shape, values)
         bad(code, *parts, arguments=["--attention", FOLDER / f"{name}.npy"])

@@ -59,7 +59,7 @@ def same_as_json():
         check(marked == [tokens[place["row"]], tokens[place["key"]]] or
               marked == [tokens[place["key"]], tokens[place["row"]]], f"{name}: {marked} {place}")
         check(abs(max(row) - row[place["key"]]) < 1e-6, f"{name}: the key is the strongest")
-        line = (f"line {place['text'] + 1}, token {place['row']}, “{tokens[place['row']]}” looks most at token "
+        line = (f"line {place['text'] + 1}, token {place['row']}, “{tokens[place['row']]}” attends most to token "
                 f"{place['key']}, “{tokens[place['key']]}”: {row[place['key']]:.2f}")
         check(any(line in (text or "") for text in said), f"{name}: {line}: {said[:3]}")
         check(line in page, f"the page has {line}")

@@ -130,7 +130,7 @@ def error_of(body):
     return json.loads(body)["error"]
 
 
-# ---- access control ---------------------------------------------------------------------------
+# ---- access control ------------------------------------------------------------------------------
 
 def test_strangers(s):
     own = f"127.0.0.1:{s.port}"
@@ -197,7 +197,7 @@ def test_address(model):
         check(s.host == "127.0.0.2" and s.ask("GET", "")[0] == 200, "another loopback address")
         check("warning" not in s.said(), "which is no wider")
     with Server(model, "--address", "0.0.0.0") as s:
-        check("0.0.0.0 is reached from other machines" in s.said(), f"said so: {s.said()}")
+        check("0.0.0.0 is reachable from other machines" in s.said(), f"said so: {s.said()}")
         check(s.ask("GET", "", Host=f"192.0.2.7:{s.port}")[0] == 200, "an address as a number is its own")
         check(s.ask("GET", "", Host=f"evil.example:{s.port}")[0] == 403, "a name is not")
     check_error(run("serve", model, "--address", "localhost"), USAGE, "--address localhost", "a numeric address",
@@ -227,7 +227,7 @@ def own_address():
         return None if s.getsockname()[0].startswith("127.") else s.getsockname()[0]
 
 
-# ---- limits ---------------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------------
 
 def test_sizes(s):
     s.look()
@@ -365,7 +365,7 @@ def test_slow(model):
             connection.close()
 
 
-# ---- errors in requests ------------------------------------------------------------
+# ---- errors in requests --------------------------------------------------------------------------
 
 def test_bad_requests(s):
     for body, part in ((b"", "not JSON"), (b"{", "not JSON"), (b"[]", "a JSON object"), (b"{}", "text"),
@@ -395,7 +395,7 @@ def test_bad_requests(s):
     check(s.look()["tokens"] > 0, "and the server goes on")
 
 
-# ---- results -----------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 def floats(data):
     return list(struct.unpack(f"<{len(data) // 4}f", data))
@@ -532,7 +532,7 @@ def test_encoder():
         check(s.post("save", text=TEXT)[0] == 200, "and a report")
 
 
-# ---- shutdown -----------------------------------------------------------------------------------
+# ---- shutdown ------------------------------------------------------------------------------------
 
 def test_end(model):
     s = Server(model, "it was too tired & <b>")

@@ -4,7 +4,7 @@ A row of FIGURES: the page; its words, as a pattern with a group for each figure
 the source; a pattern with the same number of groups that finds the figures there; and the tolerance. Sources:
 
   PRINTED    output of the page's commands, compared if all of them are run
-  a file     its text, so that two pages cannot disagree
+  a file     its text, so that two pages cannot disagree, nor a page with the output that it shows
   None       no source; the pattern is replaced by the reason
 
 Tolerance: a number, or BELOW: less than the page says.
@@ -39,6 +39,20 @@ FIGURES = [
      r"width +768,.*: +(\d+) parameters, (\d+) of", 0),
     ("docs/textbook.md", r"4096, 32 heads[^`]*`(\d+) parameters, (\d+) of", "examples/parameters.expected",
      r"width +4096,.*: +(\d+) parameters, (\d+) of", 0),
+    ("docs/researcher.md", r"puts ([\d.]+) of its weight on the token that", "docs/researcher.md",
+     r"\nL18H6 .* induction ([\d.]+)", 0),
+    ("docs/researcher.md", r"attends to the first token \(([\d.]+)\)", "docs/researcher.md",
+     r"\nL18H6 .*, first token ([\d.]+)", 0),
+    ("docs/researcher.md", r'of "d" falls by ([\d.]*\d)', "docs/researcher.md", r"\nL18H6 .* ([\d.]+) +#\d+\n", 0.005),
+    ("docs/researcher.md", r"larger effect \(([\d.]+)\)", "docs/researcher.md", r"\nL1H5 .* ([\d.]+) +#\d+\n", 0.005),
+    ("docs/researcher.md", r'"was", falls by only ([\d.]*\d)', "docs/researcher.md", r"\nL13H8 .* ([\d.]+) +#\d+\n", 0.005),
+    ("docs/tutorial-induction.md", r"puts ([\d.]+) of its attention", "docs/tutorial-induction.md",
+     r"\nL18H6 .* induction ([\d.]+)", 0),
+    ("docs/tutorial-induction.md", r"L17H4 falls from ([\d.]+) to", "docs/tutorial-induction.md",
+     r"\nL17H4 .* induction ([\d.]+)", 0),
+    ("docs/tutorial-induction.md", r"L18H6 keeps ([\d.]+), because", "docs/tutorial-induction.md",
+     r"--without L16H0\n[^`]*\nL18H6 .* induction ([\d.]+)", 0),
+    ("docs/ablation.md", r"rises by ([\d.]+) nats", "docs/ablation.md", r"\nL18H6 +\+([\d.]+)", 0.05),
     ("README.md", r"first \(([\d.]+)\)", PRINTED, r"\nL18H6 .* induction ([\d.]+)", 0),
     ("README.md", r"`heads` finds (\w+) induction heads", PRINTED, r"((?:\nL\d+H\d+ .* induction .*)+)", 0),
     ("README.md", r'puts ([\d.]+) of its weight', PRINTED, r"\nL18H6 +([\d.]+) +#", 0.005),

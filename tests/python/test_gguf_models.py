@@ -34,6 +34,10 @@ GPT2 = {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_out
 NEOX = {"input_layernorm": "attn_norm", "attention.query_key_value": "attn_qkv",
         "attention.dense": "attn_output", "post_attention_layernorm": "ffn_norm",
         "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
+LFM2 = {**LAYER, "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "ffn_norm": "ffn_norm",
+        "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+        "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"}
 PHI3 = {**LAYER, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 
@@ -64,6 +68,10 @@ def neox(name, weight, config):
     return np.concatenate([heads[:, part].reshape(-1, *weight.shape[1:]) for part in range(3)])
 
 
+def squeezed(name, weight, config):
+    return weight[:, 0] if weight.ndim == 3 else weight
+
+
 def same(name, weight, config):
     return weight
 
@@ -77,11 +85,13 @@ KINDS = {  # family in transformers: (architecture, names of a layer, prefix of 
     "gemma2": ("gemma2", LATER, "model.layers.", gemma),
     "gemma3_text": ("gemma3", LATER, "model.layers.", gemma),
     "phi3": ("phi3", PHI3, "model.layers.", same),
+    "lfm2": ("lfm2", LFM2, "model.layers.", squeezed),
     "gpt2": ("gpt2", GPT2, "transformer.h.", gpt2),
     "gpt_neox": ("gptneox", NEOX, "gpt_neox.layers.", neox)}
 OTHERS = {"transformer.wte": "token_embd", "transformer.wpe": "position_embd",
           "transformer.ln_f": "output_norm", "gpt_neox.embed_in": "token_embd",
-          "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output", **COMMON}
+          "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output",
+          "model.embedding_norm": "token_embd_norm", **COMMON}
 
 
 def gguf_name(name, layers, prefix):
@@ -110,6 +120,11 @@ def write(path, model, factors=None, **changes):
         keys["attention.key_length"] = get("head_dim") or config.hidden_size // config.num_attention_heads
     if config.model_type in ("gemma2", "gemma3_text"):
         keys["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "lfm2":
+        keys |= {"attention.head_count_kv": [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types],
+                 "attention.key_length": None, "shortconv.l_cache": config.conv_L_cache,
+                 "attention.layer_norm_rms_epsilon": config.norm_eps,
+                 "feed_forward_length": model.model.layers[0].feed_forward.w1.out_features}
     rope = getattr(config, "rope_parameters", None) or {}
     keys["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     if config.model_type == "gpt_neox":
@@ -135,7 +150,7 @@ def write(path, model, factors=None, **changes):
             continue
         data = np.ascontiguousarray(rule(name, weight.numpy(), config))
         kv = keys.get("attention.head_count_kv")
-        if isinstance(kv, list) and (".k_proj" in name or ".v_proj" in name):
+        if isinstance(kv, list) and keys["attention.key_length"] and (".k_proj" in name or ".v_proj" in name):
             data = data[:kv[int(name.split(".")[2])] * keys["attention.key_length"]]
         writer.add_tensor(gguf_name(name, layers, prefix), data)
     if factors is not None:
@@ -168,6 +183,7 @@ OPTIONS = {"llama": dict(head_dim=6), "mistral": dict(sliding_window=None), "qwe
            "gemma3_text": dict(head_dim=6, sliding_window=4, num_hidden_layers=7,
                                query_pre_attn_scalar=6),
            "phi3": {}, "gpt2": {},
+           "lfm2": dict(full_attn_idxs=[1], block_multiple_of=16, conv_L_cache=4),
            "gpt_neox": dict(num_key_value_heads=4, use_parallel_residual=False)}
 
 

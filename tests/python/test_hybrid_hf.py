@@ -1,5 +1,5 @@
-"""Models with gated delta net layers against transformers in float64: logits, steps, greedy tokens, maps, removed
-heads, and rejected models. The models are random."""
+"""Models with gated delta nets or short convolutions against transformers in float64: logits, steps, greedy tokens,
+maps, removed heads, and rejected models. The models are random."""
 import importlib
 import json
 import subprocess
@@ -21,7 +21,17 @@ KINDS = {"qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {"num_experts
          "qwen3_next, biases, three heads": ("Qwen3NextConfig", "Qwen3NextForCausalLM",
                                              {"num_experts": 0, "attention_bias": True, "linear_num_key_heads": 3,
                                               "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3}),
-         "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {"tie_word_embeddings": True})}
+         "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {"tie_word_embeddings": True}),
+         "lfm2": ("Lfm2Config", "Lfm2ForCausalLM", {"full_attn_idxs": [2, 4], "block_multiple_of": 16}),
+         "lfm2, untied": ("Lfm2Config", "Lfm2ForCausalLM",
+                          {"layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"],
+                           "conv_L_cache": 5, "block_ffn_dim_multiplier": 1.3, "num_key_value_heads": 4,
+                           "tie_word_embeddings": False}),
+         "lfm2, as published": ("Lfm2Config", "Lfm2ForCausalLM",
+                                {"full_attn_idxs": [1], "conv_L_cache": 2, "block_ff_dim": 90, "norm_eps": 1e-3,
+                                 "block_auto_adjust_ff_dim": False, "num_key_value_heads": 1,
+                                 "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.5}})}
+NETS = [kind for kind in KINDS if kind.startswith("qwen")]
 TEXT = "the cat sat on the mat. the dog ran to the cat."
 
 
@@ -96,7 +106,8 @@ def test_steps_of_any_sizes_have_the_bits_of_the_whole(made):
             got = decoder.step([row[at:at + size] for row in ids], counts)
             for b in range(2):
                 assert np.array_equal(got[b], whole[b][at:at + size])
-    with pytest.raises(multihead.Error, match="layer 0 is a gated delta net, whose state has no history"):
+    kind = "gated delta net" if model.heads_of_layers[0] else "short convolution"
+    with pytest.raises(multihead.Error, match=f"layer 0 is a {kind}, whose state has no history"):
         decoder.truncate(20)
     decoder.fork(0, 1, 150)
     assert np.array_equal(*decoder.step([[5], [5]]))
@@ -117,6 +128,7 @@ def test_greedy_tokens_are_those_of_transformers(made):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("made", NETS, indirect=True)
 def test_maps_are_signed_and_exact(made):
     model = made[1]
     delta = model.attention(TEXT, layers=[0], outputs=("probabilities", "v", "q", "k", "heads"))
@@ -137,6 +149,7 @@ def test_maps_are_signed_and_exact(made):
     assert np.abs(expected - delta.heads[0]).max() < 1e-4
 
 
+@pytest.mark.parametrize("made", NETS, indirect=True)
 def test_heads_of_gated_delta_nets_are_switched_off(made):
     net, model = made
     ids = torch.randint(0, 97, (1, 40))
@@ -149,6 +162,71 @@ def test_heads_of_gated_delta_nets_are_switched_off(made):
     assert np.abs(model.logits(ids[0].tolist(), without=["L1H1"]) - theirs).max() < 1e-2
 
 
+@pytest.mark.parametrize("made", [kind for kind in KINDS if kind not in NETS], indirect=True)
+def test_short_convolutions_have_no_heads(made):
+    net, model = made
+    attends = [kind == "full_attention" for kind in net.config.layer_types]
+    assert list(model.heads_of_layers) == [4 * attend for attend in attends]
+    seen = model.attention(TEXT, outputs=("probabilities", "v", "heads"))
+    for p, v, heads, attend in zip(seen.probabilities, seen.v, seen.heads, attends):
+        assert len(p) == 4 * attend
+        if attend:
+            assert np.abs(p @ v.repeat(4 // len(v), 0) - heads).max() < 1e-5 * np.abs(heads).max()
+
+
+IMAGES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
+          "num_position_embeddings": 16}
+
+
+def with_images(tmp_path, **changes):
+    """A model with images, whose text part is a text model that is returned."""
+    torch.manual_seed(3)
+    text = {**SIZES, "model_type": "qwen3_5_text", "eos_token_id": 5, "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                                "mrope_section": [2, 1, 1], "mrope_interleaved": True}, **changes}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=IMAGES, **{
+        "tie_word_embeddings": text["tie_word_embeddings"], "image_token_id": 90, "video_token_id": 91,
+        "vision_start_token_id": 92, "vision_end_token_id": 93})
+    whole = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    whole.save_pretrained(tmp_path / "whole")
+    write_tokenizer(tmp_path / "whole")
+    return whole
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_text_part_of_a_model_with_images(tmp_path, tied):
+    whole, ids = with_images(tmp_path, tie_word_embeddings=tied), torch.randint(0, 89, (1, 60))
+    text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert type(text).__name__ == "Qwen3_5ForCausalLM"
+    text.save_pretrained(tmp_path / "text")
+    write_tokenizer(tmp_path / "text")
+    models = [multihead.Model(tmp_path / name) for name in ("whole", "text")]
+    logits = [model.logits(ids[0].tolist()) for model in models]
+    assert np.array_equal(*logits) and models[0].end_tokens == [5]
+    with torch.no_grad():
+        assert np.abs(whole(ids).logits[0].numpy() - logits[0]).max() < 1e-5
+
+
+@pytest.mark.parametrize("level, field, value, error", [
+    ("", "text_config", None, "'text_config' is not a JSON object"),
+    ("", "tie_word_embeddings", False, "'tie_word_embeddings' is false and in text_config true"),
+    ("", "quantization_config", {"bits": 4}, "'quantization_config' is set"),
+    ("text_config", "model_type", "qwen3_5_moe_text", "'model_type' of text_config is 'qwen3_5_moe_text'"),
+    ("text_config", "model_type", None, "'model_type' is missing"),
+    ("text_config", "linear_key_head_dim", -1, "'linear_key_head_dim' is -1"),
+    ("text_config", "num_hidden_layers", 4, "has weight 'model.language_model.layers.4.")])
+def test_hostile_fields_of_parts_are_refused(tmp_path, level, field, value, error):
+    with_images(tmp_path)
+    path = tmp_path / "whole/config.json"
+    config = json.loads(path.read_text())
+    (config[level] if level else config)[field] = value
+    if field == "num_hidden_layers":
+        config[level]["layer_types"].pop()
+    path.write_text(json.dumps(config))
+    with pytest.raises(multihead.Error, match=error):
+        multihead.Model(tmp_path / "whole")
+
+
 def run(*arguments):
     return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
 
@@ -157,15 +235,18 @@ def test_the_program_shows_and_refuses(made, tmp_path):
     folder = made[1].path
     text = tmp_path / "text.txt"
     text.write_text(TEXT + "\n")
-    done = run("view", folder, TEXT, "--layer", 0, "--npy", tmp_path / "maps.npy", "--quiet")
+    layer = next(i for i, heads in enumerate(made[1].heads_of_layers) if heads)
+    done = run("view", folder, TEXT, "--layer", layer, "--npy", tmp_path / "maps.npy", "--quiet")
     assert done.returncode == 0, done.stderr
     done = run("heads", folder, "--text", text, "--csv", "--random", 0)
     assert done.returncode == 0 and done.stdout.count("\n") == 1 + sum(made[1].heads_of_layers), done.stderr
+    kind = "layer 0 is a gated delta net" if made[1].heads_of_layers[0] else "layer 0 is a short convolution"
     for command in ("ablate", "prune"):
-        assert "layer 0 is a gated delta net" in run(command, folder, "--text", text).stderr
-    assert "layer 0 is a gated delta net" in run("circuits", folder).stderr
+        assert kind in run(command, folder, "--text", text).stderr
+    assert kind in run("circuits", folder).stderr
 
 
+@pytest.mark.parametrize("made", NETS, indirect=True)
 def test_measures_of_signed_maps(made, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT + "\n")
@@ -177,23 +258,42 @@ def test_measures_of_signed_maps(made, tmp_path):
         assert scores["evenness"] and (not delta or 0 < scores["negative"]["value"] < 1)
 
 
-@pytest.mark.parametrize("field, value, error", [
-    ("num_experts", 8, "'num_experts' is 8 and layer 0 routes tokens to experts"),
-    ("linear_num_value_heads", 5, "expected a multiple of 'linear_num_key_heads', 2"),
-    ("linear_key_head_dim", 1 << 20, "describes at least"),
-    ("linear_value_head_dim", -1, "'linear_value_head_dim' is -1"),
-    ("linear_conv_kernel_dim", 65, "'linear_conv_kernel_dim' is 65"),
-    ("linear_conv_kernel_dim", 5, "linear_attn.conv1d.weight"),
-    ("linear_key_head_dim", 13, "linear_attn.in_proj"),
-    ("layer_types", ["linear_attention"], "'layer_types' is not a list of 5"),
-    ("layer_types", ["mamba"] * 5, "'layer_types' of layer 0 is 'mamba'")])
-def test_hostile_fields_are_refused(tmp_path, field, value, error):
-    config, net, more = KINDS["qwen3_next"]
+REFUSED = {
+    "qwen3_next": [
+        ("num_experts", 8, "'num_experts' is 8 and layer 0 routes tokens to experts"),
+        ("linear_num_value_heads", 5, "expected a multiple of 'linear_num_key_heads', 2"),
+        ("linear_key_head_dim", 1 << 20, "describes at least"),
+        ("linear_value_head_dim", -1, "'linear_value_head_dim' is -1"),
+        ("linear_conv_kernel_dim", 65, "'linear_conv_kernel_dim' is 65"),
+        ("linear_conv_kernel_dim", 5, "linear_attn.conv1d.weight"),
+        ("linear_key_head_dim", 13, "linear_attn.in_proj"),
+        ("layer_types", ["linear_attention"], "'layer_types' is not a list of 5"),
+        ("layer_types", ["mamba"] * 5, "'layer_types' of layer 0 is 'mamba'")],
+    "lfm2": [
+        ("conv_bias", True, "'conv_bias' is set"),
+        ("conv_L_cache", 0, "'conv_L_cache' is 0"),
+        ("conv_L_cache", 4, "conv.conv.weight"),
+        ("block_ffn_dim_multiplier", 1e9, "'block_ffn_dim_multiplier' is 1e\\+09, which makes .* wide"),
+        ("block_ffn_dim_multiplier", 0.5, "feed_forward.w1.weight"),
+        ("block_multiple_of", 0, "'block_multiple_of' is 0"),
+        ("block_ff_dim", 1 << 21, "'block_ff_dim' is 2097152"),
+        ("full_attn_idxs", 3, "'full_attn_idxs' is not a list"),
+        ("full_attn_idxs", [1], "weight .* is missing"),
+        ("layer_types", ["linear_attention"] * 5, "'layer_types' of layer 0 is 'linear_attention'; known: .*, conv"),
+        ("num_key_value_heads", None, "'num_key_value_heads' is missing")]}
+
+
+@pytest.mark.parametrize("kind, field, value, error", [(kind, *row) for kind in REFUSED for row in REFUSED[kind]])
+def test_hostile_fields_are_refused(tmp_path, kind, field, value, error):
+    config, net, more = KINDS[kind]
     if not hasattr(transformers, net):
         pytest.skip(f"this transformers has no {net}")
     getattr(transformers, net)(getattr(transformers, config)(**{**SIZES, **more})).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    written = json.loads(path.read_text())
+    if field == "full_attn_idxs":
+        del written["layer_types"]
+    path.write_text(json.dumps({**written, field: value}))
     with pytest.raises(multihead.Error, match=error):
         multihead.Model(tmp_path)

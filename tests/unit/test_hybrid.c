@@ -1,5 +1,5 @@
-/* Transformers whose layers are gated delta nets or have output gates: steps and threads change no bit, maps are
- * those that rows give, heads switch off, and what such layers cannot do is rejected. */
+/* Transformers whose layers are gated delta nets or short convolutions, or have output gates: steps and threads change
+ * no bit, maps equal their rows, heads can be switched off, and unsupported uses are rejected. */
 #include "support/expect.h"
 #include "support/rng.h"
 #include "support/shared_context.h"
@@ -23,9 +23,14 @@ static const mha_layer_desc net = {.struct_size = sizeof net,
 static const mha_layer_desc gated = {.struct_size = sizeof gated,
                                      .flags = MHA_LAYER_OUTPUT_GATE | MHA_LAYER_QK_NORM};
 
+static const mha_layer_desc convolution = {
+    .struct_size = sizeof convolution, .mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = 3};
+
 static mha_transformer_desc describe(const mha_layer_desc *layers)
 {
-    static const int64_t heads[] = {H, 2, H}, kv_heads[] = {2, 1, 2};
+    static const int64_t all[] = {H, 2, H, 2, 1, 2, 0, 2, 0, 0, 1, 0};
+    const int64_t *heads = all + (layers[0].mixer == MHA_MIXER_SHORT_CONVOLUTION ? 6 : 0);
+    const int64_t *kv_heads = heads + L;
     return (mha_transformer_desc){.struct_size = sizeof(mha_transformer_desc),
                                   .flags = MHA_TRANSFORMER_CAUSAL,
                                   .vocab_size = V,
@@ -43,9 +48,9 @@ static mha_transformer_desc describe(const mha_layer_desc *layers)
                                   .layers = layers};
 }
 
-static mha_transformer *make(mha_context *context)
+static mha_transformer *make_of(mha_context *context, const mha_layer_desc *outer)
 {
-    const mha_layer_desc layers[L] = {net, gated, net};
+    const mha_layer_desc layers[L] = {*outer, gated, *outer};
     const mha_transformer_desc d = describe(layers);
     mha_transformer *t = NULL;
     rng r = rng_make(5, 0);
@@ -54,6 +59,11 @@ static mha_transformer *make(mha_context *context)
     for (int64_t i = 0; i < mha_transformer_size(t); i++) data[i] = 0.4f * rng_normal(&r);
     expect_ok(mha_transformer_update(context, t));
     return t;
+}
+
+static mha_transformer *make(mha_context *context)
+{
+    return make_of(context, &net);
 }
 
 static mha_tensor floats(float *data, int64_t n, int64_t width)
@@ -68,15 +78,14 @@ static mha_tensor draw(int32_t *ids)
     return mha_tensor_contiguous(ids, MHA_I32, 2, (const int64_t[]){B, T});
 }
 
-static void steps_and_threads_change_no_bit(void **state)
+static void compare_steps(const mha_layer_desc *outer, const char *said)
 {
     mha_context *one = context_with(1), *several = context_with(3);
     static float whole[B * T * V], part[B * T * V];
     static int32_t ids[B * T];
-    mha_transformer *t = make(one);
+    mha_transformer *t = make_of(one, outer);
     mha_transformer_input input = MHA_INIT(mha_transformer_input);
     const mha_tensor tokens = draw(ids), all = floats(whole, T, V);
-    (void)state;
     input.tokens = &tokens;
     expect_ok(mha_transformer_forward(one, t, &input, NULL, &all, NULL, NULL));
     mha_decoder_desc how = MHA_INIT(mha_decoder_desc);
@@ -96,10 +105,8 @@ static void steps_and_threads_change_no_bit(void **state)
             assert_memory_equal(part + b * n * V, whole + (b * T + at) * V,
                                 (size_t)(n * V) * sizeof(float));
     }
-    expect_error(mha_decoder_truncate(decoder, 7), MHA_ERR_UNSUPPORTED,
-                 "layer 0 is a gated delta net");
-    expect_error(mha_decoder_fork(decoder, 0, 1, 7), MHA_ERR_UNSUPPORTED,
-                 "layer 0 is a gated delta net");
+    expect_error(mha_decoder_truncate(decoder, 7), MHA_ERR_UNSUPPORTED, said);
+    expect_error(mha_decoder_fork(decoder, 0, 1, 7), MHA_ERR_UNSUPPORTED, said);
     expect_ok(mha_decoder_fork(decoder, 0, 1, T));
     expect_ok(mha_decoder_truncate(decoder, 0));
     mha_tensor first = tokens;
@@ -110,6 +117,13 @@ static void steps_and_threads_change_no_bit(void **state)
     assert_memory_equal(part + 3 * V, whole + T * V, 3 * V * sizeof(float));
     mha_decoder_destroy(decoder);
     mha_transformer_destroy(t);
+}
+
+static void steps_and_threads_change_no_bit(void **state)
+{
+    (void)state;
+    compare_steps(&net, "layer 0 is a gated delta net");
+    compare_steps(&convolution, "layer 0 is a short convolution");
 }
 
 typedef struct maps {
@@ -189,7 +203,7 @@ static void maps_are_rows_and_heads_switch_off(void **state)
     mha_transformer_destroy(t);
 }
 
-/* Under its own description a transformer is the same function, under a window another one. */
+/* With its own description a transformer is the same function, with a window a different one. */
 static void descriptions_vary(void **state)
 {
     mha_context *context = context_with(1);
@@ -253,8 +267,8 @@ static void descriptions_are_checked(void **state)
         mha_status status;
         const char *part;
     } cases[] = {
-        {{.mixer = (mha_mixer)2}, MHA_ERR_ARGUMENT, "mixer is 2"},
-        {{.key_dim = 3}, MHA_ERR_ARGUMENT, "only with MHA_MIXER_GATED_DELTA"},
+        {{.mixer = (mha_mixer)3}, MHA_ERR_ARGUMENT, "mixer is 3"},
+        {{.key_dim = 3}, MHA_ERR_ARGUMENT, "only with a mixer"},
         {{.mixer = MHA_MIXER_GATED_DELTA, .key_dim = 3, .value_dim = 3},
          MHA_ERR_ARGUMENT,
          "conv_kernel is 0"},
@@ -267,7 +281,8 @@ static void descriptions_are_checked(void **state)
          "leave the other fields 0"},
         {{.mixer = MHA_MIXER_GATED_DELTA, .conv_kernel = 4, .key_dim = INT64_MAX, .value_dim = 3},
          MHA_ERR_ARGUMENT,
-         "key_dim 9223372036854775807"}};
+         "key_dim 9223372036854775807"},
+        {convolution, MHA_ERR_ARGUMENT, "its number in layer_heads, which is 4"}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mha_layer_desc layers[L] = {net, gated, cases[i].layer};
@@ -280,6 +295,24 @@ static void descriptions_are_checked(void **state)
         expect_error(mha_transformer_create(context, &d, &t), MHA_ERR_UNSUPPORTED,
                      "needs MHA_TRANSFORMER_CAUSAL");
     }
+}
+
+static void convolutions_are_checked(void **state)
+{
+    mha_context *context = context_with(1);
+    mha_layer_desc layers[L] = {convolution, gated, convolution};
+    mha_transformer_desc d = describe(layers);
+    mha_transformer *t = NULL;
+    (void)state;
+    layers[2].conv_kernel = MHA_CONVOLUTION_MOST + 1;
+    expect_error(mha_transformer_create(context, &d, &t), MHA_ERR_ARGUMENT,
+                 "layer 2: mha_layer_desc: conv_kernel is 65");
+    layers[2].value_dim = 1;
+    expect_error(mha_transformer_create(context, &d, &t), MHA_ERR_ARGUMENT,
+                 "conv_kernel alone; leave the other fields 0");
+    d.flags = 0;
+    expect_error(mha_transformer_create(context, &d, &t), MHA_ERR_UNSUPPORTED,
+                 "layer 0: mha_layer_desc: a short convolution needs MHA_TRANSFORMER_CAUSAL");
 }
 
 /* A net whose heads are wider than those of attention needs wider rows of means. */
@@ -337,5 +370,5 @@ static void bytes_are_those_of_states(void **state)
 
 RUN_TESTS(TEST(steps_and_threads_change_no_bit), TEST(maps_are_rows_and_heads_switch_off),
           TEST(means_have_the_width_of_the_widest_layer), TEST(bytes_are_those_of_states),
-          TEST(descriptions_vary), TEST(what_is_not_supported_is_refused),
-          TEST(descriptions_are_checked))
+          TEST(descriptions_vary), TEST(convolutions_are_checked),
+          TEST(what_is_not_supported_is_refused), TEST(descriptions_are_checked))

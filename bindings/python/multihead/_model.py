@@ -281,7 +281,7 @@ class Model:
                                                   C.byref(outputs)))
         del keep
 
-    # ---- Attention and logits ------------------------------------------------------------------------
+    # ---- Attention and logits --------------------------------------------------------------------
 
     def attention(self, text: str | Sequence[int] | Tokens, pair: str | None = None, *,
                   layers: Sequence[int] | None = None, outputs: str | Sequence[str] = "probabilities",
@@ -334,7 +334,7 @@ class Model:
             heads = int(self._desc.layer_kv_heads[layer]) if self._desc.layer_kv_heads \
                 else self.kv_heads
         mixer = self._desc.layers[layer] if self._desc.layers else None
-        if mixer is not None and mixer.mixer:  # a gated delta net
+        if mixer is not None and mixer.mixer == 1:  # a gated delta net
             size = int(mixer.key_dim if name in ("q", "k") else mixer.value_dim)
             heads = int(self._desc.layer_kv_heads[layer]) if name in ("q", "k") and \
                 self._desc.layer_kv_heads else self.heads_of_layers[layer]
@@ -405,7 +405,7 @@ class Model:
         return measure_heads(self, several, integer(random, "random"), limit, flags, context or default_context(),
                              self._gates(without))
 
-    # ---- Generation ----------------------------------------------------------------------------
+    # ---- Generation ------------------------------------------------------------------------------
 
     def _must_predict(self) -> None:
         if not self.predicts:

@@ -21,7 +21,8 @@ mha_status mhai_read_decoder(const mhai_config *config, const mhai_family *famil
     d->positions = MHA_ENCODING_ROTARY;
     d->feed_forward = MHA_FEED_FORWARD_SWIGLU;
     MHA_TRY(mhai_config_unset(config, "use_bidirectional_attention"));
-    MHA_TRY(mhai_read_sizes(config, family, "intermediate_size", d));
+    const bool own = family->inner && !mhai_config_absent(config, family->inner);
+    MHA_TRY(mhai_read_sizes(config, family, own ? family->inner : "intermediate_size", d));
     MHA_TRY(
         mhai_config_optional(config, "num_key_value_heads", 1, MHAI_MOST_WIDTH, 0, &d->kv_heads));
     MHA_TRY(mhai_config_optional(config, "head_dim", 1, MHAI_MOST_WIDTH, 0, &d->head_dim));

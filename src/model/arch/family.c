@@ -11,16 +11,17 @@
 extern const mhai_family mhai_family_multihead, mhai_family_roberta, mhai_family_electra,
     mhai_family_gpt2, mhai_family_gpt_neox, mhai_family_mistral, mhai_family_mixtral,
     mhai_family_qwen2, mhai_family_qwen3, mhai_family_gemma, mhai_family_gemma2, mhai_family_gemma3,
-    mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5;
+    mhai_family_phi3, mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_lfm2,
+    mhai_family_qwen3_5_whole;
 
 /* A transformer is saved as the first family that can describe it; the last one can describe
  * all. */
 static const mhai_family *const families[] = {
-    &mhai_family_bert,    &mhai_family_roberta,  &mhai_family_electra, &mhai_family_distilbert,
-    &mhai_family_gpt2,    &mhai_family_gpt_neox, &mhai_family_llama,   &mhai_family_mistral,
-    &mhai_family_mixtral, &mhai_family_qwen2,    &mhai_family_qwen3,   &mhai_family_gemma,
-    &mhai_family_gemma2,  &mhai_family_gemma3,   &mhai_family_phi3,    &mhai_family_qwen3_next,
-    &mhai_family_qwen3_5, &mhai_family_multihead};
+    &mhai_family_bert,    &mhai_family_roberta,       &mhai_family_electra, &mhai_family_distilbert,
+    &mhai_family_gpt2,    &mhai_family_gpt_neox,      &mhai_family_llama,   &mhai_family_mistral,
+    &mhai_family_mixtral, &mhai_family_qwen2,         &mhai_family_qwen3,   &mhai_family_gemma,
+    &mhai_family_gemma2,  &mhai_family_gemma3,        &mhai_family_phi3,    &mhai_family_qwen3_next,
+    &mhai_family_qwen3_5, &mhai_family_qwen3_5_whole, &mhai_family_lfm2,    &mhai_family_multihead};
 
 enum { FAMILIES = sizeof families / sizeof families[0] };
 
@@ -31,7 +32,7 @@ const mhai_shape_keys mhai_usual_keys = {"hidden_size",         "num_hidden_laye
 mha_status mhai_family_find(const mhai_config *config, const mhai_family **family)
 {
     const char *type = NULL;
-    char known[256] = "";
+    char known[320] = "";
     if (!json_is_object(config->root))
         return mhai_path_fail(MHA_ERR_MODEL, config->path, "is not a JSON object");
     MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
@@ -48,9 +49,34 @@ mha_status mhai_family_find(const mhai_config *config, const mhai_family **famil
                           known);
 }
 
+mha_status mhai_family_enter(const mhai_family *family, mhai_config *config)
+{
+    static const char *const refused[] = {"quantization_config", "is_encoder_decoder", NULL};
+    static const char tie[] = "tie_word_embeddings";
+    const mhai_config whole = *config;
+    const char *type;
+    bool outer, inner;
+    if (!family->text_type) return MHA_OK;
+    config->root = json_object_get(whole.root, "text_config");
+    if (!json_is_object(config->root))
+        return mhai_path_fail(MHA_ERR_MODEL, config->path, "'text_config' is not a JSON object");
+    MHA_TRY(mhai_config_refuse(&whole, refused));
+    MHA_TRY(mhai_config_text(config, "model_type", NULL, &type));
+    if (strcmp(type, family->text_type) != 0)
+        return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
+                              "'model_type' of text_config is '%s', expected '%s'",
+                              mhai_show_name(type).text, family->text_type);
+    MHA_TRY(mhai_config_bool(config, tie, family->tied, &inner));
+    MHA_TRY(mhai_config_bool(&whole, tie, inner, &outer));
+    if (inner == outer) return MHA_OK;
+    return mhai_path_fail(MHA_ERR_MODEL, config->path,
+                          "'%s' is %s and in text_config %s; leave the one that the model has", tie,
+                          outer ? "true" : "false", inner ? "true" : "false");
+}
+
 mha_status mhai_family_check_loads(const mhai_config *config, const mhai_family *family)
 {
-    char known[256] = "";
+    char known[320] = "";
     if (family->read) return MHA_OK;
     for (int i = 0; i < FAMILIES; i++)
         if (families[i]->read)

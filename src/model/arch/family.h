@@ -75,6 +75,8 @@ typedef struct mhai_rope_kind {
 
 typedef struct mhai_family {
     const char *model_type; /* as in config.json */
+    const char *text_type;  /* of a model of several parts: model_type of its text_config, which
+                             * alone is read; NULL: config.json describes a text model */
 
     /* The shape of the attention, for mha_model_read_shape(). */
     const mhai_shape_keys *keys;
@@ -83,10 +85,12 @@ typedef struct mhai_family {
     bool grouped;         /* num_key_value_heads, head_dim and sliding_window are read */
 
     /* Describe the transformer. read is NULL if only the shape is known. */
-    const char *layers;            /* before a layer's number */
-    const char *prefix;            /* optional prefix of all names in files of others; "": none */
+    const char *layers;      /* before a layer's number */
+    const char *prefix;      /* optional prefix of all names in files of others; "": none */
+    const char *text_prefix; /* another one, of the text part of a model of several; NULL: none */
     const mhai_weight_name *names; /* ends with an entry whose name is NULL; missing entries have
                                     * this library's names */
+    const char *inner;             /* a name that overrides intermediate_size; NULL: none */
     const mhai_rope_kind *rope;    /* NULL: the usual names, 1e4, whole heads */
     bool partial;   /* only part of each head may rotate; elsewhere transformers ignores the
                      * setting */
@@ -103,6 +107,10 @@ typedef struct mhai_family {
 
 /* Find the family that config.json names. */
 MHA_NODISCARD mha_status mhai_family_find(const mhai_config *config, const mhai_family **family);
+
+/* Of a model of several parts, continue with its text_config. Fields of config.json itself that bear on
+ * the text are rejected where they differ. */
+MHA_NODISCARD mha_status mhai_family_enter(const mhai_family *family, mhai_config *config);
 
 /* Reject a family whose shape alone is supported. */
 MHA_NODISCARD mha_status mhai_family_check_loads(const mhai_config *config,
@@ -168,6 +176,17 @@ MHA_NODISCARD mha_status mhai_read_ropes(const mhai_config *config, mhai_family_
  * none. */
 MHA_NODISCARD mha_status mhai_read_windows(const mhai_config *config, int64_t usual, int64_t first,
                                            int64_t period, mhai_family_plan *plan);
+
+/* The layers of a family that mixes attention with another mixer (hybrid.c): which layer_types calls
+ * `type`, or without that list `usual`; attention without its epsilon; the heads of the mixer. */
+typedef struct mhai_mixing {
+    const char *type;
+    mha_status (*usual)(const mhai_config *config, int64_t layer, bool *mixes);
+    mha_layer_desc mixer, attention;
+    int64_t heads, kv_heads;
+} mhai_mixing;
+MHA_NODISCARD mha_status mhai_read_mixing(const mhai_config *config, const mhai_mixing *mixing,
+                                          mhai_family_plan *plan);
 
 /* Return plan->layers, allocated if necessary. */
 MHA_NODISCARD mha_status mhai_plan_layers(mhai_family_plan *plan);

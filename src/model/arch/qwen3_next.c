@@ -5,7 +5,6 @@
 
 #include <multihead/component.h>
 
-#include <stdlib.h>
 #include <string.h>
 
 #define SHARED_NAMES                                                                             \
@@ -46,74 +45,16 @@ static const mhai_rope_kind rope = {.base = "rope_theta",
                                     .usual_part = 0.25,
                                     .scales = true};
 
-extern const mhai_family mhai_family_qwen3_next, mhai_family_qwen3_5;
+extern const mhai_family mhai_family_qwen3_next, mhai_family_qwen3_5, mhai_family_qwen3_5_whole;
 
 /* ---- layers -------------------------------------------------------------------------------------- */
 
-static mha_status find_delta(const mhai_config *config, const json_t *list, int64_t layer,
-                             int64_t period, bool *delta)
+static mha_status is_net(const mhai_config *config, int64_t layer, bool *net)
 {
-    *delta = (layer + 1) % period != 0;
-    if (!list) return MHA_OK;
-    const char *type = json_string_value(json_array_get(list, (size_t)layer));
-    *delta = type && strcmp(type, "linear_attention") == 0;
-    if (*delta || (type && strcmp(type, "full_attention") == 0)) return MHA_OK;
-    return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                          "'layer_types' of layer %lld is '%s'; known: full_attention, "
-                          "linear_attention",
-                          (long long)layer, type ? mhai_show_name(type).text : "");
-}
-
-/* Read which layers are gated delta nets, and their sizes. */
-static mha_status read_kinds(const mhai_config *config, const mha_layer_desc *net,
-                             mhai_family_plan *plan)
-{
-    const mha_transformer_desc *d = &plan->desc;
-    const bool listed = !mhai_config_absent(config, "layer_types");
-    const json_t *list = listed ? json_object_get(config->root, "layer_types") : NULL;
     int64_t period;
     MHA_TRY(
         mhai_config_optional(config, "full_attention_interval", 1, MHAI_MOST_LAYERS, 4, &period));
-    if (listed && (!json_is_array(list) || (int64_t)json_array_size(list) != d->num_layers))
-        return mhai_path_fail(MHA_ERR_MODEL, config->path,
-                              "'layer_types' is not a list of %lld, one for each layer",
-                              (long long)d->num_layers);
-    MHA_TRY(mhai_plan_layers(plan));
-    for (int64_t i = 0; i < d->num_layers; i++) {
-        bool delta;
-        MHA_TRY(find_delta(config, list, i, period, &delta));
-        if (delta) {
-            plan->layers[i] = *net;
-            continue;
-        }
-        plan->layers[i].flags = MHA_LAYER_QK_NORM | MHA_LAYER_OUTPUT_GATE;
-        plan->layers[i].qk_norm_epsilon = d->norm_epsilon;
-    }
-    return MHA_OK;
-}
-
-/* The number of heads of each layer; a net has as many as v. */
-static mha_status list_heads(const mhai_config *config, int64_t heads, int64_t kv_heads,
-                             mhai_family_plan *plan)
-{
-    mha_transformer_desc *d = &plan->desc;
-    const int64_t L = d->num_layers, most = heads > d->num_heads ? heads : d->num_heads;
-    if (heads % kv_heads != 0)
-        return mhai_path_fail(
-            MHA_ERR_MODEL, config->path,
-            "'linear_num_value_heads' is %lld, expected a multiple of 'linear_num_key_heads', %lld",
-            (long long)heads, (long long)kv_heads);
-    plan->head_lists = calloc((size_t)(2 * L), sizeof *plan->head_lists);
-    if (!plan->head_lists) return MHA_NO_MEMORY("model");
-    for (int64_t i = 0; i < L; i++) {
-        const bool delta = plan->layers[i].mixer;
-        plan->head_lists[i] = delta ? heads : d->num_heads;
-        plan->head_lists[L + i] = delta ? kv_heads : d->kv_heads;
-    }
-    d->layer_heads = plan->head_lists;
-    d->layer_kv_heads = plan->head_lists + L;
-    if (most % d->kv_heads != 0) d->kv_heads = most; /* layers have their own */
-    d->num_heads = most;
+    *net = (layer + 1) % period != 0;
     return MHA_OK;
 }
 
@@ -136,8 +77,14 @@ static mha_status read_nets(const mhai_config *config, mhai_family_plan *plan)
                                 .key_dim = n[2],
                                 .value_dim = n[3],
                                 .conv_kernel = (int32_t)n[4]};
-    MHA_TRY(read_kinds(config, &net, plan));
-    return list_heads(config, n[0], n[1], plan);
+    const mha_layer_desc attention = {.flags = MHA_LAYER_QK_NORM | MHA_LAYER_OUTPUT_GATE};
+    if (n[0] % n[1] != 0)
+        return mhai_path_fail(
+            MHA_ERR_MODEL, config->path,
+            "'linear_num_value_heads' is %lld, expected a multiple of 'linear_num_key_heads', %lld",
+            (long long)n[0], (long long)n[1]);
+    const mhai_mixing mixing = {"linear_attention", is_net, net, attention, n[0], n[1]};
+    return mhai_read_mixing(config, &mixing, plan);
 }
 
 /* ---- models -------------------------------------------------------------------------------------- */
@@ -171,9 +118,6 @@ static mha_status read_hybrid(const mhai_config *config, const mhai_family *fami
     MHA_TRY(mhai_config_bool(config, "attention_bias", false, &biased));
     if (biased) plan->desc.flags |= MHA_TRANSFORMER_QKV_BIAS | MHA_TRANSFORMER_OUT_BIAS;
     if (plan->desc.head_dim == 0) plan->desc.head_dim = 256;
-    if (plan->head_lists)
-        return mhai_path_fail(MHA_ERR_UNSUPPORTED, config->path,
-                              "heads by layer are not supported in a model of this kind");
     MHA_TRY(read_nets(config, plan));
     return mhai_read_rope(config, plan);
 }
@@ -189,11 +133,14 @@ static mha_status read_later(const mhai_config *config, mhai_family_plan *plan)
     return read_hybrid(config, &mhai_family_qwen3_5, plan);
 }
 
-/* Layers that predict further tokens are not part of the model. */
+/* Layers that predict further tokens, and those of images, are not part of the model. */
 static bool ignores(const mhai_family_plan *plan, const char *name)
 {
-    return strncmp(name, "mtp.", 4) == 0 || mhai_decoder_ignores(plan, name);
+    return strncmp(name, "mtp.", 4) == 0 || strncmp(name, "model.visual.", 13) == 0 ||
+           mhai_decoder_ignores(plan, name);
 }
+
+static const char text_prefix[] = "model.language_model.";
 
 #define HYBRID(names_)                                                                  \
     .keys = &mhai_usual_keys, .grouped = true, .layers = "layers.", .prefix = "model.", \
@@ -203,5 +150,14 @@ static bool ignores(const mhai_family_plan *plan, const char *name)
 const mhai_family mhai_family_qwen3_next = {
     .model_type = "qwen3_next", HYBRID(next_names), .read = read_next};
 
-const mhai_family mhai_family_qwen3_5 = {
-    .model_type = "qwen3_5_text", HYBRID(later_names), .read = read_later};
+const mhai_family mhai_family_qwen3_5 = {.model_type = "qwen3_5_text",
+                                         HYBRID(later_names),
+                                         .text_prefix = text_prefix,
+                                         .read = read_later};
+
+/* With images, whose part is left out. */
+const mhai_family mhai_family_qwen3_5_whole = {.model_type = "qwen3_5",
+                                               .text_type = "qwen3_5_text",
+                                               HYBRID(later_names),
+                                               .text_prefix = text_prefix,
+                                               .read = read_later};

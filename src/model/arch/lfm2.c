@@ -1,0 +1,86 @@
+/* LFM2: short convolutions, and in some layers attention with norms of queries and keys. */
+#include "model/arch/family.h"
+
+#include <multihead/component.h>
+
+static const mhai_weight_name names[] = {MHAI_NAME("norm", "embedding_norm"),
+                                         MHAI_NAME("self_attn_norm", "operator_norm"),
+                                         MHAI_NAME("mlp_norm", "ffn_norm"),
+                                         MHAI_NAME("self_attn.o_proj", "self_attn.out_proj"),
+                                         MHAI_NAME("self_attn.q_norm", "self_attn.q_layernorm"),
+                                         MHAI_NAME("self_attn.k_norm", "self_attn.k_layernorm"),
+                                         {"short_conv.b_proj", "conv.in_proj", MHAI_FUSED, 0},
+                                         {"short_conv.c_proj", "conv.in_proj", MHAI_FUSED, 1},
+                                         {"short_conv.x_proj", "conv.in_proj", MHAI_FUSED, 2},
+                                         {"short_conv.conv", "conv.conv", MHAI_CONVOLUTION, 0},
+                                         MHAI_NAME("short_conv.o_proj", "conv.out_proj"),
+                                         MHAI_NAME("mlp.gate_proj", "feed_forward.w1"),
+                                         MHAI_NAME("mlp.up_proj", "feed_forward.w3"),
+                                         MHAI_NAME("mlp.down_proj", "feed_forward.w2"),
+                                         MHAI_NAME(NULL, NULL)};
+
+static const mhai_rope_kind rope = {NULL, "rope_theta", "partial_rotary_factor", 1e6, 1, true};
+
+extern const mhai_family mhai_family_lfm2;
+
+static mha_status is_convolution(const mhai_config *config, int64_t layer, bool *convolves)
+{
+    const json_t *list = json_object_get(config->root, "full_attn_idxs");
+    *convolves = !mhai_config_absent(config, "full_attn_idxs");
+    if (*convolves && !json_is_array(list))
+        return mhai_config_fail(MHA_ERR_MODEL, config, "full_attn_idxs", "is not a list");
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_integer_value(json_array_get(list, i)) == layer) *convolves = false;
+    return MHA_OK;
+}
+
+/* The width of the feed-forward layers is two thirds of what config.json says, times a factor. */
+static mha_status adjust(const mhai_config *config, mha_transformer_desc *d)
+{
+    bool adjusts;
+    double factor;
+    int64_t step;
+    MHA_TRY(mhai_config_bool(config, "block_auto_adjust_ff_dim", true, &adjusts));
+    MHA_TRY(mhai_config_number(config, "block_ffn_dim_multiplier", 1, &factor));
+    MHA_TRY(mhai_config_optional(config, "block_multiple_of", 1, MHAI_MOST_WIDTH, 256, &step));
+    if (!adjusts) return MHA_OK;
+    const double width = factor * (double)(d->ff_dim * 2 / 3);
+    if (!(width >= 1 && width <= MHAI_MOST_WIDTH))
+        return mhai_config_fail(MHA_ERR_MODEL, config, "block_ffn_dim_multiplier",
+                                "is %g, which makes feed-forward layers %g wide; expected 1..%d",
+                                factor, width, MHAI_MOST_WIDTH);
+    d->ff_dim = ((int64_t)width + step - 1) / step * step;
+    return MHA_OK;
+}
+
+static mha_status read_lfm2(const mhai_config *config, mhai_family_plan *plan)
+{
+    int64_t kernel;
+    bool tied;
+    MHA_TRY(mhai_read_decoder(config, &mhai_family_lfm2, true, plan));
+    MHA_TRY(mhai_config_real(config, "norm_eps", 1e-5, 0, 1, &plan->desc.norm_epsilon));
+    MHA_TRY(mhai_config_unset(config, "conv_bias"));
+    MHA_TRY(mhai_config_optional(config, "conv_L_cache", 1, MHA_CONVOLUTION_MOST, 3, &kernel));
+    MHA_TRY(mhai_config_bool(config, "tie_embedding",
+                             mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED), &tied));
+    if (tied != mhai_desc_has(&plan->desc, MHA_TRANSFORMER_TIED))
+        plan->desc.flags ^= MHA_TRANSFORMER_TIED;
+    MHA_TRY(adjust(config, &plan->desc));
+    const mhai_mixing mixing = {
+        "conv",
+        is_convolution,
+        {.mixer = MHA_MIXER_SHORT_CONVOLUTION, .conv_kernel = (int32_t)kernel},
+        {.flags = MHA_LAYER_QK_NORM},
+        0,
+        0};
+    MHA_TRY(mhai_read_mixing(config, &mixing, plan));
+    return mhai_read_rope(config, plan);
+}
+
+const mhai_family mhai_family_lfm2 = {.model_type = "lfm2",
+                                      MHAI_LLAMA_FILES(names),
+                                      .shape = MHA_MODEL_SHAPE_CAUSAL,
+                                      .inner = "block_ff_dim",
+                                      .rope = &rope,
+                                      .tied = true,
+                                      .read = read_lfm2};
