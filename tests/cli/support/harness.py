@@ -50,7 +50,7 @@ class Result:
 
     @property
     def errors(self):
-        """What is said on stderr, without the progress that a slow machine sees after ten seconds."""
+        """What is said on stderr, without the progress that a slow machine sees after a second."""
         return [line for line in self.err.decode("utf-8", "replace").splitlines()
                 if not PROGRESS.search(line)]
 

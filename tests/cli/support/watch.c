@@ -5,6 +5,7 @@
  *   counted from 1; SIGKILL in the middle of an operation that writes
  * - WATCH_SIGNAL=number: which signal; default SIGKILL
  * - WATCH_CLOCK=file: the monotonic clock shows the seconds that this file says, a 64-bit integer
+ * - WATCH_PACE=n: reading number i of the monotonic clock shows i * n milliseconds
  * - WATCH_SHARED=1: the file system says that it is NFS
  * - WATCH_LEFT=n: question n whether the other side of a socket is still there is answered with no
  * - WATCH_LOG=file: a line for each operation that succeeded, its fields separated by tabs:
@@ -189,6 +190,11 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     const int number = signal_now("WATCH_LOOK", &looks);
     if (number) kill(getpid(), number);
     const int result = (int)syscall(SYS_clock_gettime, clock, now);
+    const long pace = clock == CLOCK_MONOTONIC ? number_of("WATCH_PACE") : 0;
+    if (pace) {
+        const long shown = pace * __atomic_load_n(&looks, __ATOMIC_RELAXED);
+        *now = (struct timespec){.tv_sec = shown / 1000, .tv_nsec = shown % 1000 * 1000000L};
+    }
     if (!path) return result;
     const int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
     long long seconds = 0;
