@@ -2,8 +2,8 @@
  * take.
  *
  *   on a terminal   one line, written over ten times a second at most, which disappears at the end
- *   elsewhere       a line after one second, then every ten: a log stays short, and nobody waits
- *                   without a word
+ *   elsewhere       a line after one second, then every ten: a log stays short and is never
+ *                   silent for long
  *
  * The estimate takes the work that is left to be as fast as what is done.
  */

@@ -1,5 +1,5 @@
 """Long work says how far it is and how long it will take: on a terminal in a line that disappears, and
-elsewhere in a line after a second and every ten, here on a clock of which each reading takes 0.3 seconds; -q is silent.
+elsewhere in a line after a second and every ten, here by a clock that advances 0.3 seconds per reading; -q is silent.
 (train's own line: train.py.)"""
 import re
 import sys
